@@ -1,0 +1,61 @@
+# make demo | test | bench | lint | test-newest | clean
+#
+# A target makes the virtual environment it needs on first use: .venv from $(PYTHON), .venv-newest from
+# the newest Python of the machine. Stamps in it remember which extras of pyproject.toml are installed.
+
+PYTHON ?= python3
+NEWEST ?= $(shell .ci/newest-python)
+PYTEST ?= --numprocesses auto --maxprocesses 4 --quiet
+BENCH  ?=
+
+pip_install = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable
+versions = -c 'import jax, platform; print("Python", platform.python_version(), "JAX", jax.__version__)'
+
+.PHONY: demo test bench lint test-newest clean
+.NOTPARALLEL:
+.DEFAULT_GOAL := test
+
+demo: .venv/stamp
+	.venv/bin/python -m examples.demo
+
+test: .venv/stamp-test
+	@.venv/bin/python $(versions)
+	.venv/bin/python -m pytest $(PYTEST)
+
+bench: .venv/stamp-bench .venv/stamp-enzyme
+	.venv/bin/python -m bench $(BENCH)
+
+lint: .venv/stamp-lint
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+test-newest: .venv-newest/stamp-test
+	@.venv-newest/bin/python $(versions)
+	.venv-newest/bin/python -m pytest $(PYTEST)
+
+clean:
+	rm -rf .venv .venv-newest build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv-newest/bin/python:
+	$(NEWEST) -m venv .venv-newest
+
+.venv/stamp: pyproject.toml | .venv/bin/python
+	$(pip_install) .
+	@touch $@
+
+.venv/stamp-enzyme: pyproject.toml | .venv/bin/python
+	$(pip_install) '.[enzyme]' || echo "Enzyme-JAX does not install here: its rows will say so."
+	@touch $@
+
+.venv/stamp-%: pyproject.toml | .venv/bin/python
+	$(pip_install) '.[$*]'
+	@touch $@
+
+.venv-newest/stamp-%: pyproject.toml | .venv-newest/bin/python
+	$(pip_install) '.[$*]'
+	@touch $@

@@ -1,0 +1,145 @@
+"""Tables for the terminal, JSON for machines, and the plot of the README."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import Row, growth
+
+RESULTS = Path(__file__).parent / "results"
+TOLERANCE = 1e-3
+"""Results of one group that differ by more, relative to the largest value, are called wrong."""
+
+MEASURES: dict[str, tuple[str, Callable[[Row], float | None]]] = {
+    "time": ("ms", lambda row: None if row.seconds is None else row.seconds * 1e3),
+    "temporary memory": (
+        "MB",
+        lambda row: None if row.temp_bytes is None else row.temp_bytes / 1e6,
+    ),
+    "trace, optimise, lower and compile": ("s", lambda row: row.setup_seconds),
+}
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+    }
+
+
+def save(name: str, rows: Sequence[Row]) -> Path:
+    """Write the rows as JSON, by benchmark and version of JAX."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-jax-{jax.__version__}.json"
+    data = {"environment": environment(), "rows": [dataclasses.asdict(row) for row in rows]}
+    path.write_text(json.dumps(data, indent=1) + "\n")
+    return path
+
+
+def load(path: Path) -> list[Row]:
+    """Read what `save` wrote."""
+    return [Row(**row) for row in json.loads(path.read_text())["rows"]]
+
+
+def show(console: Console, title: str, rows: Sequence[Row]) -> None:
+    """A table for each group and measure: programs down, sizes across; then every note."""
+    for group in dict.fromkeys(row.group for row in rows):
+        members = [row for row in rows if row.group == group]
+        for measure, (unit, of) in MEASURES.items():
+            heading = (
+                f"{title}, {group}: {measure} [{unit}]" if group else f"{title}: {measure} [{unit}]"
+            )
+            console.print(_table(heading, members, of))
+        _notes(console, members)
+
+
+def _table(title: str, rows: Sequence[Row], of: Callable[[Row], float | None]) -> Table:
+    table = Table(title=title.replace("[", r"\["), title_justify="left")
+    sizes = sorted({row.size for row in rows})
+    sweeps = len(sizes) > 1
+    table.add_column("program", no_wrap=True)
+    for size in sizes:
+        table.add_column(str(size or ""), justify="right")
+    if sweeps:
+        table.add_column("growth", justify="right")
+    for name, members in _by_name(rows).items():
+        cells = {row.size: _cell(row, of(row)) for row in members}
+        exponent = growth(members, of)
+        last = ["" if exponent is None else f"n^{exponent:.2f}"] if sweeps else []
+        table.add_row(name, *[cells.get(size, "") for size in sizes], *last)
+    return table
+
+
+def _cell(row: Row, value: float | None) -> str:
+    if value is None:
+        return "[red]-[/]"
+    return f"[red]{value:.3g} wrong[/]" if is_wrong(row) else f"{value:.3g}"
+
+
+def is_wrong(row: Row) -> bool:
+    """Whether the program computed something else than the first of its group."""
+    return row.error is not None and not row.error <= TOLERANCE
+
+
+def _notes(console: Console, rows: Iterable[Row]) -> None:
+    for row in rows:
+        note = f"result differs by {row.error:.1g}" if is_wrong(row) else row.note
+        if note:
+            where = f"{row.name} at {row.size}" if row.size else row.name
+            console.print(f"  {where}: {note}", style="yellow", markup=False, highlight=False)
+
+
+def _by_name(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    names: dict[str, list[Row]] = {}
+    for row in rows:
+        names.setdefault(row.name, []).append(row)
+    return names
+
+
+def plot(path: Path, rows: Sequence[Row], names: Sequence[str], size_label: str) -> None:
+    """Time and memory of `names` against the size, a row of axes for each group."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "jaxpr-opt"  # the same file from the same figures
+    import matplotlib.pyplot as plt
+
+    groups = list(dict.fromkeys(row.group for row in rows))
+    figure, axes = plt.subplots(
+        len(groups), 2, figsize=(9, 3.2 * len(groups)), squeeze=False, layout="constrained"
+    )
+    for group, line in zip(groups, axes, strict=True):
+        for (measure, (unit, of)), ax in zip(list(MEASURES.items())[:2], line, strict=True):
+            for name in names:
+                _plot_sweep(ax, name, [r for r in rows if (r.group, r.name) == (group, name)], of)
+            ax.set(xscale="log", yscale="log", title=f"{group}: {measure} [{unit}]")
+            ax.set_xscale("log", base=2)
+            ax.set_xlabel(size_label)
+            ax.grid(alpha=0.3)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def _plot_sweep(ax: Any, name: str, rows: Sequence[Row], of: Callable[[Row], float | None]) -> None:
+    points = sorted((row.size, value) for row in rows if (value := of(row)) is not None)
+    if len(points) == 1 and not points[0][0]:
+        ax.axhline(points[0][1], label=name, color="black", linestyle=":")
+    elif points:
+        ours = "jaxpr-opt" in name
+        ax.plot(*zip(*points, strict=True), label=name, marker="o", markersize=3,
+                linewidth=2.4 if ours else 1.2, zorder=3 if ours else 2)  # fmt: skip

@@ -1,0 +1,180 @@
+"""What a program costs to run, as far as its ops tell: floating point operations and bytes moved.
+
+Costs are values: they add up along a region, multiply with the length of a scan (``cost(scan[n]) ==
+n * cost(body)``), and of the branches of a cond the dearest counts.  What is not known is None and makes
+everything it is part of None: a `while` runs who knows how often, and zero would be a lie.
+
+Every op is priced by itself, as if XLA fused nothing: an upper bound of the bytes, the FLOPs as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import ceil, log2, prod
+
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.traits import ELEMENTWISE, MOVING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """FLOPs, and bytes read and written; None is unknown."""
+
+    flops: int | None = 0
+    bytes: int | None = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            flops=_known(sum, self.flops, other.flops), bytes=_known(sum, self.bytes, other.bytes)
+        )
+
+    def __mul__(self, times: int) -> Cost:
+        """So many times; nothing, even of something unknown, costs nothing."""
+        if times == 0:
+            return Cost()
+        return Cost(
+            flops=None if self.flops is None else times * self.flops,
+            bytes=None if self.bytes is None else times * self.bytes,
+        )
+
+    __rmul__ = __mul__
+
+    def __or__(self, other: Cost) -> Cost:
+        """One or the other: the dearer, figure by figure."""
+        return Cost(
+            flops=_known(max, self.flops, other.flops), bytes=_known(max, self.bytes, other.bytes)
+        )
+
+
+def _known(combine: Callable[[Iterable[int]], int], *parts: int | None) -> int | None:
+    known = [part for part in parts if part is not None]
+    return combine(known) if len(known) == len(parts) else None
+
+
+UNKNOWN = Cost(flops=None, bytes=None)
+
+
+def cost(item: Op | Region) -> Cost:
+    """The cost of running an op, or a region, once."""
+    if isinstance(item, Region):
+        return sum((cost(op) for op in item.ops), start=Cost())
+    match item:
+        case Scan():
+            return item.length * cost(item.body)
+        case While():
+            return UNKNOWN
+        case Cond():
+            return _dearest(map(cost, item.branches))
+        case Remat():
+            return cost(item.body)
+        case Call():
+            mesh = item.params.get("mesh")
+            return (1 if mesh is None else int(mesh.size)) * cost(item.body)
+        case _:
+            return _first_order(item)
+
+
+def _dearest(costs: Iterable[Cost]) -> Cost:
+    dearest, *others = costs
+    for each in others:
+        dearest |= each
+    return dearest
+
+
+def _first_order(op: Op) -> Cost:
+    if op.is_terminator or op.name == UNDEFINED:
+        return Cost()
+    if "call_jaxpr" in op.params:
+        return cost(import_jaxpr(op.params["call_jaxpr"]).body)
+    rule = _rule(op.name)
+    moved = sum(v.nbytes for v in (*op.operands, *op.results))
+    return Cost(flops=None if rule is None else rule(op), bytes=moved)
+
+
+# -- FLOPs of first-order ops --------------------------------------------------------------------------
+
+Rule = Callable[[Op], int]
+_FLOPS: dict[str, Rule] = {}
+
+
+def flops(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of some primitives."""
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            assert name not in _FLOPS, f"two FLOP rules for {name}"
+            _FLOPS[name] = rule
+        return rule
+
+    return register
+
+
+def _rule(name: str) -> Rule | None:
+    """The rule of a primitive; those of the traits' table need none of their own."""
+    if name in _FLOPS:
+        return _FLOPS[name]
+    if name in MOVING:
+        return _moving
+    return _elementwise if name in ELEMENTWISE else None
+
+
+def _size(value: Value) -> int:
+    return prod(value.shape)
+
+
+@flops(
+    "bitcast_convert_type", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad",
+    "optimization_barrier", "random_unwrap", "random_wrap", "scatter", "split",
+)  # fmt: skip
+def _moving(_: Op) -> int:
+    return 0
+
+
+@flops(
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "clz", "complex", "cosh",
+    "digamma", "erf_inv", "erfc", "igamma", "lgamma", "nextafter", "population_count", "sinh",
+)  # fmt: skip
+def _elementwise(op: Op) -> int:
+    return _size(op.results[0])
+
+
+@flops(
+    "argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "reduce",
+    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor",
+)  # fmt: skip
+def _reduction(op: Op) -> int:
+    return _size(op.operands[0])
+
+
+@flops("scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
+def _scatter(op: Op) -> int:
+    return _size(op.operands[2])
+
+
+@flops("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum")
+def _window(op: Op) -> int:
+    return _size(op.results[0]) * prod(op.params["window_dimensions"])
+
+
+@flops("sort", "top_k")
+def _sort(op: Op) -> int:
+    """Comparisons of a merge sort."""
+    axis = op.params.get("dimension", op.params.get("axis", -1))
+    length = op.operands[0].shape[axis]
+    return _size(op.operands[0]) * ceil(log2(max(length, 2)))
+
+
+@flops("dot_general")
+def _dot_general(op: Op) -> int:
+    (contracted, _), _ = op.params["dimension_numbers"]
+    return 2 * _size(op.result) * prod(op.operands[0].shape[axis] for axis in contracted)
+
+
+@flops("conv_general_dilated")
+def _convolution(op: Op) -> int:
+    """The kernel already has only the input features of one group."""
+    kernel = op.operands[1]
+    features = kernel.shape[op.params["dimension_numbers"].rhs_spec[0]]
+    return 2 * _size(op.result) * (_size(kernel) // max(features, 1))

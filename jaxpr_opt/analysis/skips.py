@@ -1,0 +1,137 @@
+"""Steps of a scan that do nothing: under which predicate, and whether that is known before the loop runs.
+
+A scan *skips* under a predicate `p` of its body if, whenever `p` is false (everywhere, for a batched one), every
+carry keeps its value, counters apart.  Two ways of knowing when to stop follow:
+
+- ``carried``: `p` is computed from carries that a skipped step keeps (and from outer values).  Then a skipped step is
+  followed by skipped steps only: the predicate has been false for good.
+- ``upfront``: `p` is computed from streams, counters and outer values.  Then all predicates are known before the loop,
+  and with them the last step that is taken.  The predicate may come back to true as often as it likes.
+
+The transpose of a skipping scan is of the second kind: its predicates are residuals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from jaxpr_opt.analysis.assume import Assumed, Known, Splat
+from jaxpr_opt.ir import Carry, Cond, Constant, Op, Scan, Value, backward_slice
+from jaxpr_opt.traits import is_speculable
+
+_VIEWS = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "squeeze",
+                    "stop_gradient"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Skip:
+    """How a scan skips; `predicate` is true (somewhere, if batched) exactly in steps that must be taken."""
+
+    scan: Scan
+    predicate: Value
+    taken_when: bool
+    """The value of `predicate` in a step that is taken: True, or False for `cond(done, identity, step)`."""
+    kind: Literal["carried", "upfront"]
+    slice: tuple[Op, ...]
+    """The ops of the body that compute the predicate from the body's parameters and outer values."""
+    counters: tuple[tuple[Carry, Value], ...]
+    """Carries that advance by an invariant amount in every step, skipped or not, with that amount."""
+    skipped: Assumed
+    """The body's values in a skipped step."""
+
+    @property
+    def kept(self) -> tuple[Carry, ...]:
+        """Carries that a skipped step leaves alone."""
+        counting = {c.param for c, _ in self.counters}
+        return tuple(c for c in self.scan.carries if c.param not in counting)
+
+    def in_skipped_step(self, value: Value) -> Known:
+        return self.skipped[value]
+
+
+def find_skips(scan: Scan) -> Iterator[Skip | str]:
+    """The ways in which a scan skips; a string says why a candidate predicate is none."""
+    counters = tuple(_counters(scan))
+    counting = {c.param for c, _ in counters}
+    for predicate in _candidates(scan):
+        for taken_when in (True, False):
+            skipped = Assumed(scan.body, {predicate: not taken_when})
+            changing = [c for c in scan.carries if c.param not in counting and skipped[c.next] is not c.param]
+            if changing or len(counting) == len(scan.carries):
+                continue
+            kind, ops = _kind(scan, predicate, counting)
+            if kind in ("carried", "upfront"):
+                yield Skip(scan, predicate, taken_when, kind, tuple(ops), counters, skipped)  # type: ignore[arg-type]
+            else:
+                yield kind
+            break
+
+
+def find_skip(scan: Scan) -> Skip | None:
+    """The first way in which a scan skips, None if it does not."""
+    return next((s for s in find_skips(scan) if isinstance(s, Skip)), None)
+
+
+def predicate_root(value: Value) -> Value:
+    """The predicate behind a mask: what it is a broadcast, conversion or comparison with 0 or 1 of."""
+    while (op := value.op) is not None:
+        if op.name in _VIEWS or (op.name == "not" and value.dtype == bool):
+            value = op.operands[0]
+        elif op.name in ("eq", "ne") and isinstance(op.operands[1], Constant) and op.operands[1].scalar in (0, 1):
+            inner = predicate_root(op.operands[0])
+            if inner.dtype != bool:
+                return value
+            value = inner
+        elif op.name == "clamp" and isinstance(op.operands[0], Constant) and isinstance(op.operands[2], Constant):
+            inner = predicate_root(op.operands[1])
+            if inner.dtype != bool:
+                return value
+            value = inner
+        else:
+            return value
+    return value
+
+
+def _candidates(scan: Scan) -> list[Value]:
+    """Bools of the body that choose: selectors of its conds, masks of its selects; conds first."""
+    conds: dict[Value, None] = {}
+    selects: dict[Value, None] = {}
+    for op in scan.body.ops:
+        chooser = op.operands[0] if isinstance(op, Cond) or op.name == "select_n" else None
+        if chooser is None or len(op.regions) > 2:
+            continue
+        root = predicate_root(chooser)
+        if root.dtype == bool and root.region is scan.body and not isinstance(root, Constant):
+            (conds if isinstance(op, Cond) else selects)[root] = None
+    return list(conds | selects)
+
+
+def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
+    """Integer carries whose next value is `param + step`, `step` from outside, computed unconditionally."""
+    for carry in scan.carries:
+        op = carry.next.op
+        if op is None or op.name != "add" or op.region is not scan.body or carry.param.shape != ():
+            continue
+        if not np.issubdtype(carry.param.dtype, np.integer):
+            continue
+        others = [v for v in op.operands if v is not carry.param]
+        if len(others) == 1 and not scan.body.defines(others[0]):
+            yield carry, others[0]
+
+
+def _kind(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list[Op]]:
+    body = scan.body
+    ops = backward_slice([predicate], lambda v: v.region is not body)
+    if any(not is_speculable(op) for op in ops):
+        return "its predicate has effects or may not end", ops
+    reads = {v for op in ops for v in (*op.operands, *(c for r in op.regions for c in r.captures()))} | {predicate}
+    params = {v for v in reads if v.owner is body}
+    streams = {s.param for s in scan.streams}
+    moving, kept = params & (streams | counting), params - streams - counting
+    if moving and kept:
+        return "its predicate mixes carries with streams or counters", ops
+    return ("upfront" if not kept else "carried"), ops

@@ -1,0 +1,142 @@
+"""``JAXPR_OPT_CHECK=1``: compiled programs compare themselves with what they were made from.
+
+A program carries its history, functions that must all compute the same: the original, then a snapshot after every
+pass that changed something.  Programs derived from it (by `jvp`, `vjp`, `vmap`) carry the history transformed by
+JAX's public API, an oracle that shares nothing with how they were really made.  At lowering every function of the
+history is compiled beside the program, and a callback names the first one whose values differ.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+Function = Callable[..., Sequence[Any]]
+History = tuple[tuple[str, Function], ...]
+"""`(pass, the program after it)`, the original first; programs may have more outputs than their history checks."""
+
+ORIGINAL = "original"
+
+
+class CheckError(Exception):
+    """A pass changed a result: which pass, which output, by how much."""
+
+
+def begin(jaxpr: ClosedJaxpr) -> History:
+    return ((ORIGINAL, jaxpr_as_fun(jaxpr)),)
+
+
+def snapshots(taken: Sequence[tuple[str, ClosedJaxpr]]) -> History:
+    return tuple((name, jaxpr_as_fun(jaxpr)) for name, jaxpr in taken)
+
+
+def transformed(history: History, transform: Callable[[Function], Function]) -> History:
+    return tuple((name, transform(fun)) for name, fun in history)
+
+
+def checked(name: str, history: History, program: ClosedJaxpr) -> Function:
+    """The program as a function that also compares itself with its history."""
+
+    def run(*args: Any) -> Sequence[Any]:
+        outputs = jaxpr_as_fun(program)(*args)
+        results = [list(fun(*args)) for _, fun in history]
+        count = len(results[0])
+        results = [[_plain(x) for x in each[:count]] for each in (*results, outputs)]
+        names = (*(label for label, _ in history), "export")
+        io_callback(partial(_compare, name, names), None, results)
+        return outputs
+
+    return run
+
+
+def warn_unchecked(name: str) -> None:
+    warnings.warn(f"jaxpr_opt: {name} has effects, which must not happen twice: it is not checked", stacklevel=2)
+
+
+def jvp(fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool]) -> Function:
+    """The history of a forward-mode program: `(inputs, nonzero tangents) -> (outputs, nonzero tangents)`."""
+
+    def run(*args: Any) -> list[Any]:
+        primals, tangents = args[: len(nonzero)], args[len(nonzero) :]
+        wrt, of = _differentiable(fun, primals, nonzero)
+        outputs, moved = jax.jvp(of, wrt, tuple(tangents))
+        return [*outputs, *(t for t, nz in zip(moved, nonzero_out, strict=True) if nz)]
+
+    return run
+
+
+def vjp(fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool], nonzero_in: Sequence[bool]) -> Function:
+    """The history of a backward program: `(inputs, nonzero cotangents) -> nonzero cotangents`."""
+
+    def run(*args: Any) -> list[Any]:
+        primals, cotangents = args[: len(nonzero)], args[len(nonzero) :]
+        wrt, of = _differentiable(fun, primals, nonzero)
+
+        def moving(*xs: Any) -> list[Any]:
+            return [x for x, nz in zip(of(*xs), nonzero_out, strict=False) if nz]
+
+        _, pull = jax.vjp(moving, *wrt)
+        return [ct for ct, nz in zip(pull(list(cotangents)), nonzero_in, strict=True) if nz]
+
+    return run
+
+
+def vmap(fun: Function, axis: Any, dims: Sequence[Any], dims_out: Sequence[Any]) -> Function:
+    """The history of a vectorised program."""
+    named = {"axis_name": axis.name} if isinstance(axis.name, str | tuple) else {}
+    if axis.spmd_name is not None:
+        named["spmd_axis_name"] = axis.spmd_name
+
+    def run(*args: Any) -> list[Any]:
+        outputs = jax.vmap(lambda *xs: list(fun(*xs)), tuple(dims), 0, axis_size=axis.size, **named)(*args)
+        return [x[0] if d is None else jnp.moveaxis(x, 0, d) for x, d in zip(outputs, dims_out, strict=False)]
+
+    return run
+
+
+def _differentiable(fun: Function, primals: Sequence[Any], nonzero: Sequence[bool]) -> tuple[tuple[Any, ...], Function]:
+    """The inputs to differentiate, and `fun` as a function of them alone."""
+    wrt = tuple(x for x, nz in zip(primals, nonzero, strict=True) if nz)
+
+    def of(*xs: Any) -> list[Any]:
+        given = iter(xs)
+        return list(fun(*(next(given) if nz else x for x, nz in zip(primals, nonzero, strict=True))))
+
+    return wrt, of
+
+
+def _plain(x: Any) -> Any:
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def _compare(name: str, passes: Sequence[str], results: Sequence[Sequence[Any]]) -> None:
+    """Raise for the first pass whose results differ from the original's."""
+    original = [np.asarray(x) for x in results[0]]
+    for label, values in zip(passes[1:], results[1:], strict=True):
+        for index, (expected, got) in enumerate(zip(original, values, strict=True)):
+            difference = _difference(expected, np.asarray(got))
+            if difference is not None:
+                raise CheckError(f"{name}: pass {label} changed output {index}, by up to {difference}")
+
+
+def _difference(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> str | None:
+    """The largest difference, if the two are not the same up to rounding; NaNs equal each other."""
+    if not jnp.issubdtype(expected.dtype, jnp.inexact):
+        wrong = int(np.sum(expected != got))
+        return f"{wrong} of {expected.size} elements" if wrong else None
+    tolerance = float(jnp.finfo(expected.dtype).eps) ** 0.5
+    wide = np.complex128 if jnp.issubdtype(expected.dtype, jnp.complexfloating) else np.float64
+    a, b = expected.astype(wide), got.astype(wide)
+    scale = float(np.max(np.abs(a), where=np.isfinite(a), initial=0.0))
+    if np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+        return None
+    with np.errstate(invalid="ignore"):
+        return f"{np.nanmax(np.abs(a - b)):.3g}" if np.array_equal(np.isnan(a), np.isnan(b)) else "a NaN"

@@ -1,0 +1,1 @@
+from jaxpr_opt.cli.main import main as main

@@ -1,0 +1,151 @@
+"""``jaxpr-opt``: what the optimiser does to a function, seen from the shell.
+
+Results go to stdout; what went wrong is one line on stderr and exit code 2.  Colours appear on a terminal only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+EXAMPLES = """\
+examples:
+  jaxpr-opt diff examples/bounded_while.py:loss --grad --args-from examples/bounded_while.py:arguments
+  jaxpr-opt diff model:step --args 'f32[8,128]' 'i32[]' 0.5 --compile
+  jaxpr-opt explain model:step --args 'f32[8,128]' 'i32[]' 0.5
+  jaxpr-opt passes collapse-loops
+"""
+
+
+class UsageError(Exception):
+    """The command line makes no sense; the message is the whole story."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    console = Console(markup=False, highlight=False, emoji=False)
+    try:
+        options = _parser().parse_args(argv)
+        with _plain_warnings():
+            code: int = options.run(options, console)
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:  # the reader has seen enough: say nothing, neither now nor at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if "--traceback" in argv:
+            raise
+        _complain("error", _message(error))
+        return 2
+
+
+def _message(error: Exception) -> str:
+    from jaxpr_opt.frames import blame
+    from jaxpr_opt.targets import TargetError
+
+    if isinstance(error, UsageError | TargetError):
+        return str(error)
+    return f"{blame(error)}; --traceback shows more"
+
+
+def _complain(kind: str, message: str) -> None:
+    print(f"jaxpr-opt: {kind}: {message}", file=sys.stderr)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show warnings as one line each, without the line of our code that issued them."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        _complain("warning", " ".join(str(message).removeprefix("jaxpr_opt: ").split()))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+# -- the grammar --------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="jaxpr-opt",
+        description="See what jaxpr_opt does to a JAX program.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_diff(commands)
+    _add_explain(commands)
+    _add_passes(commands)
+    return parser
+
+
+def _add_diff(commands: Any) -> None:
+    diff = _command(commands, "diff", "show the program before and after optimisation, or two programs")
+    _add_target(diff)
+    diff.add_argument("against", metavar="TARGET2", nargs="?", help="compare with this function, both as they are")
+    diff.add_argument("--stat", action="store_true", help="only the summary table")
+    diff.add_argument("--compile", action="store_true", help="also compile both: time and temporary bytes")
+    diff.add_argument("--exit-code", action="store_true", help="exit with 1 if the programs differ")
+
+
+def _add_explain(commands: Any) -> None:
+    explain = _command(commands, "explain", "say what each pass did, where in the source, and why others did not")
+    _add_target(explain)
+
+
+def _add_passes(commands: Any) -> None:
+    passes = _command(commands, "passes", "list the passes, or show the documentation of one")
+    passes.add_argument("name", metavar="NAME", nargs="?", help="a pass")
+
+
+def _command(commands: Any, name: str, does: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+    command.add_argument("--format", choices=("text", "json"), default="text", help="(default: text)")
+    command.add_argument("--traceback", action="store_true", help="show where an error comes from")
+    command.set_defaults(run=_runner(name))
+    return command
+
+
+def _runner(name: str) -> Callable[[argparse.Namespace, Console], int]:
+    """The function behind a command; JAX is imported when it runs, so that --help is quick."""
+
+    def run(options: argparse.Namespace, console: Console) -> int:
+        from jaxpr_opt.cli import commands
+
+        code: int = getattr(commands, name)(options, console)
+        return code
+
+    return run
+
+
+def _add_target(command: argparse.ArgumentParser) -> None:
+    command.add_argument("target", metavar="TARGET", help="module:function or file.py:function")
+    given = command.add_mutually_exclusive_group()
+    given.add_argument(
+        "--args", metavar="SPEC", nargs="*", help="one per argument: 'f32[8,128]', 'i32[]', 'key[]', 1.5, 3, True, None"
+    )
+    given.add_argument(
+        "--args-from", metavar="TARGET", help="a function that returns the arguments: a tuple, or (args, kwargs)"
+    )
+    command.add_argument("--grad", action="store_true", help="the gradient instead of the function")
+    command.add_argument("--argnums", metavar="I,J", default="0", help="arguments --grad is for (default: 0)")
+    command.add_argument("--passes", metavar="A,B", help="optimise with these passes only")
+    command.add_argument("--skip", metavar="A,B", default="", help="optimise without these passes")

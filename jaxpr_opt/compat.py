@@ -1,0 +1,170 @@
+"""JAX's private parts, each behind a name of ours.
+
+Only `compat*`, `importer` and `exporter` may import ``jax._src`` (the linter enforces it).  Versions are
+told apart by what is present, never by comparing version numbers.  Supported: jax 0.10.2 to 0.12.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import ad_util as _ad_util
+from jax._src import core as _core
+from jax._src import linear_util as _lu
+from jax._src import source_info_util as _source_info
+from jax._src.lax import lax as _lax_internal
+from jax._src.interpreters import partial_eval as _pe
+from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
+from jax._src.state.types import AbstractRef as _AbstractRef
+from jax.extend.core import ClosedJaxpr, Primitive
+
+
+class Opened(NamedTuple):
+    """A jaxpr with its constants beside it, the same on every version."""
+
+    constvars: Sequence[Any]
+    consts: Sequence[Any]
+    invars: Sequence[Any]
+    eqns: Sequence[Any]
+    outvars: Sequence[Any]
+
+
+def open_jaxpr(jaxpr: Any) -> Opened:
+    """Open a `Jaxpr` or `ClosedJaxpr`; since jax 0.11 the two are one class."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return Opened(inner.constvars, getattr(jaxpr, "consts", ()), inner.invars, inner.eqns, inner.outvars)
+
+
+def debug_info(jaxpr: Any) -> Any:
+    return getattr(jaxpr, "jaxpr", jaxpr).debug_info
+
+
+def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], info: Any = None) -> ClosedJaxpr:
+    """`jax.make_jaxpr` for flat functions and exact abstract values (weak types, shardings, keys, tokens).
+
+    Three times faster than `jax.make_jaxpr`, which goes through the caches of `jax.jit`.
+    """
+    if info is None or len(info.arg_names or ()) != len(avals):
+        names = tuple(f"args[{i}]" for i in range(len(avals)))
+        info = _core.DebugInfo("jaxpr_opt", getattr(fun, "__name__", "fn"), names, None)
+    jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(_lu.wrap_init(fun, debug_info=info), list(avals))
+    if hasattr(jaxpr, "with_consts"):  # since 0.11 constants come first among the inputs
+        return jaxpr.with_consts(consts) if consts else jaxpr
+    return ClosedJaxpr(jaxpr, consts)
+
+
+def opened(jaxpr: Any) -> Any:
+    """The open jaxpr of one without constants, for primitives that want no closed one."""
+    assert not open_jaxpr(jaxpr).consts, "constants must be operands here"
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def undefined(aval: Any) -> Any:
+    """An unspecified array of this type, as JAX itself makes them for untaken branches."""
+    return _ad_util.empty_like_aval(aval)
+
+
+def check_jaxpr(jaxpr: Any) -> None:
+    """JAX's own type checker; raises `jax.extend.core.JaxprTypeError`."""
+    _core.check_jaxpr(getattr(jaxpr, "jaxpr", jaxpr))
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """`(constants, carries)` of a scan equation."""
+    if "ft_in" in params:  # since 0.11
+        consts, carries, _ = params["ft_in"].unpack()
+        return len(list(consts)), len(list(carries))
+    return params["num_consts"], params["num_carry"]
+
+
+def is_trivial_jit(params: dict[str, Any]) -> bool:
+    """Whether a `jit` equation says nothing but "call this": no sharding, layout, donation or option.
+
+    `inline` is a bool before 0.11 and an enum after; only the plain values (False, True, auto, early, late in
+    JAX) are trivial, a demand to keep the function for XLA is not.
+    """
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    inline = params["inline"]
+    return (
+        all(isinstance(s, _Unspecified) for s in shardings)
+        and all(layout is None for layout in (*params["in_layouts"], *params["out_layouts"]))
+        and not any(params["donated_invars"])
+        and not params["compiler_options_kvs"]
+        and (isinstance(inline, bool) or inline.value in ("auto", "jax_early", "jax_late"))
+    )
+
+
+def is_ref(aval: Any) -> bool:
+    return isinstance(aval, _AbstractRef)
+
+
+def is_literal(atom: Any) -> bool:
+    return isinstance(atom, _core.Literal)
+
+
+def is_drop(var: Any) -> bool:
+    return isinstance(var, _core.DropVar)
+
+
+def array_aval(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> Any:
+    """The abstract value of a plain array."""
+    return jax.core.ShapedArray(tuple(shape), dtype, weak_type=weak_type)
+
+
+def with_weak_type(aval: Any, weak_type: bool) -> Any:
+    """`aval` with another weak type."""
+    return aval.update(weak_type=weak_type) if hasattr(aval, "weak_type") else aval
+
+
+def stacked(aval: Any, length: int) -> Any:
+    """The type of an array of `length` rows of this type, as `lax.scan` stacks them."""
+    return _core.unmapped_aval(length, 0, aval)
+
+
+def weaken(value: Any, aval: Any) -> Any:
+    """`value` with the dtype and weak type of `aval`."""
+    return _lax_internal._convert_element_type(value, aval.dtype, weak_type=aval.weak_type)
+
+
+def aval_of(value: Any) -> Any:
+    return _core.typeof(value)
+
+
+def same_type(a: Any, b: Any) -> bool:
+    """Whether a value of type `a` may stand for one of type `b`, weak types apart."""
+    return bool(with_weak_type(a, False) == with_weak_type(b, False))
+
+
+def nest_source(outer: Any, inner: Any) -> Any:
+    """Source info of an equation inlined from a call: the call's name stack goes in front."""
+    if outer is None or inner is None:
+        return inner
+    return inner.replace(name_stack=outer.name_stack + inner.name_stack)
+
+
+@contextlib.contextmanager
+def bound_under(info: Any, ctx: Any) -> Iterator[None]:
+    """Bind equations as JAX's own evaluator does: with this source info and equation context."""
+    if info is None:
+        yield
+        return
+    stack = _source_info.current_name_stack() + info.name_stack
+    with _source_info.user_context(info.traceback, name_stack=stack), ctx.manager:
+        yield
+
+
+def user_frame(info: Any) -> tuple[str, int, str] | None:
+    """`(file, line, function)` of the user's code an equation was traced from; None where JAX knows none."""
+    if info is None or info.traceback is None:
+        return None
+    frame = _source_info.user_frame(info.traceback)
+    return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+
+
+def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Bind an equation again, whatever its primitive wants to be told; always a list of results."""
+    out = primitive.bind(*args, **primitive.get_bind_params(params))
+    return list(out) if primitive.multiple_results else [out]

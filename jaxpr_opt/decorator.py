@@ -1,0 +1,163 @@
+"""`optimize`: `jax.jit` for programs that JAX makes slower or bigger than what their author wrote.
+
+The result is a function jitted by `jax.jit` itself, so calls take its fast path and `lower`, `trace` and
+`eval_shape` are there.  What is jitted traces the user's function once to a jaxpr, lets the pipeline rewrite it, and
+leaves one equation, ``optimized``, with rules for every transformation (see `jaxpr_opt.program`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import jax
+from jax.core import Tracer
+
+from jaxpr_opt import settings
+
+if TYPE_CHECKING:
+    from jaxpr_opt.pipeline import Pass, Pipeline
+
+_ORIGIN = "__jaxpr_opt__"
+
+
+class Origin(NamedTuple):
+    """What an optimised function was made from."""
+
+    fun: Callable[..., Any]
+    pipeline: Pipeline
+    jit_options: dict[str, Any]
+
+
+@overload
+def optimize(
+    fun: Callable[..., Any], *, passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = (), **jit_options: Any
+) -> Any: ...
+@overload
+def optimize(
+    fun: None = None, *, passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = (), **jit_options: Any
+) -> Callable[[Callable[..., Any]], Any]: ...
+def optimize(
+    fun: Callable[..., Any] | None = None,
+    *,
+    passes: Sequence[str | Pass] | None = None,
+    skip: Sequence[str] = (),
+    **jit_options: Any,
+) -> Any:
+    """Jit a function after optimising its program; use it bare or with arguments, above or below `jax.grad`.
+
+    Args:
+      fun: any function `jax.jit` takes, or a jitted one, whose options are taken over.
+      passes: names of passes, or passes, to run instead of the default pipeline.
+      skip: names of passes to leave out.
+      **jit_options: `jax.jit`'s own keyword arguments.
+
+    Returns:
+      A jitted function; without `fun`, a decorator.
+    """
+    if fun is None:
+        return functools.partial(optimize, passes=passes, skip=skip, **jit_options)
+    if not callable(fun):
+        raise TypeError(f"optimize: fun must be callable, got {fun!r}")
+    _check_jit_options(jit_options)
+    if settings.current().disable:
+        return jax.jit(fun, **jit_options)
+    if not _engine_works():
+        return jax.jit(fun, **jit_options)
+    from jaxpr_opt import registry
+
+    pipeline = registry.resolve(passes, skip)
+    if (inner := unwrap(fun)) is not None and inner.pipeline == pipeline and not jit_options:
+        return fun
+    fun, jit_options = _without_jit(fun, jit_options)
+    wrapped = _wrap(fun, pipeline)
+    setattr(wrapped, _ORIGIN, Origin(fun, pipeline, jit_options))
+    return jax.jit(wrapped, **jit_options)
+
+
+def unwrap(fun: Callable[..., Any]) -> Origin | None:
+    """The function, pipeline and `jax.jit` options behind an optimised function; None if it is not one."""
+    return getattr(getattr(fun, "__wrapped__", None), _ORIGIN, None) or getattr(fun, _ORIGIN, None)
+
+
+def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
+    """`fun` with its program behind one equation; to be called under a trace of `jax.jit`."""
+    from jaxpr_opt import program
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit or settings.current().disable:
+            return fun(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        dynamic = [isinstance(leaf, Tracer) for leaf in leaves]  # the others are static arguments
+        out_tree = None
+
+        def body(*args: Any, **kwargs: Any) -> list[Any]:
+            nonlocal out_tree
+            given = iter(jax.tree.leaves((args, kwargs)))
+            full = [next(given) if is_dynamic else x for x, is_dynamic in zip(leaves, dynamic, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, full)
+            out, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+            return out
+
+        operands = [x if is_dynamic else None for x, is_dynamic in zip(leaves, dynamic, strict=True)]
+        args, kwargs = jax.tree.unflatten(tree, operands)
+        jaxpr = jax.make_jaxpr(_named(body, fun))(*args, **kwargs)
+        out = program.call(jaxpr, pipeline, _name(fun), [x for x in operands if x is not None])
+        assert out_tree is not None
+        return jax.tree.unflatten(out_tree, out)
+
+    return _named(wrapped, fun)
+
+
+def _named(wrapper: Callable[..., Any], fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a wrapper the name, signature and source of `fun`: JAX reads them for its messages."""
+    functools.update_wrapper(wrapper, fun, updated=())
+    wrapper.__name__ = _name(fun)
+    return wrapper
+
+
+def _name(fun: Any) -> str:
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return str(getattr(fun, "__name__", type(fun).__name__))
+
+
+def _without_jit(fun: Callable[..., Any], given: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A jitted function's own function, and its options joined with the given ones."""
+    from jaxpr_opt import compat_ad
+
+    jitted = compat_ad.jit_options(fun)
+    if jitted is None:
+        return fun, given
+    inner, own = jitted
+    for name in own.keys() & given.keys():
+        if own[name] != given[name]:
+            raise ValueError(
+                f"optimize: {name}={given[name]!r} conflicts with {name}={own[name]!r} of the jitted function"
+            )
+    return inner, {**own, **given}
+
+
+def _check_jit_options(options: dict[str, Any]) -> None:
+    known = [name for name in inspect.signature(jax.jit).parameters if name != "fun"]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"optimize: unknown argument {name!r}: expected passes, skip or one of jax.jit's {known}")
+
+
+@functools.cache
+def _engine_works() -> bool:
+    """Whether the engine works with the installed JAX; warns where it does not."""
+    try:
+        importlib.import_module("jaxpr_opt.program")
+    except (ImportError, AttributeError) as error:
+        if settings.current().strict:
+            raise
+        warnings.warn(f"jaxpr_opt does not support jax {jax.__version__} and leaves programs alone: {error}",
+                      stacklevel=3)  # fmt: skip
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""The difference of two graphs as one text: `-` only before, `+` only after, blank in both.
+
+Ops are compared, not lines: names play no part, and `after` is written with the names of `before`
+wherever a value is the same (`jaxpr_opt.diff_align`).  Regions are compared inside, so that a change
+deep in a loop is one line.  `jaxpr-opt diff` prints this, and tests of passes quote it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from jaxpr_opt.analysis.summary import Summary, summarize
+from jaxpr_opt.diff_align import Alignment
+from jaxpr_opt.ir import Graph, Op, Region
+from jaxpr_opt.text import Names, graph_opening, op_lines, opening, sections
+
+Gutter = Literal["-", "+", " "]
+STYLES: dict[Gutter, str] = {"-": "red", "+": "green", " ": ""}
+
+
+class DiffLine(NamedTuple):
+    """A line of the diff without its indentation."""
+
+    gutter: Gutter
+    depth: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.gutter} {'  ' * self.depth}{self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphDiff:
+    """The difference of two graphs and what each of them costs; `print` it, with rich or without."""
+
+    lines: tuple[DiffLine, ...]
+    before: Summary
+    after: Summary
+
+    @property
+    def changed(self) -> bool:
+        return any(line.gutter != " " for line in self.lines)
+
+    def to_text(self, width: int | None = None) -> str:
+        """The diff; lines longer than `width` end in an ellipsis."""
+        return "\n".join(_cut(str(line), width).rstrip() for line in self.lines)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in self.lines:
+            style = STYLES[line.gutter]
+            yield Text(_cut(str(line), options.max_width), style=style, no_wrap=True)
+
+
+def _cut(text: str, width: int | None) -> str:
+    return text if width is None or len(text) <= width else f"{text[: width - 1]}…"
+
+
+def diff_graphs(before: Graph, after: Graph) -> GraphDiff:
+    """Compare two graphs op by op; neither is changed."""
+    lines = tuple(_Differ(before, after).lines())
+    return GraphDiff(lines, summarize(before), summarize(after))
+
+
+class _Differ:
+    def __init__(self, before: Graph, after: Graph) -> None:
+        self.before, self.after = before, after
+        alignment = Alignment(before, after)
+        self.pairs = alignment.ops
+        self.paired = set(alignment.ops.values())
+        self.old = Names(before)
+        given = {theirs: self.old[ours] for theirs, ours in alignment.values.items()}
+        self.new = Names(after, given, avoid=self.old.all())
+
+    def lines(self) -> Iterator[DiffLine]:
+        yield from self.both(
+            0, graph_opening(self.before, self.old), graph_opening(self.after, self.new)
+        )
+        yield from self.regions(self.before.body, self.after.body, 1)
+        yield DiffLine(" ", 0, "}")
+
+    def both(self, depth: int, old: str, new: str) -> Iterator[DiffLine]:
+        if old == new:
+            yield DiffLine(" ", depth, old)
+        else:
+            yield DiffLine("-", depth, old)
+            yield DiffLine("+", depth, new)
+
+    def regions(self, before: Region, after: Region, depth: int) -> Iterator[DiffLine]:
+        """Paired ops are compared; those between two pairs are gone or new."""
+        theirs = after.ops
+        for op in before.ops:
+            if op not in self.pairs:
+                yield from self.whole("-", op, self.old, depth)
+                continue
+            for new in theirs:
+                if new in self.paired:
+                    break
+                yield from self.whole("+", new, self.new, depth)
+            yield from self.pair(op, self.pairs[op], depth)
+
+    def pair(self, old: Op, new: Op, depth: int) -> Iterator[DiffLine]:
+        yield from self.both(depth, opening(old, self.old), opening(new, self.new))
+        for (intro, ours), (_, theirs) in zip(sections(old), sections(new), strict=True):
+            if intro:
+                yield DiffLine(" ", depth, intro)
+            yield from self.regions(ours, theirs, depth + 1)
+        if old.regions:
+            yield DiffLine(" ", depth, "}")
+
+    def whole(self, gutter: Gutter, op: Op, names: Names, depth: int) -> Iterator[DiffLine]:
+        for line in op_lines(op, names, depth):
+            yield DiffLine(gutter, line.depth, line.text)

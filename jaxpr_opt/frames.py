@@ -1,0 +1,39 @@
+"""Places in the user's source, as people read them: ``examples/bounded_while.py:31 in step``."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+import jax
+
+Frame = tuple[str, int, str]
+"""File, line, function."""
+
+_MACHINERY = (str(Path(__file__).parent), str(Path(jax.__file__).parent), "<frozen ")
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+
+
+def frame_text(frame: Frame) -> str:
+    """`file:line in function`, the file relative to the current directory where it is below it."""
+    file, line, function = frame
+    path = Path(file)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    place = f"{path}:{line}"
+    return place if function in ("", "<module>") else f"{place} in {function.rpartition('.')[2]}"
+
+
+def blame(error: BaseException) -> str:
+    """One line about an exception: its type, its message's first line and where the user's code raised it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{message.partition(' (')[0]} ({frame_text((error.filename, error.lineno or 0, ''))})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_MACHINERY)]
+    theirs = [f for f in frames if not f.filename.startswith(_INSTALLED)]
+    if not frames:
+        return message
+    frame = (theirs or frames)[-1]
+    return f"{message} ({frame_text((frame.filename, frame.lineno or 0, frame.name))})"

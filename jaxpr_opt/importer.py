@@ -1,0 +1,217 @@
+"""jaxpr -> Graph.
+
+Every equation becomes an op.  `scan`, `while`, `cond`, `remat`, `jit`, `closed_call` and `shard_map` become
+structured ops whose regions see their surroundings; trivial `jit`s and closed calls are inlined.  What is not
+understood (custom derivatives, `pallas_call`, callbacks, refs, batched-predicate whiles, primitives of
+tomorrow) stays one opaque op, bound again at export exactly as it was.
+
+In the final phase nothing can differentiate any more, so custom derivative calls are inlined too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.extend.core.primitives import ne_p
+
+from jaxpr_opt import compat
+from jaxpr_opt.ir import (
+    TERMINATOR,
+    UNDEFINED,
+    Call,
+    Cond,
+    Constant,
+    Graph,
+    Op,
+    Region,
+    Remat,
+    Scan,
+    Source,
+    Value,
+    While,
+)
+
+INLINED = {"closed_call", "core_closed_call", "eval_jaxpr"}
+INLINED_WHEN_FINAL = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+
+
+def import_jaxpr(jaxpr: ClosedJaxpr, phase: str = "differentiable", name: str = "fn") -> Graph:
+    """The graph of a closed jaxpr; its constants become `Constant`s."""
+    opened = compat.open_jaxpr(jaxpr)
+    info = compat.debug_info(jaxpr)
+    names = [str(n) for n in (info.arg_names or ())] if info is not None else []
+    region = Region([v.aval for v in opened.invars], [_short(n) for n in names])
+    graph = Graph(region, name, info, phase)
+    importer = _Importer(final=phase == "final")
+    env = importer.bind_constants(opened)
+    env.update(zip(opened.invars, region.params, strict=True))
+    importer.fill(region, opened, env)
+    return graph
+
+
+def splice(jaxpr: ClosedJaxpr, operands: Sequence[Value], before: Op, source: Source, final: bool) -> list[Value]:
+    """Insert a freshly traced jaxpr before an op, its inputs bound to `operands`; the rewriter's back end."""
+    assert before.region is not None
+    opened = compat.open_jaxpr(jaxpr)
+    importer = _Importer(final=final, source=source)
+    env = importer.bind_constants(opened)
+    env.update(zip(opened.invars, operands, strict=True))
+    importer.equations(before.region, opened.eqns, env, Source(), before)
+    return [importer.read(atom, env) for atom in opened.outvars]
+
+
+def _short(name: str) -> str:
+    """`params['w']` -> `params_w`: a printable hint."""
+    cleaned = "".join(c if c.isalnum() else "_" for c in name)
+    return "_".join(part for part in cleaned.split("_") if part)
+
+
+class _Importer:
+    def __init__(self, final: bool, source: Source | None = None) -> None:
+        self.final = final
+        self.source = source
+
+    def bind_constants(self, opened: compat.Opened) -> dict[Any, Value]:
+        pairs = zip(opened.constvars, opened.consts, strict=True)
+        return {var: Constant(var.aval, value) for var, value in pairs}
+
+    def read(self, atom: Any, env: dict[Any, Value]) -> Value:
+        if compat.is_literal(atom):
+            return Constant(atom.aval, atom.val)
+        return env[atom]
+
+    def fill(self, region: Region, opened: compat.Opened, env: dict[Any, Value], outer: Source | None = None) -> None:
+        """Import the equations of a jaxpr into an empty region and terminate it."""
+        self.equations(region, opened.eqns, env, outer or Source(), None)
+        region._insert(Op(TERMINATOR, [self.read(atom, env) for atom in opened.outvars], ()), None)
+
+    def equations(
+        self, region: Region, eqns: Sequence[Any], env: dict[Any, Value], outer: Source, before: Op | None
+    ) -> None:
+        for eqn in eqns:
+            operands = [self.read(atom, env) for atom in eqn.invars]
+            source = self.source or Source(compat.nest_source(outer.info, eqn.source_info), eqn.ctx)
+            for var, value in zip(eqn.outvars, self.equation(region, eqn, operands, source, before), strict=True):
+                if not compat.is_drop(var):
+                    env[var] = value
+
+    def equation(
+        self, region: Region, eqn: Any, operands: list[Value], source: Source, before: Op | None
+    ) -> Sequence[Value]:
+        """One equation: an op appended before `before`, or a body inlined there; the values of its results."""
+        kind = eqn.primitive.name
+        touches_refs = any(compat.is_ref(v.aval) for v in operands)
+        if not touches_refs:
+            body = self.inlined_body(kind, eqn.params)
+            if body is not None:
+                return self.inline(region, body, operands, source, before)
+            undefined = self.undefined(kind, operands)
+            if undefined:
+                return self.append(region, Op(UNDEFINED, (), [v.aval for v in eqn.outvars], source=source), before)
+            build = getattr(self, f"_{kind}", None)
+            if kind == "cond" and len(eqn.params["branches"]) == 2:
+                operands[0] = self.as_predicate(region, operands[0], source, before)
+            op = build(eqn, operands, source) if build is not None else None
+            if op is not None:
+                return self.append(region, op, before)
+        op = Op(kind, operands, [v.aval for v in eqn.outvars], primitive=eqn.primitive, params=eqn.params,
+                effects=eqn.effects, source=source)  # fmt: skip
+        return self.append(region, op, before)
+
+    def append(self, region: Region, op: Op, before: Op | None) -> tuple[Value, ...]:
+        region._insert(op, before)
+        return op.results
+
+    def inlined_body(self, kind: str, params: dict[str, Any]) -> Any:
+        if kind in INLINED:
+            return params.get("call_jaxpr", params.get("jaxpr"))
+        if kind == "jit" and compat.is_trivial_jit(params):
+            return params["jaxpr"]
+        if self.final and kind in INLINED_WHEN_FINAL:
+            return params[INLINED_WHEN_FINAL[kind]]
+        return None
+
+    def inline(
+        self, region: Region, jaxpr: Any, operands: list[Value], source: Source, before: Op | None
+    ) -> list[Value]:
+        opened = compat.open_jaxpr(jaxpr)
+        env = self.bind_constants(opened)
+        env.update(zip(opened.invars, operands, strict=True))
+        self.equations(region, opened.eqns, env, source, before)
+        return [self.read(atom, env) for atom in opened.outvars]
+
+    def undefined(self, kind: str, operands: list[Value]) -> bool:
+        """JAX writes an unspecified array as a broadcast of `empty2`: the dummy residual of an untaken branch."""
+        if kind == "empty2":
+            return True
+        return kind == "broadcast_in_dim" and operands[0].op is not None and operands[0].op.name == UNDEFINED
+
+    def closed_region(self, jaxpr: Any, bound: Sequence[Value], num_params: int) -> Region:
+        """A region for `jaxpr` whose first inputs are outer values and whose last `num_params` are parameters."""
+        opened = compat.open_jaxpr(jaxpr)
+        split = len(opened.invars) - num_params
+        region = Region([v.aval for v in opened.invars[split:]])
+        env = self.bind_constants(opened)
+        env.update(zip(opened.invars[:split], bound, strict=True))
+        env.update(zip(opened.invars[split:], region.params, strict=True))
+        self.fill(region, opened, env)
+        return region
+
+    def _scan(self, eqn: Any, operands: list[Value], source: Source) -> Op:
+        params = eqn.params
+        num_consts, num_carries = compat.scan_counts(params)
+        body = self.closed_region(params["jaxpr"], operands[:num_consts], len(operands) - num_consts)
+        kept = {key: params[key] for key in ("length", "reverse", "unroll", "_split_transpose") if key in params}
+        op = Scan("scan", operands[num_consts:], [v.aval for v in eqn.outvars], params=kept, regions=[body],
+                  effects=eqn.effects, source=source)  # fmt: skip
+        op.num_carries = num_carries
+        return op
+
+    def _while(self, eqn: Any, operands: list[Value], source: Source) -> Op | None:
+        params = eqn.params
+        if compat.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape:
+            return None  # vmap leaves a batched predicate here, which `lax.while_loop` would not take
+        split, count = params["cond_nconsts"], params["body_nconsts"]
+        inits = operands[split + count :]
+        regions = [
+            self.closed_region(params["cond_jaxpr"], operands[:split], len(inits)),
+            self.closed_region(params["body_jaxpr"], operands[split : split + count], len(inits)),
+        ]
+        avals = [v.aval for v in eqn.outvars]
+        return While("while", inits, avals, regions=regions, effects=eqn.effects, source=source)
+
+    def _cond(self, eqn: Any, operands: list[Value], source: Source) -> Op:
+        selector, *captured = operands
+        branches = [self.closed_region(jaxpr, captured, 0) for jaxpr in eqn.params["branches"]]
+        avals = [v.aval for v in eqn.outvars]
+        return Cond("cond", [selector], avals, regions=branches, effects=eqn.effects, source=source)
+
+    def as_predicate(self, region: Region, selector: Value, source: Source, before: Op | None) -> Value:
+        """The bool behind the index of a two-branch cond: JAX converts it to an integer first."""
+        producer = selector.op
+        if producer is not None and producer.name == "convert_element_type" and producer.operands[0].dtype == bool:
+            return producer.operands[0]
+        zero = Constant(compat.with_weak_type(selector.aval, False), np.zeros((), selector.dtype)[()])
+        test = Op("ne", (selector, zero), [compat.array_aval((), np.dtype(bool))], primitive=ne_p, source=source)
+        return self.append(region, test, before)[0]
+
+    def _checkpoint(self, eqn: Any, operands: list[Value], source: Source) -> Op:
+        params = {key: value for key, value in eqn.params.items() if key != "jaxpr"}
+        body = self.closed_region(eqn.params["jaxpr"], operands, 0)
+        return Remat("remat", (), [v.aval for v in eqn.outvars], primitive=eqn.primitive, params=params,
+                     regions=[body], effects=eqn.effects, source=source)  # fmt: skip
+
+    _remat2 = _remat = _checkpoint
+
+    def _jit(self, eqn: Any, operands: list[Value], source: Source) -> Op:
+        body = self.closed_region(eqn.params["jaxpr"], (), len(operands))
+        return Call("jit", operands, [v.aval for v in eqn.outvars], primitive=eqn.primitive, params=eqn.params,
+                    regions=[body], effects=eqn.effects, source=source)  # fmt: skip
+
+    def _shard_map(self, eqn: Any, operands: list[Value], source: Source) -> Op:
+        body = self.closed_region(eqn.params["jaxpr"], (), len(operands))
+        return Call("shard_map", operands, [v.aval for v in eqn.outvars], primitive=eqn.primitive,
+                    params=eqn.params, regions=[body], effects=eqn.effects, source=source)  # fmt: skip

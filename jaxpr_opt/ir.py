@@ -1,0 +1,519 @@
+"""The Graph: a jaxpr whose regions may see their surroundings.
+
+::
+
+    graph   ::=  fn (param*) { op* return value* }
+    region  ::=  { op* yield value* }
+    op      ::=  value* = primitive value* params          -- one equation, or an opaque one
+              |  value* = scan[length] carry(...) xs(...) region
+              |  value* = while carry(...) region region   -- predicate, body
+              |  value* = cond value region+               -- branches
+              |  value* = remat region
+              |  value* = call value* region               -- a boundary that is kept: jit, shard_map, ...
+              |  value  = undefined                        -- any value will do
+    value   ::=  result of an op | parameter of a region | constant
+
+Jaxprs are closed: a ``scan`` body or a ``cond`` branch threads what it uses through constants and
+operands by position.  Here a region uses any value of an enclosing region directly, as in MLIR's
+``scf`` dialect: an invariant *is* the outer value, and hoisting is moving an op.  The only exception
+is `Call`, whose region is isolated: it sees its own parameters and constants.
+
+Every region ends in a terminator whose operands are its outputs, so outputs are ordinary uses.
+Roles are named: a `Scan` has `carries`, `streams` (extensive inputs, ``xs``) and `stacks` (extensive
+outputs, ``ys``); a pass never computes ``num_consts + i``.
+
+Identity is equality: two ops are the same op or they are not.  All orders are program orders, hence
+deterministic.  Nothing outside `jaxpr_opt.rewriter` and the importer may write a field of these classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.extend.core import Primitive
+
+TERMINATOR = "yield"
+UNDEFINED = "undefined"
+
+
+class Use(NamedTuple):
+    """One place a value is read: operand `index` of `op`."""
+
+    op: Op
+    index: int
+
+
+class Value:
+    """An SSA value: the result of an `Op` or a parameter of a `Region`."""
+
+    __slots__ = ("aval", "name", "owner", "uses")
+
+    aval: Any
+    """The JAX abstract value: shape, dtype, weak_type, sharding."""
+    owner: Op | Region | None
+    """The op it is a result of, the region it is a parameter of, or None for a constant."""
+    name: str
+    """A hint for printing, from the source where JAX knows one; not unique."""
+    uses: dict[Use, None]
+    """Insertion-ordered, so that visiting order is deterministic."""
+
+    def __init__(self, aval: Any, owner: Op | Region | None = None, name: str = "") -> None:
+        self.aval, self.owner, self.name, self.uses = aval, owner, name, {}
+
+    @property
+    def op(self) -> Op | None:
+        """The op that computes this value, None for parameters and constants."""
+        return self.owner if isinstance(self.owner, Op) else None
+
+    @property
+    def region(self) -> Region | None:
+        """The region in which this value is defined; None for constants, which are defined everywhere."""
+        return self.owner.region if isinstance(self.owner, Op) else self.owner
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return getattr(self.aval, "shape", ())
+
+    @property
+    def dtype(self) -> Any:
+        return getattr(self.aval, "dtype", None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy; 0 for what has no size (tokens, refs)."""
+        return aval_bytes(self.aval)
+
+    @property
+    def users(self) -> list[Op]:
+        """The ops that read this value, each once, in order."""
+        return list(dict.fromkeys(use.op for use in self.uses))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name or '?'}:{self.aval}>"
+
+
+class Constant(Value):
+    """A literal scalar or a captured array: defined everywhere, owned by nobody."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, aval: Any, value: Any) -> None:
+        super().__init__(aval)
+        self.value = value
+
+    @property
+    def scalar(self) -> Any:
+        """Its one element if all elements are equal and it is small enough to look at; else None."""
+        if self.nbytes > 256 or not isinstance(self.value, np.ndarray | np.generic | int | float | complex | bool):
+            return None
+        flat = np.asarray(self.value).reshape(-1)
+        return flat[0] if flat.size and (flat == flat[0]).all() else None
+
+
+class Op:
+    """One operation.  First-order equations and everything not understood are plain `Op`s."""
+
+    __slots__ = ("effects", "name", "next", "operands", "params", "prev", "primitive", "region", "regions", "results",
+                 "source", "_order")  # fmt: skip
+
+    name: str
+    """The primitive's name, or `yield` and `undefined`, which have none."""
+    primitive: Primitive | None
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    params: dict[str, Any]
+    """The equation's parameters, verbatim."""
+    regions: tuple[Region, ...]
+    effects: frozenset[Any]
+    """JAX effects of this op and of its regions."""
+    source: Source
+    """Where in the user's program it comes from, and under which context it is bound."""
+    region: Region | None
+    """The region it is in; None once erased."""
+
+    def __init__(self, name: str, operands: Iterable[Value], avals: Iterable[Any], *, primitive: Primitive | None = None,
+                 params: Mapping[str, Any] | None = None, regions: Iterable[Region] = (),
+                 effects: Iterable[Any] = (), source: Source | None = None) -> None:  # fmt: skip
+        self.name, self.primitive = name, primitive
+        self.params = dict(params or {})
+        self.effects, self.source = frozenset(effects), source or Source()
+        self.region: Region | None = None
+        self.prev: Op | None = None
+        self.next: Op | None = None
+        self._order = 0
+        self.operands = ()
+        self.results = tuple(Value(aval, self) for aval in avals)
+        self.regions = tuple(regions)
+        for region in self.regions:
+            region.owner = self
+        self._set_operands(tuple(operands))
+
+    def _set_operands(self, operands: tuple[Value, ...]) -> None:
+        for index, value in enumerate(self.operands):
+            del value.uses[Use(self, index)]
+        self.operands = operands
+        for index, value in enumerate(operands):
+            value.uses[Use(self, index)] = None
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        (value,) = self.results
+        return value
+
+    @property
+    def parent(self) -> Op | None:
+        """The op whose region holds this one; None at the top of a graph."""
+        owner = self.region.owner if self.region is not None else None
+        return owner if isinstance(owner, Op) else None
+
+    @property
+    def is_terminator(self) -> bool:
+        return self.name == TERMINATOR
+
+    def walk(self) -> Iterator[Op]:
+        """This op, then every op inside it, in program order; see `Region.walk`."""
+        yield self
+        for region in self.regions:
+            yield from region.walk()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} -> {', '.join(str(v.aval) for v in self.results)}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Provenance of an op: JAX's source info and equation context, both opaque to passes."""
+
+    info: Any = None
+    ctx: Any = None
+    eqn_params: Any = None
+
+
+class Region:
+    """A straight line of ops with parameters, ended by a terminator; a doubly linked list.
+
+    Iterating `ops` allows removing the op just yielded and inserting anywhere; an op inserted
+    right after the current one is visited.
+    """
+
+    __slots__ = ("first", "last", "owner", "params", "_numbered")
+
+    def __init__(self, avals: Iterable[Any] = (), names: Iterable[str] = ()) -> None:
+        self.params: tuple[Value, ...] = tuple(Value(aval, self) for aval in avals)
+        for param, name in zip(self.params, names, strict=False):
+            param.name = name
+        self.owner: Op | Graph | None = None
+        self.first: Op | None = None
+        self.last: Op | None = None
+        self._numbered = False
+
+    @property
+    def ops(self) -> Iterator[Op]:
+        """The ops in program order, the terminator last."""
+        op = self.first
+        while op is not None:
+            following = op.next
+            yield op
+            op = op.next if op.region is self else following
+
+    @property
+    def terminator(self) -> Op:
+        assert self.last is not None and self.last.is_terminator, "region without a terminator"
+        return self.last
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What the region yields."""
+        return self.terminator.operands
+
+    @property
+    def parent(self) -> Region | None:
+        """The region around this one; None at the top of a graph and around an isolated region."""
+        return self.owner.region if isinstance(self.owner, Op) and not isinstance(self.owner, Call) else None
+
+    def walk(self) -> Iterator[Op]:
+        """Every op in this region and below, parents first, in program order."""
+        for op in self.ops:
+            yield op
+            for region in op.regions:
+                yield from region.walk()
+
+    def contains(self, inner: Region | None) -> bool:
+        """Whether `inner` is this region or nested in it."""
+        while inner is not None:
+            if inner is self:
+                return True
+            inner = inner.owner.region if isinstance(inner.owner, Op) else None
+        return False
+
+    def defines(self, value: Value) -> bool:
+        """Whether `value` is defined in this region or nested in it; its opposite is "invariant here"."""
+        return value.region is not None and self.contains(value.region)
+
+    def captures(self) -> list[Value]:
+        """Values from outside that the region reads, each once, in order of first use."""
+        found: dict[Value, None] = {}
+        for op in self.walk():
+            for value in op.operands:
+                if not isinstance(value, Constant) and not self.defines(value):
+                    found[value] = None
+        return list(found)
+
+    def _insert(self, op: Op, before: Op | None) -> None:
+        op.region, self._numbered = self, False
+        op.next, op.prev = before, before.prev if before is not None else self.last
+        if op.prev is None:
+            self.first = op
+        else:
+            op.prev.next = op
+        if before is None:
+            self.last = op
+        else:
+            before.prev = op
+
+    def _remove(self, op: Op) -> None:
+        if op.prev is None:
+            self.first = op.next
+        else:
+            op.prev.next = op.next
+        if op.next is None:
+            self.last = op.prev
+        else:
+            op.next.prev = op.prev
+        op.region = None
+
+    def _set_params(self, params: Iterable[Value]) -> None:
+        self.params = tuple(params)
+        for param in self.params:
+            param.owner = self
+
+    def order(self, op: Op) -> int:
+        """Position of `op` in this region, for comparison only."""
+        if not self._numbered:
+            for number, each in enumerate(self.ops):
+                each._order = number
+            self._numbered = True
+        return op._order
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A loop-carried value: `init` enters, `param` is it at the start of a step, `next` at its end."""
+
+    init: Value
+    param: Value
+    next: Value
+    result: Value
+
+    @property
+    def is_invariant(self) -> bool:
+        return self.next is self.param
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An extensive input of a scan: row `i` of `operand` is `param` at step `i`."""
+
+    operand: Value
+    param: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An extensive output of a scan: `value` of step `i` is row `i` of `result`."""
+
+    value: Value
+    result: Value
+
+
+class Scan(Op):
+    """A counted loop.  `Step i` reads row `i` of the streams whichever way it runs; `reverse` runs backwards."""
+
+    __slots__ = ("num_carries",)
+
+    @property
+    def body(self) -> Region:
+        return self.regions[0]
+
+    @property
+    def length(self) -> int:
+        return int(self.params["length"])
+
+    @property
+    def reverse(self) -> bool:
+        return bool(self.params["reverse"])
+
+    @property
+    def carries(self) -> tuple[Carry, ...]:
+        n, body = self.num_carries, self.body
+        return tuple(map(Carry, self.operands[:n], body.params[:n], body.outputs[:n], self.results[:n]))
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        n = self.num_carries
+        return tuple(map(Stream, self.operands[n:], self.body.params[n:]))
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        n = self.num_carries
+        return tuple(map(Stack, self.body.outputs[n:], self.results[n:]))
+
+    def carry_of(self, param: Value) -> Carry | None:
+        """The carry whose parameter or result this is."""
+        return next((c for c in self.carries if param is c.param or param is c.result), None)
+
+    def stream_of(self, param: Value) -> Stream | None:
+        return next((s for s in self.streams if param is s.param), None)
+
+    def stack_of(self, result: Value) -> Stack | None:
+        return next((s for s in self.stacks if result is s.result), None)
+
+
+class While(Op):
+    """``while predicate(carries): carries = body(carries)``; both regions have the carries as parameters."""
+
+    __slots__ = ()
+
+    @property
+    def predicate(self) -> Region:
+        return self.regions[0]
+
+    @property
+    def body(self) -> Region:
+        return self.regions[1]
+
+    @property
+    def carries(self) -> tuple[Carry, ...]:
+        return tuple(map(Carry, self.operands, self.body.params, self.body.outputs, self.results))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One result of a cond with the value each branch gives it."""
+
+    result: Value
+    values: tuple[Value, ...]
+
+
+class Cond(Op):
+    """``branches[selector]``.  With two branches the selector is a bool: branch 0 is taken when it is false."""
+
+    __slots__ = ()
+
+    @property
+    def selector(self) -> Value:
+        return self.operands[0]
+
+    @property
+    def branches(self) -> tuple[Region, ...]:
+        return self.regions
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        per_branch = zip(*(branch.outputs for branch in self.regions), strict=True)
+        return tuple(map(Outcome, self.results, per_branch))
+
+
+class Remat(Op):
+    """``jax.checkpoint``: its values are recomputed in a transpose; nothing inside is merged with its outside."""
+
+    __slots__ = ()
+
+    @property
+    def body(self) -> Region:
+        return self.regions[0]
+
+
+class Call(Op):
+    """A boundary that is kept: a `jit` with shardings, `shard_map`, `closed_call`.  Its region is isolated."""
+
+    __slots__ = ()
+
+    @property
+    def body(self) -> Region:
+        return self.regions[0]
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """A whole program: one isolated region, and what JAX needs to know to give it back."""
+
+    body: Region
+    name: str = "fn"
+    debug_info: Any = None
+    phase: str = "differentiable"
+    """`differentiable`: JAX may still differentiate the result; `final`: nothing can any more."""
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.body.owner = self
+
+    def walk(self) -> Iterator[Op]:
+        """Every op, parents first, in program order."""
+        return self.body.walk()
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.body.params
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        return self.body.outputs
+
+
+def aval_bytes(aval: Any) -> int:
+    """Bytes of one array of this type: 0 for tokens and the like, 4 bytes an element for opaque dtypes."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
+        return 0
+    return int(np.prod(shape, dtype=np.int64)) * int(getattr(dtype, "itemsize", 4))
+
+
+def dominates(value: Value, op: Op) -> bool:
+    """Whether `value` may be used as an operand of `op` (or of an op inserted right before it)."""
+    if isinstance(value, Constant):
+        return True
+    home = value.region
+    ancestor: Op | None = op
+    while ancestor is not None and ancestor.region is not None and ancestor.region is not home:
+        if isinstance(ancestor.region.owner, Call):
+            return False
+        ancestor = ancestor.parent
+    if home is None or ancestor is None or ancestor.region is not home:
+        return False
+    producer = value.op
+    return producer is None or home.order(producer) < home.order(ancestor)
+
+
+def reads(ops: Iterable[Op]) -> set[Value]:
+    """Every value that these ops, or ops inside them, read."""
+    return {value for op in ops for inner in op.walk() for value in inner.operands}
+
+
+def backward_slice(roots: Iterable[Value], stop: Callable[[Value], bool]) -> list[Op]:
+    """Ops that compute `roots`, in program order per region, not looking behind values for which `stop` holds.
+
+    An op with regions brings what its regions capture.  Shared by everything that moves or clones code.
+    """
+    order: dict[Op, None] = {}
+    visited: set[Value] = set()
+    stack: list[tuple[Value, bool]] = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        value, done = stack.pop()
+        op = value.op
+        if op is None or op in order:
+            continue
+        if done:
+            order[op] = None
+            continue
+        if value in visited or stop(value):
+            continue
+        visited.add(value)
+        stack.append((value, True))
+        inputs = [*op.operands, *(v for region in op.regions for v in region.captures())]
+        stack.extend((v, False) for v in reversed(inputs))
+    return list(order)

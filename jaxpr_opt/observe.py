@@ -1,0 +1,99 @@
+"""The program of a function as its author wrote it, and as it is compiled.
+
+JAX traces a function once and remembers the result, and so would see no optimiser at work a second time.  Here
+every trace happens under a value of a context that JAX's caches are keyed by, and that nobody has used before.
+
+An optimised program is an equation ``optimized`` until it is lowered, when the final phase runs.  `optimized`
+puts what that phase makes in its place, so that the whole program can be read, and no compiler is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from jaxpr_opt import compat_ad, settings
+from jaxpr_opt.decorator import optimize
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Graph, Op
+from jaxpr_opt.pipeline import Journal, Pass, collect_journals
+from jaxpr_opt.program import Program, optimized_linear_p, optimized_p
+from jaxpr_opt.rewriter import Rewriter
+
+_fresh = jax.make_user_context(None)
+
+
+def name_of(fun: Callable[..., Any]) -> str:
+    """What people call a function."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return str(getattr(fun, "__name__", type(fun).__name__))
+
+
+def original(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Graph:
+    """The program JAX makes of a function when nothing in it is optimised."""
+    with settings.override(disable=True):
+        return import_jaxpr(_trace(fun, args, kwargs), "final", name_of(fun))
+
+
+def optimized(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Graph, list[Journal]]:
+    """The program that is compiled for a function, and what every pipeline did on the way.
+
+    A function without any optimised part is optimised as a whole.
+    """
+    graph, journals = as_it_is(fun, args, kwargs)
+    return (graph, journals) if journals else as_it_is(optimize(fun), args, kwargs)
+
+
+def as_it_is(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Graph, list[Journal]]:
+    """The program that is compiled for a function: its optimised parts are, the others are not."""
+    with collect_journals() as journals, settings.override(check=False):
+        graph = import_jaxpr(_trace(fun, args, kwargs), "final", name_of(fun))
+        while programs := [op for op in graph.walk() if _program(op) is not None]:
+            for op in programs:
+                _expand(op, graph)
+    return graph, journals
+
+
+def reselected(fun: Callable[..., Any], passes: Sequence[str | Pass] | None, skip: Sequence[str]) -> Any:
+    """The function optimised by these passes, whatever is optimised inside of it."""
+    inner, options = compat_ad.jit_options(fun) or (fun, {})
+
+    @functools.wraps(inner)
+    def bare(*args: Any, **kwargs: Any) -> Any:
+        with settings.override(disable=True):
+            return inner(*args, **kwargs)
+
+    return optimize(bare, passes=passes, skip=skip, **options)
+
+
+def _trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> ClosedJaxpr:
+    jitted = fun if isinstance(fun, jax.stages.Wrapped) else jax.jit(fun)
+    with _fresh(object()):
+        return jitted.trace(*args, **kwargs).jaxpr
+
+
+def _program(op: Op) -> Program | None:
+    """The optimised program an op stands for."""
+    if op.primitive is optimized_p:
+        return op.params["program"]  # type: ignore[no-any-return]
+    return op.params["linear"].evaluated() if op.primitive is optimized_linear_p else None
+
+
+def _expand(op: Op, graph: Graph) -> None:
+    """Put the final form of an optimised program in place of the op that stands for it."""
+    program = _program(op)
+    assert program is not None
+    final = program.final()
+    assert isinstance(final, ClosedJaxpr), "only a checked program is a function"
+    inner = import_jaxpr(final, "final")
+    rw = Rewriter(graph)
+    mapping = dict(zip(inner.inputs, op.operands, strict=True))
+    rw.clone([each for each in inner.body.ops if not each.is_terminator], mapping, op)
+    for old, new in zip(op.results, inner.outputs, strict=True):
+        rw.replace(old, mapping.get(new, new))
+    rw.erase(op)

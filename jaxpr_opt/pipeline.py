@@ -1,0 +1,294 @@
+"""Passes, and what runs them.
+
+A pass is three functions: `find` yields the places where it might apply, `refuse` says why a place must stay as
+it is (or None), `rewrite` changes it.  `find` and `refuse` are pure; the lint and `explain` call the same two, so
+they can never disagree with what the optimiser does.
+
+A `Pipeline` is a sequence of stages, each a group of passes run to a fixpoint.  It runs in two phases:
+``differentiable`` at trace time, whose result JAX may still differentiate, and ``final`` at lowering, when nothing
+can.  Passes of the first phase run in both.  A pass that fails is named in a warning and the program is optimised
+again without it; in strict mode the failure is raised.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+from jax.extend.core import ClosedJaxpr
+
+from jaxpr_opt import compat, settings
+from jaxpr_opt.exporter import export
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Graph, Op
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.split import Split, split
+from jaxpr_opt.verify import verify
+
+Phase = Literal["differentiable", "final"]
+Frame = tuple[str, int, str]
+
+MAX_ROUNDS = 32
+"""Rounds of one stage before it is declared divergent: no program tried needed more than 9."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """A place where a pass might apply: the op it is anchored at, and what would happen, in words."""
+
+    op: Op
+    says: str
+
+
+class Pass:
+    """Base class of passes; subclasses are frozen dataclasses, their options are fields.
+
+    Contract: a verified graph in, a verified graph out, computing the same values bit for bit when evaluated
+    equation by equation (up to the sign of zero).
+    """
+
+    name: ClassVar[str]
+    """kebab-case, the file's name."""
+    phase: ClassVar[Phase] = "differentiable"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Op,)
+    """`find` is asked about ops of these classes only."""
+    cleanup: ClassVar[bool] = False
+    """Whether it only tidies up after others: alone it is no reason to touch a program."""
+
+    def find(self, op: Op) -> Iterator[Any]:
+        """Matches anchored at `op`."""
+        raise NotImplementedError
+
+    def refuse(self, match: Any) -> str | None:
+        """Why the match must stay as it is, naming the value at fault; None if it may be rewritten."""
+        raise NotImplementedError
+
+    def rewrite(self, match: Any, rw: Rewriter) -> None:
+        """Apply the match, which `refuse` has just let pass."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One application of a pass: what it did, from where in the user's source, with how many edits."""
+
+    says: str
+    frame: Frame | None
+    edits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A near miss: what the pass would have done, and why it did not."""
+
+    says: str
+    reason: str
+    frame: Frame | None
+
+
+@dataclass(slots=True)
+class PassRecord:
+    """What one pass did to one program."""
+
+    name: str
+    cleanup: bool
+    rewrites: list[Rewrite] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Journal:
+    """What a pipeline did to one program, pass by pass in order of first run."""
+
+    phase: Phase
+    records: dict[str, PassRecord] = field(default_factory=dict)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def record(self, each: Pass) -> PassRecord:
+        return self.records.setdefault(each.name, PassRecord(each.name, each.cleanup))
+
+    @property
+    def changed(self) -> bool:
+        """Whether a pass other than a cleanup fired."""
+        return any(r.rewrites for r in self.records.values() if not r.cleanup)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An optimised program.  `jaxpr` is the very object that came in when nothing fired."""
+
+    jaxpr: ClosedJaxpr
+    journal: Journal
+    snapshots: tuple[tuple[str, ClosedJaxpr], ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        return self.journal.changed
+
+
+class PassError(Exception):
+    """A pass broke: which one, and after which others."""
+
+    def __init__(self, name: str, before: Sequence[str], cause: BaseException) -> None:
+        after = f" (after {', '.join(before)})" if before else ""
+        super().__init__(f"pass {name}{after} failed: {type(cause).__name__}: {cause}")
+        self.name = name
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages of passes; hashable, so that it may be part of a program's identity."""
+
+    stages: tuple[tuple[Pass, ...], ...]
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """Every pass once, in order of first run."""
+        return tuple(dict.fromkeys(each for stage in self.stages for each in stage))
+
+    def without(self, name: str) -> Pipeline:
+        return replace(self, stages=tuple(tuple(p for p in stage if p.name != name) for stage in self.stages))
+
+    def run(self, jaxpr: ClosedJaxpr, phase: Phase = "differentiable") -> Result:
+        """Optimise a closed jaxpr; the result computes the same."""
+        started = time.perf_counter()
+        graph, journal, snapshots = self._optimized(jaxpr, phase)
+        out = jaxpr
+        if journal.changed:
+            out = self._exported(graph, jaxpr, journal)
+        journal.seconds = time.perf_counter() - started
+        _publish(journal)
+        return Result(out, journal, tuple(snapshots))
+
+    def run_and_split(self, jaxpr: ClosedJaxpr, num_primals: int, num_outputs: int) -> tuple[Split, Journal]:
+        """Optimise ``(primals, cotangents) -> (outputs, cotangents in)`` as one program, then split it where
+        the two directions meet (see `jaxpr_opt.split`)."""
+        started = time.perf_counter()
+        graph, journal, _ = self._optimized(jaxpr, "differentiable")
+        parts = split(graph, num_primals, num_outputs)
+        journal.seconds = time.perf_counter() - started
+        _publish(journal)
+        return parts, journal
+
+    def _optimized(self, jaxpr: ClosedJaxpr, phase: Phase) -> tuple[Graph, Journal, list[tuple[str, ClosedJaxpr]]]:
+        pipeline, failures = self, []
+        while True:
+            journal = Journal(phase, failures=failures)
+            graph = import_jaxpr(jaxpr, phase)
+            try:
+                snapshots = pipeline.apply(graph, journal)
+            except PassError as error:
+                if settings.current().strict:
+                    raise
+                warnings.warn(f"jaxpr_opt: {error}; the program was optimised without it", stacklevel=2)
+                failures.append((error.name, str(error)))
+                pipeline = pipeline.without(error.name)
+            else:
+                return graph, journal, snapshots
+
+    def apply(self, graph: Graph, journal: Journal) -> list[tuple[str, ClosedJaxpr]]:
+        """Run every stage on a graph in place; raises `PassError`.  Snapshots are taken in check mode only."""
+        snapshots: list[tuple[str, ClosedJaxpr]] = []
+        check = settings.current().check
+        debug = settings.current().verify
+        for stage in self.stages:
+            active = [p for p in stage if p.phase == "differentiable" or graph.phase == "final"]
+            for _ in range(MAX_ROUNDS):
+                fired = False
+                for each in active:
+                    if run_pass(each, graph, journal, debug):
+                        fired = True
+                        if check:
+                            snapshots.append((each.name, export(graph)))
+                if not fired:
+                    break
+            else:
+                names = ", ".join(p.name for p in active)
+                raise PassError(names, (), RuntimeError(f"no fixpoint after {MAX_ROUNDS} rounds"))
+        return snapshots
+
+    def _exported(self, graph: Graph, original: ClosedJaxpr, journal: Journal) -> ClosedJaxpr:
+        try:
+            out = export(graph)
+            _same_interface(original, out)
+        except Exception as error:  # whatever a pass made that JAX will not trace must not reach the user
+            if settings.current().strict:
+                raise
+            warnings.warn(f"jaxpr_opt: the optimised program could not be exported and was dropped: {error}",
+                          stacklevel=3)  # fmt: skip
+            journal.failures.append(("export", str(error)))
+            journal.records.clear()
+            return original
+        return out
+
+
+def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) -> bool:
+    """Run one pass over every op of a graph until it finds nothing more to do; whether it changed anything.
+
+    An op is asked again after each rewrite anchored at it, so `find` always sees the graph as it is.
+    """
+    record, before = journal.record(each), list(journal.records)
+    started = time.perf_counter()
+    record.refusals.clear()
+    fired = False
+    try:
+        for op in list(graph.walk()):
+            while op.region is not None and isinstance(op, each.anchors) and _rewrite_one(each, op, graph, record):
+                fired = True
+        if fired and debug:
+            verify(graph)
+    except Exception as error:  # the contract: a failing pass never takes the user's program down with it
+        raise PassError(each.name, [n for n in before if n != each.name], error) from error
+    finally:
+        record.seconds += time.perf_counter() - started
+    return fired
+
+
+def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> bool:
+    for match in each.find(op):
+        frame = compat.user_frame(match.op.source.info)
+        reason = each.refuse(match)
+        if reason is not None:
+            refusal = Refusal(match.says, reason, frame)
+            if refusal not in record.refusals:
+                record.refusals.append(refusal)
+            continue
+        rw = Rewriter(graph)
+        each.rewrite(match, rw)
+        assert rw.edits, f"{each.name} accepted a match but changed nothing: {match.says}"
+        record.rewrites.append(Rewrite(match.says, frame, len(rw.edits)))
+        return True
+    return False
+
+
+def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:
+    """The optimised program must take and give exactly the same types, weak types and shardings included."""
+    for kind, old, new in (("input", before.in_avals, after.in_avals), ("output", before.out_avals, after.out_avals)):
+        for index, (a, b) in enumerate(zip(old, new, strict=True)):
+            if a != b or getattr(a, "weak_type", None) != getattr(b, "weak_type", None):
+                raise TypeError(f"{kind} {index} was {a} and became {b}")
+
+
+_listeners: list[list[Journal]] = []
+
+
+def _publish(journal: Journal) -> None:
+    for each in _listeners:
+        each.append(journal)
+
+
+class collect_journals:
+    """Context manager: the journals of every pipeline that runs inside, e.g. while a function is lowered."""
+
+    def __enter__(self) -> list[Journal]:
+        self.journals: list[Journal] = []
+        _listeners.append(self.journals)
+        return self.journals
+
+    def __exit__(self, *_: object) -> None:
+        _listeners.remove(self.journals)

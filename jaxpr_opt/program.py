@@ -1,0 +1,579 @@
+"""The boundary between an optimised program and JAX's transformations.
+
+`optimize` wraps what it made in one equation, ``optimized[program]``, so that `grad`, `vmap` and the others still
+see a function they can transform, and so that what they make of it is optimised again, as a program:
+
+=============  =========================================================================================
+evaluated      the *final* phase runs when the equation is lowered, when nothing can differentiate any more
+``jvp``        ``optimized`` of the forward-mode program; no residuals are kept
+``vmap``       ``optimized`` of the vectorised program
+``vjp``        forward and backward are traced as one program ``(primals, cotangents) -> (outputs, cotangents
+               in)``, optimised as one, and split where they meet.  Forward is ``optimized``; the tangent is
+               ``optimized_linear``, the linear map known by its transpose, which is ``optimized`` again
+``linearize``  JAX's own forward and tangent programs, as two ``optimized``
+transpose      ``optimized`` of the transposed program
+=============  =========================================================================================
+
+A pipeline that has nothing to say about a gradient leaves JAX's own: forward and backward as JAX makes them.
+
+`jax.checkpoint` and loops inside it differentiate by forward mode and split the result by what is known.  A
+forward-mode program therefore remembers what it is the forward mode of (`ForwardMode`): asked to split itself where
+all primals are known it goes back there and answers as ``vjp`` would.
+
+An ``optimized_linear`` is only ever transposed in JAX as it is today.  Should something evaluate it, it is the
+transpose of its transpose.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import jax
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad
+
+from jaxpr_opt import checking, compat, compat_ad, settings
+from jaxpr_opt.checking import History
+from jaxpr_opt.compat_ad import Mask
+from jaxpr_opt.pipeline import Pipeline
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+optimized_p = Primitive("optimized")
+optimized_linear_p = Primitive("optimized_linear")
+
+
+def _remembered(method: Callable[P, T]) -> Callable[P, T]:
+    """Cache a method on its instance, so that the results live as long as it does."""
+
+    @functools.wraps(method)
+    def cached(*args: P.args, **kwargs: P.kwargs) -> T:
+        self, *rest = args
+        memo: dict[Any, Any] = self._memo  # type: ignore[attr-defined]
+        key = (method.__name__, *rest, compat_ad.context_key())
+        if key not in memo:
+            memo[key] = method(*args, **kwargs)
+        return memo[key]  # type: ignore[no-any-return]
+
+    return cached
+
+
+class ForwardMode(NamedTuple):
+    """What a forward-mode program is the forward mode of."""
+
+    base: Program
+    nonzero: Mask
+    outputs: tuple[int, ...]
+    """Which outputs of the whole forward mode are left: those of `base`, then the nonzero tangents."""
+
+
+class Halves(NamedTuple):
+    """A program taken apart for differentiation."""
+
+    forward: Program
+    """`inputs -> (outputs, further residuals)`"""
+    residuals: tuple[tuple[str, int], ...]
+    """Where each residual comes from: `("input", i)` or `("output", j)` of `forward`."""
+    tangent: Program | LinearMap
+    """`(residuals, nonzero tangents) -> nonzero tangents`"""
+    nonzero_out: Mask
+
+    def run_forward(self, primals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Outputs and residuals."""
+        made = self.forward(*primals)
+        kept = [primals[i] if kind == "input" else made[i] for kind, i in self.residuals]
+        return made[: len(self.nonzero_out)], kept
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Program:
+    """A closed jaxpr and the pipeline it belongs to; the parameter of ``optimized``."""
+
+    jaxpr: ClosedJaxpr
+    pipeline: Pipeline
+    name: str
+    forward_mode: ForwardMode | None = None
+    history: History = ()
+    """In check mode, what must compute the same (see `jaxpr_opt.checking`)."""
+    _memo: dict[Any, Any] = field(default_factory=dict)
+
+    @classmethod
+    def optimized(
+        cls,
+        jaxpr: ClosedJaxpr,
+        pipeline: Pipeline,
+        name: str,
+        forward_mode: ForwardMode | None = None,
+        history: History = (),
+    ) -> Program:
+        """A program after the differentiable phase of its pipeline."""
+        result = pipeline.run(jaxpr, "differentiable")
+        if settings.current().check:
+            history = (*(history or checking.begin(jaxpr)), *checking.snapshots(result.snapshots))
+        return cls(result.jaxpr, pipeline, name, forward_mode, history)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Bind ``optimized``, but for outputs that are inputs, or are another output."""
+        needed, sources = self._without_copies()
+        made: Sequence[Any] = ()
+        if needed.jaxpr.out_avals or needed.jaxpr.effects:
+            made = optimized_p.bind(*args, jaxpr=needed.jaxpr, program=needed)
+        return [args[i] if kind == "input" else made[i] for kind, i in sources]
+
+    @_remembered
+    def _without_copies(self) -> tuple[Program, tuple[tuple[str, int], ...]]:
+        inputs, first = compat_ad.forwarded(self.jaxpr), compat_ad.repeated(self.jaxpr)
+        used = [inputs[i] is None and first[i] == i for i in range(len(first))]
+        position = {i: k for k, i in enumerate(i for i, keep in enumerate(used) if keep)}
+        sources = tuple(
+            ("output", position[j]) if i is None else ("input", i) for i, j in zip(inputs, first, strict=True)
+        )
+        return self.select(tuple(used)), sources
+
+    def select(self, used: Mask) -> Program:
+        """The same program with fewer outputs, nothing else removed."""
+        if all(used):
+            return self
+        mode = self.forward_mode
+        if mode is not None:
+            left = tuple(i for i, keep in zip(mode.outputs, used, strict=True) if keep)
+            mode = mode._replace(outputs=left)
+        return Program(
+            compat_ad.select_outputs(self.jaxpr, used), self.pipeline, self.name, mode, _select(self.history, used)
+        )
+
+    @_remembered
+    def needed(self, used: Mask) -> tuple[Program, Mask]:
+        """The program without what the used outputs do not need, and the inputs left.
+
+        One that remembers what it is the forward mode of keeps its inputs, as does one that is checked.
+        """
+        selected = self.select(used)
+        if self.history or (selected.forward_mode is not None and selected.tangents_left()):
+            return selected, (True,) * len(self.jaxpr.in_avals)
+        jaxpr, inputs = compat_ad.dce(self.jaxpr, used)
+        if jaxpr is self.jaxpr:
+            return self, inputs
+        return Program(jaxpr, self.pipeline, self.name), inputs
+
+    def tangents_left(self) -> Mask:
+        """Which outputs of a forward-mode program are tangents; empty if none is left."""
+        assert self.forward_mode is not None
+        count = len(self.forward_mode.base.jaxpr.out_avals)
+        mask = tuple(i >= count for i in self.forward_mode.outputs)
+        return mask if any(mask) else ()
+
+    # ------------------------------------------------------------ transformations
+
+    @_remembered
+    def jvp(self, nonzero: Mask) -> tuple[Program, Mask]:
+        """The forward-mode program, and which output tangents are not symbolically zero."""
+        jaxpr, nonzero_out = compat_ad.jvp(self.jaxpr, nonzero)
+        history = checking.transformed(self.history, lambda f: checking.jvp(f, nonzero, nonzero_out))
+        mode = ForwardMode(self, nonzero, tuple(range(len(jaxpr.out_avals))))
+        return Program.optimized(jaxpr, self.pipeline, f"jvp({self.name})", mode, history), nonzero_out
+
+    @_remembered
+    def batched(self, axis: Any, dims: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
+        """The vectorised program, and the batch dimensions of its outputs."""
+        jaxpr, dims_out = compat_ad.batch(self.jaxpr, axis, dims)
+        history = checking.transformed(self.history, lambda f: checking.vmap(f, axis, dims, dims_out))
+        return Program.optimized(jaxpr, self.pipeline, f"vmap({self.name})", None, history), dims_out
+
+    @_remembered
+    def transposed(self, linear: Mask, nonzero: Mask) -> tuple[Program, Mask]:
+        """`(other inputs, nonzero cotangents) -> nonzero cotangents of the linear inputs`, and which those are."""
+        jaxpr, nonzero_in = compat_ad.transpose(self.jaxpr, linear, nonzero)
+        return Program.optimized(jaxpr, self.pipeline, f"transpose({self.name})"), nonzero_in
+
+    @_remembered
+    def linearized(self, nonzero: Mask, is_vjp: bool) -> Halves:
+        """The program taken apart; optimised as a whole where its tangent will be transposed."""
+        plain = compat_ad.linearize(self.jaxpr, nonzero, is_vjp=is_vjp)
+        if is_vjp and any(plain.nonzero_out):
+            halves = self._joint(plain, nonzero)
+            if halves is not None:
+                return halves
+        history = checking.transformed(self.history, lambda f: f)
+        forward = Program(plain.forward, self.pipeline, self.name, None, history)
+        tangent = Program(plain.tangent, self.pipeline, f"tangent({self.name})")
+        return Halves(forward, plain.residuals, tangent, plain.nonzero_out)
+
+    def _joint(self, plain: compat_ad.Linearized, nonzero: Mask) -> Halves | None:
+        """Forward and backward optimised as one program and split; None if no pass had anything to do."""
+        num_inputs, num_outputs = len(self.jaxpr.in_avals), len(self.jaxpr.out_avals)
+        joint, nonzero_in = _joint_program(plain, num_inputs, num_outputs)
+        try:
+            split, journal = self.pipeline.run_and_split(joint, num_inputs, num_outputs)
+        except Exception as error:  # an optimiser must not take the user's gradient down with it
+            if settings.current().strict:
+                raise
+            warnings.warn(f"jaxpr_opt: the gradient of {self.name} was left as it was: {error}", stacklevel=2)
+            return None
+        if not journal.changed:
+            return None
+        backward, residuals, history = split.backward, split.residuals, ()
+        if self.history:  # the backward half is checked against the primals, which must reach it
+            residuals = (*residuals, *(("input", i) for i in range(num_inputs)))
+            backward = _with_unused_inputs(backward, len(split.residuals), self.jaxpr.in_avals)
+            history = self._backward_history(joint, plain, nonzero, nonzero_in, len(split.residuals))
+        linear = LinearMap(
+            Program(backward, self.pipeline, f"vjp({self.name})", None, history),
+            len(residuals),
+            tuple(a.to_tangent_aval() for a, nz in zip(self.jaxpr.in_avals, nonzero, strict=True) if nz),
+            tuple(a.to_tangent_aval() for a, nz in zip(self.jaxpr.out_avals, plain.nonzero_out, strict=True) if nz),
+            nonzero_in,
+        )
+        forward = Program(split.forward, self.pipeline, self.name, None, self.history)
+        return Halves(forward, residuals, linear, plain.nonzero_out)
+
+    def _backward_history(
+        self, joint: ClosedJaxpr, plain: compat_ad.Linearized, nonzero: Mask, nonzero_in: Mask, num_residuals: int
+    ) -> History:
+        taken = checking.snapshots(self.pipeline.run(joint, "differentiable").snapshots)
+        num_outputs = len(self.jaxpr.out_avals)
+        histories = (
+            *checking.transformed(self.history, lambda f: checking.vjp(f, nonzero, plain.nonzero_out, nonzero_in)),
+            *checking.transformed(taken, lambda f: lambda *args: f(*args)[num_outputs:]),
+        )
+        return checking.transformed(histories, lambda f: lambda *args: f(*args[num_residuals:]))
+
+    @_remembered
+    def compiled(self) -> Callable[..., Sequence[Any]]:
+        """For evaluation outside of any trace: through `jax.jit` and its cache."""
+        return jax.jit(lambda *args: optimized_p.bind(*args, jaxpr=self.jaxpr, program=self))
+
+    @_remembered
+    def final(self) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
+        """What to compile: the program after the final phase."""
+        result = self.pipeline.run(self.jaxpr, "final")
+        if not settings.current().check:
+            return result.jaxpr
+        if self.jaxpr.effects:
+            checking.warn_unchecked(self.name)
+            return result.jaxpr
+        history = (*(self.history or checking.begin(self.jaxpr)), *checking.snapshots(result.snapshots))
+        return checking.checked(self.name, history, result.jaxpr)
+
+
+def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any]) -> Sequence[Any]:
+    """Run a freshly traced program on `args`, optimised; one that touches outer refs stays as it is."""
+    closed, constants = compat_ad.hoist_constants(jaxpr)
+    if compat_ad.uses_references(closed):
+        return jaxpr_as_fun(jaxpr)(*args)
+    return Program.optimized(closed, pipeline, name)(*constants, *args)
+
+
+def _joint_program(
+    plain: compat_ad.Linearized, num_inputs: int, num_outputs: int
+) -> tuple[ClosedJaxpr, Mask]:
+    """`(inputs, nonzero cotangents) -> (outputs, nonzero cotangents in)`, and which of the latter those are."""
+    num_residuals = len(plain.residuals)
+    linear = tuple(i >= num_residuals for i in range(len(plain.tangent.in_avals)))
+    every = (True,) * len(plain.tangent.out_avals)
+    found: list[bool] = []
+
+    def joint(*args: Any) -> list[Any]:
+        primals, cotangents = args[:num_inputs], args[num_inputs:]
+        made = jaxpr_as_fun(plain.forward)(*primals)
+        residuals = [primals[i] if kind == "input" else made[i] for kind, i in plain.residuals]
+        back = compat_ad.backward_pass(plain.tangent, linear, every, residuals, cotangents)
+        found[:] = [ct is not None for ct in back]
+        return [*made[:num_outputs], *(ct for ct in back if ct is not None)]
+
+    avals = [*plain.forward.in_avals, *compat_ad.cotangent_avals(plain.tangent, every)]
+    return compat.trace(joint, avals), tuple(found)
+
+
+def _with_unused_inputs(jaxpr: ClosedJaxpr, at: int, avals: Sequence[Any]) -> ClosedJaxpr:
+    """The same program with further inputs at a position, unused."""
+    run, count = jaxpr_as_fun(jaxpr), len(avals)
+    every = [*jaxpr.in_avals[:at], *avals, *jaxpr.in_avals[at:]]
+    return compat.trace(lambda *args: run(*args[:at], *args[at + count :]), every)
+
+
+def _select(history: History, used: Mask) -> History:
+    """A history may know fewer outputs than its program: residuals are not checked."""
+    return checking.transformed(
+        history, lambda f: lambda *args: [x for x, keep in zip(f(*args), used, strict=False) if keep]
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearMap:
+    """`(residuals, tangents) -> tangents`, known by its transpose; the parameter of ``optimized_linear``."""
+
+    transposed: Program
+    """`(residuals, cotangents) -> cotangents` of the tangents marked in `nonzero_in`."""
+    num_residuals: int
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    nonzero_in: Mask
+    """Which tangents have any influence."""
+    _memo: dict[Any, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"transpose(<{self.transposed.name}>)"
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return list(optimized_linear_p.bind(*args, linear=self))
+
+    @_remembered
+    def restricted(self, used: Mask) -> tuple[LinearMap, Mask]:
+        """The map to some of its outputs only, and the operands that is a map of.
+
+        The transpose is linear in its cotangents, hence its own derivative; the derivative in the direction of the
+        used ones alone knows which cotangents are symbolically zero, and needs only their part of the residuals.
+        """
+        if all(used):
+            return self, (True,) * (self.num_residuals + len(self.in_avals))
+        whole, n = self.transposed, self.num_residuals
+        derivative, nonzero = compat_ad.jvp(whole.jaxpr, ((False,) * n) + used)
+        cotangents = whole.jaxpr.in_avals[n:]
+        run, count = jaxpr_as_fun(derivative), len(whole.jaxpr.out_avals)
+
+        def pulled(*args: Any) -> Sequence[Any]:
+            return run(*args[:n], *map(compat_ad.zeros, cotangents), *args[n:])[count:]
+
+        avals = [*whole.jaxpr.in_avals[:n], *(a for a, keep in zip(cotangents, used, strict=True) if keep)]
+        jaxpr = compat.trace(pulled, avals)
+        jaxpr, inputs = compat_ad.dce(jaxpr, [True] * len(jaxpr.out_avals))
+        history: History = ()
+        if whole.history:
+            inputs = (True,) * len(avals)
+            jaxpr = compat.trace(pulled, avals)
+            history = checking.transformed(whole.history, lambda f: _restricted(f, n, cotangents, used, nonzero))
+        elif not all(inputs[n:]):  # an unused cotangent: keep the interface simple
+            inputs = (*inputs[:n], *(True for _ in inputs[n:]))
+            jaxpr = compat.trace(pulled, avals)
+        keep_tangents = _positions(self.nonzero_in, nonzero)
+        linear = LinearMap(
+            Program.optimized(jaxpr, whole.pipeline, whole.name, None, history),
+            sum(inputs[:n]),
+            self.in_avals,
+            tuple(a for a, keep in zip(self.out_avals, used, strict=True) if keep),
+            keep_tangents,
+        )
+        return linear, (*inputs[:n], *(True for _ in self.in_avals))
+
+    @_remembered
+    def evaluated(self) -> Program:
+        """The map as a program of its own: the transpose of its transpose."""
+        whole, n = self.transposed, self.num_residuals
+        jaxpr = whole.jaxpr
+        cotangents = jaxpr.in_avals[n:]
+        nonzero = (*((False,) * n), *(True for _ in cotangents))
+        plain = compat_ad.linearize(jaxpr, nonzero, is_vjp=True)
+        joint, nonzero_out = _joint_program(plain, len(jaxpr.in_avals), len(jaxpr.out_avals))
+        run, count = jaxpr_as_fun(joint), len(jaxpr.out_avals)
+
+        def forward(*args: Any) -> list[Any]:
+            moving = [t for t, nz in zip(args[n:], self.nonzero_in, strict=True) if nz]
+            moving = [t for t, nz in zip(moving, plain.nonzero_out, strict=True) if nz]
+            made = iter(run(*args[:n], *map(compat_ad.zeros, cotangents), *moving)[count:])
+            return [next(made) if nz else compat_ad.zeros(a) for a, nz in zip(self.out_avals, nonzero_out, strict=True)]
+
+        avals = [*jaxpr.in_avals[:n], *self.in_avals]
+        return Program.optimized(compat.trace(forward, avals), whole.pipeline, f"transpose({whole.name})")
+
+
+def _positions(mask: Mask, left: Mask) -> Mask:
+    """Refine a mask by another over its true entries."""
+    each = iter(left)
+    return tuple(on and next(each) for on in mask)
+
+
+def _restricted(
+    fun: checking.Function, n: int, cotangents: Sequence[Any], used: Mask, nonzero: Mask
+) -> checking.Function:
+    def run(*args: Any) -> list[Any]:
+        given = iter(args[n:])
+        full = [next(given) if keep else compat_ad.zeros(a) for a, keep in zip(cotangents, used, strict=True)]
+        return [ct for ct, nz in zip(fun(*args[:n], *full), nonzero, strict=True) if nz]
+
+    return run
+
+
+# ---------------------------------------------------------------- rules of ``optimized``
+
+
+def _abstract(*, jaxpr: ClosedJaxpr, program: Program) -> tuple[Sequence[Any], Any]:
+    return jaxpr.out_avals, jaxpr.effects
+
+
+def _evaluate(*args: Any, jaxpr: ClosedJaxpr, program: Program) -> Sequence[Any]:
+    return program.compiled()(*args)
+
+
+def _lowered(*, jaxpr: ClosedJaxpr, program: Program) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
+    return program.final()
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr, program: Program
+) -> tuple[list[Any], list[Any]]:
+    nonzero = tuple(not compat_ad.is_zero(t) for t in tangents)
+    moved, nonzero_out = program.jvp(nonzero)
+    made = moved(*primals, *(t for t, nz in zip(tangents, nonzero, strict=True) if nz))
+    outputs, rest = made[: len(nonzero_out)], iter(made[len(nonzero_out) :])
+    return outputs, [
+        next(rest) if nz else compat_ad.zero_tangent(a) for nz, a in zip(nonzero_out, jaxpr.out_avals, strict=True)
+    ]
+
+
+def _batch(
+    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, jaxpr: ClosedJaxpr, program: Program
+) -> tuple[list[Any], Sequence[Any]]:
+    vectorised, dims_out = program.batched(axis, tuple(dims))
+    return vectorised(*args), dims_out
+
+
+def _transpose(
+    cotangents: Sequence[Any], *args: Any, jaxpr: ClosedJaxpr, program: Program
+) -> list[Any]:
+    linear = tuple(ad.is_undefined_primal(x) for x in args)
+    nonzero = tuple(not compat_ad.is_zero(ct) for ct in cotangents)
+    transposed, nonzero_in = program.transposed(linear, nonzero)
+    known = [x for x, is_linear in zip(args, linear, strict=True) if not is_linear]
+    made = iter(transposed(*known, *(ct for ct, nz in zip(cotangents, nonzero, strict=True) if nz)))
+    pulled = iter([next(made) if nz else None for nz in nonzero_in])
+    return [next(pulled) if is_linear else None for is_linear in linear]
+
+
+def _dce(used: Mask, *, jaxpr: ClosedJaxpr, program: Program) -> tuple[Mask, dict[str, Any]]:
+    left, inputs = program.needed(used)
+    return inputs, {"jaxpr": left.jaxpr, "program": left}
+
+
+def _linearize(
+    is_vjp: bool, nonzero: Mask, *primals: Any, jaxpr: ClosedJaxpr, program: Program
+) -> tuple[Sequence[Any], Mask, Sequence[Any], Callable[..., Any]]:
+    halves = program.linearized(nonzero, is_vjp)
+    outputs, residuals = halves.run_forward(primals)
+    return outputs, halves.nonzero_out, residuals, lambda kept, tangents: halves.tangent(*kept, *tangents)
+
+
+def _split(
+    unknown: Mask, values: Sequence[Any], *, jaxpr: ClosedJaxpr, program: Program
+) -> tuple[Sequence[Any], Mask, Sequence[Any], Primitive, dict[str, Any]]:
+    """Run what is known now; see `compat_ad.register_partial_eval`."""
+    mode = program.forward_mode
+    if mode is not None and _only_tangents(unknown, mode):
+        return _split_forward_mode(values, program, mode)
+    parts = compat_ad.partial_eval(jaxpr, unknown)
+    made = Program(parts.known, program.pipeline, program.name)(*values)
+    residuals = [values[i] if kind == "input" else made[i] for kind, i in parts.residuals]
+    staged = Program(parts.unknown, program.pipeline, program.name)
+    outputs = made[: len(parts.unknown_out) - sum(parts.unknown_out)]
+    return outputs, parts.unknown_out, residuals, optimized_p, {"jaxpr": staged.jaxpr, "program": staged}
+
+
+def _split_forward_mode(
+    primals: Sequence[Any], program: Program, mode: ForwardMode
+) -> tuple[Sequence[Any], Mask, Sequence[Any], Primitive, dict[str, Any]]:
+    halves = mode.base.linearized(mode.nonzero, True)
+    outputs, residuals = halves.run_forward(primals)
+    unknown_out = program.tangents_left()
+    known = [outputs[i] for i, is_tangent in zip(mode.outputs, unknown_out, strict=True) if not is_tangent]
+    used = tuple(i in mode.outputs for i in range(len(outputs), len(outputs) + sum(halves.nonzero_out)))
+    if isinstance(halves.tangent, Program):
+        tangent = halves.tangent.select(used)
+        return known, unknown_out, residuals, optimized_p, {"jaxpr": tangent.jaxpr, "program": tangent}
+    linear, operands = halves.tangent.restricted(used)
+    residuals = [x for x, keep in zip(residuals, operands, strict=False) if keep]
+    return known, unknown_out, residuals, optimized_linear_p, {"linear": linear}
+
+
+def _only_tangents(unknown: Mask, mode: ForwardMode) -> bool:
+    """Whether all primals are known and no tangent is."""
+    return unknown == ((False,) * len(mode.nonzero)) + ((True,) * sum(mode.nonzero))
+
+
+def _rebuild(jaxpr: ClosedJaxpr, params: dict[str, Any]) -> dict[str, Any]:
+    program: Program = params["program"]
+    return {"jaxpr": jaxpr, "program": Program(jaxpr, program.pipeline, program.name)}
+
+
+def _replay(unknown: Mask, wanted: Mask, params: dict[str, Any]) -> dict[str, Any] | None:
+    program: Program = params["program"]
+    mode = program.forward_mode
+    if mode is None or not _only_tangents(unknown, mode):
+        return None
+    selected = program.select(wanted)
+    return {"jaxpr": selected.jaxpr, "program": selected}
+
+
+compat_ad.register(
+    optimized_p, compat_ad.Rules(_abstract, _evaluate, _lowered, _jvp, _batch, _transpose, _dce)
+)
+compat_ad.register_linearization(optimized_p, _linearize)
+compat_ad.register_partial_eval(optimized_p, _split, _rebuild, _replay)
+
+
+# ---------------------------------------------------------------- rules of ``optimized_linear``
+
+
+def _linear_abstract(*, linear: LinearMap) -> tuple[Sequence[Any], Any]:
+    return linear.out_avals, jax.extend.core.no_effects
+
+
+def _linear_evaluate(*args: Any, linear: LinearMap) -> Sequence[Any]:
+    return linear.evaluated()(*args)
+
+
+def _linear_lowered(*, linear: LinearMap) -> Callable[..., Sequence[Any]]:
+    return linear.evaluated()
+
+
+def _linear_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, linear: LinearMap
+) -> tuple[list[Any], list[Any]]:
+    program = linear.evaluated()
+    return _jvp(primals, tangents, jaxpr=program.jaxpr, program=program)
+
+
+def _linear_batch(
+    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, linear: LinearMap
+) -> tuple[list[Any], Sequence[Any]]:
+    program = linear.evaluated()
+    return _batch(axis, args, dims, jaxpr=program.jaxpr, program=program)
+
+
+def _linear_transpose(cotangents: Sequence[Any], *args: Any, linear: LinearMap) -> list[Any]:
+    nonzero = tuple(not compat_ad.is_zero(ct) for ct in cotangents)
+    if not any(nonzero):
+        return [None] * len(args)
+    restricted, operands = linear.restricted(nonzero)
+    n = linear.num_residuals
+    residuals = [x for x, keep in zip(args[:n], operands, strict=False) if keep]
+    made = iter(
+        restricted.transposed(*residuals, *(ct for ct, nz in zip(cotangents, nonzero, strict=True) if nz))
+    )
+    return [*(None for _ in range(n)), *(next(made) if nz else None for nz in restricted.nonzero_in)]
+
+
+def _linear_dce(used: Mask, *, linear: LinearMap) -> tuple[Mask, dict[str, Any]]:
+    restricted, operands = linear.restricted(used)
+    return operands, {"linear": restricted}
+
+
+compat_ad.register(
+    optimized_linear_p,
+    compat_ad.Rules(
+        _linear_abstract,
+        _linear_evaluate,
+        _linear_lowered,
+        _linear_jvp,
+        _linear_batch,
+        _linear_transpose,
+        _linear_dce,
+    ),
+)

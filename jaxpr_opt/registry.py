@@ -1,0 +1,73 @@
+"""Where passes are found by name: the library's own, and those other packages register.
+
+The engine meets the library at one string.  Another package adds passes with an entry point::
+
+    [project.entry-points."jaxpr_opt.passes"]
+    my-pass = "my_package.my_module:MyPass"
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+
+from jaxpr_opt.pipeline import Pass, Pipeline
+
+LIBRARY = "jaxpr_opt.passes"
+
+
+@functools.cache
+def available() -> dict[str, Pass]:
+    """Every pass by its kebab-case name, the library's first.  Two passes of one name are an error."""
+    found: dict[str, Pass] = {each.name: each for each in default_pipeline().passes}
+    for entry in entry_points(group=LIBRARY):
+        each = entry.load()()
+        if each.name in found:
+            raise ValueError(f"two passes are called {each.name!r}: one comes from {entry.value}")
+        found[each.name] = each
+    return found
+
+
+def default_pipeline() -> Pipeline:
+    """The library's pipeline, in the order `jaxpr_opt.passes` declares."""
+    library = importlib.import_module(LIBRARY)
+    return Pipeline(library.DEFAULT)
+
+
+@functools.cache
+def _resolved(passes: tuple[str | Pass, ...] | None, skip: tuple[str, ...]) -> Pipeline:
+    if passes is None:
+        pipeline = default_pipeline()
+    else:
+        pipeline = Pipeline((tuple(each if isinstance(each, Pass) else named(each) for each in passes),))
+    for name in skip:
+        pipeline = pipeline.without(named(name).name)
+    return pipeline
+
+
+def resolve(passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = ()) -> Pipeline:
+    """The pipeline of these passes only (default: the library's), without those named in `skip`.
+
+    Names may be written with dashes or underscores.
+
+    Raises:
+      TypeError: `passes` or `skip` is not a sequence of names or passes.
+      ValueError: a name is not that of a pass.
+    """
+    for argument, given in (("passes", passes), ("skip", skip)):
+        if given is not None and (isinstance(given, str) or not all(isinstance(n, str | Pass) for n in given)):
+            raise TypeError(f"{argument} must be a list of pass names, got {given!r}")
+    return _resolved(None if passes is None else tuple(passes), tuple(getattr(n, "name", n) for n in skip))
+
+
+def named(name: str) -> Pass:
+    """The pass of this name."""
+    found = available().get(name.replace("_", "-"))
+    if found is None:
+        close = get_close_matches(name.replace("_", "-"), available(), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(available())}"
+        raise ValueError(f"unknown pass {name!r}{hint}")
+    return found

@@ -1,0 +1,189 @@
+"""What the command line is about: a function named ``module:function`` or ``file.py:function``, and its arguments.
+
+::
+
+    f32[8,128]   bf16[]   i32[4]   key[2]     an array, by dtype and shape: a program needs no data to be traced
+    1.5   3   True   None                     a Python scalar, weakly typed as in a call from Python
+
+dtypes are named as JAX prints them (`f32`, `bf16`, `i8`, `u32`, `c64`, `bool`, `key`) or in full.  Arguments
+that are pytrees come from a function that returns them: ``args`` as a tuple, or ``(args, kwargs)``.
+
+Everything wrong with what the user wrote raises `TargetError`, one sentence that says what to do next.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpr_opt.frames import blame
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+DTYPE = re.compile(r"(?P<kind>bf|f|i|u|c)(?P<rest>\d+.*)")
+ARRAY = re.compile(r"(?P<dtype>\w+)\[(?P<shape>\s*(\d+\s*(,\s*\d+\s*)*)?)\]")
+KINDS = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
+
+
+class TargetError(Exception):
+    """The function or its arguments are not what the user thinks they are."""
+
+
+# -- functions ----------------------------------------------------------------------------------------------
+
+
+def resolve(target: str) -> Callable[..., Any]:
+    """The function `target` names."""
+    place, colon, path = target.rpartition(":")
+    if not colon or not place or not path:
+        raise TargetError(f"{target!r} is not a target: write module:function or file.py:function")
+    found: Any = _load(place)
+    for index, name in enumerate(names := path.split(".")):
+        if not hasattr(found, name):
+            owner = ":".join([place, ".".join(names[:index])]).rstrip(":")
+            raise TargetError(f"{owner} has no attribute {name!r}{_suggestion(name, found)}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise TargetError(f"{target} is not a function, it is of type {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _suggestion(name: str, owner: Any) -> str:
+    public = [n for n in dir(owner) if not n.startswith("_")]
+    close = get_close_matches(name, public, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _load(place: str) -> ModuleType:
+    """Import a module, or a file as one; the current directory and the file's own are searched first."""
+    is_file = place.endswith(".py")
+    path = Path(place).resolve()
+    if is_file and not path.is_file():
+        raise TargetError(f"there is no file {place}")
+    for directory in (Path.cwd(), path.parent) if is_file else (Path.cwd(),):
+        if str(directory) not in sys.path:
+            sys.path.insert(0, str(directory))
+    try:
+        return _load_file(path) if is_file else importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if not is_file and error.name and f"{place}.".startswith(f"{error.name}."):
+            raise TargetError(f"there is no module {error.name!r} here or among the installed ones") from error
+        raise TargetError(f"importing {place} failed: {blame(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"importing {place} failed: {blame(error)}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    """The file as a module named like it; under its path where that name is taken."""
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    name = path.stem if known is None and importlib.util.find_spec(path.stem) is None else str(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+# -- arguments ----------------------------------------------------------------------------------------------
+
+
+def parse_arguments(specs: Sequence[str]) -> tuple[Any, ...]:
+    """The arguments `specs` describe, one each."""
+    return tuple(map(parse_argument, specs))
+
+
+def parse_argument(spec: str) -> Any:
+    """`f32[8,128]` as a `jax.ShapeDtypeStruct`, `1.5` as itself."""
+    match = ARRAY.fullmatch(spec.strip())
+    if match is not None:
+        shape = tuple(int(size) for size in match["shape"].split(",") if size.strip())
+        return jax.ShapeDtypeStruct(shape, _dtype(match["dtype"], spec))
+    try:
+        value = ast.literal_eval(spec.strip())
+    except (ValueError, SyntaxError):
+        value = spec
+    if value is None or isinstance(value, bool | int | float | complex):
+        return value
+    raise TargetError(
+        f"cannot read the argument {spec!r}: write a dtype and a shape, as f32[8,128] or i32[],"
+        " or a Python number; for anything else use --args-from"
+    )
+
+
+def _dtype(name: str, spec: str) -> Any:
+    if name == "key":
+        return jax.eval_shape(jax.random.key, 0).dtype
+    short = DTYPE.fullmatch(name)
+    try:
+        dtype = jnp.dtype(KINDS[short["kind"]] + short["rest"] if short else name)
+    except TypeError:
+        raise TargetError(
+            f"unknown dtype {name!r} in {spec!r}: there are f16, bf16, f32, f64, i8 to i64, u8 to u64,"
+            " c64, c128, bool and key"
+        ) from None
+    _check_width(dtype, spec)
+    return dtype
+
+
+def _check_width(dtype: Any, spec: str) -> None:
+    """64-bit types exist only where the user's program runs with them; switching them on would change it."""
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise TargetError(f"{spec} needs 64-bit types, which are off: set JAX_ENABLE_X64=1")
+
+
+def load_arguments(reference: str) -> Arguments:
+    """Call the function `reference` names: it returns the arguments as a tuple, or `(args, kwargs)`."""
+    make = resolve(reference)
+    try:
+        made = make()
+    except Exception as error:
+        raise TargetError(f"{reference} raised {blame(error)}") from error
+    if not isinstance(made, tuple):
+        raise TargetError(f"{reference} returned a {type(made).__name__}: expected a tuple of arguments")
+    is_pair = len(made) == 2 and isinstance(made[0], tuple) and isinstance(made[1], dict)
+    args, kwargs = made if is_pair and all(isinstance(k, str) for k in made[1]) else (made, {})
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            _check_width(leaf.dtype, f"a {leaf.dtype} argument of {reference}")
+    return args, kwargs
+
+
+def check_call(target: str, function: Callable[..., Any], arguments: Arguments) -> None:
+    """Whether the function can be called with so many arguments; what it takes is said if not."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind(*arguments[0], **arguments[1])
+    except TypeError as error:
+        names = ", ".join(_written(signature))
+        raise TargetError(
+            f"{target} takes ({names}): {error}; give arguments with --args or --args-from"
+        ) from error
+
+
+def _written(signature: inspect.Signature) -> Iterator[str]:
+    """Parameters as in a definition, without annotations and default values."""
+    for each in signature.parameters.values():
+        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        yield f"{stars}{each.name}" + ("" if each.default is each.empty else "=...")

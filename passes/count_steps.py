@@ -1,0 +1,162 @@
+"""Keep how many steps were taken instead of one predicate per step.
+
+Before::
+
+    c_n, mask = scan[n] carry(c=c_0) {
+      p = lt c bound
+      d = cond p { step(c) } else { c }
+      yield carry(d) ys(p)
+    }
+
+After::
+
+    c_n, taken = scan[n] carry(c=c_0, k=0) { ...; yield carry(d, add k p) }
+    mask = lt iota taken
+
+and a loop that reads `mask` row by row compares its row number with `taken`.  The transposed loop then knows that its
+predicates are true in the first rows only, so that it can be merged with another loop, or start where the forward loop
+stopped.
+
+Sound when
+
+1. the scan runs forward and skips under `p`, computed from carries that a skipped step keeps: once false, `p` stays
+   false, so that it is true in the first `taken` rows and in no other;
+2. the stacked value is `p` itself, converted or not, the same in every step taken and in every step skipped.
+
+Source: jax#8239, whose transposed loops ask one predicate per step of the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.assume import Assumed, Splat
+from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root
+from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PredicateStack(Match):
+    """A stack of the predicate under which its scan skips."""
+
+    skip: Skip
+    stack: Stack
+
+
+@dataclass(frozen=True)
+class CountSteps(Pass):
+    """Stacked predicates of a loop that stops for good -> the number of steps it took."""
+
+    name: ClassVar[str] = "count-steps"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[PredicateStack]:
+        assert isinstance(op, Scan)
+        masks = [
+            s for s in op.stacks if s.value.shape == () and s.result.uses and _is_integral(s.value)
+        ]
+        skip = find_skip(op) if masks else None
+        if skip is None:
+            return
+        for stack in masks:
+            if predicate_root(stack.value) is skip.predicate:
+                yield PredicateStack(
+                    op, "one predicate a step becomes one count of steps", skip, stack
+                )
+
+    def refuse(self, match: PredicateStack) -> str | None:
+        skip = match.skip
+        if skip.kind != "carried":
+            return "its predicate may come back to true"
+        if skip.scan.reverse:
+            return "it runs backwards"
+        if skip.predicate.shape != ():
+            return "its predicate differs from row to row of a batch"
+        if _levels(match) is None:
+            return "what it stacks differs from one step taken to the next"
+        return None
+
+    def rewrite(self, match: PredicateStack, rw: Rewriter) -> None:
+        skip, scan, stack = match.skip, match.skip.scan, match.stack
+        levels = _levels(match)
+        assert levels is not None
+        taken = _count_taken(skip, rw)
+
+        def mask(rows: jax.Array, count: jax.Array) -> jax.Array:
+            return lax.select(
+                rows < count,
+                *(jnp.full_like(rows, level, dtype=stack.value.dtype) for level in levels),
+            )
+
+        if levels == (True, False):
+
+            def mask(rows: jax.Array, count: jax.Array) -> jax.Array:
+                return lax.convert_element_type(
+                    lax.lt(rows, jnp.broadcast_to(count, rows.shape)), stack.value.dtype
+                )
+
+        for user in stack.result.users:
+            if isinstance(user, Scan):
+                for stream in [s for s in user.streams if s.operand is stack.result]:
+                    _compare_rows(user, stream, taken, mask, rw)
+        if stack.result.uses:
+            after = scan.next
+            assert after is not None
+            n = scan.length
+            every = rw.insert(
+                lambda count: mask(lax.iota(jnp.int32, n), count), taken, before=after
+            )
+            rw.replace(stack.result, every)
+
+
+def _is_integral(value: Value) -> bool:
+    return value.dtype == bool or np.issubdtype(value.dtype, np.integer)
+
+
+def _levels(match: PredicateStack) -> tuple[int, int] | None:
+    """What the stack holds for a step taken and for one skipped."""
+    skip = match.skip
+    taken = Assumed(skip.scan.body, {skip.predicate: skip.taken_when})[match.stack.value]
+    skipped = skip.skipped[match.stack.value]
+    if isinstance(taken, Splat) and isinstance(skipped, Splat):
+        return int(taken.value), int(skipped.value)
+    return None
+
+
+def _count_taken(skip: Skip, rw: Rewriter) -> Value:
+    """Give the scan a carry that counts the steps it takes."""
+    scan, end = skip.scan, skip.scan.body.terminator
+    zero = rw.insert(lambda: jnp.int32(0), before=scan)
+    carry = Carry(zero, rw.new_value(zero.aval, "taken"), zero, rw.new_value(zero.aval, "taken"))
+    rw.set_scan(scan, carries=[*scan.carries, carry])
+    new_next = rw.insert(
+        lambda k, p: k + (p == skip.taken_when).astype(k.dtype),
+        carry.param,
+        skip.predicate,
+        before=end,
+    )
+    rw.set_scan(
+        scan, carries=[*scan.carries[:-1], Carry(zero, carry.param, new_next, carry.result)]
+    )
+    return carry.result
+
+
+def _compare_rows(scan: Scan, stream: Stream, taken: Value, mask, rw: Rewriter) -> None:  # type: ignore[no-untyped-def]
+    """In a scan that reads the mask row by row, compare the row number with the count instead."""
+    n = scan.length
+    numbers = rw.insert(lambda: lax.iota(jnp.int32, n), before=scan)
+    row = Stream(numbers, rw.new_value(taken.aval, "row"))
+    rw.set_scan(scan, streams=[*scan.streams, row])
+    first = scan.body.first
+    assert first is not None
+    rw.replace(stream.param, rw.insert(mask, row.param, taken, before=first))
+    rw.set_scan(scan, streams=[s for s in scan.streams if s.param is not stream.param])

@@ -1,0 +1,310 @@
+"""Stop a scan whose remaining steps do nothing.
+
+Before::
+
+    c_n, r = scan[n] carry(c=c_0) {
+      p = lt c bound
+      d = cond p { step(c) } else { c }
+      yield carry(d) ys(c)
+    }
+
+After::
+
+    i_n, c_n, b = while carry(i=0, c=c_0, b=undefined) { and (lt i n) (lt c bound) } {
+      d = step(c)
+      yield add i 1, d, write b[i] c
+    }
+    r = select(iota < i_n, b, c_n)          # only where rows of skipped steps have a value
+
+Sound when
+
+1. in a skipped step every carry keeps its value, counters apart, and
+2. the predicate is computed from carries that are kept (once false it stays false), or from streams, counters and
+   outer values (then the number of steps is computed before the loop; the last step taken ends it, so that a predicate
+   that comes back to true is no obstacle: the cond stays in the body for those in between),
+3. the predicate has no effects and ends, nor has a skipped step effects,
+4. what a skipped step stacks is unspecified, or computed from kept carries and outer values, or from the predicate,
+5. nothing differentiates the loop any more (the final phase): a `while` has no transpose.
+
+A reverse scan visits its last row first, so it *starts* at the last step that is taken: the transpose of a loop that
+stopped early.  A loop whose steps are cheaper than asking whether to go on is left alone.
+
+Source: jax#8239, jax#2469; Equinox's `bounded` while loop does this by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.assume import Splat
+from jaxpr_opt.analysis.masks import first_rows
+from jaxpr_opt.analysis.skips import Skip, find_skips, predicate_root
+from jaxpr_opt.ir import UNDEFINED, Op, Region, Scan, Stack, Value, backward_slice, reads
+from jaxpr_opt.pipeline import Match, Pass, Phase
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import is_collective, is_pure, is_speculable
+
+MIN_STEP_BYTES = 4096
+"""A step that makes less than this is not worth a question: one step of an XLA:CPU loop costs about as much as moving
+this many bytes (measured: 0.3 us)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SkippingLoop(Match):
+    """A scan that skips, or the reason why a predicate of it is not one to stop at."""
+
+    skip: Skip | str
+
+
+@dataclass(frozen=True)
+class ExitLoopEarly(Pass):
+    """Scan that skips its last steps -> while loop that stops."""
+
+    name: ClassVar[str] = "exit-loop-early"
+    phase: ClassVar[Phase] = "final"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[SkippingLoop]:
+        assert isinstance(op, Scan)
+        if _work(op.body) < MIN_STEP_BYTES:
+            return
+        for skip in find_skips(op):
+            what = (
+                "starts at the last step taken" if op.reverse else "stops after the last step taken"
+            )
+            yield SkippingLoop(op, f"a loop of at most {op.length} steps {what}", skip)
+
+    def refuse(self, match: SkippingLoop) -> str | None:
+        skip, scan = match.skip, match.op
+        assert isinstance(scan, Scan)
+        if isinstance(skip, str):
+            return skip
+        if scan.length < 2:
+            return f"it has {scan.length} steps"
+        if scan.params["unroll"] != 1:
+            return "it is unrolled on request"
+        if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):
+            return "a step has effects"
+        if any(is_collective(op) for op in scan.body.walk()):
+            return "a step communicates, so every device must take part in it"
+        for stack in scan.stacks:
+            if isinstance(reason := _refill(skip, stack), str):
+                return reason
+        return None
+
+    def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
+        skip, scan = match.skip, match.op
+        assert isinstance(skip, Skip) and isinstance(scan, Scan)
+        refills = [_refill(skip, stack) for stack in scan.stacks]
+        masks, stop = _last_step(skip, rw)
+        carries, stacks = scan.carries, scan.stacks
+        inits = _inits(skip, stop, rw)
+        predicate = _predicate(skip, inits, stop, rw)
+        body = _body(skip, inits, rw)
+        loop = rw.new_while(predicate, body, inits, like=scan, before=scan)
+        row, finals, buffers = (
+            loop.results[0],
+            loop.results[1 : 1 + len(carries)],
+            loop.results[1 + len(carries) :],
+        )
+        kept = _in_skipped_steps(skip, body, finals, rw)
+        steps = {c.param: step for c, step in skip.counters}
+        for carry, final in zip(carries, finals, strict=True):
+            step = steps.get(carry.param)
+            rw.replace(
+                carry.result,
+                final if step is None else _count(carry.init, step, scan.length, scan, rw),
+            )
+        done = stop if skip.kind == "upfront" else row
+        for stack, buffer, refill in zip(stacks, buffers, refills, strict=True):
+            assert not isinstance(refill, str)
+            rw.replace(stack.result, _refilled(skip, buffer, refill, kept, done, masks, rw))
+        rw.erase(scan)
+
+
+def _work(body: Region) -> float:
+    """Bytes a step makes; a step with a loop inside is always worth it."""
+    total = 0
+    for op in body.walk():
+        if op.name in ("scan", "while"):
+            return float("inf")
+        total += sum(v.nbytes for v in op.results)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """Condition 4: what the rows of skipped steps hold.  Nothing at all, unless one of these is set."""
+
+    constant: Splat | None = None
+    mask: bool = False
+    value: Value | None = None
+    ops: tuple[Op, ...] = ()
+
+
+def _refill(skip: Skip, stack: Stack) -> Refill | str:
+    body, known = skip.scan.body, skip.skipped[stack.value]
+    if isinstance(known, Splat):
+        return Refill(constant=known)
+    if known.op is not None and known.op.name == UNDEFINED:
+        return Refill()
+    if stack.value.shape == skip.predicate.shape and predicate_root(stack.value) is skip.predicate:
+        return Refill(mask=True)
+    ops = backward_slice([known], lambda v: v.region is not body or v is skip.predicate)
+    moving = {s.param for s in skip.scan.streams} | {c.param for c, _ in skip.counters}
+    used = {known, *reads(ops)}
+    if not used.isdisjoint(moving):
+        return f"it stacks {stack.value.name or stack.value.aval}, which differs from one skipped step to the next"
+    local = {v for op in ops for v in op.results} | set(body.params) | {skip.predicate}
+    if any(body.defines(v) and v not in local for v in used) or not all(
+        is_speculable(op) for op in ops
+    ):
+        return (
+            f"it stacks {stack.value.name or stack.value.aval}, which a skipped step computes anew"
+        )
+    return Refill(value=known, ops=tuple(ops))
+
+
+def _last_step(skip: Skip, rw: Rewriter) -> tuple[Value | None, Value]:
+    """All predicates as one array (of an `upfront` loop whose predicate is not simply `i < n`), and the number of
+    rows in which a step may be taken."""
+    scan, n = skip.scan, skip.scan.length
+    if skip.kind == "carried":
+        return None, rw.insert(lambda: jnp.int32(n), before=scan)
+    bound = first_rows(skip)
+    if bound is not None:
+        return None, rw.insert(lambda b: jnp.clip(b, 0, n).astype(jnp.int32), bound, before=scan)
+    rows = {s.param: s.operand for s in scan.streams}
+    for carry, step in skip.counters:
+        rows[carry.param] = _count(carry.init, step, None, scan, rw)
+    masks = rw.vectorize(skip.slice, skip.predicate, rows, length=n, before=scan)
+
+    def last(p: jax.Array) -> jax.Array:
+        taken = (p == skip.taken_when).reshape(n, -1).any(axis=1)
+        return jnp.max(jnp.where(taken, jnp.arange(1, n + 1, dtype=np.int32), 0))
+
+    return masks, rw.insert(last, masks, before=scan)
+
+
+def _count(init: Value, step: Value, after: int | None, scan: Scan, rw: Rewriter) -> Value:
+    """A counter after that many steps; without `after`, its value in each row."""
+    n = scan.length
+
+    def count(i: jax.Array, s: jax.Array) -> jax.Array:
+        if after is not None:
+            return i + s * jnp.asarray(after, i.dtype)
+        rows = jnp.arange(n, dtype=i.dtype)
+        return i + s * (n - 1 - rows if scan.reverse else rows)
+
+    return rw.typed(count, init.aval if after is not None else None, init, step, before=scan)
+
+
+def _inits(skip: Skip, stop: Value, rw: Rewriter) -> list[Value]:
+    """What the while loop starts from: the row number, the scan's carries, one buffer a stack."""
+    scan, n = skip.scan, skip.scan.length
+    row = rw.insert(lambda b: b - 1 if scan.reverse else b - b, stop, before=scan)
+    steps = {c.param: step for c, step in skip.counters}
+    carries = []
+    for carry in scan.carries:
+        init = carry.init
+        if scan.reverse and skip.kind == "upfront" and carry.param in steps:
+
+            def ahead(i: jax.Array, s: jax.Array, b: jax.Array) -> jax.Array:
+                return i + s * (n - b).astype(i.dtype)
+
+            init = rw.typed(ahead, init.aval, init, steps[carry.param], stop, before=scan)
+        carries.append(init)
+    return [row, *carries, *(rw.undefined(stack.result.aval, before=scan) for stack in scan.stacks)]
+
+
+def _predicate(skip: Skip, inits: list[Value], stop: Value, rw: Rewriter) -> Region:
+    """Whether row `row` is to be run: it is in range and, if that is known in the loop only, its step is taken."""
+    scan = skip.scan
+    region = rw.new_region(inits)
+    row, end = region.params[0], region.terminator
+    go_on = rw.insert(lambda i, b: i >= 0 if scan.reverse else i < b, row, stop, before=end)
+    if skip.kind == "carried":
+        mapping = dict(zip((c.param for c in scan.carries), region.params[1:], strict=False))
+        rw.clone(skip.slice, mapping, end)
+        taken = mapping.get(skip.predicate, skip.predicate)
+        go_on = rw.insert(lambda g, p: g & (p == skip.taken_when).any(), go_on, taken, before=end)
+    rw.set_outputs(region, [go_on])
+    return region
+
+
+def _body(skip: Skip, inits: list[Value], rw: Rewriter) -> Region:
+    """One step: rows of streams are sliced, rows of stacks written."""
+    scan, n = skip.scan, skip.scan.num_carries
+    region = rw.new_region(inits)
+    row, end = region.params[0], region.terminator
+    if skip.predicate.shape == () and (skip.kind == "carried" or first_rows(skip) is not None):
+        rw.replace(skip.predicate, rw.constant(np.bool_(skip.taken_when), skip.predicate.aval))
+    reading = reads(scan.body.ops)
+    rows = [
+        rw.insert(_read_row, s.operand, row, before=end) if s.param in reading else s.param
+        for s in scan.streams
+    ]
+    outputs = rw.inline(scan.body, [*region.params[1 : n + 1], *rows], end)
+    buffers = region.params[n + 1 :]
+    written = [
+        rw.insert(_write_row, b, v, row, before=end)
+        for b, v in zip(buffers, outputs[n:], strict=True)
+    ]
+    following = rw.insert(lambda i: i - 1 if scan.reverse else i + 1, row, before=end)
+    rw.set_outputs(region, [following, *outputs[:n], *written])
+    return region
+
+
+def _read_row(operand: jax.Array, row: jax.Array) -> jax.Array:
+    return lax.dynamic_index_in_dim(operand, row, 0, keepdims=False, allow_negative_indices=False)
+
+
+def _write_row(buffer: jax.Array, value: jax.Array, row: jax.Array) -> jax.Array:
+    return lax.dynamic_update_index_in_dim(buffer, value, row, 0, allow_negative_indices=False)
+
+
+def _in_skipped_steps(
+    skip: Skip, body: Region, finals: tuple[Value, ...], rw: Rewriter
+) -> dict[Value, Value]:
+    """The body's parameters in the steps that were skipped: after the last one taken, or, in reverse, before it."""
+    early = skip.kind == "upfront" and skip.scan.reverse
+    values = [c.init for c in skip.scan.carries] if early else list(finals)
+    false = rw.constant(np.full(skip.predicate.shape, not skip.taken_when), skip.predicate.aval)
+    mapping = {skip.predicate: false}
+    for old, new, value in zip(skip.scan.body.params, body.params[1:], values, strict=False):
+        mapping[old] = mapping[new] = value
+    return mapping
+
+
+def _refilled(skip: Skip, buffer: Value, refill: Refill, kept: dict[Value, Value], done: Value,
+              masks: Value | None, rw: Rewriter) -> Value:  # fmt: skip
+    """The stack: the rows that were run from `buffer`, the others as a skipped step would have made them."""
+    scan = skip.scan
+    if refill == Refill():
+        return buffer
+
+    def fill(rows: jax.Array, d: jax.Array, value: jax.Array) -> jax.Array:
+        number = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
+        ran = number > d if scan.reverse and skip.kind == "carried" else number < d
+        return lax.select(ran, rows, jnp.broadcast_to(value, rows.shape).astype(rows.dtype))
+
+    if refill.mask:
+        constant: object = not skip.taken_when
+    elif refill.constant is not None:
+        constant = refill.constant.value
+    else:
+        assert refill.value is not None
+        mapping = dict(kept)
+        rw.clone(refill.ops, mapping, scan)
+        value = mapping.get(refill.value, refill.value)
+        return rw.insert(fill, buffer, done, value, before=scan)
+    return rw.insert(
+        lambda rows, d: fill(rows, d, jnp.asarray(constant, rows.dtype)), buffer, done, before=scan
+    )

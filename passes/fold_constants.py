@@ -1,0 +1,93 @@
+"""Do scalar arithmetic on constants now.
+
+Before::
+
+    a = add 2 3
+    p = lt a 7
+    y = select_n p x z
+
+After::
+
+    y = select_n True x z
+
+Sound when
+
+1. operands and result are scalar booleans or integers: NumPy computes them as XLA does, wrapping around;
+2. the result has no weak type: a constant could not carry it.
+
+Cost: every rule removes an op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxpr_opt.ir import Constant, Op, Value
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+ARITHMETIC: Mapping[str, Callable[..., Any]] = {
+    "add": np.add,
+    "and": np.bitwise_and,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "convert_element_type": lambda x: x,
+    "eq": np.equal,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "sub": np.subtract,
+    "xor": np.bitwise_xor,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known(Match):
+    """The op's result is `number`."""
+
+    number: Any
+
+
+@dataclass(frozen=True)
+class FoldConstants(Pass):
+    """Compute scalar ops whose operands are constants."""
+
+    name: ClassVar[str] = "fold-constants"
+    cleanup: ClassVar[bool] = True
+
+    def find(self, op: Op) -> Iterator[Known]:
+        if op.name not in ARITHMETIC or op.result.shape or not op.result.uses:
+            return
+        if all(isinstance(v, Constant) for v in op.operands) and _is_foldable(op):
+            numbers = [np.asarray(v.value, v.dtype) for v in op.operands if isinstance(v, Constant)]
+            with np.errstate(over="ignore"):
+                number = np.asarray(ARITHMETIC[op.name](*numbers)).astype(op.result.dtype)[()]
+            yield Known(op, f"{op.name} is {number}", number)
+
+    def refuse(self, match: Known) -> str | None:  # noqa: ARG002 - what is foldable may be folded
+        return None
+
+    def rewrite(self, match: Known, rw: Rewriter) -> None:
+        result = match.op.result
+        rw.replace(result, rw.constant(match.number, result.aval))
+        rw.erase(match.op)
+
+
+def _is_foldable(op: Op) -> bool:
+    weak = getattr(op.result.aval, "weak_type", False)  # (2)
+    return not weak and all(_is_integral(v) for v in (*op.operands, op.result))  # (1)
+
+
+def _is_integral(value: Value) -> bool:
+    return not value.shape and isinstance(value.dtype, np.dtype) and value.dtype.kind in "biu"

@@ -1,0 +1,185 @@
+"""Compute a value once where the program computes it twice.
+
+Before::
+
+    a = sin x
+    y, z = scan[8] carry(c=x) xs(p=xs, q=xs) {
+      b = sin x
+      d = add c b
+      e = mul p q
+      yield carry(d) ys(e, e)
+    }
+
+After::
+
+    a = sin x
+    y, z = scan[8] carry(c=x) xs(p=xs) {
+      d = add c a
+      e = mul p p
+      yield carry(d) ys(e)
+    }
+
+Sound when
+
+1. both ops are the same function: primitive, parameters, equation context and types of the results, weak types and
+   shardings included; it has no effects, gives the same result for the same operands and is no collective;
+2. they read the same values; constants are compared bit by bit with their type, so that NaN equals NaN, and -0.0 is
+   not 0.0;
+3. the one that stays dominates the other, and no `Remat` is between them, whose purpose is to compute again; nor a
+   `Call`, which sees nothing outside;
+4. an op that merely spreads its operand out (a broadcast, an iota) is merged within its region only: made where it is
+   read it costs nothing, carried into a loop it is memory;
+5. two slots of a structured op are one if they hold the same value: streams of one operand, stacks of one value,
+   results with the same value in every branch, carries with the same `init` and the same `next`.
+
+Cost: linear; one table, scoped by region.
+Source: value numbering over structured regions, as in MLIR's CSE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxpr_opt.ir import Call, Constant, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import is_mergeable, spreads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeated(Match):
+    """Everything a program has twice, found at its return: values to be read elsewhere, and ops left without readers."""
+
+    values: dict[Value, Value]
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class MergeCommonSubexpressions(Pass):
+    """Ops and slots that hold the same value become one."""
+
+    name: ClassVar[str] = "merge-common-subexpressions"
+    cleanup: ClassVar[bool] = True
+
+    def find(self, op: Op) -> Iterator[Repeated]:
+        if op.is_terminator and op.region is not None and isinstance(op.region.owner, Graph):
+            numbering = _Numbering()
+            numbering.visit(op.region, {})
+            if numbering.leader:
+                says = f"{len(numbering.leader)} values are computed twice"
+                yield Repeated(op, says, numbering.leader, tuple(numbering.ops))
+
+    def refuse(self, match: Repeated) -> str | None:  # noqa: ARG002 - `_Numbering` pairs only what is interchangeable
+        return None
+
+    def rewrite(self, match: Repeated, rw: Rewriter) -> None:
+        for old, new in match.values.items():
+            rw.replace(old, new)
+        for op in reversed(match.ops):
+            rw.erase(op)
+
+
+class _Numbering:
+    """`leader`: values that another value, their leader, can stand for; `ops`: those all of whose results have one."""
+
+    def __init__(self) -> None:
+        self.leader: dict[Value, Value] = {}
+        self.ops: list[Op] = []
+
+    def visit(self, region: Region, seen: dict[Hashable, Op]) -> None:
+        """Number a region; `seen` maps functions of values to the op that computes them, where it is in scope."""
+        added: list[Hashable] = []
+        for op in region.ops:
+            if op.regions:
+                self.inside(op, seen)
+            elif is_mergeable(op):
+                key = self.key(op)
+                first = seen.get(key) if key is not None else None
+                if first is not None:
+                    self.ops.append(op)
+                    self.leader.update(zip(op.results, first.results, strict=True))
+                elif key is not None:
+                    seen[key] = op
+                    added.append(key)
+        for key in added:
+            del seen[key]
+
+    def inside(self, op: Op, seen: dict[Hashable, Op]) -> None:
+        """Number the regions of an op, then the op's own slots (5)."""
+        if isinstance(op, Scan):
+            self.merge((self.of(s.operand), (s.param,)) for s in op.streams)
+        for region in op.regions:
+            self.visit(region, {} if isinstance(op, Remat | Call) else seen)  # (3)
+        match op:
+            case Scan():
+                self.merge(
+                    ((self.of(c.init), self.of(c.next)), (c.param, c.result)) for c in op.carries
+                )
+                self.merge((self.of(s.value), (s.result,)) for s in op.stacks)
+            case While():
+                params = zip(op.carries, op.predicate.params, strict=True)
+                self.merge(
+                    ((self.of(c.init), self.of(c.next)), (c.param, p, c.result)) for c, p in params
+                )
+            case Call():
+                pass
+            case _:
+                yielded = zip(*(region.outputs for region in op.regions), strict=True)
+                slots = zip(yielded, op.results, strict=True)
+                self.merge((tuple(map(self.of, values)), (result,)) for values, result in slots)
+
+    def merge(self, slots: Iterable[tuple[Hashable, tuple[Value, ...]]]) -> None:
+        """Slots with the same key hold the same values."""
+        first: dict[Hashable, tuple[Value, ...]] = {}
+        for key, values in slots:
+            known = first.setdefault((key, *(v.aval for v in values)), values)
+            if known is not values:
+                self.leader.update(
+                    (old, new) for old, new in zip(values, known, strict=True) if old.uses
+                )
+
+    def of(self, value: Value) -> Hashable:
+        """What the value is, for comparison (2)."""
+        if isinstance(value, Constant):
+            return constant_key(value)
+        return self.leader.get(value, value)
+
+    def key(self, op: Op) -> Hashable | None:
+        """What the op computes, for comparison (1); None if its parameters cannot be compared."""
+        params = tuple((name, _exact(value)) for name, value in op.params.items())
+        key = (
+            op.primitive,
+            op.source.ctx,
+            params,
+            *(self.of(v) for v in op.operands),
+            *(v.aval for v in op.results),
+            op.region if spreads(op) else None,  # (4)
+        )
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+
+def constant_key(constant: Constant) -> Hashable:
+    """Equal for constants that are the same bit by bit; large and device arrays are the same only if identical."""
+    value = constant.value
+    if constant.nbytes > 64 or not isinstance(
+        value, np.ndarray | np.generic | int | float | complex
+    ):
+        return id(value)
+    return (constant.aval, np.asarray(value, constant.dtype).tobytes())
+
+
+def _exact(value: Any) -> Any:
+    """A parameter, such that 0.0 and -0.0, 1 and 1.0 and True differ."""
+    return (
+        value
+        if isinstance(value, tuple) or value is None
+        else (type(value), repr(value) if isinstance(value, float) else value)
+    )

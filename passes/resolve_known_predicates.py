@@ -1,0 +1,178 @@
+"""Use what a branch knows of its predicate.
+
+Before::
+
+    y = cond p {
+      q = not p
+      z = cond p { f x } else { g x }
+      u = select_n q w z
+      yield u, k
+    } else {
+      yield x, k
+    }
+
+After::
+
+    y = cond p {
+      u = select_n False w (f x)
+      yield u
+    } else {
+      yield x
+    }                                       # and k is read directly
+
+Sound when
+
+1. the read is inside a branch, where the selector has the branch's number: inside the true branch of ``cond p`` p is
+   true, `not p` false; with ``p = and q r`` so are q and r; in the false branch of ``p = or q r`` both are false;
+2. the last branch of a switch is also taken for selectors out of range, hence says nothing of its selector;
+3. a result that every branch gives the same value, defined outside or constant, is that value, of the same type.
+
+A cond on a constant is the branch it takes, its ops moved in place, effects and all.
+
+Cost: removes branches and selects; a constant in place of a residual is never stored.
+Source: conditional constant propagation (Wegman and Zadeck, 1991), restricted to the structure of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from jaxpr_opt.analysis.uniform import uniform
+from jaxpr_opt.ir import Cond, Constant, Op, Region, Use, Value
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken(Match):
+    """A cond that always takes `branch`."""
+
+    branch: Region
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownInside(Match):
+    """Reads, inside the branches of a cond, of values that the branch taken tells: each is this number."""
+
+    reads: tuple[tuple[Use, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SameEitherWay(Match):
+    """Results of a cond that do not depend on the branch taken."""
+
+    results: tuple[tuple[Value, Value], ...]
+
+
+@dataclass(frozen=True)
+class ResolveKnownPredicates(Pass):
+    """Fold conds on constants, predicates known from the enclosing branch, and results all branches agree on."""
+
+    name: ClassVar[str] = "resolve-known-predicates"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Cond,)
+    cleanup: ClassVar[bool] = True
+
+    def find(self, op: Op) -> Iterator[Match]:
+        assert isinstance(op, Cond)
+        number = uniform(op.selector)
+        if number is not None:
+            last = len(op.branches) - 1
+            index = int(number) if 0 <= int(number) <= last else last  # (2)
+            yield Taken(op, f"the cond always takes branch {index}", op.branches[index])
+            return
+        reads = tuple(_known_reads(op))
+        if reads:
+            yield KnownInside(
+                op, f"{len(reads)} reads of a predicate are known inside its branches", reads
+            )
+        same = [(o.result, _agreed(o.values, op)) for o in op.outcomes if o.result.uses]
+        results = tuple(
+            (result, value)
+            for result, value in same
+            if value is not None and value.aval == result.aval
+        )
+        if results:
+            yield SameEitherWay(op, f"{len(results)} results are the same in every branch", results)
+
+    def refuse(self, match: Match) -> str | None:  # noqa: ARG002 - facts need no leave
+        return None
+
+    def rewrite(self, match: Match, rw: Rewriter) -> None:
+        match match:
+            case Taken():
+                outputs = rw.inline(match.branch, (), match.op)
+                for result, value in zip(match.op.results, outputs, strict=True):
+                    rw.replace(result, value)
+                rw.erase(match.op)
+            case KnownInside():
+                for use, number in match.reads:
+                    aval = use.op.operands[use.index].aval
+                    constant = rw.constant(np.asarray(number, aval.dtype)[()], aval)
+                    rw.set_operand(use.op, use.index, constant)
+            case SameEitherWay():
+                for result, value in match.results:
+                    rw.replace(result, value)
+
+
+def _known_reads(cond: Cond) -> Iterator[tuple[Use, int]]:
+    """Reads inside a branch of values whose number the branch taken tells (1)."""
+    seen: set[Use] = set()
+    for index, branch in enumerate(cond.branches):
+        for value, number in _facts(cond, index):
+            for use in value.uses:
+                if use not in seen and use.op is not cond and branch.contains(use.op.region):
+                    seen.add(use)
+                    yield use, number
+
+
+def _facts(cond: Cond, index: int) -> Iterator[tuple[Value, int]]:
+    """Scalars known in branch `index`, with their numbers."""
+    selector = cond.selector
+    if len(cond.branches) > 2:
+        if index < len(cond.branches) - 1 and not _is_weak(selector):  # (2)
+            yield selector, index
+        return
+    pending = [(selector, bool(index))]
+    while pending:
+        value, holds = pending.pop()
+        if isinstance(value, Constant) or value.shape or value.dtype != bool:
+            continue
+        yield value, holds
+        for user in value.users:
+            if user.name == "not":
+                yield user.result, not holds
+            elif user.name == "convert_element_type" and not _is_weak(user.result):
+                yield user.result, holds
+        op = value.op
+        if op is not None and op.name == "not":
+            pending.append((op.operands[0], not holds))
+        elif op is not None and op.name == ("and" if holds else "or"):
+            pending.extend((operand, holds) for operand in op.operands)
+
+
+def _is_weak(value: Value) -> bool:
+    return bool(getattr(value.aval, "weak_type", False))
+
+
+def _agreed(values: tuple[Value, ...], cond: Cond) -> Value | None:
+    """What all branches yield, if it is one value that is defined outside of them (3)."""
+    first = values[0]
+    if isinstance(first, Constant):
+        same = all(isinstance(v, Constant) and _same_constant(v, first) for v in values)
+        return first if same else None
+    outside = not any(branch.defines(first) for branch in cond.branches)
+    return first if outside and all(v is first for v in values) else None
+
+
+def _same_constant(a: Constant, b: Constant) -> bool:
+    if a.value is b.value:
+        return a.aval == b.aval
+    return (
+        a.scalar is not None
+        and a.aval == b.aval
+        and np.asarray(a.value).tobytes() == np.asarray(b.value).tobytes()
+    )
