@@ -1,4 +1,4 @@
-"""Run benchmarks by name, or all of them; print tables, write JSON, and on request the plots of docs/."""
+"""Run benchmarks by name, or all: tables for the terminal, JSON, on request the plots of docs/."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def main() -> None:
             f"no benchmark is called {', '.join(sorted(unknown))}: {', '.join(BENCHMARKS)}"
         )
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
     for name in options.names or BENCHMARKS:
         run(name, options, console)
 

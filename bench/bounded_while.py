@@ -1,8 +1,8 @@
 """The gradient of a bounded while loop (jax#8239), eight real steps, against the bound.
 
-The number of steps is an argument, so that no compiler can fold it away. Peers are given what they ask
-for: equinox its own loop, the seed's fix its `jax.checkpoint`, and the hand-written program the number
-of steps at compile time.
+The number of steps is an argument, so that no compiler can fold it away. Peers get what they ask
+for: equinox its own loop, the issue's fix its `jax.checkpoint`, and the hand-written program the
+number of steps at compile time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bench.harness import Program, Row, Unavailable, optional
+from bench.harness import Program, Row, UnavailableError, optional
 from bench.report import plot
 from examples import bounded_while as example
 
@@ -68,8 +68,8 @@ def _versions(loop: Any, bound: int) -> dict[str, Callable[[], Gradient]]:
 
 
 def _gradient(loss: Callable[..., jax.Array]) -> Gradient:
-    """The gradient with respect to `x`, as in the seed; a new function at each call."""
-    return jax.grad(lambda params, x, steps: loss(params, x, steps), argnums=1)
+    """The gradient with respect to `x`, as in the issue."""
+    return jax.grad(loss, argnums=1)
 
 
 def _with_checkpoint(loop: Any) -> example.Loop:
@@ -105,7 +105,7 @@ def _enzyme() -> Any:
 def _optimize() -> Any:
     module = optional("jaxpr_opt", "jaxpr-opt")
     if not hasattr(module, "optimize"):
-        raise Unavailable("jaxpr_opt has no optimize")
+        raise UnavailableError("jaxpr_opt has no optimize")
     return module.optimize
 
 

@@ -1,7 +1,7 @@
 """Measure programs side by side: compile each once, then time them in turns and keep the minima.
 
-A machine's speed drifts over a run, so programs that are compared are timed in one run, in rounds; in a
-round each program runs once, in an order shuffled anew, and its least time counts. A program that
+A machine's speed drifts over a run, so programs that are compared are timed in one run, in rounds:
+in each, every program runs once, in an order shuffled anew, and its least time counts. A program that
 cannot run says so in its row; no row is left out.
 """
 
@@ -20,8 +20,8 @@ import numpy as np
 MEMORY_LIMIT = 8e9
 """Programs that ask for more temporary bytes than this are compiled, and not run."""
 
-SETUP_LIMIT = 60.0
-"""Once a program of a sweep took longer than this to compile, larger ones of its kind are not tried."""
+SETUP_LIMIT = 15.0
+"""Once a program of a sweep took longer to compile, larger ones of its kind are not tried."""
 
 TIME_BUDGET = 4.0
 """Seconds that a program may run in all, after its first three rounds."""
@@ -29,10 +29,10 @@ TIME_BUDGET = 4.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """One thing to measure: `function(*arguments)` under `jax.jit`, and where it belongs in the tables.
+    """One thing to measure, `function(*arguments)` under `jax.jit`, and its place in the tables.
 
-    Programs of one `name`, `group` and increasing `size` are a sweep: times are fitted against the size.
-    `make` is called once, and raises `Unavailable` where the peer that it needs is not installed.
+    Programs of one `name` and `group` are a sweep over their `size`, in increasing order.
+    `make` gives a new function at each call; it raises `UnavailableError` where a peer is missing.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Row:
         return self.lower_seconds + self.compile_seconds
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """A program that cannot be made here; the message goes into its row."""
 
 
@@ -74,7 +74,7 @@ def optional(module: str, install: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise Unavailable(f"not installed: pip install {install} ({error})") from None
+        raise UnavailableError(f"not installed: pip install {install} ({error})") from None
 
 
 def measure(
@@ -86,7 +86,7 @@ def measure(
 ) -> list[Row]:
     """Compile `programs`, then time them in `rounds`; a row for each, in their order.
 
-    Compilation is timed `setups` times, from cleared caches, and the least counts.
+    Compilation is timed `setups` times, from cleared caches, and the least counts; once where it is slow.
     """
     rows = [Row(name=p.name, group=p.group, size=p.size) for p in programs]
     runs: list[tuple[Row, Callable[[], Any]]] = []
@@ -117,7 +117,7 @@ def _too_slow_to_set_up(row: Row, rows: Sequence[Row]) -> str | None:
 def _set_up(program: Program, row: Row, setups: int) -> Callable[[], Any] | None:
     """Compile `program`, filling in `row`; a call that runs it, unless it cannot run."""
     for _ in range(setups):
-        jax.clear_caches()
+        jax.clear_caches()  # type: ignore[no-untyped-call]
         try:
             start = time.perf_counter()
             function = program.make()
@@ -126,7 +126,7 @@ def _set_up(program: Program, row: Row, setups: int) -> Callable[[], Any] | None
             middle = time.perf_counter()
             compiled = lowered.compile()
             end = time.perf_counter()
-        except Unavailable as reason:
+        except UnavailableError as reason:
             row.note = str(reason)
             return None
         except Exception as error:  # noqa: BLE001  a peer's failure is a result, and its row says so
@@ -134,11 +134,13 @@ def _set_up(program: Program, row: Row, setups: int) -> Callable[[], Any] | None
             return None
         if row.setup_seconds is None or end - start < row.setup_seconds:
             row.lower_seconds, row.compile_seconds = middle - start, end - middle
+        if end - start > SETUP_LIMIT / 3:
+            break
     row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
     if row.temp_bytes > MEMORY_LIMIT:
         row.note = f"not run: needs {row.temp_bytes / 1e9:.0f} GB"
         return None
-    return lambda: jax.block_until_ready(compiled(*program.arguments))
+    return lambda: jax.tree.map(lambda x: x.block_until_ready(), compiled(*program.arguments))
 
 
 def _compare_results(runs: Sequence[tuple[Row, Callable[[], Any]]]) -> None:
@@ -178,7 +180,7 @@ def _run_in_turns(
 def growth(rows: Sequence[Row], of: Callable[[Row], float | None]) -> float | None:
     """The exponent with which `of(row)` grows with the size, over the last doublings of a sweep.
 
-    Three doublings or more are fitted, from the largest size down; `None` where fewer were measured.
+    The last three or more are fitted, from the largest size down; `None` where fewer were measured.
     """
     points = sorted((row.size, value) for row in rows if (value := of(row)))
     starts = [size for size, _ in points if size * 8 <= points[-1][0]]

@@ -86,7 +86,8 @@ def _table(title: str, rows: Sequence[Row], of: Callable[[Row], float | None]) -
 def _cell(row: Row, value: float | None) -> str:
     if value is None:
         return "[red]-[/]"
-    return f"[red]{value:.3g} wrong[/]" if is_wrong(row) else f"{value:.3g}"
+    text = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"[red]{text} wrong[/]" if is_wrong(row) else text
 
 
 def is_wrong(row: Row) -> bool:

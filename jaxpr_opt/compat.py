@@ -156,6 +156,12 @@ def bound_under(info: Any, ctx: Any) -> Iterator[None]:
         yield
 
 
+def is_transposed(info: Any) -> bool:
+    """Whether JAX made an equation by transposing: its name stack says ``transpose(...)``."""
+    stack = () if info is None else info.name_stack.stack
+    return any(isinstance(each, _source_info.Transform) and each.name == "transpose" for each in stack)
+
+
 def user_frame(info: Any) -> tuple[str, int, str] | None:
     """`(file, line, function)` of the user's code an equation was traced from; None where JAX knows none."""
     if info is None or info.traceback is None:

@@ -6,10 +6,12 @@ Two kinds of things: transformations of closed jaxprs, each with one result type
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
@@ -42,9 +44,10 @@ def hoist_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def uses_references(jaxpr: ClosedJaxpr) -> bool:
-    """Whether the program reads or writes mutable arrays that live outside of it."""
+    """Whether the program makes, reads or writes mutable arrays."""
     opened = compat.open_jaxpr(jaxpr)
-    return any(compat.is_ref(v.aval) for v in (*opened.constvars, *opened.invars))
+    touched = any(compat.is_ref(v.aval) for v in (*opened.constvars, *opened.invars))
+    return touched or any(isinstance(e, _core.InternalMutableArrayEffect) for e in jaxpr.effects)
 
 
 def forwarded(jaxpr: ClosedJaxpr) -> list[int | None]:
@@ -68,12 +71,12 @@ def select_outputs(jaxpr: ClosedJaxpr, used: Sequence[bool]) -> ClosedJaxpr:
     return jaxpr if all(used) else _pe.prune_closed_jaxpr_outputs(jaxpr, tuple(used))
 
 
-def dce(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool]) -> tuple[ClosedJaxpr, Mask]:
+def dce(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool], *, keep_inputs: bool = False) -> tuple[ClosedJaxpr, Mask]:
     """Without what the used outputs do not need, and which inputs are left."""
     if hasattr(jaxpr, "with_consts"):
-        out, used = _pe.dce_jaxpr(jaxpr, tuple(used_outputs))
+        out, used = _pe.dce_jaxpr(jaxpr, tuple(used_outputs), keep_inputs)
         return out, tuple(used)
-    inner, used = _pe.dce_jaxpr(jaxpr.jaxpr, tuple(used_outputs))
+    inner, used = _pe.dce_jaxpr(jaxpr.jaxpr, tuple(used_outputs), keep_inputs)
     return ClosedJaxpr(inner, jaxpr.consts), tuple(used)
 
 
@@ -154,38 +157,33 @@ def _bind_constant_residuals(
 
 def transpose(jaxpr: ClosedJaxpr, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
     """``(other inputs, nonzero cotangents) -> nonzero cotangents of the linear inputs``, and which those are."""
+    needed, _ = dce(jaxpr, nonzero, keep_inputs=True)
+    num_others = len(linear) - sum(linear)
     found: list[bool] = []
 
     def transposed(*args: Any) -> list[Any]:
-        others, cotangents = args[: len(args) - sum(nonzero)], args[len(args) - sum(nonzero) :]
-        out = backward_pass(jaxpr, linear, nonzero, others, cotangents)
+        out = backward_pass(needed, linear, args[:num_others], args[num_others:])
         found[:] = [ct is not None for ct in out]
         return [ct for ct in out if ct is not None]
 
-    known = [a for a, is_linear in zip(jaxpr.in_avals, linear, strict=True) if not is_linear]
-    avals = [*known, *cotangent_avals(jaxpr, nonzero)]
-    return compat.trace(transposed, avals), tuple(found)
+    others = [a for a, is_linear in zip(needed.in_avals, linear, strict=True) if not is_linear]
+    return compat.trace(transposed, [*others, *cotangent_avals(needed)]), tuple(found)
 
 
-def cotangent_avals(jaxpr: ClosedJaxpr, nonzero: Sequence[bool]) -> list[Any]:
-    return [a.to_ct_aval() for a, nz in zip(jaxpr.out_avals, nonzero, strict=True) if nz]
+def cotangent_avals(jaxpr: ClosedJaxpr) -> list[Any]:
+    """The types of its outputs' cotangents."""
+    return [a.to_ct_aval() for a in jaxpr.out_avals]
 
 
-def backward_pass(
-    jaxpr: ClosedJaxpr, linear: Mask, nonzero: Mask, others: Sequence[Any], cotangents: Sequence[Any]
-) -> list[Any]:
+def backward_pass(jaxpr: ClosedJaxpr, linear: Mask, others: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """Cotangents of the linear inputs (None where symbolically zero), by transposing every equation."""
-    given, seeds = iter(others), iter(cotangents)
+    given = iter(others)
     args = [
         _ad.ValAccum(aval.to_ct_aval()) if is_linear else next(given)
         for aval, is_linear in zip(jaxpr.in_avals, linear, strict=True)
     ]
-    cts = [
-        next(seeds) if nz else _ad.Zero(aval.to_ct_aval())
-        for aval, nz in zip(jaxpr.out_avals, nonzero, strict=True)
-    ]
-    inner = getattr(jaxpr, "jaxpr", jaxpr) if not hasattr(jaxpr, "with_consts") else jaxpr
-    _ad.backward_pass3(inner, False, jaxpr.consts, args, cts)
+    inner = jaxpr if hasattr(jaxpr, "with_consts") else jaxpr.jaxpr
+    _ad.backward_pass3(inner, False, jaxpr.consts, args, cotangents)
     frozen = [x.freeze() for x, is_linear in zip(args, linear, strict=True) if is_linear]
     return [None if is_zero(ct) else ct for ct in frozen]
 
@@ -383,6 +381,20 @@ def register_partial_eval(
 
     _pe.custom_partial_eval_rules[primitive] = split_rule
     _pe.partial_eval_jaxpr_custom_rules[primitive] = policy_rule
+
+
+def register_checkify(primitive: Primitive) -> None:
+    """User checks inside of a program are found by running its equations one by one, not optimised."""
+
+    def rule(*args: Any, jaxpr: ClosedJaxpr, program: Any) -> Any:
+        del program
+        *context, error, enabled = args[: _CHECKIFY_ARGUMENTS - 1]  # since 0.11 a context comes first
+        return _checkify.checkify_jaxpr(*context, jaxpr, enabled, error, *args[_CHECKIFY_ARGUMENTS - 1 :])
+
+    _checkify.error_checks[primitive] = rule
+
+
+_CHECKIFY_ARGUMENTS = list(inspect.signature(_checkify.checkify_jaxpr).parameters).index("args")
 
 
 # ---------------------------------------------------------------- what `jax.jit` was told

@@ -1,17 +1,21 @@
 """The difference of two graphs as one text: `-` only before, `+` only after, blank in both.
 
 Ops are compared, not lines: names play no part, and `after` is written with the names of `before`
-wherever a value is the same (`jaxpr_opt.diff_align`).  Regions are compared inside, so that a change
-deep in a loop is one line.  `jaxpr-opt diff` prints this, and tests of passes quote it whole.
+wherever a value is the same (`jaxpr_opt.diff_align`).  Regions are compared inside, so that a
+change deep in a loop is one line.  `jaxpr-opt diff` prints this, and tests quote it whole.
 """
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from rich import filesize
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
 from rich.text import Text
 
 from jaxpr_opt.analysis.summary import Summary, summarize
@@ -20,6 +24,12 @@ from jaxpr_opt.ir import Graph, Op, Region
 from jaxpr_opt.text import Names, graph_opening, op_lines, opening, sections
 
 Gutter = Literal["-", "+", " "]
+FIGURES = {
+    "equations": "equations",
+    "loop residuals": "residual_bytes",
+    "peak (estimate)": "peak_bytes",
+    "FLOPs": "flops",
+}
 STYLES: dict[Gutter, str] = {"-": "red", "+": "green", " ": ""}
 
 
@@ -30,13 +40,24 @@ class DiffLine(NamedTuple):
     depth: int
     text: str
 
-    def __str__(self) -> str:
-        return f"{self.gutter} {'  ' * self.depth}{self.text}"
+    def wrapped(self, width: int | None = None) -> list[str]:
+        """With gutter and indentation, and broken between words where it is longer than `width`."""
+        room = max(40, width - 2) if width is not None else sys.maxsize
+        indent = "  " * self.depth
+        parts = textwrap.wrap(
+            self.text,
+            room,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return [f"{self.gutter} {part}".rstrip() for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphDiff:
-    """The difference of two graphs and what each of them costs; `print` it, with rich or without."""
+    """The difference of two graphs, and what each costs; print it, with rich or without."""
 
     lines: tuple[DiffLine, ...]
     before: Summary
@@ -47,20 +68,35 @@ class GraphDiff:
         return any(line.gutter != " " for line in self.lines)
 
     def to_text(self, width: int | None = None) -> str:
-        """The diff; lines longer than `width` end in an ellipsis."""
-        return "\n".join(_cut(str(line), width).rstrip() for line in self.lines)
+        """The diff; lines longer than `width` are continued on the next, further in."""
+        return "\n".join(part for line in self.lines for part in line.wrapped(width))
 
     def __str__(self) -> str:
         return self.to_text()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in self.lines:
-            style = STYLES[line.gutter]
-            yield Text(_cut(str(line), options.max_width), style=style, no_wrap=True)
+            for part in line.wrapped(options.max_width):
+                yield Text(part, style=STYLES[line.gutter], no_wrap=True)
+        yield Text()
+        yield self.table()
+
+    def table(self) -> Table:
+        """The figures of both programs, side by side."""
+        table = Table("", "before", "after")
+        for label, figure in FIGURES.items():
+            values = [getattr(side, figure) for side in (self.before, self.after)]
+            table.add_row(label, *(_figure(value, figure.endswith("bytes")) for value in values))
+        for column in table.columns[1:]:
+            column.justify = "right"
+        return table
 
 
-def _cut(text: str, width: int | None) -> str:
-    return text if width is None or len(text) <= width else f"{text[: width - 1]}…"
+def _figure(value: int | None, in_bytes: bool) -> str:
+    """`1,234`, `1.2 kB`; `?` for what is not known."""
+    if value is None:
+        return "?"
+    return filesize.decimal(value) if in_bytes else f"{value:,}"
 
 
 def diff_graphs(before: Graph, after: Graph) -> GraphDiff:

@@ -1,10 +1,10 @@
 """Which op of one graph is which op of another, whatever they are called.
 
-Ops of two regions are paired in program order, asking for less and less: the same computation on the
-same inputs; the same primitive, parameters and types; the same kind of loop or branch.  Paired ops have
-their regions, carries, streams, stacks and results paired in turn.  All is done twice: the second time
-paired values count as the same input, so that one edit does not unsettle everything that depends on it.
-What is left over and computes the same in another region has moved.
+Ops of two regions are paired in program order, asking for less and less: the same computation on
+the same inputs; the same primitive, parameters and types; the same kind of loop or branch.  Paired
+ops have their regions, carries, streams, stacks and results paired in turn.  All is done twice: the
+second time paired values count as the same input, so that one edit does not unsettle all that
+depends on it.  What is left over and computes the same elsewhere has moved.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _shape(op: Op) -> Hashable:
 
 
 def fingerprints(graph: Graph, known: Mapping[Value, Hashable]) -> Keys:
-    """What every op and value computes, from the inputs down, as a hash; `known` values have theirs."""
+    """What every op and value computes, from the inputs down; `known` values have their own."""
     return _Fingerprints(graph, known).keys
 
 
@@ -149,9 +149,7 @@ class _Fingerprints:
         for region in op.regions:
             self.region(region)
         outputs = [self.read(region.outputs) for region in op.regions]
-        effects = [
-            self.keys[each] for region in op.regions for each in region.ops if each.effects
-        ]
+        effects = [self.keys[each] for region in op.regions for each in region.ops if each.effects]
         self.keys[op] = hash((_shape(op), reads, *outputs, *effects))
         self.define("result", op.results, self.results(op, reads, outputs))
 
@@ -162,7 +160,9 @@ class _Fingerprints:
         match op:
             case Scan() | While():
                 step, outer = outputs[-1], parameters(op)
-                return [(outer, *pair) for pair in zip(step, [*reads, *step][: len(step)])]
+                return [
+                    (outer, *pair) for pair in zip(step, [*reads, *step][: len(step)], strict=True)
+                ]
             case Cond():
                 return [(reads, *values) for values in zip(*outputs, strict=True)]
             case _ if op.regions:

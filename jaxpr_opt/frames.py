@@ -26,12 +26,18 @@ def frame_text(frame: Frame) -> str:
 
 
 def blame(error: BaseException) -> str:
-    """One line about an exception: its type, its message's first line and where the user's code raised it."""
+    """One line about an exception: its type, its first line, where the user's code raised it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{message.partition(' (')[0]} ({frame_text((error.filename, error.lineno or 0, ''))})"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_MACHINERY)]
+        return (
+            f"{message.partition(' (')[0]} ({frame_text((error.filename, error.lineno or 0, ''))})"
+        )
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith(_MACHINERY)
+    ]
     theirs = [f for f in frames if not f.filename.startswith(_INSTALLED)]
     if not frames:
         return message

@@ -34,7 +34,7 @@ from jaxpr_opt.ir import (
     While,
 )
 
-INLINED = {"closed_call", "core_closed_call", "eval_jaxpr"}
+INLINED = {"closed_call", "core_closed_call", "eval_jaxpr", "optimized"}
 INLINED_WHEN_FINAL = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
@@ -93,10 +93,14 @@ class _Importer:
     ) -> None:
         for eqn in eqns:
             operands = [self.read(atom, env) for atom in eqn.invars]
-            source = self.source or Source(compat.nest_source(outer.info, eqn.source_info), eqn.ctx)
+            source = self.source or self.origin(eqn, outer)
             for var, value in zip(eqn.outvars, self.equation(region, eqn, operands, source, before), strict=True):
                 if not compat.is_drop(var):
                     env[var] = value
+
+    def origin(self, eqn: Any, outer: Source) -> Source:
+        info = compat.nest_source(outer.info, eqn.source_info)
+        return Source(info, eqn.ctx, compat.is_transposed(info))
 
     def equation(
         self, region: Region, eqn: Any, operands: list[Value], source: Source, before: Op | None

@@ -190,7 +190,8 @@ class Source:
 
     info: Any = None
     ctx: Any = None
-    eqn_params: Any = None
+    transposed: bool = False
+    """Whether JAX made it by transposing a linear program: it computes cotangents, whose zeros are symbolic."""
 
 
 class Region:

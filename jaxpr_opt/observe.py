@@ -1,10 +1,11 @@
 """The program of a function as its author wrote it, and as it is compiled.
 
-JAX traces a function once and remembers the result, and so would see no optimiser at work a second time.  Here
-every trace happens under a value of a context that JAX's caches are keyed by, and that nobody has used before.
+JAX traces a function once and remembers the result: a second time there is no optimiser at work
+to see.  So every trace here happens in a context that JAX's caches are keyed by, with a value that
+nobody has used before.
 
-An optimised program is an equation ``optimized`` until it is lowered, when the final phase runs.  `optimized`
-puts what that phase makes in its place, so that the whole program can be read, and no compiler is needed.
+An optimised program is an equation ``optimized`` until it is lowered, when the final phase runs.
+Here what that phase makes is put in its place: the whole program can be read without compiling it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jaxpr_opt.pipeline import Journal, Pass, collect_journals
 from jaxpr_opt.program import Program, optimized_linear_p, optimized_p
 from jaxpr_opt.rewriter import Rewriter
 
-_fresh = jax.make_user_context(None)
+_fresh: Any = jax.make_user_context(None)  # type: ignore[no-untyped-call]
 
 
 def name_of(fun: Callable[..., Any]) -> str:
@@ -40,7 +41,9 @@ def original(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
         return import_jaxpr(_trace(fun, args, kwargs), "final", name_of(fun))
 
 
-def optimized(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Graph, list[Journal]]:
+def optimized(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Graph, list[Journal]]:
     """The program that is compiled for a function, and what every pipeline did on the way.
 
     A function without any optimised part is optimised as a whole.
@@ -49,7 +52,9 @@ def optimized(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
     return (graph, journals) if journals else as_it_is(optimize(fun), args, kwargs)
 
 
-def as_it_is(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Graph, list[Journal]]:
+def as_it_is(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Graph, list[Journal]]:
     """The program that is compiled for a function: its optimised parts are, the others are not."""
     with collect_journals() as journals, settings.override(check=False):
         graph = import_jaxpr(_trace(fun, args, kwargs), "final", name_of(fun))
@@ -59,7 +64,9 @@ def as_it_is(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
     return graph, journals
 
 
-def reselected(fun: Callable[..., Any], passes: Sequence[str | Pass] | None, skip: Sequence[str]) -> Any:
+def reselected(
+    fun: Callable[..., Any], passes: Sequence[str | Pass] | None, skip: Sequence[str]
+) -> Any:
     """The function optimised by these passes, whatever is optimised inside of it."""
     inner, options = compat_ad.jit_options(fun) or (fun, {})
 
@@ -74,7 +81,8 @@ def reselected(fun: Callable[..., Any], passes: Sequence[str | Pass] | None, ski
 def _trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> ClosedJaxpr:
     jitted = fun if isinstance(fun, jax.stages.Wrapped) else jax.jit(fun)
     with _fresh(object()):
-        return jitted.trace(*args, **kwargs).jaxpr
+        traced: ClosedJaxpr = jitted.trace(*args, **kwargs).jaxpr
+    return traced
 
 
 def _program(op: Op) -> Program | None:

@@ -230,16 +230,24 @@ class Pipeline:
 def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) -> bool:
     """Run one pass over every op of a graph until it finds nothing more to do; whether it changed anything.
 
-    An op is asked again after each rewrite anchored at it, so `find` always sees the graph as it is.
+    An op is asked again after each rewrite anchored at it, and structured ops a rewrite has made are asked next, so
+    `find` always sees the graph as it is.
     """
     record, before = journal.record(each), list(journal.records)
     started = time.perf_counter()
     record.refusals.clear()
     fired = False
     try:
-        for op in list(graph.walk()):
-            while op.region is not None and isinstance(op, each.anchors) and _rewrite_one(each, op, graph, record):
+        pending = [op for op in graph.walk() if isinstance(op, each.anchors)]
+        pending.reverse()
+        while pending:
+            op = pending[-1]
+            rw = _rewrite_one(each, op, graph, record) if op.region is not None else None
+            if rw is None:
+                pending.pop()
+            else:
                 fired = True
+                pending.extend(made for made in rw.made if isinstance(made, each.anchors))
         if fired and debug:
             verify(graph)
     except Exception as error:  # the contract: a failing pass never takes the user's program down with it
@@ -249,7 +257,7 @@ def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) ->
     return fired
 
 
-def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> bool:
+def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewriter | None:
     for match in each.find(op):
         frame = compat.user_frame(match.op.source.info)
         reason = each.refuse(match)
@@ -262,8 +270,8 @@ def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> bool:
         each.rewrite(match, rw)
         assert rw.edits, f"{each.name} accepted a match but changed nothing: {match.says}"
         record.rewrites.append(Rewrite(match.says, frame, len(rw.edits)))
-        return True
-    return False
+        return rw
+    return None
 
 
 def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:

@@ -218,7 +218,7 @@ class Program:
                 raise
             warnings.warn(f"jaxpr_opt: the gradient of {self.name} was left as it was: {error}", stacklevel=2)
             return None
-        if not journal.changed:
+        if not journal.changed and not self.history:
             return None
         backward, residuals, history = split.backward, split.residuals, ()
         if self.history:  # the backward half is checked against the primals, which must reach it
@@ -278,18 +278,17 @@ def _joint_program(
     """`(inputs, nonzero cotangents) -> (outputs, nonzero cotangents in)`, and which of the latter those are."""
     num_residuals = len(plain.residuals)
     linear = tuple(i >= num_residuals for i in range(len(plain.tangent.in_avals)))
-    every = (True,) * len(plain.tangent.out_avals)
     found: list[bool] = []
 
     def joint(*args: Any) -> list[Any]:
         primals, cotangents = args[:num_inputs], args[num_inputs:]
         made = jaxpr_as_fun(plain.forward)(*primals)
         residuals = [primals[i] if kind == "input" else made[i] for kind, i in plain.residuals]
-        back = compat_ad.backward_pass(plain.tangent, linear, every, residuals, cotangents)
+        back = compat_ad.backward_pass(plain.tangent, linear, residuals, cotangents)
         found[:] = [ct is not None for ct in back]
         return [*made[:num_outputs], *(ct for ct in back if ct is not None)]
 
-    avals = [*plain.forward.in_avals, *compat_ad.cotangent_avals(plain.tangent, every)]
+    avals = [*plain.forward.in_avals, *compat_ad.cotangent_avals(plain.tangent)]
     return compat.trace(joint, avals), tuple(found)
 
 
@@ -516,6 +515,7 @@ compat_ad.register(
 )
 compat_ad.register_linearization(optimized_p, _linearize)
 compat_ad.register_partial_eval(optimized_p, _split, _rebuild, _replay)
+compat_ad.register_checkify(optimized_p)
 
 
 # ---------------------------------------------------------------- rules of ``optimized_linear``

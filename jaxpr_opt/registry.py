@@ -58,9 +58,15 @@ def resolve(passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = ()
       ValueError: a name is not that of a pass.
     """
     for argument, given in (("passes", passes), ("skip", skip)):
-        if given is not None and (isinstance(given, str) or not all(isinstance(n, str | Pass) for n in given)):
+        if given is not None and not _is_sequence_of_passes(given):
             raise TypeError(f"{argument} must be a list of pass names, got {given!r}")
     return _resolved(None if passes is None else tuple(passes), tuple(getattr(n, "name", n) for n in skip))
+
+
+def _is_sequence_of_passes(given: object) -> bool:
+    return (
+        isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(n, str | Pass) for n in given)
+    )
 
 
 def named(name: str) -> Pass:

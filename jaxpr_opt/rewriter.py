@@ -51,6 +51,8 @@ class Rewriter:
 
     graph: Graph
     edits: list[Edit] = field(default_factory=list)
+    made: list[Op] = field(default_factory=list)
+    """Loops and conds put in place, for the driver to look at next."""
 
     def _record(self, action: str, op: Op | None) -> None:
         frame = compat.user_frame(op.source.info) if op is not None else None
@@ -106,6 +108,8 @@ class Rewriter:
         """Put a newly made op right before another."""
         assert before.region is not None and op.region is None
         before.region._insert(op, before)
+        if op.regions:
+            self.made.append(op)
         self._record("insert", op)
         return op
 

@@ -8,8 +8,8 @@
     backward:  (residuals, cotangents)  -> cotangents in
 
 What does not depend on a cotangent is forward; what backward reads of it is a residual.  A residual that is a
-primal input or an output of the function is not made twice, and one that is merely spread out (a broadcast, an
-iota, an unspecified value) crosses as what it was spread from.  Which values to let cross is a minimum cut in
+primal input or an output of the function is not made twice, and one that elementwise ops and movement make of less
+(a broadcast, a mask ``iota < count``) crosses as what it is made of.  Which values to let cross is a minimum cut in
 general; today the cut is where AD put it after the passes have run.
 """
 
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.exporter import export
-from jaxpr_opt.ir import TERMINATOR, Constant, Graph, Op, Region, Value
+from jaxpr_opt.ir import TERMINATOR, Constant, Graph, Op, Region, Value, backward_slice
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import spreads
+from jaxpr_opt.traits import is_cheap
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,12 @@ def _crossing(
     def need(value: Value) -> None:
         if isinstance(value, Constant) or value in cotangents or (value.op is not None and value.op in backward):
             return
-        if value.op is not None and spreads(value.op):
-            for operand in value.op.operands:
-                need(operand)
-            spread[value.op] = None
+        ops = backward_slice([value], lambda v: v.op is None or not is_cheap(v.op))
+        read = dict.fromkeys(v for op in ops for v in op.operands)
+        leaves = [v for v in read if not isinstance(v, Constant) and v.op not in ops]
+        if ops and sum(v.nbytes for v in leaves) < value.nbytes:
+            spread.update(dict.fromkeys(ops))
+            needed.update(dict.fromkeys(v for v in leaves if v.op is None or v.op not in backward))
         else:
             needed[value] = None
 

@@ -1,14 +1,15 @@
-"""What the command line is about: a function named ``module:function`` or ``file.py:function``, and its arguments.
+"""What the command line is about: a function and the types of its arguments.
 
 ::
 
-    f32[8,128]   bf16[]   i32[4]   key[2]     an array, by dtype and shape: a program needs no data to be traced
-    1.5   3   True   None                     a Python scalar, weakly typed as in a call from Python
+    package.module:function   file.py:Class.method    a function
+    f32[8,128]   bf16[]   i32[4]   key[2]             an array, by dtype and shape: no data
+    1.5   3   True   None                             a Python value, as in a call from Python
 
-dtypes are named as JAX prints them (`f32`, `bf16`, `i8`, `u32`, `c64`, `bool`, `key`) or in full.  Arguments
-that are pytrees come from a function that returns them: ``args`` as a tuple, or ``(args, kwargs)``.
+dtypes are named as JAX prints them (`f32`, `bf16`, `i8`, `u32`, `c64`, `bool`, `key`) or in full.
+Arguments that are pytrees come from a function that returns them.
 
-Everything wrong with what the user wrote raises `TargetError`, one sentence that says what to do next.
+Everything wrong with what the user wrote raises `TargetError`: one sentence, and what to do next.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TargetError(Exception):
     """The function or its arguments are not what the user thinks they are."""
 
 
-# -- functions ----------------------------------------------------------------------------------------------
+# -- functions -----------------------------------------------------------------------------------
 
 
 def resolve(target: str) -> Callable[..., Any]:
@@ -67,7 +68,7 @@ def _suggestion(name: str, owner: Any) -> str:
 
 
 def _load(place: str) -> ModuleType:
-    """Import a module, or a file as one; the current directory and the file's own are searched first."""
+    """Import a module, or a file as one; `sys.path` gets the current and the file's directory."""
     is_file = place.endswith(".py")
     path = Path(place).resolve()
     if is_file and not path.is_file():
@@ -79,7 +80,7 @@ def _load(place: str) -> ModuleType:
         return _load_file(path) if is_file else importlib.import_module(place)
     except ModuleNotFoundError as error:
         if not is_file and error.name and f"{place}.".startswith(f"{error.name}."):
-            raise TargetError(f"there is no module {error.name!r} here or among the installed ones") from error
+            raise TargetError(f"there is no module {error.name!r}, here or installed") from error
         raise TargetError(f"importing {place} failed: {blame(error)}") from error
     except (Exception, SystemExit) as error:
         raise TargetError(f"importing {place} failed: {blame(error)}") from error
@@ -103,7 +104,7 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-# -- arguments ----------------------------------------------------------------------------------------------
+# -- arguments -----------------------------------------------------------------------------------
 
 
 def parse_arguments(specs: Sequence[str]) -> tuple[Any, ...]:
@@ -116,7 +117,8 @@ def parse_argument(spec: str) -> Any:
     match = ARRAY.fullmatch(spec.strip())
     if match is not None:
         shape = tuple(int(size) for size in match["shape"].split(",") if size.strip())
-        return jax.ShapeDtypeStruct(shape, _dtype(match["dtype"], spec))
+        dtype = _dtype(match["dtype"], spec)
+        return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
     try:
         value = ast.literal_eval(spec.strip())
     except (ValueError, SyntaxError):
@@ -137,28 +139,31 @@ def _dtype(name: str, spec: str) -> Any:
         dtype = jnp.dtype(KINDS[short["kind"]] + short["rest"] if short else name)
     except TypeError:
         raise TargetError(
-            f"unknown dtype {name!r} in {spec!r}: there are f16, bf16, f32, f64, i8 to i64, u8 to u64,"
-            " c64, c128, bool and key"
+            f"unknown dtype {name!r} in {spec!r}: there are f16, bf16, f32, f64, i8 to i64,"
+            " u8 to u64, c64, c128, bool and key"
         ) from None
     _check_width(dtype, spec)
     return dtype
 
 
 def _check_width(dtype: Any, spec: str) -> None:
-    """64-bit types exist only where the user's program runs with them; switching them on would change it."""
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+    """64-bit types are not switched on here: that would make it another program."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise TargetError(f"{spec} needs 64-bit types, which are off: set JAX_ENABLE_X64=1")
 
 
 def load_arguments(reference: str) -> Arguments:
-    """Call the function `reference` names: it returns the arguments as a tuple, or `(args, kwargs)`."""
+    """What the function `reference` names returns: a tuple of arguments, or `(args, kwargs)`."""
     make = resolve(reference)
     try:
         made = make()
     except Exception as error:
         raise TargetError(f"{reference} raised {blame(error)}") from error
     if not isinstance(made, tuple):
-        raise TargetError(f"{reference} returned a {type(made).__name__}: expected a tuple of arguments")
+        kind = type(made).__name__
+        raise TargetError(f"{reference} returned a {kind}: expected a tuple of arguments")
     is_pair = len(made) == 2 and isinstance(made[0], tuple) and isinstance(made[1], dict)
     args, kwargs = made if is_pair and all(isinstance(k, str) for k in made[1]) else (made, {})
     for leaf in jax.tree.leaves((args, kwargs)):
@@ -185,5 +190,5 @@ def check_call(target: str, function: Callable[..., Any], arguments: Arguments) 
 def _written(signature: inspect.Signature) -> Iterator[str]:
     """Parameters as in a definition, without annotations and default values."""
     for each in signature.parameters.values():
-        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
-        yield f"{stars}{each.name}" + ("" if each.default is each.empty else "=...")
+        bare = str(each.replace(annotation=each.empty, default=each.empty))
+        yield bare if each.default is each.empty else f"{bare}=..."

@@ -30,6 +30,12 @@ ELEMENTWISE = frozenset({
 })  # fmt: skip
 """One element of the result needs one element of each operand."""
 
+TRANSCENDENTAL = frozenset({
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf", "erf_inv", "erfc", "exp",
+    "exp2", "expm1", "log", "log1p", "log2", "logistic", "pow", "sin", "sinh", "tan", "tanh",
+})  # fmt: skip
+"""Elementwise, but an element takes as long as moving ten."""
+
 TOTAL = ELEMENTWISE | MOVING | frozenset({
     "argmax", "argmin", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cholesky", "concatenate",
     "conv_general_dilated", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "digamma", "dot_general",
@@ -102,6 +108,11 @@ def moves(op: Op) -> bool:
 def is_cheap(op: Op) -> bool:
     """Whether redoing the op costs no more than reading its result from memory: elementwise or mere movement."""
     return (op.name in ELEMENTWISE or op.name in MOVING) and is_pure(op)
+
+
+def is_arithmetic(op: Op) -> bool:
+    """Whether redoing the op is free beside reading its operands: movement and basic arithmetic."""
+    return is_cheap(op) and op.name not in TRANSCENDENTAL
 
 
 def can_move(op: Op) -> bool:

@@ -40,7 +40,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.assume import Assumed, Known, Splat
@@ -158,7 +157,7 @@ def _paired_carries(nest: Nest) -> tuple[Carry, ...] | str:
         if not _equal(carry.init, source.param, taken):
             return f"the inner loop's {carry.param.name or 'carry'} starts anew in every outer step"
         paired.append(source)
-    if by_next and any(taken[c.next] is not c.param for c in by_next.values()):
+    if not all(taken.keeps(c) for c in by_next.values()):
         return "the outer step changes more than the inner loop does"
     if len(paired) != len(outer.carries):
         return "an outer carry never changes"
@@ -271,7 +270,7 @@ def _merge(nest: Nest, plan: _Plan, rw: Rewriter) -> None:
     for carry, result in zip(plan.carries, flat.results, strict=False):
         rw.replace(carry.result, result)
     for stack, source, every in zip(outer.stacks, plan.sources, flat.results[count:], strict=True):
-        split = rw.insert(lambda x: x.reshape(n, m, *x.shape[1:]), every, before=outer)
+        split = rw.insert(lambda x: lax.reshape(x, (n, m, *x.shape[1:])), every, before=outer)
         if not isinstance(source, Stack):
             split = rw.insert(lambda x: lax.index_in_dim(x, m - 1 if outer.reverse else 0, 1, keepdims=False), split,
                               before=outer)  # fmt: skip
@@ -304,7 +303,7 @@ def _joint(nest: Nest, plan: _Plan, rw: Rewriter) -> Value:
     outer, skip, n, m = nest.outer, nest.skip, nest.outer.length, nest.inner.length
     rows = {s.param: s.operand for s in outer.streams}
     masks = rw.vectorize(skip.slice, skip.predicate, rows, length=n, before=outer)
-    return rw.insert(lambda p: jnp.repeat(p, m, total_repeat_length=n * m), masks, before=outer)
+    return rw.insert(lambda p: lax.reshape(lax.broadcast_in_dim(p, (n, m), (0,)), (n * m,)), masks, before=outer)
 
 
 def _gate(predicate: Value, gate: Value, rw: Rewriter) -> None:

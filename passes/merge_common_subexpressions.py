@@ -42,9 +42,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
-from jaxpr_opt.ir import Call, Constant, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.analysis.constants import identity
+from jaxpr_opt.ir import Call, Graph, Op, Region, Remat, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_mergeable, spreads
@@ -144,9 +143,7 @@ class _Numbering:
 
     def of(self, value: Value) -> Hashable:
         """What the value is, for comparison (2)."""
-        if isinstance(value, Constant):
-            return constant_key(value)
-        return self.leader.get(value, value)
+        return self.leader.get(value) or identity(value)
 
     def key(self, op: Op) -> Hashable | None:
         """What the op computes, for comparison (1); None if its parameters cannot be compared."""
@@ -164,16 +161,6 @@ class _Numbering:
         except TypeError:
             return None
         return key
-
-
-def constant_key(constant: Constant) -> Hashable:
-    """Equal for constants that are the same bit by bit; large and device arrays are the same only if identical."""
-    value = constant.value
-    if constant.nbytes > 64 or not isinstance(
-        value, np.ndarray | np.generic | int | float | complex
-    ):
-        return id(value)
-    return (constant.aval, np.asarray(value, constant.dtype).tobytes())
 
 
 def _exact(value: Any) -> Any:

@@ -41,7 +41,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxpr_opt.analysis.uniform import uniform
+from jaxpr_opt.analysis.constants import identity, is_weak, uniform
 from jaxpr_opt.ir import Cond, Constant, Op, Region, Use, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -133,7 +133,7 @@ def _facts(cond: Cond, index: int) -> Iterator[tuple[Value, int]]:
     """Scalars known in branch `index`, with their numbers."""
     selector = cond.selector
     if len(cond.branches) > 2:
-        if index < len(cond.branches) - 1 and not _is_weak(selector):  # (2)
+        if index < len(cond.branches) - 1 and not is_weak(selector):  # (2)
             yield selector, index
         return
     pending = [(selector, bool(index))]
@@ -145,7 +145,7 @@ def _facts(cond: Cond, index: int) -> Iterator[tuple[Value, int]]:
         for user in value.users:
             if user.name == "not":
                 yield user.result, not holds
-            elif user.name == "convert_element_type" and not _is_weak(user.result):
+            elif user.name == "convert_element_type" and not is_weak(user.result):
                 yield user.result, holds
         op = value.op
         if op is not None and op.name == "not":
@@ -154,25 +154,9 @@ def _facts(cond: Cond, index: int) -> Iterator[tuple[Value, int]]:
             pending.extend((operand, holds) for operand in op.operands)
 
 
-def _is_weak(value: Value) -> bool:
-    return bool(getattr(value.aval, "weak_type", False))
-
-
 def _agreed(values: tuple[Value, ...], cond: Cond) -> Value | None:
     """What all branches yield, if it is one value that is defined outside of them (3)."""
     first = values[0]
-    if isinstance(first, Constant):
-        same = all(isinstance(v, Constant) and _same_constant(v, first) for v in values)
-        return first if same else None
-    outside = not any(branch.defines(first) for branch in cond.branches)
-    return first if outside and all(v is first for v in values) else None
-
-
-def _same_constant(a: Constant, b: Constant) -> bool:
-    if a.value is b.value:
-        return a.aval == b.aval
-    return (
-        a.scalar is not None
-        and a.aval == b.aval
-        and np.asarray(a.value).tobytes() == np.asarray(b.value).tobytes()
-    )
+    if any(branch.defines(first) for branch in cond.branches):
+        return None
+    return first if all(identity(v) == identity(first) for v in values) else None

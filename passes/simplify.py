@@ -1,4 +1,4 @@
-"""Algebra of single equations: what is known without looking further than an operand's own operands.
+"""Algebra of single equations: what is known without looking past an operand's own operands.
 
 Before::
 
@@ -11,34 +11,36 @@ After::
 
     y = x
 
-Each rule is a line of a table below, its law beside it.  Sound when
+Each rule is a line of the table at the end, its law beside it.  Sound when
 
-1. the law holds bit for bit, for NaN, infinities and the bounds of integers, up to the sign of zero: x + 0 is x, but
-   x * 0 is not 0; x * 1 is x for real numbers, but not for complex ones (1 is 1 + 0i, and 0 * inf is NaN);
+1. the law holds bit for bit, for NaN, infinities and the bounds of integers, up to the sign of
+   zero: x + 0 is x, but x * 0 is not 0; x * 1 is x for real numbers, but not for complex ones
+   (1 is 1 + 0i, and 0 * inf is NaN);
 2. the replacement has the type of the result: shape, dtype, weak type and sharding;
-3. an unspecified value may become any value, here the one that makes a select superfluous;
-4. `stop_gradient` and `name` are the identity once nothing can differentiate the program (the final phase).
+3. an unspecified value may become any value, here the one that makes a select superfluous.
 
 Cost: every rule removes an op.
-Source: the algebra of XLA's algebraic simplifier, as far as it is exact; here so that other passes see through it.
+Source: the algebra of XLA's simplifier, where it is exact; done here for other passes to see through.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpr_opt.analysis.uniform import is_undefined, uniform
-from jaxpr_opt.ir import Graph, Op, Value
+from jaxpr_opt.analysis.constants import is_undefined, uniform
+from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
-Law = Callable[[Op], Value | None]
-"""What the result of an op is known to be, if it is anything simpler."""
+Law = Callable[[Op], Value | tuple[Value, ...] | None]
+"""What the result of an op is known to be, or simpler operands that give the same result."""
+
+Laws = Mapping[str, tuple[Law, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,26 +53,28 @@ class Identity(Match):
 
 @dataclass(frozen=True)
 class Simplify(Pass):
-    """Remove identities: x * 1, a reshape of a reshape, a select with equal cases."""
+    """Remove identities: x * 1, x + 0, a select with equal cases, a truth value made a number and back."""
 
     name: ClassVar[str] = "simplify"
     cleanup: ClassVar[bool] = True
 
+    @property
+    def laws(self) -> Laws:
+        """By primitive."""
+        return LAWS
+
     def find(self, op: Op) -> Iterator[Identity]:
-        laws = LAWS.get(op.name)
+        laws = self.laws.get(op.name)
         if laws is None or not op.result.uses:
             return
-        if op.name in ONLY_FINAL and not _is_final(op):  # (4)
-            return
         for law in laws:
-            value = law(op)
-            if value is not None and value.aval == op.result.aval:  # (2)
-                yield Identity(op, f"{op.name} changes nothing", value)
+            known = law(op)
+            if isinstance(known, tuple):
+                yield Identity(op, f"{op.name} of {op.name} is one {op.name}", None, known)
                 return
-        if op.name in SHORTCUTS:
-            operands = SHORTCUTS[op.name](op)
-            if operands is not None:
-                yield Identity(op, f"{op.name} of {op.name} is one {op.name}", None, operands)
+            if known is not None and known.aval == op.result.aval:  # (2)
+                yield Identity(op, f"{op.name} changes nothing", known)
+                return
 
     def refuse(self, match: Identity) -> str | None:  # noqa: ARG002 - a law that holds needs no leave
         return None
@@ -83,14 +87,8 @@ class Simplify(Pass):
             rw.set_operand(match.op, index, operand)
 
 
-def _is_final(op: Op) -> bool:
-    while op.parent is not None:
-        op = op.parent
-    owner = op.region.owner if op.region is not None else None
-    return isinstance(owner, Graph) and owner.phase == "final"
-
-
-def _is_real(value: Value) -> bool:
+def is_real(value: Value) -> bool:
+    """Whether these are numbers with one part."""
     return jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
 
 
@@ -98,18 +96,8 @@ def _is_integral(value: Value) -> bool:
     return isinstance(value.dtype, np.dtype) and value.dtype.kind in "biu"
 
 
-def first(op: Op) -> Value:
-    """The first operand, wherever it has the type of the result (2)."""
-    return op.operands[0]
-
-
-def first_if(**params: Any) -> Law:
-    """The first operand, if the parameters have these values."""
-    return lambda op: first(op) if all(op.params[k] == v for k, v in params.items()) else None
-
-
 def neutral(number: int, *, right_only: bool = False) -> Law:
-    """x . e = x, and e . x = x unless only the right operand may be neutral."""
+    """The law x . e = x, and e . x = x unless only the right operand may be neutral."""
 
     def law(op: Op) -> Value | None:
         left, right = op.operands
@@ -121,17 +109,22 @@ def neutral(number: int, *, right_only: bool = False) -> Law:
 
 
 def absorbing(number: int) -> Law:
-    """x . e = e"""
+    """The law x . e = e."""
     return lambda op: next((v for v in op.operands if uniform(v) == number), None)
 
 
 def idempotent(op: Op) -> Value | None:
-    """x . x = x"""
+    """The law x . x = x."""
     return op.operands[0] if op.operands[0] is op.operands[1] else None
 
 
+def first_power(op: Op) -> Value | None:
+    """The law x^1 = x."""
+    return op.operands[0] if op.params["y"] == 1 else None
+
+
 def involution(op: Op) -> Value | None:
-    """f(f(x)) = x"""
+    """The law f(f(x)) = x."""
     inner = op.operands[0].op
     same = inner is not None and inner.name == op.name and inner.params == op.params
     return inner.operands[0] if inner is not None and same else None
@@ -143,12 +136,12 @@ def when(condition: Callable[[Value], bool], law: Law) -> Law:
 
 
 def is_bool(value: Value) -> bool:
+    """Whether these are truth values."""
     return bool(value.dtype == bool)
 
 
-
 def selected(op: Op) -> Value | None:
-    """select(known, ...) is a case; select(p, x, x) is x; select(p, unspecified, x) is x; select(p, F, T) is p"""
+    """A select on a known predicate, with equal or unspecified cases, or of false and true."""
     which, *cases = op.operands
     known = uniform(which)
     if known is not None:
@@ -181,7 +174,7 @@ def _converted(value: Value) -> Value | None:
 
 
 def truth(*numbers: int) -> Law:
-    """(int)p != 0 = p, p == true = p: compared with one of these numbers, p stays what it is"""
+    """Compared with one of these numbers, a truth value stays what it is: p != 0, (int)p == 1."""
 
     def law(op: Op) -> Value | None:
         left, right = op.operands
@@ -194,7 +187,7 @@ def truth(*numbers: int) -> Law:
 
 
 def clamped(op: Op) -> Value | None:
-    """clamp(a, clamp(b, x, c), d) is the inner one if a <= b <= c <= d"""
+    """A clamp to [a, d] of a clamp to [b, c], where a <= b <= c <= d."""
     low, x, high = op.operands
     if x.op is None or x.op.name != "clamp":
         return None
@@ -202,11 +195,8 @@ def clamped(op: Op) -> Value | None:
     return x if all(b is not None for b in bounds) and bounds == sorted(bounds) else None
 
 
-
-
-
 def selected_twice(op: Op) -> tuple[Value, ...] | None:
-    """select(p, select(p, a, b), c) = select(p, a, c)"""
+    """The law select(p, select(p, a, b), c) = select(p, a, c)."""
     which, *cases = op.operands
     seen = [
         v.op.operands[1 + i] if v.op and v.op.name == op.name and v.op.operands[0] is which else v
@@ -215,31 +205,25 @@ def selected_twice(op: Op) -> tuple[Value, ...] | None:
     return (which, *seen) if seen != cases else None
 
 
-LAWS: Mapping[str, tuple[Law, ...]] = {
+LAWS: Laws = {
     "add": (neutral(0),),
     "add_any": (neutral(0),),
     "and": (idempotent, absorbing(0), when(is_bool, neutral(1))),
     "clamp": (clamped,),
     "convert_element_type": (converted_back,),
-    "div": (when(_is_real, neutral(1, right_only=True)),),
+    "div": (when(is_real, neutral(1, right_only=True)),),
     "eq": (truth(1),),
     "ge": (truth(1),),
     "gt": (truth(0),),
-    "integer_pow": (first_if(y=1),),
+    "integer_pow": (first_power,),
     "max": (idempotent,),
     "min": (idempotent,),
-    "mul": (when(_is_real, neutral(1)),),
+    "mul": (when(is_real, neutral(1)),),
     "ne": (truth(0),),
     "neg": (involution,),
     "not": (involution,),
     "or": (idempotent, neutral(0), when(is_bool, absorbing(1))),
-    "select_n": (selected,),
+    "select_n": (selected, selected_twice),
     "sub": (neutral(0, right_only=True),),
     "xor": (neutral(0),),
-}
-
-ONLY_FINAL = frozenset({"name", "stop_gradient"})
-
-SHORTCUTS: Mapping[str, Callable[[Op], tuple[Value, ...] | None]] = {
-    "select_n": selected_twice,
 }

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpr_opt.ir import Cond, Constant, Op, Region, Scan, Value
+from jaxpr_opt.ir import Carry, Cond, Constant, Op, Region, Scan, Value
 from jaxpr_opt.traits import LINEAR_IN
 
 RESHAPING = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "rev", "slice", "squeeze", "transpose"})
@@ -52,6 +52,10 @@ class Assumed:
             scalar = value.scalar
             return value if scalar is None else Splat(scalar)
         return value
+
+    def keeps(self, carry: Carry) -> bool:
+        """Whether the carry has at the end of the step the value it had at its start."""
+        return _same(self[carry.next], self[carry.param])
 
     def _walk(self, region: Region) -> None:
         for op in region.ops:

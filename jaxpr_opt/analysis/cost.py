@@ -1,10 +1,10 @@
 """What a program costs to run, as far as its ops tell: floating point operations and bytes moved.
 
 Costs are values: they add up along a region, multiply with the length of a scan (``cost(scan[n]) ==
-n * cost(body)``), and of the branches of a cond the dearest counts.  What is not known is None and makes
-everything it is part of None: a `while` runs who knows how often, and zero would be a lie.
+n * cost(body)``), and of the branches of a cond the dearest counts.  What is not known is None and
+makes everything it is part of None: a `while` runs who knows how often, and zero would be a lie.
 
-Every op is priced by itself, as if XLA fused nothing: an upper bound of the bytes, the FLOPs as they are.
+Every op is priced by itself, as if XLA fused nothing: an upper bound of the bytes moved.
 """
 
 from __future__ import annotations
@@ -93,8 +93,6 @@ def _first_order(op: Op) -> Cost:
     return Cost(flops=None if rule is None else rule(op), bytes=moved)
 
 
-# -- FLOPs of first-order ops --------------------------------------------------------------------------
-
 Rule = Callable[[Op], int]
 _FLOPS: dict[str, Rule] = {}
 
@@ -142,7 +140,8 @@ def _elementwise(op: Op) -> int:
 
 @flops(
     "argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "reduce",
-    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor",
+    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum",
+    "reduce_xor",
 )  # fmt: skip
 def _reduction(op: Op) -> int:
     return _size(op.operands[0])

@@ -1,8 +1,8 @@
 """How much memory a program holds at once, if its ops run in program order.
 
-An estimate to compare two programs by, not a prediction of XLA's buffers: nothing is fused, except that
-what is merely spread out (a broadcast, an iota, an unspecified value) takes no room, and that a buffer
-written in place or carried by a loop takes the room of the operand that ends there.
+An estimate to compare two programs by, not a prediction of XLA's buffers: nothing is fused, except
+that what is merely spread out (a broadcast, an iota, an unspecified value) takes no room, and that
+a buffer written in place or carried by a loop takes the room of the operand that ends there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def peak_bytes(graph: Graph) -> int:
 
 
 def last_uses(region: Region) -> dict[Value, Op]:
-    """For every value read in a region or deeper: the last op of the region itself that reads it."""
+    """For every value read in a region or deeper: the last op of the region that reads it."""
     last: dict[Value, Op] = {}
     for op in region.ops:
         for each in op.walk():

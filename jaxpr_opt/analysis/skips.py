@@ -8,7 +8,9 @@ carry keeps its value, counters apart.  Two ways of knowing when to stop follow:
 - ``upfront``: `p` is computed from streams, counters and outer values.  Then all predicates are known before the loop,
   and with them the last step that is taken.  The predicate may come back to true as often as it likes.
 
-The transpose of a skipping scan is of the second kind: its predicates are residuals.
+The transpose of a skipping scan is of the second kind: its predicates are residuals.  In a loop that JAX made by
+transposing, a cotangent that is zero stays zero whatever it is multiplied with, as JAX has it for the zeros it knows
+while tracing; so a batched step whose rows have all finished, whose cotangents `select` sets to zero, is a skipped one.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ def find_skips(scan: Scan) -> Iterator[Skip | str]:
     counting = {c.param for c, _ in counters}
     for predicate in _candidates(scan):
         for taken_when in (True, False):
-            skipped = Assumed(scan.body, {predicate: not taken_when})
-            changing = [c for c in scan.carries if c.param not in counting and skipped[c.next] is not c.param]
+            skipped = Assumed(scan.body, {predicate: not taken_when}, linear=scan.source.transposed)
+            changing = [c for c in scan.carries if c.param not in counting and not skipped.keeps(c)]
             if changing or len(counting) == len(scan.carries):
                 continue
             kind, ops = _kind(scan, predicate, counting)

@@ -36,7 +36,7 @@ def summarize(graph: Graph) -> Summary:
 def residual_bytes(graph: Graph) -> int:
     """Bytes of the stacks that leave their loop to be streamed into another or returned.
 
-    A stack of a nested loop counts once, as the stack of the outermost loop that it becomes a row of.
+    A stack of a nested loop that becomes a row of an outer stack counts there, and only there.
     """
     stacks = (y.result for op in graph.walk() if isinstance(op, Scan) for y in op.stacks)
     return sum(stack.nbytes for stack in stacks if _is_residual(stack))
@@ -50,7 +50,7 @@ def _is_residual(value: Value) -> bool:
 def _reads_residual(use: Use) -> bool:
     op, index = use
     if isinstance(op, Scan):
-        return index >= op.num_carries
+        return index >= len(op.carries)
     if not op.is_terminator or op.region is None:
         return False
     owner = op.region.owner

@@ -1,6 +1,7 @@
 """``jaxpr-opt``: what the optimiser does to a function, seen from the shell.
 
-Results go to stdout; what went wrong is one line on stderr and exit code 2.  Colours appear on a terminal only.
+Results go to stdout; what went wrong is one line on stderr and exit code 2.  Colours appear on a
+terminal only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rich.console import Console
 
 EXAMPLES = """\
 examples:
-  jaxpr-opt diff examples/bounded_while.py:loss --grad --args-from examples/bounded_while.py:arguments
+  jaxpr-opt diff model.py:loss --grad --args-from model.py:arguments
   jaxpr-opt diff model:step --args 'f32[8,128]' 'i32[]' 0.5 --compile
   jaxpr-opt explain model:step --args 'f32[8,128]' 'i32[]' 0.5
   jaxpr-opt passes collapse-loops
@@ -80,7 +81,7 @@ def _plain_warnings() -> Iterator[None]:
         yield
 
 
-# -- the grammar --------------------------------------------------------------------------------------------
+# -- the grammar ---------------------------------------------------------------------------------
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,16 +99,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_diff(commands: Any) -> None:
-    diff = _command(commands, "diff", "show the program before and after optimisation, or two programs")
+    diff = _command(
+        commands, "diff", "show a program before and after optimisation, or two programs"
+    )
     _add_target(diff)
-    diff.add_argument("against", metavar="TARGET2", nargs="?", help="compare with this function, both as they are")
+    diff.add_argument(
+        "against", metavar="TARGET2", nargs="?", help="compare with this one, both as they are"
+    )
     diff.add_argument("--stat", action="store_true", help="only the summary table")
-    diff.add_argument("--compile", action="store_true", help="also compile both: time and temporary bytes")
-    diff.add_argument("--exit-code", action="store_true", help="exit with 1 if the programs differ")
+    diff.add_argument("--compile", action="store_true", help="compile both: time, temporary bytes")
+    diff.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ")
 
 
 def _add_explain(commands: Any) -> None:
-    explain = _command(commands, "explain", "say what each pass did, where in the source, and why others did not")
+    explain = _command(
+        commands, "explain", "say what each pass did, where, and what it would not do"
+    )
     _add_target(explain)
 
 
@@ -117,8 +124,9 @@ def _add_passes(commands: Any) -> None:
 
 
 def _command(commands: Any, name: str, does: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
-    command.add_argument("--format", choices=("text", "json"), default="text", help="(default: text)")
+    description = f"{does[0].upper()}{does[1:]}."
+    command: argparse.ArgumentParser = commands.add_parser(name, help=does, description=description)
+    command.add_argument("--format", choices=("text", "json"), default="text")
     command.add_argument("--traceback", action="store_true", help="show where an error comes from")
     command.set_defaults(run=_runner(name))
     return command
@@ -140,12 +148,19 @@ def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument("target", metavar="TARGET", help="module:function or file.py:function")
     given = command.add_mutually_exclusive_group()
     given.add_argument(
-        "--args", metavar="SPEC", nargs="*", help="one per argument: 'f32[8,128]', 'i32[]', 'key[]', 1.5, 3, True, None"
+        "--args",
+        metavar="SPEC",
+        nargs="*",
+        help="'f32[8,128]', 'i32[]', 'key[]', 1.5, 3, True, None",
     )
     given.add_argument(
-        "--args-from", metavar="TARGET", help="a function that returns the arguments: a tuple, or (args, kwargs)"
+        "--args-from",
+        metavar="TARGET",
+        help="a function that returns them: args, or (args, kwargs)",
     )
     command.add_argument("--grad", action="store_true", help="the gradient instead of the function")
-    command.add_argument("--argnums", metavar="I,J", default="0", help="arguments --grad is for (default: 0)")
+    command.add_argument(
+        "--argnums", metavar="I,J", default="0", help="arguments --grad is for (default: 0)"
+    )
     command.add_argument("--passes", metavar="A,B", help="optimise with these passes only")
     command.add_argument("--skip", metavar="A,B", default="", help="optimise without these passes")

@@ -1,0 +1,19 @@
+"""JAX programs that cost what their author wrote: ``@jaxpr_opt.optimize``."""
+
+from jaxpr_opt import settings as settings
+from jaxpr_opt.decorator import optimize as optimize
+
+try:
+    from jaxpr_opt.diff import GraphDiff as GraphDiff
+    from jaxpr_opt.pipeline import Match as Match
+    from jaxpr_opt.pipeline import Pass as Pass
+    from jaxpr_opt.pipeline import PassError as PassError
+    from jaxpr_opt.pipeline import Pipeline as Pipeline
+    from jaxpr_opt.report import Report as Report
+    from jaxpr_opt.report import diff as diff
+    from jaxpr_opt.report import explain as explain
+    from jaxpr_opt.rewriter import Rewriter as Rewriter
+except (ImportError, AttributeError):
+    # A JAX we do not know: `optimize` warns, and leaves programs alone.
+    if settings.current().strict:
+        raise

@@ -1,0 +1,124 @@
+"""When two results, or two functions, are the same: to the bit, or up to the rounding of fusion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROUNDING = 1000
+"""Units in the last place that compiled programs may differ by, of the largest value there is."""
+
+
+def assert_same_bits(first: Any, second: Any, what: str = "values") -> None:
+    """Check that two pytrees hold the same bits, up to the sign of zero and the kind of NaN."""
+    _compare(first, second, what, lambda a, b: np.array_equal(a, b, equal_nan=_is_inexact(a.dtype)))
+
+
+def assert_close(first: Any, second: Any, what: str = "values") -> None:
+    """Check that two pytrees agree up to rounding; integers exactly."""
+    _compare(first, second, what, _close)
+
+
+def assert_same(
+    first: Callable[..., Any], second: Callable[..., Any], *args: Any, grad: bool = True
+) -> None:
+    """Check that two functions of pytrees agree when compiled: values, gradients, forward mode."""
+    assert_close(jax.jit(first)(*args), jax.jit(second)(*args))
+    if grad:
+        assert_same_derivatives(first, second, *args)
+
+
+def assert_same_derivatives(
+    first: Callable[..., Any], second: Callable[..., Any], *args: Any
+) -> None:
+    """Check that vector-Jacobian and Jacobian-vector products agree, where `first` has them.
+
+    What JAX cannot differentiate in `first` (the transpose of a `while`) is not asked of `second`.
+    """
+    ours, theirs = _on_floats(first, args), _on_floats(second, args)
+    leaves = [leaf for leaf in jax.tree.leaves(args) if _is_inexact(_dtype(leaf))]
+    outputs = jax.eval_shape(ours, *leaves)
+    if not leaves or not outputs:
+        return
+    rng = np.random.default_rng(0)
+    tangents = [_direction(leaf, rng) for leaf in leaves]
+    cotangents = [_direction(out, rng) for out in outputs]
+
+    def forward(fun: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *xs: jax.jvp(fun, xs, tuple(tangents))
+
+    def backward(fun: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *xs: jax.vjp(fun, *xs)[1](cotangents)
+
+    for what, mode in (("forward derivatives", forward), ("gradients", backward)):
+        try:
+            wanted = jax.jit(mode(ours)).lower(*leaves)
+        except (NotImplementedError, TypeError, ValueError):
+            continue  # no such derivative, hence none to preserve
+        assert_close(wanted.compile()(*leaves), jax.jit(mode(theirs))(*leaves), what)
+
+
+def _on_floats(fun: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., list[Any]]:
+    """`fun` from the floating point leaves of its arguments to those of its results."""
+    leaves, tree = jax.tree.flatten(args)
+    where = [index for index, leaf in enumerate(leaves) if _is_inexact(_dtype(leaf))]
+
+    def on_floats(*floats: Any) -> list[Any]:
+        full = list(leaves)
+        for index, value in zip(where, floats, strict=True):
+            full[index] = value
+        outputs = jax.tree.leaves(fun(*jax.tree.unflatten(tree, full)))
+        return [out for out in outputs if _is_inexact(_dtype(out))]
+
+    return on_floats
+
+
+def _direction(like: Any, rng: np.random.Generator) -> Any:
+    return jnp.asarray(rng.standard_normal(jnp.shape(like)), _dtype(like))
+
+
+def _dtype(value: Any) -> Any:
+    return value.dtype if hasattr(value, "dtype") else jnp.result_type(value)
+
+
+def _is_inexact(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _close(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
+    if not _is_inexact(first.dtype):
+        return np.array_equal(first, second)
+    eps = float(jnp.finfo(first.dtype).eps)  # type: ignore[no-untyped-call]
+    tolerance = min(ROUNDING * eps, 0.1)
+    wide = np.complex128 if np.iscomplexobj(first) else np.float64
+    a, b = first.astype(wide), second.astype(wide)
+    scale = max(1.0, np.abs(a[np.isfinite(a)]).max(initial=0.0))
+    return np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def _compare(
+    first: Any,
+    second: Any,
+    what: str,
+    agree: Callable[[np.ndarray[Any, Any], np.ndarray[Any, Any]], bool],
+) -> None:
+    tree, other = jax.tree.structure(first), jax.tree.structure(second)
+    assert str(tree) == str(other), f"{what} have another structure: {other}, not {tree}"
+    pairs = zip(jax.tree.leaves_with_path(first), jax.tree.leaves(second), strict=True)
+    for (path, ours), theirs in pairs:
+        a, b = _array(ours), _array(theirs)
+        where = f"{what}{jax.tree_util.keystr(path)}"
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), (
+            f"{where} should be {a.dtype}{list(a.shape)} and is {b.dtype}{list(b.shape)}"
+        )
+        assert agree(a, b), f"{where} should be\n{a}\nand is\n{b}"
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(_dtype(value), np.dtype):
+        value = jax.random.key_data(value)
+    return np.asarray(value)

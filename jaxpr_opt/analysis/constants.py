@@ -1,0 +1,50 @@
+"""What is known of a value's contents without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from jaxpr_opt.ir import UNDEFINED, Constant, Value
+
+SMALL = 64
+"""Constants of at most so many bytes are compared by their contents, larger ones by identity."""
+
+_SPREAD = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "transpose"})
+
+
+def uniform(value: Value) -> Any:
+    """The number all elements of `value` are known to be, else None.
+
+    Sees through broadcasts and reshapes.
+    """
+    while value.op is not None and value.op.name in _SPREAD:
+        value = value.op.operands[0]
+    return value.scalar if isinstance(value, Constant) else None
+
+
+def is_undefined(value: Value) -> bool:
+    """Whether any value will do."""
+    return value.op is not None and value.op.name == UNDEFINED
+
+
+def is_weak(value: Value) -> bool:
+    """Whether the type is weak: it gives way to the other operand's."""
+    return bool(getattr(value.aval, "weak_type", False))
+
+
+def identity(value: Value) -> Hashable:
+    """Equal for values that are the same: one value, or constants of one type, bit by bit.
+
+    So NaN equals NaN, -0.0 is not 0.0, and a constant on a device equals itself only.
+    """
+    if not isinstance(value, Constant):
+        return value
+    number = value.value
+    if value.nbytes > SMALL or not isinstance(
+        number, np.ndarray | np.generic | int | float | complex
+    ):
+        return id(number)
+    return (value.aval, np.asarray(number, value.dtype).tobytes())

@@ -1,0 +1,182 @@
+"""What the commands of ``jaxpr-opt`` do; each returns its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from rich.console import Console
+
+from jaxpr_opt import figures, observe, registry
+from jaxpr_opt.cli import documentation, measure
+from jaxpr_opt.diff import GraphDiff, diff_graphs
+from jaxpr_opt.frames import blame
+from jaxpr_opt.ir import Graph
+from jaxpr_opt.report import report
+from jaxpr_opt.targets import (
+    Arguments,
+    TargetError,
+    check_call,
+    load_arguments,
+    parse_arguments,
+    resolve,
+)
+
+T = TypeVar("T")
+
+
+class Subject(NamedTuple):
+    """A function to look at: as it is, and with the passes that were asked for."""
+
+    name: str
+    written: Callable[..., Any]
+    chosen: Callable[..., Any]
+
+
+def diff(options: argparse.Namespace, console: Console) -> int:
+    """`jaxpr-opt diff`."""
+    arguments = _arguments(options)
+    subject = _subject(options.target, options, arguments)
+    if options.against is None:
+        titles = ("before", "after")
+        before = _traced(observe.original, subject, subject.written, arguments)
+        after, _ = _optimized(subject, arguments)
+    else:
+        if options.passes or options.skip:
+            raise TargetError(
+                "--passes and --skip are for one target: two are compared as they are"
+            )
+        other = _subject(options.against, options, arguments)
+        titles = (subject.name, other.name) if subject.name != other.name else ("first", "second")
+        before, _ = _traced(observe.as_it_is, subject, subject.written, arguments)
+        after, _ = _traced(observe.as_it_is, other, other.written, arguments)
+    difference = diff_graphs(before, after)
+    rows = figures.figures(difference)
+    if options.compile:
+        rows += measure.compiled(before, after)
+    if options.format == "json":
+        _print_json(
+            {
+                "target": options.target,
+                "against": options.against,
+                "changed": difference.changed,
+                "figures": figures.to_dict(rows),
+                "diff": str(difference),
+            }
+        )
+    else:
+        if not options.stat:
+            _print_diff(difference, console)
+        console.print(figures.table(rows, titles))
+    return int(options.exit_code and difference.changed)
+
+
+def explain(options: argparse.Namespace, console: Console) -> int:
+    """`jaxpr-opt explain`."""
+    arguments = _arguments(options)
+    subject = _subject(options.target, options, arguments)
+    before = _traced(observe.original, subject, subject.written, arguments)
+    after, journals = _optimized(subject, arguments)
+    made = report(subject.name, diff_graphs(before, after), journals)
+    if options.format == "json":
+        _print_json(made.to_dict())
+    else:
+        console.print(made)
+    return 0
+
+
+def passes(options: argparse.Namespace, console: Console) -> int:
+    """`jaxpr-opt passes`."""
+    if options.name is not None:
+        documented = _one_pass(options.name)
+        if options.format == "json":
+            _print_json(documentation.to_dict(documented))
+        else:
+            console.print(documentation.page(documented))
+    elif options.format == "json":
+        _print_json([documentation.to_dict(each) for each in registry.available().values()])
+    else:
+        console.print(documentation.contents(registry.available().values()))
+    return 0
+
+
+def _print_diff(difference: GraphDiff, console: Console) -> None:
+    """A terminal cuts what does not fit; a log keeps whole lines."""
+    if console.is_terminal:
+        console.print(difference)
+    else:
+        console.print(str(difference), soft_wrap=True)
+    console.print()
+
+
+# -- what the options mean -----------------------------------------------------------------------
+
+
+def _arguments(options: argparse.Namespace) -> Arguments:
+    if options.args_from is not None:
+        return load_arguments(options.args_from)
+    return parse_arguments(options.args or ()), {}
+
+
+def _subject(target: str, options: argparse.Namespace, arguments: Arguments) -> Subject:
+    written = resolve(target)
+    check_call(target, written, arguments)
+    name, chosen = observe.name_of(written), written
+    if options.passes is not None or options.skip:
+        only = None if options.passes is None else _names(options.passes)
+        try:
+            chosen = observe.reselected(written, only, _names(options.skip))
+        except ValueError as error:  # no pass of that name
+            raise TargetError(str(error)) from error
+    if options.grad:
+        gradient = functools.partial(jax.grad, argnums=_argnums(options.argnums))
+        name, written, chosen = f"grad({name})", gradient(written), gradient(chosen)
+    return Subject(name, written, chosen)
+
+
+def _names(listed: str) -> list[str]:
+    return [name.strip() for name in listed.split(",") if name.strip()]
+
+
+def _argnums(listed: str) -> int | tuple[int, ...]:
+    try:
+        numbers = tuple(int(number) for number in listed.split(","))
+    except ValueError:
+        raise TargetError(f"--argnums {listed}: write argument positions, as 0 or 0,2") from None
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _one_pass(name: str) -> Any:
+    try:
+        return registry.named(name)
+    except ValueError as error:
+        raise TargetError(str(error)) from error
+
+
+# -- traces --------------------------------------------------------------------------------------
+
+
+def _traced(
+    how: Callable[..., T], subject: Subject, fun: Callable[..., Any], arguments: Arguments
+) -> T:
+    """Trace the user's function: should it raise, that is where the story ends."""
+    try:
+        return how(fun, *arguments)
+    except Exception as error:
+        raise TargetError(f"{subject.name} raised while tracing: {blame(error)}") from error
+
+
+def _optimized(subject: Subject, arguments: Arguments) -> tuple[Graph, list[Any]]:
+    try:
+        return observe.optimized(subject.chosen, *arguments)
+    except Exception as error:  # only in strict mode: otherwise a failing pass is a warning
+        why = f"{blame(error)}; --traceback shows more"
+        raise TargetError(f"optimising {subject.name} failed: {why}") from error
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,147 @@
+"""The documentation of passes, as the terminal shows it.
+
+A pass is specified by the docstring of its file: prose, ``Before::`` and ``After::`` blocks,
+numbered conditions.  Prose is filled to the width there is; blocks stay as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from jaxpr_opt.pipeline import Pass
+
+ITEM = re.compile(r"(?P<indent> *)(?P<marker>\d+\.|\([a-z0-9]\)|[-*]) +(?P<text>.*)")
+WHEN = {
+    "differentiable": "when traced and when lowered; the result may still be differentiated",
+    "final": "when lowered, as nothing can be differentiated any more",
+}
+
+
+class Block(NamedTuple):
+    """A paragraph, an item of a list (it has a marker), or lines to be left alone."""
+
+    text: str
+    indent: int = 0
+    marker: str = ""
+    verbatim: bool = False
+
+
+def source(each: Pass) -> str:
+    """The docstring of the pass's file; of its class where the file is about something else."""
+    module = sys.modules[type(each).__module__]
+    about_it = module.__name__.rpartition(".")[2] == each.name.replace("-", "_")
+    return inspect.getdoc(module if about_it else type(each)) or ""
+
+
+def sentence(each: Pass) -> str:
+    """What the pass does: the first paragraph."""
+    return " ".join(source(each).partition("\n\n")[0].split())
+
+
+def to_dict(each: Pass) -> dict[str, Any]:
+    """The pass for machines."""
+    return {
+        "pass": each.name,
+        "phase": each.phase,
+        "cleanup": each.cleanup,
+        "does": sentence(each),
+        "documentation": source(each),
+    }
+
+
+def contents(passes: Iterable[Pass]) -> RenderableType:
+    """One entry a pass: name, phase and what it does."""
+    shown: list[RenderableType] = []
+    for each in passes:
+        phase = each.phase + (", tidies up" if each.cleanup else "")
+        shown.append(Text(each.name, "bold").append(f"  {phase}", "not bold dim"))
+        shown.append(Padding(_inline(sentence(each)), (0, 0, 0, 2)))
+    return Group(*shown)
+
+
+def page(each: Pass) -> RenderableType:
+    """Everything about one pass."""
+    shown: list[RenderableType] = [Text(each.name, "bold")]
+    shown.append(Text(f"Runs {WHEN[each.phase]}.", "dim"))
+    marked = False
+    for block in blocks(source(each)):
+        if not (marked and block.marker):
+            shown.append(Text())
+        marked = bool(block.marker)
+        shown.append(_rendered(block))
+    return Group(*shown)
+
+
+def _rendered(block: Block) -> RenderableType:
+    if block.verbatim:
+        return Text(block.text, "cyan", overflow="fold")
+    text = _inline(block.text)
+    if not block.marker:
+        return Padding(text, (0, 0, 0, block.indent))
+    item = Table.grid(padding=(0, 1, 0, 0))
+    item.add_column(no_wrap=True)
+    item.add_column()
+    item.add_row(block.marker, text)
+    return Padding(item, (0, 0, 0, block.indent))
+
+
+def _inline(text: str) -> Text:
+    shown = Text(text)
+    shown.highlight_regex(r"`+[^`]+`+", "cyan")
+    return shown
+
+
+def blocks(doc: str) -> Iterator[Block]:
+    """Take a docstring apart."""
+    lines = doc.expandtabs().splitlines()
+    while lines:
+        if not lines[0].strip():
+            del lines[0]
+            continue
+        taken = _item(lines) or _paragraph(lines)
+        yield taken
+        if taken.text.endswith(":") and lines and not lines[0].strip():
+            body = _verbatim(lines)
+            if body:
+                yield Block(body, verbatim=True)
+
+
+def _item(lines: list[str]) -> Block | None:
+    """Take a marked item and its continuation lines, which are indented more than its marker."""
+    match = ITEM.fullmatch(lines[0])
+    if match is None:
+        return None
+    del lines[0]
+    indent, text = len(match["indent"]), [match["text"]]
+    while lines and _indent(lines[0]) > indent and not ITEM.fullmatch(lines[0]):
+        text.append(lines.pop(0))
+    return Block(" ".join(" ".join(text).split()), indent, match["marker"])
+
+
+def _paragraph(lines: list[str]) -> Block:
+    indent, text = _indent(lines[0]), [lines.pop(0)]
+    while lines and lines[0].strip() and not ITEM.fullmatch(lines[0]):
+        text.append(lines.pop(0))
+    filled = " ".join(" ".join(text).split())
+    return Block(filled.removesuffix(":") if filled.endswith("::") else filled, indent)
+
+
+def _verbatim(lines: list[str]) -> str:
+    """Take the indented lines that follow a ``::``, blank ones included."""
+    taken = list(itertools.takewhile(lambda line: _indent(line) or not line.strip(), lines))
+    del lines[: len(taken)]
+    return "\n".join(taken).strip("\n")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())

@@ -1,0 +1,133 @@
+"""Run a program equation by equation: what "the same bits" means for a pass.
+
+Every primitive is executed by itself and control flow is unrolled in Python, so that XLA can fuse
+nothing across equations.  Two programs are the same if they give the same bits here, up to the sign
+of zero.  Bodies that are opaque to the graph (`pallas_call`, a loop over refs) run compiled, as one
+equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from jaxpr_opt import compat, exporter
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import (
+    UNDEFINED,
+    Call,
+    Cond,
+    Constant,
+    Graph,
+    Op,
+    Region,
+    Remat,
+    Scan,
+    Value,
+    While,
+)
+from jaxpr_opt.rewriter import Rewriter
+
+MAX_STEPS = 10_000
+"""Steps after which a `while` is taken to run forever."""
+
+Environment = dict[Value, Any]
+
+
+def evaluate_exactly(program: Graph | ClosedJaxpr, *args: Any) -> list[Any]:
+    """The outputs of a program on flat arguments, no two equations fused."""
+    graph = program if isinstance(program, Graph) else import_jaxpr(program, "final")
+    return _region(graph.body, args, {})
+
+
+def _region(region: Region, args: Sequence[Any], env: Environment) -> list[Any]:
+    env.update(zip(region.params, args, strict=True))
+    for op in region.ops:
+        if not op.is_terminator:
+            with compat.bound_under(op.source.info, op.source.ctx):
+                env.update(zip(op.results, _op(op, env), strict=True))
+    return [_read(env, value) for value in region.outputs]
+
+
+def _read(env: Environment, value: Value) -> Any:
+    if isinstance(value, Constant) and value not in env:
+        plain = isinstance(value.dtype, np.dtype) and value.dtype != jax.dtypes.float0
+        return jnp.asarray(value.value, value.dtype) if plain else value.value
+    return env[value]
+
+
+def _op(op: Op, env: Environment) -> Sequence[Any]:
+    args = [_read(env, value) for value in op.operands]
+    match op:
+        case Scan():
+            return _scan(op, args, env)
+        case While():
+            return _while(op, args, env)
+        case Cond():
+            branches = op.branches
+            taken = branches[min(max(int(args[0]), 0), len(branches) - 1)]
+            return _region(taken, (), env)
+        case Remat():
+            return _region(op.body, (), env)
+        case Call() if op.name != "shard_map":
+            return _region(op.body, args, {})
+        case _ if op.name == UNDEFINED:
+            return [compat.undefined(op.result.aval)]
+        case _ if op.name in {"custom_jvp_call", "custom_vjp_call"}:
+            return evaluate_exactly(op.params["call_jaxpr"], *args)
+        case _:
+            return exporter.evaluate(_alone(op), args, {})
+
+
+def _scan(op: Scan, args: Sequence[Any], env: Environment) -> Sequence[Any]:
+    n, length = op.num_carries, op.length
+    carries, streams = list(args[:n]), [_rows(x) for x in args[n:]]
+    stacks: list[list[Any]] = [[None] * length for _ in op.stacks]
+    for step in reversed(range(length)) if op.reverse else range(length):
+        out = _region(op.body, [*carries, *(rows[step] for rows in streams)], env)
+        carries = out[:n]
+        for stack, row in zip(stacks, out[n:], strict=True):
+            stack[step] = row
+    return [
+        *carries,
+        *(_stacked(rows, y.result) for rows, y in zip(stacks, op.stacks, strict=True)),
+    ]
+
+
+def _rows(stream: Any) -> Sequence[Any]:
+    """Rows of an array; numpy takes it apart without a computation where it can."""
+    plain = isinstance(stream.dtype, np.dtype)
+    return list(np.asarray(stream)) if plain else [stream[i] for i in range(len(stream))]
+
+
+def _stacked(rows: list[Any], result: Value) -> Any:
+    if not isinstance(result.dtype, np.dtype):
+        return jnp.stack(rows)
+    if result.dtype == jax.dtypes.float0 or not rows:
+        return np.zeros(result.shape, result.dtype)
+    return jnp.asarray(np.stack([np.asarray(row) for row in rows]))
+
+
+def _while(op: While, args: Sequence[Any], env: Environment) -> Sequence[Any]:
+    carries = list(args)
+    for _ in range(MAX_STEPS):
+        (go_on,) = _region(op.predicate, carries, env)
+        if not go_on:
+            return carries
+        carries = _region(op.body, carries, env)
+    raise RuntimeError(f"a while loop did not end after {MAX_STEPS} steps")
+
+
+def _alone(op: Op) -> Region:
+    """A region that is one op, its operands as parameters."""
+    rw = Rewriter(Graph(Region()))
+    region = rw.new_region(op.operands)
+    copy = rw.copy(op, dict(zip(op.operands, region.params, strict=True)))
+    rw.place(copy, before=region.terminator)
+    rw.set_outputs(region, copy.results)
+    return region

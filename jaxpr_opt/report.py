@@ -1,0 +1,234 @@
+"""`explain`: what each pass did to a function, where in its source, and what it left alone and why.
+
+Everything said here is measured: a pass journals its rewrites as they happen, and refuses with the
+sentence that made it refuse (see `jaxpr_opt.pipeline`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+
+from jaxpr_opt import figures, observe
+from jaxpr_opt.diff import GraphDiff, diff_graphs
+from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.pipeline import Journal, Rewrite
+
+MAX_PLACES = 8
+"""Places a pass lists; the rest are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Something a pass did, or would not do, at one place of the user's source."""
+
+    says: str
+    frame: Frame | None
+    times: int
+    reason: str = ""
+    """Why it was not done; empty where it was."""
+
+    def __str__(self) -> str:
+        times = f"{self.times} times: " if self.times > 1 else ""
+        where = f" ({frame_text(self.frame)})" if self.frame is not None else ""
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{times}{self.says}{where}{reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        where = (
+            dict(zip(("file", "line", "function"), self.frame, strict=True)) if self.frame else None
+        )
+        why = {"reason": self.reason} if self.reason else {}
+        return {"says": self.says, **why, "where": where, "times": self.times}
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did, over all programs that were made of the function."""
+
+    name: str
+    cleanup: bool
+    done: tuple[Place, ...]
+    refused: tuple[Place, ...]
+    seconds: float
+
+    @property
+    def count(self) -> int:
+        return sum(place.times for place in self.done)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "pass": self.name,
+            "seconds": self.seconds,
+            "done": [place.to_dict() for place in self.done],
+            "refused": [place.to_dict() for place in self.refused],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened to a function; `print` it, with rich or without, or ask for `to_dict()`."""
+
+    name: str
+    diff: GraphDiff
+    passes: tuple[PassReport, ...]
+    """In order of first run."""
+    failures: tuple[str, ...]
+    """What went wrong in passes that failed; the program was optimised without them."""
+    seconds: float
+    """Spent in pipelines."""
+
+    @property
+    def changed(self) -> bool:
+        return any(each.done and not each.cleanup for each in self.passes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole report, for `json.dumps`."""
+        return {
+            "function": self.name,
+            "changed": self.changed,
+            "seconds": self.seconds,
+            "figures": figures.to_dict(figures.figures(self.diff)),
+            "passes": [each.to_dict() for each in self.passes],
+            "failures": list(self.failures),
+        }
+
+    def __str__(self) -> str:
+        file = io.StringIO()
+        Console(file=file, width=80, color_system=None).print(self)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self._headline()
+        if self.changed:
+            for each in self.passes:
+                if each.done and not each.cleanup:
+                    yield Text(f"\n{each.name}", style="bold green").append(
+                        f"  {figures.seconds_text(each.seconds)}", "not bold dim"
+                    )
+                    yield from _listed(each.done)
+            tidied = [
+                f"{each.name} {each.count}" for each in self.passes if each.cleanup and each.done
+            ]
+            if tidied:
+                yield Text(f"\ntidied up after them: {', '.join(tidied)}", style="dim")
+        yield from self._near_misses()
+        if self.failures:
+            yield Text("\nfailed, and left out", style="bold red")
+            yield from map(_indented, self.failures)
+        if self.changed:
+            yield Text()
+            yield figures.table(figures.figures(self.diff))
+
+    def _headline(self) -> Iterator[RenderableType]:
+        fired = sum(bool(each.done) and not each.cleanup for each in self.passes)
+        missed = sum(len(each.refused) for each in self.passes if not each.cleanup)
+        time = figures.seconds_text(self.seconds)
+        if fired:
+            yield Text(
+                f"{self.name}: {_plural(fired, 'pass')} changed the program, in {time}",
+                style="bold",
+            )
+        else:
+            near = f"; {_plural(missed, 'near miss')}" if missed else ""
+            yield Text(
+                f"{self.name}: no pass found anything to improve, in {time}{near}", style="bold"
+            )
+
+    def _near_misses(self) -> Iterator[RenderableType]:
+        for each in self.passes:
+            if each.refused and not each.cleanup:
+                yield Text(f"\n{each.name}", style="bold yellow").append(
+                    "  refused", "not bold dim"
+                )
+                yield from _listed(each.refused)
+
+
+def _listed(places: Sequence[Place]) -> Iterator[RenderableType]:
+    yield from (_indented(str(place)) for place in places[:MAX_PLACES])
+    if len(places) > MAX_PLACES:
+        yield _indented(f"and at {_plural(len(places) - MAX_PLACES, 'other place')}")
+
+
+def _indented(text: str) -> RenderableType:
+    """A list item; what does not fit continues under its text."""
+    return Padding(Text(text), (0, 0, 0, 2))
+
+
+def _plural(count: int, noun: str) -> str:
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{ending}"
+
+
+# -- making reports ------------------------------------------------------------------------------
+
+
+def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+    """What optimisation does to ``fun(*args, **kwargs)``, without running it.
+
+    Args:
+      fun: plain, jitted or optimised, or anything that has optimised functions inside, as
+        ``jax.jit(jax.grad(optimize(loss)))``.  A function without is optimised as a whole.
+      *args: arrays, or `jax.ShapeDtypeStruct`s for them: no data is needed.
+      **kwargs: the same.
+    """
+    before = observe.original(fun, args, kwargs)
+    after, journals = observe.optimized(fun, args, kwargs)
+    return report(observe.name_of(fun), diff_graphs(before, after), journals)
+
+
+def diff(
+    fun: Callable[..., Any], *args: Any, against: Callable[..., Any] | None = None, **kwargs: Any
+) -> GraphDiff:
+    """The program of ``fun(*args, **kwargs)`` before and after optimisation, or of two functions.
+
+    Args:
+      fun: as for `explain`.
+      *args: arrays, or `jax.ShapeDtypeStruct`s for them: no data is needed.
+      against: compare with this function instead, both as they are.
+      **kwargs: like `args`.
+    """
+    if against is None:
+        before, (after, _) = (
+            observe.original(fun, args, kwargs),
+            observe.optimized(fun, args, kwargs),
+        )
+    else:
+        before, after = (observe.as_it_is(each, args, kwargs)[0] for each in (fun, against))
+    return diff_graphs(before, after)
+
+
+def report(name: str, difference: GraphDiff, journals: Sequence[Journal]) -> Report:
+    """Put together what several pipelines did: forward and backward, first and final phase."""
+    records = [record for journal in journals for record in journal.records.values()]
+    names = dict.fromkeys((record.name, record.cleanup) for record in records)
+    failures = dict.fromkeys(message for journal in journals for _, message in journal.failures)
+    passes = []
+    for pass_name, cleanup in names:
+        own = [record for record in records if record.name == pass_name]
+        rewrites = [rewrite for record in own for rewrite in record.rewrites]
+        made = {(rewrite.says, rewrite.frame) for rewrite in rewrites}
+        # A place refused in one program may be rewritten in a later one; every phase asks again.
+        refusals = dict.fromkeys(
+            (refusal.says, refusal.frame, refusal.reason)
+            for record in own
+            for refusal in record.refusals
+            if (refusal.says, refusal.frame) not in made
+        )
+        refused = tuple(Place(says, frame, 1, reason) for says, frame, reason in refusals)
+        seconds = sum(record.seconds for record in own)
+        passes.append(PassReport(pass_name, cleanup, _counted(rewrites), refused, seconds))
+    seconds = sum(journal.seconds for journal in journals)
+    return Report(name, difference, tuple(passes), tuple(failures), seconds)
+
+
+def _counted(rewrites: Iterable[Rewrite]) -> tuple[Place, ...]:
+    times = Counter((rewrite.says, rewrite.frame) for rewrite in rewrites)
+    return tuple(Place(says, frame, count) for (says, frame), count in times.items())

@@ -1,0 +1,167 @@
+"""For authors of passes: does a rewrite do what it says, and compute the same?
+
+::
+
+    check_rewrite("my-pass", lambda x: -(-x), "f32[3]", diff='''
+      fn (x:f32[3]) {
+    -   n:f32[3] = neg x
+    -   n1:f32[3] = neg n
+    -   return n1
+    +   return x
+      }
+    ''')
+    check_refuses("my-pass", lambda x: (-x, -(-x)), "f32[3]", because="n is read elsewhere")
+
+The program is traced on its arguments, which are arrays or types written as `"f32[3]"`.  The diff
+is compared whole, and never alone: a golden text can bless a wrong rewrite, numbers cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from textwrap import dedent, indent
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from jaxpr_opt import compat, registry, settings
+from jaxpr_opt.agreement import assert_close, assert_same, assert_same_bits, assert_same_derivatives
+from jaxpr_opt.diff import GraphDiff, diff_graphs
+from jaxpr_opt.exact import evaluate_exactly
+from jaxpr_opt.exporter import export
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Graph
+from jaxpr_opt.pipeline import Journal, Pass, PassRecord, Pipeline
+from jaxpr_opt.sampling import parse_type, random_inputs
+from jaxpr_opt.verify import verify
+
+__all__ = [
+    "assert_close",
+    "assert_same",
+    "assert_same_bits",
+    "assert_same_derivatives",
+    "check_refuses",
+    "check_rewrite",
+    "evaluate_exactly",
+    "random_inputs",
+    "run_alone",
+]
+
+Program = Callable[..., Any] | ClosedJaxpr | Graph
+
+
+def check_rewrite(
+    pass_or_name: Pass | str,
+    program: Program,
+    *args: Any,
+    diff: str,
+    saves_bytes: int | None = None,
+    grad: bool = True,
+    simplify: bool = False,
+) -> GraphDiff:
+    """Check that a pass changes a program in exactly this way, and that it computes the same.
+
+    In this order: the pass leaves a valid program of the same type; its values are the same bits on
+    `args`, on random and on special arguments, equation by equation; its derivatives agree; run
+    again, it has nothing more to do; the journal tells what happened; the diff is `diff`.
+
+    Args:
+      pass_or_name: the pass.
+      program: a function to be traced on `args`, a jaxpr, or a graph.
+      *args: arrays, or types written as `"f32[3]"`.
+      diff: the whole diff; its indentation does not matter.
+      saves_bytes: how many bytes of loop residuals it saves.
+      grad: compare derivatives too, where the pass is differentiable.
+      simplify: let that pass clean up before and after.
+    """
+    each, cleanup = _resolve(pass_or_name, simplify)
+    jaxpr = traced(program, *args)
+    before, after = import_jaxpr(jaxpr, each.phase), import_jaxpr(jaxpr, each.phase)
+    run_alone(cleanup, before)
+    record = run_alone((each, *cleanup), after).record(each)
+    verify(after, types=True)
+    exported = export(after)
+    compat.check_jaxpr(exported)
+    _check_interface(jaxpr, exported)
+    for argument in _argument_sets(jaxpr, args):
+        wanted = evaluate_exactly(before, *argument)
+        assert_same_bits(wanted, evaluate_exactly(after, *argument))
+    if grad and each.phase == "differentiable":
+        argument = _argument_sets(jaxpr, args)[0]
+        assert_same_derivatives(jaxpr_as_fun(jaxpr), jaxpr_as_fun(exported), *argument)
+    again = run_alone((each, *cleanup), import_jaxpr(exported, each.phase)).record(each)
+    assert not again.rewrites, f"{each.name} run again finds more: {again.rewrites[0].says}"
+    found = diff_graphs(before, after)
+    _check_record(record, found)
+    _check_text(found.to_text(), diff)
+    if saves_bytes is not None:
+        saved = found.before.residual_bytes - found.after.residual_bytes
+        assert saved == saves_bytes, f"saves {saved} bytes of residuals, not {saves_bytes}"
+    return found
+
+
+def check_refuses(
+    pass_or_name: Pass | str, program: Program, *args: Any, because: str, simplify: bool = False
+) -> None:
+    """Check that a pass leaves a program alone, and that one of its reasons contains `because`."""
+    each, cleanup = _resolve(pass_or_name, simplify)
+    graph = import_jaxpr(traced(program, *args), each.phase)
+    run_alone(cleanup, graph)
+    record = run_alone((each,), graph).record(each)
+    assert not record.rewrites, f"{each.name} did not refuse: {record.rewrites[0].says}"
+    reasons = [refusal.reason for refusal in record.refusals]
+    told = "\n  ".join(reasons) or "it found nothing to refuse"
+    assert any(because in reason for reason in reasons), f"{each.name}, its reasons:\n  {told}"
+
+
+def traced(program: Program, *args: Any) -> ClosedJaxpr:
+    """The jaxpr of a program on arguments that may be types such as `"f32[3]"`."""
+    if isinstance(program, Graph):
+        return export(program)
+    if isinstance(program, ClosedJaxpr):
+        return program
+    typed = [parse_type(a) if isinstance(a, str) else a for a in args]
+    return jax.make_jaxpr(program)(*typed)
+
+
+def run_alone(passes: Sequence[Pass], graph: Graph) -> Journal:
+    """Run passes to a fixpoint on a graph, in place; faults are raised."""
+    journal = Journal(graph.phase)
+    if passes:
+        with settings.override(strict=True, verify=True):
+            Pipeline((tuple(passes),)).apply(graph, journal)
+    return journal
+
+
+def _resolve(pass_or_name: Pass | str, simplify: bool) -> tuple[Pass, tuple[Pass, ...]]:
+    each = registry.named(pass_or_name) if isinstance(pass_or_name, str) else pass_or_name
+    return each, (registry.named("simplify"),) if simplify else ()
+
+
+def _argument_sets(jaxpr: ClosedJaxpr, args: tuple[Any, ...]) -> list[list[Any]]:
+    """Flat arguments to run on: the given ones where they are arrays, random ones, special ones."""
+    leaves = jax.tree.leaves(args)
+    concrete = len(leaves) == len(jaxpr.in_avals) and not any(isinstance(a, str) for a in leaves)
+    given = [leaves] if concrete and all(hasattr(a, "__array__") for a in leaves) else []
+    drawn = [random_inputs(jaxpr.in_avals, seed) for seed in range(2)]
+    return [*given, *drawn, random_inputs(jaxpr.in_avals, 2, special=True)]
+
+
+def _check_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:
+    for old, new in zip(before.out_avals, after.out_avals, strict=True):
+        weak = [getattr(aval, "weak_type", None) for aval in (old, new)]
+        assert old == new and weak[0] == weak[1], f"an output was {old} and became {new}"
+
+
+def _check_record(record: PassRecord, found: GraphDiff) -> None:
+    assert bool(record.rewrites) == found.changed, (
+        f"{record.name} tells of {len(record.rewrites)} rewrites, but the program "
+        f"{'changed' if found.changed else 'is the same'}"
+    )
+    assert all(each.says and each.edits for each in record.rewrites), "a rewrite without words"
+
+
+def _check_text(actual: str, expected: str) -> None:
+    plain = [line.rstrip() for line in dedent(expected).strip("\n").splitlines()]
+    assert dedent(actual).splitlines() == plain, "the diff is\n\n" + indent(actual, "    ") + "\n"

@@ -1,0 +1,264 @@
+"""Take out of a loop what is the same at every step: residuals, carries, streams, computations.
+
+Before::
+
+    h, r = scan[8] carry(c=z) xs(x=xs) {
+      s = sin w
+      t = mul x s
+      c1 = add c t
+      yield carry(c1) ys(s)
+    }
+    g = scan[8, reverse] carry(c=ct) xs(s=r) {
+      c1 = mul c s
+      yield carry(c1)
+    }
+
+After::
+
+    s = sin w
+    h = scan[8] carry(c=z) xs(x=xs) {
+      t = mul x s
+      c1 = add c t
+      yield carry(c1)
+    }
+    g = scan[8, reverse] carry(c=ct) {
+      c1 = mul c s
+      yield carry(c1)
+    }
+
+Sound when
+
+1. a stack: its value is defined outside of the loop, then it is one broadcast; or it is unspecified,
+   then so is the stack; or it is the row of a stream, then it is the stream's operand;
+2. a stream: its operand repeats one row, then every step reads that row; or it is unspecified;
+3. a carry: `next` is the carry itself or the very value it starts with, then it is that value at
+   every step, and in the end, even if no step is taken;
+4. an op: everything it reads is defined outside, it has no effects and is no collective, and the
+   loop takes at least one step, so that nothing is computed that was not before.  What only spreads
+   its operand out stays where it is read, unless an op that leaves, or a residual, needs it.
+
+Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
+
+Cost: a residual of n rows becomes one value; an op runs once instead of n times.
+Source: MLIR's scf loop-invariant code motion; https://github.com/jax-ml/jax/issues/8239 is what
+happens to weights without it on jax 0.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from jax import lax
+from jax.extend.core.primitives import broadcast_in_dim_p
+
+from jaxpr_opt.analysis.constants import identity, is_undefined
+from jaxpr_opt.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import can_move, spreads
+
+
+Maker = Callable[[Rewriter], Value]
+"""Makes a value before the loop, or tells which it is."""
+
+Repetition = tuple[Value, Maker]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaving(Match):
+    """Ops of a scan's body that compute the same at every step, in order."""
+
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeated(Match):
+    """Values of a loop that are a value from outside: each with what makes that value, before the loop."""
+
+    values: tuple[Repetition, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Varying(Match):
+    """A residual computed within the loop: a stack that is read."""
+
+    stack: Stack
+
+
+@dataclass(frozen=True)
+class HoistInvariantResiduals(Pass):
+    """Keep once, outside of the loop, what would be stacked, streamed or carried unchanged."""
+
+    name: ClassVar[str] = "hoist-invariant-residuals"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan, While)
+
+    def find(self, op: Op) -> Iterator[Match]:
+        assert isinstance(op, Scan | While)
+        leaving = _leaving(op) if isinstance(op, Scan) and op.length > 0 else ()
+        if leaving:
+            names = ", ".join(each.name for each in leaving if not spreads(each)) or "a broadcast"
+            yield Leaving(
+                op, f"{names}: the same at every step, computed once before the loop", leaving
+            )
+        values = tuple((old, make) for old, make in _repeated(op) if old.uses)
+        if values:
+            names = ", ".join(_name(old) for old, _ in values)
+            yield Repeated(op, f"{names}: the same at every step, kept once", values)
+        if isinstance(op, Scan):
+            for stack in op.stacks:
+                if (
+                    stack.value.op is not None
+                    and stack.result.uses
+                    and op.body.defines(stack.value)
+                ):
+                    says = f"{_name(stack.value)} would be kept once instead of {op.length} times"
+                    yield Varying(op, says, stack)
+
+    def refuse(self, match: Match) -> str | None:
+        if isinstance(match, Varying):
+            return _why_varying(match)
+        return None
+
+    def rewrite(self, match: Match, rw: Rewriter) -> None:
+        match match:
+            case Leaving():
+                for op in match.ops:
+                    rw.move(op, match.op)
+            case Repeated():
+                for old, make in match.values:
+                    rw.replace(old, make(rw))
+
+
+def _leaving(scan: Scan) -> tuple[Op, ...]:
+    """Ops of the body that need nothing of a step (4)."""
+    leaving: dict[Op, None] = {}
+    waiting: set[Op] = set()  # could leave, but only spread their operands out
+
+    def is_outside(value: Value) -> bool:
+        op = value.op
+        return op in leaving or op in waiting or not scan.body.defines(value)
+
+    def take(values: Iterable[Value]) -> None:
+        for op in (v.op for v in values):
+            if op is not None and op in waiting:
+                waiting.discard(op)
+                take(op.operands)
+                leaving[op] = None
+
+    for op in scan.body.ops:
+        if op.is_terminator:
+            take(op.operands)
+        elif all(map(is_outside, op.operands)) and can_move(op):
+            captured = [v for region in op.regions for v in region.captures()]
+            if spreads(op):
+                waiting.add(op)
+            elif all(map(is_outside, captured)):
+                take([*op.operands, *captured])
+                leaving[op] = None
+    return tuple(leaving)
+
+
+def _repeated(loop: Scan | While) -> Iterator[Repetition]:
+    """Parameters and results of the loop that are values from outside, if anybody reads them."""
+    for carry, *params in zip(
+        loop.carries, *(region.params for region in loop.regions), strict=False
+    ):
+        if carry.next is carry.param or identity(carry.next) == identity(carry.init):  # (3)
+            yield from ((v, _just(carry.init)) for v in (*params, carry.result))
+    if isinstance(loop, Scan):
+        for stream in loop.streams:
+            row = _row(stream, loop)
+            if row is not None:
+                yield stream.param, row
+        for stack in loop.stacks:
+            whole = _whole(stack, loop)
+            if whole is not None:
+                yield stack.result, whole
+
+
+def _just(value: Value) -> Maker:
+    return lambda rw: value  # noqa: ARG005
+
+
+def _row(stream: Stream, scan: Scan) -> Maker | None:
+    """What the stream is at every step, if that is one value (2)."""
+    op, aval = stream.operand.op, stream.param.aval
+    if op is None:
+        return None
+    if op.name == UNDEFINED:
+        return lambda rw: rw.place(Op(UNDEFINED, (), [aval]), scan).result
+    if op.name != "broadcast_in_dim" or 0 in op.params["broadcast_dimensions"]:
+        return None
+    (source,) = op.operands
+    if source.aval == aval:
+        return _just(source)
+    dimensions = [d - 1 for d in op.params["broadcast_dimensions"]]
+    return lambda rw: _broadcast(rw, source, aval, dimensions, scan)
+
+
+def _whole(stack: Stack, scan: Scan) -> Maker | None:
+    """What the stack is, if that is known without running the loop (1)."""
+    value, aval = stack.value, stack.result.aval
+    if is_undefined(value):
+        return lambda rw: rw.place(Op(UNDEFINED, (), [aval]), scan).result
+    stream = scan.stream_of(value)
+    if stream is not None:
+        return _just(stream.operand)
+    if scan.body.defines(value):
+        return None
+    dimensions = range(1, len(aval.shape))
+    return lambda rw: _broadcast(rw, value, aval, dimensions, scan)
+
+
+def _broadcast(
+    rw: Rewriter, value: Value, aval: Any, dimensions: Iterable[int], before: Op
+) -> Value:
+    """The value spread out to type `aval`, before an op."""
+    mesh, where = aval.sharding.mesh, tuple(dimensions)
+    if not mesh.empty:
+        spread = partial(
+            lax.broadcast_in_dim,
+            shape=aval.shape,
+            broadcast_dimensions=where,
+            out_sharding=aval.sharding,
+        )
+        return rw.insert(spread, value, before=before)
+    params = {"shape": aval.shape, "broadcast_dimensions": where, "sharding": None}
+    made = Op(
+        "broadcast_in_dim",
+        [value],
+        [aval],
+        primitive=broadcast_in_dim_p,
+        params=params,
+        source=before.source,
+    )
+    return rw.place(made, before).result
+
+
+def _why_varying(match: Varying) -> str:
+    """On what the value of a stack depends: the first reason found."""
+    scan, value = match.op, match.stack.value
+    assert isinstance(scan, Scan)
+    pending, seen = [value], {value}
+    while pending:
+        current = pending.pop()
+        if current.region is scan.body and current.op is None:
+            role = "carry" if scan.carry_of(current) is not None else "stream"
+            return f"{_name(value)} depends on the {role} {_name(current)}"
+        op = current.op
+        if op is None or not scan.body.defines(current):
+            continue
+        if not can_move(op):
+            return f"{_name(value)} depends on {op.name}, which must run at every step"
+        inputs = [*op.operands, *(v for region in op.regions for v in region.captures())]
+        pending.extend(v for v in inputs if v not in seen)
+        seen.update(inputs)
+    return f"the loop takes {scan.length} steps"
+
+
+def _name(value: Value) -> str:
+    """A value as a reader of the source would call it."""
+    return value.name or (value.op.name if value.op is not None else str(value.aval))

@@ -1,0 +1,120 @@
+"""Remove data movement that moves nothing.
+
+Before::
+
+    a = reshape[new_sizes=(8, 3)] x
+    b = transpose[permutation=(1, 0)] a
+    c = transpose[permutation=(1, 0)] b
+    d = reshape[new_sizes=(24,)] c
+
+After::
+
+    d = reshape[new_sizes=(24,)] x
+
+Each rule is a line of the table at the end.  Sound when
+
+1. the op returns its operand's elements in their order, which its parameters and the types say;
+2. the replacement has the type of the result: shape, dtype, weak type and sharding;
+3. `stop_gradient` and `name` are the identity once nothing can differentiate the program (the
+   final phase); before, they stay.
+
+Cost: every rule removes an op, or a dependence on one.
+Source: the algebra of XLA's simplifier; done here for other passes to see through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxpr_opt.ir import Graph, Op, Value
+from jaxpr_opt.passes.simplify import Identity, Law, Laws, Simplify, involution
+
+
+@dataclass(frozen=True)
+class RemoveIdleMoves(Simplify):
+    """Remove reshapes to the same shape, transposes taken back, slices of everything."""
+
+    name: ClassVar[str] = "remove-idle-moves"
+
+    @property
+    def laws(self) -> Laws:
+        return LAWS
+
+    def find(self, op: Op) -> Iterator[Identity]:
+        if op.name not in MARKERS or _is_final(op):  # (3)
+            yield from super().find(op)
+
+
+def _is_final(op: Op) -> bool:
+    while op.parent is not None:
+        op = op.parent
+    owner = op.region.owner if op.region is not None else None
+    return isinstance(owner, Graph) and owner.phase == "final"
+
+
+def first(op: Op) -> Value:
+    """The first operand, wherever it has the type of the result (2)."""
+    return op.operands[0]
+
+
+def first_if(**params: Any) -> Law:
+    """The first operand, if the parameters have these values."""
+    return lambda op: first(op) if all(op.params[k] == v for k, v in params.items()) else None
+
+
+def transposed_back(op: Op) -> Value | None:
+    """A permutation that changes nothing, or takes back the one before."""
+    permutation = tuple(op.params["permutation"])
+    if permutation == tuple(range(len(permutation))):
+        return op.operands[0]
+    inner = op.operands[0].op
+    if inner is None or inner.name != "transpose":
+        return None
+    twice = tuple(inner.params["permutation"][i] for i in permutation)
+    return inner.operands[0] if twice == tuple(range(len(twice))) else None
+
+
+def unpadded(op: Op) -> Value | None:
+    """A pad by nothing."""
+    return (
+        op.operands[0] if all(each == (0, 0, 0) for each in op.params["padding_config"]) else None
+    )
+
+
+def overwritten(op: Op) -> Value:
+    """An update as large as the array is the result: the index is clamped to 0."""
+    return op.operands[1]
+
+
+def reshaped_twice(op: Op) -> tuple[Value, ...] | None:
+    """The law reshape(reshape(x)) = reshape(x)."""
+    inner = op.operands[0].op
+    if inner is None or inner.name != "reshape":
+        return None
+    plain = all(each.params.get("dimensions") is None for each in (op, inner))
+    return inner.operands if plain and inner.params.get("sharding") is None else None
+
+
+MARKERS = frozenset({"name", "stop_gradient"})
+
+LAWS: Laws = {
+    "broadcast_in_dim": (first,),
+    "concatenate": (first,),
+    "copy": (first,),
+    "copy_p": (first,),
+    "dynamic_slice": (first,),
+    "dynamic_update_slice": (overwritten,),
+    "name": (first,),
+    "pad": (unpadded,),
+    "reduce_max": (first_if(axes=()),),
+    "reduce_min": (first_if(axes=()),),
+    "reduce_sum": (first_if(axes=()),),
+    "reshape": (first_if(dimensions=None), reshaped_twice),
+    "rev": (involution,),
+    "slice": (first,),
+    "squeeze": (first,),
+    "stop_gradient": (first,),
+    "transpose": (transposed_back,),
+}
