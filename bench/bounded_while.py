@@ -14,9 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from rich.console import Console
 
-from bench.harness import Program, Row, UnavailableError, optional
+from bench.harness import Program, Row, optimizer, optional
 from bench.report import plot
+from bench.sweep import Options, sweep
 from examples import bounded_while as example
 
 STEPS = 8
@@ -62,8 +64,8 @@ def _versions(loop: Any, bound: int) -> dict[str, Callable[[], Gradient]]:
         "plain JAX": lambda: _gradient(loss),
         "jax.checkpoint": lambda: _gradient(checkpointed),
         "Enzyme-JAX": lambda: _enzyme()(_gradient(loss)),
-        "jaxpr-opt": lambda: _optimize()(_gradient(loss)),
-        "jaxpr-opt inside grad": lambda: _gradient(_optimize()(loss)),
+        "jaxpr-opt": lambda: optimizer()(_gradient(loss)),
+        "jaxpr-opt inside grad": lambda: _gradient(optimizer()(loss)),
     }
 
 
@@ -102,14 +104,12 @@ def _enzyme() -> Any:
     return optional("enzyme_ad.jax", "enzyme-ad").enzyme_jax_ir()
 
 
-def _optimize() -> Any:
-    module = optional("jaxpr_opt", "jaxpr-opt")
-    if not hasattr(module, "optimize"):
-        raise UnavailableError("jaxpr_opt has no optimize")
-    return module.optimize
+def run(options: Options, console: Console) -> None:
+    """Measure, show, and on request plot."""
+    sweep("bounded_while", programs(options.quick), options, console, _publish)
 
 
-def publish(rows: list[Row], folder: Path) -> None:
+def _publish(rows: list[Row], folder: Path) -> None:
     """The plot of the README."""
     names = [
         "plain JAX, nested",

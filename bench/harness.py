@@ -77,6 +77,11 @@ def optional(module: str, install: str) -> Any:
         raise UnavailableError(f"not installed: pip install {install} ({error})") from None
 
 
+def optimizer() -> Any:
+    """`jaxpr_opt.optimize`."""
+    return optional("jaxpr_opt", "jaxpr-opt").optimize
+
+
 def measure(
     programs: Sequence[Program],
     *,
@@ -86,7 +91,7 @@ def measure(
 ) -> list[Row]:
     """Compile `programs`, then time them in `rounds`; a row for each, in their order.
 
-    Compilation is timed `setups` times, from cleared caches, and the least counts; once where it is slow.
+    Compilation is timed `setups` times, from cleared caches, and the least counts; once if slow.
     """
     rows = [Row(name=p.name, group=p.group, size=p.size) for p in programs]
     runs: list[tuple[Row, Callable[[], Any]]] = []

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from rich.console import Console
 
 from bench.harness import Program, Row, optimizer
 from bench.report import plot
+from bench.sweep import Options, sweep
 from examples import ragged_rnn as example
 
 LONGEST = 8
@@ -39,7 +41,12 @@ def _loss_by_hand(params: example.Params, xs: jax.Array, lengths: jax.Array) -> 
     return example.loss_by_hand(params, xs, lengths, LONGEST)
 
 
-def publish(rows: list[Row], folder: Path) -> None:
+def run(options: Options, console: Console) -> None:
+    """Measure, show, and on request plot."""
+    sweep("ragged_rnn", programs(options.quick), options, console, _publish)
+
+
+def _publish(rows: list[Row], folder: Path) -> None:
     """The plot of docs/."""
     names = ["plain JAX", "jaxpr-opt", HAND]
     plot(folder / "ragged_rnn.svg", rows, names, f"time slots ({LONGEST} are in use)")

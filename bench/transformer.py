@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Layer = dict[str, jax.Array]
-Params = dict[str, jax.Array | Layer]
+Params = dict[str, jax.Array]
 
 
-def make_params(layers: int, width: int, vocabulary: int) -> dict[str, jax.Array]:
+def make_params(layers: int, width: int, vocabulary: int) -> Params:
     """Weights by name; those of a layer have a leading axis of length `layers`."""
     shapes = {
         "qkv": (layers, width, 3 * width),
@@ -34,7 +33,7 @@ def _normalise(x: jax.Array, scale: jax.Array) -> jax.Array:
     return scale * x * lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
 
 
-def _attention(layer: Layer, x: jax.Array, heads: int) -> jax.Array:
+def _attention(layer: Params, x: jax.Array, heads: int) -> jax.Array:
     batch, length, width = x.shape
     q, k, v = jnp.split(x @ layer["qkv"], 3, axis=-1)
     q, k, v = (y.reshape(batch, length, heads, width // heads) for y in (q, k, v))
@@ -45,15 +44,13 @@ def _attention(layer: Layer, x: jax.Array, heads: int) -> jax.Array:
     return mixed.reshape(batch, length, width) @ layer["out"]
 
 
-def _block(layer: Layer, x: jax.Array, heads: int) -> jax.Array:
+def _block(layer: Params, x: jax.Array, heads: int) -> jax.Array:
     x = x + _attention(layer, _normalise(x, layer["scale1"]), heads)
     hidden = jax.nn.gelu(_normalise(x, layer["scale2"]) @ layer["up"])
     return x + hidden @ layer["down"]
 
 
-def loss(
-    params: dict[str, jax.Array], tokens: jax.Array, *, heads: int = 4, scanned: bool = False
-) -> jax.Array:
+def loss(params: Params, tokens: jax.Array, *, heads: int = 4, scanned: bool = False) -> jax.Array:
     """Cross entropy of the next token; `scanned` says how the layers are looped over."""
     layers = {name: w for name, w in params.items() if name != "embed"}
     x = params["embed"][tokens[:, :-1]]
@@ -67,12 +64,12 @@ def loss(
 
 
 def train_step(
-    params: dict[str, jax.Array],
-    momentum: dict[str, jax.Array],
+    params: Params,
+    momentum: Params,
     tokens: jax.Array,
     *,
     scanned: bool = False,
-) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
+) -> tuple[Params, Params, jax.Array]:
     """One step of gradient descent with momentum."""
     value, gradient = jax.value_and_grad(loss)(params, tokens, scanned=scanned)
     momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradient)

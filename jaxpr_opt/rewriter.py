@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpr_opt import compat
 from jaxpr_opt.exporter import evaluate_ops
@@ -63,6 +64,10 @@ class Rewriter:
     def constant(self, value: Any, like: Any) -> Constant:
         """A literal of type `like` (an aval)."""
         return Constant(like, value)
+
+    def scalar(self, value: Any, dtype: Any) -> Constant:
+        """A literal scalar."""
+        return Constant(compat.array_aval((), np.dtype(dtype)), np.dtype(dtype).type(value))
 
     def replace(self, old: Value, new: Value, where: Callable[[Use], bool] | None = None) -> None:
         """Make the uses of `old` (those for which `where` holds) read `new`.

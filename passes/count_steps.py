@@ -28,12 +28,11 @@ Source: jax#8239, whose transposed loops ask one predicate per step of the bound
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -44,12 +43,16 @@ from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
 
+Mask = Callable[[jax.Array, jax.Array], jax.Array]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class PredicateStack(Match):
-    """A stack of the predicate under which its scan skips."""
+class PredicateStacks(Match):
+    """The stacks of the predicate under which a scan skips, perhaps converted, with what they hold for a step that is
+    taken and for one that is skipped (condition 2)."""
 
     skip: Skip
-    stack: Stack
+    stacks: tuple[tuple[Stack, tuple[int, int]], ...]
 
 
 @dataclass(frozen=True)
@@ -59,83 +62,67 @@ class CountSteps(Pass):
     name: ClassVar[str] = "count-steps"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[PredicateStack]:
+    def find(self, op: Op) -> Iterator[PredicateStacks]:
         assert isinstance(op, Scan)
-        masks = [
-            s for s in op.stacks if s.value.shape == () and s.result.uses and _is_integral(s.value)
-        ]
+        masks = [s for s in op.stacks if s.value.shape == () and s.result.uses and _is_integral(s.value)]
         skip = find_skip(op) if masks else None
         if skip is None:
             return
+        taken = Assumed(op.body, {skip.predicate: skip.taken_when}, linear=op.source.transposed)
+        found = []
         for stack in masks:
-            if predicate_root(stack.value) is skip.predicate:
-                yield PredicateStack(
-                    op, "one predicate a step becomes one count of steps", skip, stack
-                )
+            yes, no = taken[stack.value], skip.skipped[stack.value]
+            if predicate_root(stack.value) is skip.predicate and isinstance(yes, Splat) and isinstance(no, Splat):
+                found.append((stack, (int(yes.value), int(no.value))))
+        if found:
+            yield PredicateStacks(op, "one predicate a step becomes one count of steps", skip, tuple(found))
 
-    def refuse(self, match: PredicateStack) -> str | None:
-        skip = match.skip
-        if skip.kind != "carried":
+    def refuse(self, match: PredicateStacks) -> str | None:
+        if match.skip.kind != "carried":
             return "its predicate may come back to true"
-        if skip.scan.reverse:
+        if match.skip.scan.reverse:
             return "it runs backwards"
-        if skip.predicate.shape != ():
+        if match.skip.predicate.shape != ():
             return "its predicate differs from row to row of a batch"
-        if _levels(match) is None:
-            return "what it stacks differs from one step taken to the next"
         return None
 
-    def rewrite(self, match: PredicateStack, rw: Rewriter) -> None:
-        skip, scan, stack = match.skip, match.skip.scan, match.stack
-        levels = _levels(match)
-        assert levels is not None
-        taken = _count_taken(skip, rw)
+    def rewrite(self, match: PredicateStacks, rw: Rewriter) -> None:
+        scan = match.skip.scan
+        taken = _count_taken(match.skip, rw)
+        after = scan.next
+        assert after is not None
+        for stack, levels in match.stacks:
+            mask = _mask(stack.value.dtype, levels)
+            for user in stack.result.users:
+                if isinstance(user, Scan):
+                    for stream in [s for s in user.streams if s.operand is stack.result]:
+                        _compare_rows(user, stream, taken, mask, rw)
+            if stack.result.uses:
+                numbers = rw.insert(lambda: lax.iota(np.int32, scan.length), before=after)
+                rw.replace(stack.result, rw.insert(mask, numbers, taken, before=after))
 
-        def mask(rows: jax.Array, count: jax.Array) -> jax.Array:
-            return lax.select(
-                rows < count,
-                *(jnp.full_like(rows, level, dtype=stack.value.dtype) for level in levels),
-            )
 
-        if levels == (True, False):
+def _mask(dtype: Any, levels: tuple[int, int]) -> Mask:
+    """Rows below the count hold the first level, the others the second."""
 
-            def mask(rows: jax.Array, count: jax.Array) -> jax.Array:
-                return lax.convert_element_type(
-                    lax.lt(rows, jnp.broadcast_to(count, rows.shape)), stack.value.dtype
-                )
+    def mask(rows: jax.Array, count: jax.Array) -> jax.Array:
+        below = lax.lt(rows, lax.broadcast(count, rows.shape))
+        if levels == (1, 0):
+            return lax.convert_element_type(below, dtype)
+        yes, no = (lax.full(rows.shape, level, dtype) for level in levels)
+        return lax.select(below, yes, no)
 
-        for user in stack.result.users:
-            if isinstance(user, Scan):
-                for stream in [s for s in user.streams if s.operand is stack.result]:
-                    _compare_rows(user, stream, taken, mask, rw)
-        if stack.result.uses:
-            after = scan.next
-            assert after is not None
-            n = scan.length
-            every = rw.insert(
-                lambda count: mask(lax.iota(jnp.int32, n), count), taken, before=after
-            )
-            rw.replace(stack.result, every)
+    return mask
 
 
 def _is_integral(value: Value) -> bool:
     return value.dtype == bool or np.issubdtype(value.dtype, np.integer)
 
 
-def _levels(match: PredicateStack) -> tuple[int, int] | None:
-    """What the stack holds for a step taken and for one skipped."""
-    skip = match.skip
-    taken = Assumed(skip.scan.body, {skip.predicate: skip.taken_when})[match.stack.value]
-    skipped = skip.skipped[match.stack.value]
-    if isinstance(taken, Splat) and isinstance(skipped, Splat):
-        return int(taken.value), int(skipped.value)
-    return None
-
-
 def _count_taken(skip: Skip, rw: Rewriter) -> Value:
     """Give the scan a carry that counts the steps it takes."""
     scan, end = skip.scan, skip.scan.body.terminator
-    zero = rw.insert(lambda: jnp.int32(0), before=scan)
+    zero = rw.scalar(0, np.int32)
     carry = Carry(zero, rw.new_value(zero.aval, "taken"), zero, rw.new_value(zero.aval, "taken"))
     rw.set_scan(scan, carries=[*scan.carries, carry])
     new_next = rw.insert(
@@ -150,10 +137,10 @@ def _count_taken(skip: Skip, rw: Rewriter) -> Value:
     return carry.result
 
 
-def _compare_rows(scan: Scan, stream: Stream, taken: Value, mask, rw: Rewriter) -> None:  # type: ignore[no-untyped-def]
+def _compare_rows(scan: Scan, stream: Stream, taken: Value, mask: Mask, rw: Rewriter) -> None:
     """In a scan that reads the mask row by row, compare the row number with the count instead."""
     n = scan.length
-    numbers = rw.insert(lambda: lax.iota(jnp.int32, n), before=scan)
+    numbers = rw.insert(lambda: lax.iota(np.int32, n), before=scan)
     row = Stream(numbers, rw.new_value(taken.aval, "row"))
     rw.set_scan(scan, streams=[*scan.streams, row])
     first = scan.body.first

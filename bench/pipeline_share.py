@@ -1,0 +1,134 @@
+"""What the optimiser costs where it finds nothing to do: a training step of a 24-layer transformer.
+
+Its time is all that it adds to tracing and lowering: import, passes, export, and JAX's second look at
+the result. The compiled program must be the same up to metadata, and a cached call must cost the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import optimizer
+from bench.sweep import Options
+from bench.transformer import make_params, train_step
+
+LAYERS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The least time of each step between a function and its executable, and the executable's text."""
+
+    trace: float
+    lower: float
+    compile: float
+    hlo: str
+
+    @property
+    def total(self) -> float:
+        """Seconds from function to executable."""
+        return self.trace + self.lower + self.compile
+
+
+def run(options: Options, console: Console) -> None:
+    """Show time by step, the share of the optimiser, and whether the program stayed the same."""
+    params = make_params(layers=6 if options.quick else LAYERS, width=256, vocabulary=512)
+    tokens = jnp.arange(4 * 65).reshape(4, 65) % 512
+    arguments = (params, params, tokens)
+    table = Table(title="pipeline_share: setting up a training step [s]", title_justify="left")
+    for column in ("layers", "program", "trace", "lower", "compile", "optimiser", "share", "HLO"):
+        table.add_column(column, justify="left" if column in {"layers", "program"} else "right")
+    for layers, scanned in (("unrolled", False), ("scanned", True)):
+        step = partial(train_step, scanned=scanned)
+        with console.status(f"pipeline_share: {layers}"):
+            plain, ours = _set_up(step, arguments, repeats=1 if options.quick else 3)
+        added = ours.trace + ours.lower - plain.trace - plain.lower
+        same = normalised(plain.hlo) == normalised(ours.hlo)
+        _add_row(table, layers, "plain JAX", plain)
+        _add_row(
+            table,
+            "",
+            "jaxpr-opt",
+            ours,
+            f"{added:.3f}",
+            f"{added / plain.total:.1%}",
+            "same" if same else "[red]differs[/]",
+        )
+    console.print(table)
+    plain_call, our_call = call_seconds(1000 if options.quick else 5000)
+    console.print(
+        f"a cached call: {plain_call * 1e6:.2f} us plain, {our_call * 1e6:.2f} us optimised"
+    )
+
+
+def _add_row(table: Table, layers: str, program: str, setup: Setup, *more: str) -> None:
+    times = (f"{seconds:.3f}" for seconds in (setup.trace, setup.lower, setup.compile))
+    table.add_row(layers, program, *times, *more)
+
+
+def _set_up(
+    step: Callable[..., Any], arguments: tuple[Any, ...], repeats: int
+) -> tuple[Setup, Setup]:
+    """Set up the plain and the optimised program in turns, from cleared caches."""
+    makers: list[Callable[[Any], Any]] = [jax.jit, optimizer()]
+    seen: list[list[Setup]] = [[], []]
+    for _ in range(repeats + 1):  # the first round loads modules: it does not count
+        for make, setups in zip(makers, seen, strict=True):
+            jax.clear_caches()  # type: ignore[no-untyped-call]
+            start = time.perf_counter()
+            traced = make(lambda *args: step(*args)).trace(*arguments)
+            then = time.perf_counter()
+            lowered = traced.lower()
+            later = time.perf_counter()
+            compiled = lowered.compile()
+            end = time.perf_counter()
+            setups.append(Setup(then - start, later - then, end - later, compiled.as_text()))
+    plain, ours = (_least(setups[1:]) for setups in seen)
+    return plain, ours
+
+
+def _least(setups: list[Setup]) -> Setup:
+    return Setup(
+        min(s.trace for s in setups),
+        min(s.lower for s in setups),
+        min(s.compile for s in setups),
+        setups[0].hlo,
+    )
+
+
+def normalised(hlo: str) -> str:
+    """The text of a compiled module without metadata, its names numbered as they appear."""
+    body = hlo[hlo.index("\n") :]
+    body = re.sub(r"\n(FileNames|FunctionNames|FileLocations|StackFrames)\n(\d.*\n)*", "\n", body)
+    body = re.sub(r",? metadata=\{[^}]*\}", "", body)
+    numbers: dict[str, str] = {}
+    fresh = itertools.count()
+    return re.sub(r"%[\w.\-]+", lambda m: numbers.setdefault(m[0], f"%{next(fresh)}"), body).strip()
+
+
+def call_seconds(calls: int) -> tuple[float, float]:
+    """The least time of a cached call of a small function, plain and optimised, in turns."""
+
+    def small(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    x = jnp.float32(1)
+    functions = [jax.jit(small), optimizer()(small)]
+    least = [float("inf")] * len(functions)
+    for _ in range(calls):
+        for i, function in enumerate(functions):
+            start = time.perf_counter()
+            function(x)
+            least[i] = min(least[i], time.perf_counter() - start)
+    return least[0], least[1]

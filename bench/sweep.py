@@ -1,0 +1,45 @@
+"""Run a benchmark that is a list of programs: measure, show, write down, and on request publish."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import report
+from bench.harness import Program, Row, measure
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+class Options(argparse.Namespace):
+    """The command line of `python -m bench`."""
+
+    names: list[str]
+    quick: bool
+    rounds: int | None
+    only: str
+    publish: bool
+
+
+def sweep(
+    name: str,
+    programs: Sequence[Program],
+    options: Options,
+    console: Console,
+    publish: Callable[[list[Row], Path], None],
+) -> None:
+    """Measure the programs that the options select, and report on them."""
+    with console.status(name) as status:
+        rows = measure(
+            [program for program in programs if options.only in program.name],
+            rounds=options.rounds or (5 if options.quick else 20),
+            setups=1 if options.quick else 2,
+            progress=lambda text: status.update(f"{name}: {text}"),
+        )
+    report.show(console, name, rows)
+    console.print(f"written to {report.save(name, rows)}", highlight=False)
+    if options.publish:
+        publish(rows, DOCS)
