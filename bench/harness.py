@@ -1,7 +1,7 @@
 """Measure programs side by side: compile each once, then time them in turns and keep the minima.
 
 A machine's speed drifts over a run, so programs that are compared are timed in one run, in rounds:
-in each, every program runs once, in an order shuffled anew, and its least time counts. A program that
+in each, every program runs once, in an order shuffled anew, and its least time counts. What
 cannot run says so in its row; no row is left out.
 """
 

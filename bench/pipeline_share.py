@@ -1,7 +1,7 @@
 """What the optimiser costs where it finds nothing to do: a training step of a 24-layer transformer.
 
-Its time is all that it adds to tracing and lowering: import, passes, export, and JAX's second look at
-the result. The compiled program must be the same up to metadata, and a cached call must cost the same.
+Its time is all that it adds to tracing and lowering: import, passes, export, and JAX's second look
+at the result. The compiled program must stay the same up to metadata, and a call cost the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAYERS = 24
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """The least time of each step between a function and its executable, and the executable's text."""
+    """The least time of each step from a function to its executable, and the executable's text."""
 
     trace: float
     lower: float
@@ -87,7 +87,7 @@ def _set_up(
         for make, setups in zip(makers, seen, strict=True):
             jax.clear_caches()  # type: ignore[no-untyped-call]
             start = time.perf_counter()
-            traced = make(lambda *args: step(*args)).trace(*arguments)
+            traced = make(partial(step)).trace(*arguments)
             then = time.perf_counter()
             lowered = traced.lower()
             later = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The gradient of a ragged batch of RNNs, rows of 8 steps at most, against the number of time slots."""
+"""The gradient of a ragged batch of RNNs, 8 steps at most, against the number of time slots."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``JAXPR_OPT_CHECK=1``: compiled programs compare themselves with what they were made from.
 
-A program carries its history, functions that must all compute the same: the original, then a snapshot after every
+A program carries its `History`, functions that must all compute the same: the original, then a snapshot after every
 pass that changed something.  Programs derived from it (by `jvp`, `vjp`, `vmap`) carry the history transformed by
 JAX's public API, an oracle that shares nothing with how they were really made.  At lowering every function of the
 history is compiled beside the program, and a callback names the first one whose values differ.
@@ -9,7 +9,8 @@ history is compiled beside the program, and a callback names the first one whose
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,6 @@ from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 Function = Callable[..., Sequence[Any]]
-History = tuple[tuple[str, Function], ...]
-"""`(pass, the program after it)`, the original first; programs may have more outputs than their history checks."""
 
 ORIGINAL = "original"
 
@@ -30,27 +29,44 @@ class CheckError(Exception):
     """A pass changed a result: which pass, which output, by how much."""
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a program must compute, pass by pass, the original first; empty when nothing is checked."""
+
+    steps: tuple[tuple[str, Function], ...] = ()
+    """`(pass, the program after it)`"""
+    outputs: int = 0
+    """How many of the program's first outputs this is about: residuals have no original."""
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+    def mapped(self, transform: Callable[[Function], Function], outputs: int) -> History:
+        """The history of a derived program."""
+        return History(tuple((name, transform(fun)) for name, fun in self.steps), outputs if self.steps else 0)
+
+    def followed_by(self, snapshots: Iterable[tuple[str, ClosedJaxpr]]) -> History:
+        """With the snapshots a pipeline took."""
+        more = tuple((name, jaxpr_as_fun(jaxpr)) for name, jaxpr in snapshots)
+        return replace(self, steps=(*self.steps, *more))
+
+
+UNCHECKED = History()
+
+
 def begin(jaxpr: ClosedJaxpr) -> History:
-    return ((ORIGINAL, jaxpr_as_fun(jaxpr)),)
-
-
-def snapshots(taken: Sequence[tuple[str, ClosedJaxpr]]) -> History:
-    return tuple((name, jaxpr_as_fun(jaxpr)) for name, jaxpr in taken)
-
-
-def transformed(history: History, transform: Callable[[Function], Function]) -> History:
-    return tuple((name, transform(fun)) for name, fun in history)
+    """The history of a program that nothing has happened to."""
+    return History(((ORIGINAL, jaxpr_as_fun(jaxpr)),), len(jaxpr.out_avals))
 
 
 def checked(name: str, history: History, program: ClosedJaxpr) -> Function:
     """The program as a function that also compares itself with its history."""
 
     def run(*args: Any) -> Sequence[Any]:
-        outputs = jaxpr_as_fun(program)(*args)
-        results = [list(fun(*args)) for _, fun in history]
-        count = len(results[0])
-        results = [[_plain(x) for x in each[:count]] for each in (*results, outputs)]
-        names = (*(label for label, _ in history), "export")
+        outputs: Sequence[Any] = jaxpr_as_fun(program)(*args)
+        every = [*(fun(*args) for _, fun in history.steps), outputs]
+        results = [[_plain(x) for x in list(each)[: history.outputs]] for each in every]
+        names = (*(label for label, _ in history.steps), "export")
         io_callback(partial(_compare, name, names), None, results)
         return outputs
 
@@ -58,6 +74,7 @@ def checked(name: str, history: History, program: ClosedJaxpr) -> Function:
 
 
 def warn_unchecked(name: str) -> None:
+    """Say that a program cannot be checked."""
     warnings.warn(f"jaxpr_opt: {name} has effects, which must not happen twice: it is not checked", stacklevel=2)
 
 
@@ -81,7 +98,7 @@ def vjp(fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool], non
         wrt, of = _differentiable(fun, primals, nonzero)
 
         def moving(*xs: Any) -> list[Any]:
-            return [x for x, nz in zip(of(*xs), nonzero_out, strict=False) if nz]
+            return [x for x, nz in zip(of(*xs), nonzero_out, strict=True) if nz]
 
         _, pull = jax.vjp(moving, *wrt)
         return [ct for ct, nz in zip(pull(list(cotangents)), nonzero_in, strict=True) if nz]
@@ -91,13 +108,14 @@ def vjp(fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool], non
 
 def vmap(fun: Function, axis: Any, dims: Sequence[Any], dims_out: Sequence[Any]) -> Function:
     """The history of a vectorised program."""
-    named = {"axis_name": axis.name} if isinstance(axis.name, str | tuple) else {}
-    if axis.spmd_name is not None:
-        named["spmd_axis_name"] = axis.spmd_name
+    named: dict[str, Any] = {"axis_size": axis.size, "spmd_axis_name": axis.spmd_name}
+    if isinstance(axis.name, str | tuple):
+        named["axis_name"] = axis.name
 
     def run(*args: Any) -> list[Any]:
-        outputs = jax.vmap(lambda *xs: list(fun(*xs)), tuple(dims), 0, axis_size=axis.size, **named)(*args)
-        return [x[0] if d is None else jnp.moveaxis(x, 0, d) for x, d in zip(outputs, dims_out, strict=False)]
+        outputs = jax.vmap(lambda *xs: list(fun(*xs)), tuple(dims), 0, **named)(*args)
+        each = zip(outputs, dims_out, strict=False)
+        return [x[0] if d is None else jnp.moveaxis(x, 0, d) for x, d in each]
 
     return run
 

@@ -10,16 +10,17 @@ from typing import Any
 from rich.table import Table
 
 from jaxpr_opt.analysis.summary import Summary
-from jaxpr_opt.diff import GraphDiff
 
 UNKNOWN = "unknown"
+NOTABLE = 1.01
+"""A smaller ratio is not worth a number."""
 
 
 def number_text(value: float) -> str:
-    """Three significant digits, with a word for the size above a million."""
-    for limit, word in ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M")):
+    """`33,700`; from a million on three digits and the letter for the size."""
+    for limit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(value) >= limit:
-            return f"{value / limit:.3g}{word}"
+            return f"{value / limit:.3g} {letter}"
     return f"{value:,.0f}"
 
 
@@ -27,11 +28,8 @@ def bytes_text(value: float) -> str:
     """`96 B`, `4.2 MB`; decimal units."""
     for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(value) >= limit:
-            return (
-                f"{value / limit:.3g} {unit}"
-                if abs(value) < 999.5 * limit
-                else f"{value / limit:.0f} {unit}"
-            )
+            scaled = value / limit
+            return f"{scaled:.0f} {unit}" if abs(scaled) >= 99.95 else f"{scaled:.3g} {unit}"
     return f"{value:.0f} B"
 
 
@@ -60,9 +58,10 @@ class Figure:
             return ""
         if not self.before or not self.after:
             return "gone" if self.before else "new"
-        if self.after < self.before:
-            return f"÷ {_factor(self.before / self.after)}"
-        return f"x {_factor(self.after / self.before)}"
+        ratio = max(self.before / self.after, self.after / self.before)
+        if ratio < NOTABLE:
+            return "about the same"
+        return f"÷ {_factor(ratio)}" if self.after < self.before else f"x {_factor(ratio)}"
 
     def columns(self) -> tuple[str, str, str, str]:
         before, after = (UNKNOWN if v is None else self.write(v) for v in (self.before, self.after))
@@ -70,7 +69,7 @@ class Figure:
 
 
 def _factor(ratio: float) -> str:
-    return f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.2g}" if ratio >= 1.05 else f"{ratio:.3f}"
+    return f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}" if ratio >= 1.1 else f"{ratio:.2f}"
 
 
 LABELS: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -82,10 +81,10 @@ LABELS: dict[str, tuple[str, Callable[[float], str]]] = {
 """How the fields of `Summary` are presented."""
 
 
-def figures(diff: GraphDiff) -> list[Figure]:
-    """The estimated costs of the two programs of a diff."""
+def figures(before: Summary, after: Summary) -> list[Figure]:
+    """The estimated costs of two programs."""
     return [
-        Figure(name, label, getattr(diff.before, name), getattr(diff.after, name), write)
+        Figure(name, label, getattr(before, name), getattr(after, name), write)
         for name, (label, write) in LABELS.items()
     ]
 

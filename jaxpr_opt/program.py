@@ -37,7 +37,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad
 
 from jaxpr_opt import checking, compat, compat_ad, settings
-from jaxpr_opt.checking import History
+from jaxpr_opt.checking import UNCHECKED, History
 from jaxpr_opt.compat_ad import Mask
 from jaxpr_opt.pipeline import Pipeline
 
@@ -98,7 +98,7 @@ class Program:
     pipeline: Pipeline
     name: str
     forward_mode: ForwardMode | None = None
-    history: History = ()
+    history: History = UNCHECKED
     """In check mode, what must compute the same (see `jaxpr_opt.checking`)."""
     _memo: dict[Any, Any] = field(default_factory=dict)
 
@@ -109,12 +109,12 @@ class Program:
         pipeline: Pipeline,
         name: str,
         forward_mode: ForwardMode | None = None,
-        history: History = (),
+        history: History = UNCHECKED,
     ) -> Program:
         """A program after the differentiable phase of its pipeline."""
         result = pipeline.run(jaxpr, "differentiable")
         if settings.current().check:
-            history = (*(history or checking.begin(jaxpr)), *checking.snapshots(result.snapshots))
+            history = (history or checking.begin(jaxpr)).followed_by(result.snapshots)
         return cls(result.jaxpr, pipeline, name, forward_mode, history)
 
     def __repr__(self) -> str:
@@ -146,9 +146,10 @@ class Program:
         if mode is not None:
             left = tuple(i for i, keep in zip(mode.outputs, used, strict=True) if keep)
             mode = mode._replace(outputs=left)
-        return Program(
-            compat_ad.select_outputs(self.jaxpr, used), self.pipeline, self.name, mode, _select(self.history, used)
-        )
+        keep = [i for i, is_used in enumerate(used[: self.history.outputs]) if is_used]
+        history = self.history.mapped(lambda f: lambda *args: _at(f(*args), keep), len(keep))
+        jaxpr = compat_ad.select_outputs(self.jaxpr, used)
+        return Program(jaxpr, self.pipeline, self.name, mode, history)
 
     @_remembered
     def needed(self, used: Mask) -> tuple[Program, Mask]:
@@ -171,13 +172,20 @@ class Program:
         mask = tuple(i >= count for i in self.forward_mode.outputs)
         return mask if any(mask) else ()
 
+    def _lineage(self) -> History:
+        """What programs derived from this one are checked against; residuals of this one begin here."""
+        if self.history and self.history.outputs < len(self.jaxpr.out_avals):
+            return checking.begin(self.jaxpr)
+        return self.history
+
     # ------------------------------------------------------------ transformations
 
     @_remembered
     def jvp(self, nonzero: Mask) -> tuple[Program, Mask]:
         """The forward-mode program, and which output tangents are not symbolically zero."""
         jaxpr, nonzero_out = compat_ad.jvp(self.jaxpr, nonzero)
-        history = checking.transformed(self.history, lambda f: checking.jvp(f, nonzero, nonzero_out))
+        transform = lambda f: checking.jvp(f, nonzero, nonzero_out)
+        history = self._lineage().mapped(transform, len(jaxpr.out_avals))
         mode = ForwardMode(self, nonzero, tuple(range(len(jaxpr.out_avals))))
         return Program.optimized(jaxpr, self.pipeline, f"jvp({self.name})", mode, history), nonzero_out
 
@@ -185,7 +193,7 @@ class Program:
     def batched(self, axis: Any, dims: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
         """The vectorised program, and the batch dimensions of its outputs."""
         jaxpr, dims_out = compat_ad.batch(self.jaxpr, axis, dims)
-        history = checking.transformed(self.history, lambda f: checking.vmap(f, axis, dims, dims_out))
+        history = self.history.mapped(lambda f: checking.vmap(f, axis, dims, dims_out), self.history.outputs)
         return Program.optimized(jaxpr, self.pipeline, f"vmap({self.name})", None, history), dims_out
 
     @_remembered
@@ -202,8 +210,7 @@ class Program:
             halves = self._joint(plain, nonzero)
             if halves is not None:
                 return halves
-        history = checking.transformed(self.history, lambda f: f)
-        forward = Program(plain.forward, self.pipeline, self.name, None, history)
+        forward = Program(plain.forward, self.pipeline, self.name, None, self.history)
         tangent = Program(plain.tangent, self.pipeline, f"tangent({self.name})")
         return Halves(forward, plain.residuals, tangent, plain.nonzero_out)
 
@@ -220,7 +227,7 @@ class Program:
             return None
         if not journal.changed and not self.history:
             return None
-        backward, residuals, history = split.backward, split.residuals, ()
+        backward, residuals, history = split.backward, split.residuals, UNCHECKED
         if self.history:  # the backward half is checked against the primals, which must reach it
             residuals = (*residuals, *(("input", i) for i in range(num_inputs)))
             backward = _with_unused_inputs(backward, len(split.residuals), self.jaxpr.in_avals)
@@ -238,13 +245,14 @@ class Program:
     def _backward_history(
         self, joint: ClosedJaxpr, plain: compat_ad.Linearized, nonzero: Mask, nonzero_in: Mask, num_residuals: int
     ) -> History:
-        taken = checking.snapshots(self.pipeline.run(joint, "differentiable").snapshots)
-        num_outputs = len(self.jaxpr.out_avals)
-        histories = (
-            *checking.transformed(self.history, lambda f: checking.vjp(f, nonzero, plain.nonzero_out, nonzero_in)),
-            *checking.transformed(taken, lambda f: lambda *args: f(*args)[num_outputs:]),
+        snapshots = self.pipeline.run(joint, "differentiable").snapshots
+        num_outputs, count = len(self.jaxpr.out_avals), sum(nonzero_in)
+        history = self._lineage().mapped(
+            lambda f: checking.vjp(f, nonzero, plain.nonzero_out, nonzero_in), count
         )
-        return checking.transformed(histories, lambda f: lambda *args: f(*args[num_residuals:]))
+        taken = UNCHECKED.followed_by(snapshots).mapped(lambda f: lambda *args: f(*args)[num_outputs:], count)
+        every = History((*history.steps, *taken.steps), count)
+        return every.mapped(lambda f: lambda *args: f(*args[num_residuals:]), count)
 
     @_remembered
     def compiled(self) -> Callable[..., Sequence[Any]]:
@@ -260,7 +268,7 @@ class Program:
         if self.jaxpr.effects:
             checking.warn_unchecked(self.name)
             return result.jaxpr
-        history = (*(self.history or checking.begin(self.jaxpr)), *checking.snapshots(result.snapshots))
+        history = (self.history or checking.begin(self.jaxpr)).followed_by(result.snapshots)
         return checking.checked(self.name, history, result.jaxpr)
 
 
@@ -270,6 +278,10 @@ def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any])
     if compat_ad.uses_references(closed):
         return jaxpr_as_fun(jaxpr)(*args)
     return Program.optimized(closed, pipeline, name)(*constants, *args)
+
+
+def _at(values: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    return [values[i] for i in positions]
 
 
 def _joint_program(
@@ -297,13 +309,6 @@ def _with_unused_inputs(jaxpr: ClosedJaxpr, at: int, avals: Sequence[Any]) -> Cl
     run, count = jaxpr_as_fun(jaxpr), len(avals)
     every = [*jaxpr.in_avals[:at], *avals, *jaxpr.in_avals[at:]]
     return compat.trace(lambda *args: run(*args[:at], *args[at + count :]), every)
-
-
-def _select(history: History, used: Mask) -> History:
-    """A history may know fewer outputs than its program: residuals are not checked."""
-    return checking.transformed(
-        history, lambda f: lambda *args: [x for x, keep in zip(f(*args), used, strict=False) if keep]
-    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -345,11 +350,12 @@ class LinearMap:
         avals = [*whole.jaxpr.in_avals[:n], *(a for a, keep in zip(cotangents, used, strict=True) if keep)]
         jaxpr = compat.trace(pulled, avals)
         jaxpr, inputs = compat_ad.dce(jaxpr, [True] * len(jaxpr.out_avals))
-        history: History = ()
+        history = UNCHECKED
         if whole.history:
             inputs = (True,) * len(avals)
             jaxpr = compat.trace(pulled, avals)
-            history = checking.transformed(whole.history, lambda f: _restricted(f, n, cotangents, used, nonzero))
+            transform = lambda f: _restricted(f, n, cotangents, used, nonzero)
+            history = whole.history.mapped(transform, sum(nonzero))
         elif not all(inputs[n:]):  # an unused cotangent: keep the interface simple
             inputs = (*inputs[:n], *(True for _ in inputs[n:]))
             jaxpr = compat.trace(pulled, avals)

@@ -36,10 +36,10 @@ class Place:
     """Why it was not done; empty where it was."""
 
     def __str__(self) -> str:
-        times = f"{self.times} times: " if self.times > 1 else ""
-        where = f" ({frame_text(self.frame)})" if self.frame is not None else ""
+        where = [frame_text(self.frame)] if self.frame is not None else []
+        where += [f"{self.times} times"] if self.times > 1 else []
         reason = f": {self.reason}" if self.reason else ""
-        return f"{times}{self.says}{where}{reason}"
+        return self.says + (f" ({'; '.join(where)})" if where else "") + reason
 
     def to_dict(self) -> dict[str, Any]:
         where = (
@@ -95,15 +95,13 @@ class Report:
             "function": self.name,
             "changed": self.changed,
             "seconds": self.seconds,
-            "figures": figures.to_dict(figures.figures(self.diff)),
+            "figures": figures.to_dict(figures.figures(self.diff.before, self.diff.after)),
             "passes": [each.to_dict() for each in self.passes],
             "failures": list(self.failures),
         }
 
     def __str__(self) -> str:
-        file = io.StringIO()
-        Console(file=file, width=80, color_system=None).print(self)
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+        return plain(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from self._headline()
@@ -125,7 +123,7 @@ class Report:
             yield from map(_indented, self.failures)
         if self.changed:
             yield Text()
-            yield figures.table(figures.figures(self.diff))
+            yield figures.table(figures.figures(self.diff.before, self.diff.after))
 
     def _headline(self) -> Iterator[RenderableType]:
         fired = sum(bool(each.done) and not each.cleanup for each in self.passes)
@@ -165,6 +163,13 @@ def _indented(text: str) -> RenderableType:
 def _plural(count: int, noun: str) -> str:
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{count} {noun}{ending}"
+
+
+def plain(renderable: RenderableType, width: int = 80) -> str:
+    """What rich would show, as text for a log: no colours, no trailing blanks."""
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None, highlight=False).print(renderable)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 # -- making reports ------------------------------------------------------------------------------

@@ -96,10 +96,12 @@ class Rewriter:
     def erase(self, op: Op) -> None:
         """Remove an op nobody reads, with everything inside it."""
         assert not any(v.uses for v in op.results), f"{op!r} is still in use"
-        for inner in list(op.walk()):
-            inner._set_operands(())
+        inside = list(op.walk())
         if op.region is not None:
             op.region._remove(op)
+        for each in inside:
+            each._set_operands(())
+            each.region = None
         self._record("erase", op)
 
     def move(self, op: Op, before: Op) -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from jaxpr_opt.passes.collapse_loops import CollapseLoops
 from jaxpr_opt.passes.count_steps import CountSteps
+from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.fold_constants import FoldConstants
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
+from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressions
+from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.replay_steps import ReplaySteps
 from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
@@ -26,16 +29,19 @@ CLEANUP = (
     EliminateDeadCode(),
 )
 
+RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
+
 DEFAULT = (
-    # Residuals that are not there to begin with: outer values, dummies of untaken branches.
-    (*CLEANUP, HoistInvariantResiduals()),
+    # Residuals that need not be: outer values, dummies of untaken branches, what is made and used under one predicate.
+    (*RESIDUALS, PushRematIntoBranches()),
     # Loops of loops that stop for good become one loop, and their predicates one number.
     (CollapseLoops(), CountSteps()),
     # Only now can the masks of the transposed loops be compared, so that they merge too.
-    (*CLEANUP, HoistInvariantResiduals(), CollapseLoops("upfront")),
+    (*RESIDUALS, CollapseLoops("upfront")),
     # What the loops hand to each other is settled when there is one loop and one transposed loop.
     (ReplaySteps(),),
-    (*CLEANUP, HoistInvariantResiduals()),
+    (IsolateSkippedSteps(),),
+    RESIDUALS,
     # When nothing can differentiate any more.
     (ExitLoopEarly(), *CLEANUP),
 )

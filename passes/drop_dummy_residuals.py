@@ -42,17 +42,14 @@ Source: https://github.com/jax-ml/jax/issues/8239.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.constants import identity, is_undefined
 from jaxpr_opt.ir import (
-    UNDEFINED,
     Cond,
-    Constant,
     Op,
-    Outcome,
     Region,
     Scan,
     Use,
@@ -62,7 +59,7 @@ from jaxpr_opt.ir import (
 )
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import all_cheap, is_speculable
+from jaxpr_opt.traits import is_cheap, is_speculable
 
 MAX_REPEATED = 8
 """Ops repeated before the cond for one value: more are seldom cheaper than a select."""
@@ -70,11 +67,10 @@ MAX_REPEATED = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dummy(Match):
-    """A result that may as well be `value`, made by `slice` inside a branch; None: any value."""
+    """A result that may as well be `value`; None: any value."""
 
     result: Value
     value: Value | None
-    slice: tuple[Op, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,16 +93,99 @@ class DropDummyResiduals(Pass):
                     yield from _dummy(op, outcome.result, outcome.values)
             reads = tuple(_reads_in_branch(op))
             if reads:
-                yield ReadInBranch(op, f"{len(reads)} reads are under the predicate of the cond", reads)
+                yield ReadInBranch(
+                    op, f"{len(reads)} reads are under the predicate of the cond", reads
+                )
         elif op.name == "select_n" and any(map(is_undefined, op.operands[1:])) and op.result.uses:
             yield from _dummy(op, op.result, op.operands[1:])
 
     def refuse(self, match: Match) -> str | None:
         if not isinstance(match, Dummy) or match.value is None:
             return None
+        made = _cheap_slice(match.value, match.op)
         name = _name(match.value)
+        if isinstance(made, Op):  # (2)
+            return f"{name} needs {made.name}, which costs more to compute again than to keep"
         loop = _loop(match.op)
-        cause = loop and next((v for v in _inputs(match) if loop.defines(v)), None)
-        if cause is not None:
-            return f"{name} changes from step to step with {_name(cause)}"
+        inputs = [match.value, *(v for op in made for v in op.operands)]
+        varying = [v for v in inputs if loop is not None and loop.defines(v) and v.op not in made]
+        if varying:
+            return f"{name} changes from step to step with {_name(varying[0])}"
         return None
+
+    def rewrite(self, match: Match, rw: Rewriter) -> None:
+        match match:
+            case Dummy(result=result, value=None):
+                rw.replace(result, rw.undefined(result.aval, before=match.op))
+            case Dummy(result=result, value=value):
+                made = _cheap_slice(value, match.op)
+                assert not isinstance(made, Op)
+                copies = rw.clone(made, {}, match.op)
+                rw.replace(result, copies.get(value, value))
+            case ReadInBranch():
+                for use, value in match.reads:
+                    rw.set_operand(use.op, use.index, value)
+
+
+def _dummy(op: Op, result: Value, cases: tuple[Value, ...]) -> Iterator[Dummy]:
+    """The match for a result that is real in some cases only, and the same there (1)."""
+    real = {identity(v): v for v in cases if not is_undefined(v)}
+    if len(real) > 1 or len(real) == len(cases) or not result.uses:
+        return
+    if not real:
+        yield Dummy(op, f"{_name(result)} is unspecified", result, None)
+    for value in real.values():
+        if value.aval == result.aval:
+            yield Dummy(
+                op, f"{_name(value)} is read directly, no dummy in its place", result, value
+            )
+
+
+def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
+    """The ops inside `op` that make a value, if they may be repeated before it (2); else one that may not."""
+    made: dict[Op, None] = {}
+    pending = [value]
+    while pending:
+        maker = pending.pop().op
+        if maker is None or maker in made or not any(r.contains(maker.region) for r in op.regions):
+            continue
+        if not is_cheap(maker) or not is_speculable(maker) or len(made) == MAX_REPEATED:
+            return maker
+        made[maker] = None
+        pending.extend(maker.operands)
+    return backward_slice([value], lambda v: v.op not in made) if made else []
+
+
+def _loop(op: Op) -> Region | None:
+    """The body of the innermost loop around an op."""
+    region = op.region
+    while region is not None and isinstance(region.owner, Op):
+        if isinstance(region.owner, Scan | While):
+            return region
+        region = region.owner.region
+    return None
+
+
+def _reads_in_branch(cond: Cond) -> Iterator[tuple[Use, Value]]:
+    """Reads of results inside branches of other conds on the same selector (3)."""
+    others = [op for op in cond.selector.users if isinstance(op, Cond) and op is not cond]
+    for outcome in cond.outcomes if others else ():
+        for use in outcome.result.uses:
+            index = _branch(use, others, cond.selector)
+            value = outcome.values[index] if index is not None else None
+            if value is not None and not any(branch.defines(value) for branch in cond.branches):
+                yield use, value
+
+
+def _branch(use: Use, conds: list[Cond], selector: Value) -> int | None:
+    """The branch, of one of these conds, in which a read is."""
+    region = use.op.region
+    while region is not None and isinstance(region.owner, Op):
+        if region.owner in conds and region.owner.operands[0] is selector:
+            return region.owner.regions.index(region)
+        region = region.owner.region
+    return None
+
+
+def _name(value: Value) -> str:
+    return value.name or (value.op.name if value.op is not None else str(value.aval))

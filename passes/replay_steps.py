@@ -106,7 +106,8 @@ class ReplaySteps(Pass):
 def _residuals(scan: Scan) -> list[tuple[Stack, Value]]:
     """Stacks that other loops of as many steps read row by row (condition 1), with what they hold if a step is taken."""
     skip = find_skip(scan)
-    taken = Assumed(scan.body, {skip.predicate: skip.taken_when}) if skip is not None else None
+    alone = skip is not None and skip.predicate.shape == ()  # in a batch, a step that is taken is so by some rows only
+    taken = Assumed(scan.body, {skip.predicate: skip.taken_when}) if skip is not None and alone else None
     found = []
     for stack in scan.stacks:
         known = taken[stack.value] if taken is not None else stack.value

@@ -16,8 +16,7 @@ Each rule is a line of the table at the end, its law beside it.  Sound when
 1. the law holds bit for bit, for NaN, infinities and the bounds of integers, up to the sign of
    zero: x + 0 is x, but x * 0 is not 0; x * 1 is x for real numbers, but not for complex ones
    (1 is 1 + 0i, and 0 * inf is NaN);
-2. the replacement has the type of the result: shape, dtype, weak type and sharding;
-3. an unspecified value may become any value, here the one that makes a select superfluous.
+2. the replacement has the type of the result: shape, dtype, weak type and sharding.
 
 Cost: every rule removes an op.
 Source: the algebra of XLA's simplifier, where it is exact; done here for other passes to see through.
@@ -32,7 +31,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpr_opt.analysis.constants import is_undefined, uniform
+from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -141,14 +140,13 @@ def is_bool(value: Value) -> bool:
 
 
 def selected(op: Op) -> Value | None:
-    """A select on a known predicate, with equal or unspecified cases, or of false and true."""
+    """A select on a known predicate, with equal cases, or of false and true."""
     which, *cases = op.operands
     known = uniform(which)
     if known is not None:
         return cases[int(known)] if 0 <= int(known) < len(cases) else None
-    defined = [v for v in cases if not is_undefined(v)] or cases[:1]  # (3)
-    if all(_same(v, defined[0]) for v in defined[1:]):
-        return defined[0]
+    if all(_same(v, cases[0]) for v in cases[1:]):
+        return cases[0]
     truth = len(cases) == 2 and uniform(cases[0]) == 0 and uniform(cases[1]) == 1
     return which if truth else None
 

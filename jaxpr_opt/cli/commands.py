@@ -9,14 +9,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from jaxpr_opt import figures, observe, registry
 from jaxpr_opt.cli import documentation, measure
-from jaxpr_opt.diff import GraphDiff, diff_graphs
+from jaxpr_opt.diff import STYLES, GraphDiff, diff_graphs
 from jaxpr_opt.frames import blame
 from jaxpr_opt.ir import Graph
-from jaxpr_opt.report import report
+from jaxpr_opt.report import plain, report
 from jaxpr_opt.targets import (
     Arguments,
     TargetError,
@@ -55,7 +56,7 @@ def diff(options: argparse.Namespace, console: Console) -> int:
         before, _ = _traced(observe.as_it_is, subject, subject.written, arguments)
         after, _ = _traced(observe.as_it_is, other, other.written, arguments)
     difference = diff_graphs(before, after)
-    rows = figures.figures(difference)
+    rows = figures.figures(difference.before, difference.after)
     if options.compile:
         rows += measure.compiled(before, after)
     if options.format == "json":
@@ -70,8 +71,8 @@ def diff(options: argparse.Namespace, console: Console) -> int:
         )
     else:
         if not options.stat:
-            _print_diff(difference, console)
-        console.print(figures.table(rows, titles))
+            _show_diff(difference, console)
+        _show(figures.table(rows, titles), console)
     return int(options.exit_code and difference.changed)
 
 
@@ -85,7 +86,7 @@ def explain(options: argparse.Namespace, console: Console) -> int:
     if options.format == "json":
         _print_json(made.to_dict())
     else:
-        console.print(made)
+        _show(made, console)
     return 0
 
 
@@ -96,21 +97,33 @@ def passes(options: argparse.Namespace, console: Console) -> int:
         if options.format == "json":
             _print_json(documentation.to_dict(documented))
         else:
-            console.print(documentation.page(documented))
+            _show(documentation.page(documented), console)
     elif options.format == "json":
         _print_json([documentation.to_dict(each) for each in registry.available().values()])
     else:
-        console.print(documentation.contents(registry.available().values()))
+        _show(documentation.contents(registry.available().values()), console)
     return 0
 
 
-def _print_diff(difference: GraphDiff, console: Console) -> None:
-    """A terminal cuts what does not fit; a log keeps whole lines."""
+# -- output --------------------------------------------------------------------------------------
+
+
+def _show(renderable: RenderableType, console: Console) -> None:
     if console.is_terminal:
-        console.print(difference)
+        console.print(renderable)
     else:
-        console.print(str(difference), soft_wrap=True)
+        print(plain(renderable, console.width))
+
+
+def _show_diff(difference: GraphDiff, console: Console) -> None:
+    for line in difference.lines:
+        for part in line.wrapped(console.width):
+            console.print(Text(part, STYLES[line.gutter]), soft_wrap=True)
     console.print()
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 # -- what the options mean -----------------------------------------------------------------------
@@ -176,7 +189,3 @@ def _optimized(subject: Subject, arguments: Arguments) -> tuple[Graph, list[Any]
     except Exception as error:  # only in strict mode: otherwise a failing pass is a warning
         why = f"{blame(error)}; --traceback shows more"
         raise TargetError(f"optimising {subject.name} failed: {why}") from error
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,152 @@
+"""Make the step of a batch a branch, so that nothing is kept of steps that every row skips.
+
+Before::
+
+    h_n, r = scan[n] carry(h=h_0) xs(x=xs) {
+      p = lt t lengths                     # one predicate a row of the batch
+      v = step(h, x)
+      yield carry(select p v h) ys(v)
+    }
+
+After::
+
+    h_n, r = scan[n] carry(h=h_0) xs(x=xs) {
+      p = lt t lengths
+      d, u = cond (reduce_or p) { v = step(h, x); yield select p v h, v } else { h, undefined }
+      yield carry(d) ys(u)
+    }
+
+Under `vmap` a skipped step is a `select`: it is computed, and its residuals are stacked, also when no row of the batch
+takes it.  As a branch it can be left out, its residuals are unspecified, and the loop may stop early.
+
+Sound when
+
+1. the scan skips under a batched predicate `p`: where `p` is false everywhere, every carry keeps its value;
+2. whatever reads the stacked value reads it row by row, in loops that skip under the same predicate and whose stacks
+   then do not depend on it, so that rows of steps that are skipped are never looked at;
+3. a step has no effects and does not communicate.
+
+It fires only if a stack would otherwise keep the loop from stopping early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jax import lax
+
+from jaxpr_opt.analysis.assume import Splat
+from jaxpr_opt.analysis.expressions import same_expression
+from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root, predicate_source
+from jaxpr_opt.ir import Constant, Op, Scan, Stack, Value
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import can_move
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchedSkip(Match):
+    """A scan that skips under a batched predicate, and the stacks that a skipped step computes for nobody."""
+
+    skip: Skip
+    stacks: tuple[Stack, ...]
+
+
+@dataclass(frozen=True)
+class IsolateSkippedSteps(Pass):
+    """Step of a batch that some row takes -> branch."""
+
+    name: ClassVar[str] = "isolate-skipped-steps"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[BatchedSkip]:
+        assert isinstance(op, Scan)
+        skip = find_skip(op) if op.stacks else None
+        if skip is not None and skip.predicate.shape != ():
+            computed = tuple(s for s in op.stacks if _computed_anew(skip, s.value))
+            if computed:
+                yield BatchedSkip(op, "a step that every row of the batch skips becomes a branch", skip, computed)
+
+    def refuse(self, match: BatchedSkip) -> str | None:
+        skip = match.skip
+        if not all(can_move(op) or op.is_terminator for op in skip.scan.body.ops):
+            return "a step has effects or communicates"
+        for stack in match.stacks:
+            for use in stack.result.uses:
+                if not _unread_when_skipped(use.op, stack, skip):
+                    return f"{stack.result.name or stack.result.aval} is read where no step was taken"
+        return None
+
+    def rewrite(self, match: BatchedSkip, rw: Rewriter) -> None:
+        skip, scan = match.skip, match.skip.scan
+        body, end = scan.body, scan.body.terminator
+        stays = {*skip.slice, *(c.next.op for c, _ in skip.counters)}
+        moved = [op for op in body.ops if op not in stays and not op.is_terminator]
+        outputs = body.outputs
+        taken, skipped = rw.new_region(), rw.new_region()
+        made = {v for op in moved for v in op.results}
+        through = [v for v in dict.fromkeys(outputs) if v in made]
+        for op in moved:
+            rw.move(op, taken.terminator)
+        rw.set_outputs(taken, through)
+        unread = {s.value for s in match.stacks}
+        rw.set_outputs(skipped, [_instead(skip, v, v in unread, skipped.terminator, rw) for v in through])
+        some = rw.insert(lambda p: _any(p if skip.taken_when else lax.bitwise_not(p)), skip.predicate, before=end)
+        cond = rw.new_cond(some, [skipped, taken], like=scan, before=end)
+        results = dict(zip(through, cond.results, strict=True))
+        rw.set_outputs(body, [results.get(v, v) for v in outputs])
+
+
+def _any(p):  # type: ignore[no-untyped-def]
+    return lax.reduce_or(p, axes=tuple(range(p.ndim)))
+
+
+def _computed_anew(skip: Skip, value: Value) -> bool:
+    """Whether a skipped step computes the value: it is neither known, nor a carry, nor the predicate."""
+    known = skip.skipped[value]
+    if isinstance(known, Splat | Constant) or known.op is None or not skip.scan.body.defines(known):
+        return False
+    return known.op.name != "undefined" and predicate_root(value) is not skip.predicate
+
+
+def _unread_when_skipped(user: Op, stack: Stack, skip: Skip) -> bool:
+    """Condition 2, for one reader."""
+    if not isinstance(user, Scan) or user.length != skip.scan.length:
+        return False
+    if any(c.init is stack.result for c in user.carries):
+        return False
+    other = find_skip(user)
+    if other is None or not _same_predicate(other, skip):
+        return False
+    rows = {s.param for s in user.streams if s.operand is stack.result}
+    counters = {c.param for c, _ in other.counters}
+    if any(use.op in other.slice or use.op.is_terminator for row in rows for use in row.uses):
+        return False
+    return all(isinstance(other.skipped[s.value], Splat) for s in user.stacks) and not counters & rows
+
+
+def _same_predicate(other: Skip, skip: Skip) -> bool:
+    """Whether the other loop's predicate is a row of a stack of this one's, or computed alike from the same rows."""
+    stream = other.scan.stream_of(predicate_source(other.predicate))
+    stack = skip.scan.stack_of(stream.operand) if stream is not None else None
+    if stack is not None:
+        return predicate_root(stack.value) is skip.predicate and other.taken_when == skip.taken_when
+    rows = {s.operand: s.param for s in other.scan.streams}
+    renamed = {s.param: rows[s.operand] for s in skip.scan.streams if s.operand in rows}
+    return same_expression(skip.predicate, other.predicate, renamed) and other.taken_when == skip.taken_when
+
+
+def _instead(skip: Skip, value: Value, unread: bool, end: Op, rw: Rewriter) -> Value:
+    """What a skipped step yields for `value`."""
+    known = skip.skipped[value]
+    if isinstance(known, Value) and (isinstance(known, Constant) or known.region is skip.scan.body and known.op is None):
+        return known
+    if isinstance(known, Splat):
+        return rw.insert(lambda: lax.full(value.shape, known.value, value.dtype), before=end)
+    if unread:
+        return rw.undefined(value.aval, before=end)
+    if isinstance(known, Value) and not skip.scan.body.defines(known):
+        return known
+    raise AssertionError("a carry that a skipped step keeps is a parameter")

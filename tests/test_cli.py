@@ -1,0 +1,444 @@
+"""The command line, run in process on a module written for it; two commands in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxpr_opt
+from jaxpr_opt.cli import main
+
+ROOT = Path(jaxpr_opt.__file__).resolve().parent.parent
+
+PROGRAMS = """
+import jax
+import jax.numpy as jnp
+import jaxpr_opt
+from examples.bounded_while import loss as bounded, make_params
+
+LIMIT = 3
+
+def loss(params, x, steps):
+    return bounded(params, x, steps, bound=4)
+
+optimized_loss = jaxpr_opt.optimize(loss)
+
+def arguments():
+    shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
+    return jax.tree.map(shape, make_params(8)), shape(jnp.ones((1, 1))), 3
+
+def with_keywords():
+    return (jax.ShapeDtypeStruct((3,), "float32"),), {"scale": 2.0}
+
+def wide():
+    return (jax.ShapeDtypeStruct((3,), "float64"),)
+
+def not_a_tuple():
+    return [1.0]
+
+def smooth(x, *, scale=1.0):
+    return jnp.sum(jnp.sin(x) * scale)
+
+def tripled(x):
+    return x + x + x
+
+def product(x, y):
+    return x @ y
+
+def draw(key):
+    return jax.random.uniform(key)
+
+def boom(x):
+    raise ValueError("no good\\nat all")
+
+class Model:
+    @staticmethod
+    def apply(x):
+        return x * 2
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli")
+    (path / "cli_programs.py").write_text(PROGRAMS)
+    (path / "cli_broken.py").write_text("x = 1\nimport cli_programs, not_there_at_all\n")
+    (path / "cli_unfinished.py").write_text("def f(:\n")
+    (path / "cli_raises.py").write_text("def f():\n    raise SystemExit(3)\nf()\n")
+    (path / "json.py").write_text("def f(x):\n    return x\n")  # a name that is taken
+    return path
+
+
+@pytest.fixture
+def run(folder, capsys, monkeypatch):
+    """Run a command line in the folder of the programs: `(exit code, stdout, stderr)`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for variable in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE", "JAXPR_OPT_DISABLE"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def run(*argv):
+        code = main(list(argv))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+BOUNDED = ("--args-from", "cli_programs:arguments")
+
+
+# -- diff
+
+
+def test_diff_shows_both_programs_and_a_table(run):
+    code, out, err = run("diff", "cli_programs.py:loss", *BOUNDED, "--grad")
+    assert (code, err) == (0, "")
+    gutters = {line[0] for line in out.partition("\n\n")[0].splitlines()}
+    assert gutters == {" ", "-", "+"}
+    assert "scan[4]" in out
+    table = out.partition("\n\n")[2].splitlines()
+    assert table[0].split() == ["before", "after"]
+    assert [line.split("  ")[0] for line in table[1:]] == [
+        "equations",
+        "loop residuals",
+        "peak memory, estimated",
+        "FLOPs",
+    ]
+
+
+@pytest.mark.parametrize("target", ["cli_programs:tripled", "cli_programs.py:tripled"])
+def test_diff_of_a_program_nothing_is_done_to(run, target):
+    assert run("diff", target, "--args", "f32[3]", "--exit-code") == (
+        0,
+        """\
+  fn (x:f32[3]) {
+    a:f32[3] = add x x
+    a1:f32[3] = add a x
+    return a1
+  }
+
+                        before  after
+equations                    2      2
+loop residuals             0 B    0 B
+peak memory, estimated    36 B   36 B
+FLOPs                        6      6
+""",
+        "",
+    )
+
+
+def test_exit_code_tells_whether_programs_differ(run):
+    loss = ("diff", "cli_programs:loss", *BOUNDED, "--stat")
+    assert run(*loss)[0] == 0
+    assert run(*loss, "--exit-code")[0] == 1
+    assert run(*loss, "--exit-code", "--passes", "simplify")[0] == 0
+
+
+def test_two_targets_are_compared_as_they_are(run):
+    both = ("cli_programs:loss", "cli_programs:optimized_loss")
+    code, out, _ = run("diff", *both, *BOUNDED, "--exit-code")
+    assert code == 1
+    assert "- " in out
+    same = ("cli_programs:Model.apply", "cli_programs:Model.apply", "--args", "f32[3]")
+    assert run("diff", *same, "--exit-code", "--stat")[0] == 0
+    other = ("cli_programs:Model.apply", "cli_programs:tripled", "--args", "f32[3]", "--stat")
+    assert run("diff", *other)[1].splitlines()[0].split() == ["apply", "tripled"]
+
+
+def test_selected_passes_replace_those_of_an_optimised_target(run):
+    target = ("diff", "cli_programs:optimized_loss", *BOUNDED, "--stat", "--exit-code")
+    assert run(*target)[0] == 1
+    assert run(*target, "--passes", "simplify")[0] == 0
+    assert run(*target, "--skip", "collapse_loops, count-steps,exit-loop-early")[0] == 0
+
+
+def test_json_has_plain_numbers(run):
+    command = ("diff", "cli_programs:tripled", "--args", "f32[3]", "--compile", "--format", "json")
+    code, out, _ = run(*command)
+    shown = json.loads(out)
+    assert code == 0
+    assert shown["changed"] is False
+    assert shown["figures"]["equations"] == {"before": 2, "after": 2}
+    assert shown["figures"]["flops"]["before"] == 6
+    assert shown["figures"]["compile_seconds"]["before"] > 0
+    assert shown["diff"].startswith("  fn (x:f32[3]) {\n")
+
+
+def test_compile_adds_what_was_measured(run):
+    out = run("diff", "cli_programs:draw", "--args", "key[]", "--stat", "--compile")[1]
+    assert [line.split("  ")[0] for line in out.splitlines()[-2:]] == [
+        "time to compile",
+        "temporaries, compiled",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown"),
+    [
+        ("f32[8,128]", "f32[8,128]"),
+        ("f32[ 8, 128 ]", "f32[8,128]"),
+        ("bf16[]", "bf16[]"),
+        ("f16[0]", "f16[0]"),
+        ("float32[2]", "f32[2]"),
+        ("i8[2]", "i8[2]"),
+        ("u32[2]", "u32[2]"),
+        ("c64[2]", "c64[2]"),
+        ("1.5", "f32[]"),
+        ("-3", "i32[]"),
+        ("2j", "c64[]"),
+    ],
+)
+def test_arguments_are_types_or_python_numbers(run, spec, shown):
+    code, out, err = run("diff", "cli_programs:tripled", "--args", spec)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == f"  fn (x:{shown}) {{"
+
+
+def test_keys_bools_and_none_are_arguments_too(run):
+    assert run("diff", "cli_programs:draw", "--args", "key[]", "--stat")[0] == 0
+    assert run("diff", "builtins:id", "--args", "bool[2]")[0] == 2
+    assert "fn ()" in run("diff", "json.py:f", "--args", "None")[1]
+    assert "fn (x:bool[])" in run("diff", "json.py:f", "--args", "True")[1]
+
+
+def test_arguments_from_a_function_may_have_keywords(run):
+    command = ("diff", "cli_programs:smooth", "--args-from", "cli_programs:with_keywords")
+    assert run(*command)[1].startswith("  fn (x:f32[3], scale:f32[]) {\n")
+
+
+def test_argnums(run):
+    product = ("diff", "cli_programs:product", "--args", "f32[3]", "f32[3]", "--grad")
+    assert "dot_general[contract=x] 1.0 y\n" in run(*product)[1]
+    assert "dot_general[contract=x] 1.0 x\n" in run(*product, "--argnums", "1")[1]
+    both = run(*product, "--argnums", "0,1")[1]
+    assert "1.0 y\n" in both
+    assert "1.0 x\n" in both
+    assert run(*product, "--argnums", "x") == (
+        2,
+        "",
+        "jaxpr-opt: error: --argnums x: write argument positions, as 0 or 0,2\n",
+    )
+
+
+# -- explain
+
+
+def test_explain_says_what_was_done_and_where(run):
+    code, out, err = run("explain", "cli_programs:loss", *BOUNDED)
+    assert (code, err) == (0, "")
+    first, *rest = out.splitlines()
+    assert first.startswith("loss: 1 pass changed the program, in ")
+    assert rest[1].startswith("collapse-loops  ")
+    assert rest[2] == "  2 times 2 steps in two loops become 4 in one"
+    assert rest[3].endswith("examples/bounded_while.py:51 in run)")
+
+
+def test_explain_of_a_gradient_above_optimize(run):
+    out = run("explain", "cli_programs:optimized_loss", *BOUNDED, "--grad", "--format", "json")[1]
+    shown = json.loads(out)
+    assert shown["function"] == "grad(loss)"
+    assert shown["changed"] is True
+    assert "collapse-loops" in [each["pass"] for each in shown["passes"] if each["done"]]
+
+
+def test_explain_of_a_program_nothing_is_done_to(run):
+    code, out, _ = run("explain", "cli_programs:tripled", "--args", "f32[3]")
+    assert code == 0
+    assert out.startswith("tripled: no pass found anything to improve, in ")
+    assert len(out.splitlines()) == 1
+
+
+# -- passes
+
+
+def test_passes_lists_every_pass(run):
+    code, out, _ = run("passes")
+    assert code == 0
+    assert "collapse-loops  differentiable\n  Merge a loop of loops" in out
+    assert "exit-loop-early  final\n" in out
+    assert "simplify  differentiable, tidies up\n" in out
+
+
+def test_passes_shows_the_documentation_of_one(run):
+    code, out, _ = run("passes", "collapse_loops")
+    assert code == 0
+    assert out.startswith("collapse-loops\nRuns when traced and when lowered; ")
+    assert "\nBefore:\n\n    scan[n] carry(c=c_0) {\n" in out
+    assert "\n1. " in out
+    one = json.loads(run("passes", "collapse-loops", "--format", "json")[1])
+    listed = json.loads(run("passes", "--format", "json")[1])
+    assert one in listed
+    assert one["phase"] == "differentiable"
+
+
+# -- what can go wrong: one line, exit code 2
+
+ERRORS = {
+    ("diff", "cli_programs:los"): "cli_programs has no attribute 'los'; did you mean 'loss'?",
+    ("diff", "cli_programs.py:Model.aply"): (
+        "cli_programs.py:Model has no attribute 'aply'; did you mean 'apply'?"
+    ),
+    ("diff", "no_such_module:f"): "there is no module 'no_such_module', here or installed",
+    ("diff", "nothing.py:f"): "there is no file nothing.py",
+    ("diff", "loss"): "'loss' is not a target: write module:function or file.py:function",
+    ("diff", "cli_programs:"): (
+        "'cli_programs:' is not a target: write module:function or file.py:function"
+    ),
+    ("diff", "cli_programs:LIMIT"): "cli_programs:LIMIT is not a function, it is of type int",
+    ("diff", "cli_broken:f"): (
+        "importing cli_broken failed: ModuleNotFoundError: No module named 'not_there_at_all'"
+        " (cli_broken.py:2)"
+    ),
+    ("diff", "cli_unfinished.py:f"): (
+        "importing cli_unfinished.py failed: SyntaxError: invalid syntax (cli_unfinished.py:1)"
+    ),
+    ("diff", "cli_raises.py:f"): (
+        "importing cli_raises.py failed: SystemExit: 3 (cli_raises.py:2 in f)"
+    ),
+    ("diff", "cli_programs:product", "--args", "f32[3]"): (
+        "cli_programs:product takes (x, y): missing a required argument: 'y';"
+        " give arguments with --args or --args-from"
+    ),
+    ("diff", "cli_programs:smooth"): (
+        "cli_programs:smooth takes (x, scale=...): missing a required argument: 'x';"
+        " give arguments with --args or --args-from"
+    ),
+    ("diff", "cli_programs:product", "--args", "f32[3,4]", "f32[3,4]"): (
+        "product raised while tracing: TypeError: dot_general requires contracting dimensions to"
+        " have the same shape, got (4,) and (3,). (cli_programs.py:34 in product)"
+    ),
+    ("explain", "cli_programs:boom", "--args", "f32[]"): (
+        "boom raised while tracing: ValueError: no good (cli_programs.py:40 in boom)"
+    ),
+    ("diff", "cli_programs:tripled", "--args", "f32[3,x]"): (
+        "cannot read the argument 'f32[3,x]': write a dtype and a shape, as f32[8,128] or i32[],"
+        " or a Python number; for anything else use --args-from"
+    ),
+    ("diff", "cli_programs:tripled", "--args", "f33[3]"): (
+        "unknown dtype 'f33' in 'f33[3]': there are f16, bf16, f32, f64, i8 to i64, u8 to u64,"
+        " c64, c128, bool and key"
+    ),
+    ("diff", "cli_programs:tripled", "--args", "f64[3]"): (
+        "f64[3] needs 64-bit types, which are off: set JAX_ENABLE_X64=1"
+    ),
+    ("diff", "cli_programs:tripled", "--args-from", "cli_programs:wide"): (
+        "a float64 argument of cli_programs:wide needs 64-bit types, which are off:"
+        " set JAX_ENABLE_X64=1"
+    ),
+    ("diff", "cli_programs:tripled", "--args-from", "cli_programs:not_a_tuple"): (
+        "cli_programs:not_a_tuple returned a list: expected a tuple of arguments"
+    ),
+    ("diff", "cli_programs:tripled", "--args-from", "cli_programs:boom"): (
+        "cli_programs:boom raised TypeError: boom() missing 1 required positional argument: 'x'"
+    ),
+    ("diff", "cli_programs:tripled", "--args", "f32[]", "--skip", "colapse-loops"): (
+        "unknown pass 'colapse-loops'; did you mean 'collapse-loops'?"
+    ),
+    ("passes", "colapse-loops"): "unknown pass 'colapse-loops'; did you mean 'collapse-loops'?",
+    ("diff", "cli_programs:loss", "cli_programs:tripled", *BOUNDED, "--skip", "simplify"): (
+        "--passes and --skip are for one target: two are compared as they are"
+    ),
+    ("diff",): "the following arguments are required: TARGET; see jaxpr-opt diff --help",
+    ("diff", "a:b", "--args", "1", "--args-from", "c:d"): (
+        "argument --args-from: not allowed with argument --args; see jaxpr-opt diff --help"
+    ),
+    ("passes", "--shiny"): "unrecognized arguments: --shiny; see jaxpr-opt --help",
+}
+
+
+@pytest.mark.parametrize("argv", ERRORS, ids=" ".join)
+def test_errors_are_one_line(run, argv):
+    assert run(*argv) == (2, "", f"jaxpr-opt: error: {ERRORS[argv]}\n")
+
+
+def test_the_gradient_of_an_integer_is_an_error(run):
+    code, _, err = run("diff", "cli_programs:tripled", "--args", "3", "--grad")
+    assert code == 2
+    assert err.startswith("jaxpr-opt: error: grad(tripled) raised while tracing: TypeError: grad ")
+    assert len(err.splitlines()) == 1
+
+
+def test_traceback_is_there_for_those_who_ask(run):
+    with pytest.raises(jaxpr_opt.targets.TargetError):
+        run("diff", "cli_programs:boom", "--args", "f32[]", "--traceback")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line(run, monkeypatch):
+    class Failing(jaxpr_opt.Pass):
+        name = "failing"
+
+        def find(self, op):
+            raise KeyError("oops")
+
+    failing = jaxpr_opt.optimize(lambda x: x * 2.0, passes=[Failing()])
+    monkeypatch.setattr("cli_programs.failing", failing, raising=False)
+    with jaxpr_opt.settings.override(strict=False):
+        code, out, err = run("explain", "cli_programs:failing", "--args", "f32[]")
+    assert code == 0
+    assert "failed, and left out\n  pass failing failed: KeyError: 'oops'" in out
+    assert err == (
+        "jaxpr-opt: warning: pass failing failed: KeyError: 'oops';"
+        " the program was optimised without it\n"
+    )
+
+
+# -- what it looks like
+
+
+def test_everything_fits_80_columns(run):
+    commands = [
+        ("diff", "cli_programs:loss", *BOUNDED, "--grad"),
+        ("diff", "cli_programs:loss", *BOUNDED, "--grad", "--stat", "--compile"),
+        ("explain", "cli_programs:loss", *BOUNDED, "--grad"),
+        ("passes",),
+        *(("passes", name) for name in jaxpr_opt.registry.available()),
+    ]
+    for command in commands:
+        code, out, _ = run(*command)
+        assert code == 0
+        assert not [line for line in out.splitlines() if len(line) > 80 or line != line.rstrip()]
+        assert "\x1b" not in out
+
+
+def test_a_terminal_gets_colours_and_lines_that_fit(run, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    out = run("diff", "cli_programs:loss", *BOUNDED, "--grad")[1]
+    assert "\x1b[31m" in out
+    assert max(len(re.sub("\x1b.*?m", "", line)) for line in out.splitlines()) <= 60
+
+
+def test_as_a_program(folder):
+    found = _python("-m", "jaxpr_opt", "diff", "cli_programs:boom", "--args", "f32[]", cwd=folder)
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert found.stderr == (
+        "jaxpr-opt: error: boom raised while tracing: ValueError: no good"
+        " (cli_programs.py:40 in boom)\n"
+    )
+
+
+def test_wide_types_where_they_are_on(folder):
+    command = ("-m", "jaxpr_opt", "diff", "cli_programs:tripled", "--args", "f64[3]")
+    found = _python(*command, cwd=folder, JAX_ENABLE_X64="1")
+    assert found.returncode == 0
+    assert found.stdout.startswith("  fn (x:f64[3]) {\n")
+
+
+def _python(*argv, cwd=None, **env):
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *argv],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
