@@ -9,7 +9,7 @@ history is compiled beside the program, and a callback names the first one whose
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 Function = Callable[..., Sequence[Any]]
+Snapshots = Sequence[tuple[str, ClosedJaxpr]]
 
 ORIGINAL = "original"
 
@@ -37,15 +38,41 @@ class History:
     """`(pass, the program after it)`"""
     outputs: int = 0
     """How many of the program's first outputs this is about: residuals have no original."""
+    guard: bool = False
+    """Whether it is about a backward program, which reads residuals where its history reads primals."""
 
     def __bool__(self) -> bool:
         return bool(self.steps)
 
     def mapped(self, transform: Callable[[Function], Function], outputs: int) -> History:
         """The history of a derived program."""
-        return History(tuple((name, transform(fun)) for name, fun in self.steps), outputs if self.steps else 0)
+        steps = tuple((name, transform(fun)) for name, fun in self.steps)
+        return replace(self, steps=steps, outputs=outputs if steps else 0)
 
-    def followed_by(self, snapshots: Iterable[tuple[str, ClosedJaxpr]]) -> History:
+    def guarded(
+        self, forward: ClosedJaxpr, residuals: Sequence[tuple[str, int]], backward: ClosedJaxpr
+    ) -> History:
+        """The history of `(residuals, inputs, cotangents) -> cotangents`, from that of `(inputs, cotangents) -> ...`.
+
+        A cond under `vmap` runs the backward of the branch a row did not take on dummy residuals and drops the
+        result: where the residuals are not those of the inputs, whatever comes out is right.
+        """
+        count, num_inputs = len(residuals), len(forward.in_avals)
+
+        def transform(fun: Function) -> Function:
+            def run(*args: Any) -> list[Any]:
+                given, rest = args[:count], args[count:]
+                made = jaxpr_as_fun(forward)(*rest[:num_inputs])
+                kept = [rest[i] if kind == "input" else made[i] for kind, i in residuals]
+                own = jaxpr_as_fun(backward)(*given, *rest[num_inputs:])
+                meant = _all_close(given, kept)
+                return [jnp.where(meant, x, y) for x, y in zip(fun(*rest), own, strict=True)]
+
+            return run
+
+        return replace(self.mapped(transform, self.outputs), guard=True)
+
+    def followed_by(self, snapshots: Snapshots) -> History:
         """With the snapshots a pipeline took."""
         more = tuple((name, jaxpr_as_fun(jaxpr)) for name, jaxpr in snapshots)
         return replace(self, steps=(*self.steps, *more))
@@ -133,6 +160,11 @@ def _differentiable(fun: Function, primals: Sequence[Any], nonzero: Sequence[boo
 
 def _plain(x: Any) -> Any:
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def _all_close(xs: Sequence[Any], ys: Sequence[Any]) -> Any:
+    each = [jnp.allclose(_plain(x), _plain(y), rtol=1e-3, equal_nan=True) for x, y in zip(xs, ys, strict=True)]
+    return jnp.all(jnp.stack(each)) if each else True
 
 
 def _compare(name: str, passes: Sequence[str], results: Sequence[Sequence[Any]]) -> None:

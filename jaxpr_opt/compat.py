@@ -124,6 +124,11 @@ def stacked(aval: Any, length: int) -> Any:
     return _core.unmapped_aval(length, 0, aval)
 
 
+def row(aval: Any) -> Any:
+    """The type of one row of an array of this type, as `lax.scan` reads them."""
+    return _core.mapped_aval(aval.shape[0], 0, aval)
+
+
 def weaken(value: Any, aval: Any) -> Any:
     """`value` with the dtype and weak type of `aval`."""
     return _lax_internal._convert_element_type(value, aval.dtype, weak_type=aval.weak_type)

@@ -50,6 +50,11 @@ def uses_references(jaxpr: ClosedJaxpr) -> bool:
     return touched or any(isinstance(e, _core.InternalMutableArrayEffect) for e in jaxpr.effects)
 
 
+def has_side_effects(jaxpr: ClosedJaxpr) -> bool:
+    """Whether it matters how often the program runs; using a named axis does not."""
+    return any(not isinstance(e, _core.NamedAxisEffect) for e in jaxpr.effects)
+
+
 def forwarded(jaxpr: ClosedJaxpr) -> list[int | None]:
     """For every output, the input it is, if it is one."""
     opened = compat.open_jaxpr(jaxpr)

@@ -37,7 +37,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad
 
 from jaxpr_opt import checking, compat, compat_ad, settings
-from jaxpr_opt.checking import UNCHECKED, History
+from jaxpr_opt.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.compat_ad import Mask
 from jaxpr_opt.pipeline import Pipeline
 
@@ -113,7 +113,7 @@ class Program:
     ) -> Program:
         """A program after the differentiable phase of its pipeline."""
         result = pipeline.run(jaxpr, "differentiable")
-        if settings.current().check:
+        if settings.current().check and not compat_ad.has_side_effects(jaxpr):
             history = (history or checking.begin(jaxpr)).followed_by(result.snapshots)
         return cls(result.jaxpr, pipeline, name, forward_mode, history)
 
@@ -173,10 +173,9 @@ class Program:
         return mask if any(mask) else ()
 
     def _lineage(self) -> History:
-        """What programs derived from this one are checked against; residuals of this one begin here."""
-        if self.history and self.history.outputs < len(self.jaxpr.out_avals):
-            return checking.begin(self.jaxpr)
-        return self.history
+        """What derivatives of this program are checked against: where residuals take part it begins here."""
+        whole = self.history.outputs == len(self.jaxpr.out_avals) and not self.history.guard
+        return checking.begin(self.jaxpr) if self.history and not whole else self.history
 
     # ------------------------------------------------------------ transformations
 
@@ -227,11 +226,14 @@ class Program:
             return None
         if not journal.changed and not self.history:
             return None
-        backward, residuals, history = split.backward, split.residuals, UNCHECKED
+        backward, residuals = split.backward, split.residuals
+        history = UNCHECKED
         if self.history:  # the backward half is checked against the primals, which must reach it
             residuals = (*residuals, *(("input", i) for i in range(num_inputs)))
             backward = _with_unused_inputs(backward, len(split.residuals), self.jaxpr.in_avals)
-            history = self._backward_history(joint, plain, nonzero, nonzero_in, len(split.residuals))
+            snapshots = self.pipeline.run(joint, "differentiable").snapshots
+            history = self._backward_history(plain, nonzero, nonzero_in, snapshots)
+            history = history.guarded(split.forward, split.residuals, split.backward)
         linear = LinearMap(
             Program(backward, self.pipeline, f"vjp({self.name})", None, history),
             len(residuals),
@@ -243,16 +245,13 @@ class Program:
         return Halves(forward, residuals, linear, plain.nonzero_out)
 
     def _backward_history(
-        self, joint: ClosedJaxpr, plain: compat_ad.Linearized, nonzero: Mask, nonzero_in: Mask, num_residuals: int
+        self, plain: compat_ad.Linearized, nonzero: Mask, nonzero_in: Mask, snapshots: Snapshots
     ) -> History:
-        snapshots = self.pipeline.run(joint, "differentiable").snapshots
+        """What `(inputs, nonzero cotangents) -> nonzero cotangents in` must compute."""
         num_outputs, count = len(self.jaxpr.out_avals), sum(nonzero_in)
-        history = self._lineage().mapped(
-            lambda f: checking.vjp(f, nonzero, plain.nonzero_out, nonzero_in), count
-        )
-        taken = UNCHECKED.followed_by(snapshots).mapped(lambda f: lambda *args: f(*args)[num_outputs:], count)
-        every = History((*history.steps, *taken.steps), count)
-        return every.mapped(lambda f: lambda *args: f(*args[num_residuals:]), count)
+        derived = self._lineage().mapped(lambda f: checking.vjp(f, nonzero, plain.nonzero_out, nonzero_in), count)
+        joint = UNCHECKED.followed_by(snapshots).mapped(lambda f: lambda *args: f(*args)[num_outputs:], count)
+        return History((*derived.steps, *joint.steps), count)
 
     @_remembered
     def compiled(self) -> Callable[..., Sequence[Any]]:
@@ -265,7 +264,7 @@ class Program:
         result = self.pipeline.run(self.jaxpr, "final")
         if not settings.current().check:
             return result.jaxpr
-        if self.jaxpr.effects:
+        if compat_ad.has_side_effects(self.jaxpr):
             checking.warn_unchecked(self.name)
             return result.jaxpr
         history = (self.history or checking.begin(self.jaxpr)).followed_by(result.snapshots)

@@ -263,6 +263,10 @@ class Rewriter:
         """The type of `length` rows of `value`."""
         return compat.stacked(value.aval, length)
 
+    def row_aval(self, array: Value) -> Any:
+        """The type of one row of `array`."""
+        return compat.row(array.aval)
+
     def set_while(self, loop: While, carries: Sequence[Carry], kept: Sequence[int]) -> None:
         """Keep only the carries numbered `kept`, given with their possibly new fields."""
         predicate = loop.predicate

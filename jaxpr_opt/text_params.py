@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from jaxpr_opt import compat
-from jaxpr_opt.ir import Call, Op, Remat, Scan
+from jaxpr_opt.ir import Call, Op, Remat
 
 PLUMBING = frozenset({
-    "bwd", "call_jaxpr", "closed", "computation", "ctx_mesh", "fwd_jaxpr_thunk", "in_tree",
-    "index_dtype", "jaxpr", "jaxprs", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "np_printoptions",
-    "num_consts", "out_tree", "out_trees", "result_avals", "update_consts", "update_jaxpr",
+    "body_jaxpr", "body_nconsts", "branches", "bwd", "call_jaxpr", "closed", "computation",
+    "cond_jaxpr", "cond_nconsts", "ctx_mesh", "ft_in", "ft_out", "fwd_jaxpr_thunk", "in_tree",
+    "index_dtype", "jaxpr", "jaxprs", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "linear",
+    "np_printoptions", "num_carry", "num_consts", "out_tree", "out_trees", "result_avals",
+    "update_consts", "update_jaxpr",
 })  # fmt: skip
 """Never worth reading."""
 
@@ -88,7 +90,9 @@ def value_text(value: Any) -> str | None:
         return str(value)
     if isinstance(value, np.dtype):
         return value.name
-    if hasattr(value, "_fields") and not hasattr(value, "tag"):  # PRNG implementations have names
+    if hasattr(value, "tag"):  # an implementation of random numbers
+        return str(value.name)
+    if hasattr(value, "_fields"):
         fields = ((name, value_text(getattr(value, name))) for name in value._fields)
         return f"({', '.join(f'{name}={text}' for name, text in fields if text is not None)})"
     if isinstance(value, tuple | list):
@@ -100,9 +104,8 @@ def value_text(value: Any) -> str | None:
 def _object_text(value: Any) -> str:
     """A callback by its function, a policy by its name, others by their repr or class."""
     value = getattr(value, "callback_func", value)
-    for attribute in ("__name__", "name"):
-        if isinstance(getattr(value, attribute, None), str):
-            return str(getattr(value, attribute))
+    if hasattr(value, "__name__"):
+        return str(value.__name__)
     text = str(value)
     if len(text) > 60 or " at 0x" in text or hasattr(value, "__dataclass_fields__"):
         flags = [
@@ -127,8 +130,7 @@ def _windows(params: dict[str, Any]) -> dict[str, Any]:
 # Primitives whose parameters read better another way; each removes from `params` what it has told.
 
 
-def _scan(op: Op, params: dict[str, Any]) -> list[str]:
-    assert isinstance(op, Scan)
+def _scan(_: Op, params: dict[str, Any]) -> list[str]:
     return [str(params.pop("length"))]
 
 

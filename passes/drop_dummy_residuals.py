@@ -59,7 +59,7 @@ from jaxpr_opt.ir import (
 )
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_cheap, is_speculable
+from jaxpr_opt.traits import is_cheap, is_speculable, spreads
 
 MAX_REPEATED = 8
 """Ops repeated before the cond for one value: more are seldom cheaper than a select."""
@@ -106,11 +106,10 @@ class DropDummyResiduals(Pass):
         name = _name(match.value)
         if isinstance(made, Op):  # (2)
             return f"{name} needs {made.name}, which costs more to compute again than to keep"
-        loop = _loop(match.op)
         inputs = [match.value, *(v for op in made for v in op.operands)]
-        varying = [v for v in inputs if loop is not None and loop.defines(v) and v.op not in made]
-        if varying:
-            return f"{name} changes from step to step with {_name(varying[0])}"
+        varying = _varying([v for v in inputs if v.op not in made], _loop(match.op))
+        if varying is not None:
+            return f"{name} changes from step to step with {_name(varying)}"
         return None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
@@ -154,6 +153,18 @@ def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
         made[maker] = None
         pending.extend(maker.operands)
     return backward_slice([value], lambda v: v.op not in made) if made else []
+
+
+def _varying(values: list[Value], loop: Region | None) -> Value | None:
+    """One of these values, or of what they spread out, that is made anew in every step of a loop."""
+    pending = list(values) if loop is not None else []
+    while pending:
+        value = pending.pop()
+        if loop is not None and loop.defines(value):
+            if value.op is None or not spreads(value.op):
+                return value
+            pending.extend(value.op.operands)
+    return None
 
 
 def _loop(op: Op) -> Region | None:

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -44,7 +45,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.assume import Splat
-from jaxpr_opt.analysis.masks import first_rows
+from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skips import Skip, find_skips, predicate_root
 from jaxpr_opt.ir import UNDEFINED, Op, Region, Scan, Stack, Value, backward_slice, reads
 from jaxpr_opt.pipeline import Match, Pass, Phase
@@ -178,9 +179,9 @@ def _last_step(skip: Skip, rw: Rewriter) -> tuple[Value | None, Value]:
     scan, n = skip.scan, skip.scan.length
     if skip.kind == "carried":
         return None, rw.insert(lambda: jnp.int32(n), before=scan)
-    bound = first_rows(skip)
-    if bound is not None:
-        return None, rw.insert(lambda b: jnp.clip(b, 0, n).astype(jnp.int32), bound, before=scan)
+    first = first_rows(skip)
+    if first is not None:
+        return None, rw.insert(partial(_rows_below, first, n), first.bound, before=scan)
     rows = {s.param: s.operand for s in scan.streams}
     for carry, step in skip.counters:
         rows[carry.param] = _count(carry.init, step, None, scan, rw)
@@ -191,6 +192,14 @@ def _last_step(skip: Skip, rw: Rewriter) -> tuple[Value | None, Value]:
         return jnp.max(jnp.where(taken, jnp.arange(1, n + 1, dtype=np.int32), 0))
 
     return masks, rw.insert(last, masks, before=scan)
+
+
+def _rows_below(mask: Prefix, n: int, bound: jax.Array) -> jax.Array:
+    """How many rows `i` of `n` there are with ``a * i + offset < bound``."""
+    (a,), top = mask.coefficients, jnp.iinfo(bound.dtype).max
+    limit = min(a * (n - 1) + mask.offset + 1, top)
+    clipped = lax.clamp(lax.full_like(bound, 0), bound, lax.full_like(bound, limit)).astype(np.int32)
+    return jnp.maximum(clipped - mask.offset + (a - 1), 0) // a if a > 1 or mask.offset else clipped
 
 
 def _count(init: Value, step: Value, after: int | None, scan: Scan, rw: Rewriter) -> Value:

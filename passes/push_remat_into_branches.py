@@ -1,40 +1,31 @@
-"""Make residuals in the branch that reads them: one cond for two on a predicate, remat inside it.
+"""Recompute, in the transpose of a checkpointed cond, only the branch that was taken.
 
 Before::
 
-    remat {
-      r = cond p { f x } else { undefined }
-      g = cond p { f_transposed r ct } else { ct }
-      yield g
+    g = remat {
+      i = lt k n
+      h = cond i { f x ct } else { ct }
+      yield h
     }
 
 After::
 
-    cond p {
-      remat { f_transposed (f x) ct }
+    i = lt k n
+    g = cond i {
+      remat { f x ct }
     } else {
       ct
     }
 
-The transpose of a checkpointed cond first computes the residuals of the branch taken, in one cond,
-then reads them in another.
+Sound when
 
-Two conds on one selector fuse, at the place of the first, when
+1. the remat holds one cond, and otherwise only cheap ops, few enough to be repeated in each branch;
+2. nothing in it has effects or communicates;
+3. the selector comes from outside, or is made by cheap ops: they are repeated outside too.
 
-1. neither has effects or communicates: one of them now runs earlier, their ops side by side;
-2. what the second reads is defined before the first, or made by ops that can move there; only its
-   branches may read results of the first, and there they read what the same branch yielded;
-3. it pays: the second reads results of the first, or nothing else is between them.
+A remat of nothing but moved or spread out values is no remat: there is nothing to recompute.
 
-A remat of a cond becomes a cond of remats when
-
-4. the remat holds one cond, and otherwise only cheap ops, few enough to be repeated in each branch;
-5. nothing in it has effects;
-6. the selector comes from outside, or is made by cheap ops: they are repeated outside too.
-
-A remat without ops is no remat.
-
-Cost: the residuals never leave the branch; each branch is recomputed only where it is taken.
+Cost: none at run time; the loop in the branch, and the branch that does nothing, are in plain sight.
 Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` around the step.
 """
 
@@ -44,21 +35,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.ir import Cond, Op, Outcome, Region, Remat, Value, backward_slice
+from jaxpr_opt.ir import Cond, Op, Region, Remat, Value, backward_slice
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import can_move, is_cheap
+from jaxpr_opt.traits import can_move, is_cheap, moves
 
 MAX_REPEATED = 32
-"""Ops beside the cond in a remat: more would make the program too large."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pair(Match):
-    """Two conds on the same selector, in one region."""
-
-    first: Cond
-    second: Cond
+"""Ops beside the cond: more would make the program too large."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,114 +53,39 @@ class RematOfCond(Match):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EmptyRemat(Match):
+class IdleRemat(Match):
     """A remat that computes nothing."""
+
+    remat: Remat
 
 
 @dataclass(frozen=True)
 class PushRematIntoBranches(Pass):
-    """Fuse conds on the same predicate and recompute inside of their branches only."""
+    """Turn a remat of a cond into a cond of remats."""
 
     name: ClassVar[str] = "push-remat-into-branches"
-    anchors: ClassVar[tuple[type[Op], ...]] = (Cond, Remat)
+    anchors: ClassVar[tuple[type[Op], ...]] = (Remat,)
 
     def find(self, op: Op) -> Iterator[Match]:
-        if isinstance(op, Cond):
-            first = _previous(op)
-            if first is not None and _pays(first, op):
-                yield Pair(op, "two conds on one predicate are one cond", first, op)
-        elif isinstance(op, Remat):
-            conds = [each for each in op.body.ops if isinstance(each, Cond)]
-            if len(conds) == 1:
-                yield RematOfCond(op, "each branch is recomputed where it is taken", op, conds[0])
-            elif op.body.first is op.body.last:
-                yield EmptyRemat(op, "nothing is recomputed")
+        assert isinstance(op, Remat)
+        conds = [each for each in op.body.ops if isinstance(each, Cond)]
+        if len(conds) == 1:
+            yield RematOfCond(op, "each branch is recomputed where it is taken", op, conds[0])
+        elif all(each.is_terminator or moves(each) for each in op.body.ops):
+            yield IdleRemat(op, "there is nothing to recompute", op)
 
     def refuse(self, match: Match) -> str | None:
-        match match:
-            case Pair():
-                return _why_apart(match.first, match.second)
-            case RematOfCond():
-                return _why_outside(match.remat, match.cond)
-        return None
+        return _why_outside(match.remat, match.cond) if isinstance(match, RematOfCond) else None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
         match match:
-            case Pair():
-                _fuse(match.first, match.second, rw)
             case RematOfCond():
                 _push(match.remat, match.cond, rw)
-            case EmptyRemat():
-                assert isinstance(match.op, Remat)
-                for result, value in zip(match.op.results, match.op.body.outputs, strict=True):
+            case IdleRemat(remat=remat):
+                outputs = rw.inline(remat.body, (), remat)
+                for result, value in zip(remat.results, outputs, strict=True):
                     rw.replace(result, value)
-                rw.erase(match.op)
-
-
-def _previous(cond: Cond) -> Cond | None:
-    """The last cond before this one, on the same selector and in the same region."""
-    assert cond.region is not None
-    region, found = cond.region, None
-    for op in cond.selector.users:
-        if isinstance(op, Cond) and op.region is region and op.selector is cond.selector:
-            earlier = region.order(op) < region.order(cond)
-            if earlier and (found is None or region.order(found) < region.order(op)):
-                found = op
-    return found
-
-
-def _needed(first: Cond, second: Cond) -> list[Op]:
-    """Ops between two conds that the second needs, in order."""
-    assert first.region is not None
-    region, start = first.region, first.region.order(first)
-
-    def is_before(value: Value) -> bool:
-        return value.op is None or value.region is not region or region.order(value.op) <= start
-
-    captured = [v for branch in second.branches for v in branch.captures()]
-    return backward_slice(captured, is_before)
-
-
-def _pays(first: Cond, second: Cond) -> bool:
-    """Whether fusing saves more than a branch (3)."""
-    results = set(first.results)
-    if any(v in results for branch in second.branches for v in branch.captures()):
-        return True
-    between = first.next
-    while between is not None and between is not second and is_cheap(between):
-        between = between.next
-    return between is second
-
-
-def _why_apart(first: Cond, second: Cond) -> str | None:
-    if not (can_move(first) and can_move(second)):  # (1)
-        return "a branch has effects or communicates"
-    results = set(first.results)
-    for op in _needed(first, second):  # (2)
-        if not can_move(op):
-            return f"{op.name} stays between the two conds"
-        inputs = {*op.operands, *(v for region in op.regions for v in region.captures())}
-        if not results.isdisjoint(inputs):
-            return f"{op.name}, computed from the first cond, is read by the second"
-    return None
-
-
-def _fuse(first: Cond, second: Cond, rw: Rewriter) -> None:
-    for op in _needed(first, second):
-        rw.move(op, first)
-    for one, two in zip(first.branches, second.branches, strict=True):
-        for outcome, value in zip(first.results, one.outputs, strict=True):
-            rw.replace(outcome, value, lambda use, two=two: two.contains(use.op.region))
-        for op in list(two.ops):
-            if not op.is_terminator:
-                rw.move(op, one.terminator)
-    outcomes = [
-        Outcome(rw.new_value(o.result.aval, o.result.name), o.values) for o in second.outcomes
-    ]
-    for outcome, made in zip(second.outcomes, outcomes, strict=True):
-        rw.replace(outcome.result, made.result)
-    rw.set_cond(first, [*first.outcomes, *outcomes])
-    rw.erase(second)
+                rw.erase(remat)
 
 
 def _beside(remat: Remat, cond: Cond) -> tuple[list[Op], list[Op]]:
@@ -196,11 +104,11 @@ def _beside(remat: Remat, cond: Cond) -> tuple[list[Op], list[Op]]:
 def _why_outside(remat: Remat, cond: Cond) -> str | None:
     before, after = _beside(remat, cond)
     dear = [op for op in (*before, *after) if not is_cheap(op)]
-    if dear:  # (4)
+    if dear:  # (1)
         return f"{dear[0].name} is recomputed whichever branch is taken"
     if len(before) + len(after) > MAX_REPEATED:
         return f"{len(before) + len(after)} ops beside the cond would be repeated in each branch"
-    if not can_move(remat):  # (5)
+    if not can_move(remat):  # (2)
         return "a branch has effects or communicates"
     return None
 
@@ -209,7 +117,7 @@ def _push(remat: Remat, cond: Cond, rw: Rewriter) -> None:
     before, after = _beside(remat, cond)
     outside: dict[Value, Value] = {}
     made_inside = backward_slice([cond.selector], lambda v: not remat.body.defines(v))
-    rw.clone(made_inside, outside, remat)  # (6)
+    rw.clone(made_inside, outside, remat)  # (3)
     regions = []
     for branch in cond.branches:
         inner = rw.new_region()

@@ -20,7 +20,8 @@ Replaying costs one more forward step for each step that is taken, whatever the 
 
 Sound when
 
-1. every use of a residual is row by row, in a loop of as many steps, so that row `i` is needed with row `i` only;
+1. every use of a residual is row by row, in a loop or a nest of loops of as many steps, so that row `i` is needed with
+   row `i` only, and any other array of as many rows can be sent the same way;
 2. what is replayed has no effects, ends, does not communicate, and reads nothing of the forward loop but its carries and
    streams, and outer values that are still there.
 
@@ -32,10 +33,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
+
+import jax
+from jax import lax
 
 from jaxpr_opt.analysis.assume import Assumed
 from jaxpr_opt.analysis.cost import cost
+from jaxpr_opt.analysis.routes import Route, Rows, Split, routes
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.ir import Cond, Constant, Op, Outcome, Region, Scan, Stack, Stream, Value, backward_slice, reads
 from jaxpr_opt.pipeline import Match, Pass
@@ -96,10 +102,13 @@ class ReplaySteps(Pass):
         assert isinstance(scan, Scan)
         rows = _store(scan, cut, rw)
         gone = {stack.result for stack, _ in cut.residuals}
-        users = list(dict.fromkeys(use.op for stack, _ in cut.residuals for use in stack.result.uses))
-        for user in users:
-            assert isinstance(user, Scan)
-            _replay(user, scan, cut, rows, rw)
+        by_route: dict[Route, list[tuple[Value, Value]]] = {}
+        for stack, value in cut.residuals:
+            for route, row in routes(stack.result) or ():
+                by_route.setdefault(route, []).append((row, value))
+        for route, read in by_route.items():
+            _replay(route, read, scan, cut, rows, rw)
+        _unread(gone, by_route, rw)
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result not in gone])
 
 
@@ -113,14 +122,9 @@ def _residuals(scan: Scan) -> list[tuple[Stack, Value]]:
         known = taken[stack.value] if taken is not None else stack.value
         if not isinstance(known, Value) or known.op is None or not scan.body.defines(known):
             continue
-        users = [use.op for use in stack.result.uses]
-        if users and all(_reads_rows(user, stack, scan) for user in users):
+        if stack.result.uses and routes(stack.result) is not None:
             found.append((stack, known))
     return found
-
-
-def _reads_rows(user: Op, stack: Stack, scan: Scan) -> bool:
-    return isinstance(user, Scan) and user.length == scan.length and not any(c.init is stack.result for c in user.carries)
 
 
 def _best(scan: Scan, residuals: list[tuple[Stack, Value]]) -> Cut | None:
@@ -205,28 +209,49 @@ def _yielded(value: Value, rw: Rewriter) -> Value:
     return result
 
 
-def _replay(user: Scan, scan: Scan, cut: Cut, rows: dict[Value, Value], rw: Rewriter) -> None:
-    """In a loop that reads the residuals, read what is stored instead and compute them."""
-    gone = {stack.result: value for stack, value in cut.residuals}
-    read = [s for s in user.streams if s.operand in gone]
-    mapping: dict[Value, Value] = {}
-    inputs = [*((v, rows[v]) for v in cut.stored), *((s.param, s.operand) for s in scan.streams)]
+def _replay(route: Route, read: list[tuple[Value, Value]], scan: Scan, cut: Cut, rows: dict[Value, Value],
+            rw: Rewriter) -> None:  # fmt: skip
+    """At the end of a route, read what is stored instead of the residuals and compute them."""
+    last = route[-1]
+    assert isinstance(last, Rows)
     needed = reads(cut.ops)
-    streams = list(user.streams)
-    for value, operand in inputs:
-        if value in needed:
-            present = next((s for s in streams if s.operand is operand), None)
-            if present is None:
-                present = Stream(operand, rw.new_value(value.aval, value.name))
-                streams.append(present)
-            mapping[value] = present.param
-    rw.set_scan(user, streams=streams)
-    first = _common_region(user, [s.param for s in read]).first
+    inputs = [*((v, rows[v]) for v in cut.stored), *((s.param, s.operand) for s in scan.streams)]
+    mapping = {value: _send(operand, route, rw) for value, operand in inputs if value in needed}
+    first = _common_region(last.scan, [row for row, _ in read]).first
     assert first is not None
     rw.clone(cut.ops, mapping, first)
-    for stream in read:
-        rw.replace(stream.param, mapping[gone[stream.operand]])
-    rw.set_scan(user, streams=[s for s in user.streams if s.operand not in gone])
+    for row, value in read:
+        rw.replace(row, mapping[value])
+
+
+def _send(array: Value, route: Route, rw: Rewriter) -> Value:
+    """The row of `array` at the end of a route."""
+    for hop in route:
+        if isinstance(hop, Split):
+            lead = len(hop.op.operands[0].shape) - len(hop.op.result.shape) + len(hop.sizes)
+            array = rw.insert(partial(_split, hop.sizes, lead), array, before=hop.op)
+        else:
+            present = next((s for s in hop.scan.streams if s.operand is array), None)
+            if present is None:
+                present = Stream(array, rw.new_value(rw.row_aval(array), array.name))
+                rw.set_scan(hop.scan, streams=[*hop.scan.streams, present])
+            array = present.param
+    return array
+
+
+def _split(sizes: tuple[int, ...], lead: int, x: jax.Array) -> jax.Array:
+    return lax.reshape(x, (*sizes, *x.shape[lead:]))
+
+
+def _unread(gone: set[Value], by_route: dict[Route, list[tuple[Value, Value]]], rw: Rewriter) -> None:
+    """Take the residuals out of the loops that read them no more, innermost first."""
+    for route in by_route:
+        for hop in reversed(route):
+            if isinstance(hop, Rows):
+                rw.set_scan(hop.scan, streams=[s for s in hop.scan.streams if s.param.uses])
+            elif not hop.op.result.uses and hop.op.region is not None:
+                rw.erase(hop.op)
+    assert not any(value.uses for value in gone)
 
 
 def _common_region(scan: Scan, values: list[Value]) -> Region:

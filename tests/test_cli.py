@@ -1,4 +1,4 @@
-"""The command line, run in process on a module written for it; two commands in a process of their own."""
+"""The command line, in process on a module written for it, and in processes of its own."""
 
 from __future__ import annotations
 

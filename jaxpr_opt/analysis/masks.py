@@ -54,16 +54,18 @@ def steps_mask(skip: Skip) -> Prefix | None:
     return Prefix(bound, (1,)) if is_row_numbers(row.operand) and not scan.body.defines(bound) else None
 
 
-def first_rows(skip: Skip) -> Value | None:
-    """`bound` if exactly the steps of rows ``0 .. bound - 1`` are taken."""
+def first_rows(skip: Skip) -> Prefix | None:
+    """The mask of a scan of which exactly the first so many rows are taken."""
     mask = steps_mask(skip) if skip.taken_when and skip.predicate.shape == () else None
-    return mask.bound if mask is not None and mask.coefficients == (1,) and mask.offset == 0 else None
+    return mask if mask is not None and len(mask.coefficients) == 1 and mask.coefficients[0] > 0 else None
 
 
 def is_row_numbers(value: Value) -> bool:
-    """Whether a 1-d value is `iota`: row `i` holds `i`."""
+    """Whether a 1-d value is `iota`: row `i` holds `i`, which its dtype can hold."""
     op = value.op
-    return op is not None and op.name == "iota" and len(value.shape) == 1 and np.issubdtype(value.dtype, np.integer)
+    if op is None or op.name != "iota" or len(value.shape) != 1 or not np.issubdtype(value.dtype, np.integer):
+        return False
+    return value.shape[0] - 1 <= int(np.iinfo(value.dtype).max)
 
 
 def _is_zero(value: Value) -> bool:

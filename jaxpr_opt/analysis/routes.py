@@ -1,0 +1,60 @@
+"""The way of a stacked array into the loops that read it, row by row.
+
+A forward loop stacks `[n, ...]`; a loop of as many steps reads it row by row.  Where the transpose is a nest of
+loops, the array is first split, `[n, ...] -> [a, b, ...]`, the outer loop reads rows `[b, ...]` of it and the inner one
+rows of those.  A `Route` names these hops, so that another array of `n` rows can be sent the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxpr_opt.ir import Op, Scan, Use, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The leading axis is reshaped into `sizes`; `op` does it, so that another array can be split next to it."""
+
+    op: Op
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`scan` reads it as a stream."""
+
+    scan: Scan
+
+
+Route = tuple[Split | Rows, ...]
+
+
+def routes(stacked: Value) -> Iterator[tuple[Route, Value]] | None:
+    """Every route from a stacked array to a row of it, with that row; None if it is read in any other way."""
+    found: list[tuple[Route, Value]] = []
+    if not _follow(stacked, stacked.shape[1:], (), found):
+        return None
+    return iter(found)
+
+
+def _follow(array: Value, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]]) -> bool:
+    if array.shape == row and hops:
+        found.append((hops, array))
+        return True
+    return all(_hop(array, row, hops, use, found) for use in array.uses)
+
+
+def _hop(array: Value, row: tuple[int, ...], hops: Route, use: Use, found: list[tuple[Route, Value]]) -> bool:
+    op = use.op
+    if isinstance(op, Scan) and use.index >= op.num_carries:
+        stream = op.streams[use.index - op.num_carries]
+        return _follow(stream.param, row, (*hops, Rows(op)), found)
+    if op.name != "reshape" or op.params.get("dimensions") is not None:
+        return False
+    # Only the leading axes may be reshaped: what they hold, a row, must stay whole.
+    lead = len(op.result.shape) - len(row)
+    if lead < 1 or op.result.shape[lead:] != row:
+        return False
+    return _follow(op.result, row, (*hops, Split(op, op.result.shape[:lead])), found)

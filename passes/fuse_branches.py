@@ -1,0 +1,126 @@
+"""Make one cond of two on the same predicate.
+
+Before::
+
+    r = cond p { f x } else { undefined }
+    y = add x x
+    g = cond p { mul r y } else { y }
+
+After::
+
+    y = add x x
+    g = cond p { mul (f x) y } else { y }
+
+The transpose of a cond under `jax.checkpoint` computes the residuals of the branch taken in one cond
+and reads them in another.  Once the two are one, no residual leaves its branch.
+
+Sound when
+
+1. neither has effects or communicates: the second now runs at the place of the first;
+2. what the second reads is defined before the first, or made by ops that can move there; only inside
+   its branches may it read results of the first, and there they are what the same branch yielded.
+
+Cost: it pays if the second reads results of the first, or if nothing worth mentioning is between them.
+Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` around the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.ir import Cond, Op, Outcome, Value, backward_slice
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import can_move, is_cheap
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair(Match):
+    """Two conds on the same selector, in one region."""
+
+    first: Cond
+    second: Cond
+
+
+@dataclass(frozen=True)
+class FuseBranches(Pass):
+    """Fuse two conds on the same predicate, so that what one makes for the other stays inside."""
+
+    name: ClassVar[str] = "fuse-branches"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Cond,)
+
+    def find(self, op: Op) -> Iterator[Pair]:
+        assert isinstance(op, Cond)
+        first = _previous(op)
+        if first is not None and _pays(first, op):
+            yield Pair(op, "two conds on one predicate become one", first, op)
+
+    def refuse(self, match: Pair) -> str | None:
+        first, second = match.first, match.second
+        if not (can_move(first) and can_move(second)):  # (1)
+            return "a branch has effects or communicates"
+        results = set(first.results)
+        for op in _needed(first, second):  # (2)
+            if not can_move(op):
+                return f"{op.name} stays between the two conds"
+            if not results.isdisjoint(_inputs(op)):
+                return f"{op.name}, made from the first cond, is read by the second"
+        return None
+
+    def rewrite(self, match: Pair, rw: Rewriter) -> None:
+        first, second = match.first, match.second
+        for op in _needed(first, second):
+            rw.move(op, first)
+        for one, two in zip(first.branches, second.branches, strict=True):
+            for result, value in zip(first.results, one.outputs, strict=True):
+                rw.replace(result, value, lambda use, two=two: two.contains(use.op.region))
+            for op in list(two.ops):
+                if not op.is_terminator:
+                    rw.move(op, one.terminator)
+        outcomes = [
+            Outcome(rw.new_value(o.result.aval, o.result.name), o.values) for o in second.outcomes
+        ]
+        for old, new in zip(second.outcomes, outcomes, strict=True):
+            rw.replace(old.result, new.result)
+        rw.set_cond(first, [*first.outcomes, *outcomes])
+        rw.erase(second)
+
+
+def _inputs(op: Op) -> list[Value]:
+    """What an op reads, inside and out."""
+    return [*op.operands, *(v for region in op.regions for v in region.captures())]
+
+
+def _previous(cond: Cond) -> Cond | None:
+    """The last cond before this one, on the same selector and in the same region."""
+    assert cond.region is not None
+    region, found = cond.region, None
+    for op in cond.selector.users:
+        if isinstance(op, Cond) and op.region is region and op.selector is cond.selector:
+            earlier = region.order(op) < region.order(cond)
+            if earlier and (found is None or region.order(found) < region.order(op)):
+                found = op
+    return found
+
+
+def _needed(first: Cond, second: Cond) -> list[Op]:
+    """Ops between two conds that the second needs, in order."""
+    assert first.region is not None
+    region, start = first.region, first.region.order(first)
+
+    def is_before(value: Value) -> bool:
+        return value.op is None or value.region is not region or region.order(value.op) <= start
+
+    return backward_slice(_inputs(second), is_before)
+
+
+def _pays(first: Cond, second: Cond) -> bool:
+    """Whether fusing saves more than a branch."""
+    if not set(first.results).isdisjoint(_inputs(second)):
+        return True
+    between = first.next
+    while between is not None and between is not second and is_cheap(between):
+        between = between.next
+    return between is second

@@ -1,0 +1,311 @@
+"""`explain` and `diff`, with two passes that do little and say it clearly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+
+import jaxpr_opt
+from jaxpr_opt import figures, frames, observe, settings
+from jaxpr_opt.exporter import export
+from jaxpr_opt.ir import Op
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.text import to_text
+
+
+@dataclass(frozen=True)
+class CancelNegations(Pass):
+    """neg (neg x) = x, unless x is an integer."""
+
+    name = "cancel-negations"
+
+    def find(self, op: Op) -> Iterator[Match]:
+        if op.name == "neg" and getattr(op.operands[0].op, "name", "") == "neg":
+            yield Match(op, "two negations cancel")
+
+    def refuse(self, match: Match) -> str | None:
+        return None if jnp.issubdtype(match.op.result.dtype, jnp.floating) else "x is an integer"
+
+    def rewrite(self, match: Match, rw: jaxpr_opt.Rewriter) -> None:
+        inner = match.op.operands[0].op
+        rw.replace(match.op.result, inner.operands[0])
+        rw.erase(match.op)
+        if not inner.result.uses:
+            rw.erase(inner)
+
+
+@dataclass(frozen=True)
+class Broken(Pass):
+    name = "broken"
+
+    def find(self, op: Op) -> Iterator[Match]:
+        raise KeyError("oops")
+
+
+cancelling = partial(jaxpr_opt.optimize, passes=[CancelNegations()])
+X = jax.ShapeDtypeStruct((3,), "float32")
+
+
+def negate(x):
+    return -x
+
+
+def twice(x):
+    return negate(-x) * jnp.sin(x)
+
+
+HERE = (
+    str(Path(__file__).relative_to(Path.cwd()))
+    if Path(__file__).is_relative_to(Path.cwd())
+    else __file__
+)
+LINE = negate.__code__.co_firstlineno + 1
+
+
+# -- what a report says
+
+
+def test_what_where_and_how_often():
+    def four_times(x):
+        return negate(-x) + negate(-(x + 1))
+
+    report = jaxpr_opt.explain(cancelling(four_times), X)
+    assert report.changed
+    (only,) = report.passes
+    assert only.name == "cancel-negations"
+    (place,) = only.done
+    assert str(place) == f"two negations cancel ({HERE}:{LINE} in negate; 2 times)"
+    assert place.frame == (__file__, LINE, "negate")
+
+
+def test_as_text():
+    text = str(jaxpr_opt.explain(cancelling(twice), X))
+    lines = text.splitlines()
+    assert lines[0].startswith("twice: 1 pass changed the program, in ")
+    assert lines[1] == ""
+    assert lines[2].startswith("cancel-negations  ")
+    assert lines[3] == f"  two negations cancel ({HERE}:{LINE} in negate)"
+    assert lines[4] == ""
+    assert [line.split() for line in lines[5:7]] == [
+        ["before", "after"],
+        ["equations", "4", "2", "÷", "2.0"],
+    ]
+    assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
+    assert "\x1b" not in text
+
+
+def test_a_near_miss_says_why():
+    report = jaxpr_opt.explain(cancelling(negate), -jnp.arange(3))
+    assert str(report).startswith("negate: no pass found anything to improve, in ")
+
+    def integers(x):
+        return negate(-x)
+
+    report = jaxpr_opt.explain(cancelling(integers), jnp.arange(3))
+    assert not report.changed
+    first, *rest = str(report).splitlines()
+    assert first.startswith("integers: no pass found anything to improve, in ")
+    assert first.endswith("; 1 near miss")
+    assert rest == [
+        "",
+        "cancel-negations  refused",
+        f"  two negations cancel ({HERE}:{LINE} in negate): x is an integer",
+    ]
+
+
+def test_many_places_are_counted():
+    source = "def f(x):\n" + "    x = s(-(-x))\n" * 12 + "    return x\n"
+    scope = {"s": jnp.sin}
+    exec(compile(source, "many.py", "exec"), scope)
+    lines = str(jaxpr_opt.explain(cancelling(scope["f"]), X)).splitlines()
+    assert lines[3] == "  two negations cancel (many.py:2 in f)"
+    assert lines[10] == "  two negations cancel (many.py:9 in f)"
+    assert lines[11] == "  and at 4 other places"
+
+
+def test_failures_are_part_of_the_report():
+    both = jaxpr_opt.optimize(twice, passes=[Broken(), CancelNegations()])
+    with settings.override(strict=False), pytest.warns(UserWarning, match="pass broken failed"):
+        report = jaxpr_opt.explain(both, X)
+    assert report.failures == ("pass broken failed: KeyError: 'oops'",)
+    assert "\nfailed, and left out\n  pass broken failed: KeyError: 'oops'\n" in str(report)
+    assert report.changed
+
+
+def test_as_json():
+    shown = json.loads(json.dumps(jaxpr_opt.explain(cancelling(twice), X).to_dict()))
+    assert shown["function"] == "twice"
+    assert shown["changed"] is True
+    assert shown["figures"]["equations"] == {"before": 4, "after": 2}
+    (only,) = shown["passes"]
+    assert only["done"] == [
+        {
+            "says": "two negations cancel",
+            "where": {"file": __file__, "line": LINE, "function": "negate"},
+            "times": 1,
+        }
+    ]
+    assert only["refused"] == shown["failures"] == []
+
+
+# -- which functions
+
+
+def test_a_plain_function_is_explained_as_if_optimised():
+    report = jaxpr_opt.explain(lambda x: x @ jnp.zeros((3, 3)) * 1.0, X)
+    assert "simplify" in [each.name for each in report.passes]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda f: jax.jit(jax.grad(f)),
+        lambda f: jax.jit(lambda x: lax.scan(lambda c, _: (f(c) + c, None), x, None, 2)[0]),
+        jax.vmap,
+        lambda f: cancelling(lambda x: f(x) + 1),
+        jax.checkpoint,
+        jax.hessian,
+    ],
+    ids=["grad", "scan", "vmap", "nested", "checkpoint", "hessian"],
+)
+def test_optimised_functions_inside_of_others(wrap):
+    inner = cancelling(lambda x: jnp.sum(twice(x)) * x[0])
+    fun = wrap(inner)
+    x = jnp.arange(6.0).reshape(2, 3) if wrap is jax.vmap else jnp.arange(3.0)
+    expected = fun(x)  # JAX has traced all of it now, and remembers
+    report = jaxpr_opt.explain(fun, x)
+    assert report.changed
+    graph, _ = observe.optimized(fun, (x,), {})
+    assert "optimized" not in to_text(graph)
+    np.testing.assert_allclose(jaxpr_as_fun(export(graph))(x)[0], expected, rtol=1e-6)
+
+
+def test_explaining_leaves_caches_alone():
+    count = 0
+
+    @cancelling
+    def counted(x):
+        nonlocal count
+        count += 1
+        return negate(-x)
+
+    counted(jnp.ones(3))
+    assert count == 1
+    jaxpr_opt.explain(counted, jnp.ones(3))
+    seen = count
+    assert seen > 1
+    counted(jnp.ones(3))
+    assert count == seen
+
+
+def test_nothing_runs():
+    def fails_when_run(x):
+        jax.debug.callback(lambda: pytest.fail("it ran"))
+        return twice(x)
+
+    assert jaxpr_opt.explain(cancelling(fails_when_run), X).changed
+
+
+def test_static_and_keyword_arguments():
+    @partial(cancelling, static_argnames="times")
+    def repeated(x, *, times):
+        for _ in range(times):
+            x = jnp.sin(negate(-x))
+        return x
+
+    (only,) = jaxpr_opt.explain(repeated, X, times=3).passes
+    assert only.count == 3
+    again = observe.reselected(repeated, [CancelNegations()], [])
+    assert jaxpr_opt.explain(again, X, times=2).passes[0].count == 2
+
+
+def test_reselecting_reaches_what_is_inside():
+    outer = jax.jit(lambda x: cancelling(twice)(x) + 1)
+    assert jaxpr_opt.explain(outer, X).changed
+    assert not jaxpr_opt.explain(observe.reselected(outer, ["simplify"], []), X).changed
+
+
+# -- diff
+
+
+def test_diff_before_and_after():
+    difference = jaxpr_opt.diff(cancelling(twice), X)
+    assert difference.changed
+    assert str(difference).startswith(
+        "  fn (x:f32[3]) {\n-   n:f32[3] = neg x\n-   n1:f32[3] = neg n\n"
+    )
+    assert not jaxpr_opt.diff(cancelling(jnp.sin), X).changed
+
+
+def test_diff_against_another_function():
+    assert not jaxpr_opt.diff(twice, X, against=lambda y: negate(-y) * jnp.sin(y)).changed
+    assert jaxpr_opt.diff(twice, X, against=cancelling(twice)).changed
+
+
+# -- words
+
+
+def test_places_below_the_current_directory_are_relative(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    inside = str(tmp_path / "a" / "b.py")
+    assert frames.frame_text((inside, 3, "f.<locals>.step")) == f"{Path('a', 'b.py')}:3 in step"
+    assert frames.frame_text(("/else/where.py", 3, "<module>")) == "/else/where.py:3"
+    assert (
+        frames.frame_text(("<ipython-input-1>", 3, "<lambda>")) == "<ipython-input-1>:3 in <lambda>"
+    )
+
+
+def test_blame_points_at_the_users_code():
+    with pytest.raises(TypeError) as caught:
+        jax.jit(lambda x: jnp.reshape(x, (4,)))(jnp.ones(3))
+    line = test_blame_points_at_the_users_code.__code__.co_firstlineno + 2
+    assert frames.blame(caught.value).endswith(f" ({HERE}:{line} in <lambda>)")
+    assert frames.blame(ValueError()) == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [
+        (figures.number_text, 0, "0"),
+        (figures.number_text, 999_999, "999,999"),
+        (figures.number_text, 33_712_345, "33.7 M"),
+        (figures.number_text, 4.5e15, "4.5 P"),
+        (figures.bytes_text, 0, "0 B"),
+        (figures.bytes_text, 999, "999 B"),
+        (figures.bytes_text, 4_194_304, "4.19 MB"),
+        (figures.bytes_text, 2_158_000_000, "2.16 GB"),
+        (figures.bytes_text, 515_000_000, "515 MB"),
+        (figures.seconds_text, 0.0004, "0.4 ms"),
+        (figures.seconds_text, 0.012, "12 ms"),
+        (figures.seconds_text, 3.92, "3.9 s"),
+    ],
+)
+def test_quantities(write, value, text):
+    assert write(value) == text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        (10, 10, ""),
+        (1000, 1001, "about the same"),
+        (2158, 84, "÷ 26"),
+        (92.8, 42.2, "÷ 2.2"),
+        (100, 103, "x 1.03"),
+        (5, 0, "gone"),
+        (0, 5, "new"),
+        (None, 5, ""),
+    ],
+)
+def test_changes(before, after, change):
+    assert figures.Figure("", "", before, after, str).change == change
