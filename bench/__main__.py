@@ -1,4 +1,4 @@
-"""Run benchmarks by name, or all: tables for the terminal, JSON, on request the plots of docs/."""
+"""Run benchmarks by name, or all: tables for the terminal, JSON, on request those of docs/."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--rounds", type=int, help="how often each program is timed")
     parser.add_argument("--only", default="", help="programs whose name contains this text")
-    parser.add_argument("--publish", action="store_true", help="write the plots of docs/")
+    parser.add_argument(
+        "--publish", action="store_true", help="write the tables and plots of docs/"
+    )
     options = parser.parse_args(namespace=Options())
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(
             f"no benchmark is called {', '.join(sorted(unknown))}: {', '.join(BENCHMARKS)}"
         )
+    if options.publish and (options.quick or options.only):
+        parser.error("--publish takes the whole benchmark: without --quick and --only")
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)

@@ -20,7 +20,7 @@ import numpy as np
 MEMORY_LIMIT = 8e9
 """Programs that ask for more temporary bytes than this are compiled, and not run."""
 
-SETUP_LIMIT = 15.0
+SETUP_LIMIT = 30.0
 """Once a program of a sweep took longer to compile, larger ones of its kind are not tried."""
 
 TIME_BUDGET = 4.0
@@ -70,11 +70,14 @@ class UnavailableError(Exception):
 
 
 def optional(module: str, install: str) -> Any:
-    """Import `module`, or say in the rows that need it that it is not installed."""
+    """Import `module`, or say in the rows that need it why that does not work here."""
     try:
         return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise UnavailableError(f"not installed: pip install {install}") from None
     except ImportError as error:
-        raise UnavailableError(f"not installed: pip install {install} ({error})") from None
+        reason = str(error).split(" (")[0]
+        raise UnavailableError(f"does not work with JAX {jax.__version__}: {reason}") from None
 
 
 def optimizer() -> Any:
@@ -139,7 +142,7 @@ def _set_up(program: Program, row: Row, setups: int) -> Callable[[], Any] | None
             return None
         if row.setup_seconds is None or end - start < row.setup_seconds:
             row.lower_seconds, row.compile_seconds = middle - start, end - middle
-        if end - start > SETUP_LIMIT / 3:
+        if end - start > SETUP_LIMIT / 6:
             break
     row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
     if row.temp_bytes > MEMORY_LIMIT:

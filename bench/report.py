@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -41,7 +42,7 @@ def environment() -> dict[str, Any]:
 
 
 def save(name: str, rows: Sequence[Row]) -> Path:
-    """Write the rows as JSON, by benchmark and version of JAX."""
+    """Write the rows as JSON, by name and version of JAX."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-jax-{jax.__version__}.json"
     data = {"environment": environment(), "rows": [dataclasses.asdict(row) for row in rows]}
@@ -49,12 +50,17 @@ def save(name: str, rows: Sequence[Row]) -> Path:
     return path
 
 
-def load(path: Path) -> list[Row]:
-    """Read what `save` wrote."""
-    return [Row(**row) for row in json.loads(path.read_text())["rows"]]
+def markdown(path: Path, title: str, rows: Sequence[Row]) -> None:
+    """Write what `show` shows, for docs/."""
+    where = ", ".join(f"{key} {value}" for key, value in environment().items())
+    with path.open("w") as file:
+        file.write(f"# {title}\n\nInterleaved minima of one run: {where}.\n\n")
+        show(Console(file=file, width=240), title, rows, box.MARKDOWN)
 
 
-def show(console: Console, title: str, rows: Sequence[Row]) -> None:
+def show(
+    console: Console, title: str, rows: Sequence[Row], style: box.Box = box.HEAVY_HEAD
+) -> None:
     """A table for each group and measure: programs down, sizes across; then every note."""
     for group in dict.fromkeys(row.group for row in rows):
         members = [row for row in rows if row.group == group]
@@ -62,12 +68,13 @@ def show(console: Console, title: str, rows: Sequence[Row]) -> None:
             heading = (
                 f"{title}, {group}: {measure} [{unit}]" if group else f"{title}: {measure} [{unit}]"
             )
-            console.print(_table(heading, members, of))
+            console.print(heading, style="italic", highlight=False, markup=False)
+            console.print(_table(members, of, style))
         _notes(console, members)
 
 
-def _table(title: str, rows: Sequence[Row], of: Callable[[Row], float | None]) -> Table:
-    table = Table(title=title.replace("[", r"\["), title_justify="left")
+def _table(rows: Sequence[Row], of: Callable[[Row], float | None], style: box.Box) -> Table:
+    table = Table(box=style)
     sizes = sorted({row.size for row in rows})
     sweeps = len(sizes) > 1
     table.add_column("program", no_wrap=True)
@@ -96,11 +103,15 @@ def is_wrong(row: Row) -> bool:
 
 
 def _notes(console: Console, rows: Iterable[Row]) -> None:
+    places: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         note = f"result differs by {row.error:.1g}" if is_wrong(row) else row.note
         if note:
-            where = f"{row.name} at {row.size}" if row.size else row.name
-            console.print(f"  {where}: {note}", style="yellow", markup=False, highlight=False)
+            places.setdefault((row.name, note), []).append(row.size)
+    for (name, note), sizes in places.items():
+        where = f"{name} at {', '.join(map(str, sizes))}" if any(sizes) else name
+        console.print(f"- {where}: {note}", style="yellow", markup=False, highlight=False)
+    console.print()
 
 
 def _by_name(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -115,6 +126,7 @@ def plot(path: Path, rows: Sequence[Row], names: Sequence[str], size_label: str)
     import matplotlib as mpl
 
     mpl.use("svg")
+    mpl.rcParams["svg.fonttype"] = "none"
     mpl.rcParams["svg.hashsalt"] = "jaxpr-opt"  # the same file from the same figures
     import matplotlib.pyplot as plt
 

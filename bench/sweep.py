@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax
 from rich.console import Console
 
 from bench import report
@@ -40,6 +41,10 @@ def sweep(
             progress=lambda text: status.update(f"{name}: {text}"),
         )
     report.show(console, name, rows)
-    console.print(f"written to {report.save(name, rows)}", highlight=False)
+    if options.only:
+        return
+    saved = report.save(f"{name}-quick" if options.quick else name, rows)
+    console.print(f"written to {saved}", highlight=False)
     if options.publish:
+        report.markdown(DOCS / f"{name}-jax-{jax.__version__}.md", name, rows)
         publish(rows, DOCS)

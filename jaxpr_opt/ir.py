@@ -28,6 +28,7 @@ deterministic.  Nothing outside `jaxpr_opt.rewriter` and the importer may write 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -471,7 +472,7 @@ def aval_bytes(aval: Any) -> int:
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
         return 0
-    return int(np.prod(shape, dtype=np.int64)) * int(getattr(dtype, "itemsize", 4))
+    return math.prod(shape) * int(getattr(dtype, "itemsize", 4))
 
 
 def dominates(value: Value, op: Op) -> bool:

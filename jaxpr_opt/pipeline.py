@@ -196,13 +196,20 @@ class Pipeline:
         snapshots: list[tuple[str, ClosedJaxpr]] = []
         check = settings.current().check
         debug = settings.current().verify
+        version = 0
+        idle_since: dict[Pass, int] = {}
         for stage in self.stages:
             active = [p for p in stage if p.phase == "differentiable" or graph.phase == "final"]
             for _ in range(MAX_ROUNDS):
                 fired = False
                 for each in active:
-                    if run_pass(each, graph, journal, debug):
+                    if idle_since.get(each) == version:
+                        continue  # it found nothing in this very graph
+                    if not run_pass(each, graph, journal, debug):
+                        idle_since[each] = version
+                    else:
                         fired = True
+                        version += 1
                         if check:
                             snapshots.append((each.name, export(graph)))
                 if not fired:

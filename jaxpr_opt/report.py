@@ -7,8 +7,7 @@ sentence that made it refuse (see `jaxpr_opt.pipeline`).
 from __future__ import annotations
 
 import io
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,59 +16,12 @@ from rich.padding import Padding
 from rich.text import Text
 
 from jaxpr_opt import figures, observe
+from jaxpr_opt.account import PassReport, Place, accounts
 from jaxpr_opt.diff import GraphDiff, diff_graphs
-from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.pipeline import Journal, Rewrite
+from jaxpr_opt.pipeline import Journal
 
 MAX_PLACES = 8
 """Places a pass lists; the rest are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Something a pass did, or would not do, at one place of the user's source."""
-
-    says: str
-    frame: Frame | None
-    times: int
-    reason: str = ""
-    """Why it was not done; empty where it was."""
-
-    def __str__(self) -> str:
-        where = [frame_text(self.frame)] if self.frame is not None else []
-        where += [f"{self.times} times"] if self.times > 1 else []
-        reason = f": {self.reason}" if self.reason else ""
-        return self.says + (f" ({'; '.join(where)})" if where else "") + reason
-
-    def to_dict(self) -> dict[str, Any]:
-        where = (
-            dict(zip(("file", "line", "function"), self.frame, strict=True)) if self.frame else None
-        )
-        why = {"reason": self.reason} if self.reason else {}
-        return {"says": self.says, **why, "where": where, "times": self.times}
-
-
-@dataclass(frozen=True, slots=True)
-class PassReport:
-    """What one pass did, over all programs that were made of the function."""
-
-    name: str
-    cleanup: bool
-    done: tuple[Place, ...]
-    refused: tuple[Place, ...]
-    seconds: float
-
-    @property
-    def count(self) -> int:
-        return sum(place.times for place in self.done)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "pass": self.name,
-            "seconds": self.seconds,
-            "done": [place.to_dict() for place in self.done],
-            "refused": [place.to_dict() for place in self.refused],
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,29 +163,7 @@ def diff(
 
 
 def report(name: str, difference: GraphDiff, journals: Sequence[Journal]) -> Report:
-    """Put together what several pipelines did: forward and backward, first and final phase."""
-    records = [record for journal in journals for record in journal.records.values()]
-    names = dict.fromkeys((record.name, record.cleanup) for record in records)
+    """Put together what is known of a function's optimisation."""
     failures = dict.fromkeys(message for journal in journals for _, message in journal.failures)
-    passes = []
-    for pass_name, cleanup in names:
-        own = [record for record in records if record.name == pass_name]
-        rewrites = [rewrite for record in own for rewrite in record.rewrites]
-        made = {(rewrite.says, rewrite.frame) for rewrite in rewrites}
-        # A place refused in one program may be rewritten in a later one; every phase asks again.
-        refusals = dict.fromkeys(
-            (refusal.says, refusal.frame, refusal.reason)
-            for record in own
-            for refusal in record.refusals
-            if (refusal.says, refusal.frame) not in made
-        )
-        refused = tuple(Place(says, frame, 1, reason) for says, frame, reason in refusals)
-        seconds = sum(record.seconds for record in own)
-        passes.append(PassReport(pass_name, cleanup, _counted(rewrites), refused, seconds))
     seconds = sum(journal.seconds for journal in journals)
-    return Report(name, difference, tuple(passes), tuple(failures), seconds)
-
-
-def _counted(rewrites: Iterable[Rewrite]) -> tuple[Place, ...]:
-    times = Counter((rewrite.says, rewrite.frame) for rewrite in rewrites)
-    return tuple(Place(says, frame, count) for (says, frame), count in times.items())
+    return Report(name, difference, accounts(journals), tuple(failures), seconds)

@@ -29,6 +29,7 @@ from jaxpr_opt.ir import (
     Outcome,
     Region,
     Scan,
+    Source,
     Stack,
     Stream,
     Use,
@@ -43,7 +44,12 @@ class Edit:
 
     action: str
     op: str
-    frame: tuple[str, int, str] | None
+    source: Source | None
+
+    @property
+    def frame(self) -> tuple[str, int, str] | None:
+        """`(file, line, function)` in the user's program."""
+        return compat.user_frame(self.source.info) if self.source is not None else None
 
 
 @dataclass(eq=False, slots=True)
@@ -56,8 +62,7 @@ class Rewriter:
     """Loops and conds put in place, for the driver to look at next."""
 
     def _record(self, action: str, op: Op | None) -> None:
-        frame = compat.user_frame(op.source.info) if op is not None else None
-        self.edits.append(Edit(action, op.name if op is not None else "", frame))
+        self.edits.append(Edit(action, op.name, op.source) if op is not None else Edit(action, "", None))
 
     # -- values ---------------------------------------------------------------------------------------------
 

@@ -114,18 +114,16 @@ def opening(op: Op, names: Names) -> str:
     reads = [names[v] for v in op.operands]
     match op:
         case Scan():
-            text += f"scan{parameters(op)}"
-            text += _role("carry", _bound(names, [(c.param, c.init) for c in op.carries]))
-            text += _role("xs", _bound(names, [(s.param, s.operand) for s in op.streams]))
+            bound, n = _bound(names, op.body, op), op.num_carries
+            text += f"scan{parameters(op)}{_role('carry', bound[:n])}{_role('xs', bound[n:])}"
         case While():
-            text += "while" + _role("carry", _bound(names, [(c.param, c.init) for c in op.carries]))
+            text += "while" + _role("carry", _bound(names, op.body, op))
         case Cond():
             text += f"cond {reads[0]}" if len(op.branches) == 2 else f"switch {reads[0]} case 0"
         case Remat():
             text += f"remat{parameters(op)}"
         case Call():
-            bound = _bound(names, zip(op.body.params, op.operands, strict=False))
-            text += f"call {op.name}{parameters(op)} ({', '.join(bound)})"
+            text += f"call {op.name}{parameters(op)} ({', '.join(_bound(names, op.body, op))})"
         case _:
             text += " ".join([op.name + parameters(op), *reads])
     return text + (" {" if op.regions else "")
@@ -169,7 +167,8 @@ def _role(role: str, items: Iterable[str]) -> str:
     return f" {role}({inside})" if inside else ""
 
 
-def _bound(names: Names, pairs: Iterable[tuple[Value, Value]]) -> list[str]:
+def _bound(names: Names, region: Region, op: Op) -> list[str]:
+    pairs = zip(region.params, op.operands, strict=False)  # a broken graph is printed too
     return [f"{names[inner]}={names[outer]}" for inner, outer in pairs]
 
 

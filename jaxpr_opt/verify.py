@@ -61,7 +61,7 @@ def _values(op: Op, report: Report) -> None:
         if Use(op, index) not in operand.uses:
             name = report.name(operand)
             report.fail(op, f"a use of {name}", "none", "every operand is listed as a use")
-        if not isinstance(operand, Constant) and not dominates(operand, op):
+        if not _is_defined(operand) or not dominates(operand, op):
             because = _why_undefined(operand, op, report.graph)
             report.fail(op, "an operand defined here", report.name(operand), because)
     _owned(op.results, op, op, report)
@@ -76,11 +76,23 @@ def _owned(values: Iterable[Value], owner: Op | Region, op: Op | None, report: R
             report.fail(op, expected, repr(value.owner), "a value has one definition")
         for user, index in value.uses:
             if user.region is None or user.operands[index : index + 1] != (value,):
-                expected = f"operand {index} of {user!r} to be {report.name(value)}"
-                report.fail(op, expected, repr(user.operands), "it is listed as a use")
+                expected = f"operand {index} of a {user.name} here to be {report.name(value)}"
+                got = ", ".join(map(report.name, user.operands)) or "an erased op"
+                report.fail(op, expected, got, "it is listed as a use")
+
+
+def _is_defined(value: Value) -> bool:
+    """Whether the op or region that it says defines it does."""
+    match value.owner:
+        case Op(results=defined) | Region(params=defined):
+            return value in defined
+        case _:
+            return isinstance(value, Constant)
 
 
 def _why_undefined(value: Value, op: Op, graph: Graph) -> str:
+    if value.owner is not None and not _is_defined(value):
+        return f"{value.owner!r} no longer defines it"
     home = value.region
     if home is None:
         return "the op that computed it was erased"

@@ -51,18 +51,18 @@ def test_a_while_has_a_predicate_and_a_body():
     check(
         """
         fn (x:f32[3], n:i32[]) {
-          c:f32[3], c1:i32[] = while carry(c=x, c1=0) {
-            l:bool[] = lt c1 n
-            yield l
+          c:f32[3], c1:i32[] = while carry(c=x, c1=n) {
+            g:bool[] = gt c1 0
+            yield g
           } do {
             m:f32[3] = mul c 2.0
-            a:i32[] = add c1 1
-            yield carry(m, a)
+            s:i32[] = sub c1 1
+            yield carry(m, s)
           }
           return c, c1
         }
         """,
-        lambda x, n: lax.while_loop(lambda c: c[1] < n, lambda c: (c[0] * 2, c[1] + 1), (x, 0)),
+        lambda x, n: lax.while_loop(lambda c: c[1] > 0, lambda c: (c[0] * 2, c[1] - 1), (x, n)),
         "f32[3]", "i32[]",
     )  # fmt: skip
 
@@ -71,16 +71,18 @@ def test_a_cond_reads_as_an_if():
     check(
         """
         fn (p:bool[], x:f32[3]) {
+          c:i32[] = convert_element_type p
           r:f32[3], r1:f32[3] = cond p {
             s:f32[3] = sin x
             yield s, x
           } else {
-            yield x, x
+            c:f32[3] = cos x
+            yield x, c
           }
           return r, r1
         }
         """,
-        lambda p, x: lax.cond(p, lambda: (jnp.sin(x), x), lambda: (x, x)),
+        lambda p, x: lax.cond(p, lambda: (jnp.sin(x), x), lambda: (x, jnp.cos(x))),
         "bool[]", "f32[3]",
     )  # fmt: skip
 
@@ -224,7 +226,7 @@ def test_an_edit_does_not_rename_the_rest():
         if extra:
             a = jnp.sin(lax.scan(lambda c, _: (c + jnp.cos(x), None), a, None, length=2)[0])
         b = jnp.exp(x) * x
-        return lax.cond(b.sum() > 0, lambda: b + a, lambda: b)
+        return b + a
 
     def lines(extra):
         return to_text(import_jaxpr(traced(lambda x: fun(x, extra), "f32[3]"))).splitlines()
@@ -234,7 +236,9 @@ def test_an_edit_does_not_rename_the_rest():
         "    c1:f32[3] = cos x",
         "    a:f32[3] = add c c1",
         "    yield carry(a)",
+        "  }",
         "  s1:f32[3] = sin c",
+        "  a:f32[3] = add m s1",
     ]
 
 

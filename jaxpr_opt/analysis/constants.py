@@ -12,6 +12,7 @@ from jaxpr_opt.ir import UNDEFINED, Constant, Value
 SMALL = 64
 """Constants of at most so many bytes are compared by their contents, larger ones by identity."""
 
+_HOST = (np.ndarray, np.generic, int, float, complex)
 _SPREAD = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "transpose"})
 
 
