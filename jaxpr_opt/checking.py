@@ -102,7 +102,10 @@ def checked(name: str, history: History, program: ClosedJaxpr) -> Function:
 
 def warn_unchecked(name: str) -> None:
     """Say that a program cannot be checked."""
-    warnings.warn(f"jaxpr_opt: {name} has effects, which must not happen twice: it is not checked", stacklevel=2)
+    warnings.warn(
+        f"jaxpr_opt: {name} has effects, which must not happen twice: it is not checked",
+        stacklevel=2,
+    )
 
 
 def jvp(fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool]) -> Function:
@@ -117,7 +120,9 @@ def jvp(fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool]) -> 
     return run
 
 
-def vjp(fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool], nonzero_in: Sequence[bool]) -> Function:
+def vjp(
+    fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool], nonzero_in: Sequence[bool]
+) -> Function:
     """The history of a backward program: `(inputs, nonzero cotangents) -> nonzero cotangents`."""
 
     def run(*args: Any) -> list[Any]:
@@ -147,13 +152,17 @@ def vmap(fun: Function, axis: Any, dims: Sequence[Any], dims_out: Sequence[Any])
     return run
 
 
-def _differentiable(fun: Function, primals: Sequence[Any], nonzero: Sequence[bool]) -> tuple[tuple[Any, ...], Function]:
+def _differentiable(
+    fun: Function, primals: Sequence[Any], nonzero: Sequence[bool]
+) -> tuple[tuple[Any, ...], Function]:
     """The inputs to differentiate, and `fun` as a function of them alone."""
     wrt = tuple(x for x, nz in zip(primals, nonzero, strict=True) if nz)
 
     def of(*xs: Any) -> list[Any]:
         given = iter(xs)
-        return list(fun(*(next(given) if nz else x for x, nz in zip(primals, nonzero, strict=True))))
+        return list(
+            fun(*(next(given) if nz else x for x, nz in zip(primals, nonzero, strict=True)))
+        )
 
     return wrt, of
 
@@ -163,7 +172,10 @@ def _plain(x: Any) -> Any:
 
 
 def _all_close(xs: Sequence[Any], ys: Sequence[Any]) -> Any:
-    each = [jnp.allclose(_plain(x), _plain(y), rtol=1e-3, equal_nan=True) for x, y in zip(xs, ys, strict=True)]
+    each = [
+        jnp.allclose(_plain(x), _plain(y), rtol=1e-3, equal_nan=True)
+        for x, y in zip(xs, ys, strict=True)
+    ]
     return jnp.all(jnp.stack(each)) if each else True
 
 
@@ -174,7 +186,9 @@ def _compare(name: str, passes: Sequence[str], results: Sequence[Sequence[Any]])
         for index, (expected, got) in enumerate(zip(original, values, strict=True)):
             difference = _difference(expected, np.asarray(got))
             if difference is not None:
-                raise CheckError(f"{name}: pass {label} changed output {index}, by up to {difference}")
+                raise CheckError(
+                    f"{name}: pass {label} changed output {index}, by up to {difference}"
+                )
 
 
 def _difference(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> str | None:
@@ -189,4 +203,8 @@ def _difference(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> st
     if np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
         return None
     with np.errstate(invalid="ignore"):
-        return f"{np.nanmax(np.abs(a - b)):.3g}" if np.array_equal(np.isnan(a), np.isnan(b)) else "a NaN"
+        return (
+            f"{np.nanmax(np.abs(a - b)):.3g}"
+            if np.array_equal(np.isnan(a), np.isnan(b))
+            else "a NaN"
+        )

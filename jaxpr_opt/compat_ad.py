@@ -76,7 +76,9 @@ def select_outputs(jaxpr: ClosedJaxpr, used: Sequence[bool]) -> ClosedJaxpr:
     return jaxpr if all(used) else _pe.prune_closed_jaxpr_outputs(jaxpr, tuple(used))
 
 
-def dce(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool], *, keep_inputs: bool = False) -> tuple[ClosedJaxpr, Mask]:
+def dce(
+    jaxpr: ClosedJaxpr, used_outputs: Sequence[bool], *, keep_inputs: bool = False
+) -> tuple[ClosedJaxpr, Mask]:
     """Without what the used outputs do not need, and which inputs are left."""
     if hasattr(jaxpr, "with_consts"):
         out, used = _pe.dce_jaxpr(jaxpr, tuple(used_outputs), keep_inputs)
@@ -91,7 +93,9 @@ def jvp(jaxpr: ClosedJaxpr, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
     return out, tuple(nonzero_out)
 
 
-def batch(jaxpr: ClosedJaxpr, axis: Any, dims: Sequence[Any]) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
+def batch(
+    jaxpr: ClosedJaxpr, axis: Any, dims: Sequence[Any]
+) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     """The vectorised program, and where each output has its batch dimension."""
     out, dims_out = _batching.batch_jaxpr2(jaxpr, axis, tuple(dims))
     return out, tuple(dims_out)
@@ -113,7 +117,9 @@ def linearize(jaxpr: ClosedJaxpr, nonzero: Mask, *, is_vjp: bool) -> Linearized:
     """JAX's own linearization of a program with respect to its inputs marked nonzero."""
     jaxpr, constants = hoist_constants(jaxpr)
     nonzero = (*(False for _ in constants), *nonzero)
-    forward, made, nonzero_out, forwards, tangent = _ad.linearize_jaxpr(jaxpr, nonzero, is_vjp=is_vjp)
+    forward, made, nonzero_out, forwards, tangent = _ad.linearize_jaxpr(
+        jaxpr, nonzero, is_vjp=is_vjp
+    )
     num_outputs = len(jaxpr.out_avals)
     structured = 0
     if not isinstance(made, int):  # since 0.11 a tree: outputs, residuals, structured residuals
@@ -124,7 +130,11 @@ def linearize(jaxpr: ClosedJaxpr, nonzero: Mask, *, is_vjp: bool) -> Linearized:
     if structured:  # they come after the tangents
         order = list(range(len(tangent.in_avals)))
         plain = len(forwards)
-        order = [*order[:plain], *order[len(order) - structured :], *order[plain : len(order) - structured]]
+        order = [
+            *order[:plain],
+            *order[len(order) - structured :],
+            *order[plain : len(order) - structured],
+        ]
         tangent = _reorder_inputs(tangent, order)
     if constants:
         forward = _bind_first(forward, constants)
@@ -136,7 +146,9 @@ def _reorder_inputs(jaxpr: ClosedJaxpr, order: Sequence[int]) -> ClosedJaxpr:
     avals = jaxpr.in_avals
     back = {old: new for new, old in enumerate(order)}
     run = jaxpr_as_fun(jaxpr)
-    return compat.trace(lambda *args: run(*(args[back[i]] for i in range(len(order)))), [avals[i] for i in order])
+    return compat.trace(
+        lambda *args: run(*(args[back[i]] for i in range(len(order)))), [avals[i] for i in order]
+    )
 
 
 def _bind_first(jaxpr: ClosedJaxpr, constants: Sequence[Any]) -> ClosedJaxpr:
@@ -149,15 +161,23 @@ def _bind_constant_residuals(
 ) -> tuple[ClosedJaxpr, list[tuple[str, int]]]:
     """Residuals that are constants of the program become constants of its tangent."""
     count = len(constants)
-    bound = {k: constants[i] for k, (kind, i) in enumerate(residuals) if kind == "input" and i < count}
-    left = [(kind, i - count if kind == "input" else i) for k, (kind, i) in enumerate(residuals) if k not in bound]
+    bound = {
+        k: constants[i] for k, (kind, i) in enumerate(residuals) if kind == "input" and i < count
+    }
+    left = [
+        (kind, i - count if kind == "input" else i)
+        for k, (kind, i) in enumerate(residuals)
+        if k not in bound
+    ]
     run = jaxpr_as_fun(tangent)
 
     def program(*args: Any) -> list[Any]:
         rest = iter(args)
         return run(*(bound[k] if k in bound else next(rest) for k in range(len(tangent.in_avals))))  # type: ignore[no-any-return]
 
-    return compat.trace(program, [a for k, a in enumerate(tangent.in_avals) if k not in bound]), left
+    return compat.trace(
+        program, [a for k, a in enumerate(tangent.in_avals) if k not in bound]
+    ), left
 
 
 def transpose(jaxpr: ClosedJaxpr, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
@@ -180,7 +200,9 @@ def cotangent_avals(jaxpr: ClosedJaxpr) -> list[Any]:
     return [a.to_ct_aval() for a in jaxpr.out_avals]
 
 
-def backward_pass(jaxpr: ClosedJaxpr, linear: Mask, others: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+def backward_pass(
+    jaxpr: ClosedJaxpr, linear: Mask, others: Sequence[Any], cotangents: Sequence[Any]
+) -> list[Any]:
     """Cotangents of the linear inputs (None where symbolically zero), by transposing every equation."""
     given = iter(others)
     args = [
@@ -205,7 +227,9 @@ class Partial(NamedTuple):
 def partial_eval(jaxpr: ClosedJaxpr, unknown: Mask) -> Partial:
     """Split a program by what depends on its unknown inputs."""
     assert not jaxpr.consts, "constants must be inputs here"
-    known, staged, unknown_out, _, forwards = _pe.partial_eval_jaxpr_nounits_fwd(jaxpr, unknown, False)
+    known, staged, unknown_out, _, forwards = _pe.partial_eval_jaxpr_nounits_fwd(
+        jaxpr, unknown, False
+    )
     kept = iter(range(len(unknown_out) - sum(unknown_out), len(known.out_avals)))
     residuals = tuple(("output", next(kept)) if i is None else ("input", i) for i in forwards)
     return Partial(known, staged, tuple(unknown_out), residuals)
@@ -291,7 +315,11 @@ def register(primitive: Primitive, rules: Rules) -> None:
 
 def _lower_inline(ctx: Any, jaxpr: ClosedJaxpr, args: Sequence[Any]) -> Any:
     """Compile a jaxpr in place, as `mlir.lower_fun` does, without tracing it again."""
-    module = ctx.module_context if ctx.platforms is None else ctx.module_context.replace(platforms=ctx.platforms)
+    module = (
+        ctx.module_context
+        if ctx.platforms is None
+        else ctx.module_context.replace(platforms=ctx.platforms)
+    )
     constvars = compat.open_jaxpr(jaxpr).constvars
     inner = jaxpr if hasattr(jaxpr, "with_consts") else jaxpr.jaxpr
     out, tokens = _mlir.jaxpr_subcomp(
@@ -305,7 +333,8 @@ def _lower_inline(ctx: Any, jaxpr: ClosedJaxpr, args: Sequence[Any]) -> Any:
 
 
 def register_linearization(
-    primitive: Primitive, rule: Callable[..., tuple[Sequence[Any], Mask, Sequence[Any], Callable[..., Any]]]
+    primitive: Primitive,
+    rule: Callable[..., tuple[Sequence[Any], Mask, Sequence[Any], Callable[..., Any]]],
 ) -> None:
     """``rule(is_vjp, nonzero, *primals, **params) -> (outputs, nonzero_out, residuals, tangent)``.
 
@@ -317,10 +346,16 @@ def register_linearization(
         zero_tangents = [zero_tangent(_core.typeof(x)) for x in outputs]
 
         def linearized(kept: Sequence[Any], *rest: Any) -> list[Any]:
-            tangents = rest[len(rest) - len(nonzero) :]  # since 0.11 structured residuals come first
-            given = [_ad.instantiate_zeros(t) for t, nz in zip(tangents, nonzero, strict=True) if nz]
+            tangents = rest[
+                len(rest) - len(nonzero) :
+            ]  # since 0.11 structured residuals come first
+            given = [
+                _ad.instantiate_zeros(t) for t, nz in zip(tangents, nonzero, strict=True) if nz
+            ]
             made = iter(tangent(kept, given))
-            return [next(made) if nz else z for nz, z in zip(nonzero_out, zero_tangents, strict=True)]
+            return [
+                next(made) if nz else z for nz, z in zip(nonzero_out, zero_tangents, strict=True)
+            ]
 
         if _LINEARIZATIONS_HAVE_STRUCTURE:
             return outputs, list(nonzero_out), residuals, None, linearized
@@ -335,14 +370,14 @@ _LINEARIZATIONS_HAVE_STRUCTURE = "structured_residuals" in _ad.LinearizeTrace.__
 def register_partial_eval(
     primitive: Primitive,
     split: Callable[..., tuple[Sequence[Any], Mask, Sequence[Any], Primitive, dict[str, Any]]],
-    rebuild: Callable[[ClosedJaxpr, dict[str, Any]], dict[str, Any]],
+    rebuild: Callable[[ClosedJaxpr, int, dict[str, Any]], dict[str, Any]],
     replay: Callable[[Mask, Mask, dict[str, Any]], dict[str, Any] | None],
 ) -> None:
     """Rules for where JAX differentiates by forward mode and splitting: `checkpoint`, and what is inside it.
 
     * ``split(unknown, known values, **params) -> (known outputs, unknown_out, residuals, primitive, params)``: run the
       known half; the other half is the equation ``primitive[params](residuals, unknown inputs)``
-    * ``rebuild(jaxpr, params) -> params`` of an equation with another jaxpr
+    * ``rebuild(jaxpr, number of outputs that are no residuals, params) -> params`` of an equation with another jaxpr
     * ``replay(unknown_in, wanted outputs, params) -> params`` of an equation that computes everything again from
       the inputs, or None where `rebuild` knows as much
     """
@@ -368,11 +403,19 @@ def register_partial_eval(
         return [next(made) if uk else next(known) for uk in unknown_out]
 
     def update(*args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        *_, known, staged = args
-        return rebuild(known["jaxpr"], known), rebuild(staged["jaxpr"], staged)
+        *_, num_kept, _, known, staged = args
+        num_known = len(known["jaxpr"].out_avals) - num_kept
+        num_staged = len(staged["jaxpr"].out_avals)
+        return rebuild(known["jaxpr"], num_known, known), rebuild(
+            staged["jaxpr"], num_staged, staged
+        )
 
-    def policy_rule(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> Any:
-        out = _pe.closed_call_partial_eval_custom_rule("jaxpr", update, saveable, unknown, instantiated, eqn)
+    def policy_rule(
+        saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
+    ) -> Any:
+        out = _pe.closed_call_partial_eval_custom_rule(
+            "jaxpr", update, saveable, unknown, instantiated, eqn
+        )
         known, staged, unknown_out, instantiated_out, extra = out
         saved = len(known.outvars) - (len(unknown_out) - sum(unknown_out))
         if saved or not all(instantiated):
@@ -393,8 +436,12 @@ def register_checkify(primitive: Primitive) -> None:
 
     def rule(*args: Any, jaxpr: ClosedJaxpr, program: Any) -> Any:
         del program
-        *context, error, enabled = args[: _CHECKIFY_ARGUMENTS - 1]  # since 0.11 a context comes first
-        return _checkify.checkify_jaxpr(*context, jaxpr, enabled, error, *args[_CHECKIFY_ARGUMENTS - 1 :])
+        *context, error, enabled = args[
+            : _CHECKIFY_ARGUMENTS - 1
+        ]  # since 0.11 a context comes first
+        return _checkify.checkify_jaxpr(
+            *context, jaxpr, enabled, error, *args[_CHECKIFY_ARGUMENTS - 1 :]
+        )
 
     _checkify.error_checks[primitive] = rule
 

@@ -35,11 +35,19 @@ class Origin(NamedTuple):
 
 @overload
 def optimize(
-    fun: Callable[..., Any], *, passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = (), **jit_options: Any
+    fun: Callable[..., Any],
+    *,
+    passes: Sequence[str | Pass] | None = None,
+    skip: Sequence[str] = (),
+    **jit_options: Any,
 ) -> Any: ...
 @overload
 def optimize(
-    fun: None = None, *, passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = (), **jit_options: Any
+    fun: None = None,
+    *,
+    passes: Sequence[str | Pass] | None = None,
+    skip: Sequence[str] = (),
+    **jit_options: Any,
 ) -> Callable[[Callable[..., Any]], Any]: ...
 def optimize(
     fun: Callable[..., Any] | None = None,
@@ -98,12 +106,17 @@ def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
         def body(*args: Any, **kwargs: Any) -> list[Any]:
             nonlocal out_tree
             given = iter(jax.tree.leaves((args, kwargs)))
-            full = [next(given) if is_dynamic else x for x, is_dynamic in zip(leaves, dynamic, strict=True)]
+            full = [
+                next(given) if is_dynamic else x
+                for x, is_dynamic in zip(leaves, dynamic, strict=True)
+            ]
             args, kwargs = jax.tree.unflatten(tree, full)
             out, out_tree = jax.tree.flatten(fun(*args, **kwargs))
             return out
 
-        operands = [x if is_dynamic else None for x, is_dynamic in zip(leaves, dynamic, strict=True)]
+        operands = [
+            x if is_dynamic else None for x, is_dynamic in zip(leaves, dynamic, strict=True)
+        ]
         args, kwargs = jax.tree.unflatten(tree, operands)
         jaxpr = jax.make_jaxpr(_named(body, fun))(*args, **kwargs)
         out = program.call(jaxpr, pipeline, _name(fun), [x for x in operands if x is not None])
@@ -126,7 +139,9 @@ def _name(fun: Any) -> str:
     return str(getattr(fun, "__name__", type(fun).__name__))
 
 
-def _without_jit(fun: Callable[..., Any], given: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _without_jit(
+    fun: Callable[..., Any], given: dict[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A jitted function's own function, and its options joined with the given ones."""
     from jaxpr_opt import compat_ad
 
@@ -146,7 +161,9 @@ def _check_jit_options(options: dict[str, Any]) -> None:
     known = [name for name in inspect.signature(jax.jit).parameters if name != "fun"]
     for name in options:
         if name not in known:
-            raise TypeError(f"optimize: unknown argument {name!r}: expected passes, skip or one of jax.jit's {known}")
+            raise TypeError(
+                f"optimize: unknown argument {name!r}: expected passes, skip or one of jax.jit's {known}"
+            )
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -134,7 +134,8 @@ class Program:
         used = [inputs[i] is None and first[i] == i for i in range(len(first))]
         position = {i: k for k, i in enumerate(i for i, keep in enumerate(used) if keep)}
         sources = tuple(
-            ("output", position[j]) if i is None else ("input", i) for i, j in zip(inputs, first, strict=True)
+            ("output", position[j]) if i is None else ("input", i)
+            for i, j in zip(inputs, first, strict=True)
         )
         return self.select(tuple(used)), sources
 
@@ -186,14 +187,20 @@ class Program:
         transform = lambda f: checking.jvp(f, nonzero, nonzero_out)
         history = self._lineage().mapped(transform, len(jaxpr.out_avals))
         mode = ForwardMode(self, nonzero, tuple(range(len(jaxpr.out_avals))))
-        return Program.optimized(jaxpr, self.pipeline, f"jvp({self.name})", mode, history), nonzero_out
+        return Program.optimized(
+            jaxpr, self.pipeline, f"jvp({self.name})", mode, history
+        ), nonzero_out
 
     @_remembered
     def batched(self, axis: Any, dims: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
         """The vectorised program, and the batch dimensions of its outputs."""
         jaxpr, dims_out = compat_ad.batch(self.jaxpr, axis, dims)
-        history = self.history.mapped(lambda f: checking.vmap(f, axis, dims, dims_out), self.history.outputs)
-        return Program.optimized(jaxpr, self.pipeline, f"vmap({self.name})", None, history), dims_out
+        history = self.history.mapped(
+            lambda f: checking.vmap(f, axis, dims, dims_out), self.history.outputs
+        )
+        return Program.optimized(
+            jaxpr, self.pipeline, f"vmap({self.name})", None, history
+        ), dims_out
 
     @_remembered
     def transposed(self, linear: Mask, nonzero: Mask) -> tuple[Program, Mask]:
@@ -222,7 +229,9 @@ class Program:
         except Exception as error:  # an optimiser must not take the user's gradient down with it
             if settings.current().strict:
                 raise
-            warnings.warn(f"jaxpr_opt: the gradient of {self.name} was left as it was: {error}", stacklevel=2)
+            warnings.warn(
+                f"jaxpr_opt: the gradient of {self.name} was left as it was: {error}", stacklevel=2
+            )
             return None
         if not journal.changed and not self.history:
             return None
@@ -237,8 +246,16 @@ class Program:
         linear = LinearMap(
             Program(backward, self.pipeline, f"vjp({self.name})", None, history),
             len(residuals),
-            tuple(a.to_tangent_aval() for a, nz in zip(self.jaxpr.in_avals, nonzero, strict=True) if nz),
-            tuple(a.to_tangent_aval() for a, nz in zip(self.jaxpr.out_avals, plain.nonzero_out, strict=True) if nz),
+            tuple(
+                a.to_tangent_aval()
+                for a, nz in zip(self.jaxpr.in_avals, nonzero, strict=True)
+                if nz
+            ),
+            tuple(
+                a.to_tangent_aval()
+                for a, nz in zip(self.jaxpr.out_avals, plain.nonzero_out, strict=True)
+                if nz
+            ),
             nonzero_in,
         )
         forward = Program(split.forward, self.pipeline, self.name, None, self.history)
@@ -249,8 +266,12 @@ class Program:
     ) -> History:
         """What `(inputs, nonzero cotangents) -> nonzero cotangents in` must compute."""
         num_outputs, count = len(self.jaxpr.out_avals), sum(nonzero_in)
-        derived = self._lineage().mapped(lambda f: checking.vjp(f, nonzero, plain.nonzero_out, nonzero_in), count)
-        joint = UNCHECKED.followed_by(snapshots).mapped(lambda f: lambda *args: f(*args)[num_outputs:], count)
+        derived = self._lineage().mapped(
+            lambda f: checking.vjp(f, nonzero, plain.nonzero_out, nonzero_in), count
+        )
+        joint = UNCHECKED.followed_by(snapshots).mapped(
+            lambda f: lambda *args: f(*args)[num_outputs:], count
+        )
         return History((*derived.steps, *joint.steps), count)
 
     @_remembered
@@ -346,7 +367,10 @@ class LinearMap:
         def pulled(*args: Any) -> Sequence[Any]:
             return run(*args[:n], *map(compat_ad.zeros, cotangents), *args[n:])[count:]
 
-        avals = [*whole.jaxpr.in_avals[:n], *(a for a, keep in zip(cotangents, used, strict=True) if keep)]
+        avals = [
+            *whole.jaxpr.in_avals[:n],
+            *(a for a, keep in zip(cotangents, used, strict=True) if keep),
+        ]
         jaxpr = compat.trace(pulled, avals)
         jaxpr, inputs = compat_ad.dce(jaxpr, [True] * len(jaxpr.out_avals))
         history = UNCHECKED
@@ -383,10 +407,15 @@ class LinearMap:
             moving = [t for t, nz in zip(args[n:], self.nonzero_in, strict=True) if nz]
             moving = [t for t, nz in zip(moving, plain.nonzero_out, strict=True) if nz]
             made = iter(run(*args[:n], *map(compat_ad.zeros, cotangents), *moving)[count:])
-            return [next(made) if nz else compat_ad.zeros(a) for a, nz in zip(self.out_avals, nonzero_out, strict=True)]
+            return [
+                next(made) if nz else compat_ad.zeros(a)
+                for a, nz in zip(self.out_avals, nonzero_out, strict=True)
+            ]
 
         avals = [*jaxpr.in_avals[:n], *self.in_avals]
-        return Program.optimized(compat.trace(forward, avals), whole.pipeline, f"transpose({whole.name})")
+        return Program.optimized(
+            compat.trace(forward, avals), whole.pipeline, f"transpose({whole.name})"
+        )
 
 
 def _positions(mask: Mask, left: Mask) -> Mask:
@@ -400,7 +429,10 @@ def _restricted(
 ) -> checking.Function:
     def run(*args: Any) -> list[Any]:
         given = iter(args[n:])
-        full = [next(given) if keep else compat_ad.zeros(a) for a, keep in zip(cotangents, used, strict=True)]
+        full = [
+            next(given) if keep else compat_ad.zeros(a)
+            for a, keep in zip(cotangents, used, strict=True)
+        ]
         return [ct for ct, nz in zip(fun(*args[:n], *full), nonzero, strict=True) if nz]
 
     return run
@@ -429,7 +461,8 @@ def _jvp(
     made = moved(*primals, *(t for t, nz in zip(tangents, nonzero, strict=True) if nz))
     outputs, rest = made[: len(nonzero_out)], iter(made[len(nonzero_out) :])
     return outputs, [
-        next(rest) if nz else compat_ad.zero_tangent(a) for nz, a in zip(nonzero_out, jaxpr.out_avals, strict=True)
+        next(rest) if nz else compat_ad.zero_tangent(a)
+        for nz, a in zip(nonzero_out, jaxpr.out_avals, strict=True)
     ]
 
 
@@ -462,7 +495,12 @@ def _linearize(
 ) -> tuple[Sequence[Any], Mask, Sequence[Any], Callable[..., Any]]:
     halves = program.linearized(nonzero, is_vjp)
     outputs, residuals = halves.run_forward(primals)
-    return outputs, halves.nonzero_out, residuals, lambda kept, tangents: halves.tangent(*kept, *tangents)
+    return (
+        outputs,
+        halves.nonzero_out,
+        residuals,
+        lambda kept, tangents: halves.tangent(*kept, *tangents),
+    )
 
 
 def _split(
@@ -473,11 +511,17 @@ def _split(
     if mode is not None and _only_tangents(unknown, mode):
         return _split_forward_mode(values, program, mode)
     parts = compat_ad.partial_eval(jaxpr, unknown)
-    made = Program(parts.known, program.pipeline, program.name)(*values)
+    num_known = len(parts.unknown_out) - sum(parts.unknown_out)
+    made = _half(parts.known, program, num_known)(*values)
     residuals = [values[i] if kind == "input" else made[i] for kind, i in parts.residuals]
     staged = Program(parts.unknown, program.pipeline, program.name)
-    outputs = made[: len(parts.unknown_out) - sum(parts.unknown_out)]
-    return outputs, parts.unknown_out, residuals, optimized_p, {"jaxpr": staged.jaxpr, "program": staged}
+    return (
+        made[:num_known],
+        parts.unknown_out,
+        residuals,
+        optimized_p,
+        {"jaxpr": staged.jaxpr, "program": staged},
+    )
 
 
 def _split_forward_mode(
@@ -486,11 +530,23 @@ def _split_forward_mode(
     halves = mode.base.linearized(mode.nonzero, True)
     outputs, residuals = halves.run_forward(primals)
     unknown_out = program.tangents_left()
-    known = [outputs[i] for i, is_tangent in zip(mode.outputs, unknown_out, strict=True) if not is_tangent]
-    used = tuple(i in mode.outputs for i in range(len(outputs), len(outputs) + sum(halves.nonzero_out)))
+    known = [
+        outputs[i]
+        for i, is_tangent in zip(mode.outputs, unknown_out, strict=True)
+        if not is_tangent
+    ]
+    used = tuple(
+        i in mode.outputs for i in range(len(outputs), len(outputs) + sum(halves.nonzero_out))
+    )
     if isinstance(halves.tangent, Program):
         tangent = halves.tangent.select(used)
-        return known, unknown_out, residuals, optimized_p, {"jaxpr": tangent.jaxpr, "program": tangent}
+        return (
+            known,
+            unknown_out,
+            residuals,
+            optimized_p,
+            {"jaxpr": tangent.jaxpr, "program": tangent},
+        )
     linear, operands = halves.tangent.restricted(used)
     residuals = [x for x, keep in zip(residuals, operands, strict=False) if keep]
     return known, unknown_out, residuals, optimized_linear_p, {"linear": linear}
@@ -501,9 +557,16 @@ def _only_tangents(unknown: Mask, mode: ForwardMode) -> bool:
     return unknown == ((False,) * len(mode.nonzero)) + ((True,) * sum(mode.nonzero))
 
 
-def _rebuild(jaxpr: ClosedJaxpr, params: dict[str, Any]) -> dict[str, Any]:
-    program: Program = params["program"]
-    return {"jaxpr": jaxpr, "program": Program(jaxpr, program.pipeline, program.name)}
+def _half(jaxpr: ClosedJaxpr, program: Program, num_outputs: int) -> Program:
+    """A part of a program, further outputs of which are residuals: dummies among them may change."""
+    history = UNCHECKED
+    if settings.current().check and not compat_ad.has_side_effects(jaxpr):
+        history = replace(checking.begin(jaxpr), outputs=num_outputs)
+    return Program(jaxpr, program.pipeline, program.name, None, history)
+
+
+def _rebuild(jaxpr: ClosedJaxpr, num_outputs: int, params: dict[str, Any]) -> dict[str, Any]:
+    return {"jaxpr": jaxpr, "program": _half(jaxpr, params["program"], num_outputs)}
 
 
 def _replay(unknown: Mask, wanted: Mask, params: dict[str, Any]) -> dict[str, Any] | None:
@@ -560,9 +623,14 @@ def _linear_transpose(cotangents: Sequence[Any], *args: Any, linear: LinearMap) 
     n = linear.num_residuals
     residuals = [x for x, keep in zip(args[:n], operands, strict=False) if keep]
     made = iter(
-        restricted.transposed(*residuals, *(ct for ct, nz in zip(cotangents, nonzero, strict=True) if nz))
+        restricted.transposed(
+            *residuals, *(ct for ct, nz in zip(cotangents, nonzero, strict=True) if nz)
+        )
     )
-    return [*(None for _ in range(n)), *(next(made) if nz else None for nz in restricted.nonzero_in)]
+    return [
+        *(None for _ in range(n)),
+        *(next(made) if nz else None for nz in restricted.nonzero_in),
+    ]
 
 
 def _linear_dce(used: Mask, *, linear: LinearMap) -> tuple[Mask, dict[str, Any]]:

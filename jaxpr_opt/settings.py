@@ -54,7 +54,9 @@ def override(**switches: bool) -> Iterator[Settings]:
     """Set switches for the duration of a block: ``with settings.override(strict=True): ...``."""
     known = {field.name for field in dataclasses.fields(Settings)}
     if unknown := sorted(switches.keys() - known):
-        raise TypeError(f"unknown setting {unknown[0]!r}: expected one of {', '.join(sorted(known))}")
+        raise TypeError(
+            f"unknown setting {unknown[0]!r}: expected one of {', '.join(sorted(known))}"
+        )
     token = _overridden.set({**(_overridden.get() or {}), **switches})
     try:
         yield current()

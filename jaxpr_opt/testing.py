@@ -73,7 +73,7 @@ def check_rewrite(
       diff: the whole diff; its indentation does not matter.
       saves_bytes: how many bytes of loop residuals it saves.
       grad: compare derivatives too, where the pass is differentiable.
-      simplify: let that pass clean up before and after.
+      simplify: let the passes that only tidy up run before and after.
     """
     each, cleanup = _resolve(pass_or_name, simplify)
     jaxpr = traced(program, *args)
@@ -136,7 +136,8 @@ def run_alone(passes: Sequence[Pass], graph: Graph) -> Journal:
 
 def _resolve(pass_or_name: Pass | str, simplify: bool) -> tuple[Pass, tuple[Pass, ...]]:
     each = registry.named(pass_or_name) if isinstance(pass_or_name, str) else pass_or_name
-    return each, (registry.named("simplify"),) if simplify else ()
+    cleanups = tuple(p for p in registry.available().values() if p.cleanup)
+    return each, cleanups if simplify else ()
 
 
 def _argument_sets(jaxpr: ClosedJaxpr, args: tuple[Any, ...]) -> list[list[Any]]:

@@ -151,8 +151,13 @@ composition_of("grad_of_itself", lambda o, f: jax.grad(o(lambda w, x: o(f)(w, x)
 composition_of("vmap", lambda o, f: lambda w, x: jax.vmap(o(f), (None, 0))(w, rows(x)))
 composition_of("of_vmap", lambda o, f: lambda w, x: o(jax.vmap(f, (None, 0)))(w, rows(x)))
 composition_of("vmap_last_axis", lambda o, f: lambda w, x: jax.vmap(o(f), (None, 1))(w, rows(x).T))
-composition_of("vmap_of_grad", lambda o, f: lambda w, x: jax.vmap(jax.grad(o(f)), (None, 0))(w, rows(x)))
-composition_of("grad_of_vmap", lambda o, f: jax.grad(lambda w, x: jnp.sum(jax.vmap(o(f), (None, 0))(w, rows(x)))))
+composition_of(
+    "vmap_of_grad", lambda o, f: lambda w, x: jax.vmap(jax.grad(o(f)), (None, 0))(w, rows(x))
+)
+composition_of(
+    "grad_of_vmap",
+    lambda o, f: jax.grad(lambda w, x: jnp.sum(jax.vmap(o(f), (None, 0))(w, rows(x)))),
+)
 composition_of("jvp", lambda o, f: lambda w, x: jax.jvp(o(f), (w, x), (w, x)))
 composition_of("jvp_in_one", lambda o, f: lambda w, x: jax.jvp(lambda x: o(f)(w, x), (x,), (x,)))
 composition_of("jacfwd", lambda o, f: jax.jacfwd(o(f), (0, 1)))
@@ -164,9 +169,13 @@ composition_of("forward_over_forward", lambda o, f: jax.jacfwd(jax.jacfwd(o(f), 
 composition_of("grad_of_of_grad", lambda o, f: jax.jacrev(o(jax.grad(f, 1)), 1))
 composition_of("checkpoint", lambda o, f: jax.grad(jax.checkpoint(o(f))))
 composition_of("of_checkpoint", lambda o, f: jax.grad(o(jax.checkpoint(f))))
-composition_of("checkpoint_value", lambda o, f: jax.jit(jax.value_and_grad(jax.checkpoint(o(f)), (0, 1))))
+composition_of(
+    "checkpoint_value", lambda o, f: jax.jit(jax.value_and_grad(jax.checkpoint(o(f)), (0, 1)))
+)
 composition_of("hessian_of_checkpoint", lambda o, f: jax.hessian(jax.checkpoint(o(f)), 1))
-composition_of("forward_of_checkpoint", lambda o, f: lambda w, x: jax.jvp(jax.checkpoint(o(f)), (w, x), (w, x)))
+composition_of(
+    "forward_of_checkpoint", lambda o, f: lambda w, x: jax.jvp(jax.checkpoint(o(f)), (w, x), (w, x))
+)
 
 
 @composition
@@ -188,10 +197,14 @@ def vjp(o, f):
 
 
 def checkpoint_with(policy):
-    return lambda o, f: jax.grad(jax.checkpoint(lambda w, x: o(f)(w, jnp.sin(x)) ** 2, policy=policy))
+    return lambda o, f: jax.grad(
+        jax.checkpoint(lambda w, x: o(f)(w, jnp.sin(x)) ** 2, policy=policy)
+    )
 
 
-composition_of("checkpoint_everything", checkpoint_with(jax.checkpoint_policies.everything_saveable))
+composition_of(
+    "checkpoint_everything", checkpoint_with(jax.checkpoint_policies.everything_saveable)
+)
 composition_of("checkpoint_dots", checkpoint_with(jax.checkpoint_policies.dots_saveable))
 
 
@@ -213,9 +226,17 @@ composition_of("scan", scanned(plainly))
 composition_of("grad_of_scan", lambda o, f: jax.jit(jax.grad(scanned(plainly)(o, f), (0, 1))))
 composition_of("hessian_of_scan", lambda o, f: jax.hessian(scanned(plainly)(o, f), 1))
 composition_of("grad_of_scan_of_checkpoint", lambda o, f: jax.grad(scanned(jax.checkpoint)(o, f)))
-composition_of("vmap_of_grad_of_scan", lambda o, f: lambda w, x: jax.vmap(jax.grad(scanned(plainly)(o, f)), (None, 0))(w, rows(x)))
-composition_of("grad_of_checkpoint_of_scan", lambda o, f: jax.grad(jax.checkpoint(scanned(plainly)(o, f))))
-composition_of("linearize_scan", lambda o, f: lambda w, x: jax.linearize(functools.partial(scanned(plainly)(o, f), w), x)[1](x))
+composition_of(
+    "vmap_of_grad_of_scan",
+    lambda o, f: lambda w, x: jax.vmap(jax.grad(scanned(plainly)(o, f)), (None, 0))(w, rows(x)),
+)
+composition_of(
+    "grad_of_checkpoint_of_scan", lambda o, f: jax.grad(jax.checkpoint(scanned(plainly)(o, f)))
+)
+composition_of(
+    "linearize_scan",
+    lambda o, f: lambda w, x: jax.linearize(functools.partial(scanned(plainly)(o, f), w), x)[1](x),
+)
 
 
 @composition
@@ -237,7 +258,11 @@ def vmap_of_cond(o, f):
 @composition
 def switch_of_checkpoint(o, f):
     def run(w, x):
-        branches = [lambda x: o(f)(w, x), lambda x: x[0] - 1, jax.checkpoint(lambda x: o(f)(w, 2 * x))]
+        branches = [
+            lambda x: o(f)(w, x),
+            lambda x: x[0] - 1,
+            jax.checkpoint(lambda x: o(f)(w, 2 * x)),
+        ]
         return sum(lax.switch(jnp.int32(x[0] * 0) + i, branches, x) for i in range(3))
 
     return jax.jit(jax.grad(run, (0, 1)))
@@ -246,7 +271,9 @@ def switch_of_checkpoint(o, f):
 @composition
 def while_forward(o, f):
     def run(w, x):
-        return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] - 0.1 * o(f)(w, c[1])), (0, x))[1]
+        return lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] - 0.1 * o(f)(w, c[1])), (0, x)
+        )[1]
 
     return lambda w, x: (run(w, x), jax.jvp(run, (w, x), (w, x)), jax.jacfwd(run, 1)(w, x))
 
@@ -319,9 +346,17 @@ def shard_map_around(o, f):
 
     def run(w, x):
         body = lambda w, x: lax.pmean(o(f)(w, x[0]) - x[0, 0], "d")[None]
-        return jnp.sum(jax.shard_map(body, mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())(w, x[None]))
+        return jnp.sum(
+            jax.shard_map(body, mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())(
+                w, x[None]
+            )
+        )
 
-    return lambda w, x: (run(w, x), jax.grad(run, (0, 1))(w, x), jax.jit(jax.grad(run, (0, 1)))(w, x))
+    return lambda w, x: (
+        run(w, x),
+        jax.grad(run, (0, 1))(w, x),
+        jax.jit(jax.grad(run, (0, 1)))(w, x),
+    )
 
 
 @composition
@@ -331,7 +366,11 @@ def shard_map_inside(o, f):
 
     def run(w, x):
         body = lambda w, x: lax.psum(f(w, x[0]) - x[0, 0], "d")[None]
-        return jnp.sum(jax.shard_map(body, mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())(w, x[None]))
+        return jnp.sum(
+            jax.shard_map(body, mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())(
+                w, x[None]
+            )
+        )
 
     return lambda w, x: (o(run)(w, x), jax.grad(o(run), (0, 1))(w, x))
 
@@ -365,7 +404,16 @@ def test_composition_of_loops(program, name):
     check(name, program, REWRITING, optimize)
 
 
-CUSTOM = ["call", "grad", "of_grad", "grad_of_itself", "vmap_of_grad", "grad_of_vmap", "checkpoint", "grad_of_scan"]
+CUSTOM = [
+    "call",
+    "grad",
+    "of_grad",
+    "grad_of_itself",
+    "vmap_of_grad",
+    "grad_of_vmap",
+    "checkpoint",
+    "grad_of_scan",
+]
 
 
 @pytest.mark.parametrize("name", CUSTOM)
@@ -397,9 +445,17 @@ GRADIENTS = {
     "grad": (2, lambda f: jax.grad(f)),
     "jit_of_value_and_grad": (2, lambda f: jax.jit(jax.value_and_grad(f, (0, 1)))),
     "checkpoint": (3, lambda f: jax.grad(jax.checkpoint(f))),
-    "checkpoint_saving": (2, lambda f: jax.grad(jax.checkpoint(f, policy=jax.checkpoint_policies.everything_saveable))),
+    "checkpoint_saving": (
+        2,
+        lambda f: jax.grad(jax.checkpoint(f, policy=jax.checkpoint_policies.everything_saveable)),
+    ),
     "checkpoint_in_jit": (3, lambda f: jax.grad(jax.jit(jax.checkpoint(jax.jit(f))))),
-    "scan": (3, lambda f: jax.grad(lambda w, x: lax.scan(lambda c, _: (f(w, c) * x, None), x, None, length=2)[0][0])),
+    "scan": (
+        3,
+        lambda f: jax.grad(
+            lambda w, x: lax.scan(lambda c, _: (f(w, c) * x, None), x, None, length=2)[0][0]
+        ),
+    ),
 }
 
 
@@ -410,7 +466,11 @@ def test_a_gradient_is_optimised_programs(name):
     jaxpr = jax.make_jaxpr(transform(REWRITING(arithmetic)))(W, X)
     assert count("optimized", jaxpr) == programs
     assert count("optimized_linear", jaxpr) == 0
-    assert not [name for name, inside in equations(jaxpr) if name in ("sub", "add_any") and "optimized" in inside]
+    assert not [
+        name
+        for name, inside in equations(jaxpr)
+        if name in ("sub", "add_any") and "optimized" in inside
+    ]
 
 
 def test_forward_mode_is_one_program_without_residuals():
@@ -478,7 +538,9 @@ def test_values_of_every_kind():
         same(jax.jit(mixed)(*MIXED), decorator(mixed)(*MIXED))
         same(
             jax.vmap(mixed, (0, None, None, None, None, None))({"x": rows(X)}, *MIXED[1:]),
-            jax.vmap(decorator(mixed), (0, None, None, None, None, None))({"x": rows(X)}, *MIXED[1:]),
+            jax.vmap(decorator(mixed), (0, None, None, None, None, None))(
+                {"x": rows(X)}, *MIXED[1:]
+            ),
         )
 
 
@@ -487,7 +549,9 @@ def test_gradients_beside_integers_keys_and_unused_outputs():
     for decorator in (UNTOUCHED, REWRITING):
         grad = lambda o: jax.value_and_grad(loss(o(mixed)), has_aux=True)(*MIXED)
         same(grad(jax.jit), grad(decorator))
-        allowed = lambda o: jax.grad(loss(o(mixed)), argnums=(0, 1, 2), has_aux=True, allow_int=True)(*MIXED)
+        allowed = lambda o: jax.grad(
+            loss(o(mixed)), argnums=(0, 1, 2), has_aux=True, allow_int=True
+        )(*MIXED)
         same(allowed(jax.jit), allowed(decorator))
 
 
@@ -519,7 +583,9 @@ def test_a_checkpoint_around_a_used_and_an_unused_output():
             same(run(jax.jit), run(decorator))
 
 
-@pytest.mark.parametrize("f", [lambda: (), lambda: jnp.arange(3.0) - 1, lambda: None, lambda: (1, 2.0)])
+@pytest.mark.parametrize(
+    "f", [lambda: (), lambda: jnp.arange(3.0) - 1, lambda: None, lambda: (1, 2.0)]
+)
 def test_functions_without_inputs(f):
     same(jax.jit(f)(), REWRITING(f)())
     assert jax.eval_shape(f) == REWRITING(f).eval_shape()

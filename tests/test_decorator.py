@@ -125,7 +125,12 @@ def test_arguments_of_every_kind():
     @opt
     def f(tree, /, x, *rest, scale, **more):
         assert tree["none"] is None
-        return {"out": tree["w"] * x - scale, "rest": [r - 1 for r in rest], "more": more, "none": None}
+        return {
+            "out": tree["w"] * x - scale,
+            "rest": [r - 1 for r in rest],
+            "more": more,
+            "none": None,
+        }
 
     args = ({"w": X, "none": None}, X, 1, np.float32(2))
     kwargs = dict(scale=3, a=X, b=True)
@@ -199,12 +204,19 @@ def test_donation():
     x = jnp.arange(4.0)
     assert f(x, X)[0].tolist() == [0, 0, 0, 0]
     assert x.is_deleted()
-    assert "jax.buffer_donor" in f.lower(X, X).as_text() or "tf.aliasing_output" in f.lower(X, X).as_text()
+    assert (
+        "jax.buffer_donor" in f.lower(X, X).as_text()
+        or "tf.aliasing_output" in f.lower(X, X).as_text()
+    )
 
 
 def test_shardings():
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec("d"))
-    f = opt(lambda x: lax.with_sharding_constraint(x - 1, sharding), in_shardings=sharding, out_shardings=sharding)
+    f = opt(
+        lambda x: lax.with_sharding_constraint(x - 1, sharding),
+        in_shardings=sharding,
+        out_shardings=sharding,
+    )
     assert f(X).sharding == sharding
     assert f(X).tolist() == [-1, 0, 1, 2]
 
@@ -212,7 +224,11 @@ def test_shardings():
 def test_a_mesh_known_only_inside_is_found():
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     body = lambda x: lax.psum(x - 1, "d")
-    f = opt(lambda x: jax.shard_map(body, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec())(x))
+    f = opt(
+        lambda x: jax.shard_map(
+            body, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec()
+        )(x)
+    )
     assert f(X).tolist() == [-1, 0, 1, 2]
 
 
@@ -221,7 +237,9 @@ def test_closed_over_arrays_and_tracers():
     assert opt(lambda x: table[:4] - x)(X).tolist() == [0, 0, 0, 0]
     outer = jax.jit(lambda y: opt(lambda x: y * table[:4] - x)(X))
     assert outer(X).tolist() == [0, 0, 2, 6]
-    assert jax.grad(lambda y: opt(lambda x: jnp.sum(y * x - table[:4]))(X))(X).tolist() == X.tolist()
+    assert (
+        jax.grad(lambda y: opt(lambda x: jnp.sum(y * x - table[:4]))(X))(X).tolist() == X.tolist()
+    )
 
 
 def test_a_jitted_function_keeps_its_options():
@@ -244,7 +262,9 @@ def test_options_are_joined_with_those_of_a_jitted_function():
     x = jnp.arange(4.0)
     f(x, 1)
     assert x.is_deleted()
-    with pytest.raises(ValueError, match=r"^optimize: static_argnums=0 conflicts with static_argnums=\(1,\)"):
+    with pytest.raises(
+        ValueError, match=r"^optimize: static_argnums=0 conflicts with static_argnums=\(1,\)"
+    ):
         opt(inner, static_argnums=0)
 
 
@@ -284,12 +304,18 @@ def test_references_are_left_alone():
     ("call", "message"),
     [
         (lambda: optimize(3), r"^optimize: fun must be callable, got 3$"),
-        (lambda: optimize(jnp.sin, static_argnum=0), r"^optimize: unknown argument 'static_argnum': expected passes, "),
+        (
+            lambda: optimize(jnp.sin, static_argnum=0),
+            r"^optimize: unknown argument 'static_argnum': expected passes, ",
+        ),
         (lambda: optimize(jnp.sin, passes="simplify"), r"passes must be .*, got 'simplify'$"),
         (lambda: optimize(jnp.sin, passes=3), r"passes must be .*, got 3$"),
         (lambda: optimize(jnp.sin, skip="simplify"), r"skip must be .*, got 'simplify'$"),
         (lambda: optimize(jnp.sin, skip=[4]), r"skip must be .*, got \[4\]$"),
-        (lambda: settings.override(fast=True).__enter__(), r"^unknown setting 'fast': expected one of check, "),
+        (
+            lambda: settings.override(fast=True).__enter__(),
+            r"^unknown setting 'fast': expected one of check, ",
+        ),
     ],
 )
 def test_bad_arguments_get_one_clear_line(call, message):
@@ -310,7 +336,9 @@ def test_passes_are_chosen_by_name_with_dashes_or_underscores():
     assert names(optimize(jnp.sin, passes=["collapse-loops"])) == ["collapse-loops"]
     assert names(optimize(jnp.sin, passes=["collapse_loops"])) == ["collapse-loops"]
     everything = names(optimize(lambda x: x))
-    assert names(optimize(lambda x: x, skip=["collapse_loops"])) == [n for n in everything if n != "collapse-loops"]
+    assert names(optimize(lambda x: x, skip=["collapse_loops"])) == [
+        n for n in everything if n != "collapse-loops"
+    ]
 
 
 # ---------------------------------------------------------------- switches
@@ -324,7 +352,10 @@ def test_a_failing_pass_raises_in_strict_mode_and_warns_otherwise():
     f = lambda x: x - 1
     with pytest.raises(Exception, match=r"rename-sub.*no such luck"):
         optimize(f, passes=[Rename(failing)])(X)
-    with settings.override(strict=False), pytest.warns(UserWarning, match=r"rename-sub.*no such luck"):
+    with (
+        settings.override(strict=False),
+        pytest.warns(UserWarning, match=r"rename-sub.*no such luck"),
+    ):
         assert optimize(f, passes=[Rename(failing)])(X).tolist() == [-1, 0, 1, 2]
 
 

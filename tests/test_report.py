@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -250,6 +251,27 @@ def test_diff_before_and_after():
 def test_diff_against_another_function():
     assert not jaxpr_opt.diff(twice, X, against=lambda y: negate(-y) * jnp.sin(y)).changed
     assert jaxpr_opt.diff(twice, X, against=cancelling(twice)).changed
+
+
+# -- the package
+
+
+def test_public_names():
+    names = {
+        n for n, value in vars(jaxpr_opt).items() if n[0] != "_" and not inspect.ismodule(value)
+    }
+    assert names == {
+        "GraphDiff",
+        "Match",
+        "Pass",
+        "PassError",
+        "Pipeline",
+        "Report",
+        "Rewriter",
+        "diff",
+        "explain",
+        "optimize",
+    }
 
 
 # -- words

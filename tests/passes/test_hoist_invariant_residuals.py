@@ -1,0 +1,319 @@
+"""What is the same at every step leaves the loop; what is not, stays."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
+from jaxpr_opt.testing import check_refuses, check_rewrite
+
+HOIST = HoistInvariantResiduals()
+
+
+def test_invariant_residual_crosses_the_loop_boundary():
+    """sin(w) is the same at every step: keep one value, not a stack of eight."""
+
+    def program(w, xs, ct):
+        def step(c, x):
+            s = jnp.sin(w)
+            return c + x * s, s
+
+        h, r = lax.scan(step, jnp.zeros(3), xs)
+        return h, lax.scan(lambda c, s: (c * s, None), ct, r, reverse=True)[0]
+
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[3]",
+        "f32[8,3]",
+        "f32[3]",
+        simplify=True,
+        saves_bytes=96,
+        diff="""
+          fn (w:f32[3], xs:f32[8,3], ct:f32[3]) {
+            b:f32[3] = broadcast_in_dim 0.0
+        +   s:f32[3] = sin w
+        -   c:f32[3], ys:f32[8,3] = scan[8] carry(c=b) xs(x=xs) {
+        +   c:f32[3] = scan[8] carry(c=b) xs(x=xs) {
+        -     s:f32[3] = sin w
+              m:f32[3] = mul x s
+              a:f32[3] = add c m
+        -     yield carry(a) ys(s)
+        +     yield carry(a)
+            }
+        -   c1:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+        +   c1:f32[3] = scan[8, reverse] carry(c=ct) {
+        -     m:f32[3] = mul c x
+        +     m:f32[3] = mul c s
+              yield carry(m)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+def test_stack_of_an_outer_value_is_a_broadcast():
+    """(1) Condition: the value is defined outside."""
+
+    def program(w, xs):
+        return lax.scan(lambda c, x: (c + x, w), w, xs)[1]
+
+    check_rewrite(HOIST, program, "f32[3]", "f32[8,3]", simplify=True, diff="""
+          fn (w:f32[3], xs:f32[8,3]) {
+        -   ys:f32[8,3] = scan[8] {
+        -     yield ys(w)
+        -   }
+        +   b:f32[8,3] = broadcast_in_dim w
+        -   return ys
+        +   return b
+          }
+        """)
+
+
+def test_stack_that_repeats_a_stream_is_the_stream():
+    """(1) Also when the loop runs backwards: row i is row i."""
+
+    def program(c, xs):
+        return lax.scan(lambda c, x: (c * x, x * 1.0), c, xs, reverse=True)
+
+    check_rewrite(HOIST, program, "f32[3]", "f32[8,3]", simplify=True, diff="""
+          fn (c:f32[3], xs:f32[8,3]) {
+        -   c1:f32[3], ys:f32[8,3] = scan[8, reverse] carry(c=c) xs(x=xs) {
+        +   c1:f32[3] = scan[8, reverse] carry(c=c) xs(x=xs) {
+              m:f32[3] = mul c x
+        -     yield carry(m) ys(x)
+        +     yield carry(m)
+            }
+        -   return c1, ys
+        +   return c1, xs
+          }
+        """)
+
+
+def test_stream_of_a_broadcast_is_read_directly():
+    """(2) A broadcast along the axis that is streamed."""
+
+    def program(c, w):
+        ws = jnp.broadcast_to(w[:, None], (8, 3, 2))
+        return lax.scan(lambda c, x: (c * x, None), c, ws)[0]
+
+    check_rewrite(HOIST, program, "f32[3,2]", "f32[3]", simplify=True, diff="""
+          fn (c:f32[3,2], w:f32[3]) {
+            b:f32[3,1] = broadcast_in_dim[dims=(0,)] w
+        -   b1:f32[8,3,2] = broadcast_in_dim b
+        +   b2:f32[3,2] = broadcast_in_dim b
+        -   c1:f32[3,2] = scan[8] carry(c=c) xs(x=b1) {
+        +   c1:f32[3,2] = scan[8] carry(c=c) {
+        -     m:f32[3,2] = mul c x
+        +     m:f32[3,2] = mul c b2
+              yield carry(m)
+            }
+            return c1
+          }
+        """)
+
+
+def test_carry_that_never_changes_is_an_outer_value():
+    """(3) In every kind of loop, even one that takes no step."""
+
+    def program(w, x, n):
+        def go_on(c):
+            return (c[0] < n) & (c[2][0] > -1.0)
+
+        return lax.while_loop(go_on, lambda c: (c[0] + 1, c[1] * c[2], c[2]), (0, x, w))
+
+    check_rewrite(
+        HOIST, program, "f32[3]", "f32[3]", "i32[]", grad=False, simplify=True, diff="""
+          fn (w:f32[3], x:f32[3], n:i32[]) {
+        -   c:i32[], c1:f32[3], c2:f32[3] = while carry(c=0, c1=x, c2=w) {
+        +   c:i32[], c1:f32[3] = while carry(c=0, c1=x) {
+              c3:i32[] = convert_element_type c
+              l:bool[] = lt c3 n
+        -     s:f32[1] = slice[:1] c2
+        +     s:f32[1] = slice[:1] w
+              s1:f32[] = squeeze s
+              g:bool[] = gt s1 -1.0
+              a:bool[] = and l g
+              yield a
+            } do {
+              a:i32[] = add c 1
+        -     m:f32[3] = mul c1 c2
+        +     m:f32[3] = mul c1 w
+        -     yield carry(a, m, c2)
+        +     yield carry(a, m)
+            }
+        -   return c, c1, c2
+        +   return c, c1, w
+          }
+        """
+    )
+
+
+def test_carry_reset_to_its_first_value():
+    """(3) Condition: `next` is `init` itself."""
+
+    def program(w, xs):
+        return lax.scan(lambda c, x: ((c[0] + c[1] * x, w), None), (w, w), xs)[0]
+
+    check_rewrite(HOIST, program, "f32[3]", "f32[8,3]", simplify=True, diff="""
+          fn (w:f32[3], xs:f32[8,3]) {
+        -   c:f32[3], c1:f32[3] = scan[8] carry(c=w, c1=w) xs(x=xs) {
+        +   c:f32[3] = scan[8] carry(c=w) xs(x=xs) {
+        -     m:f32[3] = mul c1 x
+        +     m:f32[3] = mul w x
+              a:f32[3] = add c m
+        -     yield carry(a, w)
+        +     yield carry(a)
+            }
+        -   return c, c1
+        +   return c, w
+          }
+        """)
+
+
+def test_spread_value_leaves_with_the_op_that_needs_it():
+    """(4) A broadcast alone stays where it is read."""
+
+    def program(b, xs):
+        def step(c, x):
+            wide = jnp.broadcast_to(b, (4, 3))
+            return c + x * jnp.exp(wide) + lax.broadcast_in_dim(b[0], (4, 3), ()), None
+
+        return lax.scan(step, jnp.zeros((4, 3)), xs)[0]
+
+    check_rewrite(HOIST, program, "f32[3]", "f32[8,4,3]", simplify=True, diff="""
+          fn (b:f32[3], xs:f32[8,4,3]) {
+            b1:f32[4,3] = broadcast_in_dim 0.0
+        +   b3:f32[4,3] = broadcast_in_dim b
+        +   e:f32[4,3] = exp b3
+        +   s:f32[1] = slice[:1] b
+        +   s1:f32[] = squeeze s
+            c:f32[4,3] = scan[8] carry(c=b1) xs(x=xs) {
+        -     b1:f32[4,3] = broadcast_in_dim b
+        -     e:f32[4,3] = exp b1
+              m:f32[4,3] = mul x e
+              a:f32[4,3] = add c m
+        -     s:f32[1] = slice[:1] b
+        -     s1:f32[] = squeeze s
+              b2:f32[4,3] = broadcast_in_dim s1
+              a1:f32[4,3] = add a b2
+              yield carry(a1)
+            }
+            return c
+          }
+        """)
+
+
+def test_whole_loop_leaves():
+    """(4) Also an op with a body, of which every value is read from outside."""
+
+    def program(w, xs):
+        def step(c, x):
+            inner = lax.scan(lambda d, _: (jnp.sin(d * w), None), w, None, length=4)[0]
+            return c + x * inner, None
+
+        return lax.scan(step, jnp.zeros(3), xs)[0]
+
+    check_rewrite(HOIST, program, "f32[3]", "f32[8,3]", simplify=True, diff="""
+          fn (w:f32[3], xs:f32[8,3]) {
+            b:f32[3] = broadcast_in_dim 0.0
+        +   c1:f32[3] = scan[4] carry(c2=w) {
+        +     m:f32[3] = mul c2 w
+        +     s:f32[3] = sin m
+        +     yield carry(s)
+        +   }
+            c:f32[3] = scan[8] carry(c=b) xs(x=xs) {
+        -     c1:f32[3] = scan[4] carry(c=w) {
+        -       m:f32[3] = mul c w
+        -       s:f32[3] = sin m
+        -       yield carry(s)
+        -     }
+              m:f32[3] = mul x c1
+              a:f32[3] = add c m
+              yield carry(a)
+            }
+            return c
+          }
+        """)
+
+
+def _with_residual(f):
+    def program(w, c, xs):
+        return lax.scan(lambda c, x: (c + x, f(w, c, x)), c, xs)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("f", "because"),
+    [
+        pytest.param(lambda w, c, x: jnp.sin(c) * w, "depends on the carry", id="carry"),
+        pytest.param(lambda w, c, x: jnp.sin(x) * w, "depends on the stream", id="stream"),
+        pytest.param(
+            lambda w, c, x: lax.optimization_barrier(w),
+            "optimization_barrier, which must run at every step",
+            id="barrier",
+        ),
+    ],
+)
+def test_residual_that_differs_from_step_to_step_stays(f, because):
+    check_refuses(HOIST, _with_residual(f), "f32[3]", "f32[3]", "f32[8,3]", because=because)
+
+
+def test_effects_stay():
+    """(4) A print happens as often as it did."""
+
+    def program(w, xs):
+        def step(c, x):
+            s = jnp.sin(w)
+            jax.debug.callback(lambda _: None, s[0])
+            return c + x, jax.pure_callback(lambda s: s, s, c)
+
+        return lax.scan(step, jnp.zeros(3), xs)
+
+    check_refuses(HOIST, program, "f32[3]", "f32[8,3]", because="depends on the carry")
+
+
+def test_collective_stays():
+    """(4) Every device takes part in every step."""
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+
+    def program(w, xs):
+        def step(c, x):
+            return c + x, lax.psum(w, "i")
+
+        mapped = jax.shard_map(
+            lambda w, xs: lax.scan(step, xs[0], xs),
+            mesh=mesh,
+            in_specs=(spec, spec),
+            out_specs=(spec, jax.sharding.PartitionSpec()),
+            check_vma=False,
+        )
+        return mapped(w, xs)
+
+    check_refuses(HOIST, program, "f32[3]", "f32[8,3]", because="psum, which must run at every")
+
+
+def test_loop_without_steps_computes_nothing():
+    """(4) Condition: the loop takes at least one step."""
+
+    def program(w, xs):
+        return lax.scan(lambda c, x: (c + x, jnp.sin(w)), jnp.zeros(3), xs)
+
+    check_refuses(HOIST, program, "f32[3]", "f32[0,3]", because="the loop takes 0 steps")
+
+
+def test_nothing_leaves_a_branch():
+    """What runs in some steps only is not computed before the loop."""
+
+    def program(w, ps):
+        def step(c, p):
+            s = lax.cond(p, lambda: jnp.sin(w), lambda: jnp.zeros(3))
+            return c + s, s
+
+        return lax.scan(step, jnp.zeros(3), ps)
+
+    check_refuses(HOIST, program, "f32[3]", "bool[8]", because="depends on the stream")
