@@ -1,9 +1,10 @@
 """``JAXPR_OPT_CHECK=1``: compiled programs compare themselves with what they were made from.
 
-A program carries its `History`, functions that must all compute the same: the original, then a snapshot after every
-pass that changed something.  Programs derived from it (by `jvp`, `vjp`, `vmap`) carry the history transformed by
-JAX's public API, an oracle that shares nothing with how they were really made.  At lowering every function of the
-history is compiled beside the program, and a callback names the first one whose values differ.
+A program carries its `History`, functions that must all compute the same: the original, then a
+snapshot after every pass that changed something.  Programs derived from it (by `jvp`, `vjp` or
+`vmap`) carry the history transformed by JAX's public API, an oracle that shares nothing with how
+they were really made.  At lowering every function of the history is compiled beside the program,
+and a callback names the first one whose values differ.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class CheckError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a program must compute, pass by pass, the original first; empty when nothing is checked."""
+    """What a program must compute, pass by pass, the original first; empty if unchecked."""
 
     steps: tuple[tuple[str, Function], ...] = ()
     """`(pass, the program after it)`"""
     outputs: int = 0
-    """How many of the program's first outputs this is about: residuals have no original."""
+    """How many of the program's first outputs it is about: residuals have no original."""
     guard: bool = False
-    """Whether it is about a backward program, which reads residuals where its history reads primals."""
+    """Whether it is of a backward program, which reads residuals where it reads primals."""
 
     def __bool__(self) -> bool:
         return bool(self.steps)
@@ -52,10 +53,11 @@ class History:
     def guarded(
         self, forward: ClosedJaxpr, residuals: Sequence[tuple[str, int]], backward: ClosedJaxpr
     ) -> History:
-        """The history of `(residuals, inputs, cotangents) -> cotangents`, from that of `(inputs, cotangents) -> ...`.
+        """From the history of `(inputs, cotangents)` that of `(residuals, inputs, cotangents)`.
 
-        A cond under `vmap` runs the backward of the branch a row did not take on dummy residuals and drops the
-        result: where the residuals are not those of the inputs, whatever comes out is right.
+        A cond under `vmap` runs the backward of the branch a row did not take on dummy residuals
+        and drops the result: where residuals are not those of the inputs, whatever comes out is
+        right.
         """
         count, num_inputs = len(residuals), len(forward.in_avals)
 
@@ -109,7 +111,7 @@ def warn_unchecked(name: str) -> None:
 
 
 def jvp(fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool]) -> Function:
-    """The history of a forward-mode program: `(inputs, nonzero tangents) -> (outputs, nonzero tangents)`."""
+    """The history of `(inputs, nonzero tangents) -> (outputs, nonzero tangents)`."""
 
     def run(*args: Any) -> list[Any]:
         primals, tangents = args[: len(nonzero)], args[len(nonzero) :]
@@ -123,7 +125,7 @@ def jvp(fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool]) -> 
 def vjp(
     fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool], nonzero_in: Sequence[bool]
 ) -> Function:
-    """The history of a backward program: `(inputs, nonzero cotangents) -> nonzero cotangents`."""
+    """The history of `(inputs, nonzero cotangents) -> nonzero cotangents`."""
 
     def run(*args: Any) -> list[Any]:
         primals, cotangents = args[: len(nonzero)], args[len(nonzero) :]
@@ -196,7 +198,8 @@ def _difference(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> st
     if not jnp.issubdtype(expected.dtype, jnp.inexact):
         wrong = int(np.sum(expected != got))
         return f"{wrong} of {expected.size} elements" if wrong else None
-    tolerance = float(jnp.finfo(expected.dtype).eps) ** 0.5
+    precision = jnp.finfo(expected.dtype)  # type: ignore[no-untyped-call]
+    tolerance = float(precision.eps) ** 0.5
     wide = np.complex128 if jnp.issubdtype(expected.dtype, jnp.complexfloating) else np.float64
     a, b = expected.astype(wide), got.astype(wide)
     scale = float(np.max(np.abs(a), where=np.isfinite(a), initial=0.0))

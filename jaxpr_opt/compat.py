@@ -1,7 +1,8 @@
 """JAX's private parts, each behind a name of ours.
 
-Only `compat*`, `importer` and `exporter` may import ``jax._src`` (the linter enforces it).  Versions are
-told apart by what is present, never by comparing version numbers.  Supported: jax 0.10.2 to 0.12.
+Only `compat*`, `importer` and `exporter` may import ``jax._src`` (the linter enforces it).
+Versions are told apart by what is present, never by comparing version numbers.  Supported: jax
+0.10.2 to 0.12.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from jax._src import ad_util as _ad_util
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import source_info_util as _source_info
-from jax._src.lax import lax as _lax_internal
 from jax._src.interpreters import partial_eval as _pe
+from jax._src.lax import lax as _lax_internal
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Primitive
@@ -35,15 +36,19 @@ class Opened(NamedTuple):
 def open_jaxpr(jaxpr: Any) -> Opened:
     """Open a `Jaxpr` or `ClosedJaxpr`; since jax 0.11 the two are one class."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
-    return Opened(inner.constvars, getattr(jaxpr, "consts", ()), inner.invars, inner.eqns, inner.outvars)
+    return Opened(
+        inner.constvars, getattr(jaxpr, "consts", ()), inner.invars, inner.eqns, inner.outvars
+    )
 
 
 def debug_info(jaxpr: Any) -> Any:
+    """Names of arguments and results, for JAX's error messages."""
     return getattr(jaxpr, "jaxpr", jaxpr).debug_info
 
 
 def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], info: Any = None) -> ClosedJaxpr:
-    """`jax.make_jaxpr` for flat functions and exact abstract values (weak types, shardings, keys, tokens).
+    """`jax.make_jaxpr` for flat functions and exact abstract values (weak types, shardings, keys,
+    tokens).
 
     Three times faster than `jax.make_jaxpr`, which goes through the caches of `jax.jit`.
     """
@@ -81,10 +86,11 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def is_trivial_jit(params: dict[str, Any]) -> bool:
-    """Whether a `jit` equation says nothing but "call this": no sharding, layout, donation or option.
+    """Whether a `jit` equation says nothing but "call this": no sharding, layout, donation or
+    option.
 
-    `inline` is a bool before 0.11 and an enum after; only the plain values (False, True, auto, early, late in
-    JAX) are trivial, a demand to keep the function for XLA is not.
+    `inline` is a bool before 0.11 and an enum after; only the plain values (False, True, auto,
+    early, late in JAX) are trivial, a demand to keep the function for XLA is not.
     """
     shardings = (*params["in_shardings"], *params["out_shardings"])
     inline = params["inline"]
@@ -98,14 +104,17 @@ def is_trivial_jit(params: dict[str, Any]) -> bool:
 
 
 def is_ref(aval: Any) -> bool:
+    """Whether values of this type are mutable references."""
     return isinstance(aval, _AbstractRef)
 
 
 def is_literal(atom: Any) -> bool:
+    """Whether an operand is a value written into the equation."""
     return isinstance(atom, _core.Literal)
 
 
 def is_drop(var: Any) -> bool:
+    """Whether a result is one nobody reads."""
     return isinstance(var, _core.DropVar)
 
 
@@ -135,6 +144,7 @@ def weaken(value: Any, aval: Any) -> Any:
 
 
 def aval_of(value: Any) -> Any:
+    """The abstract value of a JAX value."""
     return _core.typeof(value)
 
 
@@ -164,11 +174,15 @@ def bound_under(info: Any, ctx: Any) -> Iterator[None]:
 def is_transposed(info: Any) -> bool:
     """Whether JAX made an equation by transposing: its name stack says ``transpose(...)``."""
     stack = () if info is None else info.name_stack.stack
-    return any(isinstance(each, _source_info.Transform) and each.name == "transpose" for each in stack)
+    return any(
+        isinstance(each, _source_info.Transform) and each.name == "transpose" for each in stack
+    )
 
 
 def user_frame(info: Any) -> tuple[str, int, str] | None:
-    """`(file, line, function)` of the user's code an equation was traced from; None where JAX knows none."""
+    """`(file, line, function)` of the user's code an equation was traced from; None where JAX
+    knows none.
+    """
     if info is None or info.traceback is None:
         return None
     frame = _source_info.user_frame(info.traceback)
@@ -176,6 +190,8 @@ def user_frame(info: Any) -> tuple[str, int, str] | None:
 
 
 def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """Bind an equation again, whatever its primitive wants to be told; always a list of results."""
+    """Bind an equation again, whatever its primitive wants to be told; always a list of
+    results.
+    """
     out = primitive.bind(*args, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]

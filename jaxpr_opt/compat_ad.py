@@ -1,7 +1,8 @@
 """JAX's private parts that the differentiation boundary needs (see `jaxpr_opt.program`).
 
-Two kinds of things: transformations of closed jaxprs, each with one result type on every version of JAX, and
-`register`, which puts a primitive's rules into JAX's tables and hides that their signatures differ.
+Two kinds of things: transformations of closed jaxprs, each with one result type on every version of
+JAX, and `register`, which puts a primitive's rules into JAX's tables and hides that their
+signatures differ.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from jaxpr_opt import compat
 Mask = tuple[bool, ...]
 
 
-# ---------------------------------------------------------------- closed jaxprs in, closed jaxprs out
+# ------------------------------------------------------------- closed jaxprs in, closed jaxprs out
 
 
 def hoist_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
-    """The jaxpr with its constants as its first inputs, and the constants: they may be tracers."""
+    """The jaxpr with its constants as first inputs, and the constants: they may be tracers."""
     constants = list(jaxpr.consts)
     if not constants:
         return jaxpr, []
@@ -88,7 +89,7 @@ def dce(
 
 
 def jvp(jaxpr: ClosedJaxpr, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
-    """``(inputs, nonzero tangents) -> (outputs, nonzero tangents)`` and which output tangents those are."""
+    """``(inputs, nonzero tangents) -> (outputs, nonzero tangents)``, and which those are."""
     out, nonzero_out = _ad.jvp_jaxpr(jaxpr, nonzero, False)
     return out, tuple(nonzero_out)
 
@@ -102,9 +103,9 @@ def batch(
 
 
 class Linearized(NamedTuple):
-    """``forward: inputs -> (outputs, kept)`` and ``tangent: (residuals, nonzero tangents) -> nonzero tangents``.
+    """``forward: inputs -> (outputs, kept)`` and ``tangent: (residuals, tangents) -> tangents``.
 
-    `residuals` says where each residual comes from: ``("input", i)`` or ``("output", j)`` of `forward`.
+    `residuals` says where each comes from: ``("input", i)`` or ``("output", j)`` of `forward`.
     """
 
     forward: ClosedJaxpr
@@ -181,7 +182,7 @@ def _bind_constant_residuals(
 
 
 def transpose(jaxpr: ClosedJaxpr, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
-    """``(other inputs, nonzero cotangents) -> nonzero cotangents of the linear inputs``, and which those are."""
+    """``(other inputs, cotangents) -> nonzero cotangents of linear inputs``, and which they are."""
     needed, _ = dce(jaxpr, nonzero, keep_inputs=True)
     num_others = len(linear) - sum(linear)
     found: list[bool] = []
@@ -203,7 +204,7 @@ def cotangent_avals(jaxpr: ClosedJaxpr) -> list[Any]:
 def backward_pass(
     jaxpr: ClosedJaxpr, linear: Mask, others: Sequence[Any], cotangents: Sequence[Any]
 ) -> list[Any]:
-    """Cotangents of the linear inputs (None where symbolically zero), by transposing every equation."""
+    """Cotangents of the linear inputs, None where symbolically zero, equation by equation."""
     given = iter(others)
     args = [
         _ad.ValAccum(aval.to_ct_aval()) if is_linear else next(given)
@@ -216,7 +217,7 @@ def backward_pass(
 
 
 class Partial(NamedTuple):
-    """``known: known inputs -> (known outputs, kept)`` and ``unknown: (residuals, unknown inputs) -> ...``."""
+    """``known: inputs -> (outputs, kept)``, ``unknown: (residuals, unknown inputs) -> ...``."""
 
     known: ClosedJaxpr
     unknown: ClosedJaxpr
@@ -254,7 +255,7 @@ def zeros(aval: Any) -> Any:
 
 
 def context_key() -> Any:
-    """What the tracing of a program depends on besides its arguments: meshes, axis names, precision."""
+    """What tracing depends on besides arguments: meshes, axis names, precision."""
     return _config.trace_context()
 
 
@@ -277,7 +278,7 @@ class Rules(NamedTuple):
     transpose: Callable[..., Sequence[Any]]
     """``(cotangents, *args, **params) -> cotangents``, in JAX's convention of undefined primals"""
     dce: Callable[..., tuple[Mask, dict[str, Any]]]
-    """``(used outputs, **params) -> (used inputs, new params)``; only asked when something is used"""
+    """``(used outputs, **params) -> (used inputs, new params)``; asked if something is used"""
 
 
 def register(primitive: Primitive, rules: Rules) -> None:
@@ -373,13 +374,15 @@ def register_partial_eval(
     rebuild: Callable[[ClosedJaxpr, int, dict[str, Any]], dict[str, Any]],
     replay: Callable[[Mask, Mask, dict[str, Any]], dict[str, Any] | None],
 ) -> None:
-    """Rules for where JAX differentiates by forward mode and splitting: `checkpoint`, and what is inside it.
+    """Rules for where JAX differentiates by forward mode and splitting: inside `checkpoint`.
 
-    * ``split(unknown, known values, **params) -> (known outputs, unknown_out, residuals, primitive, params)``: run the
-      known half; the other half is the equation ``primitive[params](residuals, unknown inputs)``
-    * ``rebuild(jaxpr, number of outputs that are no residuals, params) -> params`` of an equation with another jaxpr
-    * ``replay(unknown_in, wanted outputs, params) -> params`` of an equation that computes everything again from
-      the inputs, or None where `rebuild` knows as much
+    * ``split(unknown, known values, **params)`` runs the known half and gives ``(known outputs,
+      unknown_out, residuals, primitive, params)``: the other half is the equation
+      ``primitive[params](residuals, unknown inputs)``
+    * ``rebuild(jaxpr, number of outputs that are no residuals, params)`` gives the parameters of an
+      equation with another jaxpr
+    * ``replay(unknown_in, wanted outputs, params)`` gives those of an equation that computes
+      everything again from the inputs, or None where `rebuild` knows as much
     """
 
     def split_rule(trace: Any, *tracers: Any, **params: Any) -> list[Any]:
@@ -414,7 +417,7 @@ def register_partial_eval(
         saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
     ) -> Any:
         out = _pe.closed_call_partial_eval_custom_rule(
-            "jaxpr", update, saveable, unknown, instantiated, eqn
+            "jaxpr", update, saveable, list(unknown), list(instantiated), eqn
         )
         known, staged, unknown_out, instantiated_out, extra = out
         saved = len(known.outvars) - (len(unknown_out) - sum(unknown_out))
@@ -432,7 +435,7 @@ def register_partial_eval(
 
 
 def register_checkify(primitive: Primitive) -> None:
-    """User checks inside of a program are found by running its equations one by one, not optimised."""
+    """`checkify` sees through a program to its equations, which are then not optimised."""
 
     def rule(*args: Any, jaxpr: ClosedJaxpr, program: Any) -> Any:
         del program

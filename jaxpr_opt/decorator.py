@@ -1,8 +1,9 @@
 """`optimize`: `jax.jit` for programs that JAX makes slower or bigger than what their author wrote.
 
-The result is a function jitted by `jax.jit` itself, so calls take its fast path and `lower`, `trace` and
-`eval_shape` are there.  What is jitted traces the user's function once to a jaxpr, lets the pipeline rewrite it, and
-leaves one equation, ``optimized``, with rules for every transformation (see `jaxpr_opt.program`).
+The result is a function jitted by `jax.jit` itself, so calls take its fast path and `lower`,
+`trace` and `eval_shape` are there.  What is jitted traces the user's function once to a jaxpr, lets
+the pipeline rewrite it, and leaves one equation, ``optimized``, with rules for every transformation
+(see `jaxpr_opt.program`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def optimize(
     skip: Sequence[str] = (),
     **jit_options: Any,
 ) -> Any:
-    """Jit a function after optimising its program; use it bare or with arguments, above or below `jax.grad`.
+    """Jit a function after optimising its program; above or below `jax.grad`, bare or called.
 
     Args:
       fun: any function `jax.jit` takes, or a jitted one, whose options are taken over.
@@ -88,7 +89,7 @@ def optimize(
 
 
 def unwrap(fun: Callable[..., Any]) -> Origin | None:
-    """The function, pipeline and `jax.jit` options behind an optimised function; None if it is not one."""
+    """What an optimised function was made from; None if it is not one."""
     return getattr(getattr(fun, "__wrapped__", None), _ORIGIN, None) or getattr(fun, _ORIGIN, None)
 
 
@@ -101,10 +102,9 @@ def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
             return fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         dynamic = [isinstance(leaf, Tracer) for leaf in leaves]  # the others are static arguments
-        out_tree = None
+        out_trees: list[Any] = []
 
         def body(*args: Any, **kwargs: Any) -> list[Any]:
-            nonlocal out_tree
             given = iter(jax.tree.leaves((args, kwargs)))
             full = [
                 next(given) if is_dynamic else x
@@ -112,6 +112,7 @@ def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
             ]
             args, kwargs = jax.tree.unflatten(tree, full)
             out, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+            out_trees.append(out_tree)
             return out
 
         operands = [
@@ -120,8 +121,7 @@ def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
         args, kwargs = jax.tree.unflatten(tree, operands)
         jaxpr = jax.make_jaxpr(_named(body, fun))(*args, **kwargs)
         out = program.call(jaxpr, pipeline, _name(fun), [x for x in operands if x is not None])
-        assert out_tree is not None
-        return jax.tree.unflatten(out_tree, out)
+        return jax.tree.unflatten(out_trees[-1], out)
 
     return _named(wrapped, fun)
 
@@ -152,7 +152,8 @@ def _without_jit(
     for name in own.keys() & given.keys():
         if own[name] != given[name]:
             raise ValueError(
-                f"optimize: {name}={given[name]!r} conflicts with {name}={own[name]!r} of the jitted function"
+                f"optimize: {name}={given[name]!r} conflicts with {name}={own[name]!r}"
+                " of the jitted function"
             )
     return inner, {**own, **given}
 
@@ -162,7 +163,8 @@ def _check_jit_options(options: dict[str, Any]) -> None:
     for name in options:
         if name not in known:
             raise TypeError(
-                f"optimize: unknown argument {name!r}: expected passes, skip or one of jax.jit's {known}"
+                f"optimize: unknown argument {name!r}:"
+                f" expected passes, skip or one of jax.jit's {', '.join(known)}"
             )
 
 
@@ -174,7 +176,9 @@ def _engine_works() -> bool:
     except (ImportError, AttributeError) as error:
         if settings.current().strict:
             raise
-        warnings.warn(f"jaxpr_opt does not support jax {jax.__version__} and leaves programs alone: {error}",
-                      stacklevel=3)  # fmt: skip
+        warnings.warn(
+            f"jaxpr_opt does not work with jax {jax.__version__}; nothing is optimised: {error}",
+            stacklevel=3,
+        )
         return False
     return True

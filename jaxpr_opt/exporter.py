@@ -1,9 +1,10 @@
 """Graph -> jaxpr, by letting JAX trace it again.
 
-Nothing here writes the parameters of a control-flow primitive: loops and branches are re-made by calling
-`lax.scan`, `lax.cond`, `lax.switch` and `lax.while_loop` on functions that evaluate a region, which closes over
-outer values as any user's function would.  First-order equations are bound as they were, under their own source
-info and equation context, so names, metadata, compute type and mesh survive.
+Nothing here writes the parameters of a control-flow primitive: loops and branches are re-made by
+calling `lax.scan`, `lax.cond`, `lax.switch` and `lax.while_loop` on functions that evaluate a
+region, which closes over outer values as any user's function would.  First-order equations are
+bound as they were, under their own source info and equation context, so names, metadata, compute
+type and mesh survive.
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat
-from jaxpr_opt.ir import UNDEFINED, Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.ir import (
+    UNDEFINED,
+    Call,
+    Cond,
+    Constant,
+    Graph,
+    Op,
+    Region,
+    Remat,
+    Scan,
+    Value,
+    While,
+)
 
 Environment = dict[Value, Any]
 
@@ -31,7 +44,9 @@ def export(graph: Graph) -> ClosedJaxpr:
 
 
 def evaluate(region: Region, args: Sequence[Any], env: Environment) -> list[Any]:
-    """Run a region on JAX values, eagerly or under any trace; outer values are looked up in `env`."""
+    """Run a region on JAX values, eagerly or under any trace; outer values are looked up in
+    `env`.
+    """
     env.update(zip(region.params, args, strict=True))
     _run(region.ops, env)
     return [_read(env, v) for v in region.outputs]
@@ -99,13 +114,23 @@ def _cond(op: Cond, env: Environment) -> Sequence[Any]:
 
 def _remat(op: Remat, env: Environment) -> Sequence[Any]:
     # The body becomes an open jaxpr, so array constants travel as operands too.
-    constants = {v: None for each in op.body.walk() for v in each.operands if isinstance(v, Constant) and v.shape}
+    constants = {
+        v: None
+        for each in op.body.walk()
+        for v in each.operands
+        if isinstance(v, Constant) and v.shape
+    }
     captured = [*op.body.captures(), *constants]
     jaxpr = compat.trace(
-        lambda *args: evaluate(op.body, (), dict(zip(captured, args, strict=True))), [v.aval for v in captured]
+        lambda *args: evaluate(op.body, (), dict(zip(captured, args, strict=True))),
+        [v.aval for v in captured],
     )
     assert op.primitive is not None
-    return compat.bind(op.primitive, [_read(env, v) for v in captured], {**op.params, "jaxpr": compat.opened(jaxpr)})
+    return compat.bind(
+        op.primitive,
+        [_read(env, v) for v in captured],
+        {**op.params, "jaxpr": compat.opened(jaxpr)},
+    )
 
 
 def _call(op: Call, env: Environment) -> Sequence[Any]:

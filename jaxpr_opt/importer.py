@@ -1,9 +1,10 @@
 """jaxpr -> Graph.
 
-Every equation becomes an op.  `scan`, `while`, `cond`, `remat`, `jit`, `closed_call` and `shard_map` become
-structured ops whose regions see their surroundings; trivial `jit`s and closed calls are inlined.  What is not
-understood (custom derivatives, `pallas_call`, callbacks, refs, batched-predicate whiles, primitives of
-tomorrow) stays one opaque op, bound again at export exactly as it was.
+Every equation becomes an op.  `scan`, `while`, `cond`, `remat`, `jit`, `closed_call` and
+`shard_map` become structured ops whose regions see their surroundings; trivial `jit`s and closed
+calls are inlined.  What is not understood (custom derivatives, `pallas_call`, callbacks, refs,
+batched-predicate whiles, primitives of tomorrow) stays one opaque op, bound again at export
+exactly as it was.
 
 In the final phase nothing can differentiate any more, so custom derivative calls are inlined too.
 """
@@ -52,8 +53,12 @@ def import_jaxpr(jaxpr: ClosedJaxpr, phase: str = "differentiable", name: str = 
     return graph
 
 
-def splice(jaxpr: ClosedJaxpr, operands: Sequence[Value], before: Op, source: Source, final: bool) -> list[Value]:
-    """Insert a freshly traced jaxpr before an op, its inputs bound to `operands`; the rewriter's back end."""
+def splice(
+    jaxpr: ClosedJaxpr, operands: Sequence[Value], before: Op, source: Source, final: bool
+) -> list[Value]:
+    """Insert a freshly traced jaxpr before an op, its inputs bound to `operands`; the
+    rewriter's back end.
+    """
     assert before.region is not None
     opened = compat.open_jaxpr(jaxpr)
     importer = _Importer(final=final, source=source)
@@ -83,18 +88,31 @@ class _Importer:
             return Constant(atom.aval, atom.val)
         return env[atom]
 
-    def fill(self, region: Region, opened: compat.Opened, env: dict[Any, Value], outer: Source | None = None) -> None:
+    def fill(
+        self,
+        region: Region,
+        opened: compat.Opened,
+        env: dict[Any, Value],
+        outer: Source | None = None,
+    ) -> None:
         """Import the equations of a jaxpr into an empty region and terminate it."""
         self.equations(region, opened.eqns, env, outer or Source(), None)
         region._insert(Op(TERMINATOR, [self.read(atom, env) for atom in opened.outvars], ()), None)
 
     def equations(
-        self, region: Region, eqns: Sequence[Any], env: dict[Any, Value], outer: Source, before: Op | None
+        self,
+        region: Region,
+        eqns: Sequence[Any],
+        env: dict[Any, Value],
+        outer: Source,
+        before: Op | None,
     ) -> None:
         for eqn in eqns:
             operands = [self.read(atom, env) for atom in eqn.invars]
             source = self.source or self.origin(eqn, outer)
-            for var, value in zip(eqn.outvars, self.equation(region, eqn, operands, source, before), strict=True):
+            for var, value in zip(
+                eqn.outvars, self.equation(region, eqn, operands, source, before), strict=True
+            ):
                 if not compat.is_drop(var):
                     env[var] = value
 
@@ -105,7 +123,9 @@ class _Importer:
     def equation(
         self, region: Region, eqn: Any, operands: list[Value], source: Source, before: Op | None
     ) -> Sequence[Value]:
-        """One equation: an op appended before `before`, or a body inlined there; the values of its results."""
+        """One equation: an op appended before `before`, or a body inlined there; the values of
+        its results.
+        """
         kind = eqn.primitive.name
         touches_refs = any(compat.is_ref(v.aval) for v in operands)
         if not touches_refs:
@@ -114,15 +134,24 @@ class _Importer:
                 return self.inline(region, body, operands, source, before)
             undefined = self.undefined(kind, operands)
             if undefined:
-                return self.append(region, Op(UNDEFINED, (), [v.aval for v in eqn.outvars], source=source), before)
+                return self.append(
+                    region, Op(UNDEFINED, (), [v.aval for v in eqn.outvars], source=source), before
+                )
             build = getattr(self, f"_{kind}", None)
             if kind == "cond" and len(eqn.params["branches"]) == 2:
                 operands[0] = self.as_predicate(region, operands[0], source, before)
             op = build(eqn, operands, source) if build is not None else None
             if op is not None:
                 return self.append(region, op, before)
-        op = Op(kind, operands, [v.aval for v in eqn.outvars], primitive=eqn.primitive, params=eqn.params,
-                effects=eqn.effects, source=source)  # fmt: skip
+        op = Op(
+            kind,
+            operands,
+            [v.aval for v in eqn.outvars],
+            primitive=eqn.primitive,
+            params=eqn.params,
+            effects=eqn.effects,
+            source=source,
+        )
         return self.append(region, op, before)
 
     def append(self, region: Region, op: Op, before: Op | None) -> tuple[Value, ...]:
@@ -148,13 +177,21 @@ class _Importer:
         return [self.read(atom, env) for atom in opened.outvars]
 
     def undefined(self, kind: str, operands: list[Value]) -> bool:
-        """JAX writes an unspecified array as a broadcast of `empty2`: the dummy residual of an untaken branch."""
+        """JAX writes an unspecified array as a broadcast of `empty2`: the dummy residual of an
+        untaken branch.
+        """
         if kind == "empty2":
             return True
-        return kind == "broadcast_in_dim" and operands[0].op is not None and operands[0].op.name == UNDEFINED
+        return (
+            kind == "broadcast_in_dim"
+            and operands[0].op is not None
+            and operands[0].op.name == UNDEFINED
+        )
 
     def closed_region(self, jaxpr: Any, bound: Sequence[Value], num_params: int) -> Region:
-        """A region for `jaxpr` whose first inputs are outer values and whose last `num_params` are parameters."""
+        """A region for `jaxpr` whose first inputs are outer values and whose last `num_params`
+        are parameters.
+        """
         opened = compat.open_jaxpr(jaxpr)
         split = len(opened.invars) - num_params
         region = Region([v.aval for v in opened.invars[split:]])
@@ -167,17 +204,32 @@ class _Importer:
     def _scan(self, eqn: Any, operands: list[Value], source: Source) -> Op:
         params = eqn.params
         num_consts, num_carries = compat.scan_counts(params)
-        body = self.closed_region(params["jaxpr"], operands[:num_consts], len(operands) - num_consts)
-        kept = {key: params[key] for key in ("length", "reverse", "unroll", "_split_transpose") if key in params}
-        op = Scan("scan", operands[num_consts:], [v.aval for v in eqn.outvars], params=kept, regions=[body],
-                  effects=eqn.effects, source=source)  # fmt: skip
+        body = self.closed_region(
+            params["jaxpr"], operands[:num_consts], len(operands) - num_consts
+        )
+        kept = {
+            key: params[key]
+            for key in ("length", "reverse", "unroll", "_split_transpose")
+            if key in params
+        }
+        op = Scan(
+            "scan",
+            operands[num_consts:],
+            [v.aval for v in eqn.outvars],
+            params=kept,
+            regions=[body],
+            effects=eqn.effects,
+            source=source,
+        )
         op.num_carries = num_carries
         return op
 
     def _while(self, eqn: Any, operands: list[Value], source: Source) -> Op | None:
         params = eqn.params
         if compat.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape:
-            return None  # vmap leaves a batched predicate here, which `lax.while_loop` would not take
+            return (
+                None  # vmap leaves a batched predicate here, which `lax.while_loop` would not take
+            )
         split, count = params["cond_nconsts"], params["body_nconsts"]
         inits = operands[split + count :]
         regions = [
@@ -193,29 +245,67 @@ class _Importer:
         avals = [v.aval for v in eqn.outvars]
         return Cond("cond", [selector], avals, regions=branches, effects=eqn.effects, source=source)
 
-    def as_predicate(self, region: Region, selector: Value, source: Source, before: Op | None) -> Value:
+    def as_predicate(
+        self, region: Region, selector: Value, source: Source, before: Op | None
+    ) -> Value:
         """The bool behind the index of a two-branch cond: JAX converts it to an integer first."""
         producer = selector.op
-        if producer is not None and producer.name == "convert_element_type" and producer.operands[0].dtype == bool:
+        if (
+            producer is not None
+            and producer.name == "convert_element_type"
+            and producer.operands[0].dtype == bool
+        ):
             return producer.operands[0]
-        zero = Constant(compat.with_weak_type(selector.aval, False), np.zeros((), selector.dtype)[()])
-        test = Op("ne", (selector, zero), [compat.array_aval((), np.dtype(bool))], primitive=ne_p, source=source)
+        zero = Constant(
+            compat.with_weak_type(selector.aval, False), np.zeros((), selector.dtype)[()]
+        )
+        test = Op(
+            "ne",
+            (selector, zero),
+            [compat.array_aval((), np.dtype(bool))],
+            primitive=ne_p,
+            source=source,
+        )
         return self.append(region, test, before)[0]
 
     def _checkpoint(self, eqn: Any, operands: list[Value], source: Source) -> Op:
         params = {key: value for key, value in eqn.params.items() if key != "jaxpr"}
         body = self.closed_region(eqn.params["jaxpr"], operands, 0)
-        return Remat("remat", (), [v.aval for v in eqn.outvars], primitive=eqn.primitive, params=params,
-                     regions=[body], effects=eqn.effects, source=source)  # fmt: skip
+        return Remat(
+            "remat",
+            (),
+            [v.aval for v in eqn.outvars],
+            primitive=eqn.primitive,
+            params=params,
+            regions=[body],
+            effects=eqn.effects,
+            source=source,
+        )
 
     _remat2 = _remat = _checkpoint
 
     def _jit(self, eqn: Any, operands: list[Value], source: Source) -> Op:
         body = self.closed_region(eqn.params["jaxpr"], (), len(operands))
-        return Call("jit", operands, [v.aval for v in eqn.outvars], primitive=eqn.primitive, params=eqn.params,
-                    regions=[body], effects=eqn.effects, source=source)  # fmt: skip
+        return Call(
+            "jit",
+            operands,
+            [v.aval for v in eqn.outvars],
+            primitive=eqn.primitive,
+            params=eqn.params,
+            regions=[body],
+            effects=eqn.effects,
+            source=source,
+        )
 
     def _shard_map(self, eqn: Any, operands: list[Value], source: Source) -> Op:
         body = self.closed_region(eqn.params["jaxpr"], (), len(operands))
-        return Call("shard_map", operands, [v.aval for v in eqn.outvars], primitive=eqn.primitive,
-                    params=eqn.params, regions=[body], effects=eqn.effects, source=source)  # fmt: skip
+        return Call(
+            "shard_map",
+            operands,
+            [v.aval for v in eqn.outvars],
+            primitive=eqn.primitive,
+            params=eqn.params,
+            regions=[body],
+            effects=eqn.effects,
+            source=source,
+        )

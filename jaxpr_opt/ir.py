@@ -9,21 +9,22 @@
               |  value* = while carry(...) region region   -- predicate, body
               |  value* = cond value region+               -- branches
               |  value* = remat region
-              |  value* = call value* region               -- a boundary that is kept: jit, shard_map, ...
-              |  value  = undefined                        -- any value will do
+              |  value* = call value* region               -- a boundary that is kept: jit,
+              shard_map, ... |  value  = undefined                        -- any value will do
     value   ::=  result of an op | parameter of a region | constant
 
 Jaxprs are closed: a ``scan`` body or a ``cond`` branch threads what it uses through constants and
 operands by position.  Here a region uses any value of an enclosing region directly, as in MLIR's
-``scf`` dialect: an invariant *is* the outer value, and hoisting is moving an op.  The only exception
-is `Call`, whose region is isolated: it sees its own parameters and constants.
+``scf`` dialect: an invariant *is* the outer value, and hoisting is moving an op.  The only
+exception is `Call`, whose region is isolated: it sees its own parameters and constants.
 
 Every region ends in a terminator whose operands are its outputs, so outputs are ordinary uses.
-Roles are named: a `Scan` has `carries`, `streams` (extensive inputs, ``xs``) and `stacks` (extensive
-outputs, ``ys``); a pass never computes ``num_consts + i``.
+Roles are named: a `Scan` has `carries`, `streams` (extensive inputs, ``xs``) and `stacks`
+(extensive outputs, ``ys``); a pass never computes ``num_consts + i``.
 
-Identity is equality: two ops are the same op or they are not.  All orders are program orders, hence
-deterministic.  Nothing outside `jaxpr_opt.rewriter` and the importer may write a field of these classes.
+Identity is equality: two ops are the same op or they are not.  All orders are program orders,
+hence deterministic.  Nothing outside `jaxpr_opt.rewriter` and the importer may write a field of
+these classes.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Value:
 
     @property
     def region(self) -> Region | None:
-        """The region in which this value is defined; None for constants, which are defined everywhere."""
+        """The region in which this value is defined; None for constants, which are defined
+        everywhere.
+        """
         return self.owner.region if isinstance(self.owner, Op) else self.owner
 
     @property
@@ -107,8 +110,12 @@ class Constant(Value):
 
     @property
     def scalar(self) -> Any:
-        """Its one element if all elements are equal and it is small enough to look at; else None."""
-        if self.nbytes > 256 or not isinstance(self.value, np.ndarray | np.generic | int | float | complex | bool):
+        """Its one element if all elements are equal and it is small enough to look at; else
+        None.
+        """
+        if self.nbytes > 256 or not isinstance(
+            self.value, np.ndarray | np.generic | int | float | complex | bool
+        ):
             return None
         flat = np.asarray(self.value).reshape(-1)
         return flat[0] if flat.size and (flat == flat[0]).all() else None
@@ -117,8 +124,20 @@ class Constant(Value):
 class Op:
     """One operation.  First-order equations and everything not understood are plain `Op`s."""
 
-    __slots__ = ("effects", "name", "next", "operands", "params", "prev", "primitive", "region", "regions", "results",
-                 "source", "_order")  # fmt: skip
+    __slots__ = (
+        "effects",
+        "name",
+        "next",
+        "operands",
+        "params",
+        "prev",
+        "primitive",
+        "region",
+        "regions",
+        "results",
+        "source",
+        "_order",
+    )
 
     name: str
     """The primitive's name, or `yield` and `undefined`, which have none."""
@@ -135,9 +154,18 @@ class Op:
     region: Region | None
     """The region it is in; None once erased."""
 
-    def __init__(self, name: str, operands: Iterable[Value], avals: Iterable[Any], *, primitive: Primitive | None = None,
-                 params: Mapping[str, Any] | None = None, regions: Iterable[Region] = (),
-                 effects: Iterable[Any] = (), source: Source | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        operands: Iterable[Value],
+        avals: Iterable[Any],
+        *,
+        primitive: Primitive | None = None,
+        params: Mapping[str, Any] | None = None,
+        regions: Iterable[Region] = (),
+        effects: Iterable[Any] = (),
+        source: Source | None = None,
+    ) -> None:
         self.name, self.primitive = name, primitive
         self.params = dict(params or {})
         self.effects, self.source = frozenset(effects), source or Source()
@@ -182,7 +210,9 @@ class Op:
             yield from region.walk()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name} -> {', '.join(str(v.aval) for v in self.results)}>"
+        return (
+            f"<{type(self).__name__} {self.name} -> {', '.join(str(v.aval) for v in self.results)}>"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +222,9 @@ class Source:
     info: Any = None
     ctx: Any = None
     transposed: bool = False
-    """Whether JAX made it by transposing a linear program: it computes cotangents, whose zeros are symbolic."""
+    """Whether JAX made it by transposing a linear program: it computes cotangents, whose zeros
+    are symbolic.
+    """
 
 
 class Region:
@@ -235,7 +267,11 @@ class Region:
     @property
     def parent(self) -> Region | None:
         """The region around this one; None at the top of a graph and around an isolated region."""
-        return self.owner.region if isinstance(self.owner, Op) and not isinstance(self.owner, Call) else None
+        return (
+            self.owner.region
+            if isinstance(self.owner, Op) and not isinstance(self.owner, Call)
+            else None
+        )
 
     def walk(self) -> Iterator[Op]:
         """Every op in this region and below, parents first, in program order."""
@@ -253,7 +289,9 @@ class Region:
         return False
 
     def defines(self, value: Value) -> bool:
-        """Whether `value` is defined in this region or nested in it; its opposite is "invariant here"."""
+        """Whether `value` is defined in this region or nested in it; its opposite is "invariant
+        here".
+        """
         return value.region is not None and self.contains(value.region)
 
     def captures(self) -> list[Value]:
@@ -304,7 +342,9 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """A loop-carried value: `init` enters, `param` is it at the start of a step, `next` at its end."""
+    """A loop-carried value: `init` enters, `param` is it at the start of a step, `next` at its
+    end.
+    """
 
     init: Value
     param: Value
@@ -333,9 +373,14 @@ class Stack:
 
 
 class Scan(Op):
-    """A counted loop.  `Step i` reads row `i` of the streams whichever way it runs; `reverse` runs backwards."""
+    """A counted loop.  `Step i` reads row `i` of the streams whichever way it runs; `reverse`
+    runs backwards.
+    """
 
     __slots__ = ("num_carries",)
+
+    num_carries: int
+    """How many operands, body parameters and results are carries; they come first."""
 
     @property
     def body(self) -> Region:
@@ -352,7 +397,9 @@ class Scan(Op):
     @property
     def carries(self) -> tuple[Carry, ...]:
         n, body = self.num_carries, self.body
-        return tuple(map(Carry, self.operands[:n], body.params[:n], body.outputs[:n], self.results[:n]))
+        return tuple(
+            map(Carry, self.operands[:n], body.params[:n], body.outputs[:n], self.results[:n])
+        )
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -376,7 +423,9 @@ class Scan(Op):
 
 
 class While(Op):
-    """``while predicate(carries): carries = body(carries)``; both regions have the carries as parameters."""
+    """``while predicate(carries): carries = body(carries)``; both regions have the carries as
+    parameters.
+    """
 
     __slots__ = ()
 
@@ -402,7 +451,9 @@ class Outcome:
 
 
 class Cond(Op):
-    """``branches[selector]``.  With two branches the selector is a bool: branch 0 is taken when it is false."""
+    """``branches[selector]``.  With two branches the selector is a bool: branch 0 is taken when
+    it is false.
+    """
 
     __slots__ = ()
 
@@ -421,7 +472,9 @@ class Cond(Op):
 
 
 class Remat(Op):
-    """``jax.checkpoint``: its values are recomputed in a transpose; nothing inside is merged with its outside."""
+    """``jax.checkpoint``: its values are recomputed in a transpose; nothing inside is merged
+    with its outside.
+    """
 
     __slots__ = ()
 
@@ -431,7 +484,9 @@ class Remat(Op):
 
 
 class Call(Op):
-    """A boundary that is kept: a `jit` with shardings, `shard_map`, `closed_call`.  Its region is isolated."""
+    """A boundary that is kept: a `jit` with shardings, `shard_map`, `closed_call`.  Its region
+    is isolated.
+    """
 
     __slots__ = ()
 
@@ -468,7 +523,9 @@ class Graph:
 
 
 def aval_bytes(aval: Any) -> int:
-    """Bytes of one array of this type: 0 for tokens and the like, 4 bytes an element for opaque dtypes."""
+    """Bytes of one array of this type: 0 for tokens and the like, 4 bytes an element for opaque
+    dtypes.
+    """
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
         return 0
@@ -497,9 +554,11 @@ def reads(ops: Iterable[Op]) -> set[Value]:
 
 
 def backward_slice(roots: Iterable[Value], stop: Callable[[Value], bool]) -> list[Op]:
-    """Ops that compute `roots`, in program order per region, not looking behind values for which `stop` holds.
+    """Ops that compute `roots`, in program order per region, not looking behind values for which
+    `stop` holds.
 
-    An op with regions brings what its regions capture.  Shared by everything that moves or clones code.
+    An op with regions brings what its regions capture.  Shared by everything that moves or clones
+    code.
     """
     order: dict[Op, None] = {}
     visited: set[Value] = set()

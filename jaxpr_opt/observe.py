@@ -11,6 +11,7 @@ Here what that phase makes is put in its place: the whole program can be read wi
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,11 +71,12 @@ def reselected(
     """The function optimised by these passes, whatever is optimised inside of it."""
     inner, options = compat_ad.jit_options(fun) or (fun, {})
 
-    @functools.wraps(inner)
     def bare(*args: Any, **kwargs: Any) -> Any:
         with settings.override(disable=True):
             return inner(*args, **kwargs)
 
+    bare.__name__ = name_of(inner)
+    bare.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]
     return optimize(bare, passes=passes, skip=skip, **options)
 
 

@@ -1,13 +1,13 @@
 """Passes, and what runs them.
 
-A pass is three functions: `find` yields the places where it might apply, `refuse` says why a place must stay as
-it is (or None), `rewrite` changes it.  `find` and `refuse` are pure; the lint and `explain` call the same two, so
-they can never disagree with what the optimiser does.
+A pass is three functions: `find` yields the places where it might apply, `refuse` says why a place
+must stay as it is (or None), `rewrite` changes it.  `find` and `refuse` are pure; the lint and
+`explain` call the same two, so they can never disagree with what the optimiser does.
 
-A `Pipeline` is a sequence of stages, each a group of passes run to a fixpoint.  It runs in two phases:
-``differentiable`` at trace time, whose result JAX may still differentiate, and ``final`` at lowering, when nothing
-can.  Passes of the first phase run in both.  A pass that fails is named in a warning and the program is optimised
-again without it; in strict mode the failure is raised.
+A `Pipeline` is a sequence of stages, each a group of passes run to a fixpoint.  It runs in two
+phases: ``differentiable`` at trace time, whose result JAX may still differentiate, and ``final``
+at lowering, when nothing can.  Passes of the first phase run in both.  A pass that fails is named
+in a warning and the program is optimised again without it; in strict mode the failure is raised.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ MAX_ROUNDS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """A place where a pass might apply: the op it is anchored at, and what would happen, in words."""
+    """A place where a pass might apply: the op it is anchored at, and what would happen, in
+    words.
+    """
 
     op: Op
     says: str
@@ -46,8 +48,8 @@ class Match:
 class Pass:
     """Base class of passes; subclasses are frozen dataclasses, their options are fields.
 
-    Contract: a verified graph in, a verified graph out, computing the same values bit for bit when evaluated
-    equation by equation (up to the sign of zero).
+    Contract: a verified graph in, a verified graph out, computing the same values bit for bit when
+    evaluated equation by equation (up to the sign of zero).
     """
 
     name: ClassVar[str]
@@ -63,7 +65,9 @@ class Pass:
         raise NotImplementedError
 
     def refuse(self, match: Any) -> str | None:
-        """Why the match must stay as it is, naming the value at fault; None if it may be rewritten."""
+        """Why the match must stay as it is, naming the value at fault; None if it may be
+        rewritten.
+        """
         raise NotImplementedError
 
     def rewrite(self, match: Any, rw: Rewriter) -> None:
@@ -73,7 +77,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One application of a pass: what it did, from where in the user's source, with how many edits."""
+    """One application of a pass: what it did, from where in the user's source, with how many
+    edits.
+    """
 
     says: str
     frame: Frame | None
@@ -152,7 +158,9 @@ class Pipeline:
         return tuple(dict.fromkeys(each for stage in self.stages for each in stage))
 
     def without(self, name: str) -> Pipeline:
-        return replace(self, stages=tuple(tuple(p for p in stage if p.name != name) for stage in self.stages))
+        return replace(
+            self, stages=tuple(tuple(p for p in stage if p.name != name) for stage in self.stages)
+        )
 
     def run(self, jaxpr: ClosedJaxpr, phase: Phase = "differentiable") -> Result:
         """Optimise a closed jaxpr; the result computes the same."""
@@ -165,9 +173,13 @@ class Pipeline:
         _publish(journal)
         return Result(out, journal, tuple(snapshots))
 
-    def run_and_split(self, jaxpr: ClosedJaxpr, num_primals: int, num_outputs: int) -> tuple[Split, Journal]:
-        """Optimise ``(primals, cotangents) -> (outputs, cotangents in)`` as one program, then split it where
-        the two directions meet (see `jaxpr_opt.split`)."""
+    def run_and_split(
+        self, jaxpr: ClosedJaxpr, num_primals: int, num_outputs: int
+    ) -> tuple[Split, Journal]:
+        """Optimise ``(primals, cotangents) -> (outputs, cotangents in)`` as one program, then
+        split it where
+        the two directions meet (see `jaxpr_opt.split`).
+        """
         started = time.perf_counter()
         graph, journal, _ = self._optimized(jaxpr, "differentiable")
         parts = split(graph, num_primals, num_outputs)
@@ -175,7 +187,9 @@ class Pipeline:
         _publish(journal)
         return parts, journal
 
-    def _optimized(self, jaxpr: ClosedJaxpr, phase: Phase) -> tuple[Graph, Journal, list[tuple[str, ClosedJaxpr]]]:
+    def _optimized(
+        self, jaxpr: ClosedJaxpr, phase: Phase
+    ) -> tuple[Graph, Journal, list[tuple[str, ClosedJaxpr]]]:
         pipeline, failures = self, []
         while True:
             journal = Journal(phase, failures=failures)
@@ -185,14 +199,18 @@ class Pipeline:
             except PassError as error:
                 if settings.current().strict:
                     raise
-                warnings.warn(f"jaxpr_opt: {error}; the program was optimised without it", stacklevel=2)
+                warnings.warn(
+                    f"jaxpr_opt: {error}; the program was optimised without it", stacklevel=2
+                )
                 failures.append((error.name, str(error)))
                 pipeline = pipeline.without(error.name)
             else:
                 return graph, journal, snapshots
 
     def apply(self, graph: Graph, journal: Journal) -> list[tuple[str, ClosedJaxpr]]:
-        """Run every stage on a graph in place; raises `PassError`.  Snapshots are taken in check mode only."""
+        """Run every stage on a graph in place; raises `PassError`.  Snapshots are taken in
+        check mode only.
+        """
         snapshots: list[tuple[str, ClosedJaxpr]] = []
         check = settings.current().check
         debug = settings.current().verify
@@ -223,11 +241,15 @@ class Pipeline:
         try:
             out = export(graph)
             _same_interface(original, out)
-        except Exception as error:  # whatever a pass made that JAX will not trace must not reach the user
+        except (
+            Exception
+        ) as error:  # whatever a pass made that JAX will not trace must not reach the user
             if settings.current().strict:
                 raise
-            warnings.warn(f"jaxpr_opt: the optimised program could not be exported and was dropped: {error}",
-                          stacklevel=3)  # fmt: skip
+            warnings.warn(
+                f"jaxpr_opt: the optimised program could not be exported and was dropped: {error}",
+                stacklevel=3,
+            )
             journal.failures.append(("export", str(error)))
             journal.records.clear()
             return original
@@ -235,10 +257,11 @@ class Pipeline:
 
 
 def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) -> bool:
-    """Run one pass over every op of a graph until it finds nothing more to do; whether it changed anything.
+    """Run one pass over every op of a graph until it finds nothing more to do; whether it changed
+    anything.
 
-    An op is asked again after each rewrite anchored at it, and structured ops a rewrite has made are asked next, so
-    `find` always sees the graph as it is.
+    An op is asked again after each rewrite anchored at it, and structured ops a rewrite has made
+    are asked next, so `find` always sees the graph as it is.
     """
     record, before = journal.record(each), list(journal.records)
     started = time.perf_counter()
@@ -257,7 +280,9 @@ def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) ->
                 pending.extend(made for made in rw.made if isinstance(made, each.anchors))
         if fired and debug:
             verify(graph)
-    except Exception as error:  # the contract: a failing pass never takes the user's program down with it
+    except (
+        Exception
+    ) as error:  # the contract: a failing pass never takes the user's program down with it
         raise PassError(each.name, [n for n in before if n != each.name], error) from error
     finally:
         record.seconds += time.perf_counter() - started
@@ -282,8 +307,13 @@ def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewrit
 
 
 def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:
-    """The optimised program must take and give exactly the same types, weak types and shardings included."""
-    for kind, old, new in (("input", before.in_avals, after.in_avals), ("output", before.out_avals, after.out_avals)):
+    """The optimised program must take and give exactly the same types, weak types and shardings
+    included.
+    """
+    for kind, old, new in (
+        ("input", before.in_avals, after.in_avals),
+        ("output", before.out_avals, after.out_avals),
+    ):
         for index, (a, b) in enumerate(zip(old, new, strict=True)):
             if a != b or getattr(a, "weak_type", None) != getattr(b, "weak_type", None):
                 raise TypeError(f"{kind} {index} was {a} and became {b}")
@@ -298,7 +328,9 @@ def _publish(journal: Journal) -> None:
 
 
 class collect_journals:
-    """Context manager: the journals of every pipeline that runs inside, e.g. while a function is lowered."""
+    """Context manager: the journals of every pipeline that runs inside, e.g. while a function
+    is lowered.
+    """
 
     def __enter__(self) -> list[Journal]:
         self.journals: list[Journal] = []

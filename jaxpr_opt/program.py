@@ -1,27 +1,29 @@
 """The boundary between an optimised program and JAX's transformations.
 
-`optimize` wraps what it made in one equation, ``optimized[program]``, so that `grad`, `vmap` and the others still
-see a function they can transform, and so that what they make of it is optimised again, as a program:
+`optimize` wraps what it made in one equation, ``optimized[program]``, so that `grad`, `vmap` and
+the others still see a function they can transform, and what they make of it is optimised again:
 
-=============  =========================================================================================
-evaluated      the *final* phase runs when the equation is lowered, when nothing can differentiate any more
+=============  =====================================================================================
+evaluated      the *final* phase runs when the equation is lowered: nothing differentiates any more
 ``jvp``        ``optimized`` of the forward-mode program; no residuals are kept
 ``vmap``       ``optimized`` of the vectorised program
-``vjp``        forward and backward are traced as one program ``(primals, cotangents) -> (outputs, cotangents
-               in)``, optimised as one, and split where they meet.  Forward is ``optimized``; the tangent is
-               ``optimized_linear``, the linear map known by its transpose, which is ``optimized`` again
+``vjp``        forward and backward are traced as one program, ``(primals, cotangents) -> (outputs,
+               cotangents in)``, optimised as one, and split where they meet.  Forward is
+               ``optimized``; the tangent is ``optimized_linear``, the linear map known by its
+               transpose, which is ``optimized`` again
 ``linearize``  JAX's own forward and tangent programs, as two ``optimized``
 transpose      ``optimized`` of the transposed program
-=============  =========================================================================================
+=============  =====================================================================================
 
-A pipeline that has nothing to say about a gradient leaves JAX's own: forward and backward as JAX makes them.
+A pipeline that has nothing to say about a gradient leaves JAX's own: forward and backward as JAX
+makes them.
 
-`jax.checkpoint` and loops inside it differentiate by forward mode and split the result by what is known.  A
-forward-mode program therefore remembers what it is the forward mode of (`ForwardMode`): asked to split itself where
-all primals are known it goes back there and answers as ``vjp`` would.
+`jax.checkpoint` and loops inside it differentiate by forward mode and split the result by what is
+known.  A forward-mode program therefore remembers what it is the forward mode of (`ForwardMode`):
+asked to split itself where all primals are known it goes back there and answers as ``vjp`` would.
 
-An ``optimized_linear`` is only ever transposed in JAX as it is today.  Should something evaluate it, it is the
-transpose of its transpose.
+An ``optimized_linear`` is only ever transposed in JAX as it is today.  Should something evaluate
+it, it is the transpose of its transpose.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, no_effects
 from jax.interpreters import ad
 
 from jaxpr_opt import checking, compat, compat_ad, settings
@@ -69,7 +71,7 @@ class ForwardMode(NamedTuple):
     base: Program
     nonzero: Mask
     outputs: tuple[int, ...]
-    """Which outputs of the whole forward mode are left: those of `base`, then the nonzero tangents."""
+    """Which outputs of the whole are left: those of `base`, then the nonzero tangents."""
 
 
 class Halves(NamedTuple):
@@ -156,7 +158,7 @@ class Program:
     def needed(self, used: Mask) -> tuple[Program, Mask]:
         """The program without what the used outputs do not need, and the inputs left.
 
-        One that remembers what it is the forward mode of keeps its inputs, as does one that is checked.
+        One that remembers what it is the forward mode of, or is checked, keeps its inputs.
         """
         selected = self.select(used)
         if self.history or (selected.forward_mode is not None and selected.tangents_left()):
@@ -174,7 +176,7 @@ class Program:
         return mask if any(mask) else ()
 
     def _lineage(self) -> History:
-        """What derivatives of this program are checked against: where residuals take part it begins here."""
+        """What derivatives of this program are checked against; with residuals it begins here."""
         whole = self.history.outputs == len(self.jaxpr.out_avals) and not self.history.guard
         return checking.begin(self.jaxpr) if self.history and not whole else self.history
 
@@ -184,8 +186,9 @@ class Program:
     def jvp(self, nonzero: Mask) -> tuple[Program, Mask]:
         """The forward-mode program, and which output tangents are not symbolically zero."""
         jaxpr, nonzero_out = compat_ad.jvp(self.jaxpr, nonzero)
-        transform = lambda f: checking.jvp(f, nonzero, nonzero_out)
-        history = self._lineage().mapped(transform, len(jaxpr.out_avals))
+        history = self._lineage().mapped(
+            lambda f: checking.jvp(f, nonzero, nonzero_out), len(jaxpr.out_avals)
+        )
         mode = ForwardMode(self, nonzero, tuple(range(len(jaxpr.out_avals))))
         return Program.optimized(
             jaxpr, self.pipeline, f"jvp({self.name})", mode, history
@@ -204,7 +207,10 @@ class Program:
 
     @_remembered
     def transposed(self, linear: Mask, nonzero: Mask) -> tuple[Program, Mask]:
-        """`(other inputs, nonzero cotangents) -> nonzero cotangents of the linear inputs`, and which those are."""
+        """`(other inputs, nonzero cotangents) -> nonzero cotangents of the linear inputs`.
+
+        Also says for which linear inputs.
+        """
         jaxpr, nonzero_in = compat_ad.transpose(self.jaxpr, linear, nonzero)
         return Program.optimized(jaxpr, self.pipeline, f"transpose({self.name})"), nonzero_in
 
@@ -221,7 +227,7 @@ class Program:
         return Halves(forward, plain.residuals, tangent, plain.nonzero_out)
 
     def _joint(self, plain: compat_ad.Linearized, nonzero: Mask) -> Halves | None:
-        """Forward and backward optimised as one program and split; None if no pass had anything to do."""
+        """Forward and backward optimised as one and split; None if no pass had anything to do."""
         num_inputs, num_outputs = len(self.jaxpr.in_avals), len(self.jaxpr.out_avals)
         joint, nonzero_in = _joint_program(plain, num_inputs, num_outputs)
         try:
@@ -293,10 +299,10 @@ class Program:
 
 
 def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any]) -> Sequence[Any]:
-    """Run a freshly traced program on `args`, optimised; one that touches outer refs stays as it is."""
+    """Run a freshly traced program, optimised; one with mutable arrays stays as it is."""
     closed, constants = compat_ad.hoist_constants(jaxpr)
     if compat_ad.uses_references(closed):
-        return jaxpr_as_fun(jaxpr)(*args)
+        return list(jaxpr_as_fun(jaxpr)(*args))
     return Program.optimized(closed, pipeline, name)(*constants, *args)
 
 
@@ -307,7 +313,7 @@ def _at(values: Sequence[Any], positions: Sequence[int]) -> list[Any]:
 def _joint_program(
     plain: compat_ad.Linearized, num_inputs: int, num_outputs: int
 ) -> tuple[ClosedJaxpr, Mask]:
-    """`(inputs, nonzero cotangents) -> (outputs, nonzero cotangents in)`, and which of the latter those are."""
+    """`(inputs, cotangents) -> (outputs, nonzero cotangents in)`, and which those are."""
     num_residuals = len(plain.residuals)
     linear = tuple(i >= num_residuals for i in range(len(plain.tangent.in_avals)))
     found: list[bool] = []
@@ -333,7 +339,7 @@ def _with_unused_inputs(jaxpr: ClosedJaxpr, at: int, avals: Sequence[Any]) -> Cl
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearMap:
-    """`(residuals, tangents) -> tangents`, known by its transpose; the parameter of ``optimized_linear``."""
+    """`(residuals, tangents) -> tangents`, known by its transpose; of ``optimized_linear``."""
 
     transposed: Program
     """`(residuals, cotangents) -> cotangents` of the tangents marked in `nonzero_in`."""
@@ -354,8 +360,9 @@ class LinearMap:
     def restricted(self, used: Mask) -> tuple[LinearMap, Mask]:
         """The map to some of its outputs only, and the operands that is a map of.
 
-        The transpose is linear in its cotangents, hence its own derivative; the derivative in the direction of the
-        used ones alone knows which cotangents are symbolically zero, and needs only their part of the residuals.
+        The transpose is linear in its cotangents, hence its own derivative; the derivative in the
+        direction of the used ones alone knows which cotangents are symbolically zero, and needs
+        only their part of the residuals.
         """
         if all(used):
             return self, (True,) * (self.num_residuals + len(self.in_avals))
@@ -364,31 +371,24 @@ class LinearMap:
         cotangents = whole.jaxpr.in_avals[n:]
         run, count = jaxpr_as_fun(derivative), len(whole.jaxpr.out_avals)
 
-        def pulled(*args: Any) -> Sequence[Any]:
-            return run(*args[:n], *map(compat_ad.zeros, cotangents), *args[n:])[count:]
+        def pulled(*args: Any) -> list[Any]:
+            return list(run(*args[:n], *map(compat_ad.zeros, cotangents), *args[n:])[count:])
 
-        avals = [
-            *whole.jaxpr.in_avals[:n],
-            *(a for a, keep in zip(cotangents, used, strict=True) if keep),
-        ]
-        jaxpr = compat.trace(pulled, avals)
-        jaxpr, inputs = compat_ad.dce(jaxpr, [True] * len(jaxpr.out_avals))
-        history = UNCHECKED
-        if whole.history:
-            inputs = (True,) * len(avals)
-            jaxpr = compat.trace(pulled, avals)
-            transform = lambda f: _restricted(f, n, cotangents, used, nonzero)
-            history = whole.history.mapped(transform, sum(nonzero))
-        elif not all(inputs[n:]):  # an unused cotangent: keep the interface simple
-            inputs = (*inputs[:n], *(True for _ in inputs[n:]))
-            jaxpr = compat.trace(pulled, avals)
-        keep_tangents = _positions(self.nonzero_in, nonzero)
+        seeds = [a for a, keep in zip(cotangents, used, strict=True) if keep]
+        jaxpr, inputs = compat_ad.dce(
+            compat.trace(pulled, [*whole.jaxpr.in_avals[:n], *seeds]),
+            [True] * sum(nonzero),
+            keep_inputs=[bool(whole.history)] * n + [True] * len(seeds),
+        )
+        history = whole.history.mapped(
+            lambda f: _restricted(f, n, cotangents, used, nonzero), sum(nonzero)
+        )
         linear = LinearMap(
             Program.optimized(jaxpr, whole.pipeline, whole.name, None, history),
             sum(inputs[:n]),
             self.in_avals,
             tuple(a for a, keep in zip(self.out_avals, used, strict=True) if keep),
-            keep_tangents,
+            _refined(self.nonzero_in, nonzero),
         )
         return linear, (*inputs[:n], *(True for _ in self.in_avals))
 
@@ -418,7 +418,7 @@ class LinearMap:
         )
 
 
-def _positions(mask: Mask, left: Mask) -> Mask:
+def _refined(mask: Mask, left: Mask) -> Mask:
     """Refine a mask by another over its true entries."""
     each = iter(left)
     return tuple(on and next(each) for on in mask)
@@ -441,20 +441,20 @@ def _restricted(
 # ---------------------------------------------------------------- rules of ``optimized``
 
 
-def _abstract(*, jaxpr: ClosedJaxpr, program: Program) -> tuple[Sequence[Any], Any]:
-    return jaxpr.out_avals, jaxpr.effects
+def _abstract(*, program: Program, **_: Any) -> tuple[Sequence[Any], Any]:
+    return program.jaxpr.out_avals, program.jaxpr.effects
 
 
-def _evaluate(*args: Any, jaxpr: ClosedJaxpr, program: Program) -> Sequence[Any]:
+def _evaluate(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
     return program.compiled()(*args)
 
 
-def _lowered(*, jaxpr: ClosedJaxpr, program: Program) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
+def _lowered(*, program: Program, **_: Any) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
     return program.final()
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr, program: Program
+    primals: Sequence[Any], tangents: Sequence[Any], *, program: Program, **_: Any
 ) -> tuple[list[Any], list[Any]]:
     nonzero = tuple(not compat_ad.is_zero(t) for t in tangents)
     moved, nonzero_out = program.jvp(nonzero)
@@ -462,20 +462,18 @@ def _jvp(
     outputs, rest = made[: len(nonzero_out)], iter(made[len(nonzero_out) :])
     return outputs, [
         next(rest) if nz else compat_ad.zero_tangent(a)
-        for nz, a in zip(nonzero_out, jaxpr.out_avals, strict=True)
+        for nz, a in zip(nonzero_out, program.jaxpr.out_avals, strict=True)
     ]
 
 
 def _batch(
-    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, jaxpr: ClosedJaxpr, program: Program
+    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: Program, **_: Any
 ) -> tuple[list[Any], Sequence[Any]]:
     vectorised, dims_out = program.batched(axis, tuple(dims))
     return vectorised(*args), dims_out
 
 
-def _transpose(
-    cotangents: Sequence[Any], *args: Any, jaxpr: ClosedJaxpr, program: Program
-) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *args: Any, program: Program, **_: Any) -> list[Any]:
     linear = tuple(ad.is_undefined_primal(x) for x in args)
     nonzero = tuple(not compat_ad.is_zero(ct) for ct in cotangents)
     transposed, nonzero_in = program.transposed(linear, nonzero)
@@ -485,13 +483,13 @@ def _transpose(
     return [next(pulled) if is_linear else None for is_linear in linear]
 
 
-def _dce(used: Mask, *, jaxpr: ClosedJaxpr, program: Program) -> tuple[Mask, dict[str, Any]]:
+def _dce(used: Mask, *, program: Program, **_: Any) -> tuple[Mask, dict[str, Any]]:
     left, inputs = program.needed(used)
     return inputs, {"jaxpr": left.jaxpr, "program": left}
 
 
 def _linearize(
-    is_vjp: bool, nonzero: Mask, *primals: Any, jaxpr: ClosedJaxpr, program: Program
+    is_vjp: bool, nonzero: Mask, *primals: Any, program: Program, **_: Any
 ) -> tuple[Sequence[Any], Mask, Sequence[Any], Callable[..., Any]]:
     halves = program.linearized(nonzero, is_vjp)
     outputs, residuals = halves.run_forward(primals)
@@ -504,13 +502,13 @@ def _linearize(
 
 
 def _split(
-    unknown: Mask, values: Sequence[Any], *, jaxpr: ClosedJaxpr, program: Program
+    unknown: Mask, values: Sequence[Any], *, program: Program, **_: Any
 ) -> tuple[Sequence[Any], Mask, Sequence[Any], Primitive, dict[str, Any]]:
     """Run what is known now; see `compat_ad.register_partial_eval`."""
     mode = program.forward_mode
     if mode is not None and _only_tangents(unknown, mode):
         return _split_forward_mode(values, program, mode)
-    parts = compat_ad.partial_eval(jaxpr, unknown)
+    parts = compat_ad.partial_eval(program.jaxpr, unknown)
     num_known = len(parts.unknown_out) - sum(parts.unknown_out)
     made = _half(parts.known, program, num_known)(*values)
     residuals = [values[i] if kind == "input" else made[i] for kind, i in parts.residuals]
@@ -558,7 +556,7 @@ def _only_tangents(unknown: Mask, mode: ForwardMode) -> bool:
 
 
 def _half(jaxpr: ClosedJaxpr, program: Program, num_outputs: int) -> Program:
-    """A part of a program, further outputs of which are residuals: dummies among them may change."""
+    """A part of a program; its further outputs are residuals, where dummies may change."""
     history = UNCHECKED
     if settings.current().check and not compat_ad.has_side_effects(jaxpr):
         history = replace(checking.begin(jaxpr), outputs=num_outputs)
@@ -590,7 +588,7 @@ compat_ad.register_checkify(optimized_p)
 
 
 def _linear_abstract(*, linear: LinearMap) -> tuple[Sequence[Any], Any]:
-    return linear.out_avals, jax.extend.core.no_effects
+    return linear.out_avals, no_effects
 
 
 def _linear_evaluate(*args: Any, linear: LinearMap) -> Sequence[Any]:
@@ -605,14 +603,14 @@ def _linear_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, linear: LinearMap
 ) -> tuple[list[Any], list[Any]]:
     program = linear.evaluated()
-    return _jvp(primals, tangents, jaxpr=program.jaxpr, program=program)
+    return _jvp(primals, tangents, program=program)
 
 
 def _linear_batch(
     axis: Any, args: Sequence[Any], dims: Sequence[Any], *, linear: LinearMap
 ) -> tuple[list[Any], Sequence[Any]]:
     program = linear.evaluated()
-    return _batch(axis, args, dims, jaxpr=program.jaxpr, program=program)
+    return _batch(axis, args, dims, program=program)
 
 
 def _linear_transpose(cotangents: Sequence[Any], *args: Any, linear: LinearMap) -> list[Any]:

@@ -21,7 +21,9 @@ LIBRARY = "jaxpr_opt.passes"
 
 @functools.cache
 def available() -> dict[str, Pass]:
-    """Every pass by its kebab-case name, the library's first.  Two passes of one name are an error."""
+    """Every pass by its kebab-case name, the library's first.  Two passes of one name are an
+    error.
+    """
     found: dict[str, Pass] = {each.name: each for each in default_pipeline().passes}
     for entry in entry_points(group=LIBRARY):
         each = entry.load()()
@@ -42,7 +44,9 @@ def _resolved(passes: tuple[str | Pass, ...] | None, skip: tuple[str, ...]) -> P
     if passes is None:
         pipeline = default_pipeline()
     else:
-        pipeline = Pipeline((tuple(each if isinstance(each, Pass) else named(each) for each in passes),))
+        pipeline = Pipeline(
+            (tuple(each if isinstance(each, Pass) else named(each) for each in passes),)
+        )
     for name in skip:
         pipeline = pipeline.without(named(name).name)
     return pipeline
@@ -60,12 +64,16 @@ def resolve(passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = ()
     for argument, given in (("passes", passes), ("skip", skip)):
         if given is not None and not _is_sequence_of_passes(given):
             raise TypeError(f"{argument} must be a list of pass names, got {given!r}")
-    return _resolved(None if passes is None else tuple(passes), tuple(getattr(n, "name", n) for n in skip))
+    return _resolved(
+        None if passes is None else tuple(passes), tuple(getattr(n, "name", n) for n in skip)
+    )
 
 
 def _is_sequence_of_passes(given: object) -> bool:
     return (
-        isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(n, str | Pass) for n in given)
+        isinstance(given, Sequence)
+        and not isinstance(given, str)
+        and all(isinstance(n, str | Pass) for n in given)
     )
 
 

@@ -1,15 +1,16 @@
 """The only door through which a Graph changes.
 
-A pass's `rewrite` gets a `Rewriter` and nothing else may write.  Every method records an `Edit`, so whether
-a pass changed anything, what, and which line of the user's program it came from are measured, never reported
-by hand.  First-order code is written as a small `jax.lax` function and traced in place by `insert`.
+A pass's `rewrite` gets a `Rewriter` and nothing else may write.  Every method records an `Edit`,
+so whether a pass changed anything, what, and which line of the user's program it came from are
+measured, never reported by hand.  First-order code is written as a small `jax.lax` function and
+traced in place by `insert`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,9 @@ from jaxpr_opt.ir import (
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One change: what was done (`insert`, `erase`, `replace`, `move`, `modify`) to which kind of op, from where."""
+    """One change: what was done (`insert`, `erase`, `replace`, `move`, `modify`) to which kind
+    of op, from where.
+    """
 
     action: str
     op: str
@@ -62,9 +65,12 @@ class Rewriter:
     """Loops and conds put in place, for the driver to look at next."""
 
     def _record(self, action: str, op: Op | None) -> None:
-        self.edits.append(Edit(action, op.name, op.source) if op is not None else Edit(action, "", None))
+        self.edits.append(
+            Edit(action, op.name, op.source) if op is not None else Edit(action, "", None)
+        )
 
-    # -- values ---------------------------------------------------------------------------------------------
+    # -- values
+    # ---------------------------------------------------------------------------------------------
 
     def constant(self, value: Any, like: Any) -> Constant:
         """A literal of type `like` (an aval)."""
@@ -90,13 +96,14 @@ class Rewriter:
             self._record("replace", old.op)
 
     def set_operand(self, op: Op, index: int, value: Value) -> None:
+        """Make one operand of `op` read `value`."""
         operands = list(op.operands)
         if operands[index] is not value:
             operands[index] = value
             op._set_operands(tuple(operands))
             self._record("modify", op)
 
-    # -- ops ------------------------------------------------------------------------------------------------
+    # -- ops
 
     def erase(self, op: Op) -> None:
         """Remove an op nobody reads, with everything inside it."""
@@ -125,8 +132,11 @@ class Rewriter:
         self._record("insert", op)
         return op
 
-    def insert(self, fun: Callable[..., Any], *operands: Value, before: Op, source: Op | None = None) -> Any:
-        """Trace `fun` on the types of `operands` and put its ops before `before`; returns its result(s).
+    def insert(
+        self, fun: Callable[..., Any], *operands: Value, before: Op, source: Op | None = None
+    ) -> Any:
+        """Trace `fun` on the types of `operands` and put its ops before `before`; returns its
+        result(s).
 
         Results are one `Value`, or a tuple of them where `fun` returns a tuple or list.
         """
@@ -145,25 +155,41 @@ class Rewriter:
         return values[0] if single else tuple(values)
 
     def typed(self, fun: Callable[..., Any], aval: Any, *operands: Value, before: Op) -> Value:
-        """`insert`, giving the result the weak type of `aval`, so that it may stand for a value of that type."""
-        if aval is None or not getattr(aval, "weak_type", False):
-            made: Value = self.insert(fun, *operands, before=before)
-            return made
-        made = self.insert(lambda *args: compat.weaken(fun(*args), aval), *operands, before=before)
-        return made
+        """`insert`, giving the result the weak type of `aval`, so that it may stand for a value
+        of that type.
+        """
+        weak = aval is not None and getattr(aval, "weak_type", False)
+        typed = (lambda *args: compat.weaken(fun(*args), aval)) if weak else fun
+        return cast(Value, self.insert(typed, *operands, before=before))
 
     def undefined(self, aval: Any, *, before: Op) -> Value:
         """An unspecified value: whoever reads it takes what comes."""
         return self.place(Op(UNDEFINED, (), [aval], source=before.source), before).result
 
-    def vectorize(self, ops: Sequence[Op], output: Value, rows: Mapping[Value, Value], *, length: int,
-                  before: Op) -> Value:  # fmt: skip
-        """Compute `output` for every row at once: `ops` mapped over the leading axis of `rows[v]` for each row value `v`."""
-        used = [*dict.fromkeys(v for op in ops for each in op.walk() for v in each.operands), output]
+    def vectorize(
+        self,
+        ops: Sequence[Op],
+        output: Value,
+        rows: Mapping[Value, Value],
+        *,
+        length: int,
+        before: Op,
+    ) -> Value:
+        """Compute `output` for every row at once: `ops` mapped over the leading axis of
+        `rows[v]` for each row value `v`.
+        """
+        used = [
+            *dict.fromkeys(v for op in ops for each in op.walk() for v in each.operands),
+            output,
+        ]
         inside = {v for op in ops for each in op.walk() for v in each.results}
         inside |= {p for op in ops for each in op.walk() for r in each.regions for p in r.params}
         mapped = [v for v in dict.fromkeys(used) if v in rows]
-        outer = [v for v in dict.fromkeys(used) if v not in rows and v not in inside and not isinstance(v, Constant)]
+        outer = [
+            v
+            for v in dict.fromkeys(used)
+            if v not in rows and v not in inside and not isinstance(v, Constant)
+        ]
 
         def all_rows(*args: Any) -> Any:
             shared = dict(zip(outer, args[len(mapped) :], strict=True))
@@ -175,11 +201,14 @@ class Rewriter:
                 return jnp.broadcast_to(one_row(), (length, *output.shape))
             return jax.vmap(one_row)(*args[: len(mapped)])
 
-        made: Value = self.insert(all_rows, *(rows[v] for v in mapped), *outer, before=before)
-        return made
+        return cast(Value, self.insert(all_rows, *(rows[v] for v in mapped), *outer, before=before))
 
-    def clone(self, ops: Iterable[Op], mapping: dict[Value, Value], before: Op) -> dict[Value, Value]:
-        """Copy ops before `before`, reading `mapping` for what is renamed; results are added to `mapping`."""
+    def clone(
+        self, ops: Iterable[Op], mapping: dict[Value, Value], before: Op
+    ) -> dict[Value, Value]:
+        """Copy ops before `before`, reading `mapping` for what is renamed; results are added to
+        `mapping`.
+        """
         for op in ops:
             copy = self.copy(op, mapping)
             assert before.region is not None
@@ -190,9 +219,16 @@ class Rewriter:
     def copy(self, op: Op, mapping: dict[Value, Value]) -> Op:
         """A detached copy of an op and its regions."""
         regions = [self.copy_region(region, mapping) for region in op.regions]
-        made = type(op)(op.name, [mapping.get(v, v) for v in op.operands], [v.aval for v in op.results],
-                        primitive=op.primitive, params=op.params, regions=regions, effects=op.effects,
-                        source=op.source)  # fmt: skip
+        made = type(op)(
+            op.name,
+            [mapping.get(v, v) for v in op.operands],
+            [v.aval for v in op.results],
+            primitive=op.primitive,
+            params=op.params,
+            regions=regions,
+            effects=op.effects,
+            source=op.source,
+        )
         if isinstance(op, Scan):
             assert isinstance(made, Scan)
             made.num_carries = op.num_carries
@@ -207,10 +243,13 @@ class Rewriter:
             made._insert(self.copy(op, mapping), None)
         return made
 
-    # -- regions --------------------------------------------------------------------------------------------
+    # -- regions
+    # --------------------------------------------------------------------------------------------
 
     def new_region(self, params: Sequence[Value] = ()) -> Region:
-        """An empty region with parameters typed and named like `params`, terminated by an empty yield."""
+        """An empty region with parameters typed and named like `params`, terminated by an empty
+        yield.
+        """
         region = Region([v.aval for v in params], [v.name for v in params])
         region._insert(Op(TERMINATOR, (), ()), None)
         return region
@@ -221,9 +260,11 @@ class Rewriter:
         self._record("modify", region.owner if isinstance(region.owner, Op) else None)
 
     def inline(self, region: Region, args: Sequence[Value], before: Op) -> tuple[Value, ...]:
-        """Move the ops of a region before an op of another, its parameters bound to `args`; returns its outputs.
+        """Move the ops of a region before an op of another, its parameters bound to `args`;
+        returns its outputs.
 
-        The region is left with only its terminator, so its owner must be erased or refilled afterwards.
+        The region is left with only its terminator, so its owner must be erased or refilled
+        afterwards.
         """
         for param, arg in zip(region.params, args, strict=True):
             self.replace(param, arg)
@@ -232,13 +273,22 @@ class Rewriter:
                 self.move(op, before)
         return region.outputs
 
-    # -- structured ops -------------------------------------------------------------------------------------
+    # -- structured ops
+    # -------------------------------------------------------------------------------------
 
-    def set_scan(self, scan: Scan, *, carries: Sequence[Carry] | None = None, streams: Sequence[Stream] | None = None,
-                 stacks: Sequence[Stack] | None = None, **params: Any) -> None:  # fmt: skip
+    def set_scan(
+        self,
+        scan: Scan,
+        *,
+        carries: Sequence[Carry] | None = None,
+        streams: Sequence[Stream] | None = None,
+        stacks: Sequence[Stack] | None = None,
+        **params: Any,
+    ) -> None:
         """Give a scan other carries, streams or stacks; those not given stay.
 
-        New parameters and results are `Value`s made by `new_value`; those left out must have no uses.
+        New parameters and results are `Value`s made by `new_value`; those left out must have no
+        uses.
         """
         carries = scan.carries if carries is None else carries
         streams = scan.streams if streams is None else streams
@@ -289,8 +339,12 @@ class Rewriter:
             branch.terminator._set_operands(tuple(o.values[index] for o in outcomes))
         self._record("modify", cond)
 
-    def set_results(self, op: Op, results: Sequence[Value], region: Region, outputs: Sequence[Value]) -> None:
-        """Give an op with one region (remat, call) other results and the values that are yielded for them."""
+    def set_results(
+        self, op: Op, results: Sequence[Value], region: Region, outputs: Sequence[Value]
+    ) -> None:
+        """Give an op with one region (remat, call) other results and the values that are
+        yielded for them.
+        """
         _set_results(op, list(results))
         region.terminator._set_operands(tuple(outputs))
         self._record("modify", op)
@@ -302,27 +356,58 @@ class Rewriter:
         """A value still without owner, to be a new parameter or result of a structured op."""
         return Value(aval, None, name)
 
-    def new_scan(self, body: Region, inits: Sequence[Value], streams: Sequence[Value], stack_avals: Sequence[Any], *,
-                 length: int, reverse: bool, like: Scan, before: Op) -> Scan:  # fmt: skip
-        """A scan around `body`, whose parameters are carries then streams and whose outputs are nexts then stack rows."""
+    def new_scan(
+        self,
+        body: Region,
+        inits: Sequence[Value],
+        streams: Sequence[Value],
+        stack_avals: Sequence[Any],
+        *,
+        length: int,
+        reverse: bool,
+        like: Scan,
+        before: Op,
+    ) -> Scan:
+        """A scan around `body`, whose parameters are carries then streams and whose outputs are
+        nexts then stack rows.
+        """
         params = {**like.params, "length": length, "reverse": reverse}
         avals = [*(p.aval for p in body.params[: len(inits)]), *stack_avals]
-        scan = Scan("scan", [*inits, *streams], avals, params=params, regions=[body], effects=like.effects,
-                    source=like.source)  # fmt: skip
+        scan = Scan(
+            "scan",
+            [*inits, *streams],
+            avals,
+            params=params,
+            regions=[body],
+            effects=like.effects,
+            source=like.source,
+        )
         scan.num_carries = len(inits)
         self.place(scan, before)
         return scan
 
-    def new_while(self, predicate: Region, body: Region, inits: Sequence[Value], *, like: Op, before: Op) -> While:
-        loop = While("while", inits, [p.aval for p in body.params], regions=[predicate, body], effects=like.effects,
-                     source=like.source)  # fmt: skip
+    def new_while(
+        self, predicate: Region, body: Region, inits: Sequence[Value], *, like: Op, before: Op
+    ) -> While:
+        loop = While(
+            "while",
+            inits,
+            [p.aval for p in body.params],
+            regions=[predicate, body],
+            effects=like.effects,
+            source=like.source,
+        )
         self.place(loop, before)
         return loop
 
-    def new_cond(self, selector: Value, branches: Sequence[Region], *, like: Op, before: Op) -> Cond:
+    def new_cond(
+        self, selector: Value, branches: Sequence[Region], *, like: Op, before: Op
+    ) -> Cond:
         """A cond on `selector`; branch 0 is the one taken when it is false."""
         avals = [v.aval for v in branches[-1].outputs]
-        cond = Cond("cond", [selector], avals, regions=branches, effects=like.effects, source=like.source)
+        cond = Cond(
+            "cond", [selector], avals, regions=branches, effects=like.effects, source=like.source
+        )
         self.place(cond, before)
         return cond
 

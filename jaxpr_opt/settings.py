@@ -7,8 +7,9 @@
 ``JAXPR_OPT_VERIFY``   the graph is verified after every pass
 =====================  ================================================================
 
-A switch is on unless it is unset, empty, ``0``, ``false``, ``no`` or ``off``.  Tests set them with `override`.
-Programs that JAX has already traced or compiled stay as they are: the switches act where `optimize` runs.
+A switch is on unless it is unset, empty, ``0``, ``false``, ``no`` or ``off``.  Tests set them with
+`override`.  Programs that JAX has already traced or compiled stay as they are: the switches act
+where `optimize` runs.
 """
 
 from __future__ import annotations

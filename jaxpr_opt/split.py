@@ -7,10 +7,11 @@
     forward:   primals                  -> outputs, residuals
     backward:  (residuals, cotangents)  -> cotangents in
 
-What does not depend on a cotangent is forward; what backward reads of it is a residual.  A residual that is a
-primal input or an output of the function is not made twice, and one that elementwise ops and movement make of less
-(a broadcast, a mask ``iota < count``) crosses as what it is made of.  Which values to let cross is a minimum cut in
-general; today the cut is where AD put it after the passes have run.
+What does not depend on a cotangent is forward; what backward reads of it is a residual.  A
+residual that is a primal input or an output of the function is not made twice, and one that
+elementwise ops and movement make of less (a broadcast, a mask ``iota < count``) crosses as what it
+is made of.  Which values to let cross is a minimum cut in general; today the cut is where AD put
+it after the passes have run.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from jaxpr_opt.traits import is_cheap
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """`residuals[k]` says where backward's k-th input comes from: `("input", i)`, the i-th primal, or
-    `("output", j)`, the j-th output of `forward`, which are the function's outputs and then further residuals."""
+    """`residuals[k]` says where backward's k-th input comes from: `("input", i)`, the i-th primal,
+    or
+    `("output", j)`, the j-th output of `forward`, which are the function's outputs and then
+    further residuals.
+    """
 
     forward: ClosedJaxpr
     backward: ClosedJaxpr
@@ -36,7 +40,9 @@ class Split:
 
 
 def split(graph: Graph, num_primals: int, num_outputs: int) -> Split:
-    """Split a joint graph whose first inputs are the primals and whose first outputs are the outputs."""
+    """Split a joint graph whose first inputs are the primals and whose first outputs are the
+    outputs.
+    """
     primals, cotangents = graph.inputs[:num_primals], graph.inputs[num_primals:]
     outputs, gradients = graph.outputs[:num_outputs], graph.outputs[num_outputs:]
     backward_ops = _dependent(graph.body, cotangents)
@@ -46,7 +52,9 @@ def split(graph: Graph, num_primals: int, num_outputs: int) -> Split:
     forward = _graph(graph, primals, forward_ops, [*outputs, *extra])
     backward = _graph(graph, [*crossing, *cotangents], [*spread, *backward_ops], gradients)
     made = [*outputs, *extra]
-    where = [("input", primals.index(v)) if v in primals else ("output", made.index(v)) for v in crossing]
+    where = [
+        ("input", primals.index(v)) if v in primals else ("output", made.index(v)) for v in crossing
+    ]
     return Split(export(forward), export(backward), tuple(where))
 
 
@@ -74,7 +82,11 @@ def _crossing(
     spread: dict[Op, None] = {}
 
     def need(value: Value) -> None:
-        if isinstance(value, Constant) or value in cotangents or (value.op is not None and value.op in backward):
+        if (
+            isinstance(value, Constant)
+            or value in cotangents
+            or (value.op is not None and value.op in backward)
+        ):
             return
         ops = backward_slice([value], lambda v: v.op is None or not is_cheap(v.op))
         read = dict.fromkeys(v for op in ops for v in op.operands)
@@ -93,7 +105,12 @@ def _crossing(
     return list(needed), list(spread)
 
 
-def _graph(graph: Graph, inputs: tuple[Value, ...] | list[Value], ops: list[Op], outputs: list[Value] | tuple[Value, ...]) -> Graph:
+def _graph(
+    graph: Graph,
+    inputs: tuple[Value, ...] | list[Value],
+    ops: list[Op],
+    outputs: list[Value] | tuple[Value, ...],
+) -> Graph:
     region = Region([v.aval for v in inputs], [v.name for v in inputs])
     half = Graph(region, graph.name, None, graph.phase)
     rw = Rewriter(half)

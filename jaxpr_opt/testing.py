@@ -18,6 +18,7 @@ is compared whole, and never alone: a golden text can bless a wrong rewrite, num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from textwrap import dedent, indent
 from typing import Any
@@ -33,7 +34,7 @@ from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.pipeline import Journal, Pass, PassRecord, Pipeline
-from jaxpr_opt.sampling import parse_type, random_inputs
+from jaxpr_opt.sampling import EDGES, parse_type, random_inputs
 from jaxpr_opt.verify import verify
 
 __all__ = [
@@ -127,7 +128,7 @@ def traced(program: Program, *args: Any) -> ClosedJaxpr:
 
 def run_alone(passes: Sequence[Pass], graph: Graph) -> Journal:
     """Run passes to a fixpoint on a graph, in place; faults are raised."""
-    journal = Journal(graph.phase)
+    journal = Journal("final" if graph.phase == "final" else "differentiable")
     if passes:
         with settings.override(strict=True, verify=True):
             Pipeline((tuple(passes),)).apply(graph, journal)
@@ -145,8 +146,9 @@ def _argument_sets(jaxpr: ClosedJaxpr, args: tuple[Any, ...]) -> list[list[Any]]
     leaves = jax.tree.leaves(args)
     concrete = len(leaves) == len(jaxpr.in_avals) and not any(isinstance(a, str) for a in leaves)
     given = [leaves] if concrete and all(hasattr(a, "__array__") for a in leaves) else []
-    drawn = [random_inputs(jaxpr.in_avals, seed) for seed in range(2)]
-    return [*given, *drawn, random_inputs(jaxpr.in_avals, 2, special=True)]
+    special: list[tuple[float, ...]] = [(), (), (math.nan,), EDGES]
+    drawn = [random_inputs(jaxpr.in_avals, seed, special=s) for seed, s in enumerate(special)]
+    return [*given, *drawn]
 
 
 def _check_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:

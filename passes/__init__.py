@@ -32,7 +32,8 @@ CLEANUP = (
 RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
 DEFAULT = (
-    # Residuals that need not be: outer values, dummies of untaken branches, what is made and used under one predicate.
+    # Residuals that need not be: outer values, dummies of untaken branches, what is made and used
+    # under one predicate.
     (*RESIDUALS, PushRematIntoBranches()),
     # Loops of loops that stop for good become one loop, and their predicates one number.
     (CollapseLoops(), CountSteps()),

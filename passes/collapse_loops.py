@@ -4,31 +4,37 @@ Before::
 
     scan[n] carry(c=c_0) {
       p = ..c..
-      d = cond p { scan[m] carry(b=c) { q = ..b..; e = cond q { step(b) } else { b }; yield carry(e) } } else { c }
-      yield carry(d)
+      d = cond p { scan[m] carry(b=c) { q = ..b..; e = cond q { step(b) } else { b }; yield
+      carry(e) } } else { c } yield carry(d)
     }
 
 After::
 
     scan[n * m] carry(b=c_0) { q = ..b..; e = cond q { step(b) } else { b }; yield carry(e) }
 
-A bounded while loop written as nested scans has one level per bit of its bound; the levels cost compile time, and every
-residual crosses all of them.  Its transpose is such a nest too, its predicates being residuals.
+A bounded while loop written as nested scans has one level per bit of its bound; the levels cost
+compile time, and every residual crosses all of them.  Its transpose is such a nest too, its
+predicates being residuals.
 
 Sound when
 
-1. the outer step is the inner loop under the outer predicate `p`, and nothing else: the inner loop starts from the
-   outer carries, gives them their next values, and captures nothing else of the outer body;
-2. a step of the inner loop skips under its predicate `q`, so that an outer step that is skipped equals `m` inner steps
-   that are: `p` false must make `q` false throughout, which holds if
-   (a) `q` is the same function of the inner carries as `p` of the outer ones, and inner skipped steps keep those; or
-   (b) both are known before the loops run: then `q` implies `p` is proved on the masks, or ``p and q`` takes its place;
+1. the outer step is the inner loop under the outer predicate `p`, and nothing else: the inner loop
+   starts from the outer carries, gives them their next values, and captures nothing else of the
+   outer body;
+2. a step of the inner loop skips under its predicate `q`, so that an outer step that is skipped
+   equals `m` inner steps that are: `p` false must make `q` false throughout, which holds if
+   (a) `q` is the same function of the inner carries as `p` of the outer ones, and inner skipped
+       steps keep those; or
+   (b) both are known before the loops run: then `q` implies `p` is proved on the masks, or ``p and
+       q`` takes its place;
 3. rows stacked in skipped steps are unspecified, or the same one value in both loops;
-4. a value stacked once per outer step is a function of its carries, so that it can be taken from every `m`-th inner step;
-5. neither loop has effects, is unrolled on request or has no steps, and both run in the same direction.
+4. a value stacked once per outer step is a function of its carries, so that it can be taken from
+   every `m`-th inner step;
+5. neither loop has effects, is unrolled on request or has no steps, and both run in the same
+   direction.
 
-A carry that starts anew in every outer step (a partial sum, say the gradient with respect to what all steps share) stays:
-merging would sum in another order.
+A carry that starts anew in every outer step (a partial sum, say the gradient with respect to what
+all steps share) stays: merging would sum in another order.
 
 Source: jax#8239.
 """
@@ -41,7 +47,6 @@ from typing import ClassVar, Literal
 
 import jax
 from jax import lax
-
 from jaxpr_opt.analysis.assume import Assumed, Known, Splat
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.masks import Prefix, implies, prefix, steps_mask
@@ -54,7 +59,9 @@ from jaxpr_opt.traits import is_pure, is_speculable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nest(Match):
-    """A skipping scan whose step is a scan: `paired[k]` is the outer carry of the inner loop's k-th."""
+    """A skipping scan whose step is a scan: `paired[k]` is the outer carry of the inner loop's
+    k-th.
+    """
 
     skip: Skip
     cond: Cond
@@ -70,7 +77,8 @@ class CollapseLoops(Pass):
     """Loop of loops, both skipping -> one loop."""
 
     kind: Literal["carried", "upfront"] = "carried"
-    """Which nests: those of a loop that stops for good, or those whose predicates are known before (its transpose).
+    """Which nests: those of a loop that stops for good, or those whose predicates are known before
+    (its transpose).
     The second wait until `count-steps` has made their masks comparable."""
 
     name: ClassVar[str] = "collapse-loops"
@@ -87,7 +95,8 @@ class CollapseLoops(Pass):
                 and skip.kind == self.kind
                 and predicate_root(conds[0].selector) is skip.predicate
             ):
-                says = f"{op.length} times {inner.length} steps in two loops become {op.length * inner.length} in one"
+                n, m = op.length, inner.length
+                says = f"{n} times {m} steps in two loops become {n * m} in one"
                 yield Nest(op, says, skip, conds[0], inner)
 
     def refuse(self, match: Nest) -> str | None:
@@ -114,7 +123,9 @@ class _Plan:
     carries: tuple[Carry, ...]
     """The outer carry of each inner one."""
     sources: tuple[Stack | tuple[Op, ...], ...]
-    """For each outer stack the inner one it is made of, or the ops that compute its value from outer carries."""
+    """For each outer stack the inner one it is made of, or the ops that compute its value from
+    outer carries.
+    """
     joint: bool
     """Whether `p` must be asked too (condition 2b)."""
 
@@ -152,10 +163,11 @@ def _paired_carries(nest: Nest) -> tuple[Carry, ...] | str:
     paired = []
     for carry in inner.carries:
         source = by_next.pop(carry.result, None)
+        name = carry.param.name or f"a carry {carry.param.aval}"
         if source is None:
-            return f"the inner loop's {carry.param.name or 'carry'} does not continue in the next outer step"
+            return f"{name} of the inner loop does not continue in the next outer step"
         if not _equal(carry.init, source.param, taken):
-            return f"the inner loop's {carry.param.name or 'carry'} starts anew in every outer step"
+            return f"{name} of the inner loop starts anew in every outer step"
         paired.append(source)
     if not all(taken.keeps(c) for c in by_next.values()):
         return "the outer step changes more than the inner loop does"
@@ -165,7 +177,9 @@ def _paired_carries(nest: Nest) -> tuple[Carry, ...] | str:
 
 
 def _equal(init: Value, param: Value, taken: Assumed) -> bool:
-    """Whether `init` is the outer carry, perhaps folded to what it is known to be in a step that is taken."""
+    """Whether `init` is the outer carry, perhaps folded to what it is known to be in a step
+    that is taken.
+    """
     known, value = taken[param], taken[init]
     if isinstance(known, Splat) and isinstance(value, Splat):
         return bool(known.value == value.value)
@@ -203,7 +217,9 @@ def _implied(nest: Nest, inner: Skip) -> bool:
 
 
 def _inner_mask(nest: Nest, inner: Skip) -> Prefix | None:
-    """The inner predicate over both loops' rows: it reads rows of rows of an array that the outer loop reads."""
+    """The inner predicate over both loops' rows: it reads rows of rows of an array that the
+    outer loop reads.
+    """
     root = predicate_root(inner.predicate)
     row = inner.scan.stream_of(
         root.op.operands[0] if root.op is not None and root.op.name == "ne" else root
@@ -257,7 +273,7 @@ def _merge(nest: Nest, plan: _Plan, rw: Rewriter) -> None:
     ]
     body = inner.body
     if plan.joint:
-        streams.append(_joint(nest, plan, rw))
+        streams.append(_joint(nest, rw))
     stacked, avals = _flat_outputs(nest, plan, rw)
     if plan.joint:
         gate = rw.new_value(plan.inner_skip.predicate.aval, "outer")
@@ -265,15 +281,26 @@ def _merge(nest: Nest, plan: _Plan, rw: Rewriter) -> None:
         _gate(plan.inner_skip.predicate, gate, rw)
     count = len(inner.carries)
     rw.set_outputs(body, [*body.outputs[:count], *stacked])
-    flat = rw.new_scan(rw.detach_region(inner), [c.init for c in plan.carries], streams, avals, length=n * m,
-                       reverse=outer.reverse, like=outer, before=outer)  # fmt: skip
+    flat = rw.new_scan(
+        rw.detach_region(inner),
+        [c.init for c in plan.carries],
+        streams,
+        avals,
+        length=n * m,
+        reverse=outer.reverse,
+        like=outer,
+        before=outer,
+    )
     for carry, result in zip(plan.carries, flat.results, strict=False):
         rw.replace(carry.result, result)
     for stack, source, every in zip(outer.stacks, plan.sources, flat.results[count:], strict=True):
         split = rw.insert(lambda x: lax.reshape(x, (n, m, *x.shape[1:])), every, before=outer)
         if not isinstance(source, Stack):
-            split = rw.insert(lambda x: lax.index_in_dim(x, m - 1 if outer.reverse else 0, 1, keepdims=False), split,
-                              before=outer)  # fmt: skip
+            split = rw.insert(
+                lambda x: lax.index_in_dim(x, m - 1 if outer.reverse else 0, 1, keepdims=False),
+                split,
+                before=outer,
+            )
         rw.replace(stack.result, split)
     rw.erase(outer)
 
@@ -283,7 +310,9 @@ def _merged(x: jax.Array, n: int, m: int) -> jax.Array:
 
 
 def _flat_outputs(nest: Nest, plan: _Plan, rw: Rewriter) -> tuple[list[Value], list[object]]:
-    """What the merged loop stacks in every step for each outer stack, and the types of its results."""
+    """What the merged loop stacks in every step for each outer stack, and the types of its
+    results.
+    """
     outer, inner = nest.outer, nest.inner
     end, total = inner.body.terminator, outer.length * inner.length
     renamed = {o.param: c.param for o, c in zip(plan.carries, inner.carries, strict=True)}
@@ -298,12 +327,14 @@ def _flat_outputs(nest: Nest, plan: _Plan, rw: Rewriter) -> tuple[list[Value], l
     return values, avals
 
 
-def _joint(nest: Nest, plan: _Plan, rw: Rewriter) -> Value:
+def _joint(nest: Nest, rw: Rewriter) -> Value:
     """The outer predicate of every inner step, for masks that do not imply it."""
     outer, skip, n, m = nest.outer, nest.skip, nest.outer.length, nest.inner.length
     rows = {s.param: s.operand for s in outer.streams}
     masks = rw.vectorize(skip.slice, skip.predicate, rows, length=n, before=outer)
-    return rw.insert(lambda p: lax.reshape(lax.broadcast_in_dim(p, (n, m), (0,)), (n * m,)), masks, before=outer)
+    return rw.insert(
+        lambda p: lax.reshape(lax.broadcast_in_dim(p, (n, m), (0,)), (n * m,)), masks, before=outer
+    )
 
 
 def _gate(predicate: Value, gate: Value, rw: Rewriter) -> None:

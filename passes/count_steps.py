@@ -13,15 +13,16 @@ After::
     c_n, taken = scan[n] carry(c=c_0, k=0) { ...; yield carry(d, add k p) }
     mask = lt iota taken
 
-and a loop that reads `mask` row by row compares its row number with `taken`.  The transposed loop then knows that its
-predicates are true in the first rows only, so that it can be merged with another loop, or start where the forward loop
-stopped.
+and a loop that reads `mask` row by row compares its row number with `taken`.  The transposed loop
+then knows that its predicates are true in the first rows only, so that it can be merged with
+another loop, or start where the forward loop stopped.
 
 Sound when
 
-1. the scan runs forward and skips under `p`, computed from carries that a skipped step keeps: once false, `p` stays
-   false, so that it is true in the first `taken` rows and in no other;
-2. the stacked value is `p` itself, converted or not, the same in every step taken and in every step skipped.
+1. the scan runs forward and skips under `p`, computed from carries that a skipped step keeps: once
+   false, `p` stays false, so that it is true in the first `taken` rows and in no other;
+2. the stacked value is `p` itself, converted or not, the same in every step taken and in every
+   step skipped.
 
 Source: jax#8239, whose transposed loops ask one predicate per step of the bound.
 """
@@ -35,21 +36,21 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 from jax import lax
-
 from jaxpr_opt.analysis.assume import Assumed, Splat
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
-
 Mask = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredicateStacks(Match):
-    """The stacks of the predicate under which a scan skips, perhaps converted, with what they hold for a step that is
-    taken and for one that is skipped (condition 2)."""
+    """The stacks of the predicate under which a scan skips, perhaps converted, with what they hold
+    for a step that is
+    taken and for one that is skipped (condition 2).
+    """
 
     skip: Skip
     stacks: tuple[tuple[Stack, tuple[int, int]], ...]
@@ -64,7 +65,9 @@ class CountSteps(Pass):
 
     def find(self, op: Op) -> Iterator[PredicateStacks]:
         assert isinstance(op, Scan)
-        masks = [s for s in op.stacks if s.value.shape == () and s.result.uses and _is_integral(s.value)]
+        masks = [
+            s for s in op.stacks if s.value.shape == () and s.result.uses and _is_integral(s.value)
+        ]
         skip = find_skip(op) if masks else None
         if skip is None:
             return
@@ -72,10 +75,16 @@ class CountSteps(Pass):
         found = []
         for stack in masks:
             yes, no = taken[stack.value], skip.skipped[stack.value]
-            if predicate_root(stack.value) is skip.predicate and isinstance(yes, Splat) and isinstance(no, Splat):
+            if (
+                predicate_root(stack.value) is skip.predicate
+                and isinstance(yes, Splat)
+                and isinstance(no, Splat)
+            ):
                 found.append((stack, (int(yes.value), int(no.value))))
         if found:
-            yield PredicateStacks(op, "one predicate a step becomes one count of steps", skip, tuple(found))
+            yield PredicateStacks(
+                op, "one predicate a step becomes one count of steps", skip, tuple(found)
+            )
 
     def refuse(self, match: PredicateStacks) -> str | None:
         if match.skip.kind != "carried":

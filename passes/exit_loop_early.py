@@ -19,15 +19,18 @@ After::
 Sound when
 
 1. in a skipped step every carry keeps its value, counters apart, and
-2. the predicate is computed from carries that are kept (once false it stays false), or from streams, counters and
-   outer values (then the number of steps is computed before the loop; the last step taken ends it, so that a predicate
-   that comes back to true is no obstacle: the cond stays in the body for those in between),
+2. the predicate is computed from carries that are kept (once false it stays false), or from
+   streams, counters and outer values (then the number of steps is computed before the loop; the
+   last step taken ends it, so that a predicate that comes back to true is no obstacle: the cond
+   stays in the body for those in between),
 3. the predicate has no effects and ends, nor has a skipped step effects,
-4. what a skipped step stacks is unspecified, or computed from kept carries and outer values, or from the predicate,
+4. what a skipped step stacks is unspecified, or computed from kept carries and outer values, or
+   from the predicate,
 5. nothing differentiates the loop any more (the final phase): a `while` has no transpose.
 
-A reverse scan visits its last row first, so it *starts* at the last step that is taken: the transpose of a loop that
-stopped early.  A loop whose steps are cheaper than asking whether to go on is left alone.
+A reverse scan visits its last row first, so it *starts* at the last step that is taken: the
+transpose of a loop that stopped early.  A loop whose steps are cheaper than asking whether to go
+on is left alone.
 
 Source: jax#8239, jax#2469; Equinox's `bounded` while loop does this by hand.
 """
@@ -43,17 +46,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
-from jaxpr_opt.analysis.assume import Splat
 from jaxpr_opt.analysis.masks import Prefix, first_rows
-from jaxpr_opt.analysis.skips import Skip, find_skips, predicate_root
-from jaxpr_opt.ir import UNDEFINED, Op, Region, Scan, Stack, Value, backward_slice, reads
+from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
+from jaxpr_opt.analysis.skips import Skip, find_skips
+from jaxpr_opt.ir import Op, Region, Scan, Value, reads
 from jaxpr_opt.pipeline import Match, Pass, Phase
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_collective, is_pure, is_speculable
+from jaxpr_opt.traits import is_collective, is_pure
 
 MIN_STEP_BYTES = 4096
-"""A step that makes less than this is not worth a question: one step of an XLA:CPU loop costs about as much as moving
+"""A step that makes less than this is not worth a question: one step of an XLA:CPU loop costs
+about as much as moving
 this many bytes (measured: 0.3 us)."""
 
 
@@ -96,19 +99,20 @@ class ExitLoopEarly(Pass):
         if any(is_collective(op) for op in scan.body.walk()):
             return "a step communicates, so every device must take part in it"
         for stack in scan.stacks:
-            if isinstance(reason := _refill(skip, stack), str):
+            if isinstance(reason := skipped_row(skip, stack), str):
                 return reason
         return None
 
     def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
         skip, scan = match.skip, match.op
         assert isinstance(skip, Skip) and isinstance(scan, Scan)
-        refills = [_refill(skip, stack) for stack in scan.stacks]
-        masks, stop = _last_step(skip, rw)
+        rows = [skipped_row(skip, stack) for stack in scan.stacks]
+        stop = _last_step(skip, rw)
         carries, stacks = scan.carries, scan.stacks
         inits = _inits(skip, stop, rw)
         predicate = _predicate(skip, inits, stop, rw)
-        body = _body(skip, inits, rw)
+        refilling = {op for each in rows if isinstance(each, SkippedRow) for op in each.all_ops()}
+        body = _body(skip, inits, refilling, rw)
         loop = rw.new_while(predicate, body, inits, like=scan, before=scan)
         row, finals, buffers = (
             loop.results[0],
@@ -124,9 +128,9 @@ class ExitLoopEarly(Pass):
                 final if step is None else _count(carry.init, step, scan.length, scan, rw),
             )
         done = stop if skip.kind == "upfront" else row
-        for stack, buffer, refill in zip(stacks, buffers, refills, strict=True):
-            assert not isinstance(refill, str)
-            rw.replace(stack.result, _refilled(skip, buffer, refill, kept, done, masks, rw))
+        for stack, buffer, skipped in zip(stacks, buffers, rows, strict=True):
+            assert not isinstance(skipped, str)
+            rw.replace(stack.result, _refilled(skip, buffer, skipped, kept, done, rw))
         rw.erase(scan)
 
 
@@ -140,48 +144,14 @@ def _work(body: Region) -> float:
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class Refill:
-    """Condition 4: what the rows of skipped steps hold.  Nothing at all, unless one of these is set."""
-
-    constant: Splat | None = None
-    mask: bool = False
-    value: Value | None = None
-    ops: tuple[Op, ...] = ()
-
-
-def _refill(skip: Skip, stack: Stack) -> Refill | str:
-    body, known = skip.scan.body, skip.skipped[stack.value]
-    if isinstance(known, Splat):
-        return Refill(constant=known)
-    if known.op is not None and known.op.name == UNDEFINED:
-        return Refill()
-    if stack.value.shape == skip.predicate.shape and predicate_root(stack.value) is skip.predicate:
-        return Refill(mask=True)
-    ops = backward_slice([known], lambda v: v.region is not body or v is skip.predicate)
-    moving = {s.param for s in skip.scan.streams} | {c.param for c, _ in skip.counters}
-    used = {known, *reads(ops)}
-    if not used.isdisjoint(moving):
-        return f"it stacks {stack.value.name or stack.value.aval}, which differs from one skipped step to the next"
-    local = {v for op in ops for v in op.results} | set(body.params) | {skip.predicate}
-    if any(body.defines(v) and v not in local for v in used) or not all(
-        is_speculable(op) for op in ops
-    ):
-        return (
-            f"it stacks {stack.value.name or stack.value.aval}, which a skipped step computes anew"
-        )
-    return Refill(value=known, ops=tuple(ops))
-
-
-def _last_step(skip: Skip, rw: Rewriter) -> tuple[Value | None, Value]:
-    """All predicates as one array (of an `upfront` loop whose predicate is not simply `i < n`), and the number of
-    rows in which a step may be taken."""
+def _last_step(skip: Skip, rw: Rewriter) -> Value:
+    """The number of rows among which are all steps that are taken."""
     scan, n = skip.scan, skip.scan.length
     if skip.kind == "carried":
-        return None, rw.insert(lambda: jnp.int32(n), before=scan)
+        return rw.scalar(n, np.int32)
     first = first_rows(skip)
     if first is not None:
-        return None, rw.insert(partial(_rows_below, first, n), first.bound, before=scan)
+        return rw.insert(partial(_rows_below, first, n), first.bound, before=scan)
     rows = {s.param: s.operand for s in scan.streams}
     for carry, step in skip.counters:
         rows[carry.param] = _count(carry.init, step, None, scan, rw)
@@ -191,14 +161,16 @@ def _last_step(skip: Skip, rw: Rewriter) -> tuple[Value | None, Value]:
         taken = (p == skip.taken_when).reshape(n, -1).any(axis=1)
         return jnp.max(jnp.where(taken, jnp.arange(1, n + 1, dtype=np.int32), 0))
 
-    return masks, rw.insert(last, masks, before=scan)
+    return rw.insert(last, masks, before=scan)
 
 
 def _rows_below(mask: Prefix, n: int, bound: jax.Array) -> jax.Array:
     """How many rows `i` of `n` there are with ``a * i + offset < bound``."""
     (a,), top = mask.coefficients, jnp.iinfo(bound.dtype).max
     limit = min(a * (n - 1) + mask.offset + 1, top)
-    clipped = lax.clamp(lax.full_like(bound, 0), bound, lax.full_like(bound, limit)).astype(np.int32)
+    clipped = lax.clamp(lax.full_like(bound, 0), bound, lax.full_like(bound, limit)).astype(
+        np.int32
+    )
     return jnp.maximum(clipped - mask.offset + (a - 1), 0) // a if a > 1 or mask.offset else clipped
 
 
@@ -208,9 +180,9 @@ def _count(init: Value, step: Value, after: int | None, scan: Scan, rw: Rewriter
 
     def count(i: jax.Array, s: jax.Array) -> jax.Array:
         if after is not None:
-            return i + s * jnp.asarray(after, i.dtype)
-        rows = jnp.arange(n, dtype=i.dtype)
-        return i + s * (n - 1 - rows if scan.reverse else rows)
+            return i + s * jnp.int32(after).astype(i.dtype)
+        rows = lax.iota(np.int32, n)
+        return i + s * (n - 1 - rows if scan.reverse else rows).astype(i.dtype)
 
     return rw.typed(count, init.aval if after is not None else None, init, step, before=scan)
 
@@ -234,7 +206,9 @@ def _inits(skip: Skip, stop: Value, rw: Rewriter) -> list[Value]:
 
 
 def _predicate(skip: Skip, inits: list[Value], stop: Value, rw: Rewriter) -> Region:
-    """Whether row `row` is to be run: it is in range and, if that is known in the loop only, its step is taken."""
+    """Whether row `row` is to be run: it is in range and, if that is known in the loop only,
+    its step is taken.
+    """
     scan = skip.scan
     region = rw.new_region(inits)
     row, end = region.params[0], region.terminator
@@ -248,13 +222,17 @@ def _predicate(skip: Skip, inits: list[Value], stop: Value, rw: Rewriter) -> Reg
     return region
 
 
-def _body(skip: Skip, inits: list[Value], rw: Rewriter) -> Region:
-    """One step: rows of streams are sliced, rows of stacks written."""
+def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> Region:
+    """One step: rows of streams are sliced, rows of stacks written.
+
+    Its predicate is true, except to the ops that are going to compute what skipped steps stack.
+    """
     scan, n = skip.scan, skip.scan.num_carries
     region = rw.new_region(inits)
     row, end = region.params[0], region.terminator
     if skip.predicate.shape == () and (skip.kind == "carried" or first_rows(skip) is not None):
-        rw.replace(skip.predicate, rw.constant(np.bool_(skip.taken_when), skip.predicate.aval))
+        taken = rw.constant(np.bool_(skip.taken_when), skip.predicate.aval)
+        rw.replace(skip.predicate, taken, lambda use: use.op not in refilling)
     reading = reads(scan.body.ops)
     rows = [
         rw.insert(_read_row, s.operand, row, before=end) if s.param in reading else s.param
@@ -282,7 +260,9 @@ def _write_row(buffer: jax.Array, value: jax.Array, row: jax.Array) -> jax.Array
 def _in_skipped_steps(
     skip: Skip, body: Region, finals: tuple[Value, ...], rw: Rewriter
 ) -> dict[Value, Value]:
-    """The body's parameters in the steps that were skipped: after the last one taken, or, in reverse, before it."""
+    """The body's parameters in the steps that were skipped: after the last one taken, or, in
+    reverse, before it.
+    """
     early = skip.kind == "upfront" and skip.scan.reverse
     values = [c.init for c in skip.scan.carries] if early else list(finals)
     false = rw.constant(np.full(skip.predicate.shape, not skip.taken_when), skip.predicate.aval)
@@ -292,28 +272,29 @@ def _in_skipped_steps(
     return mapping
 
 
-def _refilled(skip: Skip, buffer: Value, refill: Refill, kept: dict[Value, Value], done: Value,
-              masks: Value | None, rw: Rewriter) -> Value:  # fmt: skip
-    """The stack: the rows that were run from `buffer`, the others as a skipped step would have made them."""
-    scan = skip.scan
-    if refill == Refill():
+def _refilled(
+    skip: Skip,
+    buffer: Value,
+    skipped: SkippedRow,
+    kept: dict[Value, Value],
+    done: Value,
+    rw: Rewriter,
+) -> Value:
+    """The stack: rows that were run from `buffer`, the others as skipped steps would have made them."""
+    if skipped.is_unspecified:
         return buffer
-
-    def fill(rows: jax.Array, d: jax.Array, value: jax.Array) -> jax.Array:
-        number = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
-        ran = number > d if scan.reverse and skip.kind == "carried" else number < d
-        return lax.select(ran, rows, jnp.broadcast_to(value, rows.shape).astype(rows.dtype))
-
-    if refill.mask:
-        constant: object = not skip.taken_when
-    elif refill.constant is not None:
-        constant = refill.constant.value
-    else:
-        assert refill.value is not None
+    scan = skip.scan
+    if skipped.value is not None:
         mapping = dict(kept)
-        rw.clone(refill.ops, mapping, scan)
-        value = mapping.get(refill.value, refill.value)
-        return rw.insert(fill, buffer, done, value, before=scan)
-    return rw.insert(
-        lambda rows, d: fill(rows, d, jnp.asarray(constant, rows.dtype)), buffer, done, before=scan
-    )
+        rw.clone(skipped.ops, mapping, scan)
+        value = mapping.get(skipped.value, skipped.value)
+    else:
+        constant = not skip.taken_when if skipped.constant is None else skipped.constant.value
+        value = rw.scalar(constant, buffer.dtype)
+
+    def fill(rows: jax.Array, d: jax.Array, row: jax.Array) -> jax.Array:
+        number = lax.broadcasted_iota(np.int32, rows.shape, 0)
+        ran = number > d if scan.reverse and skip.kind == "carried" else number < d
+        return lax.select(ran, rows, jnp.broadcast_to(row, rows.shape))
+
+    return rw.insert(fill, buffer, done, value, before=scan)

@@ -12,7 +12,8 @@ After::
 
 Sound when
 
-1. operands and result are scalar booleans or integers: NumPy computes them as XLA does, wrapping around;
+1. operands and result are scalar booleans or integers, which NumPy computes as XLA does, wrapping
+   around; or the op only makes a weak type a strong one;
 2. the result has no weak type: a constant could not carry it.
 
 Cost: every rule removes an op.
@@ -26,6 +27,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.ir import Constant, Op, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -85,8 +87,11 @@ class FoldConstants(Pass):
 
 
 def _is_foldable(op: Op) -> bool:
-    weak = getattr(op.result.aval, "weak_type", False)  # (2)
-    return not weak and all(_is_integral(v) for v in (*op.operands, op.result))  # (1)
+    if is_weak(op.result):  # (2)
+        return False
+    if op.name == "convert_element_type" and op.operands[0].dtype == op.result.dtype:
+        return isinstance(op.result.dtype, np.dtype)
+    return all(_is_integral(v) for v in (*op.operands, op.result))  # (1)
 
 
 def _is_integral(value: Value) -> bool:

@@ -16,14 +16,17 @@ After::
       yield carry(d) ys(u)
     }
 
-Under `vmap` a skipped step is a `select`: it is computed, and its residuals are stacked, also when no row of the batch
-takes it.  As a branch it can be left out, its residuals are unspecified, and the loop may stop early.
+Under `vmap` a skipped step is a `select`: it is computed, and its residuals are stacked, also when
+no row of the batch takes it.  As a branch it can be left out, its residuals are unspecified, and
+the loop may stop early.
 
 Sound when
 
-1. the scan skips under a batched predicate `p`: where `p` is false everywhere, every carry keeps its value;
-2. whatever reads the stacked value reads it row by row, in loops that skip under the same predicate and whose stacks
-   then do not depend on it, so that rows of steps that are skipped are never looked at;
+1. the scan skips under a batched predicate `p`: where `p` is false everywhere, every carry keeps
+   its value;
+2. whatever reads the stacked value reads it row by row, in loops that skip under the same
+   predicate and whose stacks then do not depend on it, so that rows of steps that are skipped are
+   never looked at;
 3. a step has no effects and does not communicate.
 
 It fires only if a stack would otherwise keep the loop from stopping early.
@@ -35,10 +38,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 from jax import lax
-
 from jaxpr_opt.analysis.assume import Splat
 from jaxpr_opt.analysis.expressions import same_expression
+from jaxpr_opt.analysis.skipped_rows import skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root, predicate_source
 from jaxpr_opt.ir import Constant, Op, Scan, Stack, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -48,7 +52,9 @@ from jaxpr_opt.traits import can_move
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchedSkip(Match):
-    """A scan that skips under a batched predicate, and the stacks that a skipped step computes for nobody."""
+    """A scan that skips under a batched predicate, and the stacks that a skipped step computes
+    for nobody.
+    """
 
     skip: Skip
     stacks: tuple[Stack, ...]
@@ -65,9 +71,11 @@ class IsolateSkippedSteps(Pass):
         assert isinstance(op, Scan)
         skip = find_skip(op) if op.stacks else None
         if skip is not None and skip.predicate.shape != ():
-            computed = tuple(s for s in op.stacks if _computed_anew(skip, s.value))
+            computed = tuple(s for s in op.stacks if isinstance(skipped_row(skip, s), str))
             if computed:
-                yield BatchedSkip(op, "a step that every row of the batch skips becomes a branch", skip, computed)
+                yield BatchedSkip(
+                    op, "a step that every row of the batch skips becomes a branch", skip, computed
+                )
 
     def refuse(self, match: BatchedSkip) -> str | None:
         skip = match.skip
@@ -76,7 +84,9 @@ class IsolateSkippedSteps(Pass):
         for stack in match.stacks:
             for use in stack.result.uses:
                 if not _unread_when_skipped(use.op, stack, skip):
-                    return f"{stack.result.name or stack.result.aval} is read where no step was taken"
+                    return (
+                        f"{stack.result.name or stack.result.aval} is read where no step was taken"
+                    )
         return None
 
     def rewrite(self, match: BatchedSkip, rw: Rewriter) -> None:
@@ -92,23 +102,19 @@ class IsolateSkippedSteps(Pass):
             rw.move(op, taken.terminator)
         rw.set_outputs(taken, through)
         unread = {s.value for s in match.stacks}
-        rw.set_outputs(skipped, [_instead(skip, v, v in unread, skipped.terminator, rw) for v in through])
-        some = rw.insert(lambda p: _any(p if skip.taken_when else lax.bitwise_not(p)), skip.predicate, before=end)
+        rw.set_outputs(
+            skipped, [_instead(skip, v, v in unread, skipped.terminator, rw) for v in through]
+        )
+        some = rw.insert(
+            lambda p: _any(p if skip.taken_when else lax.bitwise_not(p)), skip.predicate, before=end
+        )
         cond = rw.new_cond(some, [skipped, taken], like=scan, before=end)
         results = dict(zip(through, cond.results, strict=True))
         rw.set_outputs(body, [results.get(v, v) for v in outputs])
 
 
-def _any(p):  # type: ignore[no-untyped-def]
+def _any(p: jax.Array) -> jax.Array:
     return lax.reduce_or(p, axes=tuple(range(p.ndim)))
-
-
-def _computed_anew(skip: Skip, value: Value) -> bool:
-    """Whether a skipped step computes the value: it is neither known, nor a carry, nor the predicate."""
-    known = skip.skipped[value]
-    if isinstance(known, Splat | Constant) or known.op is None or not skip.scan.body.defines(known):
-        return False
-    return known.op.name != "undefined" and predicate_root(value) is not skip.predicate
 
 
 def _unread_when_skipped(user: Op, stack: Stack, skip: Skip) -> bool:
@@ -124,24 +130,33 @@ def _unread_when_skipped(user: Op, stack: Stack, skip: Skip) -> bool:
     counters = {c.param for c, _ in other.counters}
     if any(use.op in other.slice or use.op.is_terminator for row in rows for use in row.uses):
         return False
-    return all(isinstance(other.skipped[s.value], Splat) for s in user.stacks) and not counters & rows
+    return (
+        all(isinstance(other.skipped[s.value], Splat) for s in user.stacks) and not counters & rows
+    )
 
 
 def _same_predicate(other: Skip, skip: Skip) -> bool:
-    """Whether the other loop's predicate is a row of a stack of this one's, or computed alike from the same rows."""
+    """Whether the other loop's predicate is a row of a stack of this one's, or computed alike
+    from the same rows.
+    """
     stream = other.scan.stream_of(predicate_source(other.predicate))
     stack = skip.scan.stack_of(stream.operand) if stream is not None else None
     if stack is not None:
         return predicate_root(stack.value) is skip.predicate and other.taken_when == skip.taken_when
     rows = {s.operand: s.param for s in other.scan.streams}
     renamed = {s.param: rows[s.operand] for s in skip.scan.streams if s.operand in rows}
-    return same_expression(skip.predicate, other.predicate, renamed) and other.taken_when == skip.taken_when
+    return (
+        same_expression(skip.predicate, other.predicate, renamed)
+        and other.taken_when == skip.taken_when
+    )
 
 
 def _instead(skip: Skip, value: Value, unread: bool, end: Op, rw: Rewriter) -> Value:
     """What a skipped step yields for `value`."""
     known = skip.skipped[value]
-    if isinstance(known, Value) and (isinstance(known, Constant) or known.region is skip.scan.body and known.op is None):
+    if isinstance(known, Value) and (
+        isinstance(known, Constant) or (known.region is skip.scan.body and known.op is None)
+    ):
         return known
     if isinstance(known, Splat):
         return rw.insert(lambda: lax.full(value.shape, known.value, value.dtype), before=end)

@@ -1,32 +1,41 @@
-"""Save what a step starts from and replay it in the transposed loop, where storing what it computed costs more.
+"""Save what a step starts from and replay it in the transposed loop, where storing what it
+computed costs more.
 
 Before::
 
-    c_n, r = scan[n] carry(c=c_0) { ...; d, v = cond p { h = ..c..; yield f(h), g(h) } else { c, undefined }; yield d ys(v) }
-    a_n    = scan[n, reverse] carry(a=a_0) xs(v=r) { ...; cond p_i { ..v.. } else { a } }
+    c_n, r = scan[n] carry(c=c_0) { ...; d, v = cond p { h = ..c..; yield f(h), g(h) } else { c,
+    undefined }; yield d ys(v) } a_n    = scan[n, reverse] carry(a=a_0) xs(v=r) { ...; cond p_i {
+    ..v.. } else { a } }
 
 After::
 
     c_n, s = scan[n] carry(c=c_0) { ...; yield d ys(c) }
-    a_n    = scan[n, reverse] carry(a=a_0) xs(c=s) { ...; cond p_i { h = ..c..; v = g(h); ..v.. } else { a } }
+    a_n    = scan[n, reverse] carry(a=a_0) xs(c=s) { ...; cond p_i { h = ..c..; v = g(h); ..v.. }
+    else { a } }
 
-What a step hands to its transpose may be cut anywhere between its inputs and the residuals AD has chosen.  Two cuts are
-priced here (a minimum cut over the body is to take their place): *cheap*, which recomputes elementwise tails only, and
-*full*, which stores no more than the step's inputs and replays it.
+What a step hands to its transpose may be cut anywhere between its inputs and the residuals AD has
+chosen.  Two cuts are priced here (a minimum cut over the body is to take their place): *cheap*,
+which recomputes elementwise tails only, and *full*, which stores no more than the step's inputs
+and replays it.
 
-A whole buffer is made for each stack, however few steps are taken.  So a loop that may stop early stores only if its
-buffers cost no more than replaying a single step: then storing is never the worse choice, whatever the number of steps.
-Replaying costs one more forward step for each step that is taken, whatever the bound.
+A whole buffer is made for each stack, however few steps are taken.  So a loop that may stop early
+stores only if its buffers cost no more than replaying a single step: then storing is never the
+worse choice, whatever the number of steps. Replaying costs one more forward step for each step
+that is taken, whatever the bound.
 
 Sound when
 
-1. every use of a residual is row by row, in a loop or a nest of loops of as many steps, so that row `i` is needed with
-   row `i` only, and any other array of as many rows can be sent the same way;
-2. what is replayed has no effects, ends, does not communicate, and reads nothing of the forward loop but its carries and
-   streams, and outer values that are still there.
+1. every use of a residual is row by row, in a loop or a nest of loops of as many steps, so that
+   row `i` is needed with row `i` only, and any other array of as many rows can be sent the same
+   way;
+2. what is replayed has no effects, ends, does not communicate, and reads nothing of the forward
+   loop but its carries and streams, and outer values that are still there;
+3. what a step that is taken computes stands for the residual only if that of a skipped step is
+   unspecified: somebody may read it.
 
-It fires on loops that skip; on others only if nothing more than before is stored.  Source: Griewank and Walther,
-"Evaluating Derivatives", ch. 12 (store or replay); Chen et al., arXiv:1604.06174.
+It fires on loops that skip; on others only if nothing more than before is stored.  Source:
+Griewank and Walther, "Evaluating Derivatives", ch. 12 (store or replay); Chen et al.,
+arXiv:1604.06174.
 """
 
 from __future__ import annotations
@@ -38,18 +47,32 @@ from typing import ClassVar
 
 import jax
 from jax import lax
-
-from jaxpr_opt.analysis.assume import Assumed
+from jaxpr_opt.analysis.assume import Assumed, Known
+from jaxpr_opt.analysis.constants import is_undefined
 from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.routes import Route, Rows, Split, routes
 from jaxpr_opt.analysis.skips import find_skip
-from jaxpr_opt.ir import Cond, Constant, Op, Outcome, Region, Scan, Stack, Stream, Value, backward_slice, reads
+from jaxpr_opt.ir import (
+    Cond,
+    Constant,
+    Op,
+    Outcome,
+    Region,
+    Scan,
+    Stack,
+    Stream,
+    Value,
+    backward_slice,
+    reads,
+)
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_speculable, is_arithmetic
+from jaxpr_opt.traits import is_arithmetic, is_speculable
 
 FLOPS_PER_BYTE = 8.0
-"""How many operations take as long as moving one byte: an XLA:CPU core does about 50 GFLOP/s and 6 GB/s."""
+"""How many operations take as long as moving one byte: an XLA:CPU core does about 50 GFLOP/s
+and 6 GB/s.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +111,16 @@ class ReplaySteps(Pass):
         cut = _best(op, residuals) if residuals else None
         if cut is not None:
             before = sum(stack.result.nbytes for stack, _ in cut.residuals)
-            what = "replays each step taken" if cut.kind == "full" else "recomputes elementwise residuals"
-            yield Handover(op, f"the transposed loop {what}: {before:,} bytes of residuals become {cut.stored_bytes:,}", cut)
+            what = (
+                "replays each step taken"
+                if cut.kind == "full"
+                else "recomputes elementwise residuals"
+            )
+            yield Handover(
+                op,
+                f"the transposed loop {what}: {before:,} bytes of residuals become {cut.stored_bytes:,}",
+                cut,
+            )
 
     def refuse(self, match: Handover) -> str | None:
         for op in match.cut.ops:
@@ -113,18 +144,31 @@ class ReplaySteps(Pass):
 
 
 def _residuals(scan: Scan) -> list[tuple[Stack, Value]]:
-    """Stacks that other loops of as many steps read row by row (condition 1), with what they hold if a step is taken."""
+    """Stacks that other loops of as many steps read row by row (condition 1), with what they
+    hold if a step is taken.
+    """
     skip = find_skip(scan)
-    alone = skip is not None and skip.predicate.shape == ()  # in a batch, a step that is taken is so by some rows only
-    taken = Assumed(scan.body, {skip.predicate: skip.taken_when}) if skip is not None and alone else None
+    # In a batch, a step that is taken is so by some rows only.
+    alone = skip if skip is not None and skip.predicate.shape == () else None
+    taken = Assumed(scan.body, {alone.predicate: alone.taken_when}) if alone is not None else None
     found = []
     for stack in scan.stacks:
-        known = taken[stack.value] if taken is not None else stack.value
+        known: Known = stack.value
+        if (
+            alone is not None
+            and taken is not None
+            and _is_unspecified(alone.in_skipped_step(known))
+        ):
+            known = taken[stack.value]  # (3)
         if not isinstance(known, Value) or known.op is None or not scan.body.defines(known):
             continue
         if stack.result.uses and routes(stack.result) is not None:
             found.append((stack, known))
     return found
+
+
+def _is_unspecified(known: Known) -> bool:
+    return isinstance(known, Value) and is_undefined(known)
 
 
 def _best(scan: Scan, residuals: list[tuple[Stack, Value]]) -> Cut | None:
@@ -133,7 +177,11 @@ def _best(scan: Scan, residuals: list[tuple[Stack, Value]]) -> Cut | None:
     cheap = _cut("cheap", scan, residuals, lambda v: v.op is not None and not is_arithmetic(v.op))
     full = _cut("full", scan, residuals, lambda v: False)
     skips = find_skip(scan) is not None
-    if full is not None and skips and min(now, cheap.stored_bytes if cheap else now) > full.replay_bytes + full.stored_bytes:
+    if (
+        full is not None
+        and skips
+        and min(now, cheap.stored_bytes if cheap else now) > full.replay_bytes + full.stored_bytes
+    ):
         return full
     if cheap is not None and cheap.ops and cheap.stored_bytes < now:
         made = {s.value for s in scan.stacks}
@@ -142,7 +190,9 @@ def _best(scan: Scan, residuals: list[tuple[Stack, Value]]) -> Cut | None:
     return None
 
 
-def _cut(kind: str, scan: Scan, residuals: list[tuple[Stack, Value]], keep: Callable[[Value], bool]) -> Cut | None:
+def _cut(
+    kind: str, scan: Scan, residuals: list[tuple[Stack, Value]], keep: Callable[[Value], bool]
+) -> Cut | None:
     """The cut that stops at the step's inputs and at values for which `keep` holds."""
     body = scan.body
 
@@ -153,7 +203,11 @@ def _cut(kind: str, scan: Scan, residuals: list[tuple[Stack, Value]], keep: Call
     ops = backward_slice([value for _, value in chosen], stop)
     inner = {v for op in ops for each in op.walk() for v in each.results}
     params = {p for op in ops for each in op.walk() for r in each.regions for p in r.params}
-    leaves = [v for v in dict.fromkeys(_reads_in_order(ops)) if v not in inner and v not in params and body.defines(v)]
+    leaves = [
+        v
+        for v in dict.fromkeys(_reads_in_order(ops))
+        if v not in inner and v not in params and body.defines(v)
+    ]
     streams = {s.param for s in scan.streams}
     stored = [v for v in leaves if v not in streams]
     if not chosen or any(not _can_store(v, scan) for v in stored):
@@ -165,7 +219,9 @@ def _cut(kind: str, scan: Scan, residuals: list[tuple[Stack, Value]], keep: Call
 
 
 def _reads_in_order(ops: list[Op]) -> list[Value]:
-    return [v for op in ops for each in op.walk() for v in each.operands if not isinstance(v, Constant)]
+    return [
+        v for op in ops for each in op.walk() for v in each.operands if not isinstance(v, Constant)
+    ]
 
 
 def _can_store(value: Value, scan: Scan) -> bool:
@@ -202,15 +258,22 @@ def _yielded(value: Value, rw: Rewriter) -> Value:
     cond = value.region.owner if value.region is not None else None
     assert isinstance(cond, Cond)
     values = tuple(
-        value if branch is value.region else rw.undefined(value.aval, before=branch.terminator) for branch in cond.branches
+        value if branch is value.region else rw.undefined(value.aval, before=branch.terminator)
+        for branch in cond.branches
     )
     result = rw.new_value(value.aval, value.name)
     rw.set_cond(cond, [*cond.outcomes, Outcome(result, values)])
     return result
 
 
-def _replay(route: Route, read: list[tuple[Value, Value]], scan: Scan, cut: Cut, rows: dict[Value, Value],
-            rw: Rewriter) -> None:  # fmt: skip
+def _replay(
+    route: Route,
+    read: list[tuple[Value, Value]],
+    scan: Scan,
+    cut: Cut,
+    rows: dict[Value, Value],
+    rw: Rewriter,
+) -> None:
     """At the end of a route, read what is stored instead of the residuals and compute them."""
     last = route[-1]
     assert isinstance(last, Rows)
@@ -243,7 +306,9 @@ def _split(sizes: tuple[int, ...], lead: int, x: jax.Array) -> jax.Array:
     return lax.reshape(x, (*sizes, *x.shape[lead:]))
 
 
-def _unread(gone: set[Value], by_route: dict[Route, list[tuple[Value, Value]]], rw: Rewriter) -> None:
+def _unread(
+    gone: set[Value], by_route: dict[Route, list[tuple[Value, Value]]], rw: Rewriter
+) -> None:
     """Take the residuals out of the loops that read them no more, innermost first."""
     for route in by_route:
         for hop in reversed(route):

@@ -253,8 +253,9 @@ UNARY = [
     scan_without_streams, scan_of_nothing, while_loop, while_with_a_batched_predicate, cond,
     cond_on_an_integer, vmapped_switch, remat, remat_untouched, trivial_jit, jit_that_donates,
     jit_with_shardings, custom_jvp, custom_vjp, custom_root,
-    linear_solve, shard_map, pallas_call, on_the_host, pure_callback, random_numbers, scan_over_keys, refs,
-    float_zeros, weak_types, constants, half_precision, complex_numbers, barrier, named,
+    linear_solve, shard_map, pallas_call, on_the_host, pure_callback, random_numbers,
+    scan_over_keys, refs, float_zeros, weak_types, constants, half_precision, complex_numbers,
+    barrier, named,
 ]  # fmt: skip
 BINARY = [
     scan, scan_reversed_with_options, nested_scan, remat_in_scan, unused_and_repeated, sorting,

@@ -395,7 +395,7 @@ def test_a_warning_is_one_line(run, monkeypatch):
 def test_everything_fits_80_columns(run):
     commands = [
         ("diff", "cli_programs:loss", *BOUNDED, "--grad"),
-        ("diff", "cli_programs:loss", *BOUNDED, "--grad", "--stat", "--compile"),
+        ("diff", "cli_programs:draw", "--args", "key[]", "--stat", "--compile"),
         ("explain", "cli_programs:loss", *BOUNDED, "--grad"),
         ("passes",),
         *(("passes", name) for name in jaxpr_opt.registry.available()),

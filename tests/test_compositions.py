@@ -1,8 +1,8 @@
 """`optimize` above and below every transformation gives what JAX gives without it.
 
-Each composition is written once, as a function of the decorator, and run three times: with nothing, with a pipeline
-that leaves programs alone, and with passes that rewrite every program, so that gradients are traced as one program,
-optimised and split.
+Each composition is written once, as a function of the decorator, and run three times: with
+`jax.jit`, with a pipeline that leaves programs alone, and with a pass that rewrites every program,
+so that gradients are traced as one program, optimised and split.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jaxpr_opt.program import LinearMap, Program, optimized_p
 
 
 class PlainSums(Pass):
-    """`a - b` is `a + (-b)`, and AD's sums are sums, bit for bit: something to do in every program and gradient."""
+    """`a - b` is `a + (-b)`, AD's sums are sums: something to do in every gradient."""
 
     name = "plain-sums"
 
@@ -57,9 +57,12 @@ def same(expected, got, tolerance=2e-5):
         assert getattr(a, "weak_type", False) == getattr(b, "weak_type", False)
         if a.dtype == jax.dtypes.float0:
             continue
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(numbers(a), numbers(b), rtol=tolerance, atol=tolerance)
+
+
+def numbers(x):
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
 
 
 # ---------------------------------------------------------------- programs: (w, x) -> scalar
@@ -126,7 +129,7 @@ def custom_forward(w, x):
     return jnp.sum(halved(w["a"] * x - w["b"]) ** 2) + jax.nn.relu(w["b"])
 
 
-# ---------------------------------------------------------------- compositions: (decorator, function) -> (w, x) -> anything
+# ------------------------------------- compositions: (decorator, function) -> (w, x) -> anything
 
 C = {}
 composition_of = C.__setitem__
@@ -394,8 +397,8 @@ def test_composition(name):
     check(name, arithmetic, UNTOUCHED, REWRITING)
 
 
-LOOPS = ["call", "grad", "of_grad", "vmap_of_grad", "jvp", "hessian", "reverse_over_reverse", "checkpoint",
-         "grad_of_scan", "cond", "linearize", "of_itself"]  # fmt: skip
+LOOPS = ["call", "grad", "of_grad", "vmap_of_grad", "jvp", "hessian", "reverse_over_reverse",
+         "checkpoint", "grad_of_scan", "cond", "linearize", "of_itself"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -442,7 +445,7 @@ def count(name, jaxpr):
 
 
 GRADIENTS = {
-    "grad": (2, lambda f: jax.grad(f)),
+    "grad": (2, jax.grad),
     "jit_of_value_and_grad": (2, lambda f: jax.jit(jax.value_and_grad(f, (0, 1)))),
     "checkpoint": (3, lambda f: jax.grad(jax.checkpoint(f))),
     "checkpoint_saving": (
@@ -461,7 +464,7 @@ GRADIENTS = {
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_gradient_is_optimised_programs(name):
-    """Forward and backward (with `checkpoint` forward again, with `scan` what JAX hoists out) are all rewritten."""
+    """Forward, backward, again with `checkpoint`, hoisted out of `scan`: all are rewritten."""
     programs, transform = GRADIENTS[name]
     jaxpr = jax.make_jaxpr(transform(REWRITING(arithmetic)))(W, X)
     assert count("optimized", jaxpr) == programs
@@ -482,7 +485,7 @@ def test_forward_mode_is_one_program_without_residuals():
 
 
 def test_an_output_without_cotangent_costs_nothing():
-    """Its part of the backward program is gone, and so are the residuals that only it would read."""
+    """Its part of the backward program is gone, and so are the residuals only it would read."""
     two = lambda x: (jnp.sum(x - jnp.sin(x) * x), jnp.sum(jnp.exp(x) * jnp.tan(x) - x))
     grad = lambda o: jax.jit(jax.grad(lambda x: o(two)(x)[0]))
     same(grad(jax.jit)(X), grad(REWRITING)(X))
@@ -513,7 +516,8 @@ def test_the_linear_map_can_be_evaluated_batched_and_differentiated():
 # ---------------------------------------------------------------- values of every kind
 
 
-def mixed(tree, n, flag, key, none, empty):
+def mixed(tree, n, flag, key, none_and_empty):
+    none, empty = none_and_empty
     x = tree["x"] - jax.random.uniform(key, (3,))
     assert none is None
     outputs = {
@@ -530,17 +534,15 @@ def mixed(tree, n, flag, key, none, empty):
     return outputs, ()
 
 
-MIXED = ({"x": X}, jnp.int32(2), jnp.array(True), jax.random.key(0), None, jnp.zeros((0, 2)))
+MIXED = ({"x": X}, jnp.int32(2), jnp.array(True), jax.random.key(0), (None, jnp.zeros((0, 2))))
 
 
 def test_values_of_every_kind():
     for decorator in (UNTOUCHED, REWRITING):
         same(jax.jit(mixed)(*MIXED), decorator(mixed)(*MIXED))
         same(
-            jax.vmap(mixed, (0, None, None, None, None, None))({"x": rows(X)}, *MIXED[1:]),
-            jax.vmap(decorator(mixed), (0, None, None, None, None, None))(
-                {"x": rows(X)}, *MIXED[1:]
-            ),
+            jax.vmap(mixed, (0, None, None, None, None))({"x": rows(X)}, *MIXED[1:]),
+            jax.vmap(decorator(mixed), (0, None, None, None, None))({"x": rows(X)}, *MIXED[1:]),
         )
 
 
@@ -572,7 +574,7 @@ def test_outputs_that_do_not_depend_on_the_input_have_zero_gradient():
 
 
 def test_a_checkpoint_around_a_used_and_an_unused_output():
-    """JAX 0.10.2 cannot transpose a scan none of whose results has a cotangent: it must be gone by then."""
+    """JAX 0.10.2 cannot transpose a scan without any cotangent: it must be gone by then."""
 
     def two(w, x):
         return jnp.sum(w["a"] * x - w["b"]), lax.scan(lambda c, y: (c * y - 1, c), w["b"], x)

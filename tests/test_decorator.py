@@ -1,4 +1,4 @@
-"""`optimize` as a decorator: what it accepts, what it returns, what it refuses, and its switches."""
+"""`optimize` as a decorator: what it accepts, returns and refuses, and its switches."""
 
 import functools
 import inspect
@@ -133,7 +133,7 @@ def test_arguments_of_every_kind():
         }
 
     args = ({"w": X, "none": None}, X, 1, np.float32(2))
-    kwargs = dict(scale=3, a=X, b=True)
+    kwargs = {"scale": 3, "a": X, "b": True}
     expected = jax.jit(unwrap(f).fun)(*args, **kwargs)
     got = f(*args, **kwargs)
     assert jax.tree.structure(expected) == jax.tree.structure(got)
@@ -224,11 +224,8 @@ def test_shardings():
 def test_a_mesh_known_only_inside_is_found():
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     body = lambda x: lax.psum(x - 1, "d")
-    f = opt(
-        lambda x: jax.shard_map(
-            body, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec()
-        )(x)
-    )
+    spec = PartitionSpec
+    f = opt(jax.shard_map(body, mesh=mesh, in_specs=spec("d"), out_specs=spec()))
     assert f(X).tolist() == [-1, 0, 1, 2]
 
 
@@ -402,7 +399,7 @@ def test_under_disable_jit_the_function_runs_as_it_is():
 # ---------------------------------------------------------------- JAXPR_OPT_CHECK
 
 
-WRONG = Rename(lambda x, y: lax.add(x, y))
+WRONG = Rename(lax.add)
 
 
 @pytest.fixture
@@ -412,9 +409,12 @@ def _check():
 
 
 def complains(run, pattern):
-    with pytest.raises(Exception, match=pattern):
+    def run_to_the_end():
         jax.block_until_ready(run())
         jax.effects_barrier()
+
+    with pytest.raises(Exception, match=pattern):
+        run_to_the_end()
 
 
 @pytest.mark.usefixtures("_check")
@@ -452,7 +452,7 @@ def test_check_names_the_pass_the_output_and_the_difference():
 )
 def test_check_sees_a_wrong_gradient(transform):
     """The pass breaks only what AD made: the value is right, the backward program is not."""
-    wrong = Rename(lambda x, y: lax.mul(x, y), "add_any")
+    wrong = Rename(lax.mul, "add_any")
     f = optimize(lambda x: jnp.sum(x * jnp.sin(x)), passes=[wrong])
     complains(lambda: transform(f)(X), r"vjp.*pass rename-sub changed output 0")
 

@@ -195,7 +195,7 @@ def test_the_context_of_an_equation_survives():
 
 def test_random_arguments_have_the_types_they_are_asked_for():
     jaxpr = jax.make_jaxpr(lambda *xs: xs)(X, 1, True, jax.random.key(0), X.astype("bfloat16"))
-    for special in (False, True):
+    for special in ((), (jnp.nan,)):
         drawn = random_inputs(jaxpr.in_avals, special=special)
         assert [(x.shape, x.dtype) for x in drawn] == [(v.shape, v.dtype) for v in jaxpr.in_avals]
-    assert not jnp.isfinite(random_inputs([jax.typeof(XS)], special=True)[0]).all()
+    assert not jnp.isfinite(random_inputs([jax.typeof(XS)], special=(jnp.nan,))[0]).all()

@@ -236,6 +236,12 @@ def test_reselecting_reaches_what_is_inside():
     assert not jaxpr_opt.explain(observe.reselected(outer, ["simplify"], []), X).changed
 
 
+def test_reselecting_the_same_passes():
+    again = observe.reselected(cancelling(twice), [CancelNegations()], [])
+    assert jaxpr_opt.explain(again, X).changed
+    assert observe.name_of(again) == "twice"
+
+
 # -- diff
 
 

@@ -137,7 +137,7 @@ def test_a_call_that_is_kept_says_why():
           return r
         }
         """,
-        lambda x: jax.jit(double, donate_argnums=0)(x), "f32[3]",
+        jax.jit(double, donate_argnums=0), "f32[3]",
     )  # fmt: skip
 
 

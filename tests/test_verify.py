@@ -93,9 +93,6 @@ def test_a_long_program_is_shown_around_the_fault():
     assert 20 < len(text.splitlines()) < 30 and ">>>   s20:f32[3] = sin s19" in text
 
 
-# -- (1) lists -----------------------------------------------------------------------------------------
-
-
 def test_a_region_without_terminator():
     graph = scan_graph()
     region = op_of(graph, "scan").body
@@ -126,9 +123,6 @@ def test_a_broken_link():
     graph = scan_graph()
     op_of(graph, "sin").prev = None
     refuses(graph, "`prev` right before it", ">>>     s:f32[3] = sin c")
-
-
-# -- (2) values ----------------------------------------------------------------------------------------
 
 
 def test_a_use_that_is_not_listed():
@@ -176,9 +170,6 @@ def test_an_isolated_region_captures_nothing():
     refuses(graph, "the region of jit is isolated")
 
 
-# -- (3) roles -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("index", "shape", "words"),
     [
@@ -196,7 +187,10 @@ def test_operands_of_a_scan(index, shape, words):
 @pytest.mark.parametrize(
     ("outputs", "words"),
     [
-        ([value((4,)), value()], ("a next value of type f32[3]", "got [0.0, 0.0, 0.0, 0.0]:f32[4]")),
+        (
+            [value((4,)), value()],
+            ("a next value of type f32[3]", "got [0.0, 0.0, 0.0, 0.0]:f32[4]"),
+        ),
         ([value((), "int32"), value()], ("a next value of type f32[3]",)),
         ([value(), value((4,))], ("a stack of 8 rows of f32[4]", "got ys:f32[8,3]")),
         ([value()], ("2 outputs", "each carry and stack has one")),
@@ -267,7 +261,7 @@ def test_a_remat_captures():
 
 
 def test_a_call_passes_what_its_body_takes():
-    graph = graph_of(lambda x: jax.jit(jnp.sin, donate_argnums=0)(x), "f32[3]")
+    graph = graph_of(jax.jit(jnp.sin, donate_argnums=0), "f32[3]")
     Rewriter(graph).set_operand(op_of(graph, "jit"), 0, value((4,)))
     refuses(graph, "an operand of type f32[3]", "the parameter")
 
@@ -285,9 +279,6 @@ def test_an_op_without_primitive():
     graph = graph_of(jnp.sin, "f32[3]")
     op_of(graph, "sin").primitive = None
     refuses(graph, "a primitive and no region")
-
-
-# -- (4) types -----------------------------------------------------------------------------------------
 
 
 def test_a_result_of_another_type_than_its_primitive_gives():

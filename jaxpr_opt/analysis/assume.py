@@ -1,17 +1,18 @@
 """What values become when some predicates are known: one forward walk, nothing written.
 
-`Assumed(region, {p: False})` answers, for every value in the region, what it equals in a step in which `p` is
-false everywhere: itself, another value, or a `Splat` (all elements one known scalar).  It sees through conds on the
-predicate, selects (batched ones too), masks derived from it, and sums with a splat of zero.
+`Assumed(region, {p: False})` answers, for every value in the region, what it equals in a step in
+which `p` is false everywhere: itself, another value, or a `Splat` (all elements one known scalar).
+It sees through conds on the predicate, selects (batched ones too), masks derived from it, and sums
+with a splat of zero.
 
-With `linear=True` a product with a zero is zero.  That holds for cotangents only, whose zeros are symbolic: JAX
-itself drops ``0 * residual`` whenever it knows the zero while tracing.  It must not be asked of primal code, where
-``0 * inf`` is NaN.
+With `linear=True` a product with a zero is zero.  That holds for cotangents only, whose zeros are
+symbolic: JAX itself drops ``0 * residual`` whenever it knows the zero while tracing.  It must not
+be asked of primal code, where ``0 * inf`` is NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,9 @@ import numpy as np
 from jaxpr_opt.ir import Carry, Cond, Constant, Op, Region, Scan, Value
 from jaxpr_opt.traits import LINEAR_IN
 
-RESHAPING = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "rev", "slice", "squeeze", "transpose"})
+RESHAPING = frozenset(
+    {"broadcast_in_dim", "copy", "expand_dims", "reshape", "rev", "slice", "squeeze", "transpose"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,16 @@ Known = Value | Splat
 
 
 class Assumed:
-    """The region's values under `facts`, a map from boolean values to what all their elements are."""
+    """The region's values under `facts`, a map from boolean values to what all their elements
+    are.
+    """
 
-    def __init__(self, region: Region, facts: Mapping[Value, bool], *, linear: bool = False) -> None:
-        self._known: dict[Value, Known] = {value: Splat(np.bool_(fact)) for value, fact in facts.items()}
+    def __init__(
+        self, region: Region, facts: Mapping[Value, bool], *, linear: bool = False
+    ) -> None:
+        self._known: dict[Value, Known] = {
+            value: Splat(np.bool_(fact)) for value, fact in facts.items()
+        }
         self._linear = linear
         self._walk(region)
 
@@ -87,79 +96,122 @@ class Assumed:
         return results
 
     def _scan(self, op: Scan) -> list[Known]:
-        """A linear scan whose carries all start at zero keeps those that its body keeps at zero."""
+        """A linear scan whose carries all start at zero keeps those that its body keeps at
+        zero.
+        """
         zero = {c.param: c for c in op.carries if _is_zero(self[c.init])}
         while zero:
             inner = Assumed(op.body, {}, linear=True)
             inner._known = dict(self._known)
-            inner._known.update({p: Splat(np.zeros((), c.param.dtype)[()]) for p, c in zero.items()})
-            inner._known.update({s.param: k for s in op.streams if isinstance(k := self[s.operand], Splat)})
+            inner._known.update(
+                {p: Splat(np.zeros((), c.param.dtype)[()]) for p, c in zero.items()}
+            )
+            inner._known.update(
+                {s.param: k for s in op.streams if isinstance(k := self[s.operand], Splat)}
+            )
             inner._walk(op.body)
             lost = [p for p, c in zero.items() if not _is_zero(inner[c.next])]
             if not lost:
                 by_result = {c.result: inner[c.param] for c in zero.values()}
-                by_result |= {s.result: k for s in op.stacks if isinstance(k := inner[s.value], Splat)}
+                by_result |= {
+                    s.result: k for s in op.stacks if isinstance(k := inner[s.value], Splat)
+                }
                 return [by_result.get(v, v) for v in op.results]
             for param in lost:
                 del zero[param]
         return []
 
     def _first_order(self, op: Op, known: list[Known]) -> Known:
-        name, result = op.name, op.result
-        if name in RESHAPING:
-            return known[0] if isinstance(known[0], Splat) else result
-        if name == "convert_element_type":
-            return self._converted(known[0], result)
-        if name == "select_n":
-            return self._selected(known, result)
-        if name in ("add_any", "add"):
-            a, b = known
-            if _is_zero(a):
-                return _typed(b, result)
-            return _typed(a, result) if _is_zero(b) else result
-        if name == "sub" and _is_zero(known[1]):
-            return _typed(known[0], result)
-        if name in _COMPARE and all(isinstance(k, Splat) for k in known):
-            return Splat(_COMPARE[name](*(k.value for k in known if isinstance(k, Splat))))
-        if name in _LOGIC and result.dtype == bool and all(isinstance(k, Splat) for k in known):
-            return Splat(_LOGIC[name](*(k.value for k in known if isinstance(k, Splat))))
-        if name in ("and", "or") and result.dtype == bool:
-            absorbing = name == "or"
-            if any(isinstance(k, Splat) and bool(k.value) == absorbing for k in known):
-                return Splat(np.bool_(absorbing))
-            others = [k for k in known if not isinstance(k, Splat)]
-            return _typed(others[0], result) if len(others) == 1 else result
-        if name in ("reduce_or", "reduce_and", "reduce_max", "reduce_min"):
-            return known[0] if isinstance(known[0], Splat) else result
-        if name == "clamp" and all(isinstance(k, Splat) for k in known):
-            low, x, high = (k.value for k in known if isinstance(k, Splat))
-            return Splat(np.clip(x, low, high))
-        if self._linear and _vanishes(name, known):
-            return Splat(np.zeros((), result.dtype)[()])
-        return result
-
-    def _converted(self, known: Known, result: Value) -> Known:
-        if isinstance(known, Splat):
-            dtype = result.dtype
-            return Splat(np.asarray(known.value).astype(dtype)[()]) if isinstance(dtype, np.dtype) else result
-        return _typed(known, result)
-
-    def _selected(self, known: list[Known], result: Value) -> Known:
-        which, *cases = known
-        if isinstance(which, Splat):
-            chosen = cases[min(max(int(which.value), 0), len(cases) - 1)]
-            return _typed(chosen, result)
-        first, *rest = cases
-        return _typed(first, result) if all(_same(first, other) for other in rest) else result
+        rule = _RULES.get(op.name)
+        found = rule(op, known) if rule is not None else None
+        if found is None and self._linear and _vanishes(op.name, known):
+            return Splat(np.zeros((), op.result.dtype)[()])
+        return op.result if found is None else _typed(found, op.result)
 
 
-_LOGIC = {"and": np.logical_and, "not": np.logical_not, "or": np.logical_or, "xor": np.logical_xor}
-_COMPARE = {"eq": np.equal, "ge": np.greater_equal, "gt": np.greater, "le": np.less_equal, "lt": np.less,
-            "ne": np.not_equal}  # fmt: skip
+Rule = Callable[[Op, list[Known]], Known | None]
+
+
+def _splat_of_first(op: Op, known: list[Known]) -> Known | None:
+    """Moved or reduced, a splat stays one; a reduction of no elements is not its operand's."""
+    return known[0] if isinstance(known[0], Splat) and 0 not in op.operands[0].shape else None
+
+
+def _converted(op: Op, known: list[Known]) -> Known | None:
+    value, dtype = known[0], op.result.dtype
+    if not isinstance(value, Splat):
+        return value
+    return Splat(np.asarray(value.value).astype(dtype)[()]) if isinstance(dtype, np.dtype) else None
+
+
+def _selected(op: Op, known: list[Known]) -> Known | None:
+    which, *cases = known
+    if isinstance(which, Splat):
+        return cases[min(max(int(which.value), 0), len(cases) - 1)]
+    return cases[0] if all(_same(cases[0], other) for other in cases[1:]) else None
+
+
+def _sum(op: Op, known: list[Known]) -> Known | None:
+    a, b = known
+    if _is_zero(a):
+        return b
+    return a if _is_zero(b) else None
+
+
+def _difference(op: Op, known: list[Known]) -> Known | None:
+    return known[0] if _is_zero(known[1]) else None
+
+
+def _folded(fun: Callable[..., Any]) -> Rule:
+    def rule(op: Op, known: list[Known]) -> Known | None:
+        values = [k.value for k in known if isinstance(k, Splat)]
+        return Splat(fun(*values)) if len(values) == len(known) else None
+
+    return rule
+
+
+def _logical(fun: Callable[..., Any], absorbing: bool | None = None) -> Rule:
+    """A connective of bools: folded, or decided by one operand (`absorbing`), or equal to the other."""
+    fold = _folded(fun)
+
+    def rule(op: Op, known: list[Known]) -> Known | None:
+        if op.result.dtype != bool:
+            return None
+        splats = [bool(k.value) for k in known if isinstance(k, Splat)]
+        if absorbing is None or len(splats) != 1:
+            return fold(op, known)
+        other = next(k for k in known if not isinstance(k, Splat))
+        return Splat(np.bool_(absorbing)) if splats[0] == absorbing else other
+
+    return rule
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(RESHAPING, _splat_of_first),
+    **dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or"), _splat_of_first),
+    "add": _sum,
+    "add_any": _sum,
+    "and": _logical(np.logical_and, absorbing=False),
+    "clamp": _folded(lambda low, x, high: np.clip(x, low, high)),
+    "convert_element_type": _converted,
+    "eq": _folded(np.equal),
+    "ge": _folded(np.greater_equal),
+    "gt": _folded(np.greater),
+    "le": _folded(np.less_equal),
+    "lt": _folded(np.less),
+    "ne": _folded(np.not_equal),
+    "not": _logical(np.logical_not),
+    "or": _logical(np.logical_or, absorbing=True),
+    "select_n": _selected,
+    "sub": _difference,
+    "xor": _logical(np.logical_xor),
+}
 
 
 def _typed(known: Known, result: Value) -> Known:
-    """`known` if it may stand for `result`: a splat always may, a value only with the same shape and dtype."""
+    """`known` if it may stand for `result`: a splat always may, a value only with the same
+    shape and dtype.
+    """
     if isinstance(known, Splat) or (known.shape == result.shape and known.dtype == result.dtype):
         return known
     return result

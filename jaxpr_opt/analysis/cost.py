@@ -154,26 +154,27 @@ def _scatter(op: Op) -> int:
 
 @flops("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum")
 def _window(op: Op) -> int:
-    return _size(op.results[0]) * prod(op.params["window_dimensions"])
+    return _size(op.results[0]) * int(prod(op.params["window_dimensions"]))
 
 
 @flops("sort", "top_k")
 def _sort(op: Op) -> int:
     """Comparisons of a merge sort."""
     axis = op.params.get("dimension", op.params.get("axis", -1))
-    length = op.operands[0].shape[axis]
+    length = int(op.operands[0].shape[axis])
     return _size(op.operands[0]) * ceil(log2(max(length, 2)))
 
 
 @flops("dot_general")
 def _dot_general(op: Op) -> int:
     (contracted, _), _ = op.params["dimension_numbers"]
-    return 2 * _size(op.result) * prod(op.operands[0].shape[axis] for axis in contracted)
+    depth = prod(int(op.operands[0].shape[axis]) for axis in contracted)
+    return 2 * _size(op.result) * depth
 
 
 @flops("conv_general_dilated")
 def _convolution(op: Op) -> int:
     """The kernel already has only the input features of one group."""
     kernel = op.operands[1]
-    features = kernel.shape[op.params["dimension_numbers"].rhs_spec[0]]
+    features = int(kernel.shape[op.params["dimension_numbers"].rhs_spec[0]])
     return 2 * _size(op.result) * (_size(kernel) // max(features, 1))

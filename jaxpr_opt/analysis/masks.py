@@ -1,7 +1,8 @@
-"""Masks that are true in their first places only: `mask[i, j, ...] = a*i + b*j + ... + offset < bound`.
+"""Masks that are true in their first places only: `mask[i, j, ...] = a*i + b*j + ... + offset <
+bound`.
 
-The predicates of a loop that stops for good are such a mask, and so are their reshapes and strided slices.
-`implies(q, p)` proves that wherever `q` is true, so is `p`.
+The predicates of a loop that stops for good are such a mask, and so are their reshapes and strided
+slices. `implies(q, p)` proves that wherever `q` is true, so is `p`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -26,16 +28,24 @@ class Prefix:
 
 
 def prefix(mask: Value) -> Prefix | None:
-    """`mask` as a prefix, seen through the moves that keep it one; None if it is not known to be."""
+    """`mask` as a prefix, seen through the moves that keep it one; None if it is not known to
+    be.
+    """
     op = mask.op
     rule = _RULES.get(op.name) if op is not None else None
     return rule(op) if rule is not None and op is not None else None
 
 
 def implies(q: Prefix, p: Prefix) -> bool:
-    """Whether `q` true at an index makes `p` true there; `p` may lack trailing dimensions of `q`."""
+    """Whether `q` true at an index makes `p` true there; `p` may lack trailing dimensions of
+    `q`.
+    """
     padded = (*p.coefficients, *(0,) * (len(q.coefficients) - len(p.coefficients)))
-    return q.bound is p.bound and q.offset >= p.offset and all(b >= a for a, b in zip(padded, q.coefficients, strict=True))
+    return (
+        q.bound is p.bound
+        and q.offset >= p.offset
+        and all(b >= a for a, b in zip(padded, q.coefficients, strict=True))
+    )
 
 
 def steps_mask(skip: Skip) -> Prefix | None:
@@ -51,19 +61,32 @@ def steps_mask(skip: Skip) -> Prefix | None:
     if op is None or op.name != "lt" or (row := scan.stream_of(op.operands[0])) is None:
         return None
     bound = op.operands[1]
-    return Prefix(bound, (1,)) if is_row_numbers(row.operand) and not scan.body.defines(bound) else None
+    return (
+        Prefix(bound, (1,))
+        if is_row_numbers(row.operand) and not scan.body.defines(bound)
+        else None
+    )
 
 
 def first_rows(skip: Skip) -> Prefix | None:
     """The mask of a scan of which exactly the first so many rows are taken."""
     mask = steps_mask(skip) if skip.taken_when and skip.predicate.shape == () else None
-    return mask if mask is not None and len(mask.coefficients) == 1 and mask.coefficients[0] > 0 else None
+    return (
+        mask
+        if mask is not None and len(mask.coefficients) == 1 and mask.coefficients[0] > 0
+        else None
+    )
 
 
 def is_row_numbers(value: Value) -> bool:
     """Whether a 1-d value is `iota`: row `i` holds `i`, which its dtype can hold."""
     op = value.op
-    if op is None or op.name != "iota" or len(value.shape) != 1 or not np.issubdtype(value.dtype, np.integer):
+    if (
+        op is None
+        or op.name != "iota"
+        or len(value.shape) != 1
+        or not np.issubdtype(value.dtype, np.integer)
+    ):
         return False
     return value.shape[0] - 1 <= int(np.iinfo(value.dtype).max)
 
@@ -93,7 +116,7 @@ def _reshape(op: Op) -> Prefix | None:
         return None
     # Row-major merging of the old dimensions, then splitting into the new ones.
     merged = [(size, a) for size, a in zip(old, inner.coefficients, strict=True) if size != 1]
-    for (_, outer), (size, a) in zip(merged, merged[1:], strict=False):
+    for (_, outer), (size, a) in pairwise(merged):
         if outer != size * a:
             return None
     step = merged[-1][1] if merged else 0
@@ -105,8 +128,13 @@ def _slice(op: Op) -> Prefix | None:
     inner = prefix(op.operands[0])
     if inner is None:
         return None
-    starts, strides = op.params["start_indices"], op.params["strides"] or (1,) * len(inner.coefficients)
-    offset = inner.offset + sum(a * start for a, start in zip(inner.coefficients, starts, strict=True))
+    starts, strides = (
+        op.params["start_indices"],
+        op.params["strides"] or (1,) * len(inner.coefficients),
+    )
+    offset = inner.offset + sum(
+        a * start for a, start in zip(inner.coefficients, starts, strict=True)
+    )
     coefficients = tuple(a * stride for a, stride in zip(inner.coefficients, strides, strict=True))
     return Prefix(inner.bound, coefficients, offset)
 
@@ -115,7 +143,11 @@ def _squeeze(op: Op) -> Prefix | None:
     inner, dropped = prefix(op.operands[0]), set(op.params["dimensions"])
     if inner is None:
         return None
-    return Prefix(inner.bound, tuple(a for d, a in enumerate(inner.coefficients) if d not in dropped), inner.offset)
+    return Prefix(
+        inner.bound,
+        tuple(a for d, a in enumerate(inner.coefficients) if d not in dropped),
+        inner.offset,
+    )
 
 
 _RULES: dict[str, Callable[[Op], Prefix | None]] = {

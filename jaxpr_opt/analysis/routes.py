@@ -1,8 +1,9 @@
 """The way of a stacked array into the loops that read it, row by row.
 
-A forward loop stacks `[n, ...]`; a loop of as many steps reads it row by row.  Where the transpose is a nest of
-loops, the array is first split, `[n, ...] -> [a, b, ...]`, the outer loop reads rows `[b, ...]` of it and the inner one
-rows of those.  A `Route` names these hops, so that another array of `n` rows can be sent the same way.
+A forward loop stacks `[n, ...]`; a loop of as many steps reads it row by row.  Where the transpose
+is a nest of loops, the array is first split, `[n, ...] -> [a, b, ...]`, the outer loop reads rows
+`[b, ...]` of it and the inner one rows of those.  A `Route` names these hops, so that another
+array of `n` rows can be sent the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from jaxpr_opt.ir import Op, Scan, Use, Value
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The leading axis is reshaped into `sizes`; `op` does it, so that another array can be split next to it."""
+    """The leading axis is reshaped into `sizes`; `op` does it, so that another array can be
+    split next to it.
+    """
 
     op: Op
     sizes: tuple[int, ...]
@@ -32,21 +35,25 @@ Route = tuple[Split | Rows, ...]
 
 
 def routes(stacked: Value) -> Iterator[tuple[Route, Value]] | None:
-    """Every route from a stacked array to a row of it, with that row; None if it is read in any other way."""
+    """Every route from a stacked array to a row of it, with that row; None if it is read in any
+    other way.
+    """
     found: list[tuple[Route, Value]] = []
     if not _follow(stacked, stacked.shape[1:], (), found):
         return None
     return iter(found)
 
 
-def _follow(array: Value, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]]) -> bool:
+def _follow(
+    array: Value, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]]
+) -> bool:
     if array.shape == row and hops:
         found.append((hops, array))
         return True
-    return all(_hop(array, row, hops, use, found) for use in array.uses)
+    return all(_hop(use, row, hops, found) for use in array.uses)
 
 
-def _hop(array: Value, row: tuple[int, ...], hops: Route, use: Use, found: list[tuple[Route, Value]]) -> bool:
+def _hop(use: Use, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]]) -> bool:
     op = use.op
     if isinstance(op, Scan) and use.index >= op.num_carries:
         stream = op.streams[use.index - op.num_carries]

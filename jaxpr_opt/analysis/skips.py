@@ -1,16 +1,20 @@
-"""Steps of a scan that do nothing: under which predicate, and whether that is known before the loop runs.
+"""Steps of a scan that do nothing: under which predicate, and whether that is known before the
+loop runs.
 
-A scan *skips* under a predicate `p` of its body if, whenever `p` is false (everywhere, for a batched one), every
-carry keeps its value, counters apart.  Two ways of knowing when to stop follow:
+A scan *skips* under a predicate `p` of its body if, whenever `p` is false (everywhere, for a
+batched one), every carry keeps its value, counters apart.  Two ways of knowing when to stop
+follow:
 
-- ``carried``: `p` is computed from carries that a skipped step keeps (and from outer values).  Then a skipped step is
-  followed by skipped steps only: the predicate has been false for good.
-- ``upfront``: `p` is computed from streams, counters and outer values.  Then all predicates are known before the loop,
-  and with them the last step that is taken.  The predicate may come back to true as often as it likes.
+- ``carried``: `p` is computed from carries that a skipped step keeps (and from outer values).
+  Then a skipped step is followed by skipped steps only: the predicate has been false for good.
+- ``upfront``: `p` is computed from streams, counters and outer values.  Then all predicates are
+  known before the loop, and with them the last step that is taken.  The predicate may come back to
+  true as often as it likes.
 
-The transpose of a skipping scan is of the second kind: its predicates are residuals.  In a loop that JAX made by
-transposing, a cotangent that is zero stays zero whatever it is multiplied with, as JAX has it for the zeros it knows
-while tracing; so a batched step whose rows have all finished, whose cotangents `select` sets to zero, is a skipped one.
+The transpose of a skipping scan is of the second kind: its predicates are residuals.  In a loop
+that JAX made by transposing, a cotangent that is zero stays zero whatever it is multiplied with,
+as JAX has it for the zeros it knows while tracing; so a batched step whose rows have all finished,
+whose cotangents `select` sets to zero, is a skipped one.
 """
 
 from __future__ import annotations
@@ -21,27 +25,44 @@ from typing import Literal
 
 import numpy as np
 
-from jaxpr_opt.analysis.assume import Assumed, Known, Splat
+from jaxpr_opt.analysis.assume import Assumed, Known
 from jaxpr_opt.ir import Carry, Cond, Constant, Op, Scan, Value, backward_slice
 from jaxpr_opt.traits import is_speculable
 
-_VIEWS = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "squeeze",
-                    "stop_gradient"})  # fmt: skip
+_VIEWS = frozenset(
+    {
+        "broadcast_in_dim",
+        "convert_element_type",
+        "copy",
+        "expand_dims",
+        "reshape",
+        "squeeze",
+        "stop_gradient",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skip:
-    """How a scan skips; `predicate` is true (somewhere, if batched) exactly in steps that must be taken."""
+    """How a scan skips; `predicate` is true (somewhere, if batched) exactly in steps that must
+    be taken.
+    """
 
     scan: Scan
     predicate: Value
     taken_when: bool
-    """The value of `predicate` in a step that is taken: True, or False for `cond(done, identity, step)`."""
+    """The value of `predicate` in a step that is taken: True, or False for `cond(done,
+    identity, step)`.
+    """
     kind: Literal["carried", "upfront"]
     slice: tuple[Op, ...]
-    """The ops of the body that compute the predicate from the body's parameters and outer values."""
+    """The ops of the body that compute the predicate from the body's parameters and outer
+    values.
+    """
     counters: tuple[tuple[Carry, Value], ...]
-    """Carries that advance by an invariant amount in every step, skipped or not, with that amount."""
+    """Carries that advance by an invariant amount in every step, skipped or not, with that
+    amount.
+    """
     skipped: Assumed
     """The body's values in a skipped step."""
 
@@ -79,16 +100,26 @@ def find_skip(scan: Scan) -> Skip | None:
 
 
 def predicate_root(value: Value) -> Value:
-    """The predicate behind a mask: what it is a broadcast, conversion or comparison with 0 or 1 of."""
+    """The predicate behind a mask: what it is a broadcast, conversion or comparison with 0 or 1
+    of.
+    """
     while (op := value.op) is not None:
         if op.name in _VIEWS or (op.name == "not" and value.dtype == bool):
             value = op.operands[0]
-        elif op.name in ("eq", "ne") and isinstance(op.operands[1], Constant) and op.operands[1].scalar in (0, 1):
+        elif (
+            op.name in ("eq", "ne")
+            and isinstance(op.operands[1], Constant)
+            and op.operands[1].scalar in (0, 1)
+        ):
             inner = predicate_root(op.operands[0])
             if inner.dtype != bool:
                 return value
             value = inner
-        elif op.name == "clamp" and isinstance(op.operands[0], Constant) and isinstance(op.operands[2], Constant):
+        elif (
+            op.name == "clamp"
+            and isinstance(op.operands[0], Constant)
+            and isinstance(op.operands[2], Constant)
+        ):
             inner = predicate_root(op.operands[1])
             if inner.dtype != bool:
                 return value
@@ -99,9 +130,15 @@ def predicate_root(value: Value) -> Value:
 
 
 def predicate_source(predicate: Value) -> Value:
-    """The number a predicate is a test of, where it is one: ``x`` of ``ne x 0``; else the predicate."""
+    """The number a predicate is a test of, where it is one: ``x`` of ``ne x 0``; else the
+    predicate.
+    """
     op = predicate.op
-    return op.operands[0] if op is not None and op.name in ("ne", "eq", "convert_element_type") else predicate
+    return (
+        op.operands[0]
+        if op is not None and op.name in ("ne", "eq", "convert_element_type")
+        else predicate
+    )
 
 
 def _candidates(scan: Scan) -> list[Value]:
@@ -119,7 +156,9 @@ def _candidates(scan: Scan) -> list[Value]:
 
 
 def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
-    """Integer carries whose next value is `param + step`, `step` from outside, computed unconditionally."""
+    """Integer carries whose next value is `param + step`, `step` from outside, computed
+    unconditionally.
+    """
     for carry in scan.carries:
         op = carry.next.op
         if op is None or op.name != "add" or op.region is not scan.body or carry.param.shape != ():
@@ -136,7 +175,9 @@ def _kind(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list
     ops = backward_slice([predicate], lambda v: v.region is not body)
     if any(not is_speculable(op) for op in ops):
         return "its predicate has effects or may not end", ops
-    reads = {v for op in ops for v in (*op.operands, *(c for r in op.regions for c in r.captures()))} | {predicate}
+    reads = {
+        v for op in ops for v in (*op.operands, *(c for r in op.regions for c in r.captures()))
+    } | {predicate}
     params = {v for v in reads if v.owner is body}
     streams = {s.param for s in scan.streams}
     moving, kept = params & (streams | counting), params - streams - counting

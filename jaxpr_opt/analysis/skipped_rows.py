@@ -1,0 +1,54 @@
+"""What a scan stacks in steps that are skipped, to be had without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.assume import Splat
+from jaxpr_opt.analysis.skips import Skip, predicate_root
+from jaxpr_opt.ir import UNDEFINED, Op, Stack, Value, backward_slice, reads
+from jaxpr_opt.traits import is_speculable
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRow:
+    """The row of a skipped step; unspecified (anything will do) unless one of these is set."""
+
+    constant: Splat | None = None
+    is_mask: bool = False
+    """It is the predicate itself."""
+    value: Value | None = None
+    """A value that a skipped step computes from kept carries and outer values by `ops`."""
+    ops: tuple[Op, ...] = ()
+
+    @property
+    def is_unspecified(self) -> bool:
+        return self.constant is None and not self.is_mask and self.value is None
+
+    def all_ops(self) -> Iterator[Op]:
+        """The ops and everything inside them."""
+        for op in self.ops:
+            yield from op.walk()
+
+
+def skipped_row(skip: Skip, stack: Stack) -> SkippedRow | str:
+    """What a skipped step stacks, or why it cannot be told without running the step."""
+    body, known = skip.scan.body, skip.skipped[stack.value]
+    if isinstance(known, Splat):
+        return SkippedRow(constant=known)
+    if known.op is not None and known.op.name == UNDEFINED:
+        return SkippedRow()
+    if stack.value.shape == skip.predicate.shape and predicate_root(stack.value) is skip.predicate:
+        return SkippedRow(is_mask=True)
+    ops = backward_slice([known], lambda v: v.region is not body or v is skip.predicate)
+    moving = {s.param for s in skip.scan.streams} | {c.param for c, _ in skip.counters}
+    used = {known, *reads(ops)}
+    name = stack.value.name or stack.value.aval
+    if not used.isdisjoint(moving):
+        return f"it stacks {name}, which differs from one skipped step to the next"
+    local = {v for op in ops for v in op.results} | set(body.params) | {skip.predicate}
+    foreign = any(body.defines(v) and v not in local for v in used)
+    if foreign or not all(is_speculable(op) for op in ops):
+        return f"it stacks {name}, which a skipped step computes anew"
+    return SkippedRow(value=known, ops=tuple(ops))

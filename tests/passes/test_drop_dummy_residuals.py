@@ -1,0 +1,254 @@
+"""What one branch hands out for another to read later is read directly, where that costs nothing."""
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
+from jaxpr_opt.testing import check_refuses, check_rewrite
+from tests.passes.dummies import anything
+
+DROP = DropDummyResiduals()
+
+
+def test_weight_of_the_taken_branch_is_read_directly():
+    """(1, 2) The result is the weight or a dummy: then it is the weight."""
+
+    def program(p, w, c):
+        d, r = lax.cond(p, lambda: (c @ w, w), lambda: (c, anything(3, 3)))
+        return d, jnp.where(p, r, 0.0)
+
+    check_rewrite(
+        DROP, program, "bool[]", "f32[3,3]", "f32[3]", simplify=True, diff="""
+          fn (p:bool[], w:f32[3,3], c:f32[3]) {
+        -   r:f32[3], r1:f32[3,3] = cond p {
+        +   r:f32[3] = cond p {
+              d:f32[3] = dot_general c w
+        -     yield d, w
+        +     yield d
+            } else {
+        -     u:f32[3,3] = undefined
+        -     yield c, u
+        +     yield c
+            }
+            b:f32[3,3] = broadcast_in_dim 0.0
+        -   s:f32[3,3] = select_n p b r1
+        +   s:f32[3,3] = select_n p b w
+            return r, s
+          }
+        """
+    )
+
+
+def test_cheap_value_is_made_again_before_the_cond():
+    """(2) It may run where it did not: it is cheap, and nothing can go wrong."""
+
+    def program(p, w, c):
+        d, r = lax.cond(p, lambda: (c @ w, (w * 2.0).T), lambda: (c, anything(3, 3)))
+        return d, jnp.where(p, r, 0.0)
+
+    check_rewrite(
+        DROP, program, "bool[]", "f32[3,3]", "f32[3]", simplify=True, diff="""
+          fn (p:bool[], w:f32[3,3], c:f32[3]) {
+        +   m:f32[3,3] = mul w 2.0
+        +   t:f32[3,3] = transpose m
+        -   r:f32[3], r1:f32[3,3] = cond p {
+        +   r:f32[3] = cond p {
+              d:f32[3] = dot_general c w
+        -     m:f32[3,3] = mul w 2.0
+        -     t:f32[3,3] = transpose m
+        -     yield d, t
+        +     yield d
+            } else {
+        -     u:f32[3,3] = undefined
+        -     yield c, u
+        +     yield c
+            }
+            b:f32[3,3] = broadcast_in_dim 0.0
+        -   s:f32[3,3] = select_n p b r1
+        +   s:f32[3,3] = select_n p b t
+            return r, s
+          }
+        """
+    )
+
+
+def test_switch_whose_branches_agree():
+    """(1) Several branches give the same value, others a dummy."""
+
+    def program(i, w, c):
+        d, r = lax.switch(
+            i,
+            [lambda: (c, anything(3)), lambda: (c * w, w), lambda: (jnp.sin(w), w)],
+        )
+        return d, jnp.where(i > 0, r, 0.0)
+
+    check_rewrite(DROP, program, "i32[]", "f32[3]", "f32[3]", simplify=True, diff="""
+          fn (i:i32[], w:f32[3], c:f32[3]) {
+            c1:i32[] = clamp 0 i 2
+        -   r:f32[3], r1:f32[3] = switch c1 case 0 {
+        +   r:f32[3] = switch c1 case 0 {
+        -     u:f32[3] = undefined
+        -     yield c, u
+        +     yield c
+            } case 1 {
+              m:f32[3] = mul c w
+        -     yield m, w
+        +     yield m
+            } case 2 {
+              s:f32[3] = sin w
+        -     yield s, w
+        +     yield s
+            }
+            g:bool[] = gt i 0
+            b:f32[3] = broadcast_in_dim 0.0
+        -   s:f32[3] = select_n g b r1
+        +   s:f32[3] = select_n g b w
+            return r, s
+          }
+        """)
+
+
+def test_select_with_an_unspecified_case():
+    """(1) A vmapped cond is a select; what is invariant need not be selected."""
+
+    def program(ps, w, xs):
+        def step(c, row):
+            p, x = row
+            d = jnp.where(p[:, None], c * w + x, c)
+            r = lax.select(jnp.broadcast_to(p[:, None], (2, 3)), w, anything(2, 3))
+            return d, jnp.where(p[:, None] & (x > 0), r, 0.0)
+
+        return lax.scan(step, xs[0], (ps, xs))
+
+    check_rewrite(
+        DROP, program, "bool[8,2]", "f32[2,3]", "f32[8,2,3]", simplify=True, diff="""
+          fn (ps:bool[8,2], w:f32[2,3], xs:f32[8,2,3]) {
+            s:f32[1,2,3] = slice[:1, :, :] xs
+            s1:f32[2,3] = squeeze s
+            c:f32[2,3], ys:f32[8,2,3] = scan[8] carry(c=s1) xs(x=ps, x1=xs) {
+              b:bool[2,1] = broadcast_in_dim[dims=(0,)] x
+              m:f32[2,3] = mul c w
+              a:f32[2,3] = add m x1
+              b1:bool[2,3] = broadcast_in_dim b
+              s:f32[2,3] = select_n b1 c a
+        -     u:f32[2,3] = undefined
+        -     s1:f32[2,3] = select_n b1 u w
+              g:bool[2,3] = gt x1 0.0
+              a1:bool[2,3] = and b g
+              b2:f32[2,3] = broadcast_in_dim 0.0
+        -     s2:f32[2,3] = select_n a1 b2 s1
+        +     s2:f32[2,3] = select_n a1 b2 w
+              yield carry(s) ys(s2)
+            }
+            return c, ys
+          }
+        """
+    )
+
+
+def test_result_read_under_the_same_predicate():
+    """(3) In the other cond's branch it is known which of the two values it is."""
+
+    def program(p, w, c):
+        d, r = lax.cond(p, lambda: (c * w, w), lambda: (c, jnp.sin(c)))
+        e = jnp.cumsum(d)
+        return r, lax.cond(p, lambda: e * r, lambda: e)
+
+    check_rewrite(DROP, program, "bool[]", "f32[3]", "f32[3]", simplify=True, diff="""
+          fn (p:bool[], w:f32[3], c:f32[3]) {
+            r:f32[3], r1:f32[3] = cond p {
+              m:f32[3] = mul c w
+              yield m, w
+            } else {
+              s:f32[3] = sin c
+              yield c, s
+            }
+            c1:f32[3] = cumsum[axis=0] r
+            r2:f32[3] = cond p {
+        -     m:f32[3] = mul c1 r1
+        +     m:f32[3] = mul c1 w
+              yield m
+            } else {
+              yield c1
+            }
+            return r1, r2
+          }
+        """)
+
+
+def test_expensive_residual_stays():
+    """(2) A matrix product is not computed twice to save a select."""
+
+    def program(p, w, c):
+        d, r = lax.cond(p, lambda: (c @ w, jnp.sin(c @ w)), lambda: (c, anything(3)))
+        return d, jnp.where(p, r, 0.0)
+
+    check_refuses(
+        DROP, program, "bool[]", "f32[3,3]", "f32[3]", because="sin needs dot_general, which costs"
+    )
+
+
+def test_residual_that_changes_from_step_to_step_stays_unspecified():
+    """Cost: a step that skips should write nothing."""
+
+    def program(ps, c):
+        def step(c, p):
+            d, r = lax.cond(p, lambda: (jnp.sin(c), c), lambda: (c, anything(3)))
+            return d, jnp.where(p, r, 0.0)
+
+        return lax.scan(step, c, ps)
+
+    check_refuses(DROP, program, "bool[8]", "f32[3]", because="changes from step to step with")
+
+
+def test_two_real_values_stay():
+    """(1) Condition: the branches that are real agree."""
+
+    def program(i, v, w):
+        r = lax.switch(i, [lambda: anything(3), lambda: v, lambda: w])
+        return jnp.where(i > 0, r, 0.0)
+
+    check_rewrite(DROP, program, "i32[]", "f32[3]", "f32[3]", simplify=True, diff="""
+        fn (i:i32[], v:f32[3], w:f32[3]) {
+          c:i32[] = clamp 0 i 2
+          r:f32[3] = switch c case 0 {
+            u:f32[3] = undefined
+            yield u
+          } case 1 {
+            yield v
+          } case 2 {
+            yield w
+          }
+          g:bool[] = gt i 0
+          b:f32[3] = broadcast_in_dim 0.0
+          s:f32[3] = select_n g b r
+          return s
+        }
+        """)
+
+
+def test_effects_stay_in_their_branch():
+    """(2) Not cheap is whatever is unknown."""
+
+    def program(p, w):
+        r = lax.cond(p, lambda: lax.optimization_barrier(w), lambda: anything(3))
+        return jnp.where(p, r, 0.0)
+
+    check_refuses(DROP, program, "bool[]", "f32[3]", because="needs optimization_barrier")
+
+
+@pytest.mark.parametrize("length", [9, 20])
+def test_long_chains_stay(length):
+    """(2) Condition: few ops."""
+
+    def chain(x):
+        for _ in range(length):
+            x = jnp.sin(x)
+        return x
+
+    def program(p, w):
+        r = lax.cond(p, lambda: chain(w), lambda: anything(3))
+        return jnp.where(p, r, 0.0)
+
+    check_refuses(DROP, program, "bool[]", "f32[3]", because="needs sin, which costs more")

@@ -1,0 +1,173 @@
+"""What is computed twice is computed once; what only looks alike is not merged."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressions
+from jaxpr_opt.testing import check_rewrite
+
+CSE = MergeCommonSubexpressions()
+
+
+def test_outer_value_serves_inside_a_loop():
+    """(3) The value in the body is the one before the loop."""
+
+    def program(x, xs):
+        a = jnp.sin(x)
+        return lax.scan(lambda c, y: (c * jnp.sin(x) + y, None), a, xs)[0]
+
+    check_rewrite(CSE, program, "f32[3]", "f32[8,3]", diff="""
+          fn (x:f32[3], xs:f32[8,3]) {
+            s:f32[3] = sin x
+            c:f32[3] = scan[8] carry(c=s) xs(x1=xs) {
+        -     s:f32[3] = sin x
+              m:f32[3] = mul c s
+              a:f32[3] = add m x1
+              yield carry(a)
+            }
+            return c
+          }
+        """)
+
+
+def test_slots_that_hold_the_same():
+    """(5) Streams of one operand, stacks of one value."""
+
+    def program(c, xs):
+        def step(c, row):
+            x, y = row
+            s = jnp.sin(x * c)
+            t = jnp.sin(y * c)
+            return c + s, (s, t)
+
+        return lax.scan(step, c, (xs, xs))
+
+    check_rewrite(CSE, program, "f32[3]", "f32[8,3]", diff="""
+          fn (c:f32[3], xs:f32[8,3]) {
+            c1:f32[3], ys:f32[8,3], ys1:f32[8,3] = scan[8] carry(c=c) xs(x=xs, x1=xs) {
+              m:f32[3] = mul x c
+              s:f32[3] = sin m
+        -     m1:f32[3] = mul x1 c
+        -     s1:f32[3] = sin m1
+              a:f32[3] = add c s
+        -     yield carry(a) ys(s, s1)
+        +     yield carry(a) ys(s, s)
+            }
+        -   return c1, ys, ys1
+        +   return c1, ys, ys
+          }
+        """)
+
+
+def test_carries_that_stay_equal():
+    """(5) The same `init` and the same `next`."""
+
+    def program(x, xs):
+        def step(carry, y):
+            a, b = carry
+            n = a + b * y
+            return (n, n), None
+
+        return lax.scan(step, (x, x), xs)[0]
+
+    check_rewrite(CSE, program, "f32[3]", "f32[8,3]", diff="""
+          fn (x:f32[3], xs:f32[8,3]) {
+            c:f32[3], c1:f32[3] = scan[8] carry(c=x, c1=x) xs(x=xs) {
+        -     m:f32[3] = mul c1 x
+        +     m:f32[3] = mul c x
+              a:f32[3] = add c m
+              yield carry(a, a)
+            }
+        -   return c, c1
+        +   return c, c
+          }
+        """)
+
+
+def test_results_of_a_cond():
+    """(5) The same value in every branch."""
+
+    def program(p, x):
+        def taken():
+            s = jnp.sin(x)
+            return s, s * 2.0, s
+
+        return lax.cond(p, taken, lambda: (x, x, x))
+
+    check_rewrite(CSE, program, "bool[]", "f32[3]", diff="""FILL""")
+
+
+def test_branches_do_not_see_each_other():
+    """(3) Condition: the first dominates the second."""
+
+    def program(p, x):
+        return lax.cond(p, lambda: jnp.sin(x), lambda: jnp.sin(x) * 2.0)
+
+    check_rewrite(CSE, program, "bool[]", "f32[3]", diff="""FILL""")
+
+
+def test_remat_computes_again():
+    """(3) That is what it is for."""
+
+    def program(x):
+        return jnp.sin(x), jax.checkpoint(lambda x: jnp.sin(x) * 2.0)(x)
+
+    check_rewrite(CSE, program, "f32[3]", diff="""FILL""")
+
+
+def test_constants_are_compared_bit_by_bit():
+    """(2) Infinities are equal, zeros of different sign and numbers of different type are not."""
+
+    def program(x, i):
+        nan = lax.mul(x, np.float32(np.nan)), lax.mul(x, np.float32(np.nan))
+        zero = lax.div(x, np.float32(0.0)), lax.div(x, np.float32(-0.0))
+        one = lax.add(i, np.int32(1)), lax.add(i, np.int32(1))
+        return *nan, *zero, *one
+
+    check_rewrite(CSE, program, "f32[]", "i32[]", grad=False, diff="""FILL""")
+
+
+def test_parameters_tell_ops_apart():
+    """(1) The same primitive on the same operand, but not the same function."""
+
+    def program(x):
+        return jnp.cumsum(x, 0), jnp.cumsum(x, 1), lax.cumsum(x, 0, reverse=True)
+
+    check_rewrite(CSE, program, "f32[3,3]", diff="""FILL""")
+
+
+def test_broadcast_stays_where_it_is_read():
+    """(4) Merged within its region, not carried into the loop."""
+
+    def program(b, xs):
+        wide = jnp.broadcast_to(b, (4, 3))
+        again = jnp.broadcast_to(b, (4, 3))
+
+        def step(c, x):
+            return c + x * jnp.broadcast_to(b, (4, 3)), None
+
+        return lax.scan(step, wide + again, xs)[0]
+
+    check_rewrite(CSE, program, "f32[3]", "f32[8,4,3]", diff="""FILL""")
+
+
+def test_effects_are_not_merged():
+    """(1) Two prints are two prints."""
+
+    def program(x):
+        jax.debug.callback(lambda _: None, x)
+        jax.debug.callback(lambda _: None, x)
+        return x
+
+    check_rewrite(CSE, program, "f32[3]", grad=False, diff="""FILL""")
+
+
+def test_barriers_are_not_merged():
+    """(1) They are there to keep things apart."""
+
+    def program(x):
+        return lax.optimization_barrier(x) * lax.optimization_barrier(x)
+
+    check_rewrite(CSE, program, "f32[3]", grad=False, diff="""FILL""")
