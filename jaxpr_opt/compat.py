@@ -57,7 +57,8 @@ def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], info: Any = N
         info = _core.DebugInfo("jaxpr_opt", getattr(fun, "__name__", "fn"), names, None)
     jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(_lu.wrap_init(fun, debug_info=info), list(avals))
     if hasattr(jaxpr, "with_consts"):  # since 0.11 constants come first among the inputs
-        return jaxpr.with_consts(consts) if consts else jaxpr
+        closed: ClosedJaxpr = jaxpr.with_consts(consts) if consts else jaxpr
+        return closed
     return ClosedJaxpr(jaxpr, consts)
 
 
@@ -111,11 +112,6 @@ def is_ref(aval: Any) -> bool:
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a value written into the equation."""
     return isinstance(atom, _core.Literal)
-
-
-def is_drop(var: Any) -> bool:
-    """Whether a result is one nobody reads."""
-    return isinstance(var, _core.DropVar)
 
 
 def array_aval(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> Any:

@@ -78,7 +78,7 @@ def select_outputs(jaxpr: ClosedJaxpr, used: Sequence[bool]) -> ClosedJaxpr:
 
 
 def dce(
-    jaxpr: ClosedJaxpr, used_outputs: Sequence[bool], *, keep_inputs: bool = False
+    jaxpr: ClosedJaxpr, used_outputs: Sequence[bool], keep_inputs: bool | Sequence[bool] = False
 ) -> tuple[ClosedJaxpr, Mask]:
     """Without what the used outputs do not need, and which inputs are left."""
     if hasattr(jaxpr, "with_consts"):

@@ -27,6 +27,7 @@ from jaxpr_opt.ir import (
     Constant,
     Graph,
     Op,
+    Phase,
     Region,
     Remat,
     Scan,
@@ -39,7 +40,7 @@ INLINED = {"closed_call", "core_closed_call", "eval_jaxpr", "optimized"}
 INLINED_WHEN_FINAL = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
-def import_jaxpr(jaxpr: ClosedJaxpr, phase: str = "differentiable", name: str = "fn") -> Graph:
+def import_jaxpr(jaxpr: ClosedJaxpr, phase: Phase = "differentiable", name: str = "fn") -> Graph:
     """The graph of a closed jaxpr; its constants become `Constant`s."""
     opened = compat.open_jaxpr(jaxpr)
     info = compat.debug_info(jaxpr)
@@ -54,14 +55,14 @@ def import_jaxpr(jaxpr: ClosedJaxpr, phase: str = "differentiable", name: str = 
 
 
 def splice(
-    jaxpr: ClosedJaxpr, operands: Sequence[Value], before: Op, source: Source, final: bool
+    jaxpr: ClosedJaxpr, operands: Sequence[Value], before: Op, final: bool
 ) -> list[Value]:
     """Insert a freshly traced jaxpr before an op, its inputs bound to `operands`; the
     rewriter's back end.
     """
     assert before.region is not None
     opened = compat.open_jaxpr(jaxpr)
-    importer = _Importer(final=final, source=source)
+    importer = _Importer(final=final, source=before.source)
     env = importer.bind_constants(opened)
     env.update(zip(opened.invars, operands, strict=True))
     importer.equations(before.region, opened.eqns, env, Source(), before)
@@ -110,11 +111,8 @@ class _Importer:
         for eqn in eqns:
             operands = [self.read(atom, env) for atom in eqn.invars]
             source = self.source or self.origin(eqn, outer)
-            for var, value in zip(
-                eqn.outvars, self.equation(region, eqn, operands, source, before), strict=True
-            ):
-                if not compat.is_drop(var):
-                    env[var] = value
+            values = self.equation(region, eqn, operands, source, before)
+            env.update(zip(eqn.outvars, values, strict=True))
 
     def origin(self, eqn: Any, outer: Source) -> Source:
         info = compat.nest_source(outer.info, eqn.source_info)

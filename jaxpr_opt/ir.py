@@ -32,20 +32,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jax.extend.core import Primitive
+
+Phase = Literal["differentiable", "final"]
 
 TERMINATOR = "yield"
 UNDEFINED = "undefined"
 
 
 class Use(NamedTuple):
-    """One place a value is read: operand `index` of `op`."""
+    """One place a value is read: operand `position` of `op`."""
 
     op: Op
-    index: int
+    position: int
 
 
 class Value:
@@ -502,7 +504,7 @@ class Graph:
     body: Region
     name: str = "fn"
     debug_info: Any = None
-    phase: str = "differentiable"
+    phase: Phase = "differentiable"
     """`differentiable`: JAX may still differentiate the result; `final`: nothing can any more."""
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -529,7 +531,8 @@ def aval_bytes(aval: Any) -> int:
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
         return 0
-    return math.prod(shape) * int(getattr(dtype, "itemsize", 4))
+    itemsize: int = getattr(dtype, "itemsize", 4)
+    return math.prod(shape) * itemsize
 
 
 def dominates(value: Value, op: Op) -> bool:

@@ -12,11 +12,12 @@ in a warning and the program is optimised again without it; in strict mode the f
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from jax.extend.core import ClosedJaxpr
 
@@ -24,11 +25,11 @@ from jaxpr_opt import compat, settings
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph, Op
+from jaxpr_opt.ir import Phase as Phase
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.split import Split, split
 from jaxpr_opt.verify import verify
 
-Phase = Literal["differentiable", "final"]
 Frame = tuple[str, int, str]
 
 MAX_ROUNDS = 32
@@ -190,7 +191,8 @@ class Pipeline:
     def _optimized(
         self, jaxpr: ClosedJaxpr, phase: Phase
     ) -> tuple[Graph, Journal, list[tuple[str, ClosedJaxpr]]]:
-        pipeline, failures = self, []
+        pipeline = self
+        failures: list[tuple[str, str]] = []
         while True:
             journal = Journal(phase, failures=failures)
             graph = import_jaxpr(jaxpr, phase)
@@ -327,15 +329,12 @@ def _publish(journal: Journal) -> None:
         each.append(journal)
 
 
-class collect_journals:
-    """Context manager: the journals of every pipeline that runs inside, e.g. while a function
-    is lowered.
-    """
-
-    def __enter__(self) -> list[Journal]:
-        self.journals: list[Journal] = []
-        _listeners.append(self.journals)
-        return self.journals
-
-    def __exit__(self, *_: object) -> None:
-        _listeners.remove(self.journals)
+@contextlib.contextmanager
+def collect_journals() -> Iterator[list[Journal]]:
+    """The journals of every pipeline that runs inside, e.g. while a function is lowered."""
+    journals: list[Journal] = []
+    _listeners.append(journals)
+    try:
+        yield journals
+    finally:
+        _listeners[:] = [each for each in _listeners if each is not journals]

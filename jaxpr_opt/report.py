@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from jaxpr_opt import figures, observe
+from jaxpr_opt import figures, observe, settings
 from jaxpr_opt.account import PassReport, Place, accounts
 from jaxpr_opt.diff import GraphDiff, diff_graphs
 from jaxpr_opt.pipeline import Journal
@@ -86,6 +86,9 @@ class Report:
                 f"{self.name}: {_plural(fired, 'pass')} changed the program, in {time}",
                 style="bold",
             )
+        elif not self.passes:
+            why = "; JAXPR_OPT_DISABLE is set" if settings.current().disable else ""
+            yield Text(f"{self.name}: no pass ran{why}", style="bold")
         else:
             near = f"; {_plural(missed, 'near miss')}" if missed else ""
             yield Text(

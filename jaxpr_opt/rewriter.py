@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +89,7 @@ class Rewriter:
             return
         uses = [use for use in old.uses if where is None or where(use)]
         for use in uses:
-            self.set_operand(use.op, use.index, new)
+            self.set_operand(use.op, use.position, new)
         if not new.name and not isinstance(new, Constant):
             new.name = old.name
         if uses:
@@ -132,27 +132,18 @@ class Rewriter:
         self._record("insert", op)
         return op
 
-    def insert(
-        self, fun: Callable[..., Any], *operands: Value, before: Op, source: Op | None = None
-    ) -> Any:
-        """Trace `fun` on the types of `operands` and put its ops before `before`; returns its
-        result(s).
+    def insert(self, fun: Callable[..., Any], *operands: Value, before: Op) -> Value:
+        """Trace `fun` on the types of `operands` and put its ops before `before`; its result."""
+        return self.insert_many(lambda *args: (fun(*args),), *operands, before=before)[0]
 
-        Results are one `Value`, or a tuple of them where `fun` returns a tuple or list.
-        """
-        single = True
-
-        def flat(*args: Any) -> Sequence[Any]:
-            nonlocal single
-            out = fun(*args)
-            single = not isinstance(out, tuple | list)
-            return [out] if single else out
-
-        jaxpr = compat.trace(flat, [v.aval for v in operands])
-        origin = (source or before).source
-        values = splice(jaxpr, operands, before, origin, self.graph.phase == "final")
-        self._record("insert", source or before)
-        return values[0] if single else tuple(values)
+    def insert_many(
+        self, fun: Callable[..., Sequence[Any]], *operands: Value, before: Op
+    ) -> tuple[Value, ...]:
+        """`insert` for functions of several results."""
+        jaxpr = compat.trace(fun, [v.aval for v in operands])
+        values = splice(jaxpr, operands, before, self.graph.phase == "final")
+        self._record("insert", before)
+        return tuple(values)
 
     def typed(self, fun: Callable[..., Any], aval: Any, *operands: Value, before: Op) -> Value:
         """`insert`, giving the result the weak type of `aval`, so that it may stand for a value
@@ -160,7 +151,7 @@ class Rewriter:
         """
         weak = aval is not None and getattr(aval, "weak_type", False)
         typed = (lambda *args: compat.weaken(fun(*args), aval)) if weak else fun
-        return cast(Value, self.insert(typed, *operands, before=before))
+        return self.insert(typed, *operands, before=before)
 
     def undefined(self, aval: Any, *, before: Op) -> Value:
         """An unspecified value: whoever reads it takes what comes."""
@@ -201,7 +192,7 @@ class Rewriter:
                 return jnp.broadcast_to(one_row(), (length, *output.shape))
             return jax.vmap(one_row)(*args[: len(mapped)])
 
-        return cast(Value, self.insert(all_rows, *(rows[v] for v in mapped), *outer, before=before))
+        return self.insert(all_rows, *(rows[v] for v in mapped), *outer, before=before)
 
     def clone(
         self, ops: Iterable[Op], mapping: dict[Value, Value], before: Op

@@ -49,7 +49,7 @@ import jax
 from jax import lax
 from jaxpr_opt.analysis.assume import Assumed, Known, Splat
 from jaxpr_opt.analysis.expressions import same_expression
-from jaxpr_opt.analysis.masks import Prefix, implies, prefix, steps_mask
+from jaxpr_opt.analysis.masks import Prefix, implies, prefix, steps_mask, tested_value
 from jaxpr_opt.analysis.skips import Skip, find_skips, predicate_root
 from jaxpr_opt.ir import UNDEFINED, Carry, Cond, Op, Scan, Stack, Value, backward_slice, reads
 from jaxpr_opt.pipeline import Match, Pass
@@ -220,10 +220,7 @@ def _inner_mask(nest: Nest, inner: Skip) -> Prefix | None:
     """The inner predicate over both loops' rows: it reads rows of rows of an array that the
     outer loop reads.
     """
-    root = predicate_root(inner.predicate)
-    row = inner.scan.stream_of(
-        root.op.operands[0] if root.op is not None and root.op.name == "ne" else root
-    )
+    row = inner.scan.stream_of(tested) if (tested := tested_value(inner.predicate)) else None
     rows = nest.outer.stream_of(row.operand) if row is not None else None
     return prefix(rows.operand) if rows is not None else None
 

@@ -108,7 +108,8 @@ class CountSteps(Pass):
                         _compare_rows(user, stream, taken, mask, rw)
             if stack.result.uses:
                 numbers = rw.insert(lambda: lax.iota(np.int32, scan.length), before=after)
-                rw.replace(stack.result, rw.insert(mask, numbers, taken, before=after))
+                whole = rw.typed(mask, stack.result.aval, numbers, taken, before=after)
+                rw.replace(stack.result, whole)
 
 
 def _mask(dtype: Any, levels: tuple[int, int]) -> Mask:
@@ -125,7 +126,7 @@ def _mask(dtype: Any, levels: tuple[int, int]) -> Mask:
 
 
 def _is_integral(value: Value) -> bool:
-    return value.dtype == bool or np.issubdtype(value.dtype, np.integer)
+    return isinstance(value.dtype, np.dtype) and value.dtype.kind in "biu"
 
 
 def _count_taken(skip: Skip, rw: Rewriter) -> Value:
@@ -154,5 +155,5 @@ def _compare_rows(scan: Scan, stream: Stream, taken: Value, mask: Mask, rw: Rewr
     rw.set_scan(scan, streams=[*scan.streams, row])
     first = scan.body.first
     assert first is not None
-    rw.replace(stream.param, rw.insert(mask, row.param, taken, before=first))
+    rw.replace(stream.param, rw.typed(mask, stream.param.aval, row.param, taken, before=first))
     rw.set_scan(scan, streams=[s for s in scan.streams if s.param is not stream.param])

@@ -123,7 +123,7 @@ class DropDummyResiduals(Pass):
                 rw.replace(result, copies.get(value, value))
             case ReadInBranch():
                 for use, value in match.reads:
-                    rw.set_operand(use.op, use.index, value)
+                    rw.set_operand(use.op, use.position, value)
 
 
 def _dummy(op: Op, result: Value, cases: tuple[Value, ...]) -> Iterator[Dummy]:

@@ -289,8 +289,8 @@ def _refilled(
         rw.clone(skipped.ops, mapping, scan)
         value = mapping.get(skipped.value, skipped.value)
     else:
-        constant = not skip.taken_when if skipped.constant is None else skipped.constant.value
-        value = rw.scalar(constant, buffer.dtype)
+        assert skipped.constant is not None
+        value = rw.scalar(skipped.constant.value, buffer.dtype)
 
     def fill(rows: jax.Array, d: jax.Array, row: jax.Array) -> jax.Array:
         number = lax.broadcasted_iota(np.int32, rows.shape, 0)

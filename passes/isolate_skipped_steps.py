@@ -39,8 +39,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
+import numpy as np
 from jax import lax
-from jaxpr_opt.analysis.assume import Splat
+from jaxpr_opt.analysis.assume import Assumed, Splat
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.skipped_rows import skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root, predicate_source
@@ -142,7 +143,12 @@ def _same_predicate(other: Skip, skip: Skip) -> bool:
     stream = other.scan.stream_of(predicate_source(other.predicate))
     stack = skip.scan.stack_of(stream.operand) if stream is not None else None
     if stack is not None:
-        return predicate_root(stack.value) is skip.predicate and other.taken_when == skip.taken_when
+        assert stream is not None
+        row = skip.in_skipped_step(stack.value)
+        facts = {stream.param: bool(row.value)} if isinstance(row, Splat) else {}
+        return isinstance(row, Splat) and Assumed(other.scan.body, facts)[other.predicate] == Splat(
+            np.bool_(not other.taken_when)
+        )
     rows = {s.operand: s.param for s in other.scan.streams}
     renamed = {s.param: rows[s.operand] for s in skip.scan.streams if s.operand in rows}
     return (

@@ -104,9 +104,9 @@ def _readers(result: Value) -> tuple[tuple[Scan, Stream], ...]:
     """The streams that read a stack, if nothing else does and any is read in turn (1)."""
     found = []
     for use in result.uses:
-        if not isinstance(use.op, Scan) or use.index < use.op.num_carries:
+        if not isinstance(use.op, Scan) or use.position < use.op.num_carries:
             return ()
-        stream = use.op.streams[use.index - use.op.num_carries]
+        stream = use.op.streams[use.position - use.op.num_carries]
         if stream.param.uses:
             found.append((use.op, stream))
     return tuple(found)

@@ -110,9 +110,9 @@ class ResolveKnownPredicates(Pass):
                 rw.erase(match.op)
             case KnownInside():
                 for use, number in match.reads:
-                    aval = use.op.operands[use.index].aval
+                    aval = use.op.operands[use.position].aval
                     constant = rw.constant(np.asarray(number, aval.dtype)[()], aval)
-                    rw.set_operand(use.op, use.index, constant)
+                    rw.set_operand(use.op, use.position, constant)
             case SameEitherWay():
                 for result, value in match.results:
                     rw.replace(result, value)

@@ -159,6 +159,13 @@ def test_as_json():
     assert only["refused"] == shown["failures"] == []
 
 
+def test_when_optimisation_is_off():
+    with settings.override(disable=True):
+        report = jaxpr_opt.explain(cancelling(twice), X)
+        assert str(report) == "twice: no pass ran; JAXPR_OPT_DISABLE is set"
+    assert str(jaxpr_opt.explain(jaxpr_opt.optimize(twice, passes=[]), X)) == "twice: no pass ran"
+
+
 # -- which functions
 
 

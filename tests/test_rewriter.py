@@ -91,7 +91,7 @@ def test_inserted_code_is_traced():
     graph = graph_of(lambda x, y: x - y, "f32[3]", "f32[3]")
     rw, sub = Rewriter(graph), op_of(graph, "sub")
     x, y = sub.operands
-    total, product = rw.insert(lambda a, b: (a + b, a * b), x, y, before=sub)
+    total, product = rw.insert_many(lambda a, b: (a + b, a * b), x, y, before=sub)
     rw.set_outputs(graph.body, [total, product])
     rw.erase(sub)
     computes_the_same(graph, lambda x, y: (x + y, x * y), "f32[3]", "f32[3]")

@@ -59,7 +59,7 @@ class Assumed:
             return self._known[value]
         if isinstance(value, Constant):
             scalar = value.scalar
-            return value if scalar is None else Splat(scalar)
+            return value if scalar is None else Splat(np.asarray(scalar, value.dtype)[()])
         return value
 
     def keeps(self, carry: Carry) -> bool:
@@ -141,7 +141,15 @@ def _converted(op: Op, known: list[Known]) -> Known | None:
     value, dtype = known[0], op.result.dtype
     if not isinstance(value, Splat):
         return value
-    return Splat(np.asarray(value.value).astype(dtype)[()]) if isinstance(dtype, np.dtype) else None
+    exact = isinstance(dtype, np.dtype) and not _may_overflow(value.value, dtype)
+    return Splat(np.asarray(value.value).astype(dtype)[()]) if exact else None
+
+
+def _may_overflow(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a number is converted to an integer it may not be: NumPy and XLA differ there."""
+    if not np.issubdtype(dtype, np.integer) or np.issubdtype(np.asarray(value).dtype, np.integer):
+        return False
+    return not (abs(value) < np.iinfo(dtype).max and (value >= 0 or dtype.kind == "i"))
 
 
 def _selected(op: Op, known: list[Known]) -> Known | None:
@@ -189,6 +197,7 @@ def _logical(fun: Callable[..., Any], absorbing: bool | None = None) -> Rule:
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(RESHAPING, _splat_of_first),
     **dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or"), _splat_of_first),
+    **dict.fromkeys(("name", "stop_gradient"), _splat_of_first),
     "add": _sum,
     "add_any": _sum,
     "and": _logical(np.logical_and, absorbing=False),

@@ -48,13 +48,20 @@ def implies(q: Prefix, p: Prefix) -> bool:
     )
 
 
+def tested_value(predicate: Value) -> Value | None:
+    """What a predicate is a conversion of, or true where it is not 0; None if it tests otherwise."""
+    while (op := predicate.op) is not None and op.name in ("convert_element_type", "ne"):
+        if op.name == "ne" and not _is_zero(op.operands[1]):
+            return None
+        predicate = op.operands[0]
+    return predicate
+
+
 def steps_mask(skip: Skip) -> Prefix | None:
     """The predicate of a scan as a prefix of its rows: `row < bound`."""
-    predicate, scan = skip.predicate, skip.scan
-    while predicate.op is not None and predicate.op.name in ("convert_element_type", "ne"):
-        if predicate.op.name == "ne" and not _is_zero(predicate.op.operands[1]):
-            return None
-        predicate = predicate.op.operands[0]
+    predicate, scan = tested_value(skip.predicate), skip.scan
+    if predicate is None:
+        return None
     op, stream = predicate.op, scan.stream_of(predicate)
     if stream is not None:
         return prefix(stream.operand)

@@ -55,8 +55,8 @@ def _follow(
 
 def _hop(use: Use, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]]) -> bool:
     op = use.op
-    if isinstance(op, Scan) and use.index >= op.num_carries:
-        stream = op.streams[use.index - op.num_carries]
+    if isinstance(op, Scan) and use.position >= op.num_carries:
+        stream = op.streams[use.position - op.num_carries]
         return _follow(stream.param, row, (*hops, Rows(op)), found)
     if op.name != "reshape" or op.params.get("dimensions") is not None:
         return False

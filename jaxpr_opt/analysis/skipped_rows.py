@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.assume import Splat
-from jaxpr_opt.analysis.skips import Skip, predicate_root
+from jaxpr_opt.analysis.skips import Skip
 from jaxpr_opt.ir import UNDEFINED, Op, Stack, Value, backward_slice, reads
 from jaxpr_opt.traits import is_speculable
 
@@ -16,15 +16,13 @@ class SkippedRow:
     """The row of a skipped step; unspecified (anything will do) unless one of these is set."""
 
     constant: Splat | None = None
-    is_mask: bool = False
-    """It is the predicate itself."""
     value: Value | None = None
     """A value that a skipped step computes from kept carries and outer values by `ops`."""
     ops: tuple[Op, ...] = ()
 
     @property
     def is_unspecified(self) -> bool:
-        return self.constant is None and not self.is_mask and self.value is None
+        return self.constant is None and self.value is None
 
     def all_ops(self) -> Iterator[Op]:
         """The ops and everything inside them."""
@@ -39,8 +37,6 @@ def skipped_row(skip: Skip, stack: Stack) -> SkippedRow | str:
         return SkippedRow(constant=known)
     if known.op is not None and known.op.name == UNDEFINED:
         return SkippedRow()
-    if stack.value.shape == skip.predicate.shape and predicate_root(stack.value) is skip.predicate:
-        return SkippedRow(is_mask=True)
     ops = backward_slice([known], lambda v: v.region is not body or v is skip.predicate)
     moving = {s.param for s in skip.scan.streams} | {c.param for c, _ in skip.counters}
     used = {known, *reads(ops)}

@@ -89,23 +89,57 @@ def test_carries_that_stay_equal():
 def test_results_of_a_cond():
     """(5) The same value in every branch."""
 
-    def program(p, x):
+    def program(i, x):
         def taken():
             s = jnp.sin(x)
             return s, s * 2.0, s
 
-        return lax.cond(p, taken, lambda: (x, x, x))
+        return lax.switch(i, [taken, lambda: (x, x, x), lambda: (-x, x, -x)])
 
-    check_rewrite(CSE, program, "bool[]", "f32[3]", diff="""FILL""")
+    check_rewrite(CSE, program, "i32[]", "f32[3]", diff="""
+          fn (i:i32[], x:f32[3]) {
+            c:i32[] = clamp 0 i 2
+            r:f32[3], r1:f32[3], r2:f32[3] = switch c case 0 {
+              s:f32[3] = sin x
+              m:f32[3] = mul s 2.0
+              yield s, m, s
+            } case 1 {
+              yield x, x, x
+            } case 2 {
+              n:f32[3] = neg x
+        -     n1:f32[3] = neg x
+        -     yield n, x, n1
+        +     yield n, x, n
+            }
+        -   return r, r1, r2
+        +   return r, r1, r
+          }
+        """)
 
 
 def test_branches_do_not_see_each_other():
     """(3) Condition: the first dominates the second."""
 
-    def program(p, x):
-        return lax.cond(p, lambda: jnp.sin(x), lambda: jnp.sin(x) * 2.0)
+    def program(i, x):
+        branches = [lambda: jnp.sin(x), lambda: jnp.sin(x) * 2.0, lambda: x]
+        return lax.switch(i, branches)
 
-    check_rewrite(CSE, program, "bool[]", "f32[3]", diff="""FILL""")
+    check_rewrite(CSE, program, "i32[]", "f32[3]", diff="""
+        fn (i:i32[], x:f32[3]) {
+          c:i32[] = clamp 0 i 2
+          r:f32[3] = switch c case 0 {
+            s:f32[3] = sin x
+            yield s
+          } case 1 {
+            s:f32[3] = sin x
+            m:f32[3] = mul s 2.0
+            yield m
+          } case 2 {
+            yield x
+          }
+          return r
+        }
+        """)
 
 
 def test_remat_computes_again():
@@ -114,7 +148,17 @@ def test_remat_computes_again():
     def program(x):
         return jnp.sin(x), jax.checkpoint(lambda x: jnp.sin(x) * 2.0)(x)
 
-    check_rewrite(CSE, program, "f32[3]", diff="""FILL""")
+    check_rewrite(CSE, program, "f32[3]", diff="""
+        fn (x:f32[3]) {
+          s:f32[3] = sin x
+          r:f32[3] = remat {
+            s:f32[3] = sin x
+            m:f32[3] = mul s 2.0
+            yield m
+          }
+          return s, r
+        }
+        """)
 
 
 def test_constants_are_compared_bit_by_bit():
