@@ -1,18 +1,21 @@
 """What the journals of several pipelines come to, pass by pass.
 
 One function makes several programs: forward and backward, each in the first and in the final phase.
-What a pass did to them is told once, with the number of times.
+What a pass did to them is told once, with the number of times and what it saved.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from jaxpr_opt.analysis.summary import Summary
+from jaxpr_opt.figures import bytes_text, number_text
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.pipeline import Journal, PassRecord, Rewrite
+from jaxpr_opt.journal import Journal, PassRecord, Rewrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,29 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Savings:
+    """What a pass took off the program, with the tidying up after it; negative where it added."""
+
+    residual_bytes: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Savings) -> Savings:
+        return Savings(self.residual_bytes + other.residual_bytes, self.flops + other.flops)
+
+    def text(self, whole: Summary) -> str:
+        """`saves 33.8 MB of loop residuals, adds 2.1 M FLOPs`; not told: below 1% of `whole`."""
+        amounts = [
+            (self.residual_bytes, whole.residual_bytes, bytes_text, " of loop residuals"),
+            (self.flops, whole.flops or 0, number_text, " FLOPs"),
+        ]
+        told = [
+            (n, write(abs(n)) + what) for n, total, write, what in amounts if 100 * abs(n) > total
+        ]
+        signs = [("saves", [t for n, t in told if n > 0]), ("adds", [t for n, t in told if n < 0])]
+        return ", ".join(f"{verb} {' and '.join(texts)}" for verb, texts in signs if texts)
+
+
+@dataclass(frozen=True, slots=True)
 class PassReport:
     """What one pass did, over all programs that were made of the function."""
 
@@ -48,6 +74,7 @@ class PassReport:
     done: tuple[Place, ...]
     refused: tuple[Place, ...]
     seconds: float
+    saved: Savings
 
     @property
     def count(self) -> int:
@@ -57,6 +84,7 @@ class PassReport:
         return {
             "pass": self.name,
             "seconds": self.seconds,
+            "saved": asdict(self.saved),
             "done": [place.to_dict() for place in self.done],
             "refused": [place.to_dict() for place in self.refused],
         }
@@ -66,10 +94,14 @@ def accounts(journals: Sequence[Journal]) -> tuple[PassReport, ...]:
     """What every pass did, in order of first run."""
     records = [record for journal in journals for record in journal.records.values()]
     names = dict.fromkeys(record.name for record in records)
-    return tuple(_account([record for record in records if record.name == name]) for name in names)
+    saved = _saved(journals, cleanups={record.name for record in records if record.cleanup})
+    return tuple(
+        _account([record for record in records if record.name == name], saved.get(name, Savings()))
+        for name in names
+    )
 
 
-def _account(records: Sequence[PassRecord]) -> PassReport:
+def _account(records: Sequence[PassRecord], saved: Savings) -> PassReport:
     rewrites = [rewrite for record in records for rewrite in record.rewrites]
     made = {(rewrite.says, rewrite.frame) for rewrite in rewrites}
     # A place refused in one program may be rewritten in a later one; every phase asks again.
@@ -85,7 +117,26 @@ def _account(records: Sequence[PassRecord]) -> PassReport:
         done=_counted(rewrites),
         refused=tuple(refused),
         seconds=sum(record.seconds for record in records),
+        saved=saved,
     )
+
+
+def _saved(journals: Sequence[Journal], cleanups: set[str]) -> dict[str, Savings]:
+    """What each pass saved: tidying up is credited to the pass that left something behind."""
+    total: dict[str, Savings] = {}
+    for journal in journals:
+        credited = ""
+        for (_, before), (name, after) in itertools.pairwise(journal.trail):
+            credited = credited if name in cleanups else name
+            total[credited] = total.get(credited, Savings()) + _saving(before, after)
+    return total
+
+
+def _saving(before: Summary, after: Summary) -> Savings:
+    flops = 0
+    if before.flops is not None and after.flops is not None:
+        flops = before.flops - after.flops
+    return Savings(before.residual_bytes - after.residual_bytes, flops)
 
 
 def _counted(rewrites: Iterable[Rewrite]) -> tuple[Place, ...]:

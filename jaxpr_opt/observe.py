@@ -19,10 +19,12 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat_ad, settings
+from jaxpr_opt.analysis.summary import summarize
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph, Op
-from jaxpr_opt.pipeline import Journal, Pass, collect_journals
+from jaxpr_opt.journal import Journal, collect_journals
+from jaxpr_opt.pipeline import Pass
 from jaxpr_opt.program import Program, optimized_linear_p, optimized_p
 from jaxpr_opt.rewriter import Rewriter
 
@@ -57,7 +59,7 @@ def as_it_is(
     fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Graph, list[Journal]]:
     """The program that is compiled for a function: its optimised parts are, the others are not."""
-    with collect_journals() as journals, settings.override(check=False):
+    with collect_journals(summarize) as journals, settings.override(check=False):
         graph = import_jaxpr(_trace(fun, args, kwargs), "final", name_of(fun))
         while programs := [op for op in graph.walk() if _program(op) is not None]:
             for op in programs:

@@ -12,11 +12,10 @@ in a warning and the program is optimised again without it; in strict mode the f
 
 from __future__ import annotations
 
-import contextlib
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from jax.extend.core import ClosedJaxpr
@@ -24,13 +23,11 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt import compat, settings
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Graph, Op
-from jaxpr_opt.ir import Phase as Phase
+from jaxpr_opt.ir import Graph, Op, Phase
+from jaxpr_opt.journal import Journal, PassRecord, Refusal, Rewrite, measure, publish
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.split import Split, split
 from jaxpr_opt.verify import verify
-
-Frame = tuple[str, int, str]
 
 MAX_ROUNDS = 32
 """Rounds of one stage before it is declared divergent: no program tried needed more than 9."""
@@ -74,55 +71,6 @@ class Pass:
     def rewrite(self, match: Any, rw: Rewriter) -> None:
         """Apply the match, which `refuse` has just let pass."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """One application of a pass: what it did, from where in the user's source, with how many
-    edits.
-    """
-
-    says: str
-    frame: Frame | None
-    edits: int
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A near miss: what the pass would have done, and why it did not."""
-
-    says: str
-    reason: str
-    frame: Frame | None
-
-
-@dataclass(slots=True)
-class PassRecord:
-    """What one pass did to one program."""
-
-    name: str
-    cleanup: bool
-    rewrites: list[Rewrite] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class Journal:
-    """What a pipeline did to one program, pass by pass in order of first run."""
-
-    phase: Phase
-    records: dict[str, PassRecord] = field(default_factory=dict)
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def record(self, each: Pass) -> PassRecord:
-        return self.records.setdefault(each.name, PassRecord(each.name, each.cleanup))
-
-    @property
-    def changed(self) -> bool:
-        """Whether a pass other than a cleanup fired."""
-        return any(r.rewrites for r in self.records.values() if not r.cleanup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +119,7 @@ class Pipeline:
         if journal.changed:
             out = self._exported(graph, jaxpr, journal)
         journal.seconds = time.perf_counter() - started
-        _publish(journal)
+        publish(journal)
         return Result(out, journal, tuple(snapshots))
 
     def run_and_split(
@@ -185,7 +133,7 @@ class Pipeline:
         graph, journal, _ = self._optimized(jaxpr, "differentiable")
         parts = split(graph, num_primals, num_outputs)
         journal.seconds = time.perf_counter() - started
-        _publish(journal)
+        publish(journal)
         return parts, journal
 
     def _optimized(
@@ -216,6 +164,7 @@ class Pipeline:
         snapshots: list[tuple[str, ClosedJaxpr]] = []
         check = settings.current().check
         debug = settings.current().verify
+        measure("", graph, journal)
         version = 0
         idle_since: dict[Pass, int] = {}
         for stage in self.stages:
@@ -230,6 +179,7 @@ class Pipeline:
                     else:
                         fired = True
                         version += 1
+                        measure(each.name, graph, journal)
                         if check:
                             snapshots.append((each.name, export(graph)))
                 if not fired:
@@ -265,7 +215,7 @@ def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) ->
     An op is asked again after each rewrite anchored at it, and structured ops a rewrite has made
     are asked next, so `find` always sees the graph as it is.
     """
-    record, before = journal.record(each), list(journal.records)
+    record, before = journal.record(each.name, each.cleanup), list(journal.records)
     started = time.perf_counter()
     record.refusals.clear()
     fired = False
@@ -319,22 +269,3 @@ def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:
         for index, (a, b) in enumerate(zip(old, new, strict=True)):
             if a != b or getattr(a, "weak_type", None) != getattr(b, "weak_type", None):
                 raise TypeError(f"{kind} {index} was {a} and became {b}")
-
-
-_listeners: list[list[Journal]] = []
-
-
-def _publish(journal: Journal) -> None:
-    for each in _listeners:
-        each.append(journal)
-
-
-@contextlib.contextmanager
-def collect_journals() -> Iterator[list[Journal]]:
-    """The journals of every pipeline that runs inside, e.g. while a function is lowered."""
-    journals: list[Journal] = []
-    _listeners.append(journals)
-    try:
-        yield journals
-    finally:
-        _listeners[:] = [each for each in _listeners if each is not journals]

@@ -18,7 +18,7 @@ from rich.text import Text
 from jaxpr_opt import figures, observe, settings
 from jaxpr_opt.account import PassReport, Place, accounts
 from jaxpr_opt.diff import GraphDiff, diff_graphs
-from jaxpr_opt.pipeline import Journal
+from jaxpr_opt.journal import Journal
 
 MAX_PLACES = 8
 """Places a pass lists; the rest are counted."""
@@ -35,7 +35,7 @@ class Report:
     failures: tuple[str, ...]
     """What went wrong in passes that failed; the program was optimised without them."""
     seconds: float
-    """Spent in pipelines."""
+    """Spent in passes."""
 
     @property
     def changed(self) -> bool:
@@ -60,8 +60,9 @@ class Report:
         if self.changed:
             for each in self.passes:
                 if each.done and not each.cleanup:
+                    costs = [figures.seconds_text(each.seconds), each.saved.text(self.diff.before)]
                     yield Text(f"\n{each.name}", style="bold green").append(
-                        f"  {figures.seconds_text(each.seconds)}", "not bold dim"
+                        f"  {', '.join(filter(None, costs))}", "not bold dim"
                     )
                     yield from _listed(each.done)
             tidied = [
@@ -168,5 +169,6 @@ def diff(
 def report(name: str, difference: GraphDiff, journals: Sequence[Journal]) -> Report:
     """Put together what is known of a function's optimisation."""
     failures = dict.fromkeys(message for journal in journals for _, message in journal.failures)
-    seconds = sum(journal.seconds for journal in journals)
-    return Report(name, difference, accounts(journals), tuple(failures), seconds)
+    passes = accounts(journals)
+    seconds = sum(each.seconds for each in passes)
+    return Report(name, difference, passes, tuple(failures), seconds)

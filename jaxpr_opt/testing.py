@@ -33,7 +33,8 @@ from jaxpr_opt.exact import evaluate_exactly
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph
-from jaxpr_opt.pipeline import Journal, Pass, PassRecord, Pipeline
+from jaxpr_opt.journal import Journal, PassRecord
+from jaxpr_opt.pipeline import Pass, Pipeline
 from jaxpr_opt.sampling import EDGES, parse_type, random_inputs
 from jaxpr_opt.verify import verify
 

@@ -86,7 +86,8 @@ def is_collective(op: Op) -> bool:
 
 def is_pure(op: Op) -> bool:
     """Whether the op itself may be removed, duplicated or moved about in its region: no effects, nothing to stay
-    next to."""
+    next to.
+    """
     return (
         not op.effects
         and not op.is_terminator

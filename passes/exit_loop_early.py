@@ -49,8 +49,8 @@ from jax import lax
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skips
-from jaxpr_opt.ir import Op, Region, Scan, Value, reads
-from jaxpr_opt.pipeline import Match, Pass, Phase
+from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, reads
+from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_collective, is_pure
 
@@ -297,4 +297,4 @@ def _refilled(
         ran = number > d if scan.reverse and skip.kind == "carried" else number < d
         return lax.select(ran, rows, jnp.broadcast_to(row, rows.shape))
 
-    return rw.insert(fill, buffer, done, value, before=scan)
+    return rw.typed(fill, buffer.aval, buffer, done, value, before=scan)

@@ -17,7 +17,8 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
 import jaxpr_opt
-from jaxpr_opt import figures, frames, observe, settings
+from jaxpr_opt import account, figures, frames, observe, settings
+from jaxpr_opt.analysis.summary import Summary
 from jaxpr_opt.exporter import export
 from jaxpr_opt.ir import Op
 from jaxpr_opt.pipeline import Match, Pass
@@ -103,6 +104,77 @@ def test_as_text():
     ]
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
     assert "\x1b" not in text
+
+
+def test_what_each_pass_saved():
+    def grad_of_loop(x):
+        def step(c, _):
+            return jnp.sin(negate(-c)) * c, None
+
+        return jax.grad(lambda x: jnp.sum(lax.scan(step, x, None, 8)[0]))(x)
+
+    (only,) = jaxpr_opt.explain(cancelling(grad_of_loop), X).passes
+    assert only.saved.flops == 8 * 4 * 3  # four negations at each of eight steps
+    assert only.saved.residual_bytes == 0
+
+
+@dataclass(frozen=True)
+class DropDead(Pass):
+    """Erase what nobody reads."""
+
+    name = "drop-dead"
+    cleanup = True
+
+    def find(self, op: Op) -> Iterator[Match]:
+        if not op.is_terminator and not any(value.uses for value in op.results):
+            yield Match(op, "nobody reads it")
+
+    def refuse(self, match: Match) -> str | None:
+        return None
+
+    def rewrite(self, match: Match, rw: jaxpr_opt.Rewriter) -> None:
+        rw.erase(match.op)
+
+
+@dataclass(frozen=True)
+class ForgetSines(Pass):
+    """sin x = x: wrong, but it leaves the sine to be tidied up."""
+
+    name = "forget-sines"
+
+    def find(self, op: Op) -> Iterator[Match]:
+        if op.name == "sin" and op.result.uses:
+            yield Match(op, "a sine is forgotten")
+
+    def refuse(self, match: Match) -> str | None:
+        return None
+
+    def rewrite(self, match: Match, rw: jaxpr_opt.Rewriter) -> None:
+        rw.replace(match.op.result, match.op.operands[0])
+
+
+def test_tidying_up_is_credited_to_who_made_the_mess():
+    wrong = jaxpr_opt.optimize(lambda x: jnp.sin(x) * 2.0, passes=[ForgetSines(), DropDead()])
+    report = jaxpr_opt.explain(wrong, X)
+    forget, drop = report.passes
+    assert forget.saved.flops == 3
+    assert drop.saved == account.Savings()
+    assert ", saves 3 FLOPs\n  a sine is forgotten" in str(report)
+    assert "\ntidied up after them: drop-dead 1\n" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("saved", "text"),
+    [
+        (account.Savings(), ""),
+        (account.Savings(33_800_000, 5_000), "saves 33.8 MB of loop residuals and 5,000 FLOPs"),
+        (account.Savings(33_800_000, -5_000), "saves 33.8 MB of loop residuals, adds 5,000 FLOPs"),
+        (account.Savings(8, -5), ""),
+    ],
+)
+def test_savings_in_words(saved, text):
+    whole = Summary(equations=9, residual_bytes=40_000_000, peak_bytes=1, flops=100_000)
+    assert saved.text(whole) == text
 
 
 def test_a_near_miss_says_why():

@@ -1,0 +1,98 @@
+"""What passes did to a program: the record that `explain` reads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxpr_opt.ir import Graph, Phase
+
+Frame = tuple[str, int, str]
+"""`(file, line, function)` in the user's program."""
+
+Measure = Callable[[Graph], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One application of a pass: what it did, from where in the user's source, with how many
+    edits.
+    """
+
+    says: str
+    frame: Frame | None
+    edits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A near miss: what the pass would have done, and why it did not."""
+
+    says: str
+    reason: str
+    frame: Frame | None
+
+
+@dataclass(slots=True)
+class PassRecord:
+    """What one pass did to one program."""
+
+    name: str
+    cleanup: bool
+    rewrites: list[Rewrite] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Journal:
+    """What a pipeline did to one program, pass by pass in order of first run."""
+
+    phase: Phase
+    records: dict[str, PassRecord] = field(default_factory=dict)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    seconds: float = 0.0
+    trail: list[tuple[str, Any]] = field(default_factory=list)
+    """`(pass, what was measured after it)` each time one fired, the start first; empty unless
+    somebody measures."""
+
+    def record(self, name: str, cleanup: bool) -> PassRecord:
+        """The record of a pass, a new one the first time."""
+        return self.records.setdefault(name, PassRecord(name, cleanup))
+
+    @property
+    def changed(self) -> bool:
+        """Whether a pass other than a cleanup fired."""
+        return any(r.rewrites for r in self.records.values() if not r.cleanup)
+
+
+_listeners: list[tuple[list[Journal], Measure | None]] = []
+
+
+@contextlib.contextmanager
+def collect_journals(measure: Measure | None = None) -> Iterator[list[Journal]]:
+    """The journals of every pipeline that runs inside, e.g. while a function is lowered.
+
+    `measure` is asked about the graph before the first pass and after every one that fired.
+    """
+    journals: list[Journal] = []
+    _listeners.append((journals, measure))
+    try:
+        yield journals
+    finally:
+        _listeners[:] = [each for each in _listeners if each[0] is not journals]
+
+
+def publish(journal: Journal) -> None:
+    """Hand a finished journal to whoever collects."""
+    for journals, _ in _listeners:
+        journals.append(journal)
+
+
+def measure(name: str, graph: Graph, journal: Journal) -> None:
+    """Measure a graph after pass `name` (empty for the start), for whoever measures."""
+    for _, how in _listeners:
+        if how is not None:
+            journal.trail.append((name, how(graph)))

@@ -1,0 +1,486 @@
+"""Random programs: small recipes that print, shrink and run.
+
+::
+
+    program ::= step at the top, on arguments Args
+    step    ::= Keep | Grow | Bend | Stir | Count | Toggle | Write | Draw | Turn | Halve | Say
+              | Then(step, step) | If(test, step, step, how) | Loop(step, ...)
+              | Checkpoint(step, policy) | Custom(step, rule)
+    test    ::= Below | Small | Flag | Masked | Early | Never | Not(test) | Both(test, test)
+
+A step maps a state, a dictionary of arrays of several dtypes, to the next one, and may emit an
+array.  A test is a bool of the state (carried), of the row a loop reads (known up front), or of
+both.  Loops whose step is ``If(test, step, Keep())`` are the ones that skip; they are drawn most
+often.  ``repr`` of a recipe is code that makes it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from hypothesis import strategies as st
+from jax import lax
+
+ROWS, WIDTH = 4, 3
+State = dict[str, Any]
+Step = Callable[[State, "Env"], tuple[State, tuple[Any, ...]]]
+Test = Callable[[State, "Env"], Any]
+
+
+class Args(NamedTuple):
+    """What a program is run on."""
+
+    x: Any
+    w: Any
+    xs: Any
+    mask: Any
+    n: Any
+    bound: Any
+
+
+class Env(NamedTuple):
+    """What a step sees besides its state: outer values, and the row of the loop it is in."""
+
+    w: Any
+    xs: Any
+    mask: Any
+    t: Any
+    n: Any
+    bound: Any
+    row: Any
+    flag: Any
+    time: Any
+
+
+LOG: list[float] = []
+"""What programs have said, in order."""
+
+
+# -- tests ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Below:
+    """A carried counter is below a bound known at run time."""
+
+    def __call__(self, state, env):
+        return state["i"] < env.n
+
+
+@dataclass(frozen=True)
+class Small:
+    """A carried float is small."""
+
+    def __call__(self, state, env):
+        return state["x"][0] < env.bound
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A carried bool."""
+
+    def __call__(self, state, env):
+        return state["go"]
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A bool of the row: it may come back to true."""
+
+    def __call__(self, state, env):
+        return env.flag
+
+
+@dataclass(frozen=True)
+class Early:
+    """The number of the row is below a bound."""
+
+    def __call__(self, state, env):
+        return env.time < env.n
+
+
+@dataclass(frozen=True)
+class Never:
+    """A comparison with NaN."""
+
+    def __call__(self, state, env):
+        return state["x"][1] < env.bound * jnp.nan
+
+
+@dataclass(frozen=True)
+class Not:
+    test: Test
+
+    def __call__(self, state, env):
+        return ~self.test(state, env)
+
+
+@dataclass(frozen=True)
+class Both:
+    one: Test
+    two: Test
+
+    def __call__(self, state, env):
+        return self.one(state, env) & self.two(state, env)
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Nothing."""
+
+    def __call__(self, state, env):
+        return state, ()
+
+
+@dataclass(frozen=True)
+class Grow:
+    """A linear step that reads the row and a weight."""
+
+    def __call__(self, state, env):
+        return {**state, "x": state["x"] * env.w + env.row + 0.5}, ()
+
+
+@dataclass(frozen=True)
+class Bend:
+    """A nonlinear step; some are not finite everywhere."""
+
+    how: Literal["tanh", "sin", "log", "sqrt", "reciprocal"]
+
+    def __call__(self, state, env):
+        return {**state, "x": getattr(jnp, self.how)(state["x"]) + env.w}, ()
+
+
+@dataclass(frozen=True)
+class Stir:
+    """A step that is dear to replay."""
+
+    def __call__(self, state, env):
+        return {**state, "x": jnp.tanh(jnp.outer(state["x"], env.w) @ state["x"]) * 0.5}, ()
+
+
+@dataclass(frozen=True)
+class Count:
+    """Advance the counter; `by` may wrap it around."""
+
+    by: int
+
+    def __call__(self, state, env):
+        return {**state, "i": state["i"] + jnp.asarray(self.by, state["i"].dtype)}, ()
+
+
+@dataclass(frozen=True)
+class Toggle:
+    """Set the flag by a test, perhaps only ever to false."""
+
+    test: Test
+    absorbing: bool
+
+    def __call__(self, state, env):
+        new = self.test(state, env)
+        return {**state, "go": state["go"] & new if self.absorbing else new}, ()
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write a row of a carried buffer and read another."""
+
+    def __call__(self, state, env):
+        at = state["i"].astype(jnp.int32)
+        new = state["buffer"].at[at].set(state["x"])
+        return {**state, "buffer": new, "x": state["x"] + new[at - 1]}, ()
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Split a carried key."""
+
+    def __call__(self, state, env):
+        key, now = jax.random.split(state["key"])
+        return {**state, "key": key, "x": state["x"] + jax.random.uniform(now, (WIDTH,))}, ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Arithmetic on complex numbers."""
+
+    def __call__(self, state, env):
+        return {**state, "z": state["z"] * lax.complex(state["x"][0], env.w[1]) + 1.0}, ()
+
+
+@dataclass(frozen=True)
+class Halve:
+    """Arithmetic on bfloat16."""
+
+    def __call__(self, state, env):
+        h = state["h"] * 0.5 + state["x"].astype(jnp.bfloat16)
+        return {**state, "h": h, "x": state["x"] - h.astype(jnp.float32) * 0.1}, ()
+
+
+@dataclass(frozen=True)
+class Say:
+    """An effect, whose order counts."""
+
+    def __call__(self, state, env):
+        jax.debug.callback(lambda i: LOG.append(float(i)), state["x"][0], ordered=True)
+        return state, ()
+
+
+@dataclass(frozen=True)
+class Then:
+    one: Step
+    two: Step
+
+    def __call__(self, state, env):
+        state, first = self.one(state, env)
+        state, second = self.two(state, env)
+        return state, (*first, *second)
+
+
+@dataclass(frozen=True)
+class If:
+    """Two steps, chosen by a cond, a switch or a select."""
+
+    test: Test
+    yes: Step
+    no: Step
+    how: Literal["cond", "done", "switch", "select"] = "cond"
+
+    def __call__(self, state, env):
+        p = self.test(state, env)
+        yes, no = (lambda s, each=each: each(s, env)[0] for each in (self.yes, self.no))
+        match self.how:
+            case "cond":
+                return lax.cond(p, yes, no, state), ()
+            case "done":
+                return lax.cond(~p, no, yes, state), ()
+            case "switch":
+                which = jnp.where(p, 1 + (state["i"] % 2).astype(jnp.int32), 0)
+                return lax.switch(which, [no, yes, lambda s: yes(yes(s))], state), ()
+            case "select":
+                return jax.tree.map(lambda a, b: jnp.where(p, a, b), yes(state), no(state)), ()
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of `length` steps; its rows are rows of the arrays around it, or rows of rows."""
+
+    step: Step
+    length: int
+    kind: Literal["scan", "reverse", "unrolled", "fori", "while"] = "scan"
+    emits: Literal["nothing", "x", "x w", "test", "number", "row"] = "nothing"
+    read: Literal["not", "sum", "scan", "reverse"] = "not"
+    nested: bool = False
+    test: Test = Below()
+
+    def __call__(self, state, env):
+        if self.kind == "fori":
+            return lax.fori_loop(0, self.length, lambda t, s: self.step(s, env)[0], state), ()
+        if self.kind == "while":
+            return self._while(state, env), ()
+        rows = self._rows(env)
+        options = {"reverse": self.kind == "reverse", "unroll": 2 if self.kind == "unrolled" else 1}
+
+        def body(state, row):
+            inner = env._replace(**row)
+            new, _ = self.step(state, inner)
+            return new, self._emit(state, inner)
+
+        state, ys = lax.scan(body, state, rows, length=self.length, **options)
+        return self._read(state, ys), (() if ys is None else (ys,))
+
+    def _while(self, state, env):
+        def go_on(both):
+            return (both[0] < self.length) & self.test(both[1], env)
+
+        def body(both):
+            return both[0] + 1, self.step(both[1], env)[0]
+
+        return lax.while_loop(go_on, body, (0, state))[1]
+
+    def _rows(self, env):
+        def rows(x):
+            return x if self.length == ROWS else x[: self.length]
+
+        flat = {"row": rows(env.xs), "flag": rows(env.mask), "time": rows(env.t)}
+        if not self.nested:
+            return flat
+        return {
+            **flat,
+            "xs": flat["row"][:, None] * env.xs,
+            "mask": flat["flag"][:, None] & env.mask,
+            "t": flat["time"][:, None] * ROWS + env.t,
+        }
+
+    def _emit(self, state, env):
+        match self.emits:
+            case "x":
+                return state["x"]
+            case "x w":
+                return jnp.outer(state["x"], env.w)
+            case "test":
+                return self.test(state, env)
+            case "number":
+                return jnp.where(self.test(state, env), 7, 3)
+            case "row":
+                return env.row * env.w
+        return None
+
+    def _read(self, state, ys):
+        if self.read == "not" or ys is None:
+            return state
+        rows = ys.astype(jnp.float32).reshape(self.length, -1)
+        total = jnp.zeros(rows.shape[1:])
+        if self.read == "sum":
+            total = rows.sum(0)
+        else:
+            reverse = self.read == "reverse"
+            total, _ = lax.scan(lambda a, r: (a * 0.5 + r, None), total, rows, reverse=reverse)
+        return {**state, "x": state["x"] + 0.1 * total[0]}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A step that is recomputed in the transpose."""
+
+    step: Step
+    policy: Literal[None, "dots_saveable", "everything_saveable"] = None
+
+    def __call__(self, state, env):
+        policy = self.policy and getattr(jax.checkpoint_policies, self.policy)
+        return jax.checkpoint(lambda s, e: self.step(s, e)[0], policy=policy)(state, env), ()
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A step with its own derivative: forward mode, or a backward pass with a loop of the user's."""
+
+    step: Step
+    rule: Literal["jvp", "vjp"]
+
+    def __call__(self, state, env):
+        def f(x):
+            return self.step({**state, "x": x}, lax.stop_gradient(env))[0]["x"]
+
+        def scaled(g):
+            return lax.scan(lambda c, r: (lax.cond(r, lambda: c * 0.5, lambda: c), None), g, env.mask)[0]
+
+        if self.rule == "jvp":
+            custom = jax.custom_jvp(lambda x: f(x))
+            custom.defjvp(lambda primals, tangents: (custom(*primals), tangents[0] * 0.5))
+        else:
+            custom = jax.custom_vjp(lambda x: f(x))
+            custom.defvjp(lambda x: (f(x), None), lambda _, g: (scaled(g),))
+        return {**state, "x": custom(state["x"])}, ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole program: flat arguments in, a dictionary of arrays out."""
+
+    step: Step
+    counter: Literal["int32", "int8", "uint8"] = "int32"
+
+    def __call__(self, *args: Any) -> dict[str, Any]:
+        x, w, xs, mask, n, bound = args
+        numbers = lax.iota(jnp.int32, ROWS)
+        env = Env(w, xs, mask, numbers, n, bound, xs[0], mask[0], jnp.int32(0))
+        state = {
+            "x": x,
+            "i": jnp.zeros((), self.counter),
+            "go": bound < 100.0,
+            "buffer": jnp.zeros((2, WIDTH)),
+            "key": jax.random.key(0),
+            "z": jnp.complex64(1.0 + 1.0j),
+            "h": jnp.ones(WIDTH, jnp.bfloat16),
+        }
+        used = repr(self.step)
+        for name, word in _OPTIONAL.items():
+            if word not in used:
+                del state[name]
+        env = env._replace(n=n.astype(self.counter)) if "Early" not in used else env
+        state, emitted = self.step(state, env)
+        if "key" in state:
+            state["key"] = jax.random.key_data(state["key"])
+        return {**state, **{f"stack{k}": ys for k, ys in enumerate(emitted)}}
+
+
+_OPTIONAL = {"buffer": "Write", "key": "Draw", "z": "Turn", "h": "Halve"}
+
+
+# -- strategies -----------------------------------------------------------------------------------
+
+TESTS = st.recursive(
+    st.sampled_from([Below(), Small(), Flag(), Early(), Masked(), Below(), Small(), Never()]),
+    lambda inner: st.one_of(st.builds(Not, inner), st.builds(Both, inner, inner)),
+    max_leaves=2,
+)
+
+SIMPLE = st.one_of(
+    st.sampled_from([Grow(), Then(Grow(), Count(1)), Then(Bend("sin"), Count(1)), Stir()]),
+    st.builds(Bend, st.sampled_from(["tanh", "sin", "log", "sqrt", "reciprocal"])),
+    st.builds(Count, st.sampled_from([1, 1, 2, 100])),
+    st.builds(Toggle, TESTS, st.booleans()),
+    st.sampled_from([Write(), Draw(), Turn(), Halve(), Say()]),
+)
+
+
+def _compound(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    how = st.sampled_from(["cond", "cond", "cond", "done", "select", "switch"])
+    almost = st.sampled_from([Keep(), Keep(), Keep(), Count(1), Grow()])
+    skipping = st.builds(If, TESTS, inner, almost, how)
+    return st.one_of(
+        st.builds(Then, inner, inner),
+        skipping,
+        _loops(skipping),
+        _loops(st.builds(Then, skipping, st.sampled_from([Count(1), Count(0)]))),
+        _loops(inner),
+        _nests(inner),
+        st.builds(Checkpoint, inner, st.sampled_from([None, None, "dots_saveable"])),
+        st.builds(Custom, inner, st.sampled_from(["jvp", "vjp"])),
+    )
+
+
+def _loops(step: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(
+        Loop,
+        step,
+        st.sampled_from([4, 4, 3, 2, 1, 0]),
+        st.sampled_from(["scan"] * 5 + ["reverse", "unrolled", "fori", "while"]),
+        st.sampled_from(["nothing", "nothing", "x", "x w", "test", "number", "row"]),
+        st.sampled_from(["not", "sum", "scan", "reverse"]),
+        st.booleans(),
+        TESTS,
+    )
+
+
+@st.composite
+def _nests(draw: Any, inner: st.SearchStrategy[Any]) -> Any:
+    """Bounded loops of bounded loops on one test (or nearly), the program of jax#8239."""
+    test, step = draw(TESTS), draw(inner)
+    outer_test = draw(st.one_of(st.just(test), TESTS))
+    remat = draw(st.booleans())
+    loop = draw(_loops(st.just(If(test, step, Keep()))))
+    level = If(outer_test, Checkpoint(loop) if remat else loop, Keep())
+    return replace(draw(_loops(st.just(level))), nested=True)
+
+
+STEPS = st.recursive(SIMPLE, _compound, max_leaves=5)
+RECIPES = st.builds(
+    Recipe, _loops(STEPS) | _nests(STEPS) | STEPS, st.sampled_from(["int32"] * 4 + ["int8", "uint8"])
+)
+
+
+def arguments(n: int, bound: float, seed: int = 0) -> Args:
+    """Arguments of a program: how many steps it takes depends on `n` and `bound`."""
+    keys = jax.random.split(jax.random.key(seed), 4)
+    x, w = (jax.random.normal(k, (WIDTH,)) for k in keys[:2])
+    xs = jax.random.normal(keys[2], (ROWS, WIDTH))
+    mask = jax.random.bernoulli(keys[3], 0.6, (ROWS,))
+    return Args(x, w, xs, mask, jnp.int32(n), jnp.float32(bound))
