@@ -81,7 +81,7 @@ def check_rewrite(
     jaxpr = traced(program, *args)
     before, after = import_jaxpr(jaxpr, each.phase), import_jaxpr(jaxpr, each.phase)
     run_alone(cleanup, before)
-    record = run_alone((each, *cleanup), after).record(each)
+    record = run_alone((each, *cleanup), after).record(each.name, each.cleanup)
     verify(after, types=True)
     exported = export(after)
     compat.check_jaxpr(exported)
@@ -92,7 +92,9 @@ def check_rewrite(
     if grad and each.phase == "differentiable":
         argument = _argument_sets(jaxpr, args)[0]
         assert_same_derivatives(jaxpr_as_fun(jaxpr), jaxpr_as_fun(exported), *argument)
-    again = run_alone((each, *cleanup), import_jaxpr(exported, each.phase)).record(each)
+    again = run_alone((each, *cleanup), import_jaxpr(exported, each.phase)).record(
+        each.name, each.cleanup
+    )
     assert not again.rewrites, f"{each.name} run again finds more: {again.rewrites[0].says}"
     found = diff_graphs(before, after)
     _check_record(record, found)
@@ -110,7 +112,7 @@ def check_refuses(
     each, cleanup = _resolve(pass_or_name, simplify)
     graph = import_jaxpr(traced(program, *args), each.phase)
     run_alone(cleanup, graph)
-    record = run_alone((each,), graph).record(each)
+    record = run_alone((each,), graph).record(each.name, each.cleanup)
     assert not record.rewrites, f"{each.name} did not refuse: {record.rewrites[0].says}"
     reasons = [refusal.reason for refusal in record.refusals]
     told = "\n  ".join(reasons) or "it found nothing to refuse"
