@@ -457,9 +457,9 @@ _CHECKIFY_ARGUMENTS = list(inspect.signature(_checkify.checkify_jaxpr).parameter
 
 def jit_options(fun: Any) -> tuple[Callable[..., Any], dict[str, Any]] | None:
     """The function and the options of a jitted function; None if it is not one, or has layouts."""
-    info, inner = getattr(fun, "_jit_info", None), getattr(fun, "_fun", None)
-    if info is None or inner is None:
+    if not isinstance(fun, _JITTED):
         return None
+    info, inner = fun._jit_info, fun._fun
     if any(x is not None for x in (*info.in_layouts_leaves, *info.out_layouts_leaves)):
         return None
     options: dict[str, Any] = {
@@ -476,6 +476,9 @@ def jit_options(fun: Any) -> tuple[Callable[..., Any], dict[str, Any]] | None:
         "compiler_options": dict(info.compiler_options_kvs) or None,
     }
     return inner, {name: value for name, value in options.items() if value is not None}
+
+
+_JITTED: Any = type(jax.jit(lambda: None))
 
 
 def _specified(tree: Any, leaves: Sequence[Any]) -> Any:

@@ -14,6 +14,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from weakref import WeakKeyDictionary
 
 import jax
 from jax.core import Tracer
@@ -23,7 +24,7 @@ from jaxpr_opt import settings
 if TYPE_CHECKING:
     from jaxpr_opt.pipeline import Pass, Pipeline
 
-_ORIGIN = "__jaxpr_opt__"
+_JITTED = type(jax.jit(lambda: None))
 
 
 class Origin(NamedTuple):
@@ -32,6 +33,9 @@ class Origin(NamedTuple):
     fun: Callable[..., Any]
     pipeline: Pipeline
     jit_options: dict[str, Any]
+
+
+_origins: WeakKeyDictionary[Any, Origin] = WeakKeyDictionary()
 
 
 @overload
@@ -84,13 +88,15 @@ def optimize(
         return fun
     fun, jit_options = _without_jit(fun, jit_options)
     wrapped = _wrap(fun, pipeline)
-    setattr(wrapped, _ORIGIN, Origin(fun, pipeline, jit_options))
+    _origins[wrapped] = Origin(fun, pipeline, jit_options)
     return jax.jit(wrapped, **jit_options)
 
 
 def unwrap(fun: Callable[..., Any]) -> Origin | None:
     """What an optimised function was made from; None if it is not one."""
-    return getattr(getattr(fun, "__wrapped__", None), _ORIGIN, None) or getattr(fun, _ORIGIN, None)
+    if not isinstance(fun, _JITTED):  # `functools.wraps` copies attributes: they say nothing
+        return None
+    return _origins.get(getattr(fun, "__wrapped__", None))
 
 
 def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:

@@ -51,12 +51,11 @@ def import_jaxpr(jaxpr: ClosedJaxpr, phase: Phase = "differentiable", name: str 
     env = importer.bind_constants(opened)
     env.update(zip(opened.invars, region.params, strict=True))
     importer.fill(region, opened, env)
+    graph.opened = importer.opened
     return graph
 
 
-def splice(
-    jaxpr: ClosedJaxpr, operands: Sequence[Value], before: Op, final: bool
-) -> list[Value]:
+def splice(jaxpr: ClosedJaxpr, operands: Sequence[Value], before: Op, final: bool) -> list[Value]:
     """Insert a freshly traced jaxpr before an op, its inputs bound to `operands`; the
     rewriter's back end.
     """
@@ -78,6 +77,7 @@ def _short(name: str) -> str:
 class _Importer:
     def __init__(self, final: bool, source: Source | None = None) -> None:
         self.final = final
+        self.opened = False
         self.source = source
 
     def bind_constants(self, opened: compat.Opened) -> dict[Any, Value]:
@@ -162,6 +162,7 @@ class _Importer:
         if kind == "jit" and compat.is_trivial_jit(params):
             return params["jaxpr"]
         if self.final and kind in INLINED_WHEN_FINAL:
+            self.opened = True
             return params[INLINED_WHEN_FINAL[kind]]
         return None
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -506,7 +506,8 @@ class Graph:
     debug_info: Any = None
     phase: Phase = "differentiable"
     """`differentiable`: JAX may still differentiate the result; `final`: nothing can any more."""
-    notes: dict[str, Any] = field(default_factory=dict)
+    opened: bool = False
+    """Whether calls that the first phase leaves alone (custom derivatives) were inlined."""
 
     def __post_init__(self) -> None:
         self.body.owner = self

@@ -63,6 +63,11 @@ class Journal:
         return self.records.setdefault(name, PassRecord(name, cleanup))
 
     @property
+    def touched(self) -> bool:
+        """Whether any pass fired."""
+        return any(r.rewrites for r in self.records.values())
+
+    @property
     def changed(self) -> bool:
         """Whether a pass other than a cleanup fired."""
         return any(r.rewrites for r in self.records.values() if not r.cleanup)

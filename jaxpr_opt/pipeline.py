@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -118,6 +119,8 @@ class Pipeline:
         out = jaxpr
         if journal.changed:
             out = self._exported(graph, jaxpr, journal)
+        if phase == "differentiable" and (journal.changed or not journal.touched):
+            self._settle(out)
         journal.seconds = time.perf_counter() - started
         publish(journal)
         return Result(out, journal, tuple(snapshots))
@@ -132,6 +135,8 @@ class Pipeline:
         started = time.perf_counter()
         graph, journal, _ = self._optimized(jaxpr, "differentiable")
         parts = split(graph, num_primals, num_outputs)
+        self._settle(parts.forward)
+        self._settle(parts.backward)
         journal.seconds = time.perf_counter() - started
         publish(journal)
         return parts, journal
@@ -145,7 +150,7 @@ class Pipeline:
             journal = Journal(phase, failures=failures)
             graph = import_jaxpr(jaxpr, phase)
             try:
-                snapshots = pipeline.apply(graph, journal)
+                snapshots = pipeline.apply(graph, journal, pipeline._is_settled(jaxpr, graph))
             except PassError as error:
                 if settings.current().strict:
                     raise
@@ -157,16 +162,20 @@ class Pipeline:
             else:
                 return graph, journal, snapshots
 
-    def apply(self, graph: Graph, journal: Journal) -> list[tuple[str, ClosedJaxpr]]:
-        """Run every stage on a graph in place; raises `PassError`.  Snapshots are taken in
-        check mode only.
+    def apply(
+        self, graph: Graph, journal: Journal, settled: bool = False
+    ) -> list[tuple[str, ClosedJaxpr]]:
+        """Run every stage on a graph in place; raises `PassError`.
+
+        `settled`: passes of the first phase have nothing to do on it as it is.  Snapshots are
+        taken in check mode only.
         """
         snapshots: list[tuple[str, ClosedJaxpr]] = []
         check = settings.current().check
         debug = settings.current().verify
         measure("", graph, journal)
         version = 0
-        idle_since: dict[Pass, int] = {}
+        idle_since = {each: 0 for each in self.passes if settled and each.phase != "final"}
         for stage in self.stages:
             active = [p for p in stage if p.phase == "differentiable" or graph.phase == "final"]
             for _ in range(MAX_ROUNDS):
@@ -206,6 +215,9 @@ class Pipeline:
             journal.records.clear()
             return original
         return out
+
+
+_settled: dict[int, tuple[weakref.ref[ClosedJaxpr], Pipeline]] = {}
 
 
 def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) -> bool:

@@ -1,7 +1,8 @@
 """What is known of primitives: one table, asked by every pass.
 
-Absence means unknown, and unknown means no.  Passes ask the questions at the end of this file instead of
-carrying lists of names; a primitive of tomorrow is opaque to all of them until it is entered here.
+Absence means unknown, and unknown means no.  Passes ask the questions at the end of this file
+instead of carrying lists of names; a primitive of tomorrow is opaque to all of them until it is
+entered here.
 """
 
 from __future__ import annotations
@@ -14,58 +15,65 @@ SPREADING = frozenset({"broadcast_in_dim", "iota", UNDEFINED})
 """Results are larger than what they are made from, which costs nothing to redo."""
 
 MOVING = frozenset({
-    "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "expand_dims", "iota", "reshape", "rev", "slice",
-    "squeeze", "stop_gradient", "tile", "transpose", UNDEFINED,
+    "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "expand_dims", "iota", "reshape",
+    "rev", "slice", "squeeze", "stop_gradient", "tile", "transpose", UNDEFINED,
 })  # fmt: skip
 """Values are moved, not computed."""
 
 ELEMENTWISE = frozenset({
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp",
-    "clz", "complex", "conj", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "eq_to", "erf", "erf_inv",
-    "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "log",
-    "log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name", "ne", "neg", "nextafter", "not",
-    "one_minus_square", "or", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
-    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square",
-    "stop_gradient", "sub", "tan", "tanh", "xor",
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
+    "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy", "cos",
+    "cosh", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge",
+    "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "log", "log1p", "log2", "logistic",
+    "lt", "lt_to", "max", "min", "mul", "mulhi", "name", "ne", "neg", "nextafter", "not",
+    "one_minus_square", "or", "population_count", "pow", "real", "reduce_precision", "rem",
+    "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical",
+    "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
 })  # fmt: skip
 """One element of the result needs one element of each operand."""
 
 TRANSCENDENTAL = frozenset({
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf", "erf_inv", "erfc", "exp",
-    "exp2", "expm1", "log", "log1p", "log2", "logistic", "pow", "sin", "sinh", "tan", "tanh",
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf",
+    "erf_inv", "erfc", "exp", "exp2", "expm1", "log", "log1p", "log2", "logistic", "pow", "sin",
+    "sinh", "tan", "tanh",
 })  # fmt: skip
 """Elementwise, but an element takes as long as moving ten."""
 
 TOTAL = ELEMENTWISE | MOVING | frozenset({
-    "argmax", "argmin", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cholesky", "concatenate",
-    "conv_general_dilated", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "digamma", "dot_general",
-    "dynamic_slice", "dynamic_update_slice", "fft", "gather", "igamma", "igammac", "lgamma", "pad", "polygamma",
-    "ragged_dot_general", "random_bits", "random_fold_in", "random_seed", "random_split", "random_unwrap",
-    "random_wrap", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum",
-    "reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_xor", "scatter", "scatter-add",
-    "scatter-max", "scatter-min", "scatter-mul", "scatter-sub", "scatter_add", "scatter_max", "scatter_min",
-    "scatter_mul", "scatter_sub", "select_and_gather_add", "select_and_scatter_add", "sort", "split", "stack",
-    "threefry2x32", "top_k", "triangular_solve", "unstack", "zeta",
+    "argmax", "argmin", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cholesky",
+    "concatenate", "conv_general_dilated", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum",
+    "digamma", "dot_general", "dynamic_slice", "dynamic_update_slice", "fft", "gather", "igamma",
+    "igammac", "lgamma", "pad", "polygamma", "ragged_dot_general", "random_bits", "random_fold_in",
+    "random_seed", "random_split", "random_unwrap", "random_wrap", "reduce_and", "reduce_max",
+    "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_window_max",
+    "reduce_window_min", "reduce_window_sum", "reduce_xor", "scatter", "scatter-add",
+    "scatter-max", "scatter-min", "scatter-mul", "scatter-sub", "scatter_add", "scatter_max",
+    "scatter_min", "scatter_mul", "scatter_sub", "select_and_gather_add", "select_and_scatter_add",
+    "sort", "split", "stack", "threefry2x32", "top_k", "triangular_solve", "unstack", "zeta",
 })  # fmt: skip
-"""First-order functions that are defined everywhere, terminate, and give the same result for the same operands."""
+"""First-order functions that are defined everywhere, terminate, and give the same result for the
+same operands."""
 
 LINEAR_IN = {
-    "add_any": "all", "broadcast_in_dim": "all", "concatenate": "all", "conj": "all", "convert_element_type": "all",
-    "copy": "all", "copy_p": "all", "cumsum": "all", "dot_general": "any", "dynamic_slice": "first", "gather": "first",
-    "conv_general_dilated": "any", "div": "first", "imag": "all", "mul": "any", "neg": "all", "pad": "all",
-    "real": "all", "reduce_sum": "all", "reshape": "all", "rev": "all", "scatter-add": "base and updates",
-    "select_n": "cases", "slice": "all", "squeeze": "all", "add": "all", "sub": "all", "transpose": "all",
-    "dynamic_update_slice": "base and updates", "reduce_precision": "all",
+    "add_any": "all", "broadcast_in_dim": "all", "concatenate": "all", "conj": "all",
+    "convert_element_type": "all", "copy": "all", "copy_p": "all", "cumsum": "all",
+    "dot_general": "any", "dynamic_slice": "first", "gather": "first",
+    "conv_general_dilated": "any", "div": "first", "imag": "all", "mul": "any", "neg": "all",
+    "pad": "all", "real": "all", "reduce_sum": "all", "reshape": "all", "rev": "all",
+    "scatter-add": "base and updates", "select_n": "cases", "slice": "all", "squeeze": "all",
+    "add": "all", "sub": "all", "transpose": "all", "dynamic_update_slice": "base and updates",
+    "reduce_precision": "all",
 }  # fmt: skip
 """Which operands must be zero for the result to be (symbolically) zero."""
 
 COLLECTIVE = frozenset({
-    "all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "pbroadcast", "pbroadcast_dynamic",
-    "pgather", "pmax", "pmin", "ppermute", "precv", "preduced", "psend", "psum", "psum2", "psum_invariant",
-    "ragged_all_to_all", "reduce_scatter", "unreduced_pmax", "unreduced_pmin", "unreduced_psum",
-    "unreduced_reduce_scatter",
+    "all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "pbroadcast",
+    "pbroadcast_dynamic", "pgather", "pmax", "pmin", "ppermute", "precv", "preduced", "psend",
+    "psum", "psum2", "psum_invariant", "ragged_all_to_all", "reduce_scatter", "unreduced_pmax",
+    "unreduced_pmin", "unreduced_psum", "unreduced_reduce_scatter",
 })  # fmt: skip
-"""Every device of an axis must take part: which branch they are in and how often they run must not change."""
+"""Every device of an axis must take part: which branch they are in and how often they run must not
+change."""
 
 ANCHORED = frozenset({"after_all", "create_token", "dce_sink", "optimization_barrier", "tie"})
 """Without effects in JAX's eyes, but meant to stay where they are."""
@@ -75,18 +83,22 @@ UNREPEATABLE = frozenset({"infeed", "outfeed", "rng_uniform"})
 
 
 def spreads(op: Op) -> bool:
-    """Whether the result is only its operands spread out, so that it should be made where it is read."""
+    """Whether the result is only its operands spread out, so that it should be made where it is
+    read.
+    """
     return op.name in SPREADING and not op.effects
 
 
 def is_collective(op: Op) -> bool:
-    """Whether other devices wait for this op; an asynchronous collective ends in `_start` and `_done`."""
+    """Whether other devices wait for this op; an asynchronous collective ends in `_start` and
+    `_done`.
+    """
     return op.name.removesuffix("_start").removesuffix("_done") in COLLECTIVE
 
 
 def is_pure(op: Op) -> bool:
-    """Whether the op itself may be removed, duplicated or moved about in its region: no effects, nothing to stay
-    next to.
+    """Whether the op itself may be removed, duplicated or moved about in its region: no effects,
+    nothing to stay next to.
     """
     return (
         not op.effects
@@ -107,7 +119,9 @@ def moves(op: Op) -> bool:
 
 
 def is_cheap(op: Op) -> bool:
-    """Whether redoing the op costs no more than reading its result from memory: elementwise or mere movement."""
+    """Whether redoing the op costs no more than reading its result from memory: elementwise or
+    mere movement.
+    """
     return (op.name in ELEMENTWISE or op.name in MOVING) and is_pure(op)
 
 
@@ -117,14 +131,18 @@ def is_arithmetic(op: Op) -> bool:
 
 
 def can_move(op: Op) -> bool:
-    """Whether the op, with everything inside it, may run earlier or later under the same conditions and as often."""
+    """Whether the op, with everything inside it, may run earlier or later under the same
+    conditions and as often.
+    """
     return all(
         (is_pure(each) or each.is_terminator) and not is_collective(each) for each in op.walk()
     )
 
 
 def is_speculable(op: Op) -> bool:
-    """Whether the op may run where it did not before: pure, known to end, alone, and keeping no boundary."""
+    """Whether the op may run where it did not before: pure, known to end, alone, and keeping no
+    boundary.
+    """
     return all(_is_total(each) for each in op.walk())
 
 

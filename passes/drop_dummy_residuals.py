@@ -30,14 +30,14 @@ nobody reads.  Sound when
 
 1. the result is unspecified in every branch but those that agree on one value; then it may be that
    value in all; unspecified in all, it is unspecified.  A select with an unspecified case is alike;
-2. the value is defined outside of the cond, or made from such values by cheap ops that may run where
-   they did not (they are repeated before the cond); or
+2. the value is defined outside of the cond, or made from such values by cheap ops that may run
+   where they did not (they are repeated before the cond); or
 3. the result is read inside a branch of a cond on the same predicate, where it is what its own cond
    yields in that branch, provided that is defined outside.
 
-Cost: the value must be the same at every step of the loop around the cond: then it is never stacked.
-One that changes is better left unspecified in steps that do not need it, which then write nothing.
-Source: https://github.com/jax-ml/jax/issues/8239.
+Cost: the value must be the same at every step of the loop around the cond: then it is never
+stacked. One that changes is better left unspecified in steps that do not need it, which then write
+nothing. Source: https://github.com/jax-ml/jax/issues/8239.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ def _dummy(op: Op, result: Value, cases: tuple[Value, ...]) -> Iterator[Dummy]:
 
 
 def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
-    """The ops inside `op` that make a value, if they may be repeated before it (2); else one that may not."""
+    """The ops inside `op` that make a value, if they may be repeated before it (2); else one that
+    may not.
+    """
     made: dict[Op, None] = {}
     pending = [value]
     while pending:
@@ -156,7 +158,7 @@ def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
 
 
 def _varying(values: list[Value], loop: Region | None) -> Value | None:
-    """One of these values, or of what they spread out, that is made anew in every step of a loop."""
+    """One of these values, or of what they spread out, that is made anew in every step."""
     pending = list(values) if loop is not None else []
     while pending:
         value = pending.pop()

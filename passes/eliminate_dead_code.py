@@ -18,20 +18,23 @@ After::
     }
     return h
 
-Liveness is found from below: what the program returns and what has effects is live, and whatever a live value is
-made from.  A carry that feeds only itself is never reached, so loops need no fixpoint.
+Liveness is found from below: what the program returns and what has effects is live, and whatever a
+live value is made from.  A carry that feeds only itself is never reached, so loops need no
+fixpoint.
 
 Sound when
 
 1. the op, and every op inside it, has no effects;
 2. a carry is kept whole: if its parameter or its result is live, so are its `init` and its `next`;
 3. the predicate of a live `while` and the selector of a live `cond` stay: they say what runs;
-4. a `Call` keeps its operands and results: its signature is part of its meaning (shardings, donation).
+4. a `Call` keeps its operands and results: its signature is part of its meaning (shardings,
+   donation).
 
 A `while` that never ends and has no effects is removed like any other op, as JAX itself does.
 
 Cost: linear in the size of the program.
-Source: jaxpr dead code elimination (`jax.interpreters.partial_eval.dce_jaxpr`), here once for all regions.
+Source: jaxpr dead code elimination (`jax.interpreters.partial_eval.dce_jaxpr`), here once for all
+regions.
 """
 
 from __future__ import annotations
@@ -134,8 +137,8 @@ class EliminateDeadCode(Pass):
         if dead:
             yield DeadCode(op, f"{dead} ops or values are read by nobody", live)
 
-    def refuse(self, match: DeadCode) -> str | None:  # noqa: ARG002 - what `Liveness` does not reach may always go
-        return None
+    def refuse(self, match: DeadCode) -> str | None:  # noqa: ARG002
+        return None  # what `Liveness` does not reach may always go
 
     def rewrite(self, match: DeadCode, rw: Rewriter) -> None:
         assert match.op.region is not None
@@ -152,7 +155,9 @@ def _dead(op: Op, live: Liveness) -> bool:
 
 
 def _slots(op: Op, live: Liveness) -> list[bool]:
-    """For each slot of a structured op, whether it is live: carries then streams then stacks; results."""
+    """For each slot of a structured op, whether it is live: carries then streams then stacks;
+    results.
+    """
 
     def some(*values: Value) -> bool:
         return any(v in live.values for v in values)

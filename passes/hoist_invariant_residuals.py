@@ -28,8 +28,8 @@ After::
 
 Sound when
 
-1. a stack: its value is defined outside of the loop, then it is one broadcast; or it is unspecified,
-   then so is the stack; or it is the row of a stream, then it is the stream's operand;
+1. a stack: its value is defined outside of the loop, then it is one broadcast; or it is
+   unspecified, then so is the stack; or it is the row of a stream, then it is the stream's operand;
 2. a stream: its operand repeats one row, then every step reads that row; or it is unspecified;
 3. a carry: `next` is the carry itself or the very value it starts with, then it is that value at
    every step, and in the end, even if no step is taken;
@@ -60,7 +60,6 @@ from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import can_move, spreads
 
-
 Maker = Callable[[Rewriter], Value]
 """Makes a value before the loop, or tells which it is."""
 
@@ -76,7 +75,9 @@ class Leaving(Match):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeated(Match):
-    """Values of a loop that are a value from outside: each with what makes that value, before the loop."""
+    """Values of a loop that are a value from outside: each with what makes that value, before the
+    loop.
+    """
 
     values: tuple[Repetition, ...]
 

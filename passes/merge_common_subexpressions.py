@@ -21,16 +21,18 @@ After::
 
 Sound when
 
-1. both ops are the same function: primitive, parameters, equation context and types of the results, weak types and
-   shardings included; it has no effects, gives the same result for the same operands and is no collective;
-2. they read the same values; constants are compared bit by bit with their type, so that NaN equals NaN, and -0.0 is
-   not 0.0;
-3. the one that stays dominates the other, and no `Remat` is between them, whose purpose is to compute again; nor a
-   `Call`, which sees nothing outside;
-4. an op that merely spreads its operand out (a broadcast, an iota) is merged within its region only: made where it is
-   read it costs nothing, carried into a loop it is memory;
-5. two slots of a structured op are one if they hold the same value: streams of one operand, stacks of one value,
-   results with the same value in every branch, carries with the same `init` and the same `next`.
+1. both ops are the same function: primitive, parameters, equation context and types of the results,
+   weak types and shardings included; it has no effects, gives the same result for the same operands
+   and is no collective;
+2. they read the same values; constants are compared bit by bit with their type, so that NaN equals
+   NaN, and -0.0 is not 0.0;
+3. the one that stays dominates the other, and no `Remat` is between them, whose purpose is to
+   compute again; nor a `Call`, which sees nothing outside;
+4. an op that merely spreads its operand out (a broadcast, an iota) is merged within its region
+   only: made where it is read it costs nothing, carried into a loop it is memory;
+5. two slots of a structured op are one if they hold the same value: streams of one operand, stacks
+   of one value, results with the same value in every branch, carries with the same `init` and the
+   same `next`.
 
 Cost: linear; one table, scoped by region.
 Source: value numbering over structured regions, as in MLIR's CSE.
@@ -51,7 +53,9 @@ from jaxpr_opt.traits import is_mergeable, spreads
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeated(Match):
-    """Everything a program has twice, found at its return: values to be read elsewhere, and ops left without readers."""
+    """Everything a program has twice, found at its return: values to be read elsewhere, and ops
+    left without readers.
+    """
 
     values: dict[Value, Value]
     ops: tuple[Op, ...]
@@ -72,8 +76,8 @@ class MergeCommonSubexpressions(Pass):
                 says = f"{len(numbering.leader)} values are computed twice"
                 yield Repeated(op, says, numbering.leader, tuple(numbering.ops))
 
-    def refuse(self, match: Repeated) -> str | None:  # noqa: ARG002 - `_Numbering` pairs only what is interchangeable
-        return None
+    def refuse(self, match: Repeated) -> str | None:  # noqa: ARG002
+        return None  # `_Numbering` pairs only what is interchangeable
 
     def rewrite(self, match: Repeated, rw: Rewriter) -> None:
         for old, new in match.values.items():
@@ -83,14 +87,18 @@ class MergeCommonSubexpressions(Pass):
 
 
 class _Numbering:
-    """`leader`: values that another value, their leader, can stand for; `ops`: those all of whose results have one."""
+    """`leader`: values that another value, their leader, can stand for; `ops`: those all of whose
+    results have one.
+    """
 
     def __init__(self) -> None:
         self.leader: dict[Value, Value] = {}
         self.ops: list[Op] = []
 
     def visit(self, region: Region, seen: dict[Hashable, Op]) -> None:
-        """Number a region; `seen` maps functions of values to the op that computes them, where it is in scope."""
+        """Number a region; `seen` maps functions of values to the op that computes them, where it
+        is in scope.
+        """
         added: list[Hashable] = []
         for op in region.ops:
             if op.regions:

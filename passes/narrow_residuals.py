@@ -1,4 +1,5 @@
-"""Keep what a residual is cheaply made from, where that is smaller, and make it again where it is read.
+"""Keep what a residual is cheaply made from, where that is smaller, and make it again where it is
+read.
 
 Before::
 
@@ -32,8 +33,8 @@ Sound when
 2. its value is made by few cheap ops, which are repeated in the loops that read it, from values
    defined outside of the loop, rows of its streams, and values that are stacked, now or already.
 
-Cost: the values newly stacked are smaller than the one no longer stacked.  Cheap ops are repeated in
-the reading loop; where nothing else needs them, they only move.
+Cost: the values newly stacked are smaller than the one no longer stacked.  Cheap ops are repeated
+in the reading loop; where nothing else needs them, they only move.
 Source: the masks of a vmapped cond, https://github.com/jax-ml/jax/issues/8239 with a batch.
 """
 
@@ -54,7 +55,7 @@ MAX_DEPTH = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wide(Match):
-    """A stack that is read as stream of `readers`, and the values of a step it would be made from."""
+    """A stack read as stream of `readers`, and the values of a step it would be made from."""
 
     stack: Stack
     readers: tuple[tuple[Scan, Stream], ...]
@@ -79,13 +80,15 @@ class NarrowResiduals(Pass):
             readers = _readers(stack.result)  # (1)
             if readers:
                 nbytes, leaves = _cheapest(value, op, stacked, MAX_DEPTH)  # (2)
-                says = f"{_name(value)} is made again from {', '.join(map(_name, leaves)) or 'outer values'}"
+                sources = ", ".join(map(_name, leaves)) or "outer values"
+                says = f"{_name(value)} is made again from {sources}"
                 yield Wide(op, says, stack, readers, leaves, nbytes)
 
     def refuse(self, match: Wide) -> str | None:
         value = match.stack.value
         if match.nbytes >= value.nbytes:
-            return f"what {_name(value)} is made from takes {match.nbytes} bytes a step, itself {value.nbytes}"
+            less = f"{_name(value)} takes {value.nbytes} bytes a step"
+            return f"{less}, what it is made from {match.nbytes}"
         return None
 
     def rewrite(self, match: Wide, rw: Rewriter) -> None:
@@ -130,7 +133,9 @@ def _cheapest(
 
 
 def _rows(scan: Scan, leaves: frozenset[Value], rw: Rewriter) -> dict[Value, Value]:
-    """For each value of a step, the array that has it as its rows: stacked, streamed, or stacked from now on."""
+    """For each value of a step, the array that has it as its rows: stacked, streamed, or stacked
+    from now on.
+    """
     rows = {s.param: s.operand for s in scan.streams} | {s.value: s.result for s in scan.stacks}
     new = [
         Stack(v, rw.new_value(rw.stacked_aval(v, scan.length), v.name))

@@ -25,8 +25,8 @@ Sound when
 
 A remat of nothing but moved or spread out values is no remat: there is nothing to recompute.
 
-Cost: none at run time; the loop in the branch, and the branch that does nothing, are in plain sight.
-Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` around the step.
+Cost: none at run time; the loop in the branch, and the branch that does nothing, are in plain
+sight. Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` around the step.
 """
 
 from __future__ import annotations

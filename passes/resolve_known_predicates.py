@@ -22,15 +22,19 @@ After::
 
 Sound when
 
-1. the read is inside a branch, where the selector has the branch's number: inside the true branch of ``cond p`` p is
-   true, `not p` false; with ``p = and q r`` so are q and r; in the false branch of ``p = or q r`` both are false;
-2. the last branch of a switch is also taken for selectors out of range, hence says nothing of its selector;
-3. a result that every branch gives the same value, defined outside or constant, is that value, of the same type.
+1. the read is inside a branch, where the selector has the branch's number: inside the true branch
+   of ``cond p`` p is true, `not p` false; with ``p = and q r`` so are q and r; in the false branch
+   of ``p = or q r`` both are false;
+2. the last branch of a switch is also taken for selectors out of range, hence says nothing of its
+   selector;
+3. a result that every branch gives the same value, defined outside or constant, is that value, of
+   the same type.
 
 A cond on a constant is the branch it takes, its ops moved in place, effects and all.
 
 Cost: removes branches and selects; a constant in place of a residual is never stored.
-Source: conditional constant propagation (Wegman and Zadeck, 1991), restricted to the structure of the program.
+Source: conditional constant propagation (Wegman and Zadeck, 1991), restricted to the structure of
+the program.
 """
 
 from __future__ import annotations
@@ -56,7 +60,9 @@ class Taken(Match):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownInside(Match):
-    """Reads, inside the branches of a cond, of values that the branch taken tells: each is this number."""
+    """Reads, inside the branches of a cond, of values that the branch taken tells: each is this
+    number.
+    """
 
     reads: tuple[tuple[Use, int], ...]
 
@@ -70,7 +76,9 @@ class SameEitherWay(Match):
 
 @dataclass(frozen=True)
 class ResolveKnownPredicates(Pass):
-    """Fold conds on constants, predicates known from the enclosing branch, and results all branches agree on."""
+    """Fold conds on constants, predicates known from the enclosing branch, and results all
+    branches agree on.
+    """
 
     name: ClassVar[str] = "resolve-known-predicates"
     anchors: ClassVar[tuple[type[Op], ...]] = (Cond,)
@@ -98,8 +106,8 @@ class ResolveKnownPredicates(Pass):
         if results:
             yield SameEitherWay(op, f"{len(results)} results are the same in every branch", results)
 
-    def refuse(self, match: Match) -> str | None:  # noqa: ARG002 - facts need no leave
-        return None
+    def refuse(self, match: Match) -> str | None:  # noqa: ARG002
+        return None  # facts need no leave
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
         match match:

@@ -19,7 +19,8 @@ Each rule is a line of the table at the end, its law beside it.  Sound when
 2. the replacement has the type of the result: shape, dtype, weak type and sharding.
 
 Cost: every rule removes an op.
-Source: the algebra of XLA's simplifier, where it is exact; done here for other passes to see through.
+Source: the algebra of XLA's simplifier, where it is exact; done here for other passes to see
+through.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Laws = Mapping[str, tuple[Law, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Identity(Match):
-    """The op's result is `value`; or, without one, the op may read `operands` instead of its own."""
+    """The op's result is `value`; or, without one, it may read `operands` instead of its own."""
 
     value: Value | None
     operands: tuple[Value, ...] = ()
@@ -52,7 +53,9 @@ class Identity(Match):
 
 @dataclass(frozen=True)
 class Simplify(Pass):
-    """Remove identities: x * 1, x + 0, a select with equal cases, a truth value made a number and back."""
+    """Remove identities: x * 1, x + 0, a select with equal cases, a truth value made a number and
+    back.
+    """
 
     name: ClassVar[str] = "simplify"
     cleanup: ClassVar[bool] = True
@@ -75,8 +78,8 @@ class Simplify(Pass):
                 yield Identity(op, f"{op.name} changes nothing", known)
                 return
 
-    def refuse(self, match: Identity) -> str | None:  # noqa: ARG002 - a law that holds needs no leave
-        return None
+    def refuse(self, match: Identity) -> str | None:  # noqa: ARG002
+        return None  # a law that holds needs no leave
 
     def rewrite(self, match: Identity, rw: Rewriter) -> None:
         if match.value is not None:

@@ -16,6 +16,7 @@ often.  ``repr`` of a recipe is code that makes it again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -335,7 +336,7 @@ class Loop:
     def _read(self, state, ys):
         if self.read == "not" or ys is None:
             return state
-        rows = ys.astype(jnp.float32).reshape(self.length, -1)
+        rows = ys.astype(jnp.float32).reshape(self.length, math.prod(ys.shape[1:]))
         total = jnp.zeros(rows.shape[1:])
         if self.read == "sum":
             total = rows.sum(0)

@@ -273,6 +273,20 @@ def test_optimizing_twice_is_optimizing_once():
     assert twice is not f
 
 
+def test_a_wrapper_around_an_optimised_function_is_not_one():
+    """`functools.wraps` copies every attribute, those by which JAX knows a jitted function too."""
+    inner = opt(lambda x: x - 1)
+
+    @functools.wraps(inner)
+    def doubled(x):
+        return 2 * inner(x)
+
+    assert unwrap(doubled) is None
+    assert unwrap(jax.jit(doubled)) is None
+    assert type(opt(doubled)) is JITTED
+    assert opt(doubled)(X).tolist() == [-2, 0, 2, 4]
+
+
 def test_references_are_left_alone():
     """A program that reads or writes mutable arrays from outside is run as `jax.jit` would."""
     ref = jax.new_ref(jnp.zeros(4))

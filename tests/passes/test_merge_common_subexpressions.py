@@ -170,7 +170,18 @@ def test_constants_are_compared_bit_by_bit():
         one = lax.add(i, np.int32(1)), lax.add(i, np.int32(1))
         return *nan, *zero, *one
 
-    check_rewrite(CSE, program, "f32[]", "i32[]", grad=False, diff="""FILL""")
+    check_rewrite(CSE, program, "f32[]", "i32[]", grad=False, diff="""
+          fn (x:f32[], i:i32[]) {
+        -   m:f32[] = mul x nan
+            m1:f32[] = mul x nan
+            d:f32[] = div x 0.0
+            d1:f32[] = div x -0.0
+            a:i32[] = add i 1
+        -   a1:i32[] = add i 1
+        -   return m, m1, d, d1, a, a1
+        +   return m1, m1, d, d1, a, a
+          }
+        """)
 
 
 def test_parameters_tell_ops_apart():
@@ -179,7 +190,14 @@ def test_parameters_tell_ops_apart():
     def program(x):
         return jnp.cumsum(x, 0), jnp.cumsum(x, 1), lax.cumsum(x, 0, reverse=True)
 
-    check_rewrite(CSE, program, "f32[3,3]", diff="""FILL""")
+    check_rewrite(CSE, program, "f32[3,3]", diff="""
+        fn (x:f32[3,3]) {
+          c:f32[3,3] = cumsum[axis=0] x
+          c1:f32[3,3] = cumsum[axis=1] x
+          c2:f32[3,3] = cumsum[axis=0, reverse] x
+          return c, c1, c2
+        }
+        """)
 
 
 def test_broadcast_stays_where_it_is_read():
@@ -194,7 +212,21 @@ def test_broadcast_stays_where_it_is_read():
 
         return lax.scan(step, wide + again, xs)[0]
 
-    check_rewrite(CSE, program, "f32[3]", "f32[8,4,3]", diff="""FILL""")
+    check_rewrite(CSE, program, "f32[3]", "f32[8,4,3]", diff="""
+          fn (b:f32[3], xs:f32[8,4,3]) {
+        -   b1:f32[4,3] = broadcast_in_dim b
+            b2:f32[4,3] = broadcast_in_dim b
+        -   a:f32[4,3] = add b1 b2
+        +   a:f32[4,3] = add b2 b2
+            c:f32[4,3] = scan[8] carry(c=a) xs(x=xs) {
+              b1:f32[4,3] = broadcast_in_dim b
+              m:f32[4,3] = mul x b1
+              a:f32[4,3] = add c m
+              yield carry(a)
+            }
+            return c
+          }
+        """)
 
 
 def test_effects_are_not_merged():
@@ -205,7 +237,13 @@ def test_effects_are_not_merged():
         jax.debug.callback(lambda _: None, x)
         return x
 
-    check_rewrite(CSE, program, "f32[3]", grad=False, diff="""FILL""")
+    check_rewrite(CSE, program, "f32[3]", grad=False, diff="""
+        fn (x:f32[3]) {
+          debug_callback[callback=_flat_callback, effect=Debug] x
+          debug_callback[callback=_flat_callback, effect=Debug] x
+          return x
+        }
+        """)
 
 
 def test_barriers_are_not_merged():
@@ -214,4 +252,11 @@ def test_barriers_are_not_merged():
     def program(x):
         return lax.optimization_barrier(x) * lax.optimization_barrier(x)
 
-    check_rewrite(CSE, program, "f32[3]", grad=False, diff="""FILL""")
+    check_rewrite(CSE, program, "f32[3]", grad=False, diff="""
+        fn (x:f32[3]) {
+          o:f32[3] = optimization_barrier x
+          o1:f32[3] = optimization_barrier x
+          m:f32[3] = mul o o1
+          return m
+        }
+        """)

@@ -1,0 +1,257 @@
+"""Inside a branch the predicate is known; outside, and in the other branch, it is not."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
+from jaxpr_opt.testing import check_rewrite
+
+RESOLVE = ResolveKnownPredicates()
+
+
+def test_cond_within_a_cond_on_the_same_predicate():
+    """(1) The inner one takes the same branch."""
+
+    def program(p, x):
+        def inner():
+            return lax.cond(p, lambda: jnp.sin(x), lambda: jnp.cos(x))
+
+        return lax.cond(p, lambda: inner() * 2.0, lambda: inner() + 1.0)
+
+    check_rewrite(RESOLVE, program, "bool[]", "f32[3]", simplify=False, diff="""
+          fn (p:bool[], x:f32[3]) {
+            c:i32[] = convert_element_type p
+            r:f32[3] = cond p {
+        -     c:i32[] = convert_element_type p
+        +     c:i32[] = convert_element_type True
+        -     r:f32[3] = cond p {
+        -       s:f32[3] = sin x
+        -       yield s
+        -     } else {
+        -       c:f32[3] = cos x
+        -       yield c
+        -     }
+        +     s:f32[3] = sin x
+        -     m:f32[3] = mul r 2.0
+        +     m:f32[3] = mul s 2.0
+              yield m
+            } else {
+        -     c:i32[] = convert_element_type p
+        +     c:i32[] = convert_element_type False
+        -     r:f32[3] = cond p {
+        -       s:f32[3] = sin x
+        -       yield s
+        -     } else {
+        -       c:f32[3] = cos x
+        -       yield c
+        -     }
+        +     c1:f32[3] = cos x
+        -     a:f32[3] = add r 1.0
+        +     a:f32[3] = add c1 1.0
+              yield a
+            }
+            return r
+          }
+        """)
+
+
+def test_negation_conjunction_and_disjunction():
+    """(1) What is known of `p and q`, `p or q` and `not p` is known of p and q."""
+
+    def program(p, q, x):
+        def read(y):
+            return jnp.where(p, y, 0.0) + jnp.where(q, y, 1.0) + jnp.where(~p, y, 2.0)
+
+        both = lax.cond(p & q, lambda: read(x), lambda: read(x * 2.0))
+        neither = lax.cond(p | q, lambda: read(x * 3.0), lambda: read(x * 4.0))
+        return both, neither
+
+    check_rewrite(RESOLVE, program, "bool[]", "bool[]", "f32[]", diff="""
+          fn (p:bool[], q:bool[], x:f32[]) {
+            a:bool[] = and p q
+            c:i32[] = convert_element_type a
+            r:f32[] = cond a {
+              c:f32[] = convert_element_type 0.0
+        -     s:f32[] = select_n p c x
+        +     s:f32[] = select_n True c x
+              c1:f32[] = convert_element_type 1.0
+        -     s1:f32[] = select_n q c1 x
+        +     s1:f32[] = select_n True c1 x
+              a:f32[] = add s s1
+        -     n:bool[] = not p
+        +     n:bool[] = not True
+              c2:f32[] = convert_element_type 2.0
+        -     s2:f32[] = select_n n c2 x
+        +     s2:f32[] = select_n False c2 x
+              a1:f32[] = add a s2
+              yield a1
+            } else {
+              m:f32[] = mul x 2.0
+              c:f32[] = convert_element_type 0.0
+              s:f32[] = select_n p c m
+              c1:f32[] = convert_element_type 1.0
+              s1:f32[] = select_n q c1 m
+              a:f32[] = add s s1
+              n:bool[] = not p
+              c2:f32[] = convert_element_type 2.0
+              s2:f32[] = select_n n c2 m
+              a1:f32[] = add a s2
+              yield a1
+            }
+            o:bool[] = or p q
+            c1:i32[] = convert_element_type o
+            r1:f32[] = cond o {
+              m:f32[] = mul x 3.0
+              c:f32[] = convert_element_type 0.0
+              s:f32[] = select_n p c m
+              c1:f32[] = convert_element_type 1.0
+              s1:f32[] = select_n q c1 m
+              a:f32[] = add s s1
+              n:bool[] = not p
+              c2:f32[] = convert_element_type 2.0
+              s2:f32[] = select_n n c2 m
+              a1:f32[] = add a s2
+              yield a1
+            } else {
+              m:f32[] = mul x 4.0
+              c:f32[] = convert_element_type 0.0
+        -     s:f32[] = select_n p c m
+        +     s:f32[] = select_n False c m
+              c1:f32[] = convert_element_type 1.0
+        -     s1:f32[] = select_n q c1 m
+        +     s1:f32[] = select_n False c1 m
+              a:f32[] = add s s1
+        -     n:bool[] = not p
+        +     n:bool[] = not False
+              c2:f32[] = convert_element_type 2.0
+        -     s2:f32[] = select_n n c2 m
+        +     s2:f32[] = select_n True c2 m
+              a1:f32[] = add a s2
+              yield a1
+            }
+            return r, r1
+          }
+        """)
+
+
+def test_index_of_a_switch():
+    """(2) Known in all branches but the last, which is taken for every other index too."""
+
+    def program(i, x):
+        k = lax.clamp(0, i, 2)
+        branches = [lambda: x * k, lambda: x + k, lambda: x - k]
+        return lax.switch(k, branches)
+
+    check_rewrite(RESOLVE, program, "i32[]", "f32[3]", diff="""
+        fn (i:i32[], x:f32[3]) {
+          c:i32[] = clamp 0 i 2
+          c1:i32[] = clamp 0 c 2
+          r:f32[3] = switch c1 case 0 {
+            c1:f32[] = convert_element_type c
+            m:f32[3] = mul x c1
+            yield m
+          } case 1 {
+            c1:f32[] = convert_element_type c
+            a:f32[3] = add x c1
+            yield a
+          } case 2 {
+            c1:f32[] = convert_element_type c
+            s:f32[3] = sub x c1
+            yield s
+          }
+          return r
+        }
+        """)
+
+
+def test_result_that_does_not_depend_on_the_branch():
+    """(3) The same outer value, or the same constant."""
+
+    def program(i, x, w):
+        branches = [lambda: (x * w, w), lambda: (x + w, w), lambda: (x - w, w)]
+        y, v = lax.switch(i, branches)
+        return y, v * 2.0
+
+    check_rewrite(RESOLVE, program, "i32[]", "f32[3]", "f32[3]", diff="""
+        fn (i:i32[], x:f32[3], w:f32[3]) {
+          c:i32[] = clamp 0 i 2
+          r:f32[3] = switch c case 0 {
+            m:f32[3] = mul x w
+            yield m
+          } case 1 {
+            a:f32[3] = add x w
+            yield a
+          } case 2 {
+            s:f32[3] = sub x w
+            yield s
+          }
+          m:f32[3] = mul w 2.0
+          return r, m
+        }
+        """)
+
+
+def test_constant_predicate():
+    """The branch taken, effects and all, in place of the cond."""
+
+    def program(x):
+        def taken():
+            jax.debug.callback(lambda _: None, x)
+            return jnp.sin(x)
+
+        return lax.cond(jnp.bool_(True), taken, lambda: jnp.cos(x)) * 2.0
+
+    check_rewrite(RESOLVE, program, "f32[]", grad=False, simplify=True, diff="""FILL""")
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        pytest.param(lambda p, q: p | q, "a disjunction that holds", id="or"),
+        pytest.param(lambda p, q: ~(p & q), "a conjunction that does not", id="not and"),
+        pytest.param(lambda p, q: p ^ q, "another function of both", id="xor"),
+    ],
+)
+def test_what_is_not_known(p, q):
+    """(1) Either of the two may be the cause."""
+    del q
+
+    def program(a, b, x):
+        chosen = p(a, b)
+        return lax.switch(
+            chosen.astype(jnp.int32) * 2,
+            [lambda: x, lambda: x * 2.0, lambda: jnp.where(a, x, 0.0) + jnp.where(b, x, 1.0)],
+        )
+
+    check_unchanged(program, "bool[]", "bool[]", "f32[]")
+
+
+def test_predicate_outside_its_branches_is_unknown():
+    """(1) Condition: the read is inside."""
+
+    def program(i, x):
+        k = lax.clamp(0, i, 2)
+        y = lax.switch(k, [lambda: x, lambda: x * 2.0, lambda: x * 3.0])
+        return y * k
+
+    check_unchanged(program, "i32[]", "f32[]")
+
+
+def test_results_of_different_values_stay():
+    """(3) Condition: one value, defined outside."""
+
+    def program(i, x, w):
+        return lax.switch(i, [lambda: w, lambda: x, lambda: jnp.sin(w)])
+
+    check_unchanged(program, "i32[]", "f32[3]", "f32[3]")
+
+
+def check_unchanged(program, *args):
+    """The pass finds nothing to do."""
+    from jaxpr_opt.importer import import_jaxpr
+    from jaxpr_opt.testing import run_alone, traced
+
+    journal = run_alone((RESOLVE,), import_jaxpr(traced(program, *args)))
+    assert not journal.record(RESOLVE).rewrites

@@ -1,0 +1,209 @@
+"""Random programs through the whole pipeline: the same bits, derivatives and effects.
+
+A program is evaluated equation by equation before and after both phases, on arguments that make its
+loops take no step, some, and all.  Costs are set so that every rewrite that is sound pays, and what
+is unspecified reads as garbage.  ``JAXPR_OPT_EXAMPLES=10000`` searches for longer.
+"""
+
+import functools
+import os
+import warnings
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpr_opt import compat, exact
+from jaxpr_opt.decorator import optimize
+from jaxpr_opt.passes import exit_loop_early, replay_steps
+from jaxpr_opt.registry import resolve
+from jaxpr_opt.testing import assert_close, evaluate_exactly
+from tests.generate import LOG, RECIPES, Args, arguments
+
+EXAMPLES = int(os.environ.get("JAXPR_OPT_EXAMPLES", "0"))
+STEPS = [(0, -9.0), (2, 0.7), (100, 50.0)]
+"""`(n, bound)`: loops that take no step, some, all."""
+
+BATCHED = {"none": None, "state": Args(0, None, None, None, None, None),
+           "steps": Args(None, None, None, None, 0, 0), "all": Args(0, 0, 0, 0, 0, 0)}  # fmt: skip
+
+
+def examples(count):
+    """That many examples, or as many as the environment asks for."""
+    health = list(hypothesis.HealthCheck)
+    more = {"derandomize": False} if EXAMPLES else {}
+    return hypothesis.settings(max_examples=EXAMPLES or count, suppress_health_check=health, **more)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Every rewrite pays, and unspecified values are garbage when asked for."""
+    monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 0)
+    monkeypatch.setattr(replay_steps, "_work", lambda op: 0.0)
+
+
+def garbage(aval):
+    """What nobody may look at."""
+    if not isinstance(aval.dtype, np.dtype) or aval.dtype == jax.dtypes.float0:
+        return UNDEFINED(aval)
+    return jnp.full(aval.shape, 7, aval.dtype)
+
+
+UNDEFINED = compat.undefined
+
+
+def floats(fun, args):
+    """`fun` of its float arguments, to the sum of its float results: what can be differentiated."""
+    where = [k for k, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.floating)]
+
+    def loss(*xs):
+        full = list(args)
+        for k, x in zip(where, xs, strict=True):
+            full[k] = x
+        outs = [y for y in jax.tree.leaves(fun(*full)) if jnp.issubdtype(y.dtype, jnp.inexact)]
+        return sum(jnp.sum(jnp.abs(y).astype(jnp.float32) ** 2) for y in outs)
+
+    return loss, where
+
+
+def gradient(fun):
+    def grad(*args):
+        loss, where = floats(fun, args)
+        return jax.grad(loss, tuple(range(len(where))))(*(args[k] for k in where))
+
+    return grad
+
+
+def forward(fun):
+    def jvp(*args):
+        loss, where = floats(fun, args)
+        xs = tuple(args[k] for k in where)
+        return jax.jvp(loss, xs, tuple(jnp.cos(x) for x in xs))
+
+    return jvp
+
+
+def hessian_product(fun):
+    return forward(lambda *args: gradient(fun)(*args))
+
+
+MODES = {"values": lambda f: f, "grad": gradient, "jvp": forward, "hvp": hessian_product}
+
+
+def batched(fun, how):
+    dims = BATCHED[how]
+    return fun if dims is None else jax.vmap(fun, tuple(dims))
+
+
+def inputs(how):
+    """Argument sets, each row of a batch with its own number of steps."""
+    for k, (n, bound) in enumerate(STEPS):
+        if how == "none":
+            yield arguments(n, bound, k)
+        else:
+            rows = [arguments(*STEPS[(k + j) % 3], j) for j in range(2)]
+            pairs = zip(BATCHED[how], *rows, strict=True)
+            yield Args(*(a if dim is None else jnp.stack([a, b]) for dim, a, b in pairs))
+
+
+def quiet(fun):
+    """NumPy's opinion of overflow is not asked for."""
+
+    @functools.wraps(fun)
+    def wrapped(*args, **kwargs):
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return fun(*args, **kwargs)
+
+    return wrapped
+
+
+def traced(fun, args):
+    """The jaxpr; None if JAX has no such derivative."""
+    try:
+        return jax.make_jaxpr(fun)(*args)
+    except (ValueError, NotImplementedError, TypeError):
+        return None
+
+
+def heard(fun, *args):
+    """Results and what was said."""
+    LOG.clear()
+    out = fun(*args)
+    jax.effects_barrier()
+    return [np.asarray(x) for x in out], list(LOG)
+
+
+@quiet
+def check_exact(recipe, mode, how, monkeypatch):
+    """Both phases, and the final one alone, give the same bits.
+
+    In derivatives a cotangent of zero times what is not finite may be zero where JAX has NaN: what
+    JAX makes finite must be the same.
+    """
+    fun = batched(MODES[mode](recipe), how)
+    sets = list(inputs(how))
+    jaxpr = traced(fun, sets[0])
+    if jaxpr is None:
+        return
+    pipeline = resolve()
+    first = pipeline.run(jaxpr).jaxpr
+    programs = [first, pipeline.run(first, "final").jaxpr, pipeline.run(jaxpr, "final").jaxpr]
+    for args in sets:
+        want, said = heard(evaluate_exactly, jaxpr, *args)
+        for label, program in zip(("differentiable", "both", "final"), programs, strict=True):
+            with monkeypatch.context() as patch:
+                patch.setattr(exact.compat, "undefined", garbage)
+                got, repeated = heard(evaluate_exactly, program, *args)
+            for index, (a, b) in enumerate(zip(want, got, strict=True)):
+                assert (a.dtype, a.shape) == (b.dtype, b.shape)
+                same = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124 - NaN
+                if mode != "values":
+                    same |= ~np.isfinite(a)
+                assert same.all(), f"{label}, output {index}, {args}: should be\n{a}\nand is\n{b}"
+            assert said == repeated, f"{label} said {repeated}, not {said}"
+
+
+@quiet
+def check_decorated(recipe, mode, how):
+    """`grad(optimize(f))` and its like, compiled, are `grad(f)` up to rounding."""
+    fun, ours = (batched(MODES[mode](f), how) for f in (recipe, optimize(recipe)))
+    sets = list(inputs(how))
+    if traced(fun, sets[0]) is None:
+        return
+    theirs, ours = jax.jit(fun), jax.jit(ours)
+    for args in sets:
+        want, got = theirs(*args), ours(*args)
+        finite = all(np.isfinite(np.asarray(x, np.complex64)).all() for x in jax.tree.leaves(want))
+        if finite or mode == "values":
+            assert_close(want, got)
+
+
+@pytest.mark.parametrize(("mode", "count"), [("values", 12), ("grad", 10), ("jvp", 4), ("hvp", 3)])
+def test_the_same_bits(mode, count, eager, monkeypatch):
+    @examples(count)
+    @given(RECIPES)
+    def search(recipe):
+        check_exact(recipe, mode, "none", monkeypatch)
+
+    search()
+
+
+@pytest.mark.parametrize(("mode", "count"), [("values", 8), ("grad", 6)])
+def test_the_same_bits_in_a_batch(mode, count, eager, monkeypatch):
+    @examples(count)
+    @given(RECIPES, st.sampled_from(["state", "steps", "all"]))
+    def search(recipe, how):
+        check_exact(recipe, mode, how, monkeypatch)
+
+    search()
+
+
+@examples(6)
+@given(RECIPES, st.sampled_from(sorted(MODES)), st.sampled_from(sorted(BATCHED)))
+def test_derivatives_of_an_optimized_function(recipe, mode, how):
+    check_decorated(recipe, mode, how)
