@@ -198,6 +198,18 @@ class Pipeline:
                 raise PassError(names, (), RuntimeError(f"no fixpoint after {MAX_ROUNDS} rounds"))
         return snapshots
 
+    def _settle(self, jaxpr: ClosedJaxpr) -> None:
+        """Remember that the first phase has nothing more to do on this very object."""
+        key = id(jaxpr)
+        _settled[key] = (weakref.ref(jaxpr, lambda _: _settled.pop(key, None)), self)
+
+    def _is_settled(self, jaxpr: ClosedJaxpr, graph: Graph) -> bool:
+        """Whether the first phase has just been here, and the second sees nothing new."""
+        reference, by = _settled.get(id(jaxpr), (None, None))
+        if graph.phase != "final" or reference is None or reference() is not jaxpr or by != self:
+            return False
+        return not graph.opened and not any(op.name == "stop_gradient" for op in graph.walk())
+
     def _exported(self, graph: Graph, original: ClosedJaxpr, journal: Journal) -> ClosedJaxpr:
         try:
             out = export(graph)
