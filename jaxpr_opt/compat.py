@@ -70,7 +70,8 @@ def opened(jaxpr: Any) -> Any:
 
 def undefined(aval: Any) -> Any:
     """An unspecified array of this type, as JAX itself makes them for untaken branches."""
-    return _ad_util.empty_like_aval(aval)
+    made = _ad_util.empty_like_aval(aval)
+    return weaken(made, aval) if getattr(aval, "weak_type", False) else made
 
 
 def check_jaxpr(jaxpr: Any) -> None:

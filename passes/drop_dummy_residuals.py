@@ -116,7 +116,7 @@ class DropDummyResiduals(Pass):
         match match:
             case Dummy(result=result, value=None):
                 rw.replace(result, rw.undefined(result.aval, before=match.op))
-            case Dummy(result=result, value=value):
+            case Dummy(result=result, value=Value() as value):
                 made = _cheap_slice(value, match.op)
                 assert not isinstance(made, Op)
                 copies = rw.clone(made, {}, match.op)

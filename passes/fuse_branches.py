@@ -27,11 +27,11 @@ them. Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.ir import Cond, Op, Outcome, Value, backward_slice
+from jaxpr_opt.ir import Cond, Op, Outcome, Region, Use, Value, backward_slice
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import can_move, is_cheap
@@ -76,7 +76,7 @@ class FuseBranches(Pass):
             rw.move(op, first)
         for one, two in zip(first.branches, second.branches, strict=True):
             for result, value in zip(first.results, one.outputs, strict=True):
-                rw.replace(result, value, lambda use, two=two: two.contains(use.op.region))
+                rw.replace(result, value, _inside(two))
             for op in list(two.ops):
                 if not op.is_terminator:
                     rw.move(op, one.terminator)
@@ -87,6 +87,10 @@ class FuseBranches(Pass):
             rw.replace(old.result, new.result)
         rw.set_cond(first, [*first.outcomes, *outcomes])
         rw.erase(second)
+
+
+def _inside(region: Region) -> Callable[[Use], bool]:
+    return lambda use: region.contains(use.op.region)
 
 
 def _inputs(op: Op) -> list[Value]:

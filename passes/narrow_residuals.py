@@ -40,7 +40,7 @@ Source: the masks of a vmapped cond, https://github.com/jax-ml/jax/issues/8239 w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,8 +59,8 @@ class Wide(Match):
 
     stack: Stack
     readers: tuple[tuple[Scan, Stream], ...]
-    leaves: frozenset[Value]
-    nbytes: int
+    leaves: dict[Value, int]
+    """With the bytes a step that each is to be stacked for."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,17 @@ class NarrowResiduals(Pass):
                 continue
             readers = _readers(stack.result)  # (1)
             if readers:
-                nbytes, leaves = _cheapest(value, op, stacked, MAX_DEPTH)  # (2)
+                leaves = _cheapest(value, op, stacked, MAX_DEPTH)  # (2)
                 sources = ", ".join(map(_name, leaves)) or "outer values"
                 says = f"{_name(value)} is made again from {sources}"
-                yield Wide(op, says, stack, readers, leaves, nbytes)
+                yield Wide(op, says, stack, readers, leaves)
 
     def refuse(self, match: Wide) -> str | None:
         value = match.stack.value
-        if match.nbytes >= value.nbytes:
-            less = f"{_name(value)} takes {value.nbytes} bytes a step"
-            return f"{less}, what it is made from {match.nbytes}"
+        nbytes = sum(match.leaves.values())
+        if nbytes >= value.nbytes:
+            takes = f"{_name(value)} takes {value.nbytes} bytes a step"
+            return f"{takes}, what it is made from {nbytes}"
         return None
 
     def rewrite(self, match: Wide, rw: Rewriter) -> None:
@@ -117,41 +118,35 @@ def _readers(result: Value) -> tuple[tuple[Scan, Stream], ...]:
 
 def _cheapest(
     value: Value, scan: Scan, stacked: dict[Value, Value], depth: int
-) -> tuple[int, frozenset[Value]]:
-    """Bytes a step, and values of a step, from which a value is made for the fewest bytes (2)."""
-    nothing: frozenset[Value] = frozenset()
+) -> dict[Value, int]:
+    """Values of a step from which a value can be made, for the fewest bytes stacked anew (2)."""
     if isinstance(value, Constant) or not scan.body.defines(value):
-        return 0, nothing
-    whole = value.nbytes, frozenset([value])
+        return {}
     if depth < MAX_DEPTH and (value in stacked or scan.stream_of(value) is not None):
-        return 0, whole[1]
+        return {value: 0}
+    whole = {value: value.nbytes}
     if depth == 0 or value.op is None or not is_cheap(value.op):
         return whole
-    parts = [_cheapest(v, scan, stacked, depth - 1) for v in value.op.operands]
-    total = sum(nbytes for nbytes, _ in parts), nothing.union(*(leaves for _, leaves in parts))
-    return total if depth == MAX_DEPTH or total[0] < whole[0] else whole
+    parts: dict[Value, int] = {}
+    for operand in value.op.operands:
+        parts |= _cheapest(operand, scan, stacked, depth - 1)
+    return parts if depth == MAX_DEPTH or sum(parts.values()) < value.nbytes else whole
 
 
-def _rows(scan: Scan, leaves: frozenset[Value], rw: Rewriter) -> dict[Value, Value]:
+def _rows(scan: Scan, leaves: Iterable[Value], rw: Rewriter) -> dict[Value, Value]:
     """For each value of a step, the array that has it as its rows: stacked, streamed, or stacked
     from now on.
     """
     rows = {s.param: s.operand for s in scan.streams} | {s.value: s.result for s in scan.stacks}
     new = [
         Stack(v, rw.new_value(rw.stacked_aval(v, scan.length), v.name))
-        for v in sorted(leaves - rows.keys(), key=lambda v: _position(scan, v))
+        for v in leaves
+        if v not in rows
     ]
     if new:
         rw.set_scan(scan, stacks=[*scan.stacks, *new])
     rows.update((s.value, s.result) for s in new)
-    return {v: rows[v] for v in rows if v in leaves}
-
-
-def _position(scan: Scan, value: Value) -> tuple[int, int]:
-    """A deterministic order of the values of a step."""
-    if value.op is None:
-        return -1, scan.body.params.index(value)
-    return scan.body.order(value.op), value.op.results.index(value)
+    return {v: rows[v] for v in leaves}
 
 
 def _read(reader: Scan, rows: dict[Value, Value], rw: Rewriter) -> dict[Value, Value]:

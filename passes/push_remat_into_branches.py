@@ -31,11 +31,11 @@ sight. Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.ir import Cond, Op, Region, Remat, Value, backward_slice
+from jaxpr_opt.ir import Cond, Op, Region, Remat, Use, Value, backward_slice
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import can_move, is_cheap, moves
@@ -123,7 +123,7 @@ def _push(remat: Remat, cond: Cond, rw: Rewriter) -> None:
         inner = rw.new_region()
         local = rw.clone(before, {}, inner.terminator)
         for old, new in local.items():
-            rw.replace(old, new, lambda use, branch=branch: branch.contains(use.op.region))
+            rw.replace(old, new, _inside(branch))
         local.update(zip(cond.results, branch.outputs, strict=True))
         for op in list(branch.ops):
             if not op.is_terminator:
@@ -136,6 +136,10 @@ def _push(remat: Remat, cond: Cond, rw: Rewriter) -> None:
     for old, new in zip(remat.results, made.results, strict=True):
         rw.replace(old, new)
     rw.erase(remat)
+
+
+def _inside(region: Region) -> Callable[[Use], bool]:
+    return lambda use: region.contains(use.op.region)
 
 
 def _recomputed(inner: Region, outputs: list[Value], like: Remat, rw: Rewriter) -> Region:

@@ -366,19 +366,22 @@ class Custom:
     rule: Literal["jvp", "vjp"]
 
     def __call__(self, state, env):
-        def f(x):
-            return self.step({**state, "x": x}, lax.stop_gradient(env))[0]["x"]
+        def f(x, state, env):
+            return self.step({**state, "x": x}, env)[0]["x"]
 
-        def scaled(g):
-            return lax.scan(lambda c, r: (lax.cond(r, lambda: c * 0.5, lambda: c), None), g, env.mask)[0]
+        def scaled(env, g):
+            def step(c, r):
+                return lax.cond(r, lambda: c * 0.5, lambda: c), None
+
+            return lax.scan(step, g, env.mask)[0], None, None
 
         if self.rule == "jvp":
-            custom = jax.custom_jvp(lambda x: f(x))
-            custom.defjvp(lambda primals, tangents: (custom(*primals), tangents[0] * 0.5))
+            custom = jax.custom_jvp(f)
+            custom.defjvp(lambda args, tangents: (custom(*args), tangents[0] * 0.5))
         else:
-            custom = jax.custom_vjp(lambda x: f(x))
-            custom.defvjp(lambda x: (f(x), None), lambda _, g: (scaled(g),))
-        return {**state, "x": custom(state["x"])}, ()
+            custom = jax.custom_vjp(f)
+            custom.defvjp(lambda *args: (f(*args), args[2]), scaled)
+        return {**state, "x": custom(state["x"], state, env)}, ()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,13 @@ def test_weight_of_the_taken_branch_is_read_directly():
         return d, jnp.where(p, r, 0.0)
 
     check_rewrite(
-        DROP, program, "bool[]", "f32[3,3]", "f32[3]", simplify=True, diff="""
+        DROP,
+        program,
+        "bool[]",
+        "f32[3,3]",
+        "f32[3]",
+        simplify=True,
+        diff="""
           fn (p:bool[], w:f32[3,3], c:f32[3]) {
         -   r:f32[3], r1:f32[3,3] = cond p {
         +   r:f32[3] = cond p {
@@ -36,7 +42,7 @@ def test_weight_of_the_taken_branch_is_read_directly():
         +   s:f32[3,3] = select_n p b w
             return r, s
           }
-        """
+        """,
     )
 
 
@@ -48,7 +54,13 @@ def test_cheap_value_is_made_again_before_the_cond():
         return d, jnp.where(p, r, 0.0)
 
     check_rewrite(
-        DROP, program, "bool[]", "f32[3,3]", "f32[3]", simplify=True, diff="""
+        DROP,
+        program,
+        "bool[]",
+        "f32[3,3]",
+        "f32[3]",
+        simplify=True,
+        diff="""
           fn (p:bool[], w:f32[3,3], c:f32[3]) {
         +   m:f32[3,3] = mul w 2.0
         +   t:f32[3,3] = transpose m
@@ -69,7 +81,7 @@ def test_cheap_value_is_made_again_before_the_cond():
         +   s:f32[3,3] = select_n p b t
             return r, s
           }
-        """
+        """,
     )
 
 
@@ -83,7 +95,14 @@ def test_switch_whose_branches_agree():
         )
         return d, jnp.where(i > 0, r, 0.0)
 
-    check_rewrite(DROP, program, "i32[]", "f32[3]", "f32[3]", simplify=True, diff="""
+    check_rewrite(
+        DROP,
+        program,
+        "i32[]",
+        "f32[3]",
+        "f32[3]",
+        simplify=True,
+        diff="""
           fn (i:i32[], w:f32[3], c:f32[3]) {
             c1:i32[] = clamp 0 i 2
         -   r:f32[3], r1:f32[3] = switch c1 case 0 {
@@ -106,7 +125,8 @@ def test_switch_whose_branches_agree():
         +   s:f32[3] = select_n g b w
             return r, s
           }
-        """)
+        """,
+    )
 
 
 def test_select_with_an_unspecified_case():
@@ -122,7 +142,13 @@ def test_select_with_an_unspecified_case():
         return lax.scan(step, xs[0], (ps, xs))
 
     check_rewrite(
-        DROP, program, "bool[8,2]", "f32[2,3]", "f32[8,2,3]", simplify=True, diff="""
+        DROP,
+        program,
+        "bool[8,2]",
+        "f32[2,3]",
+        "f32[8,2,3]",
+        simplify=True,
+        diff="""
           fn (ps:bool[8,2], w:f32[2,3], xs:f32[8,2,3]) {
             s:f32[1,2,3] = slice[:1, :, :] xs
             s1:f32[2,3] = squeeze s
@@ -143,7 +169,7 @@ def test_select_with_an_unspecified_case():
             }
             return c, ys
           }
-        """
+        """,
     )
 
 
@@ -155,7 +181,14 @@ def test_result_read_under_the_same_predicate():
         e = jnp.cumsum(d)
         return r, lax.cond(p, lambda: e * r, lambda: e)
 
-    check_rewrite(DROP, program, "bool[]", "f32[3]", "f32[3]", simplify=True, diff="""
+    check_rewrite(
+        DROP,
+        program,
+        "bool[]",
+        "f32[3]",
+        "f32[3]",
+        simplify=True,
+        diff="""
           fn (p:bool[], w:f32[3], c:f32[3]) {
             r:f32[3], r1:f32[3] = cond p {
               m:f32[3] = mul c w
@@ -174,7 +207,8 @@ def test_result_read_under_the_same_predicate():
             }
             return r1, r2
           }
-        """)
+        """,
+    )
 
 
 def test_expensive_residual_stays():
@@ -209,7 +243,14 @@ def test_two_real_values_stay():
         r = lax.switch(i, [lambda: anything(3), lambda: v, lambda: w])
         return jnp.where(i > 0, r, 0.0)
 
-    check_rewrite(DROP, program, "i32[]", "f32[3]", "f32[3]", simplify=True, diff="""
+    check_rewrite(
+        DROP,
+        program,
+        "i32[]",
+        "f32[3]",
+        "f32[3]",
+        simplify=True,
+        diff="""
         fn (i:i32[], v:f32[3], w:f32[3]) {
           c:i32[] = clamp 0 i 2
           r:f32[3] = switch c case 0 {
@@ -225,7 +266,8 @@ def test_two_real_values_stay():
           s:f32[3] = select_n g b r
           return s
         }
-        """)
+        """,
+    )
 
 
 def test_effects_stay_in_their_branch():

@@ -24,7 +24,14 @@ def test_dead_carry_stream_and_stack():
         return lax.scan(step, (c, d), (xs, ys))[0][0]
 
     check_rewrite(
-        DCE, program, "f32[3]", "f32[3]", "f32[8,3]", "f32[8,3]", saves_bytes=0, diff="""
+        DCE,
+        program,
+        "f32[3]",
+        "f32[3]",
+        "f32[8,3]",
+        "f32[8,3]",
+        saves_bytes=0,
+        diff="""
           fn (c:f32[3], d:f32[3], xs:f32[8,3], ys:f32[8,3]) {
         -   c1:f32[3], c2:f32[3], ys1:f32[8,3] = scan[8] carry(c=c, c1=d) xs(x=xs, x1=ys) {
         +   c1:f32[3] = scan[8] carry(c=c) xs(x=xs) {
@@ -37,7 +44,7 @@ def test_dead_carry_stream_and_stack():
             }
             return c1
           }
-        """
+        """,
     )
 
 
@@ -51,7 +58,14 @@ def test_carries_that_feed_each_other_only():
 
         return lax.scan(step, (a, b, c, d), None, length=5)[0][2]
 
-    check_rewrite(DCE, program, "f32[3]", "f32[3]", "f32[3]", "f32[3]", diff="""
+    check_rewrite(
+        DCE,
+        program,
+        "f32[3]",
+        "f32[3]",
+        "f32[3]",
+        "f32[3]",
+        diff="""
           fn (a:f32[3], b:f32[3], c:f32[3], d:f32[3]) {
         -   c1:f32[3], c2:f32[3], c3:f32[3], c4:f32[3] = scan[5] carry(c=a, c1=b, c2=c, c3=d) {
         +   c3:f32[3], c4:f32[3] = scan[5] carry(c2=c, c3=d) {
@@ -62,7 +76,8 @@ def test_carries_that_feed_each_other_only():
             }
             return c3
           }
-        """)
+        """,
+    )
 
 
 def test_dead_carry_of_a_while():
@@ -74,7 +89,13 @@ def test_dead_carry_of_a_while():
 
         return lax.while_loop(lambda c: c[0] < n, body, (0, x, x))[1]
 
-    check_rewrite(DCE, program, "f32[3]", "i32[]", grad=False, diff="""
+    check_rewrite(
+        DCE,
+        program,
+        "f32[3]",
+        "i32[]",
+        grad=False,
+        diff="""
           fn (x:f32[3], n:i32[]) {
         -   c:i32[], c1:f32[3], c2:f32[3] = while carry(c=0, c1=x, c2=x) {
         +   c:i32[], c1:f32[3] = while carry(c=0, c1=x) {
@@ -90,7 +111,8 @@ def test_dead_carry_of_a_while():
             }
             return c1
           }
-        """)
+        """,
+    )
 
 
 def test_dead_result_of_a_switch():
@@ -100,7 +122,12 @@ def test_dead_result_of_a_switch():
         branches = [lambda: (x + 1.0, jnp.sin(x)), lambda: (x, jnp.cos(x)), lambda: (x * x, x)]
         return lax.switch(i, branches)[0]
 
-    check_rewrite(DCE, program, "i32[]", "f32[3]", diff="""
+    check_rewrite(
+        DCE,
+        program,
+        "i32[]",
+        "f32[3]",
+        diff="""
           fn (i:i32[], x:f32[3]) {
             c:i32[] = clamp 0 i 2
         -   r:f32[3], r1:f32[3] = switch c case 0 {
@@ -120,7 +147,8 @@ def test_dead_result_of_a_switch():
             }
             return r
           }
-        """)
+        """,
+    )
 
 
 def test_dead_result_of_a_remat():
@@ -129,7 +157,11 @@ def test_dead_result_of_a_remat():
     def program(x):
         return jax.checkpoint(lambda x: (jnp.sin(x), jnp.cos(x) * 2.0))(x)[0]
 
-    check_rewrite(DCE, program, "f32[3]", diff="""
+    check_rewrite(
+        DCE,
+        program,
+        "f32[3]",
+        diff="""
           fn (x:f32[3]) {
         -   r:f32[3], r1:f32[3] = remat {
         +   r:f32[3] = remat {
@@ -141,7 +173,8 @@ def test_dead_result_of_a_remat():
             }
             return r
           }
-        """)
+        """,
+    )
 
 
 def test_dead_loops_go():
@@ -152,7 +185,11 @@ def test_dead_loops_go():
         lax.scan(lambda c, _: (jnp.sin(c), c), x, None, length=8)
         return x * 2.0
 
-    check_rewrite(DCE, program, "f32[3]", diff="""
+    check_rewrite(
+        DCE,
+        program,
+        "f32[3]",
+        diff="""
           fn (x:f32[3]) {
         -   s:f32[1] = slice[:1] x
         -   s1:f32[] = squeeze s
@@ -171,7 +208,8 @@ def test_dead_loops_go():
             m:f32[3] = mul x 2.0
             return m
           }
-        """)
+        """,
+    )
 
 
 def test_effects_stay_with_what_they_need():
@@ -186,7 +224,13 @@ def test_effects_stay_with_what_they_need():
         lax.scan(step, (x, x), None, length=8)
         return x
 
-    check_rewrite(DCE, program, "f32[]", "i32[]", grad=False, diff="""
+    check_rewrite(
+        DCE,
+        program,
+        "f32[]",
+        "i32[]",
+        grad=False,
+        diff="""
           fn (x:f32[], i:i32[]) {
         -   c:f32[], c1:f32[], ys:f32[8] = scan[8] carry(c=x, c1=x) {
         +   c:f32[] = scan[8] carry(c=x) {
@@ -206,7 +250,8 @@ def test_effects_stay_with_what_they_need():
             }
             return x
           }
-        """)
+        """,
+    )
 
 
 def test_call_keeps_its_signature():
@@ -216,21 +261,27 @@ def test_call_keeps_its_signature():
     def plain(x, y):
         return jnp.sin(x), y * 2.0
 
-    donating = jax.jit(lambda x, y: plain(x, y), donate_argnums=1)
+    donating = jax.jit(plain, donate_argnums=1)
 
     def program(x, y):
         return donating(x, y)[0]
 
-    check_rewrite(DCE, program, "f32[3]", "f32[3]", diff="""
+    check_rewrite(
+        DCE,
+        program,
+        "f32[3]",
+        "f32[3]",
+        diff="""
         fn (x:f32[3], y:f32[3]) {
-          r:f32[3], r1:f32[3] = call jit[name=<lambda>, donated=(1)] (x=x, x1=y) {
+          r:f32[3], r1:f32[3] = call jit[name=plain, donated=(1)] (x=x, x1=y) {
             s:f32[3] = sin x
             m:f32[3] = mul x1 2.0
             yield s, m
           }
           return r
         }
-        """)
+        """,
+    )
 
 
 def test_nothing_dead():
@@ -239,7 +290,12 @@ def test_nothing_dead():
     def program(x, xs):
         return lax.scan(lambda c, x: (c + x, c), x, xs)
 
-    check_rewrite(DCE, program, "f32[3]", "f32[8,3]", diff="""
+    check_rewrite(
+        DCE,
+        program,
+        "f32[3]",
+        "f32[8,3]",
+        diff="""
         fn (x:f32[3], xs:f32[8,3]) {
           c:f32[3], ys:f32[8,3] = scan[8] carry(c=x) xs(x=xs) {
             a:f32[3] = add c x
@@ -247,4 +303,5 @@ def test_nothing_dead():
           }
           return c, ys
         }
-        """)
+        """,
+    )

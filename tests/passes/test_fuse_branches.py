@@ -20,7 +20,13 @@ def test_residual_never_leaves_its_branch():
         return lax.cond(p, lambda: r * y, lambda: y)
 
     check_rewrite(
-        FUSE, program, "bool[]", "f32[3]", "f32[3,3]", simplify=True, diff="""
+        FUSE,
+        program,
+        "bool[]",
+        "f32[3]",
+        "f32[3,3]",
+        simplify=True,
+        diff="""
           fn (p:bool[], x:f32[3], w:f32[3,3]) {
         -   r:f32[3] = cond p {
         -     d:f32[3] = dot_general x w
@@ -42,7 +48,7 @@ def test_residual_never_leaves_its_branch():
             }
             return r1
           }
-        """
+        """,
     )
 
 
@@ -54,7 +60,13 @@ def test_result_that_others_read_stays_a_result():
         g = lax.cond(p, lambda: r * 3.0, lambda: r)
         return h, g, r
 
-    check_rewrite(FUSE, program, "bool[]", "f32[3]", simplify=True, diff="""
+    check_rewrite(
+        FUSE,
+        program,
+        "bool[]",
+        "f32[3]",
+        simplify=True,
+        diff="""
           fn (p:bool[], x:f32[3]) {
         -   r:f32[3], r1:f32[3] = cond p {
         +   r:f32[3], r1:f32[3], r3:f32[3] = cond p {
@@ -77,7 +89,8 @@ def test_result_that_others_read_stays_a_result():
         -   return r, r2, r1
         +   return r, r3, r1
           }
-        """)
+        """,
+    )
 
 
 def test_switches_and_three_in_a_row():
@@ -89,7 +102,13 @@ def test_switches_and_three_in_a_row():
         b = lax.switch(k, [lambda: a, lambda: a * 2.0, lambda: x])
         return lax.switch(k, [lambda: b, lambda: a * b, lambda: b + 1.0])
 
-    check_rewrite(FUSE, program, "i32[]", "f32[3]", simplify=True, diff="""
+    check_rewrite(
+        FUSE,
+        program,
+        "i32[]",
+        "f32[3]",
+        simplify=True,
+        diff="""
           fn (i:i32[], x:f32[3]) {
             c:i32[] = clamp 0 i 2
             r:f32[3] = switch c case 0 {
@@ -126,7 +145,8 @@ def test_switches_and_three_in_a_row():
         -   return r2
         +   return r
           }
-        """)
+        """,
+    )
 
 
 def test_op_between_them_reads_the_first():
@@ -179,7 +199,14 @@ def test_other_predicate():
         r = lax.cond(p, lambda: jnp.sin(x), lambda: x)
         return lax.cond(q, lambda: r * 2.0, lambda: r)
 
-    check_rewrite(FUSE, program, "bool[]", "bool[]", "f32[3]", simplify=True, diff="""
+    check_rewrite(
+        FUSE,
+        program,
+        "bool[]",
+        "bool[]",
+        "f32[3]",
+        simplify=True,
+        diff="""
         fn (p:bool[], q:bool[], x:f32[3]) {
           r:f32[3] = cond p {
             s:f32[3] = sin x
@@ -195,4 +222,5 @@ def test_other_predicate():
           }
           return r1
         }
-        """)
+        """,
+    )

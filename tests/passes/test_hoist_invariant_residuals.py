@@ -61,7 +61,13 @@ def test_stack_of_an_outer_value_is_a_broadcast():
     def program(w, xs):
         return lax.scan(lambda c, x: (c + x, w), w, xs)[1]
 
-    check_rewrite(HOIST, program, "f32[3]", "f32[8,3]", simplify=True, diff="""
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[3]",
+        "f32[8,3]",
+        simplify=True,
+        diff="""
           fn (w:f32[3], xs:f32[8,3]) {
         -   ys:f32[8,3] = scan[8] {
         -     yield ys(w)
@@ -70,7 +76,8 @@ def test_stack_of_an_outer_value_is_a_broadcast():
         -   return ys
         +   return b
           }
-        """)
+        """,
+    )
 
 
 def test_stack_that_repeats_a_stream_is_the_stream():
@@ -79,7 +86,13 @@ def test_stack_that_repeats_a_stream_is_the_stream():
     def program(c, xs):
         return lax.scan(lambda c, x: (c * x, x * 1.0), c, xs, reverse=True)
 
-    check_rewrite(HOIST, program, "f32[3]", "f32[8,3]", simplify=True, diff="""
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[3]",
+        "f32[8,3]",
+        simplify=True,
+        diff="""
           fn (c:f32[3], xs:f32[8,3]) {
         -   c1:f32[3], ys:f32[8,3] = scan[8, reverse] carry(c=c) xs(x=xs) {
         +   c1:f32[3] = scan[8, reverse] carry(c=c) xs(x=xs) {
@@ -90,7 +103,8 @@ def test_stack_that_repeats_a_stream_is_the_stream():
         -   return c1, ys
         +   return c1, xs
           }
-        """)
+        """,
+    )
 
 
 def test_stream_of_a_broadcast_is_read_directly():
@@ -100,7 +114,13 @@ def test_stream_of_a_broadcast_is_read_directly():
         ws = jnp.broadcast_to(w[:, None], (8, 3, 2))
         return lax.scan(lambda c, x: (c * x, None), c, ws)[0]
 
-    check_rewrite(HOIST, program, "f32[3,2]", "f32[3]", simplify=True, diff="""
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[3,2]",
+        "f32[3]",
+        simplify=True,
+        diff="""
           fn (c:f32[3,2], w:f32[3]) {
             b:f32[3,1] = broadcast_in_dim[dims=(0,)] w
         -   b1:f32[8,3,2] = broadcast_in_dim b
@@ -113,7 +133,8 @@ def test_stream_of_a_broadcast_is_read_directly():
             }
             return c1
           }
-        """)
+        """,
+    )
 
 
 def test_carry_that_never_changes_is_an_outer_value():
@@ -126,7 +147,14 @@ def test_carry_that_never_changes_is_an_outer_value():
         return lax.while_loop(go_on, lambda c: (c[0] + 1, c[1] * c[2], c[2]), (0, x, w))
 
     check_rewrite(
-        HOIST, program, "f32[3]", "f32[3]", "i32[]", grad=False, simplify=True, diff="""
+        HOIST,
+        program,
+        "f32[3]",
+        "f32[3]",
+        "i32[]",
+        grad=False,
+        simplify=True,
+        diff="""
           fn (w:f32[3], x:f32[3], n:i32[]) {
         -   c:i32[], c1:f32[3], c2:f32[3] = while carry(c=0, c1=x, c2=w) {
         +   c:i32[], c1:f32[3] = while carry(c=0, c1=x) {
@@ -148,7 +176,7 @@ def test_carry_that_never_changes_is_an_outer_value():
         -   return c, c1, c2
         +   return c, c1, w
           }
-        """
+        """,
     )
 
 
@@ -158,7 +186,13 @@ def test_carry_reset_to_its_first_value():
     def program(w, xs):
         return lax.scan(lambda c, x: ((c[0] + c[1] * x, w), None), (w, w), xs)[0]
 
-    check_rewrite(HOIST, program, "f32[3]", "f32[8,3]", simplify=True, diff="""
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[3]",
+        "f32[8,3]",
+        simplify=True,
+        diff="""
           fn (w:f32[3], xs:f32[8,3]) {
         -   c:f32[3], c1:f32[3] = scan[8] carry(c=w, c1=w) xs(x=xs) {
         +   c:f32[3] = scan[8] carry(c=w) xs(x=xs) {
@@ -171,7 +205,8 @@ def test_carry_reset_to_its_first_value():
         -   return c, c1
         +   return c, w
           }
-        """)
+        """,
+    )
 
 
 def test_spread_value_leaves_with_the_op_that_needs_it():
@@ -184,7 +219,13 @@ def test_spread_value_leaves_with_the_op_that_needs_it():
 
         return lax.scan(step, jnp.zeros((4, 3)), xs)[0]
 
-    check_rewrite(HOIST, program, "f32[3]", "f32[8,4,3]", simplify=True, diff="""
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[3]",
+        "f32[8,4,3]",
+        simplify=True,
+        diff="""
           fn (b:f32[3], xs:f32[8,4,3]) {
             b1:f32[4,3] = broadcast_in_dim 0.0
         +   b3:f32[4,3] = broadcast_in_dim b
@@ -204,7 +245,8 @@ def test_spread_value_leaves_with_the_op_that_needs_it():
             }
             return c
           }
-        """)
+        """,
+    )
 
 
 def test_whole_loop_leaves():
@@ -217,7 +259,13 @@ def test_whole_loop_leaves():
 
         return lax.scan(step, jnp.zeros(3), xs)[0]
 
-    check_rewrite(HOIST, program, "f32[3]", "f32[8,3]", simplify=True, diff="""
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[3]",
+        "f32[8,3]",
+        simplify=True,
+        diff="""
           fn (w:f32[3], xs:f32[8,3]) {
             b:f32[3] = broadcast_in_dim 0.0
         +   c1:f32[3] = scan[4] carry(c2=w) {
@@ -237,7 +285,8 @@ def test_whole_loop_leaves():
             }
             return c
           }
-        """)
+        """,
+    )
 
 
 def _with_residual(f):

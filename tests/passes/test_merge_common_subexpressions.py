@@ -18,7 +18,12 @@ def test_outer_value_serves_inside_a_loop():
         a = jnp.sin(x)
         return lax.scan(lambda c, y: (c * jnp.sin(x) + y, None), a, xs)[0]
 
-    check_rewrite(CSE, program, "f32[3]", "f32[8,3]", diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "f32[3]",
+        "f32[8,3]",
+        diff="""
           fn (x:f32[3], xs:f32[8,3]) {
             s:f32[3] = sin x
             c:f32[3] = scan[8] carry(c=s) xs(x1=xs) {
@@ -29,7 +34,8 @@ def test_outer_value_serves_inside_a_loop():
             }
             return c
           }
-        """)
+        """,
+    )
 
 
 def test_slots_that_hold_the_same():
@@ -44,7 +50,12 @@ def test_slots_that_hold_the_same():
 
         return lax.scan(step, c, (xs, xs))
 
-    check_rewrite(CSE, program, "f32[3]", "f32[8,3]", diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "f32[3]",
+        "f32[8,3]",
+        diff="""
           fn (c:f32[3], xs:f32[8,3]) {
             c1:f32[3], ys:f32[8,3], ys1:f32[8,3] = scan[8] carry(c=c) xs(x=xs, x1=xs) {
               m:f32[3] = mul x c
@@ -58,7 +69,8 @@ def test_slots_that_hold_the_same():
         -   return c1, ys, ys1
         +   return c1, ys, ys
           }
-        """)
+        """,
+    )
 
 
 def test_carries_that_stay_equal():
@@ -72,7 +84,12 @@ def test_carries_that_stay_equal():
 
         return lax.scan(step, (x, x), xs)[0]
 
-    check_rewrite(CSE, program, "f32[3]", "f32[8,3]", diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "f32[3]",
+        "f32[8,3]",
+        diff="""
           fn (x:f32[3], xs:f32[8,3]) {
             c:f32[3], c1:f32[3] = scan[8] carry(c=x, c1=x) xs(x=xs) {
         -     m:f32[3] = mul c1 x
@@ -83,7 +100,8 @@ def test_carries_that_stay_equal():
         -   return c, c1
         +   return c, c
           }
-        """)
+        """,
+    )
 
 
 def test_results_of_a_cond():
@@ -96,7 +114,12 @@ def test_results_of_a_cond():
 
         return lax.switch(i, [taken, lambda: (x, x, x), lambda: (-x, x, -x)])
 
-    check_rewrite(CSE, program, "i32[]", "f32[3]", diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "i32[]",
+        "f32[3]",
+        diff="""
           fn (i:i32[], x:f32[3]) {
             c:i32[] = clamp 0 i 2
             r:f32[3], r1:f32[3], r2:f32[3] = switch c case 0 {
@@ -114,7 +137,8 @@ def test_results_of_a_cond():
         -   return r, r1, r2
         +   return r, r1, r
           }
-        """)
+        """,
+    )
 
 
 def test_branches_do_not_see_each_other():
@@ -124,7 +148,12 @@ def test_branches_do_not_see_each_other():
         branches = [lambda: jnp.sin(x), lambda: jnp.sin(x) * 2.0, lambda: x]
         return lax.switch(i, branches)
 
-    check_rewrite(CSE, program, "i32[]", "f32[3]", diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "i32[]",
+        "f32[3]",
+        diff="""
         fn (i:i32[], x:f32[3]) {
           c:i32[] = clamp 0 i 2
           r:f32[3] = switch c case 0 {
@@ -139,7 +168,8 @@ def test_branches_do_not_see_each_other():
           }
           return r
         }
-        """)
+        """,
+    )
 
 
 def test_remat_computes_again():
@@ -148,7 +178,11 @@ def test_remat_computes_again():
     def program(x):
         return jnp.sin(x), jax.checkpoint(lambda x: jnp.sin(x) * 2.0)(x)
 
-    check_rewrite(CSE, program, "f32[3]", diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "f32[3]",
+        diff="""
         fn (x:f32[3]) {
           s:f32[3] = sin x
           r:f32[3] = remat {
@@ -158,7 +192,8 @@ def test_remat_computes_again():
           }
           return s, r
         }
-        """)
+        """,
+    )
 
 
 def test_constants_are_compared_bit_by_bit():
@@ -170,7 +205,13 @@ def test_constants_are_compared_bit_by_bit():
         one = lax.add(i, np.int32(1)), lax.add(i, np.int32(1))
         return *nan, *zero, *one
 
-    check_rewrite(CSE, program, "f32[]", "i32[]", grad=False, diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "f32[]",
+        "i32[]",
+        grad=False,
+        diff="""
           fn (x:f32[], i:i32[]) {
         -   m:f32[] = mul x nan
             m1:f32[] = mul x nan
@@ -181,7 +222,8 @@ def test_constants_are_compared_bit_by_bit():
         -   return m, m1, d, d1, a, a1
         +   return m1, m1, d, d1, a, a
           }
-        """)
+        """,
+    )
 
 
 def test_parameters_tell_ops_apart():
@@ -190,14 +232,19 @@ def test_parameters_tell_ops_apart():
     def program(x):
         return jnp.cumsum(x, 0), jnp.cumsum(x, 1), lax.cumsum(x, 0, reverse=True)
 
-    check_rewrite(CSE, program, "f32[3,3]", diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "f32[3,3]",
+        diff="""
         fn (x:f32[3,3]) {
           c:f32[3,3] = cumsum[axis=0] x
           c1:f32[3,3] = cumsum[axis=1] x
           c2:f32[3,3] = cumsum[axis=0, reverse] x
           return c, c1, c2
         }
-        """)
+        """,
+    )
 
 
 def test_broadcast_stays_where_it_is_read():
@@ -212,7 +259,12 @@ def test_broadcast_stays_where_it_is_read():
 
         return lax.scan(step, wide + again, xs)[0]
 
-    check_rewrite(CSE, program, "f32[3]", "f32[8,4,3]", diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "f32[3]",
+        "f32[8,4,3]",
+        diff="""
           fn (b:f32[3], xs:f32[8,4,3]) {
         -   b1:f32[4,3] = broadcast_in_dim b
             b2:f32[4,3] = broadcast_in_dim b
@@ -226,7 +278,8 @@ def test_broadcast_stays_where_it_is_read():
             }
             return c
           }
-        """)
+        """,
+    )
 
 
 def test_effects_are_not_merged():
@@ -237,13 +290,19 @@ def test_effects_are_not_merged():
         jax.debug.callback(lambda _: None, x)
         return x
 
-    check_rewrite(CSE, program, "f32[3]", grad=False, diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "f32[3]",
+        grad=False,
+        diff="""
         fn (x:f32[3]) {
           debug_callback[callback=_flat_callback, effect=Debug] x
           debug_callback[callback=_flat_callback, effect=Debug] x
           return x
         }
-        """)
+        """,
+    )
 
 
 def test_barriers_are_not_merged():
@@ -252,11 +311,17 @@ def test_barriers_are_not_merged():
     def program(x):
         return lax.optimization_barrier(x) * lax.optimization_barrier(x)
 
-    check_rewrite(CSE, program, "f32[3]", grad=False, diff="""
+    check_rewrite(
+        CSE,
+        program,
+        "f32[3]",
+        grad=False,
+        diff="""
         fn (x:f32[3]) {
           o:f32[3] = optimization_barrier x
           o1:f32[3] = optimization_barrier x
           m:f32[3] = mul o o1
           return m
         }
-        """)
+        """,
+    )

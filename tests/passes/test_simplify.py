@@ -52,17 +52,27 @@ def inputs_of(aval):
         pytest.param(lambda p: ~~p, ["bool[2]"], id="not not"),
         pytest.param(lambda p: p & True, ["bool[2]"], id="p and true"),
         pytest.param(lambda p: p | p, ["bool[2]"], id="p or p"),
-        pytest.param(lambda p: lax.ne(p.astype("int32"), np.int32(0)), ["bool[]"], id="int(p) != 0"),
-        pytest.param(lambda p: lax.eq(p.astype("int32"), np.int32(1)), ["bool[]"], id="int(p) == 1"),
-        pytest.param(lambda p: lax.gt(p.astype("f4"), np.float32(0)), ["bool[]"], id="float(p) > 0"),
+        pytest.param(
+            lambda p: lax.ne(p.astype("int32"), np.int32(0)), ["bool[]"], id="int(p) != 0"
+        ),
+        pytest.param(
+            lambda p: lax.eq(p.astype("int32"), np.int32(1)), ["bool[]"], id="int(p) == 1"
+        ),
+        pytest.param(
+            lambda p: lax.gt(p.astype("f4"), np.float32(0)), ["bool[]"], id="float(p) > 0"
+        ),
         pytest.param(lambda p: p.astype("int32").astype(bool), ["bool[2]"], id="bool(int(p))"),
         pytest.param(lambda i: i.astype("int16").astype("int8"), ["i8[5]"], id="narrow(wide(i))"),
         pytest.param(lambda p, x: lax.select(p, x, x), ["bool[6]", "f32[6]"], id="p ? x : x"),
         pytest.param(
-            lambda x, y: lax.select(jnp.full(6, True), x, y), ["f32[6]", "f32[6]"], id="true ? x : y"
+            lambda x, y: lax.select(jnp.full(6, True), x, y),
+            ["f32[6]", "f32[6]"],
+            id="true ? x : y",
         ),
         pytest.param(
-            lambda p: lax.select(p, jnp.full(2, True), jnp.full(2, False)), ["bool[2]"], id="p ? T : F"
+            lambda p: lax.select(p, jnp.full(2, True), jnp.full(2, False)),
+            ["bool[2]"],
+            id="p ? T : F",
         ),
     ],
 )
@@ -134,7 +144,11 @@ def test_selects_under_one_predicate():
         return lax.select(p, lax.select(p, a, b), c), lax.select(p, a, lax.select(p, b, c))
 
     args = "bool[3]", "f32[3]", "f32[3]", "f32[3]"
-    check_rewrite(SIMPLIFY, program, *args, diff="""
+    check_rewrite(
+        SIMPLIFY,
+        program,
+        *args,
+        diff="""
           fn (p:bool[3], a:f32[3], b:f32[3], c:f32[3]) {
             s:f32[3] = select_n p b a
         -   s1:f32[3] = select_n p c s
@@ -144,7 +158,8 @@ def test_selects_under_one_predicate():
         +   s3:f32[3] = select_n p c a
             return s1, s3
           }
-        """)
+        """,
+    )
 
 
 def test_clamps():
@@ -153,7 +168,11 @@ def test_clamps():
     def program(i):
         return lax.clamp(0, lax.clamp(0, i, 2), 2), lax.clamp(0, lax.clamp(0, i, 5), 2)
 
-    check_rewrite(SIMPLIFY, program, "i32[]", diff="""
+    check_rewrite(
+        SIMPLIFY,
+        program,
+        "i32[]",
+        diff="""
           fn (i:i32[]) {
             c:i32[] = clamp 0 i 2
         -   c1:i32[] = clamp 0 c 2
@@ -162,4 +181,5 @@ def test_clamps():
         -   return c1, c3
         +   return c, c3
           }
-        """)
+        """,
+    )

@@ -1,0 +1,262 @@
+"""A residual that is cheaply made from less is made again by its reader."""
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
+from jaxpr_opt.testing import check_refuses, check_rewrite
+
+NARROW = NarrowResiduals()
+
+
+def forth_and_back(residuals, transposed):
+    """A loop that stacks residuals, and its transpose, which reads them."""
+
+    def program(w, c, xs, ct):
+        def step(c, x):
+            t = jnp.tanh(c @ w + x)
+            return t, residuals(w, c, x, t)
+
+        h, r = lax.scan(step, c, xs)
+        return h, lax.scan(lambda g, r: (transposed(g, w, r), None), ct, r, reverse=True)[0]
+
+    return program
+
+
+TYPES = "f32[3,3]", "f32[3]", "f32[8,3]", "f32[3]"
+
+
+def test_mask_before_it_is_spread():
+    """(2) Three bytes of mask a step, in place of nine masked weights."""
+
+    def masked(w, c, x, t):
+        return jnp.where((t > 0)[:, None], w, 0.0)
+
+    program = forth_and_back(masked, lambda g, w, r: g @ r)
+    check_rewrite(
+        NARROW,
+        program,
+        *TYPES,
+        simplify=True,
+        saves_bytes=8 * 33,
+        diff="""
+          fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
+        -   c1:f32[3], ys:f32[8,3,3] = scan[8] carry(c=c) xs(x=xs) {
+        +   c1:f32[3], ys1:bool[8,3,1] = scan[8] carry(c=c) xs(x=xs) {
+              d:f32[3] = dot_general c w
+              a:f32[3] = add d x
+              t:f32[3] = tanh a
+              g:bool[3] = gt t 0.0
+              b:bool[3,1] = broadcast_in_dim[dims=(0,)] g
+        -     b1:bool[3,3] = broadcast_in_dim b
+        -     b2:f32[3,3] = broadcast_in_dim 0.0
+        -     s:f32[3,3] = select_n b1 b2 w
+        -     yield carry(t) ys(s)
+        +     yield carry(t) ys(b)
+            }
+        -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+        +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x1=ys1) {
+        +     b3:bool[3,3] = broadcast_in_dim x1
+        +     b2:f32[3,3] = broadcast_in_dim 0.0
+        +     s1:f32[3,3] = select_n b3 b2 w
+        -     d:f32[3] = dot_general c x
+        +     d:f32[3] = dot_general c s1
+              yield carry(d)
+            }
+            return c1, c2
+          }
+        """,
+    )
+
+
+def test_what_is_stacked_already():
+    """(2) 1 - t is made again from t, which costs nothing to store: it is stored."""
+    program = forth_and_back(lambda w, c, x, t: (t, 1.0 - t), lambda g, w, r: g * r[0] * r[1])
+    check_rewrite(
+        NARROW,
+        program,
+        *TYPES,
+        simplify=True,
+        saves_bytes=8 * 12,
+        diff="""
+          fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
+        -   c1:f32[3], ys:f32[8,3], ys1:f32[8,3] = scan[8] carry(c=c) xs(x=xs) {
+        +   c1:f32[3], ys:f32[8,3] = scan[8] carry(c=c) xs(x=xs) {
+              d:f32[3] = dot_general c w
+              a:f32[3] = add d x
+              t:f32[3] = tanh a
+        -     s:f32[3] = sub 1.0 t
+        -     yield carry(t) ys(t, s)
+        +     yield carry(t) ys(t)
+            }
+        -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys, x1=ys1) {
+        +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+        +     s1:f32[3] = sub 1.0 x
+              m:f32[3] = mul c x
+        -     m1:f32[3] = mul m x1
+        +     m1:f32[3] = mul m s1
+              yield carry(m1)
+            }
+            return c1, c2
+          }
+        """,
+    )
+
+
+def test_what_is_streamed_already():
+    """(2) The rows of a stream are there for the reader too."""
+    program = forth_and_back(lambda w, c, x, t: x * 2.0 + w[0], lambda g, w, r: g * r)
+    check_rewrite(
+        NARROW,
+        program,
+        *TYPES,
+        simplify=True,
+        saves_bytes=8 * 12,
+        diff="""
+          fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
+        -   c1:f32[3], ys:f32[8,3] = scan[8] carry(c=c) xs(x=xs) {
+        +   c1:f32[3] = scan[8] carry(c=c) xs(x=xs) {
+              d:f32[3] = dot_general c w
+              a:f32[3] = add d x
+              t:f32[3] = tanh a
+        -     m:f32[3] = mul x 2.0
+        -     s:f32[1,3] = slice[:1, :] w
+        -     s1:f32[3] = squeeze s
+        -     a1:f32[3] = add m s1
+        -     yield carry(t) ys(a1)
+        +     yield carry(t)
+            }
+        -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+        +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=xs) {
+        -     m:f32[3] = mul c x
+        +     m:f32[3] = mul x 2.0
+        +     s:f32[1,3] = slice[:1, :] w
+        +     s1:f32[3] = squeeze s
+        +     a2:f32[3] = add m s1
+        +     m1:f32[3] = mul c a2
+        -     yield carry(m)
+        +     yield carry(m1)
+            }
+            return c1, c2
+          }
+        """,
+    )
+
+
+def test_two_readers():
+    """(1) Each makes it again for itself."""
+
+    def program(w, c, xs, ct):
+        h, r = lax.scan(lambda c, x: (jnp.tanh(c @ w), (c > x).astype(jnp.float32)), c, xs)
+        g = lax.scan(lambda g, r: (g * r, None), ct, r, reverse=True)[0]
+        return h, lax.scan(lambda g, r: (g + r, None), g, r)[0]
+
+    check_rewrite(
+        NARROW,
+        program,
+        *TYPES,
+        simplify=True,
+        saves_bytes=8 * 9,
+        diff="""
+          fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
+        -   c1:f32[3], ys:f32[8,3] = scan[8] carry(c=c) xs(x=xs) {
+        +   c1:f32[3], ys1:bool[8,3] = scan[8] carry(c=c) xs(x=xs) {
+              d:f32[3] = dot_general c w
+              t:f32[3] = tanh d
+              g:bool[3] = gt c x
+        -     c1:f32[3] = convert_element_type g
+        -     yield carry(t) ys(c1)
+        +     yield carry(t) ys(g)
+            }
+        -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+        +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x1=ys1) {
+        +     c4:f32[3] = convert_element_type x1
+        -     m:f32[3] = mul c x
+        +     m:f32[3] = mul c c4
+              yield carry(m)
+            }
+        -   c3:f32[3] = scan[8] carry(c=c2) xs(x=ys) {
+        +   c3:f32[3] = scan[8] carry(c=c2) xs(x1=ys1) {
+        +     c4:f32[3] = convert_element_type x1
+        -     a:f32[3] = add c x
+        +     a:f32[3] = add c c4
+              yield carry(a)
+            }
+            return c1, c3
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("residual", "because"),
+    [
+        pytest.param(lambda w, c, x, t: t * t, "what it is made from 12", id="as large"),
+        pytest.param(
+            lambda w, c, x, t: t * (c @ w), "what it is made from", id="two of them are larger"
+        ),
+    ],
+)
+def test_nothing_is_gained(residual, because):
+    """Cost: what it is made from is no smaller."""
+    program = forth_and_back(residual, lambda g, w, r: g * r)
+    check_refuses(NARROW, program, *TYPES, simplify=True, because=because)
+
+
+def test_not_made_of_cheap_ops():
+    """(2) Condition: cheap ops."""
+    program = forth_and_back(lambda w, c, x, t: jnp.cumsum(x), lambda g, w, r: g * r)
+    check_rewrite(
+        NARROW,
+        program,
+        *TYPES,
+        simplify=True,
+        diff="""
+        fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
+          c1:f32[3], ys:f32[8,3] = scan[8] carry(c=c) xs(x=xs) {
+            d:f32[3] = dot_general c w
+            a:f32[3] = add d x
+            t:f32[3] = tanh a
+            c1:f32[3] = cumsum[axis=0] x
+            yield carry(t) ys(c1)
+          }
+          c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+            m:f32[3] = mul c x
+            yield carry(m)
+          }
+          return c1, c2
+        }
+        """,
+    )
+
+
+def test_result_of_the_program_stays():
+    """(1) Condition: nothing but loops reads the stack."""
+
+    def program(w, c, xs, ct):
+        h, r = lax.scan(lambda c, x: (jnp.tanh(c @ w), (c > x).astype(jnp.float32)), c, xs)
+        return r, lax.scan(lambda g, r: (g * r, None), ct, r, reverse=True)[0]
+
+    check_rewrite(
+        NARROW,
+        program,
+        *TYPES,
+        simplify=True,
+        diff="""
+        fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
+          c1:f32[3], ys:f32[8,3] = scan[8] carry(c=c) xs(x=xs) {
+            d:f32[3] = dot_general c w
+            t:f32[3] = tanh d
+            g:bool[3] = gt c x
+            c1:f32[3] = convert_element_type g
+            yield carry(t) ys(c1)
+          }
+          c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+            m:f32[3] = mul c x
+            yield carry(m)
+          }
+          return ys, c2
+        }
+        """,
+    )

@@ -1,0 +1,116 @@
+"""Data movement that moves nothing goes; what means something to differentiation waits."""
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
+from jaxpr_opt.testing import check_rewrite, run_alone, traced
+
+REMOVE = RemoveIdleMoves()
+
+
+def left_of(program, phase):
+    """The ops left of a function of one matrix."""
+    graph = import_jaxpr(traced(program, "f32[2,3]"), phase)
+    run_alone((REMOVE,), graph)
+    return [op.name for op in graph.walk() if not op.is_terminator and op.result.uses]
+
+
+IDLE = [
+    pytest.param(lambda x: lax.transpose(lax.transpose(x, (1, 0)), (1, 0)), id="transposed back"),
+    pytest.param(lambda x: lax.rev(lax.rev(x, (0,)), (0,)), id="reversed back"),
+    pytest.param(lambda x: lax.broadcast_in_dim(x, (2, 3), (0, 1)), id="same shape"),
+    pytest.param(lambda x: lax.slice(x, (0, 0), (2, 3)), id="slice of everything"),
+    pytest.param(lambda x: lax.dynamic_slice(x, (1, 1), (2, 3)), id="clamped to everything"),
+    pytest.param(lambda x: lax.pad(x, 0.0, [(0, 0, 0), (0, 0, 0)]), id="padded by nothing"),
+    pytest.param(lambda x: lax.concatenate([x, jnp.zeros((0, 3))], 0), id="with an empty array"),
+    pytest.param(jnp.copy, id="copy"),
+]
+
+
+@pytest.mark.parametrize("program", IDLE)
+def test_idle(program):
+    """(1) The elements in their order."""
+    assert left_of(program, "differentiable") == []
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lambda x: lax.transpose(x, (1, 0)), id="transpose"),
+        pytest.param(lambda x: lax.rev(x, (0,)), id="reverse"),
+        pytest.param(lambda x: lax.pad(x, 0.0, [(1, -1, 0), (0, 0, 0)]), id="shift"),
+        pytest.param(lambda x: lax.reshape(x, (3, 2)), id="reshape"),
+        pytest.param(lambda x: lax.broadcast_in_dim(x, (2, 3, 1), (0, 1)), id="new axis"),
+    ],
+)
+def test_not_idle(program):
+    """(1, 2) The same elements elsewhere, or another shape."""
+    assert len(left_of(program, "differentiable")) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lax.stop_gradient, id="stop_gradient"),
+        pytest.param(lambda x: checkpoint_name(x, "x"), id="name"),
+    ],
+)
+def test_markers_go_last(program):
+    """(3) As soon as nothing can differentiate the program, and no sooner."""
+    assert len(left_of(program, "differentiable")) == 1
+    assert left_of(program, "final") == []
+
+
+def test_overwriting_everything():
+    """The update is the result, wherever it is written."""
+
+    def program(x, y, i):
+        return lax.dynamic_update_slice(x, y, (i, i))
+
+    check_rewrite(
+        REMOVE,
+        program,
+        "f32[2,3]",
+        "f32[2,3]",
+        "i32[]",
+        diff="""
+          fn (x:f32[2,3], y:f32[2,3], i:i32[]) {
+            l:bool[] = lt i 0
+            a:i32[] = add i 2
+            s:i32[] = select_n l i a
+            l1:bool[] = lt i 0
+            a1:i32[] = add i 3
+            s1:i32[] = select_n l1 i a1
+        -   d:f32[2,3] = dynamic_update_slice x y s s1
+        -   return d
+        +   return y
+          }
+        """,
+    )
+
+
+def test_reshapes():
+    """A reshape reads what the one before it reads."""
+
+    def program(x):
+        return lax.reshape(lax.reshape(lax.reshape(x, (3, 2)), (6,)), (2, 3))
+
+    check_rewrite(
+        REMOVE,
+        program,
+        "f32[2,3]",
+        diff="""
+          fn (x:f32[2,3]) {
+            r:f32[3,2] = reshape x
+        -   r1:f32[6] = reshape r
+        +   r1:f32[6] = reshape x
+        -   r2:f32[2,3] = reshape r1
+        -   return r2
+        +   return x
+          }
+        """,
+    )
