@@ -94,10 +94,10 @@ class ExitLoopEarly(Pass):
             return f"it has {scan.length} steps"
         if scan.params["unroll"] != 1:
             return "it is unrolled on request"
-        if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):
-            return "a step has effects"
         if any(is_collective(op) for op in scan.body.walk()):
             return "a step communicates, so every device must take part in it"
+        if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):
+            return "a step has effects"
         for stack in scan.stacks:
             if isinstance(reason := skipped_row(skip, stack), str):
                 return reason
@@ -241,7 +241,7 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> R
     outputs = rw.inline(scan.body, [*region.params[1 : n + 1], *rows], end)
     buffers = region.params[n + 1 :]
     written = [
-        rw.insert(_write_row, b, v, row, before=end)
+        rw.typed(_write_row, b.aval, b, v, row, before=end)
         for b, v in zip(buffers, outputs[n:], strict=True)
     ]
     following = rw.insert(lambda i: i - 1 if scan.reverse else i + 1, row, before=end)

@@ -1,4 +1,4 @@
-"""What one branch hands out for another to read later is read directly, where that costs nothing."""
+"""What a branch hands out for another to read is read directly, where that costs nothing."""
 
 import jax.numpy as jnp
 import pytest

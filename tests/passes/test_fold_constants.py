@@ -46,10 +46,11 @@ def test_folded(program):
         pytest.param(lambda: lax.add(np.float32(0.1), np.float32(0.2)), id="floats"),
         pytest.param(lambda: lax.add(np.ones(2, I32), np.ones(2, I32)), id="arrays"),
         pytest.param(lambda: lax.div(I32(1), I32(0)), id="division"),
+        pytest.param(lambda: lax.add(1, 2), id="weak type"),
     ],
 )
 def test_not_folded(program):
-    """(1) Conditions: integers, scalars, and an operation without special cases."""
+    """(1, 2) Conditions: strong integers, scalars, an operation without special cases."""
     graph = import_jaxpr(traced(program))
     run_alone((FOLD,), graph)
     assert not isinstance(graph.outputs[0], Constant)

@@ -137,6 +137,33 @@ def test_stream_of_a_broadcast_is_read_directly():
     )
 
 
+def test_stream_of_a_broadcast_along_another_axis():
+    """(2) Condition: the rows are the same."""
+
+    def program(c, w):
+        ws = jnp.broadcast_to(w[:, None], (8, 3))
+        return lax.scan(lambda c, x: (c * x, None), c, ws)[0]
+
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[3]",
+        "f32[8]",
+        simplify=True,
+        diff="""
+        fn (c:f32[3], w:f32[8]) {
+          b:f32[8,1] = broadcast_in_dim[dims=(0,)] w
+          b1:f32[8,3] = broadcast_in_dim b
+          c1:f32[3] = scan[8] carry(c=c) xs(x=b1) {
+            m:f32[3] = mul c x
+            yield carry(m)
+          }
+          return c1
+        }
+        """,
+    )
+
+
 def test_carry_that_never_changes_is_an_outer_value():
     """(3) In every kind of loop, even one that takes no step."""
 

@@ -235,7 +235,7 @@ def test_result_of_the_program_stays():
     """(1) Condition: nothing but loops reads the stack."""
 
     def program(w, c, xs, ct):
-        h, r = lax.scan(lambda c, x: (jnp.tanh(c @ w), (c > x).astype(jnp.float32)), c, xs)
+        _, r = lax.scan(lambda c, x: (jnp.tanh(c @ w), (c > x).astype(jnp.float32)), c, xs)
         return r, lax.scan(lambda g, r: (g * r, None), ct, r, reverse=True)[0]
 
     check_rewrite(
@@ -257,6 +257,37 @@ def test_result_of_the_program_stays():
             yield carry(m)
           }
           return ys, c2
+        }
+        """,
+    )
+
+
+def test_stack_that_is_a_carry_of_another_loop_stays():
+    """(1) Condition: it is streamed, row i in step i."""
+
+    def program(w, c, xs, ct):
+        h, r = lax.scan(lambda c, x: (jnp.tanh(c @ w), (c > x).astype(jnp.float32)), c, xs)
+        return h, lax.scan(lambda g, _: (g * 0.5, None), r, None, length=3)[0], ct
+
+    check_rewrite(
+        NARROW,
+        program,
+        *TYPES,
+        simplify=True,
+        diff="""
+        fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
+          c1:f32[3], ys:f32[8,3] = scan[8] carry(c=c) xs(x=xs) {
+            d:f32[3] = dot_general c w
+            t:f32[3] = tanh d
+            g:bool[3] = gt c x
+            c1:f32[3] = convert_element_type g
+            yield carry(t) ys(c1)
+          }
+          c2:f32[8,3] = scan[3] carry(c=ys) {
+            m:f32[8,3] = mul c 0.5
+            yield carry(m)
+          }
+          return c1, c2, ct
         }
         """,
     )

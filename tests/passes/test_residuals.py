@@ -1,4 +1,4 @@
-"""Gradients of loops with branches, through all passes on residuals: same bits, no weight stacked."""
+"""Gradients of loops with branches, after all passes on residuals: same bits, no weight stacked."""
 
 import jax
 import jax.numpy as jnp

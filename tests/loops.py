@@ -1,0 +1,35 @@
+"""What the tests of the loop passes share."""
+
+from jax.extend.core import ClosedJaxpr
+
+from jaxpr_opt.exporter import export
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Graph
+from jaxpr_opt.pipeline import Pass
+from jaxpr_opt.sampling import random_inputs
+from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, run_alone, traced
+
+
+def keep(x):
+    """The other branch."""
+    return x
+
+
+def alone(each: Pass, program, *args, fires: bool) -> Graph:
+    """The graph after one pass, which fires or not; it gives the same bits as before.
+
+    Where a whole diff would hide the point; arguments are arrays, or types as text.
+    """
+    jaxpr: ClosedJaxpr = traced(program, *args)
+    graph = import_jaxpr(jaxpr, each.phase)
+    record = run_alone((each,), graph).record(each.name, each.cleanup)
+    assert bool(record.rewrites) == fires, record
+    concrete = not any(isinstance(a, str) for a in args)
+    for seed in range(3):
+        drawn = random_inputs(jaxpr.in_avals, seed)
+        given = [d if isinstance(a, str) else a for a, d in zip(args, drawn, strict=True)]
+        want = evaluate_exactly(import_jaxpr(jaxpr, each.phase), *given)
+        assert_same_bits(want, evaluate_exactly(export(graph), *given))
+        if concrete:
+            break
+    return graph

@@ -1,0 +1,415 @@
+"""Loops whose remaining steps do nothing stop; others run on."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxpr_opt.ir import While
+from jaxpr_opt.passes import exit_loop_early
+from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
+from jaxpr_opt.registry import resolve
+from jaxpr_opt.testing import check_refuses, check_rewrite, traced
+from tests.loops import alone, keep
+
+EXIT = ExitLoopEarly()
+
+
+@pytest.fixture(autouse=True)
+def cheap_questions(monkeypatch):
+    """Programs here are small: asking whether to go on is free."""
+    monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 0)
+
+
+def stopping(what=lambda p, c: None, *, step=jnp.sin, seen=lambda c, b: c[0] < b, **options):
+    """A loop that stops for good and stacks `what`."""
+
+    def program(c, bound):
+        def body(c, _):
+            p = seen(c, bound)
+            return lax.cond(p, step, keep, c), what(p, c)
+
+        return lax.scan(body, c, None, length=5, **options)
+
+    return program
+
+
+def known(what=lambda p, c, x: None, *, test=lambda i, n: i < n, step=lambda c, x: c + x, **options):
+    """A loop whose predicate is known before, and which stacks `what`."""
+
+    def program(c, xs, n):
+        def body(c, row):
+            i, x = row
+            p = test(i, n)
+            return lax.cond(p, lambda: step(c, x), lambda: c), what(p, c, x)
+
+        return lax.scan(body, c, (lax.iota(jnp.int32, 5), xs), **options)
+
+    return program
+
+
+KNOWN = ("f32[3]", "f32[5,3]", "i32[]")
+
+
+def test_a_loop_stops_after_the_last_step_taken():
+    check_rewrite(
+        EXIT, stopping(), "f32[3]", "f32[]", simplify=True, diff="""
+          fn (c:f32[3], bound:f32[]) {
+        -   c1:f32[3] = scan[5] carry(c=c) {
+        -     s:f32[1] = slice[:1] c
+        -     s1:f32[] = squeeze s
+        -     l:bool[] = lt s1 bound
+        -     r:f32[3] = cond l {
+        -       s:f32[3] = sin c
+        -       yield s
+        -     } else {
+        -       yield c
+        -     }
+        -     yield carry(r)
+        -   }
+        +   c2:i32[], c3:f32[3] = while carry(c2=0, c3=c) {
+        +     l1:bool[] = lt c2 5
+        +     s:f32[1] = slice[:1] c3
+        +     s1:f32[] = squeeze s
+        +     l:bool[] = lt s1 bound
+        +     r1:bool[] = reduce_or l
+        +     a:bool[] = and l1 r1
+        +     yield a
+        +   } do {
+        +     s:f32[3] = sin c3
+        +     a:i32[] = add c2 1
+        +     yield carry(a, s)
+        +   }
+        -   return c1
+        +   return c3
+          }
+        """
+    )
+
+
+def test_a_loop_that_runs_backwards_starts_at_the_last_step_taken():
+    check_rewrite(
+        EXIT, known(reverse=True), *KNOWN, simplify=True, diff="""
+          fn (c:f32[3], xs:f32[5,3], n:i32[]) {
+        -   i:i32[5] = iota
+        -   c1:f32[3] = scan[5, reverse] carry(c=c) xs(x=i, x1=xs) {
+        -     l:bool[] = lt x n
+        -     r:f32[3] = cond l {
+        -       a:f32[3] = add c x1
+        -       yield a
+        -     } else {
+        -       yield c
+        -     }
+        -     yield carry(r)
+        -   }
+        +   c2:i32[] = clamp 0 n 5
+        +   s:i32[] = sub c2 1
+        +   c3:i32[], c4:f32[3] = while carry(c2=s, c3=c) {
+        +     g:bool[] = ge c2 0
+        +     yield g
+        +   } do {
+        +     d:f32[1,3] = dynamic_slice xs c2 0
+        +     s:f32[3] = squeeze d
+        +     a1:f32[3] = add c3 s
+        +     s1:i32[] = sub c2 1
+        +     yield carry(s1, a1)
+        +   }
+        -   return c1
+        +   return c4
+          }
+        """
+    )
+
+
+def test_a_predicate_that_comes_back_to_true():
+    """(2) The last step taken ends the loop, the cond stays for those in between."""
+
+    def program(c, mask):
+        return lax.scan(lambda c, p: (lax.cond(p, jnp.sin, keep, c), None), c, mask)[0]
+
+    check_rewrite(
+        EXIT, program, "f32[3]", "bool[5]", simplify=True, diff="""
+          fn (c:f32[3], mask:bool[5]) {
+        -   c1:f32[3] = scan[5] carry(c=c) xs(x=mask) {
+        -     r:f32[3] = cond x {
+        -       s:f32[3] = sin c
+        -       yield s
+        -     } else {
+        -       yield c
+        -     }
+        -     yield carry(r)
+        -   }
+        +   r1:bool[5,1] = reshape mask
+        +   r2:bool[5] = reduce_or[axes=(1,)] r1
+        +   i:i32[5] = iota
+        +   a:i32[5] = add 1 i
+        +   b:i32[5] = broadcast_in_dim 0
+        +   s1:i32[5] = select_n r2 b a
+        +   r3:i32[] = reduce_max[axes=(0,)] s1
+        +   s2:i32[] = sub r3 r3
+        +   c2:i32[], c3:f32[3] = while carry(c2=s2, c3=c) {
+        +     l:bool[] = lt c2 r3
+        +     yield l
+        +   } do {
+        +     d:bool[1] = dynamic_slice mask c2
+        +     s1:bool[] = squeeze d
+        +     r1:f32[3] = cond s1 {
+        +       s:f32[3] = sin c3
+        +       yield s
+        +     } else {
+        +       yield c3
+        +     }
+        +     a:i32[] = add c2 1
+        +     yield carry(a, r1)
+        +   }
+        -   return c1
+        +   return c3
+          }
+        """
+    )
+
+
+def test_rows_of_skipped_steps_are_made_afterwards():
+    """(4) They hold the carry, which the loop ended with."""
+    check_rewrite(
+        EXIT,
+        stopping(lambda p, c: c * 2),
+        "f32[3]",
+        "f32[]",
+        simplify=True,
+        diff="""
+          fn (c:f32[3], bound:f32[]) {
+        -   c1:f32[3], ys:f32[5,3] = scan[5] carry(c=c) {
+        -     s:f32[1] = slice[:1] c
+        -     s1:f32[] = squeeze s
+        -     l:bool[] = lt s1 bound
+        -     r:f32[3] = cond l {
+        -       s:f32[3] = sin c
+        -       yield s
+        -     } else {
+        -       yield c
+        -     }
+        -     m:f32[3] = mul c 2.0
+        -     yield carry(r) ys(m)
+        -   }
+        +   u:f32[5,3] = undefined
+        +   c2:i32[], c3:f32[3], c4:f32[5,3] = while carry(c2=0, c3=c, c4=u) {
+        +     l1:bool[] = lt c2 5
+        +     s:f32[1] = slice[:1] c3
+        +     s1:f32[] = squeeze s
+        +     l:bool[] = lt s1 bound
+        +     r1:bool[] = reduce_or l
+        +     a:bool[] = and l1 r1
+        +     yield a
+        +   } do {
+        +     s:f32[3] = sin c3
+        +     m:f32[3] = mul c3 2.0
+        +     b:f32[1,3] = broadcast_in_dim m
+        +     d:f32[5,3] = dynamic_update_slice c4 b c2 0
+        +     a:i32[] = add c2 1
+        +     yield carry(a, s, d)
+        +   }
+        +   m1:f32[3] = mul c3 2.0
+        +   i:i32[5,3] = iota
+        +   l1:bool[5,3] = lt i c2
+        +   b:f32[5,3] = broadcast_in_dim m1
+        +   s2:f32[5,3] = select_n l1 b c4
+        -   return c1, ys
+        +   return c3, s2
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda p, c: p,
+        lambda p, c: ~p,
+        lambda p, c: lax.stop_gradient(p),
+        lambda p, c: ~lax.stop_gradient(p),
+        lambda p, c: jnp.where(p, 7, 3),
+        lambda p, c: p.astype(jnp.float32) * c,
+        lambda p, c: jax.random.fold_in(jax.random.key(0), c[0].astype(jnp.int32)),
+        lambda p, c: c[0].astype(jnp.bfloat16),
+    ],
+)
+def test_what_is_stacked(what, reverse):
+    """(4) The predicate, values made from it or from the carry: rows of skipped steps are right."""
+    for bound in (-9.0, 2.0, 99.0, jnp.nan):
+        program = stopping(what, step=lambda c: c + 1, reverse=reverse)
+        alone(EXIT, program, jnp.zeros(3), jnp.float32(bound), fires=True)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("n", [-3, 0, 1, 4, 5, 100])
+def test_how_many_rows_there_are(n, reverse):
+    """A bound may be negative, or more than there are rows."""
+    for test in (lambda i, n: i < n, lambda i, n: i + 1 <= n, lambda i, n: (i < n) & (i != 2)):
+        program = known(lambda p, c, x: (c, p), test=test, reverse=reverse)
+        alone(EXIT, program, jnp.zeros(3), jnp.ones((5, 3)), jnp.int32(n), fires=True)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_counter_that_wraps_around(dtype, reverse):
+    """(1) A counter goes on in skipped steps: 300 times 3 in eight bits."""
+
+    def program(c, n):
+        def body(carry, _):
+            i, c = carry
+            return (i + jnp.asarray(3, dtype), lax.cond(i < n, jnp.sin, keep, c)), None
+
+        return lax.scan(body, (jnp.asarray(5, dtype), c), None, length=300, reverse=reverse)[0]
+
+    for n in (0, 50, 100):
+        alone(EXIT, program, jnp.ones(3), jnp.asarray(n, dtype), fires=True)
+
+
+def test_row_numbers_that_wrap_around():
+    """``iota`` of 300 in eight bits is below 3 again after 256 rows."""
+
+    def program(c, n):
+        body = lambda c, i: (lax.cond(i < n, lambda c: c + 1, keep, c), None)
+        return lax.scan(body, c, lax.iota(jnp.uint8, 300))[0]
+
+    alone(EXIT, program, jnp.ones(3), jnp.uint8(3), fires=True)
+
+
+def test_a_batch_stops_when_every_row_is_done():
+    """(1) The predicate is false everywhere."""
+
+    def program(c, bounds):
+        body = lambda c, _: (jnp.where(c < bounds, c + 1, c), c)
+        return lax.scan(body, c, None, length=5)
+
+    for bounds in ([0.0, 0.0, 0.0], [1.0, 4.0, 2.0], [9.0, 0.0, 0.0]):
+        alone(EXIT, program, jnp.zeros(3), jnp.asarray(bounds), fires=True)
+
+
+def test_a_batch_of_nothing():
+    """``all`` of an empty predicate is true: the step is taken, every time."""
+
+    def program(c, h):
+        def body(carry, _):
+            c, h = carry
+            p = c < 1
+            return (jnp.where(p, c + 1, c), jnp.where(jnp.all(p), h + 1, h)), None
+
+        return lax.scan(body, (c, h), None, length=5)[0]
+
+    alone(EXIT, program, jnp.zeros(0), jnp.zeros(3), fires=False)
+
+
+def test_keys_and_complex_numbers_are_carried_read_and_stacked():
+    def program(keys, n):
+        def body(carry, key):
+            i, k, z = carry
+            step = lambda: (i + 1, jax.random.fold_in(key, i), z * 1j)
+            return lax.cond(i < n, step, lambda: (i, k, z)), k
+
+        init = (jnp.int32(0), jax.random.key(1), jnp.complex64(1))
+        return lax.scan(body, init, keys)
+
+    for n in (0, 2, 9):
+        keys = jax.random.split(jax.random.key(0), 4)
+        alone(EXIT, program, keys, jnp.int32(n), fires=True)
+
+
+def test_stacks_of_weak_type_keep_it():
+    program = stopping(lambda p, c: jnp.where(c[1] < 0, 7, 3))
+    graph = alone(EXIT, program, "f32[3]", "f32[]", fires=True)
+    assert graph.outputs[1].aval.weak_type
+
+
+def test_a_step_that_changes_something_else():
+    """(1) A sum goes on when the predicate is false: the loop does not skip."""
+
+    def program(c, total, bound):
+        body = lambda s, _: ((lax.cond(s[0][0] < bound, jnp.sin, keep, s[0]), s[1] + s[0]), None)
+        return lax.scan(body, (c, total), None, length=5)[0]
+
+    alone(EXIT, program, "f32[3]", "f32[3]", "f32[]", fires=False)
+
+
+def test_a_predicate_of_carries_and_rows():
+    """(2) It may come back to true, and nobody knows when."""
+
+    def program(c, xs, bound):
+        body = lambda c, x: (lax.cond(c[0] < x[0], jnp.sin, keep, c), None)
+        return lax.scan(body, c, xs)[0]
+
+    check_refuses(
+        EXIT, program, "f32[3]", "f32[5,3]", "f32[]", because="mixes carries with streams"
+    )
+
+
+def test_a_predicate_that_may_not_end():
+    """(3) A question with a loop in it."""
+    seen = lambda c, b: lax.while_loop(lambda x: x < 0, lambda x: x + 1, c[0]) < b
+    check_refuses(EXIT, stopping(seen=seen), "f32[3]", "f32[]", because="has effects or may not end")
+
+
+def test_a_step_with_effects():
+    """(3) A skipped step must have none, and one that is taken keeps its place."""
+    what = lambda p, c: jax.debug.print("{}", p)
+    check_refuses(EXIT, stopping(what), "f32[3]", "f32[]", because="a step has effects")
+
+
+def test_rows_that_differ_from_one_skipped_step_to_the_next():
+    """(4) The row of a stream is stacked."""
+    check_refuses(EXIT, known(lambda p, c, x: x * 2), *KNOWN, because="from one skipped step to the")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda p, c: lax.while_loop(lambda x: x < 0, lambda x: x + 1, c[0]),
+        lambda p, c: lax.cond(p, jnp.sin, jnp.cos, c),
+    ],
+)
+def test_rows_that_a_skipped_step_computes(what):
+    """(4) By a loop, which may not end, or in a branch."""
+    check_refuses(EXIT, stopping(what), "f32[3]", "f32[]", because="a skipped step computes anew")
+
+
+def test_only_when_nothing_differentiates_any_more():
+    """(5) A while loop has no transpose."""
+    jaxpr = traced(stopping(), "f32[3]", "f32[]")
+    assert not resolve([EXIT]).run(jaxpr, "differentiable").changed
+    assert resolve([EXIT]).run(jaxpr, "final").changed
+
+
+@pytest.mark.parametrize(
+    ("options", "because"), [({"unroll": 2}, "unrolled on request"), ({"length": 1}, "1 steps")]
+)
+def test_loops_that_are_meant_to_run(options, because):
+    def program(c, bound):
+        body = lambda c, _: (lax.cond(c[0] < bound, jnp.sin, keep, c), None)
+        return lax.scan(body, c, None, **{"length": 5, **options})[0]
+
+    check_refuses(EXIT, program, "f32[3]", "f32[]", because=because)
+
+
+def test_a_step_that_communicates():
+    """Every device must take part in it."""
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = PartitionSpec()
+
+    def program(c, bound):
+        inner = stopping(step=lambda c: lax.pmean(c, "i"))
+        run = jax.shard_map(
+            lambda c, b: inner(c, b)[0], mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False
+        )
+        return run(c, bound)
+
+    check_refuses(EXIT, program, "f32[3]", "f32[]", because="a step communicates")
+
+
+def test_a_step_that_is_cheaper_than_the_question(monkeypatch):
+    monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 4096)
+    graph = alone(EXIT, stopping(), "f32[3]", "f32[]", fires=False)
+    assert not any(isinstance(op, While) for op in graph.walk())
+    alone(EXIT, stopping(), "f32[9000]", "f32[]", fires=True)
