@@ -269,6 +269,8 @@ class _Importer:
 
     def _checkpoint(self, eqn: Any, operands: list[Value], source: Source) -> Op:
         params = {key: value for key, value in eqn.params.items() if key != "jaxpr"}
+        if isinstance(params["prevent_cse"], tuple):  # one flag an operand, and there are none now
+            params["prevent_cse"] = any(params["prevent_cse"])
         body = self.closed_region(eqn.params["jaxpr"], operands, 0)
         return Remat(
             "remat",

@@ -42,7 +42,8 @@ class PassRecord:
     name: str
     cleanup: bool
     rewrites: list[Rewrite] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: dict[Refusal, None] = field(default_factory=dict)
+    """Those of its last run, each once, in order."""
     seconds: float = 0.0
 
 

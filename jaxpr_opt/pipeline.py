@@ -270,9 +270,7 @@ def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewrit
         frame = compat.user_frame(match.op.source.info)
         reason = each.refuse(match)
         if reason is not None:
-            refusal = Refusal(match.says, reason, frame)
-            if refusal not in record.refusals:
-                record.refusals.append(refusal)
+            record.refusals[Refusal(match.says, reason, frame)] = None
             continue
         rw = Rewriter(graph)
         each.rewrite(match, rw)

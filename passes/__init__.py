@@ -11,6 +11,7 @@ from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.fold_constants import FoldConstants
+from jaxpr_opt.passes.fuse_branches import FuseBranches
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressions
@@ -34,7 +35,7 @@ RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 DEFAULT = (
     # Residuals that need not be: outer values, dummies of untaken branches, what is made and used
     # under one predicate.
-    (*RESIDUALS, PushRematIntoBranches()),
+    (*RESIDUALS, FuseBranches(), PushRematIntoBranches()),
     # Loops of loops that stop for good become one loop, and their predicates one number.
     (CollapseLoops(), CountSteps()),
     # Only now can the masks of the transposed loops be compared, so that they merge too.

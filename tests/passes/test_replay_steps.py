@@ -1,0 +1,254 @@
+"""What the transposed loop reads is stored, or computed again from what a step starts with."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.ir import Scan
+from jaxpr_opt.passes.replay_steps import ReplaySteps
+from jaxpr_opt.testing import check_refuses, check_rewrite
+from tests.loops import alone, keep
+
+REPLAY = ReplaySteps()
+
+
+def gradient(step, *, length=64, **options):
+    """Value and gradient of a loop that stops for good."""
+
+    def program(c, bound, ct):
+        def loop(c):
+            body = lambda c, _: (lax.cond(c[0] < bound, step, keep, c), None)
+            return lax.scan(body, c, None, length=length, **options)[0]
+
+        out, pull = jax.vjp(loop, c)
+        return out, pull(ct)[0]
+
+    return program
+
+
+TYPES = ("f32[3]", "f32[]", "f32[3]")
+
+
+def test_a_step_is_replayed():
+    """The carry is stored instead of the cosine, which is computed where it is read."""
+    check_rewrite(
+        REPLAY, gradient(jnp.sin), *TYPES, simplify=True, diff="""
+          fn (c:f32[3], bound:f32[], ct:f32[3]) {
+        -   c1:f32[3], ys:i32[64], ys1:f32[64,3] = scan[64] carry(c=c) {
+        +   c1:f32[3], ys1:f32[64,3] = scan[64] carry(c=c) {
+              s:f32[1] = slice[:1] c
+              s1:f32[] = squeeze s
+              l:bool[] = lt s1 bound
+        -     c1:i32[] = convert_element_type l
+        -     r:f32[3], r1:f32[3] = cond l {
+        +     r:f32[3] = cond l {
+                s:f32[3] = sin c
+        -       c1:f32[3] = cos c
+        -       yield s, c1
+        +       yield s
+              } else {
+        -       u:f32[3] = undefined
+        -       yield c, u
+        +       yield c
+              }
+        -     yield carry(r) ys(c1, r1)
+        +     yield carry(r) ys(c)
+            }
+        -   c2:f32[3] = scan[64, reverse] carry(c=ct) xs(x=ys, x1=ys1) {
+        +   c2:f32[3] = scan[64, reverse] carry(c=ct) xs(x1=ys1) {
+        -     n:bool[] = ne x 0
+        +     s2:f32[1] = slice[:1] x1
+        +     s3:f32[] = squeeze s2
+        +     l1:bool[] = lt s3 bound
+        +     c3:f32[3] = cos x1
+        -     r:f32[3] = cond n {
+        +     r:f32[3] = cond l1 {
+        -       m:f32[3] = mul c x1
+        +       m:f32[3] = mul c c3
+                yield m
+              } else {
+                yield c
+              }
+              yield carry(r)
+            }
+            return c1, c2
+          }
+        """
+    )
+
+
+def test_a_large_residual_is_replayed():
+    """A matrix of the step is made again from a vector."""
+    step = lambda c: jnp.tanh(jnp.outer(c, c) @ c)
+    graph = alone(REPLAY, gradient(step), *TYPES, fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert all(len(stack.result.shape) <= 2 for stack in forward.stacks)
+
+
+def test_basic_arithmetic_is_recomputed_where_nothing_more_is_stored():
+    """The loop does not skip; ``c * 2 + 1`` is made of the stacked carry."""
+
+    def program(c, ct):
+        c, (rows, more) = lax.scan(lambda c, _: (jnp.sin(c), (c, c * 2 + 1)), c, None, length=8)
+        back = lambda a, row: (a * row[0] - row[1], None)
+        return c, lax.scan(back, ct, (rows, more), reverse=True)[0]
+
+    check_rewrite(
+        REPLAY,
+        program,
+        "f32[3]",
+        "f32[3]",
+        saves_bytes=96,
+        diff="""
+          fn (c:f32[3], ct:f32[3]) {
+        -   c1:f32[3], ys:f32[8,3], ys1:f32[8,3] = scan[8] carry(c=c) {
+        +   c1:f32[3], ys:f32[8,3] = scan[8] carry(c=c) {
+              s:f32[3] = sin c
+              m:f32[3] = mul c 2.0
+              a:f32[3] = add m 1.0
+        -     yield carry(s) ys(c, a)
+        +     yield carry(s) ys(c)
+            }
+        -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys, x1=ys1) {
+        +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+        +     m1:f32[3] = mul x 2.0
+        +     a1:f32[3] = add m1 1.0
+              m:f32[3] = mul c x
+        -     s:f32[3] = sub m x1
+        +     s:f32[3] = sub m a1
+              yield carry(s)
+            }
+            return c1, c2
+          }
+        """,
+    )
+
+
+def test_the_way_through_a_nest_of_loops():
+    """(1) Rows of rows: the carry is sent the same way."""
+
+    def program(c, bound, ct):
+        def body(c, _):
+            go = c[0] < bound
+            return lax.cond(go, jnp.sin, keep, c), jnp.outer(c, c)
+
+        c, rows = lax.scan(body, c, None, length=64)
+
+        def back(a, row):
+            return row @ a, None
+
+        outer = lambda a, rows: (lax.scan(back, a, rows, reverse=True)[0], None)
+        return c, lax.scan(outer, ct, rows.reshape(8, 8, 3, 3), reverse=True)[0]
+
+    graph = alone(REPLAY, program, *TYPES, fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert all(stack.value.owner is forward.body for stack in forward.stacks)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_short_loops(length):
+    """They store, and give the same."""
+    alone(REPLAY, gradient(jnp.sin, length=length), *TYPES, fires=False)
+
+
+def residual(taken, skipped):
+    """A loop whose steps stack `taken` or `skipped`, and one that adds all rows up."""
+
+    def program(c, bound):
+        def body(c, _):
+            go = c[0] < bound
+            return lax.cond(go, lambda: (c + 1, taken(c)), lambda: (c, skipped(c)))
+
+        c, rows = lax.scan(body, c, None, length=64)
+        total = lax.scan(lambda a, row: (a + row, None), jnp.zeros(rows.shape[1:]), rows)[0]
+        return c, total
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("taken", "skipped"),
+    [
+        (lambda c: jnp.outer(c, c), lambda c: jnp.zeros((3, 3))),
+        (lambda c: jnp.outer(c, c), lambda c: jnp.ones((3, 3))),
+        (lambda c: jnp.outer(c, c), lambda c: jnp.outer(c, c) * 2),
+    ],
+)
+def test_rows_of_skipped_steps_that_are_read(taken, skipped):
+    """(3) Somebody adds them up: a step that is taken does not stand for them."""
+    for bound in (0.0, 3.0, 99.0):
+        alone(REPLAY, residual(taken, skipped), jnp.zeros(3), jnp.float32(bound), fires=True)
+
+
+def test_a_batch_of_which_some_rows_are_done():
+    """(3) A step that is taken is taken by some rows only."""
+
+    def program(c, bounds):
+        def body(c, _):
+            p = c < bounds
+            return jnp.where(p, c + 1, c), jnp.where(p[:, None], jnp.outer(c, c), 0.0)
+
+        c, rows = lax.scan(body, c, None, length=64)
+        return c, lax.scan(lambda a, row: (a + row, None), jnp.zeros((3, 3)), rows)[0]
+
+    alone(REPLAY, program, jnp.zeros(3), jnp.asarray([0.0, 3.0, 9.0]), fires=True)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda rows: rows[::-1],
+        lambda rows: rows[1:].sum(0),
+        lambda rows: lax.scan(lambda a, r: (a + r, None), jnp.zeros(3), rows[:32])[0],
+        lambda rows: lax.scan(lambda a, r: (a + r[0] * r[1], None), jnp.zeros(3), (rows, rows[::-1]))[0],
+        lambda rows: lax.scan(lambda a, _: (a * 0.5, None), rows, None, length=64)[0],
+    ],
+)
+def test_residuals_that_are_read_otherwise(read):
+    """(1) Whole, shifted, in part, backwards, or as the start of a loop."""
+
+    def program(c, bound):
+        body = lambda c, _: (lax.cond(c[0] < bound, jnp.sin, keep, c), jnp.cos(c))
+        c, rows = lax.scan(body, c, None, length=64)
+        return c, read(rows)
+
+    alone(REPLAY, program, "f32[3]", "f32[]", fires=False)
+
+
+def test_a_step_that_may_not_end():
+    """(2) It is not run again where it may not have run."""
+
+    def taken(c):
+        return lax.while_loop(lambda x: x.sum() < 0, lambda x: x + 1, c) * jnp.ones((64, 1))
+
+    program = residual(taken, lambda c: jnp.zeros((64, 3)))
+    check_refuses(REPLAY, program, "f32[3]", "f32[]", because="replaying it would repeat")
+
+
+def test_storing_more_than_before():
+    """The loop does not skip, and its carry is larger than what it hands over."""
+
+    def program(c, ct):
+        c, rows = lax.scan(lambda c, _: (jnp.sin(c), jnp.cos(c).sum()), c, None, length=64)
+        return c, lax.scan(lambda a, row: (a * row, None), ct, rows, reverse=True)[0]
+
+    alone(REPLAY, program, "f32[300]", "f32[]", fires=False)
+
+
+def test_a_step_that_is_dear_is_not_replayed():
+    """Few rows of a small result of much work are stored."""
+
+    def step(c):
+        for _ in range(4):
+            c = jnp.tanh(jnp.full((64, 64), 0.01) @ c)
+        return c
+
+    def program(c, bound, ct):
+        def body(c, _):
+            return lax.cond(c[0] < bound, lambda: (step(c), jnp.cos(step(c))), lambda: (c, c))
+
+        c, rows = lax.scan(body, c, None, length=4)
+        return c, lax.scan(lambda a, row: (a * row, None), ct, rows, reverse=True)[0]
+
+    alone(REPLAY, program, "f32[64]", "f32[]", "f32[64]", fires=False)
