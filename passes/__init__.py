@@ -15,6 +15,7 @@ from jaxpr_opt.passes.fuse_branches import FuseBranches
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressions
+from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.replay_steps import ReplaySteps
@@ -41,6 +42,7 @@ DEFAULT = (
     # Only now can the masks of the transposed loops be compared, so that they merge too.
     (*RESIDUALS, CollapseLoops("upfront")),
     # What the loops hand to each other is settled when there is one loop and one transposed loop.
+    (*RESIDUALS, NarrowResiduals()),
     (ReplaySteps(),),
     (IsolateSkippedSteps(),),
     RESIDUALS,

@@ -47,6 +47,7 @@ from typing import ClassVar, Literal
 
 import jax
 from jax import lax
+
 from jaxpr_opt.analysis.assume import Assumed, Known, Splat
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.masks import Prefix, implies, prefix, steps_mask, tested_value

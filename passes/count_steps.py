@@ -36,6 +36,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 from jax import lax
+
 from jaxpr_opt.analysis.assume import Assumed, Splat
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value

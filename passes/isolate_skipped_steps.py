@@ -41,10 +41,12 @@ from typing import ClassVar
 import jax
 import numpy as np
 from jax import lax
+
 from jaxpr_opt.analysis.assume import Assumed, Splat
+from jaxpr_opt.analysis.constants import is_undefined
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.skipped_rows import skipped_row
-from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root, predicate_source
+from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_source
 from jaxpr_opt.ir import Constant, Op, Scan, Stack, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -166,7 +168,7 @@ def _instead(skip: Skip, value: Value, unread: bool, end: Op, rw: Rewriter) -> V
         return known
     if isinstance(known, Splat):
         return rw.insert(lambda: lax.full(value.shape, known.value, value.dtype), before=end)
-    if unread:
+    if unread or is_undefined(known):
         return rw.undefined(value.aval, before=end)
     if isinstance(known, Value) and not skip.scan.body.defines(known):
         return known

@@ -29,38 +29,44 @@ After::
 
 Sound when
 
-1. the stack is read only as a stream of other loops, row i in step i;
+1. the stack is read only row by row, in loops or nests of loops of as many steps;
 2. its value is made by few cheap ops, which are repeated in the loops that read it, from values
    defined outside of the loop, rows of its streams, and values that are stacked, now or already.
 
-Cost: the values newly stacked are smaller than the one no longer stacked.  Cheap ops are repeated
-in the reading loop; where nothing else needs them, they only move.
+Cost: the values newly stacked are smaller than the one no longer stacked, by a factor unless the
+loop skips, as one that runs all its steps recomputes in each.  Where nothing else needs the cheap
+ops, they only move.
 Source: the masks of a vmapped cond, https://github.com/jax-ml/jax/issues/8239 with a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.ir import Constant, Op, Scan, Stack, Stream, Value, backward_slice
+from jaxpr_opt.analysis.cuts import Cut, available, cut, residuals
+from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.handover import make_cut
+from jaxpr_opt.ir import Constant, Op, Scan, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_cheap
+from jaxpr_opt.traits import is_arithmetic
 
 MAX_DEPTH = 8
 """How many ops in a row are repeated for one residual."""
 
+WORTHWHILE = 3
+"""What a loop that runs all its steps stores must shrink by more: a mask of bools instead of
+floats is worth it, another order of the same arrays is not."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wide(Match):
-    """A stack read as stream of `readers`, and the values of a step it would be made from."""
+    """A residual, and the cut at the values it would be made from."""
 
-    stack: Stack
-    readers: tuple[tuple[Scan, Stream], ...]
-    leaves: dict[Value, int]
-    """With the bytes a step that each is to be stacked for."""
+    cut: Cut
+    factor: int
 
 
 @dataclass(frozen=True)
@@ -72,52 +78,33 @@ class NarrowResiduals(Pass):
 
     def find(self, op: Op) -> Iterator[Wide]:
         assert isinstance(op, Scan)
-        stacked = {s.value: s.result for s in op.stacks}
-        for stack in op.stacks:
-            value = stack.value
-            if value.op is None or value.region is not op.body or not is_cheap(value.op):
-                continue
-            readers = _readers(stack.result)  # (1)
-            if readers:
-                leaves = _cheapest(value, op, stacked, MAX_DEPTH)  # (2)
+        found = residuals(op)
+        stacked = available(op)
+        factor = WORTHWHILE if found and find_skip(op) is None else 1
+        for stack, value in found:
+            leaves = _cheapest(value, op, stacked, MAX_DEPTH)
+            narrow = cut(op, [(stack, value)], keep=leaves.__contains__)
+            if narrow is not None and narrow.ops:
                 sources = ", ".join(map(_name, leaves)) or "outer values"
                 says = f"{_name(value)} is made again from {sources}"
-                yield Wide(op, says, stack, readers, leaves)
+                yield Wide(op, says, narrow, factor)
 
     def refuse(self, match: Wide) -> str | None:
-        value = match.stack.value
-        nbytes = sum(match.leaves.values())
-        if nbytes >= value.nbytes:
+        ((_, value),) = match.cut.residuals
+        assert isinstance(match.op, Scan)
+        nbytes = match.cut.new_bytes // max(match.op.length, 1)
+        if nbytes * match.factor >= value.nbytes:
             takes = f"{_name(value)} takes {value.nbytes} bytes a step"
             return f"{takes}, what it is made from {nbytes}"
         return None
 
     def rewrite(self, match: Wide, rw: Rewriter) -> None:
-        scan, value = match.op, match.stack.value
-        assert isinstance(scan, Scan)
-        rows = _rows(scan, match.leaves, rw)
-        made = backward_slice([value], lambda v: v in match.leaves or not scan.body.defines(v))
-        for reader, stream in match.readers:
-            mapping = _read(reader, rows, rw)
-            assert reader.body.first is not None
-            rw.clone(made, mapping, reader.body.first)
-            rw.replace(stream.param, mapping[value])
-
-
-def _readers(result: Value) -> tuple[tuple[Scan, Stream], ...]:
-    """The streams that read a stack, if nothing else does and any is read in turn (1)."""
-    found = []
-    for use in result.uses:
-        if not isinstance(use.op, Scan) or use.position < use.op.num_carries:
-            return ()
-        stream = use.op.streams[use.position - use.op.num_carries]
-        if stream.param.uses:
-            found.append((use.op, stream))
-    return tuple(found)
+        assert isinstance(match.op, Scan)
+        make_cut(match.op, match.cut, rw)
 
 
 def _cheapest(
-    value: Value, scan: Scan, stacked: dict[Value, Value], depth: int
+    value: Value, scan: Scan, stacked: Mapping[Value, Value], depth: int
 ) -> dict[Value, int]:
     """Values of a step from which a value can be made, for the fewest bytes stacked anew (2)."""
     if isinstance(value, Constant) or not scan.body.defines(value):
@@ -125,41 +112,12 @@ def _cheapest(
     if depth < MAX_DEPTH and (value in stacked or scan.stream_of(value) is not None):
         return {value: 0}
     whole = {value: value.nbytes}
-    if depth == 0 or value.op is None or not is_cheap(value.op):
+    if depth == 0 or value.op is None or not is_arithmetic(value.op):
         return whole
     parts: dict[Value, int] = {}
     for operand in value.op.operands:
         parts |= _cheapest(operand, scan, stacked, depth - 1)
     return parts if depth == MAX_DEPTH or sum(parts.values()) < value.nbytes else whole
-
-
-def _rows(scan: Scan, leaves: Iterable[Value], rw: Rewriter) -> dict[Value, Value]:
-    """For each value of a step, the array that has it as its rows: stacked, streamed, or stacked
-    from now on.
-    """
-    rows = {s.param: s.operand for s in scan.streams} | {s.value: s.result for s in scan.stacks}
-    new = [
-        Stack(v, rw.new_value(rw.stacked_aval(v, scan.length), v.name))
-        for v in leaves
-        if v not in rows
-    ]
-    if new:
-        rw.set_scan(scan, stacks=[*scan.stacks, *new])
-    rows.update((s.value, s.result) for s in new)
-    return {v: rows[v] for v in leaves}
-
-
-def _read(reader: Scan, rows: dict[Value, Value], rw: Rewriter) -> dict[Value, Value]:
-    """Make the rows streams of a loop; returns the parameters that stand for the values."""
-    known = {s.operand: s for s in reader.streams}
-    new = {
-        whole: Stream(whole, rw.new_value(value.aval, value.name))
-        for value, whole in rows.items()
-        if whole not in known
-    }
-    if new:
-        rw.set_scan(reader, streams=[*reader.streams, *new.values()])
-    return {value: (known | new)[whole].param for value, whole in rows.items()}
 
 
 def _name(value: Value) -> str:

@@ -360,7 +360,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Custom:
-    """A step with its own derivative: forward mode, or a backward pass with a loop of the user's."""
+    """A step with its own derivative: forward mode, or backward with a loop of the user's."""
 
     step: Step
     rule: Literal["jvp", "vjp"]
@@ -477,7 +477,9 @@ def _nests(draw: Any, inner: st.SearchStrategy[Any]) -> Any:
 
 STEPS = st.recursive(SIMPLE, _compound, max_leaves=5)
 RECIPES = st.builds(
-    Recipe, _loops(STEPS) | _nests(STEPS) | STEPS, st.sampled_from(["int32"] * 4 + ["int8", "uint8"])
+    Recipe,
+    _loops(STEPS) | _nests(STEPS) | STEPS,
+    st.sampled_from(["int32"] * 4 + ["int8", "uint8"]),
 )
 
 

@@ -49,7 +49,7 @@ def implies(q: Prefix, p: Prefix) -> bool:
 
 
 def tested_value(predicate: Value) -> Value | None:
-    """What a predicate is a conversion of, or true where it is not 0; None if it tests otherwise."""
+    """What a predicate is a conversion of, or is true where it is not 0; None if it is neither."""
     while (op := predicate.op) is not None and op.name in ("convert_element_type", "ne"):
         if op.name == "ne" and not _is_zero(op.operands[1]):
             return None

@@ -35,7 +35,9 @@ def stopping(what=lambda p, c: None, *, step=jnp.sin, seen=lambda c, b: c[0] < b
     return program
 
 
-def known(what=lambda p, c, x: None, *, test=lambda i, n: i < n, step=lambda c, x: c + x, **options):
+def known(
+    what=lambda p, c, x: None, *, test=lambda i, n: i < n, step=lambda c, x: c + x, **options
+):
     """A loop whose predicate is known before, and which stacks `what`."""
 
     def program(c, xs, n):
@@ -54,7 +56,12 @@ KNOWN = ("f32[3]", "f32[5,3]", "i32[]")
 
 def test_a_loop_stops_after_the_last_step_taken():
     check_rewrite(
-        EXIT, stopping(), "f32[3]", "f32[]", simplify=True, diff="""
+        EXIT,
+        stopping(),
+        "f32[3]",
+        "f32[]",
+        simplify=True,
+        diff="""
           fn (c:f32[3], bound:f32[]) {
         -   c1:f32[3] = scan[5] carry(c=c) {
         -     s:f32[1] = slice[:1] c
@@ -84,13 +91,17 @@ def test_a_loop_stops_after_the_last_step_taken():
         -   return c1
         +   return c3
           }
-        """
+        """,
     )
 
 
 def test_a_loop_that_runs_backwards_starts_at_the_last_step_taken():
     check_rewrite(
-        EXIT, known(reverse=True), *KNOWN, simplify=True, diff="""
+        EXIT,
+        known(reverse=True),
+        *KNOWN,
+        simplify=True,
+        diff="""
           fn (c:f32[3], xs:f32[5,3], n:i32[]) {
         -   i:i32[5] = iota
         -   c1:f32[3] = scan[5, reverse] carry(c=c) xs(x=i, x1=xs) {
@@ -118,7 +129,7 @@ def test_a_loop_that_runs_backwards_starts_at_the_last_step_taken():
         -   return c1
         +   return c4
           }
-        """
+        """,
     )
 
 
@@ -129,7 +140,12 @@ def test_a_predicate_that_comes_back_to_true():
         return lax.scan(lambda c, p: (lax.cond(p, jnp.sin, keep, c), None), c, mask)[0]
 
     check_rewrite(
-        EXIT, program, "f32[3]", "bool[5]", simplify=True, diff="""
+        EXIT,
+        program,
+        "f32[3]",
+        "bool[5]",
+        simplify=True,
+        diff="""
           fn (c:f32[3], mask:bool[5]) {
         -   c1:f32[3] = scan[5] carry(c=c) xs(x=mask) {
         -     r:f32[3] = cond x {
@@ -166,7 +182,7 @@ def test_a_predicate_that_comes_back_to_true():
         -   return c1
         +   return c3
           }
-        """
+        """,
     )
 
 
@@ -349,7 +365,9 @@ def test_a_predicate_of_carries_and_rows():
 def test_a_predicate_that_may_not_end():
     """(3) A question with a loop in it."""
     seen = lambda c, b: lax.while_loop(lambda x: x < 0, lambda x: x + 1, c[0]) < b
-    check_refuses(EXIT, stopping(seen=seen), "f32[3]", "f32[]", because="has effects or may not end")
+    check_refuses(
+        EXIT, stopping(seen=seen), "f32[3]", "f32[]", because="has effects or may not end"
+    )
 
 
 def test_a_step_with_effects():
@@ -360,7 +378,9 @@ def test_a_step_with_effects():
 
 def test_rows_that_differ_from_one_skipped_step_to_the_next():
     """(4) The row of a stream is stacked."""
-    check_refuses(EXIT, known(lambda p, c, x: x * 2), *KNOWN, because="from one skipped step to the")
+    check_refuses(
+        EXIT, known(lambda p, c, x: x * 2), *KNOWN, because="from one skipped step to the"
+    )
 
 
 @pytest.mark.parametrize(
@@ -401,7 +421,11 @@ def test_a_step_that_communicates():
     def program(c, bound):
         inner = stopping(step=lambda c: lax.pmean(c, "i"))
         run = jax.shard_map(
-            lambda c, b: inner(c, b)[0], mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False
+            lambda c, b: inner(c, b)[0],
+            mesh=mesh,
+            in_specs=(spec, spec),
+            out_specs=spec,
+            check_vma=False,
         )
         return run(c, bound)
 

@@ -33,7 +33,11 @@ TYPES = ("f32[3]", "f32[]", "f32[3]")
 def test_a_step_is_replayed():
     """The carry is stored instead of the cosine, which is computed where it is read."""
     check_rewrite(
-        REPLAY, gradient(jnp.sin), *TYPES, simplify=True, diff="""
+        REPLAY,
+        gradient(jnp.sin),
+        *TYPES,
+        simplify=True,
+        diff="""
           fn (c:f32[3], bound:f32[], ct:f32[3]) {
         -   c1:f32[3], ys:i32[64], ys1:f32[64,3] = scan[64] carry(c=c) {
         +   c1:f32[3], ys1:f32[64,3] = scan[64] carry(c=c) {
@@ -74,7 +78,7 @@ def test_a_step_is_replayed():
             }
             return c1, c2
           }
-        """
+        """,
     )
 
 
@@ -84,45 +88,6 @@ def test_a_large_residual_is_replayed():
     graph = alone(REPLAY, gradient(step), *TYPES, fires=True)
     forward = next(op for op in graph.walk() if isinstance(op, Scan))
     assert all(len(stack.result.shape) <= 2 for stack in forward.stacks)
-
-
-def test_basic_arithmetic_is_recomputed_where_nothing_more_is_stored():
-    """The loop does not skip; ``c * 2 + 1`` is made of the stacked carry."""
-
-    def program(c, ct):
-        c, (rows, more) = lax.scan(lambda c, _: (jnp.sin(c), (c, c * 2 + 1)), c, None, length=8)
-        back = lambda a, row: (a * row[0] - row[1], None)
-        return c, lax.scan(back, ct, (rows, more), reverse=True)[0]
-
-    check_rewrite(
-        REPLAY,
-        program,
-        "f32[3]",
-        "f32[3]",
-        saves_bytes=96,
-        diff="""
-          fn (c:f32[3], ct:f32[3]) {
-        -   c1:f32[3], ys:f32[8,3], ys1:f32[8,3] = scan[8] carry(c=c) {
-        +   c1:f32[3], ys:f32[8,3] = scan[8] carry(c=c) {
-              s:f32[3] = sin c
-              m:f32[3] = mul c 2.0
-              a:f32[3] = add m 1.0
-        -     yield carry(s) ys(c, a)
-        +     yield carry(s) ys(c)
-            }
-        -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys, x1=ys1) {
-        +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
-        +     m1:f32[3] = mul x 2.0
-        +     a1:f32[3] = add m1 1.0
-              m:f32[3] = mul c x
-        -     s:f32[3] = sub m x1
-        +     s:f32[3] = sub m a1
-              yield carry(s)
-            }
-            return c1, c2
-          }
-        """,
-    )
 
 
 def test_the_way_through_a_nest_of_loops():
@@ -201,7 +166,9 @@ def test_a_batch_of_which_some_rows_are_done():
         lambda rows: rows[::-1],
         lambda rows: rows[1:].sum(0),
         lambda rows: lax.scan(lambda a, r: (a + r, None), jnp.zeros(3), rows[:32])[0],
-        lambda rows: lax.scan(lambda a, r: (a + r[0] * r[1], None), jnp.zeros(3), (rows, rows[::-1]))[0],
+        lambda rows: lax.scan(
+            lambda a, r: (a + r[0] * r[1], None), jnp.zeros(3), (rows, rows[::-1])
+        )[0],
         lambda rows: lax.scan(lambda a, _: (a * 0.5, None), rows, None, length=64)[0],
     ],
 )

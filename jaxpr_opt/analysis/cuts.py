@@ -1,0 +1,126 @@
+"""What a forward loop hands to the loops that read it row by row: where the handover may be cut.
+
+A residual is some value of a step.  Instead of it, values that it is computed from can be stacked,
+and the rest computed again where it is read.  A `Cut` names both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.assume import Assumed, Known
+from jaxpr_opt.analysis.constants import is_undefined
+from jaxpr_opt.analysis.cost import cost
+from jaxpr_opt.analysis.routes import routes
+from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.ir import Cond, Constant, Op, Scan, Stack, Value, backward_slice
+
+FLOPS_PER_BYTE = 8.0
+"""How many operations take as long as moving one byte: an XLA:CPU core does about 50 GFLOP/s
+and 6 GB/s.
+"""
+
+Residual = tuple[Stack, Value]
+"""A stack, and the value of a step that its readers need: the one of a step that is taken."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """Residuals, what to store instead of them, and how to get them from it."""
+
+    residuals: tuple[Residual, ...]
+    stored: tuple[Value, ...]
+    """Values of the forward body that must be stacked, if they are not already."""
+    ops: tuple[Op, ...]
+    """What is computed again, in order; it reads what is stored, rows of streams, outer values."""
+    new_bytes: int
+    """Bytes of the stacks that are not there yet."""
+    replay_bytes: float
+    """Work of computing one row again, in bytes moved."""
+
+    @property
+    def old_bytes(self) -> int:
+        """Bytes of the stacks that go."""
+        return sum(stack.result.nbytes for stack, _ in self.residuals)
+
+
+def residuals(scan: Scan) -> list[Residual]:
+    """Stacks that loops of as many steps read row by row, computed in a step of `scan`.
+
+    A row that a skipped step leaves unspecified is read for steps that are taken only.
+    """
+    skip = find_skip(scan)
+    # In a batch, a step that is taken is so by some rows only.
+    alone = skip if skip is not None and skip.predicate.shape == () else None
+    taken = Assumed(scan.body, {alone.predicate: alone.taken_when}) if alone is not None else None
+    found = []
+    for stack in scan.stacks:
+        known: Known = stack.value
+        if (
+            alone is not None
+            and taken is not None
+            and _is_unspecified(alone.in_skipped_step(known))
+        ):
+            known = taken[stack.value]  # only then
+        if not isinstance(known, Value) or known.op is None or not scan.body.defines(known):
+            continue
+        if stack.result.uses and routes(stack.result) is not None:
+            found.append((stack, known))
+    return found
+
+
+def _is_unspecified(known: Known) -> bool:
+    return isinstance(known, Value) and is_undefined(known)
+
+
+def available(scan: Scan) -> dict[Value, Value]:
+    """Values of a step that are stacked already, each with its stack."""
+    return {value: s.result for s, value in residuals(scan)} | {
+        s.value: s.result for s in scan.stacks
+    }
+
+
+def cut(scan: Scan, found: Sequence[Residual], keep: Callable[[Value], bool]) -> Cut | None:
+    """The cut that stops at the step's inputs and at values for which `keep` holds."""
+    body = scan.body
+
+    def stop(value: Value) -> bool:
+        return value.owner is body or not body.defines(value) or keep(value)
+
+    chosen = [(stack, value) for stack, value in found if not stop(value)]
+    ops = backward_slice([value for _, value in chosen], stop)
+    inner = {v for op in ops for each in op.walk() for v in each.results}
+    params = {p for op in ops for each in op.walk() for r in each.regions for p in r.params}
+    leaves = [
+        v
+        for v in dict.fromkeys(_reads_in_order(ops))
+        if v not in inner and v not in params and body.defines(v)
+    ]
+    streams = {s.param for s in scan.streams}
+    stored = [v for v in leaves if v not in streams]
+    if not chosen or any(not _can_store(v, scan) for v in stored):
+        return None
+    already = available(scan)
+    new = sum(v.nbytes for v in stored if v not in already) * scan.length
+    return Cut(tuple(chosen), tuple(stored), tuple(ops), new, sum(map(_work, ops)))
+
+
+def _reads_in_order(ops: list[Op]) -> list[Value]:
+    return [
+        v for op in ops for each in op.walk() for v in each.operands if not isinstance(v, Constant)
+    ]
+
+
+def _can_store(value: Value, scan: Scan) -> bool:
+    """A value of the body itself, or of a branch of one of its conds."""
+    home = value.region
+    owner = home.owner if home is not None else None
+    return home is scan.body or (isinstance(owner, Cond) and owner.region is scan.body)
+
+
+def _work(op: Op) -> float:
+    """One replay of an op, in bytes moved."""
+    price = cost(op)
+    moved = sum(v.nbytes for v in (*op.operands, *op.results))
+    return moved + (price.flops or 0) / FLOPS_PER_BYTE

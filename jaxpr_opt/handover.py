@@ -1,0 +1,121 @@
+"""Make a cut: store what it stores, compute the residuals again where they are read."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+from jax import lax
+
+from jaxpr_opt.analysis.cuts import Cut, available
+from jaxpr_opt.analysis.routes import Route, Rows, Split, routes
+from jaxpr_opt.ir import Cond, Op, Outcome, Region, Scan, Stack, Stream, Value, reads
+from jaxpr_opt.rewriter import Rewriter
+
+
+def make_cut(scan: Scan, cut: Cut, rw: Rewriter) -> None:
+    """Replace the residuals of `cut` in every loop that reads them."""
+    rows = _store(scan, cut, rw)
+    by_route: dict[Route, list[tuple[Value, Value]]] = {}
+    for stack, value in cut.residuals:
+        for route, row in routes(stack.result) or ():
+            by_route.setdefault(route, []).append((row, value))
+    for route, read in by_route.items():
+        _replay(route, read, scan, cut, rows, rw)
+    gone = {stack.result for stack, _ in cut.residuals}
+    _unread(gone, by_route, rw)
+    rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result not in gone])
+
+
+def _store(scan: Scan, cut: Cut, rw: Rewriter) -> dict[Value, Value]:
+    """Stack what the cut stores; the stacked array of each value."""
+    rows = available(scan)
+    added = []
+    for value in cut.stored:
+        if value in rows:
+            continue
+        visible = value if value.region is scan.body else _yielded(value, rw)
+        made = rw.new_value(rw.stacked_aval(value, scan.length), value.name)
+        added.append(Stack(visible, made))
+        rows[value] = made
+    rw.set_scan(scan, stacks=[*scan.stacks, *added])
+    return rows
+
+
+def _yielded(value: Value, rw: Rewriter) -> Value:
+    """A value of one branch as a result of its cond, unspecified if another branch is taken."""
+    cond = value.region.owner if value.region is not None else None
+    assert isinstance(cond, Cond)
+    values = tuple(
+        value if branch is value.region else rw.undefined(value.aval, before=branch.terminator)
+        for branch in cond.branches
+    )
+    result = rw.new_value(value.aval, value.name)
+    rw.set_cond(cond, [*cond.outcomes, Outcome(result, values)])
+    return result
+
+
+def _replay(
+    route: Route,
+    read: list[tuple[Value, Value]],
+    scan: Scan,
+    cut: Cut,
+    rows: dict[Value, Value],
+    rw: Rewriter,
+) -> None:
+    """At the end of a route, read what is stored instead of the residuals and compute them."""
+    last = route[-1]
+    assert isinstance(last, Rows)
+    needed = reads(cut.ops)
+    inputs = [*((v, rows[v]) for v in cut.stored), *((s.param, s.operand) for s in scan.streams)]
+    mapping = {value: _send(operand, route, rw) for value, operand in inputs if value in needed}
+    first = _common_region(last.scan, [row for row, _ in read]).first
+    assert first is not None
+    rw.clone(cut.ops, mapping, first)
+    for row, value in read:
+        rw.replace(row, mapping[value])
+
+
+def _send(array: Value, route: Route, rw: Rewriter) -> Value:
+    """The row of `array` at the end of a route."""
+    for hop in route:
+        if isinstance(hop, Split):
+            lead = len(hop.op.operands[0].shape) - len(hop.op.result.shape) + len(hop.sizes)
+            array = rw.insert(partial(_split, hop.sizes, lead), array, before=hop.op)
+        else:
+            present = next((s for s in hop.scan.streams if s.operand is array), None)
+            if present is None:
+                present = Stream(array, rw.new_value(rw.row_aval(array), array.name))
+                rw.set_scan(hop.scan, streams=[*hop.scan.streams, present])
+            array = present.param
+    return array
+
+
+def _split(sizes: tuple[int, ...], lead: int, x: jax.Array) -> jax.Array:
+    return lax.reshape(x, (*sizes, *x.shape[lead:]))
+
+
+def _unread(
+    gone: set[Value], by_route: dict[Route, list[tuple[Value, Value]]], rw: Rewriter
+) -> None:
+    """Take the residuals out of the loops that read them no more, innermost first."""
+    for route in by_route:
+        for hop in reversed(route):
+            if isinstance(hop, Rows):
+                rw.set_scan(hop.scan, streams=[s for s in hop.scan.streams if s.param.uses])
+            elif not hop.op.result.uses and hop.op.region is not None:
+                rw.erase(hop.op)
+    assert not any(value.uses for value in gone)
+
+
+def _common_region(scan: Scan, values: list[Value]) -> Region:
+    """The branch in which all of `values` are read, else the body."""
+    homes: set[Region] = set()
+    for use in (use for value in values for use in value.uses):
+        region = use.op.region
+        while region is not None and region is not scan.body and isinstance(region.owner, Op):
+            if region.owner.region is scan.body:
+                break
+            region = region.owner.region
+        homes.add(region if region is not None and isinstance(region.owner, Cond) else scan.body)
+    return homes.pop() if len(homes) == 1 else scan.body

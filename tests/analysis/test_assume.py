@@ -1,0 +1,115 @@
+"""What values are known to be, when some predicates are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpr_opt.analysis.assume import Assumed, Splat
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.testing import traced
+
+
+def known(fun, *types, fact=False, linear=False):
+    """What the outputs of ``fun(p, ...)`` are if `p` is false: a number, an input's name, or None."""
+    graph = import_jaxpr(traced(fun, *(types or ("bool[]", "f32[3]"))))
+    assumed = Assumed(graph.body, {graph.inputs[0]: fact}, linear=linear)
+    found = []
+    for value in graph.outputs:
+        what = assumed[value]
+        if isinstance(what, Splat):
+            found.append(what.value)
+        else:
+            found.append(what.name if what in graph.inputs else None)
+    return found[0] if len(found) == 1 else found
+
+
+@pytest.mark.parametrize(
+    ("fun", "expected"),
+    [
+        (lambda p, x: lax.cond(p, lambda: x * 2, lambda: x), "x"),
+        (lambda p, x: lax.cond(~p, lambda: x, lambda: x * 2), "x"),
+        (lambda p, x: jnp.where(p, x * 2, x), "x"),
+        (lambda p, x: jnp.where(p, x, 0.0), 0.0),
+        (lambda p, x: x + jnp.where(p, x, 0.0), "x"),
+        (lambda p, x: x - jnp.where(p, x, 0.0), "x"),
+        (lambda p, x: lax.switch(p.astype(int) + 0, [lambda: x, lambda: x * 2]), "x"),
+        (lambda p, x: ~p, True),
+        (lambda p, x: lax.stop_gradient(p), False),
+        (lambda p, x: p & (x[0] < 1), False),
+        (lambda p, x: ~p | (x[0] < 1), True),
+        (lambda p, x: (p ^ True) & (p == False), True),  # noqa: E712
+        (lambda p, x: jnp.broadcast_to(p, (3,)).any(), False),
+        (lambda p, x: lax.clamp(0, p.astype(jnp.int32), 1) != 0, False),
+        (lambda p, x: p.astype(jnp.float32), 0.0),
+        # Of these nothing is known.
+        (lambda p, x: x * 2, None),
+        (lambda p, x: x * jnp.where(p, x, 0.0), None),
+        (lambda p, x: lax.cond(x[0] < 1, lambda: x * 2, lambda: x), None),
+        (lambda p, x: jnp.broadcast_to(p, (0,)).all(), None),
+        (lambda p, x: jnp.broadcast_to(~p, (0,)).any(), None),
+        (lambda p, x: lax.while_loop(lambda c: p, lambda c: c * 2, x), None),
+        (lambda p, x: lax.scan(lambda c, _: (c, None), x * 2, None, length=2)[0], None),
+    ],
+)
+def test_what_is_known_where_a_predicate_is_false(fun, expected):
+    assert known(fun) == expected
+
+
+def test_both_branches_of_a_cond_nothing_is_known_about():
+    """Under another predicate both leave `x` alone: one says so, the other is known to."""
+    fun = lambda p, x: lax.cond(x[0] < 1, lambda: jnp.where(p, x * 2, x), lambda: x)
+    assert known(fun) == "x"
+    assert known(fun, fact=True) is None
+
+
+def test_constants_have_the_precision_of_their_type():
+    """0.1 is 0.1 in float32: not less than the double it was rounded from."""
+
+    def fun(p, x):
+        y = jnp.where(p, x, jnp.float32(0.1))
+        return (y > 0.1)[0], (y < 0.1)[0], (y == 0.1)[0]
+
+    assert known(fun) == [False, False, True]
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -1.0, 1e20, 300.0])
+def test_numbers_that_integers_cannot_hold(number):
+    """NumPy wraps them around, XLA clamps them: nothing is said."""
+    fun = lambda p, x: jnp.where(p, 1.0, number).astype(jnp.uint8)
+    assert known(fun) is None
+
+
+def test_zeros_of_cotangents_only():
+    """In a linear loop zero times anything is zero; elsewhere ``0 * inf`` is NaN."""
+
+    def fun(p, x):
+        ct = jnp.where(p, x, 0.0)
+        return (
+            x + ct * x,
+            x + (ct @ jnp.outer(x, x)),
+            x + lax.scan(lambda c, r: (c + r * x, None), ct * 0.5, ct)[0],
+        )
+
+    assert known(fun)[:2] == [None, None]
+    graph = import_jaxpr(jax.make_jaxpr(fun)(True, jnp.ones(3)))
+    assumed = Assumed(graph.body, {graph.inputs[0]: False}, linear=True)
+    assert all(assumed[value] is graph.inputs[1] for value in graph.outputs)
+
+
+def test_a_value_of_another_type_does_not_stand_in():
+    """`x` in bfloat16 is not `x`."""
+    fun = lambda p, x: jnp.where(p, x * 2, x).astype(jnp.bfloat16)
+    assert known(fun) is None
+
+
+def test_a_carry_that_is_kept():
+    def fun(p, x):
+        return lax.scan(lambda c, _: (jnp.where(p, c * 2, c), None), x, None, length=3)[0]
+
+    graph = import_jaxpr(traced(fun, "bool[]", "f32[3]"))
+    (scan,) = (op for op in graph.body.ops if op.name == "scan")
+    p = graph.inputs[0]
+    assert Assumed(scan.body, {p: False}).keeps(scan.carries[0])
+    assert not Assumed(scan.body, {p: True}).keeps(scan.carries[0])

@@ -1,0 +1,143 @@
+"""Under which predicate a loop skips, and when that is known."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.analysis.assume import Splat
+from jaxpr_opt.analysis.skips import Skip, find_skip, find_skips
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Scan
+from jaxpr_opt.testing import traced
+
+
+def first_loop(program, *types):
+    graph = import_jaxpr(traced(program, *types))
+    return next(op for op in graph.walk() if isinstance(op, Scan))
+
+
+def carrying(step):
+    """A loop over ``(x, i)`` and rows ``(r, p)``; `step` gets them and a bound."""
+
+    def program(x, rows, mask, n):
+        body = lambda carry, row: (step(*carry, *row, n), None)
+        return lax.scan(body, (x, jnp.int32(0)), (rows, mask))[0]
+
+    return first_loop(program, "f32[3]", "f32[4,3]", "bool[4]", "i32[]")
+
+
+def both(p, yes, no):
+    return lax.cond(p, lambda: yes, lambda: no)
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "taken_when", "counters"),
+    [
+        (lambda x, i, r, p, n: both(i < n, (x + r, i + 1), (x, i)), "carried", True, 0),
+        (lambda x, i, r, p, n: both(i >= n, (x, i), (x + r, i + 1)), "carried", False, 0),
+        (lambda x, i, r, p, n: both(~(i < n), (x, i), (x + r, i + 1)), "carried", True, 0),
+        (lambda x, i, r, p, n: both(x[0] < 1, (x + r, i * 2), (x, i)), "carried", True, 0),
+        (lambda x, i, r, p, n: (both(i < n, x + r, x), i + 1), "upfront", True, 1),
+        (lambda x, i, r, p, n: (both(p, x + r, x), i), "upfront", True, 0),
+        (lambda x, i, r, p, n: (both(p & (i < n), x + r, x), i + n), "upfront", True, 1),
+        (lambda x, i, r, p, n: (jnp.where(r[0] < 1, x + r, x), i + 1), "upfront", True, 1),
+        (lambda x, i, r, p, n: (jnp.where(x < 9, x + r, x), i), "carried", True, 0),
+        (lambda x, i, r, p, n: (x + jnp.where(p, r, 0.0), i), "upfront", True, 0),
+    ],
+)
+def test_loops_that_skip(step, kind, taken_when, counters):
+    skip = find_skip(carrying(step))
+    assert skip is not None
+    assert (skip.kind, skip.taken_when, len(skip.counters)) == (kind, taken_when, counters)
+    assert len(skip.kept) == len(skip.scan.carries) - counters
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x, i, r, p, n: (x + r, i + 1),
+        lambda x, i, r, p, n: (both(i < n, x + r, x * 1.5), i + 1),
+        lambda x, i, r, p, n: (both(p, x + r, x), i * 2),
+        lambda x, i, r, p, n: (both(p, x + r, x), i + i),
+        lambda x, i, r, p, n: (both(p, x + r, x), i - 1),
+        lambda x, i, r, p, n: (x * jnp.where(p, r, 0.0), i),
+        lambda x, i, r, p, n: lax.switch(i, [lambda: (x, i), lambda: (x + r, i), lambda: (r, i)]),
+    ],
+)
+def test_loops_that_do_not(step):
+    """Something changes in every step, counters apart."""
+    assert find_skip(carrying(step)) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "because"),
+    [
+        (lambda x, i, r, p, n: (both(x[0] < r[0], x + r, x), i), "mixes carries with streams"),
+        (lambda x, i, r, p, n: (both(x[0] < i, x + r, x), i + 1), "mixes carries with streams"),
+        (lambda x, i, r, p, n: (both(p & (x[0] < 1), x + r, x), i), "mixes carries with streams"),
+        (
+            lambda x, i, r, p, n: (
+                both(lax.while_loop(lambda c: c < 0, lambda c: c + 1, x[0]) < 1, x + r, x), i),
+            "may not end",
+        ),
+    ],
+)  # fmt: skip
+def test_predicates_that_are_no_reason_to_stop(step, because):
+    found = list(find_skips(carrying(step)))
+    assert found
+    assert all(isinstance(each, str) and because in each for each in found)
+
+
+def test_keys_are_carried():
+    def program(key, n):
+        step = lambda c, _: (both(c[1] < n, (jax.random.fold_in(c[0], 1), c[1] + 1), c), None)
+        return lax.scan(step, (key, jnp.int32(0)), None, length=4)[0]
+
+    graph = import_jaxpr(jax.make_jaxpr(program)(jax.random.key(0), 3))
+    skip = find_skip(next(op for op in graph.walk() if isinstance(op, Scan)))
+    assert skip is not None
+    assert skip.kind == "carried"
+
+
+def test_a_loop_of_counters_only_does_not_skip():
+    loop = first_loop(lambda i: lax.scan(lambda i, _: (i + 1, i < 3), i, None, length=4), "i32[]")
+    assert find_skip(loop) is None
+
+
+def transposed(weight):
+    """The transpose of a masked loop, its first: cotangents of skipped steps are zero."""
+
+    def program(x, rows, mask, ct):
+        body = lambda c, row: (jnp.where(row[1], weight(c) * row[0], c), None)
+        return jax.vjp(lambda x: lax.scan(body, x, (rows, mask))[0], x)[1](ct)
+
+    graph = import_jaxpr(traced(program, "f32[3]", "f32[4,3]", "bool[4]", "f32[3]"))
+    return next(op for op in graph.walk() if isinstance(op, Scan) and op.reverse)
+
+
+def test_the_transpose_skips_as_the_loop_does():
+    """A cotangent of zero stays zero whatever it is multiplied with."""
+    loop = transposed(jnp.sin)
+    assert loop.source.transposed
+    skip = find_skip(loop)
+    assert isinstance(skip, Skip)
+    assert skip.kind == "upfront"
+
+
+def test_the_same_in_a_loop_of_the_users_own_does_not():
+    """``0 * inf`` is NaN there."""
+
+    def program(x, rows, mask):
+        body = lambda c, row: (c + jnp.where(row[1], c, 0.0) * row[0], None)
+        return lax.scan(body, x, (rows, mask), reverse=True)[0]
+
+    assert find_skip(first_loop(program, "f32[3]", "f32[4,3]", "bool[4]")) is None
+
+
+def test_values_of_a_skipped_step():
+    loop = carrying(lambda x, i, r, p, n: both(i < n, (x + r, i + 1), (x, i)))
+    skip = find_skip(loop)
+    assert skip is not None
+    assert [skip.in_skipped_step(c.next) is c.param for c in loop.carries] == [True, True]
+    assert isinstance(skip.in_skipped_step(skip.predicate), Splat)
