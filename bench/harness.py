@@ -125,7 +125,7 @@ def _too_slow_to_set_up(row: Row, rows: Sequence[Row]) -> str | None:
 def _set_up(program: Program, row: Row, setups: int) -> Callable[[], Any] | None:
     """Compile `program`, filling in `row`; a call that runs it, unless it cannot run."""
     for _ in range(setups):
-        jax.clear_caches()  # type: ignore[no-untyped-call]
+        jax.clear_caches()
         try:
             start = time.perf_counter()
             function = program.make()

@@ -85,7 +85,7 @@ def _set_up(
     seen: list[list[Setup]] = [[], []]
     for _ in range(repeats + 1):  # the first round loads modules: it does not count
         for make, setups in zip(makers, seen, strict=True):
-            jax.clear_caches()  # type: ignore[no-untyped-call]
+            jax.clear_caches()
             start = time.perf_counter()
             traced = make(partial(step)).trace(*arguments)
             then = time.perf_counter()

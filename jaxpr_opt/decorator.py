@@ -101,7 +101,7 @@ def unwrap(fun: Callable[..., Any]) -> Origin | None:
 
 def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
     """`fun` with its program behind one equation; to be called under a trace of `jax.jit`."""
-    from jaxpr_opt import program
+    from jaxpr_opt import rules
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if jax.config.jax_disable_jit or settings.current().disable:
@@ -126,7 +126,7 @@ def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
         ]
         args, kwargs = jax.tree.unflatten(tree, operands)
         jaxpr = jax.make_jaxpr(_named(body, fun))(*args, **kwargs)
-        out = program.call(jaxpr, pipeline, _name(fun), [x for x in operands if x is not None])
+        out = rules.call(jaxpr, pipeline, _name(fun), [x for x in operands if x is not None])
         return jax.tree.unflatten(out_trees[-1], out)
 
     return _named(wrapped, fun)

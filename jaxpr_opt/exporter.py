@@ -32,6 +32,7 @@ from jaxpr_opt.ir import (
 )
 
 Environment = dict[Value, Any]
+Rule = Callable[[Any, Environment], Sequence[Any]]
 
 
 def export(graph: Graph) -> ClosedJaxpr:
@@ -63,7 +64,8 @@ def _run(ops: Iterable[Op], env: Environment) -> None:
         if op.is_terminator:
             break
         with compat.bound_under(op.source.info, op.source.ctx):
-            results = _RULES.get(type(op), _first_order)(op, env)
+            rule: Rule = _RULES.get(type(op), _first_order)
+            results = rule(op, env)
         env.update(zip(op.results, results, strict=True))
 
 
@@ -108,8 +110,8 @@ def _cond(op: Cond, env: Environment) -> Sequence[Any]:
     branches = [_closure(region, env) for region in op.branches]
     selector = _read(env, op.selector)
     if len(branches) == 2:
-        return lax.cond(selector, branches[1], branches[0])
-    return lax.switch(selector, branches)
+        return list(lax.cond(selector, branches[1], branches[0]))
+    return list(lax.switch(selector, branches))
 
 
 def _remat(op: Remat, env: Environment) -> Sequence[Any]:
@@ -137,7 +139,7 @@ def _call(op: Call, env: Environment) -> Sequence[Any]:
     args = [_read(env, v) for v in op.operands]
     if op.name == "shard_map":
         params = op.params
-        mapped = jax.shard_map(
+        mapped: Callable[..., Any] = jax.shard_map(
             lambda *xs: tuple(evaluate(op.body, xs, {})),
             mesh=params["mesh"],
             in_specs=tuple(params["in_specs"]),
@@ -145,13 +147,13 @@ def _call(op: Call, env: Environment) -> Sequence[Any]:
             check_vma=params["check_vma"],
             axis_names=params["newly_manual_axes"],
         )
-        return mapped(*args)
+        return list(mapped(*args))
     jaxpr = compat.trace(lambda *xs: evaluate(op.body, xs, {}), [v.aval for v in op.body.params])
     assert op.primitive is not None
     return compat.bind(op.primitive, args, {**op.params, "jaxpr": jaxpr})
 
 
-_RULES: dict[type[Op], Callable[..., Sequence[Any]]] = {
+_RULES: dict[type[Op], Rule] = {
     Scan: _scan,
     While: _while,
     Cond: _cond,

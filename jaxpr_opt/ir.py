@@ -532,8 +532,8 @@ def aval_bytes(aval: Any) -> int:
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
         return 0
-    itemsize: int = getattr(dtype, "itemsize", 4)
-    return math.prod(shape) * itemsize
+    size: int = math.prod(shape) * getattr(dtype, "itemsize", 4)
+    return size
 
 
 def dominates(value: Value, op: Op) -> bool:

@@ -28,7 +28,7 @@ from jaxpr_opt.pipeline import Pass
 from jaxpr_opt.program import Program, optimized_linear_p, optimized_p
 from jaxpr_opt.rewriter import Rewriter
 
-_fresh: Any = jax.make_user_context(None)  # type: ignore[no-untyped-call]
+_fresh: Any = jax.make_user_context(None)
 
 
 def name_of(fun: Callable[..., Any]) -> str:

@@ -209,7 +209,8 @@ class Rewriter:
 
     def copy(self, op: Op, mapping: dict[Value, Value]) -> Op:
         """A detached copy of an op and its regions."""
-        regions = [self.copy_region(region, mapping) for region in op.regions]
+        # What is inside a copy is known inside only: the same ops may be copied on their own, too.
+        regions = [self.copy_region(region, dict(mapping)) for region in op.regions]
         made = type(op)(
             op.name,
             [mapping.get(v, v) for v in op.operands],

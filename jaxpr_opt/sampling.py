@@ -27,7 +27,7 @@ def parse_type(text: str) -> jax.ShapeDtypeStruct:
         name = f"{_SHORT.get(short, short)}{bits}" if bits else short
         shape = tuple(int(n) for n in found["shape"].split(",") if n.strip())
         try:
-            return jax.ShapeDtypeStruct(shape, jnp.dtype(name))  # type: ignore[no-untyped-call]
+            return jax.ShapeDtypeStruct(shape, jnp.dtype(name))
         except TypeError:
             pass
     raise ValueError(f"not a type: {text!r}; write it like f32[8,128], i32[] or bool[4]")

@@ -118,7 +118,7 @@ def parse_argument(spec: str) -> Any:
     if match is not None:
         shape = tuple(int(size) for size in match["shape"].split(",") if size.strip())
         dtype = _dtype(match["dtype"], spec)
-        return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+        return jax.ShapeDtypeStruct(shape, dtype)
     try:
         value = ast.literal_eval(spec.strip())
     except (ValueError, SyntaxError):

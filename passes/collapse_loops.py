@@ -235,9 +235,8 @@ def _stacks(
     inner_stacks = {s.result: s for s in nest.inner.stacks}
     sources: list[Stack | tuple[Op, ...]] = []
     for stack in outer.stacks:
-        made = (
-            inner_stacks.get(taken[stack.value]) if isinstance(taken[stack.value], Value) else None
-        )  # type: ignore[arg-type]
+        known = taken[stack.value]
+        made = inner_stacks.get(known) if isinstance(known, Value) else None
         name = stack.result.name or str(stack.result.aval)
         if made is not None:
             if not _same_when_skipped(skip.skipped[stack.value], inner.skipped[made.value]):

@@ -167,12 +167,13 @@ def _last_step(skip: Skip, rw: Rewriter) -> Value:
 
 def _rows_below(mask: Prefix, n: int, bound: jax.Array) -> jax.Array:
     """How many rows `i` of `n` there are with ``a * i + offset < bound``."""
-    (a,), top = mask.coefficients, jnp.iinfo(bound.dtype).max
+    (a,), top = mask.coefficients, np.iinfo(bound.dtype).max
     limit = min(a * (n - 1) + mask.offset + 1, top)
-    clipped = lax.clamp(lax.full_like(bound, 0), bound, lax.full_like(bound, limit)).astype(
-        np.int32
-    )
-    return jnp.maximum(clipped - mask.offset + (a - 1), 0) // a if a > 1 or mask.offset else clipped
+    clipped = lax.clamp(lax.full_like(bound, 0), bound, lax.full_like(bound, limit))
+    below = lax.convert_element_type(clipped, np.int32)
+    if a > 1 or mask.offset:
+        below = lax.div(lax.max(below - mask.offset + (a - 1), np.int32(0)), np.int32(a))
+    return below
 
 
 def _count(init: Value, step: Value, after: int | None, scan: Scan, rw: Rewriter) -> Value:
@@ -251,11 +252,18 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> R
 
 
 def _read_row(operand: jax.Array, row: jax.Array) -> jax.Array:
-    return lax.dynamic_index_in_dim(operand, row, 0, keepdims=False, allow_negative_indices=False)
+    start = (row, *(0 for _ in operand.shape[1:]))
+    window = lax.dynamic_slice(
+        operand, start, (1, *operand.shape[1:]), allow_negative_indices=False
+    )
+    return lax.squeeze(window, (0,))
 
 
 def _write_row(buffer: jax.Array, value: jax.Array, row: jax.Array) -> jax.Array:
-    return lax.dynamic_update_index_in_dim(buffer, value, row, 0, allow_negative_indices=False)
+    start = (row, *(0 for _ in value.shape))
+    return lax.dynamic_update_slice(
+        buffer, lax.expand_dims(value, (0,)), start, allow_negative_indices=False
+    )
 
 
 def _in_skipped_steps(
@@ -267,9 +275,9 @@ def _in_skipped_steps(
     early = skip.kind == "upfront" and skip.scan.reverse
     values = [c.init for c in skip.scan.carries] if early else list(finals)
     false = rw.constant(np.full(skip.predicate.shape, not skip.taken_when), skip.predicate.aval)
-    mapping = {skip.predicate: false}
-    for old, new, value in zip(skip.scan.body.params, body.params[1:], values, strict=False):
-        mapping[old] = mapping[new] = value
+    mapping: dict[Value, Value] = {skip.predicate: false}
+    for old, new, final in zip(skip.scan.body.params, body.params[1:], values, strict=False):
+        mapping[old] = mapping[new] = final
     return mapping
 
 
@@ -281,7 +289,7 @@ def _refilled(
     done: Value,
     rw: Rewriter,
 ) -> Value:
-    """The stack: rows that were run from `buffer`, the others as skipped steps would have made them."""
+    """The stack: rows that were run, and the others as skipped steps would have made them."""
     if skipped.is_unspecified:
         return buffer
     scan = skip.scan

@@ -47,7 +47,7 @@ from jaxpr_opt.analysis.constants import is_undefined
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.skipped_rows import skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_source
-from jaxpr_opt.ir import Constant, Op, Scan, Stack, Value
+from jaxpr_opt.ir import Op, Scan, Stack, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import can_move
@@ -146,7 +146,7 @@ def _same_predicate(other: Skip, skip: Skip) -> bool:
     stack = skip.scan.stack_of(stream.operand) if stream is not None else None
     if stack is not None:
         assert stream is not None
-        row = skip.in_skipped_step(stack.value)
+        row = skip.skipped[stack.value]
         facts = {stream.param: bool(row.value)} if isinstance(row, Splat) else {}
         return isinstance(row, Splat) and Assumed(other.scan.body, facts)[other.predicate] == Splat(
             np.bool_(not other.taken_when)
@@ -162,14 +162,8 @@ def _same_predicate(other: Skip, skip: Skip) -> bool:
 def _instead(skip: Skip, value: Value, unread: bool, end: Op, rw: Rewriter) -> Value:
     """What a skipped step yields for `value`."""
     known = skip.skipped[value]
-    if isinstance(known, Value) and (
-        isinstance(known, Constant) or (known.region is skip.scan.body and known.op is None)
-    ):
-        return known
     if isinstance(known, Splat):
         return rw.insert(lambda: lax.full(value.shape, known.value, value.dtype), before=end)
     if unread or is_undefined(known):
         return rw.undefined(value.aval, before=end)
-    if isinstance(known, Value) and not skip.scan.body.defines(known):
-        return known
-    raise AssertionError("a carry that a skipped step keeps is a parameter")
+    return known  # a parameter, as a carry that is kept, or an outer value

@@ -18,12 +18,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpr_opt import compat, exact
-from jaxpr_opt.decorator import optimize
 from jaxpr_opt.analysis import cuts
+from jaxpr_opt.decorator import optimize
 from jaxpr_opt.passes import exit_loop_early
 from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import assert_close, evaluate_exactly
-from tests.generate import LOG, RECIPES, Args, arguments
+from tests.generate import (
+    LOG,
+    RECIPES,
+    Args,
+    Early,
+    Grow,
+    If,
+    Keep,
+    Loop,
+    Recipe,
+    Small,
+    arguments,
+)
 
 EXAMPLES = int(os.environ.get("JAXPR_OPT_EXAMPLES", "0"))
 STEPS = [(0, -9.0), (2, 0.7), (100, 50.0)]
@@ -186,7 +198,50 @@ def check_decorated(recipe, mode, how):
             assert_close(want, got)
 
 
-@pytest.mark.parametrize(("mode", "count"), [("values", 12), ("grad", 10), ("jvp", 4), ("hvp", 3)])
+# Programs that were miscompiled once.
+
+WEAK_STACK = Recipe(Loop(If(Early(), Grow(), Keep()), 4, emits="number", nested=True, test=Small()))
+"""Stacks numbers of weak type, which a buffer that is written to does not have."""
+
+UNSPECIFIED_STACK = Recipe(
+    Loop(
+        If(
+            Early(),
+            Loop(
+                If(Small(), If(Small(), Grow(), Keep()), Keep()),
+                2,
+                emits="row",
+                read="reverse",
+                nested=True,
+            ),
+            Keep(),
+        ),
+        1,
+        emits="number",
+        read="sum",
+        nested=True,
+    )
+)
+"""In a batch, a residual that no step gives a value."""
+
+
+REPLAYED_TWICE = Recipe(Loop(If(Early(), Loop(Grow(), 3), Keep()), 1, nested=True))
+"""Its second derivative replays a cond and, on its own, a loop that is in it."""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "mode", "how"),
+    [
+        (WEAK_STACK, "values", "none"),
+        (UNSPECIFIED_STACK, "grad", "state"),
+        (REPLAYED_TWICE, "hvp", "none"),
+    ],
+)
+def test_programs_that_were_miscompiled_once(recipe, mode, how, eager, monkeypatch):
+    check_exact(recipe, mode, how, monkeypatch)
+
+
+@pytest.mark.parametrize(("mode", "count"), [("values", 12), ("grad", 8), ("jvp", 4), ("hvp", 2)])
 def test_the_same_bits(mode, count, eager, monkeypatch):
     @examples(count)
     @given(RECIPES)

@@ -152,26 +152,26 @@ def _may_overflow(value: Any, dtype: np.dtype[Any]) -> bool:
     return not (abs(value) < np.iinfo(dtype).max and (value >= 0 or dtype.kind == "i"))
 
 
-def _selected(op: Op, known: list[Known]) -> Known | None:
+def _selected(_: Op, known: list[Known]) -> Known | None:
     which, *cases = known
     if isinstance(which, Splat):
         return cases[min(max(int(which.value), 0), len(cases) - 1)]
     return cases[0] if all(_same(cases[0], other) for other in cases[1:]) else None
 
 
-def _sum(op: Op, known: list[Known]) -> Known | None:
+def _sum(_: Op, known: list[Known]) -> Known | None:
     a, b = known
     if _is_zero(a):
         return b
     return a if _is_zero(b) else None
 
 
-def _difference(op: Op, known: list[Known]) -> Known | None:
+def _difference(_: Op, known: list[Known]) -> Known | None:
     return known[0] if _is_zero(known[1]) else None
 
 
 def _folded(fun: Callable[..., Any]) -> Rule:
-    def rule(op: Op, known: list[Known]) -> Known | None:
+    def rule(_: Op, known: list[Known]) -> Known | None:
         values = [k.value for k in known if isinstance(k, Splat)]
         return Splat(fun(*values)) if len(values) == len(known) else None
 
@@ -179,7 +179,7 @@ def _folded(fun: Callable[..., Any]) -> Rule:
 
 
 def _logical(fun: Callable[..., Any], absorbing: bool | None = None) -> Rule:
-    """A connective of bools: folded, or decided by one operand (`absorbing`), or equal to the other."""
+    """A connective of bools: folded, decided by one operand (`absorbing`), or the other one."""
     fold = _folded(fun)
 
     def rule(op: Op, known: list[Known]) -> Known | None:

@@ -57,11 +57,7 @@ def residuals(scan: Scan) -> list[Residual]:
     found = []
     for stack in scan.stacks:
         known: Known = stack.value
-        if (
-            alone is not None
-            and taken is not None
-            and _is_unspecified(alone.in_skipped_step(known))
-        ):
+        if alone is not None and taken is not None and _is_unspecified(alone.skipped[stack.value]):
             known = taken[stack.value]  # only then
         if not isinstance(known, Value) or known.op is None or not scan.body.defines(known):
             continue

@@ -25,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxpr_opt.analysis.assume import Assumed, Known
+from jaxpr_opt.analysis.assume import Assumed
 from jaxpr_opt.ir import Carry, Cond, Constant, Op, Scan, Value, backward_slice
 from jaxpr_opt.traits import is_speculable
 
@@ -71,9 +71,6 @@ class Skip:
         """Carries that a skipped step leaves alone."""
         counting = {c.param for c, _ in self.counters}
         return tuple(c for c in self.scan.carries if c.param not in counting)
-
-    def in_skipped_step(self, value: Value) -> Known:
-        return self.skipped[value]
 
 
 def find_skips(scan: Scan) -> Iterator[Skip | str]:

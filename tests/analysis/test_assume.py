@@ -12,7 +12,7 @@ from jaxpr_opt.testing import traced
 
 
 def known(fun, *types, fact=False, linear=False):
-    """What the outputs of ``fun(p, ...)`` are if `p` is false: a number, an input's name, or None."""
+    """The outputs of ``fun(p, ...)`` if `p` is false: a number, the name of an input, or None."""
     graph = import_jaxpr(traced(fun, *(types or ("bool[]", "f32[3]"))))
     assumed = Assumed(graph.body, {graph.inputs[0]: fact}, linear=linear)
     found = []

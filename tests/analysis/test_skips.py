@@ -139,5 +139,5 @@ def test_values_of_a_skipped_step():
     loop = carrying(lambda x, i, r, p, n: both(i < n, (x + r, i + 1), (x, i)))
     skip = find_skip(loop)
     assert skip is not None
-    assert [skip.in_skipped_step(c.next) is c.param for c in loop.carries] == [True, True]
-    assert isinstance(skip.in_skipped_step(skip.predicate), Splat)
+    assert [skip.skipped[c.next] is c.param for c in loop.carries] == [True, True]
+    assert isinstance(skip.skipped[skip.predicate], Splat)

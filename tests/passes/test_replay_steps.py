@@ -8,7 +8,7 @@ from jax import lax
 from jaxpr_opt.ir import Scan
 from jaxpr_opt.passes.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, check_rewrite
-from tests.loops import alone, keep
+from tests.loops import alone, keep, unspecified
 
 REPLAY = ReplaySteps()
 
@@ -158,6 +158,24 @@ def test_a_batch_of_which_some_rows_are_done():
         return c, lax.scan(lambda a, row: (a + row, None), jnp.zeros((3, 3)), rows)[0]
 
     alone(REPLAY, program, jnp.zeros(3), jnp.asarray([0.0, 3.0, 9.0]), fires=True)
+
+
+def test_a_batch_whose_skipped_steps_are_unspecified():
+    """(3) Zeros of rows that are done are read in steps that other rows take."""
+
+    def program(c, bounds):
+        def body(c, _):
+            p = c < bounds
+
+            def step():
+                return jnp.where(p, c + 1, c), jnp.where(p[:, None], jnp.outer(c, c) + 1, 0.0)
+
+            return lax.cond(p.any(), step, lambda: (c, unspecified(jnp.outer(c, c))))
+
+        c, rows = lax.scan(body, c, None, length=64)
+        return c, lax.scan(lambda a, row: (a + row, None), jnp.zeros((3, 3)), rows)[0]
+
+    alone(REPLAY, program, jnp.zeros(3), jnp.asarray([63.0, 64.0, 9.0]), fires=True)
 
 
 @pytest.mark.parametrize(

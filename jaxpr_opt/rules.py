@@ -1,0 +1,239 @@
+"""JAX's rules for ``optimized`` and ``optimized_linear``, and the way in for `optimize`.
+
+What the rules do is said in `jaxpr_opt.program`; here they are put into the form JAX asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, no_effects
+from jax.interpreters import ad
+
+from jaxpr_opt import checking, compat_ad, settings
+from jaxpr_opt.checking import UNCHECKED
+from jaxpr_opt.compat_ad import Mask
+from jaxpr_opt.pipeline import Pipeline
+from jaxpr_opt.program import ForwardMode, LinearMap, Program, optimized_linear_p, optimized_p
+
+
+def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any]) -> Sequence[Any]:
+    """Run a freshly traced program, optimised; one with mutable arrays stays as it is."""
+    closed, constants = compat_ad.hoist_constants(jaxpr)
+    if compat_ad.uses_references(closed):
+        return list(jaxpr_as_fun(jaxpr)(*args))
+    return Program.optimized(closed, pipeline, name)(*constants, *args)
+
+
+# ---------------------------------------------------------------- rules of ``optimized``
+
+
+def _abstract(*, program: Program, **_: Any) -> tuple[Sequence[Any], Any]:
+    return program.jaxpr.out_avals, program.jaxpr.effects
+
+
+def _evaluate(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
+    return program.compiled()(*args)
+
+
+def _lowered(*, program: Program, **_: Any) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
+    return program.final()
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, program: Program, **_: Any
+) -> tuple[list[Any], list[Any]]:
+    nonzero = tuple(not compat_ad.is_zero(t) for t in tangents)
+    moved, nonzero_out = program.jvp(nonzero)
+    made = moved(*primals, *(t for t, nz in zip(tangents, nonzero, strict=True) if nz))
+    outputs, rest = made[: len(nonzero_out)], iter(made[len(nonzero_out) :])
+    return outputs, [
+        next(rest) if nz else compat_ad.zero_tangent(a)
+        for nz, a in zip(nonzero_out, program.jaxpr.out_avals, strict=True)
+    ]
+
+
+def _batch(
+    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: Program, **_: Any
+) -> tuple[list[Any], Sequence[Any]]:
+    vectorised, dims_out = program.batched(axis, tuple(dims))
+    return vectorised(*args), dims_out
+
+
+def _transpose(cotangents: Sequence[Any], *args: Any, program: Program, **_: Any) -> list[Any]:
+    linear = tuple(ad.is_undefined_primal(x) for x in args)
+    nonzero = tuple(not compat_ad.is_zero(ct) for ct in cotangents)
+    transposed, nonzero_in = program.transposed(linear, nonzero)
+    known = [x for x, is_linear in zip(args, linear, strict=True) if not is_linear]
+    made = iter(transposed(*known, *(ct for ct, nz in zip(cotangents, nonzero, strict=True) if nz)))
+    pulled = iter([next(made) if nz else None for nz in nonzero_in])
+    return [next(pulled) if is_linear else None for is_linear in linear]
+
+
+def _dce(used: Mask, *, program: Program, **_: Any) -> tuple[Mask, dict[str, Any]]:
+    left, inputs = program.needed(used)
+    return inputs, {"jaxpr": left.jaxpr, "program": left}
+
+
+def _linearize(
+    is_vjp: bool, nonzero: Mask, *primals: Any, program: Program, **_: Any
+) -> tuple[Sequence[Any], Mask, Sequence[Any], Callable[..., Any]]:
+    halves = program.linearized(nonzero, is_vjp)
+    outputs, residuals = halves.run_forward(primals)
+    return (
+        outputs,
+        halves.nonzero_out,
+        residuals,
+        lambda kept, tangents: halves.tangent(*kept, *tangents),
+    )
+
+
+def _split(
+    unknown: Mask, values: Sequence[Any], *, program: Program, **_: Any
+) -> tuple[Sequence[Any], Mask, Sequence[Any], Primitive, dict[str, Any]]:
+    """Run what is known now; see `compat_ad.register_partial_eval`."""
+    mode = program.forward_mode
+    if mode is not None and _only_tangents(unknown, mode):
+        return _split_forward_mode(values, program, mode)
+    parts = compat_ad.partial_eval(program.jaxpr, unknown)
+    num_known = len(parts.unknown_out) - sum(parts.unknown_out)
+    made = _half(parts.known, program, num_known)(*values)
+    residuals = [values[i] if kind == "input" else made[i] for kind, i in parts.residuals]
+    staged = Program(parts.unknown, program.pipeline, program.name)
+    return (
+        made[:num_known],
+        parts.unknown_out,
+        residuals,
+        optimized_p,
+        {"jaxpr": staged.jaxpr, "program": staged},
+    )
+
+
+def _split_forward_mode(
+    primals: Sequence[Any], program: Program, mode: ForwardMode
+) -> tuple[Sequence[Any], Mask, Sequence[Any], Primitive, dict[str, Any]]:
+    halves = mode.base.linearized(mode.nonzero, True)
+    outputs, residuals = halves.run_forward(primals)
+    unknown_out = program.tangents_left()
+    known = [
+        outputs[i]
+        for i, is_tangent in zip(mode.outputs, unknown_out, strict=True)
+        if not is_tangent
+    ]
+    used = tuple(
+        i in mode.outputs for i in range(len(outputs), len(outputs) + sum(halves.nonzero_out))
+    )
+    if isinstance(halves.tangent, Program):
+        tangent = halves.tangent.select(used)
+        return (
+            known,
+            unknown_out,
+            residuals,
+            optimized_p,
+            {"jaxpr": tangent.jaxpr, "program": tangent},
+        )
+    linear, operands = halves.tangent.restricted(used)
+    residuals = [x for x, keep in zip(residuals, operands, strict=False) if keep]
+    return known, unknown_out, residuals, optimized_linear_p, {"linear": linear}
+
+
+def _only_tangents(unknown: Mask, mode: ForwardMode) -> bool:
+    """Whether all primals are known and no tangent is."""
+    return unknown == ((False,) * len(mode.nonzero)) + ((True,) * sum(mode.nonzero))
+
+
+def _half(jaxpr: ClosedJaxpr, program: Program, num_outputs: int) -> Program:
+    """A part of a program; its further outputs are residuals, where dummies may change."""
+    history = UNCHECKED
+    if settings.current().check and not compat_ad.has_side_effects(jaxpr):
+        history = replace(checking.begin(jaxpr), outputs=num_outputs)
+    return Program(jaxpr, program.pipeline, program.name, None, history)
+
+
+def _rebuild(jaxpr: ClosedJaxpr, num_outputs: int, params: dict[str, Any]) -> dict[str, Any]:
+    return {"jaxpr": jaxpr, "program": _half(jaxpr, params["program"], num_outputs)}
+
+
+def _replay(unknown: Mask, wanted: Mask, params: dict[str, Any]) -> dict[str, Any] | None:
+    program: Program = params["program"]
+    mode = program.forward_mode
+    if mode is None or not _only_tangents(unknown, mode):
+        return None
+    selected = program.select(wanted)
+    return {"jaxpr": selected.jaxpr, "program": selected}
+
+
+compat_ad.register(
+    optimized_p, compat_ad.Rules(_abstract, _evaluate, _lowered, _jvp, _batch, _transpose, _dce)
+)
+compat_ad.register_linearization(optimized_p, _linearize)
+compat_ad.register_partial_eval(optimized_p, _split, _rebuild, _replay)
+compat_ad.register_checkify(optimized_p)
+
+
+# ---------------------------------------------------------------- rules of ``optimized_linear``
+
+
+def _linear_abstract(*, linear: LinearMap) -> tuple[Sequence[Any], Any]:
+    return linear.out_avals, no_effects
+
+
+def _linear_evaluate(*args: Any, linear: LinearMap) -> Sequence[Any]:
+    return linear.evaluated()(*args)
+
+
+def _linear_lowered(*, linear: LinearMap) -> Callable[..., Sequence[Any]]:
+    return linear.evaluated()
+
+
+def _linear_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, linear: LinearMap
+) -> tuple[list[Any], list[Any]]:
+    program = linear.evaluated()
+    return _jvp(primals, tangents, program=program)
+
+
+def _linear_batch(
+    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, linear: LinearMap
+) -> tuple[list[Any], Sequence[Any]]:
+    program = linear.evaluated()
+    return _batch(axis, args, dims, program=program)
+
+
+def _linear_transpose(cotangents: Sequence[Any], *args: Any, linear: LinearMap) -> list[Any]:
+    nonzero = tuple(not compat_ad.is_zero(ct) for ct in cotangents)
+    if not any(nonzero):
+        return [None] * len(args)
+    restricted, operands = linear.restricted(nonzero)
+    n = linear.num_residuals
+    residuals = [x for x, keep in zip(args[:n], operands, strict=False) if keep]
+    made = iter(
+        restricted.transposed(
+            *residuals, *(ct for ct, nz in zip(cotangents, nonzero, strict=True) if nz)
+        )
+    )
+    return [
+        *(None for _ in range(n)),
+        *(next(made) if nz else None for nz in restricted.nonzero_in),
+    ]
+
+
+def _linear_dce(used: Mask, *, linear: LinearMap) -> tuple[Mask, dict[str, Any]]:
+    restricted, operands = linear.restricted(used)
+    return operands, {"linear": restricted}
+
+
+compat_ad.register(
+    optimized_linear_p,
+    compat_ad.Rules(
+        _linear_abstract,
+        _linear_evaluate,
+        _linear_lowered,
+        _linear_jvp,
+        _linear_batch,
+        _linear_transpose,
+        _linear_dce,
+    ),
+)

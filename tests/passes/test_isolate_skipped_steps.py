@@ -1,0 +1,70 @@
+"""The step of a batch becomes a branch, where nobody looks at what it leaves out."""
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.ir import Cond, Scan
+from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
+from jaxpr_opt.testing import check_refuses
+from tests.loops import alone, unspecified
+
+ISOLATE = IsolateSkippedSteps()
+TYPES = ("f32[2]", "f32[6,2]", "bool[6,2]")
+
+
+def pair(handed, back, mask=lambda p: p):
+    """A loop over a batch that hands `handed` to a loop back, which skips with it."""
+
+    def program(c, xs, masks):
+        def body(c, row):
+            x, p = row
+            return jnp.where(p, jnp.sin(c) + x, c), (handed(c, x, p), mask(p))
+
+        c, (rows, taken) = lax.scan(body, c, (xs, masks))
+        return lax.scan(lambda a, row: (back(a, *row), None), c, (rows, taken), reverse=True)[0]
+
+    return program
+
+
+def masked(a, r, p):
+    """A step back that skips as the step did."""
+    return jnp.where(p, a * r, a)
+
+
+def test_the_step_of_a_batch_becomes_a_branch():
+    graph = alone(ISOLATE, pair(lambda c, x, p: jnp.cos(c) * x, masked), *TYPES, fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert sum(isinstance(op, Cond) for op in forward.body.ops) == 1
+
+
+def test_a_residual_that_no_step_gives_a_value():
+    """It is made in the branch, and unspecified in the other one as well."""
+
+    def program(c, xs, masks):
+        def body(c, row):
+            x, p = row
+            nothing = unspecified(c)
+            row = jnp.cos(c) * x, jnp.where(p, jnp.sin(x), nothing), p
+            return jnp.where(p, jnp.sin(c) + x, c), row
+
+        c, rows = lax.scan(body, c, (xs, masks))
+        back = lambda a, row: (jnp.where(row[2], a * row[0] + row[1], a), None)
+        return lax.scan(back, c, rows, reverse=True)[0]
+
+    alone(ISOLATE, program, *TYPES, fires=True)
+
+
+@pytest.mark.parametrize(
+    ("back", "mask"),
+    [
+        (lambda a, r, p: a + r, lambda p: p),
+        (masked, lambda p: ~p),
+        (lambda a, r, p: jnp.where(p, a, a * r), lambda p: p),
+        (lambda a, r, p: jnp.where(r > 0, a * 2, a), lambda p: p),
+    ],
+)
+def test_a_loop_back_that_looks(back, mask):
+    """(2) Always, in the steps that are skipped, or to know whether to skip."""
+    program = pair(lambda c, x, p: jnp.cos(c) * x, back, mask)
+    check_refuses(ISOLATE, program, *TYPES, because="is read where no step was taken")
