@@ -103,8 +103,10 @@ def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
     """`fun` with its program behind one equation; to be called under a trace of `jax.jit`."""
     from jaxpr_opt import rules
 
+    config: Any = jax.config
+
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit or settings.current().disable:
+        if config.jax_disable_jit or settings.current().disable:
             return fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         dynamic = [isinstance(leaf, Tracer) for leaf in leaves]  # the others are static arguments

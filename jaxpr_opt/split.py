@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.exporter import export
-from jaxpr_opt.ir import TERMINATOR, Constant, Graph, Op, Region, Value, backward_slice
+from jaxpr_opt.ir import Constant, Graph, Op, Region, Value, backward_slice
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_cheap
 
@@ -111,11 +111,10 @@ def _graph(
     ops: list[Op],
     outputs: list[Value] | tuple[Value, ...],
 ) -> Graph:
-    region = Region([v.aval for v in inputs], [v.name for v in inputs])
+    region = Rewriter(graph).new_region(inputs)
     half = Graph(region, graph.name, None, graph.phase)
     rw = Rewriter(half)
     mapping = dict(zip(inputs, region.params, strict=True))
-    region._insert(Op(TERMINATOR, (), ()), None)
     rw.clone(_needed(ops, outputs), mapping, region.terminator)
     rw.set_outputs(region, [mapping.get(v, v) for v in outputs])
     return half

@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -180,7 +180,7 @@ def _count(init: Value, step: Value, after: int | None, scan: Scan, rw: Rewriter
     """A counter after that many steps; without `after`, its value in each row."""
     n = scan.length
 
-    def count(i: jax.Array, s: jax.Array) -> jax.Array:
+    def count(i: jax.Array, s: jax.Array) -> Any:
         if after is not None:
             return i + s * jnp.int32(after).astype(i.dtype)
         rows = lax.iota(np.int32, n)
@@ -252,7 +252,7 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> R
 
 
 def _read_row(operand: jax.Array, row: jax.Array) -> jax.Array:
-    start = (row, *(0 for _ in operand.shape[1:]))
+    start: list[Any] = [row, *(0 for _ in operand.shape[1:])]
     window = lax.dynamic_slice(
         operand, start, (1, *operand.shape[1:]), allow_negative_indices=False
     )
@@ -260,7 +260,7 @@ def _read_row(operand: jax.Array, row: jax.Array) -> jax.Array:
 
 
 def _write_row(buffer: jax.Array, value: jax.Array, row: jax.Array) -> jax.Array:
-    start = (row, *(0 for _ in value.shape))
+    start: list[Any] = [row, *(0 for _ in value.shape)]
     return lax.dynamic_update_slice(
         buffer, lax.expand_dims(value, (0,)), start, allow_negative_indices=False
     )
