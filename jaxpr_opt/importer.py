@@ -181,11 +181,8 @@ class _Importer:
         """
         if kind == "empty2":
             return True
-        return (
-            kind == "broadcast_in_dim"
-            and operands[0].op is not None
-            and operands[0].op.name == UNDEFINED
-        )
+        maker = operands[0].op if kind in ("broadcast_in_dim", "pvary") else None
+        return maker is not None and maker.name == UNDEFINED
 
     def closed_region(self, jaxpr: Any, bound: Sequence[Value], num_params: int) -> Region:
         """A region for `jaxpr` whose first inputs are outer values and whose last `num_params`

@@ -23,7 +23,8 @@ Sound when
    streams, counters and outer values (then the number of steps is computed before the loop; the
    last step taken ends it, so that a predicate that comes back to true is no obstacle: the cond
    stays in the body for those in between),
-3. the predicate has no effects and ends, nor has a skipped step effects,
+3. the predicate has no effects and ends, nor has a skipped step effects; if a step communicates,
+   all devices agree on the predicate,
 4. what a skipped step stacks is unspecified, or computed from kept carries and outer values, or
    from the predicate,
 5. nothing differentiates the loop any more (the final phase): a `while` has no transpose.
@@ -47,6 +48,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.analysis.devices import agreed
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skips
@@ -95,7 +97,7 @@ class ExitLoopEarly(Pass):
             return f"it has {scan.length} steps"
         if scan.params["unroll"] != 1:
             return "it is unrolled on request"
-        if any(is_collective(op) for op in scan.body.walk()):
+        if any(is_collective(op) for op in scan.body.walk()) and not agreed(skip.predicate, scan):
             return "a step communicates, so every device must take part in it"
         if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):
             return "a step has effects"
