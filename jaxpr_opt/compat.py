@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src import ad_util as _ad_util
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import source_info_util as _source_info
@@ -166,6 +167,22 @@ def bound_under(info: Any, ctx: Any) -> Iterator[None]:
     stack = _source_info.current_name_stack() + info.name_stack
     with _source_info.user_context(info.traceback, name_stack=stack), ctx.manager:
         yield
+
+
+@contextlib.contextmanager
+def inside_shard_map(params: dict[str, Any], ctx: Any) -> Iterator[None]:
+    """Trace as in the body of a `shard_map` with these parameters, of whose equations `ctx` is the
+    context: its axes are bound, and values that vary over them are tracked.
+    """
+    axes = [(a, n) for a, n in params["mesh"].shape.items() if a in params["newly_manual_axes"]]
+    checked = _config._check_vma(params["check_vma"])
+    with ctx.manager, _core.extend_axis_env_nd(axes), checked:
+        yield
+
+
+def effects(eqn: Any) -> frozenset[Any]:
+    """What an equation does besides computing; the name of an axis it runs over is not that."""
+    return frozenset(e for e in eqn.effects if not isinstance(e, _core.NamedAxisEffect))
 
 
 def is_transposed(info: Any) -> bool:

@@ -55,13 +55,15 @@ def import_jaxpr(jaxpr: ClosedJaxpr, phase: Phase = "differentiable", name: str 
     return graph
 
 
-def splice(jaxpr: ClosedJaxpr, operands: Sequence[Value], before: Op, final: bool) -> list[Value]:
+def splice(
+    jaxpr: ClosedJaxpr, operands: Sequence[Value], before: Op, source: Source, final: bool
+) -> list[Value]:
     """Insert a freshly traced jaxpr before an op, its inputs bound to `operands`; the
     rewriter's back end.
     """
     assert before.region is not None
     opened = compat.open_jaxpr(jaxpr)
-    importer = _Importer(final=final, source=before.source)
+    importer = _Importer(final=final, source=source)
     env = importer.bind_constants(opened)
     env.update(zip(opened.invars, operands, strict=True))
     importer.equations(before.region, opened.eqns, env, Source(), before)
@@ -147,7 +149,7 @@ class _Importer:
             [v.aval for v in eqn.outvars],
             primitive=eqn.primitive,
             params=eqn.params,
-            effects=eqn.effects,
+            effects=compat.effects(eqn),
             source=source,
         )
         return self.append(region, op, before)
@@ -214,7 +216,7 @@ class _Importer:
             [v.aval for v in eqn.outvars],
             params=kept,
             regions=[body],
-            effects=eqn.effects,
+            effects=compat.effects(eqn),
             source=source,
         )
         op.num_carries = num_carries
@@ -233,13 +235,17 @@ class _Importer:
             self.closed_region(params["body_jaxpr"], operands[split : split + count], len(inits)),
         ]
         avals = [v.aval for v in eqn.outvars]
-        return While("while", inits, avals, regions=regions, effects=eqn.effects, source=source)
+        return While(
+            "while", inits, avals, regions=regions, effects=compat.effects(eqn), source=source
+        )
 
     def _cond(self, eqn: Any, operands: list[Value], source: Source) -> Op:
         selector, *captured = operands
         branches = [self.closed_region(jaxpr, captured, 0) for jaxpr in eqn.params["branches"]]
         avals = [v.aval for v in eqn.outvars]
-        return Cond("cond", [selector], avals, regions=branches, effects=eqn.effects, source=source)
+        return Cond(
+            "cond", [selector], avals, regions=branches, effects=compat.effects(eqn), source=source
+        )
 
     def as_predicate(
         self, region: Region, selector: Value, source: Source, before: Op | None
@@ -276,7 +282,7 @@ class _Importer:
             primitive=eqn.primitive,
             params=params,
             regions=[body],
-            effects=eqn.effects,
+            effects=compat.effects(eqn),
             source=source,
         )
 
@@ -291,7 +297,7 @@ class _Importer:
             primitive=eqn.primitive,
             params=eqn.params,
             regions=[body],
-            effects=eqn.effects,
+            effects=compat.effects(eqn),
             source=source,
         )
 
@@ -304,6 +310,6 @@ class _Importer:
             primitive=eqn.primitive,
             params=eqn.params,
             regions=[body],
-            effects=eqn.effects,
+            effects=compat.effects(eqn),
             source=source,
         )

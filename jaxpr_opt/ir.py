@@ -506,6 +506,8 @@ class Graph:
     debug_info: Any = None
     phase: Phase = "differentiable"
     """`differentiable`: JAX may still differentiate the result; `final`: nothing can any more."""
+    cotangents: tuple[Value, ...] = ()
+    """Of a joint program, the inputs that its backward half starts from."""
     opened: bool = False
     """Whether calls that the first phase leaves alone (custom derivatives) were inlined."""
 
@@ -555,6 +557,26 @@ def dominates(value: Value, op: Op) -> bool:
 def reads(ops: Iterable[Op]) -> set[Value]:
     """Every value that these ops, or ops inside them, read."""
     return {value for op in ops for inner in op.walk() for value in inner.operands}
+
+
+def enclosing_shard_map(op: Op) -> Call | None:
+    """The innermost `shard_map` whose body `op` is in."""
+    around = op.parent
+    while around is not None and around.name != "shard_map":
+        around = around.parent
+    return around if isinstance(around, Call) else None
+
+
+def depending_on(values: Iterable[Value], ops: Iterable[Op]) -> dict[Op, None]:
+    """Those of `ops`, given in program order, that depend on one of `values`, in order."""
+    tainted = set(values)
+    found: dict[Op, None] = {}
+    for op in ops:
+        inputs = (*op.operands, *(v for region in op.regions for v in region.captures()))
+        if not tainted.isdisjoint(inputs):
+            found[op] = None
+            tainted.update(op.results)
+    return found
 
 
 def backward_slice(roots: Iterable[Value], stop: Callable[[Value], bool]) -> list[Op]:

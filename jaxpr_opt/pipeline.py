@@ -133,7 +133,7 @@ class Pipeline:
         the two directions meet (see `jaxpr_opt.split`).
         """
         started = time.perf_counter()
-        graph, journal, _ = self._optimized(jaxpr, "differentiable")
+        graph, journal, _ = self._optimized(jaxpr, "differentiable", num_primals)
         parts = split(graph, num_primals, num_outputs)
         self._settle(parts.forward)
         self._settle(parts.backward)
@@ -142,13 +142,15 @@ class Pipeline:
         return parts, journal
 
     def _optimized(
-        self, jaxpr: ClosedJaxpr, phase: Phase
+        self, jaxpr: ClosedJaxpr, phase: Phase, num_primals: int | None = None
     ) -> tuple[Graph, Journal, list[tuple[str, ClosedJaxpr]]]:
         pipeline = self
         failures: list[tuple[str, str]] = []
         while True:
             journal = Journal(phase, failures=failures)
             graph = import_jaxpr(jaxpr, phase)
+            if num_primals is not None:
+                graph.cotangents = graph.inputs[num_primals:]
             try:
                 snapshots = pipeline.apply(graph, journal, pipeline._is_settled(jaxpr, graph))
             except PassError as error:
@@ -272,7 +274,7 @@ def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewrit
         if reason is not None:
             record.refusals[Refusal(match.says, reason, frame)] = None
             continue
-        rw = Rewriter(graph)
+        rw = Rewriter(graph, match.op)
         each.rewrite(match, rw)
         assert rw.edits, f"{each.name} accepted a match but changed nothing: {match.says}"
         record.rewrites.append(Rewrite(match.says, frame, len(rw.edits)))

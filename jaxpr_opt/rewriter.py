@@ -8,7 +8,9 @@ traced in place by `insert`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,7 @@ from jaxpr_opt.ir import (
     Use,
     Value,
     While,
+    enclosing_shard_map,
 )
 
 
@@ -60,6 +63,8 @@ class Rewriter:
     """Changes `graph`; `edits` grows with every change and is never reset by a pass."""
 
     graph: Graph
+    anchor: Op | None = None
+    """What is being rewritten: new code comes from where it came from."""
     edits: list[Edit] = field(default_factory=list)
     made: list[Op] = field(default_factory=list)
     """Loops and conds put in place, for the driver to look at next."""
@@ -140,10 +145,21 @@ class Rewriter:
         self, fun: Callable[..., Sequence[Any]], *operands: Value, before: Op
     ) -> tuple[Value, ...]:
         """`insert` for functions of several results."""
-        jaxpr = compat.trace(fun, [v.aval for v in operands])
-        values = splice(jaxpr, operands, before, self.graph.phase == "final")
-        self._record("insert", before)
+        with self._context():
+            jaxpr = compat.trace(fun, [v.aval for v in operands])
+        origin = before if self.anchor is None or before.source.info is not None else self.anchor
+        values = splice(jaxpr, operands, before, origin.source, self.graph.phase == "final")
+        self._record("insert", origin)
         return tuple(values)
+
+    def _context(self) -> AbstractContextManager[None]:
+        """Where code next to the anchor is traced: in the `shard_map` around it, if there is one."""
+        around = enclosing_shard_map(self.anchor) if self.anchor is not None else None
+        contexts = (each.source.ctx for each in around.body.ops) if around is not None else ()
+        ctx = next((c for c in contexts if c is not None), None)
+        if around is None or ctx is None:
+            return contextlib.nullcontext()
+        return compat.inside_shard_map(around.params, ctx)
 
     def typed(self, fun: Callable[..., Any], aval: Any, *operands: Value, before: Op) -> Value:
         """`insert`, giving the result the weak type of `aval`, so that it may stand for a value

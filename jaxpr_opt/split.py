@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.exporter import export
-from jaxpr_opt.ir import Constant, Graph, Op, Region, Value, backward_slice
+from jaxpr_opt.ir import Constant, Graph, Op, Value, backward_slice, depending_on
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_cheap
 
@@ -45,7 +45,8 @@ def split(graph: Graph, num_primals: int, num_outputs: int) -> Split:
     """
     primals, cotangents = graph.inputs[:num_primals], graph.inputs[num_primals:]
     outputs, gradients = graph.outputs[:num_outputs], graph.outputs[num_outputs:]
-    backward_ops = _dependent(graph.body, cotangents)
+    backward_ops = depending_on(cotangents, graph.body.ops)
+    backward_ops.pop(graph.body.terminator, None)
     crossing, spread = _crossing(backward_ops, gradients, set(cotangents))
     extra = [v for v in crossing if v not in primals and v not in outputs]
     forward_ops = [op for op in graph.body.ops if op not in backward_ops and not op.is_terminator]
@@ -56,17 +57,6 @@ def split(graph: Graph, num_primals: int, num_outputs: int) -> Split:
         ("input", primals.index(v)) if v in primals else ("output", made.index(v)) for v in crossing
     ]
     return Split(export(forward), export(backward), tuple(where))
-
-
-def _dependent(body: Region, cotangents: tuple[Value, ...]) -> dict[Op, None]:
-    """Top-level ops that depend on a cotangent, in order."""
-    tainted: set[Value] = set(cotangents)
-    found: dict[Op, None] = {}
-    for op in body.ops:
-        if not op.is_terminator and not tainted.isdisjoint(_inputs(op)):
-            found[op] = None
-            tainted.update(op.results)
-    return found
 
 
 def _inputs(op: Op) -> list[Value]:

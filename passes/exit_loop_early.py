@@ -27,7 +27,9 @@ Sound when
    all devices agree on the predicate,
 4. what a skipped step stacks is unspecified, or computed from kept carries and outer values, or
    from the predicate,
-5. nothing differentiates the loop any more (the final phase): a `while` has no transpose.
+5. nothing differentiates the loop any more (the final phase): a `while` has no transpose,
+6. predicates that are computed before the loop, all at once, are basic arithmetic, comparisons and
+   logic, which round for many rows as for one.
 
 A reverse scan visits its last row first, so it *starts* at the last step that is taken: the
 transpose of a loop that stopped early.  A loop whose steps are cheaper than asking whether to go
@@ -55,7 +57,7 @@ from jaxpr_opt.analysis.skips import Skip, find_skips
 from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, reads
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_collective, is_pure
+from jaxpr_opt.traits import is_arithmetic, is_collective, is_pure
 
 MIN_STEP_BYTES = 4096
 """A step that makes less than this is not worth a question: one step of an XLA:CPU loop costs
@@ -101,6 +103,8 @@ class ExitLoopEarly(Pass):
             return "a step communicates, so every device must take part in it"
         if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):
             return "a step has effects"
+        if skip.kind == "upfront" and first_rows(skip) is None and not _rounds_alike(skip):
+            return "its predicates may round differently when computed all at once"
         for stack in scan.stacks:
             if isinstance(reason := skipped_row(skip, stack), str):
                 return reason
@@ -135,6 +139,12 @@ class ExitLoopEarly(Pass):
             assert not isinstance(skipped, str)
             rw.replace(stack.result, _refilled(skip, buffer, skipped, kept, done, rw))
         rw.erase(scan)
+
+
+def _rounds_alike(skip: Skip) -> bool:
+    """Whether the predicate of many rows at once is that of each (6)."""
+    exact = ("reduce_and", "reduce_max", "reduce_min", "reduce_or")
+    return all(is_arithmetic(op) or op.name in exact for op in skip.slice)
 
 
 def _work(body: Region) -> float:

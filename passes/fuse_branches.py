@@ -19,7 +19,8 @@ Sound when
 1. neither has effects or communicates: the second now runs at the place of the first;
 2. what the second reads is defined before the first, or made by ops that can move there; only
    inside its branches may it read results of the first, and there they are what the same branch
-   yielded.
+   yielded;
+3. in a program that is to be split into a forward and a backward half, they are of one half.
 
 Cost: it pays if the second reads results of the first, or if nothing worth mentioning is between
 them. Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` around the step.
@@ -31,7 +32,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.ir import Cond, Op, Outcome, Region, Use, Value, backward_slice
+from jaxpr_opt.ir import (
+    Cond,
+    Graph,
+    Op,
+    Outcome,
+    Region,
+    Use,
+    Value,
+    backward_slice,
+    depending_on,
+)
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import can_move, is_cheap
@@ -62,6 +73,8 @@ class FuseBranches(Pass):
         first, second = match.first, match.second
         if not (can_move(first) and can_move(second)):  # (1)
             return "a branch has effects or communicates"
+        if _crosses_over(first, second):  # (3)
+            return "the first is forward, the second backward"
         results = set(first.results)
         for op in _needed(first, second):  # (2)
             if not can_move(op):
@@ -87,6 +100,15 @@ class FuseBranches(Pass):
             rw.replace(old.result, new.result)
         rw.set_cond(first, [*first.outcomes, *outcomes])
         rw.erase(second)
+
+
+def _crosses_over(first: Cond, second: Cond) -> bool:
+    """Whether only the second depends on a cotangent of a joint program, which is to be split."""
+    graph = first.region.owner if first.region is not None else None
+    if not isinstance(graph, Graph) or not graph.cotangents:
+        return False
+    backward = depending_on(graph.cotangents, graph.body.ops)
+    return first not in backward and second in backward
 
 
 def _inside(region: Region) -> Callable[[Use], bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpr_opt.ir import Call, Op, Value
+from jaxpr_opt.ir import Op, Value, enclosing_shard_map
 
 
 def agreed(value: Value, op: Op) -> bool:
@@ -10,10 +10,8 @@ def agreed(value: Value, op: Op) -> bool:
 
     JAX tracks in types over which axes a value varies, unless told not to (`check_vma=False`).
     """
-    around = op.parent
-    while around is not None and around.name != "shard_map":
-        around = around.parent
-    if not isinstance(around, Call) or not around.params.get("check_vma"):
+    around = enclosing_shard_map(op)
+    if around is None or not around.params["check_vma"]:
         return False
     varying = getattr(getattr(value.aval, "manual_axis_type", None), "varying", None)
     return varying is not None and not varying

@@ -432,6 +432,37 @@ def test_a_step_that_communicates():
     check_refuses(EXIT, program, "f32[3]", "f32[]", because="a step communicates")
 
 
+def test_a_step_that_communicates_where_all_devices_stop_together():
+    """(3) The bound is the same on every device, which JAX's types know."""
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    whole, rows = PartitionSpec(), PartitionSpec("i")
+
+    def program(c, bound):
+        step = lambda c: (c[0] + 1, c[1] * lax.psum(jnp.sum(c[1]), "i"))
+        seen = lambda c, b: c[0] < b
+        inner = stopping(step=step, seen=seen)
+        run = jax.shard_map(
+            lambda i, x, b: inner((i, x), b)[0],
+            mesh=mesh,
+            in_specs=(whole, rows, whole),
+            out_specs=(whole, rows),
+        )
+        return run(jnp.int32(0), c, bound)
+
+    graph = alone(EXIT, program, "f32[3]", "i32[]", fires=True)
+    assert any(isinstance(op, While) for op in graph.walk())
+
+
+def test_predicates_that_may_round_differently_all_at_once():
+    """(6) A sum over a row is not computed for all rows together."""
+
+    def program(c, xs):
+        body = lambda c, x: (lax.cond(jnp.sum(x) < 1.0, jnp.sin, keep, c), None)
+        return lax.scan(body, c, xs)[0]
+
+    check_refuses(EXIT, program, "f32[3]", "f32[5,3]", because="round differently")
+
+
 def test_a_step_that_is_cheaper_than_the_question(monkeypatch):
     monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 4096)
     graph = alone(EXIT, stopping(), "f32[3]", "f32[]", fires=False)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+import jaxpr_opt
 from jaxpr_opt.passes.fuse_branches import FuseBranches
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.passes.dummies import anything
@@ -224,3 +225,16 @@ def test_other_predicate():
         }
         """,
     )
+
+
+def test_the_halves_of_a_program_that_is_split_stay_apart():
+    """(3) The backward cond runs at the place of the forward one only if nothing is split."""
+
+    def branch(x):
+        return lax.cond(x[0] > 0, lambda x: jnp.sin(x) * x, jnp.cos, x)
+
+    x, ct = jnp.arange(1.0, 4.0), jnp.ones(3)
+    expected, pull = jax.vjp(branch, x)
+    got, pulled = jax.vjp(jaxpr_opt.optimize(branch), x)
+    assert jnp.array_equal(got, expected)
+    assert jnp.allclose(pulled(ct)[0], pull(ct)[0])
