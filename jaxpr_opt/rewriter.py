@@ -153,7 +153,7 @@ class Rewriter:
         return tuple(values)
 
     def _context(self) -> AbstractContextManager[None]:
-        """Where code next to the anchor is traced: in the `shard_map` around it, if there is one."""
+        """Where code next to the anchor is traced: in the `shard_map` around it, if any."""
         around = enclosing_shard_map(self.anchor) if self.anchor is not None else None
         contexts = (each.source.ctx for each in around.body.ops) if around is not None else ()
         ctx = next((c for c in contexts if c is not None), None)
