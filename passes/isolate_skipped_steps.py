@@ -43,9 +43,8 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.assume import Assumed, Splat
-from jaxpr_opt.analysis.constants import is_undefined
 from jaxpr_opt.analysis.expressions import same_expression
-from jaxpr_opt.analysis.skipped_rows import skipped_row
+from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_source
 from jaxpr_opt.ir import Op, Scan, Stack, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -98,16 +97,19 @@ class IsolateSkippedSteps(Pass):
         stays = {*skip.slice, *(c.next.op for c, _ in skip.counters)}
         moved = [op for op in body.ops if op not in stays and not op.is_terminator]
         outputs = body.outputs
+        kept = {c.next: c.param for c in skip.kept}
+        rows = {s.value: skipped_row(skip, s) for s in scan.stacks if s.value not in kept}
         taken, skipped = rw.new_region(), rw.new_region()
         made = {v for op in moved for v in op.results}
         through = [v for v in dict.fromkeys(outputs) if v in made]
         for op in moved:
             rw.move(op, taken.terminator)
         rw.set_outputs(taken, through)
-        unread = {s.value for s in match.stacks}
-        rw.set_outputs(
-            skipped, [_instead(skip, v, v in unread, skipped.terminator, rw) for v in through]
-        )
+        instead = [
+            _instead(skip, v, rows[v], skipped.terminator, rw) if v in rows else kept[v]
+            for v in through
+        ]
+        rw.set_outputs(skipped, instead)
         some = rw.insert(
             lambda p: _any(p if skip.taken_when else lax.bitwise_not(p)), skip.predicate, before=end
         )
@@ -159,11 +161,16 @@ def _same_predicate(other: Skip, skip: Skip) -> bool:
     )
 
 
-def _instead(skip: Skip, value: Value, unread: bool, end: Op, rw: Rewriter) -> Value:
-    """What a skipped step yields for `value`."""
-    known = skip.skipped[value]
-    if isinstance(known, Splat):
-        return rw.insert(lambda: lax.full(value.shape, known.value, value.dtype), before=end)
-    if unread or is_undefined(known):
+def _instead(skip: Skip, value: Value, row: SkippedRow | str, end: Op, rw: Rewriter) -> Value:
+    """What a skipped step stacks for `value`; nothing in particular where nobody reads it."""
+    if isinstance(row, str) or row.is_unspecified:
         return rw.undefined(value.aval, before=end)
-    return known  # a parameter, as a carry that is kept, or an outer value
+    false = np.full(skip.predicate.shape, not skip.taken_when)
+    if row.value is not None:
+        mapping: dict[Value, Value] = {
+            skip.predicate: rw.constant(false, skip.predicate.aval),
+        }
+        rw.clone(row.ops, mapping, end)
+        return mapping.get(row.value, row.value)
+    constant = not skip.taken_when if row.constant is None else row.constant.value
+    return rw.typed(lambda: lax.full(value.shape, constant, value.dtype), value.aval, before=end)
