@@ -62,7 +62,8 @@ from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_cheap, is_speculable, spreads
 
 MAX_REPEATED = 8
-"""Ops repeated before the cond for one value: more are seldom cheaper than a select."""
+"""Ops repeated before the cond for one value: more are seldom cheaper than a select.  What only
+spreads its operand out is not counted, one broadcast or ten."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,9 +151,11 @@ def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
         maker = pending.pop().op
         if maker is None or maker in made or not any(r.contains(maker.region) for r in op.regions):
             continue
-        if not is_cheap(maker) or not is_speculable(maker) or len(made) == MAX_REPEATED:
+        if not is_cheap(maker) or not is_speculable(maker):
             return maker
         made[maker] = None
+        if sum(not spreads(op) for op in made) > MAX_REPEATED:
+            return maker
         pending.extend(maker.operands)
     return backward_slice([value], lambda v: v.op not in made) if made else []
 

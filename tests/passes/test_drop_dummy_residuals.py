@@ -294,3 +294,59 @@ def test_long_chains_stay(length):
         return jnp.where(p, r, 0.0)
 
     check_refuses(DROP, program, "bool[]", "f32[3]", because="needs sin, which costs more")
+
+
+def test_any_number_of_broadcasts_is_made_again():
+    """(2) As nested loops stack a weight: each level spreads it out once more."""
+
+    def spread(x):
+        for n in range(10):
+            x = jnp.broadcast_to(x, (1,) * (n + 1) + (2,))
+        return x
+
+    def program(p, w):
+        r = lax.cond(p, lambda: spread(w), lambda: anything(*(1,) * 10, 2))
+        return jnp.where(p, r, 0.0)
+
+    check_rewrite(
+        DROP,
+        program,
+        "bool[]",
+        "f32[2]",
+        simplify=True,
+        diff="""
+          fn (p:bool[], w:f32[2]) {
+        -   r:f32[1,1,1,1,1,1,1,1,1,1,2] = cond p {
+        -     b:f32[1,2] = broadcast_in_dim w
+        -     b1:f32[1,1,2] = broadcast_in_dim b
+        -     b2:f32[1,1,1,2] = broadcast_in_dim b1
+        -     b3:f32[1,1,1,1,2] = broadcast_in_dim b2
+        -     b4:f32[1,1,1,1,1,2] = broadcast_in_dim b3
+        -     b5:f32[1,1,1,1,1,1,2] = broadcast_in_dim b4
+        -     b6:f32[1,1,1,1,1,1,1,2] = broadcast_in_dim b5
+        -     b7:f32[1,1,1,1,1,1,1,1,2] = broadcast_in_dim b6
+        -     b8:f32[1,1,1,1,1,1,1,1,1,2] = broadcast_in_dim b7
+        -     b9:f32[1,1,1,1,1,1,1,1,1,1,2] = broadcast_in_dim b8
+        -     yield b9
+        -   } else {
+        -     u:f32[1,1,1,1,1,1,1,1,1,1,2] = undefined
+        -     yield u
+        -   }
+        +   b:f32[1,2] = broadcast_in_dim w
+        +   b1:f32[1,1,2] = broadcast_in_dim b
+        +   b2:f32[1,1,1,2] = broadcast_in_dim b1
+        +   b3:f32[1,1,1,1,2] = broadcast_in_dim b2
+        +   b4:f32[1,1,1,1,1,2] = broadcast_in_dim b3
+        +   b5:f32[1,1,1,1,1,1,2] = broadcast_in_dim b4
+        +   b6:f32[1,1,1,1,1,1,1,2] = broadcast_in_dim b5
+        +   b7:f32[1,1,1,1,1,1,1,1,2] = broadcast_in_dim b6
+        +   b8:f32[1,1,1,1,1,1,1,1,1,2] = broadcast_in_dim b7
+        +   b9:f32[1,1,1,1,1,1,1,1,1,1,2] = broadcast_in_dim b8
+        -   b:f32[1,1,1,1,1,1,1,1,1,1,2] = broadcast_in_dim 0.0
+        +   b10:f32[1,1,1,1,1,1,1,1,1,1,2] = broadcast_in_dim 0.0
+        -   s:f32[1,1,1,1,1,1,1,1,1,1,2] = select_n p b r
+        +   s:f32[1,1,1,1,1,1,1,1,1,1,2] = select_n p b10 b9
+            return s
+          }
+        """,
+    )
