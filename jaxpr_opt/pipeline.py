@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from jax.extend.core import ClosedJaxpr
 
@@ -29,6 +29,11 @@ from jaxpr_opt.journal import Journal, PassRecord, Refusal, Rewrite, measure, pu
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.split import Split, split
 from jaxpr_opt.verify import verify
+
+Settled = Literal["tidy", "untidy"]
+"""A program on which the first phase has nothing to do, or only to tidy up, which alone it never
+does.
+"""
 
 MAX_ROUNDS = 32
 """Rounds of one stage before it is declared divergent: no program tried needed more than 9."""
@@ -119,8 +124,8 @@ class Pipeline:
         out = jaxpr
         if journal.changed:
             out = self._exported(graph, jaxpr, journal)
-        if phase == "differentiable" and (journal.changed or not journal.touched):
-            self._settle(out)
+        if phase == "differentiable":
+            self._settle(out, tidy=journal.changed or not journal.touched)
         journal.seconds = time.perf_counter() - started
         publish(journal)
         return Result(out, journal, tuple(snapshots))
@@ -135,8 +140,8 @@ class Pipeline:
         started = time.perf_counter()
         graph, journal, _ = self._optimized(jaxpr, "differentiable", num_primals)
         parts = split(graph, num_primals, num_outputs)
-        self._settle(parts.forward)
-        self._settle(parts.backward)
+        self._settle(parts.forward, tidy=True)
+        self._settle(parts.backward, tidy=True)
         journal.seconds = time.perf_counter() - started
         publish(journal)
         return parts, journal
@@ -152,7 +157,7 @@ class Pipeline:
             if num_primals is not None:
                 graph.cotangents = graph.inputs[num_primals:]
             try:
-                snapshots = pipeline.apply(graph, journal, pipeline._is_settled(jaxpr, graph))
+                snapshots = pipeline.apply(graph, journal, pipeline._settled_as(jaxpr, graph))
             except PassError as error:
                 if settings.current().strict:
                     raise
@@ -165,19 +170,23 @@ class Pipeline:
                 return graph, journal, snapshots
 
     def apply(
-        self, graph: Graph, journal: Journal, settled: bool = False
+        self, graph: Graph, journal: Journal, settled: Settled | None = None
     ) -> list[tuple[str, ClosedJaxpr]]:
         """Run every stage on a graph in place; raises `PassError`.
 
-        `settled`: passes of the first phase have nothing to do on it as it is.  Snapshots are
-        taken in check mode only.
+        `settled`: what the first phase has left to do on it as it is.  Snapshots are taken in check
+        mode only.
         """
         snapshots: list[tuple[str, ClosedJaxpr]] = []
         check = settings.current().check
         debug = settings.current().verify
         measure("", graph, journal)
+        if settled == "untidy" and not self._has_final_work(graph):
+            return snapshots
         version = 0
-        idle_since = {each: 0 for each in self.passes if settled and each.phase != "final"}
+        idle_since = {
+            each: 0 for each in self.passes if settled == "tidy" and each.phase != "final"
+        }
         for stage in self.stages:
             active = [p for p in stage if p.phase == "differentiable" or graph.phase == "final"]
             for _ in range(MAX_ROUNDS):
@@ -200,17 +209,32 @@ class Pipeline:
                 raise PassError(names, (), RuntimeError(f"no fixpoint after {MAX_ROUNDS} rounds"))
         return snapshots
 
-    def _settle(self, jaxpr: ClosedJaxpr) -> None:
-        """Remember that the first phase has nothing more to do on this very object."""
-        key = id(jaxpr)
-        _settled[key] = (weakref.ref(jaxpr, lambda _: _settled.pop(key, None)), self)
+    def settle_part(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:
+        """`part` is what `whole` needs for fewer outputs: as that, it has at most to be tidied."""
+        if id(whole) in _settled:
+            self._settle(part, tidy=False)
 
-    def _is_settled(self, jaxpr: ClosedJaxpr, graph: Graph) -> bool:
+    def _settle(self, jaxpr: ClosedJaxpr, *, tidy: bool) -> None:
+        """Remember that the first phase has nothing more to do on this very object, but, unless it
+        is tidy, to tidy up.
+        """
+        key = id(jaxpr)
+        state: Settled = "tidy" if tidy else "untidy"
+        _settled[key] = (weakref.ref(jaxpr, lambda _: _settled.pop(key, None)), self, state)
+
+    def _settled_as(self, jaxpr: ClosedJaxpr, graph: Graph) -> Settled | None:
         """Whether the first phase has just been here, and the second sees nothing new."""
-        reference, by = _settled.get(id(jaxpr), (None, None))
+        reference, by, state = _settled.get(id(jaxpr), (None, None, None))
         if graph.phase != "final" or reference is None or reference() is not jaxpr or by != self:
-            return False
-        return not graph.opened and not any(op.name == "stop_gradient" for op in graph.walk())
+            return None
+        ops = list(graph.walk())
+        marked = any(op.name == "stop_gradient" for op in ops) and any(op.regions for op in ops)
+        return None if graph.opened or marked else state
+
+    def _has_final_work(self, graph: Graph) -> bool:
+        """Whether a pass of the second phase would look at some op."""
+        final = [p.anchors for p in self.passes if p.phase == "final" and not p.cleanup]
+        return any(isinstance(op, anchors) for op in graph.walk() for anchors in final)
 
     def _exported(self, graph: Graph, original: ClosedJaxpr, journal: Journal) -> ClosedJaxpr:
         try:
@@ -231,7 +255,7 @@ class Pipeline:
         return out
 
 
-_settled: dict[int, tuple[weakref.ref[ClosedJaxpr], Pipeline]] = {}
+_settled: dict[int, tuple[weakref.ref[ClosedJaxpr], Pipeline, Settled]] = {}
 
 
 def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) -> bool:

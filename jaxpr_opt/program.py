@@ -151,6 +151,7 @@ class Program:
         keep = [i for i, is_used in enumerate(used[: self.history.outputs]) if is_used]
         history = self.history.mapped(lambda f: lambda *args: _at(f(*args), keep), len(keep))
         jaxpr = compat_ad.select_outputs(self.jaxpr, used)
+        self.pipeline.settle_part(self.jaxpr, jaxpr)
         return Program(jaxpr, self.pipeline, self.name, mode, history)
 
     @_remembered
@@ -165,6 +166,7 @@ class Program:
         jaxpr, inputs = compat_ad.dce(self.jaxpr, used)
         if jaxpr is self.jaxpr:
             return self, inputs
+        self.pipeline.settle_part(self.jaxpr, jaxpr)
         return Program(jaxpr, self.pipeline, self.name), inputs
 
     def tangents_left(self) -> Mask:
