@@ -1,0 +1,253 @@
+"""How an op reads or writes a window of an array: one form for all that JAX has for it.
+
+`access(op)` describes `slice`, `dynamic_slice`, `dynamic_update_slice`, and the `gather`, `scatter`
+and `scatter-add` of one window: where the window starts on each axis of the array, as a function of
+the steps of the loops around it, how large it is, and which axis of the value is which axis of the
+window.  Batched ones whose index is the same in all rows are one window of all rows.
+
+A start is known only where the window is in range, so that clamping, dropping and filling change
+nothing; negative indices are normalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import jax
+from jax import lax
+
+from jaxpr_opt.analysis.induction import Affine, affine, component
+from jaxpr_opt.ir import Op, Value
+
+Kind = Literal["read", "write", "add"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A window along one axis: `size` elements from `start`, None if that is not known."""
+
+    start: Affine | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """A window of `array` that is read, written or added to.
+
+    `value` is what is read, or what is written or added; `axes[d]` is the axis of the array that
+    its axis `d` is, None for one of size 1 that is none.
+    """
+
+    op: Op
+    kind: Kind
+    array: Value
+    window: tuple[Extent, ...]
+    value: Value
+    axes: tuple[int | None, ...]
+    indices: tuple[Value, ...]
+    """The operands that say where."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The window's shape, with all axes of the array."""
+        return tuple(extent.size for extent in self.window)
+
+    @property
+    def is_located(self) -> bool:
+        """Whether all starts are known."""
+        return all(extent.start is not None for extent in self.window)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the window."""
+        return prod(self.sizes) * int(self.array.dtype.itemsize)
+
+    def to_window(self, value: jax.Array) -> jax.Array:
+        """The value with the shape of the window."""
+        present = [d for d, axis in enumerate(self.axes) if axis is not None]
+        absent = [d for d, axis in enumerate(self.axes) if axis is None]
+        order = [*sorted(present, key=lambda d: self.axes[d] or 0), *absent]
+        return lax.reshape(lax.transpose(value, order), self.sizes)
+
+    def from_window(self, window: jax.Array) -> jax.Array:
+        """A window with the shape of the value."""
+        present = sorted(axis for axis in self.axes if axis is not None)
+        short = lax.reshape(window, tuple(window.shape[axis] for axis in present))
+        moved = lax.transpose(short, [present.index(a) for a in self.axes if a is not None])
+        return lax.reshape(moved, self.value.shape)
+
+    def read(self, array: jax.Array, *indices: jax.Array) -> jax.Array:
+        """What a write or an addition replaces, with the shape of its value.
+
+        Rows of a scatter that are out of range read as zero.
+        """
+        if self.op.name == "dynamic_update_slice":
+            return lax.dynamic_slice(array, indices, self.value.shape)
+        numbers = self.op.params["dimension_numbers"]
+        mirrored = lax.GatherDimensionNumbers(
+            offset_dims=numbers.update_window_dims,
+            collapsed_slice_dims=numbers.inserted_window_dims,
+            start_index_map=numbers.scatter_dims_to_operand_dims,
+            operand_batching_dims=numbers.operand_batching_dims,
+            start_indices_batching_dims=numbers.scatter_indices_batching_dims,
+        )
+        (index,) = indices
+        return lax.gather(
+            array,
+            index,
+            mirrored,
+            self.sizes_of_one,
+            unique_indices=self.op.params["unique_indices"],
+            indices_are_sorted=self.op.params["indices_are_sorted"],
+            mode=self.op.params["mode"],
+            fill_value=0,
+        )
+
+    @property
+    def sizes_of_one(self) -> tuple[int, ...]:
+        """The window's shape in one row of a batch."""
+        numbers = self.op.params["dimension_numbers"]
+        return tuple(
+            1 if axis in numbers.operand_batching_dims else size
+            for axis, size in enumerate(self.sizes)
+        )
+
+
+def access(op: Op) -> Access | None:
+    """The window that an op reads, writes or adds to; None if it does not, or in another way."""
+    rule = _RULES.get(op.name)
+    return rule(op) if rule is not None else None
+
+
+def _slice(op: Op) -> Access | None:
+    if op.params["strides"] is not None and any(s != 1 for s in op.params["strides"]):
+        return None
+    window = [
+        Extent(Affine(s), n)
+        for s, n in zip(op.params["start_indices"], op.result.shape, strict=True)
+    ]
+    return _plain(op, "read", op.result, window, ())
+
+
+def _dynamic_slice(op: Op) -> Access:
+    array, *starts = op.operands
+    window = [
+        _extent(affine(s), size, n)
+        for s, size, n in zip(starts, op.params["slice_sizes"], array.shape, strict=True)
+    ]
+    return _plain(op, "read", op.result, window, starts)
+
+
+def _dynamic_update_slice(op: Op) -> Access:
+    array, update, *starts = op.operands
+    window = [
+        _extent(affine(s), size, n)
+        for s, size, n in zip(starts, update.shape, array.shape, strict=True)
+    ]
+    return _plain(op, "write", update, window, starts)
+
+
+def _plain(
+    op: Op, kind: Kind, value: Value, window: Sequence[Extent], indices: Sequence[Value]
+) -> Access:
+    axes = tuple(range(len(value.shape)))
+    return Access(op, kind, op.operands[0], tuple(window), value, axes, tuple(indices))
+
+
+def _gather(op: Op) -> Access | None:
+    numbers = op.params["dimension_numbers"]
+    where = _Where(
+        numbers.start_index_map,
+        numbers.collapsed_slice_dims,
+        numbers.operand_batching_dims,
+        numbers.start_indices_batching_dims,
+        numbers.offset_dims,
+    )
+    array, indices = op.operands
+    return where.access(op, "read", array, indices, op.result, op.params["slice_sizes"])
+
+
+def _scatter(op: Op) -> Access | None:
+    if op.name == "scatter" and op.params.get("update_jaxpr") is not None:
+        return None
+    numbers = op.params["dimension_numbers"]
+    where = _Where(
+        numbers.scatter_dims_to_operand_dims,
+        numbers.inserted_window_dims,
+        numbers.operand_batching_dims,
+        numbers.scatter_indices_batching_dims,
+        numbers.update_window_dims,
+    )
+    array, indices, update = op.operands
+    missing = {*where.collapsed, *where.batching}
+    kept = iter(where.window_dims)
+    sizes = [1 if d in missing else update.shape[next(kept)] for d in range(len(array.shape))]
+    kind: Kind = "write" if op.name == "scatter" else "add"
+    return where.access(op, kind, array, indices, update, sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """The dimension numbers that gather and scatter have in common."""
+
+    indexed: tuple[int, ...]
+    """The axis of the array that each component of the index is for."""
+    collapsed: tuple[int, ...]
+    batching: tuple[int, ...]
+    index_batching: tuple[int, ...]
+    window_dims: tuple[int, ...]
+    """The axes of the value that are axes of the window."""
+
+    def access(
+        self, op: Op, kind: Kind, array: Value, index: Value, value: Value, sizes: Sequence[int]
+    ) -> Access | None:
+        """The access of one window, or of one a row of a batch."""
+        lead = len(index.shape) - 1
+        if any(index.shape[d] != 1 for d in range(lead) if d not in self.index_batching):
+            return None
+        window = []
+        for axis, n in enumerate(array.shape):
+            if axis in self.batching:
+                window.append(Extent(Affine(0), n))
+            elif axis in self.indexed:
+                start = component(index, self.indexed.index(axis))
+                uniform = start is not None and not any(start.strides)
+                at = Affine(start.offset, (), start.steps) if start and uniform else None
+                window.append(_extent(at, sizes[axis], n))
+            else:
+                window.append(Extent(Affine(0), sizes[axis]))
+        axes = self._axes(array, value)
+        return Access(op, kind, array, tuple(window), value, axes, (index,))
+
+    def _axes(self, array: Value, value: Value) -> tuple[int | None, ...]:
+        """For each axis of the value, the axis of the array that it is."""
+        kept = [d for d in range(len(array.shape)) if d not in {*self.collapsed, *self.batching}]
+        of_window = dict(zip(self.window_dims, kept, strict=True))
+        of_batch = dict(zip(self.index_batching, self.batching, strict=True))
+        others = iter(range(len(value.shape)))  # the value's other axes are the index's, in order
+        return tuple(
+            of_window[d] if d in of_window else of_batch.get(next(others))
+            for d in range(len(value.shape))
+        )
+
+
+def _extent(start: Affine | None, size: int, n: int) -> Extent:
+    """A window along an axis of `n` elements: its start is known if it is always in range."""
+    if start is None:
+        return Extent(None, size)
+    low, high = start.range(())
+    return Extent(start if low >= 0 and high <= n - size else None, size)
+
+
+_RULES: dict[str, Any] = {
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    "scatter": _scatter,
+    "scatter-add": _scatter,
+    "scatter_add": _scatter,
+    "slice": _slice,
+}
