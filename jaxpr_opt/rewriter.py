@@ -17,8 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxpr_opt import compat
+from jaxpr_opt.analysis.induction import Affine
 from jaxpr_opt.exporter import evaluate_ops
 from jaxpr_opt.importer import splice
 from jaxpr_opt.ir import (
@@ -172,6 +174,30 @@ class Rewriter:
     def undefined(self, aval: Any, *, before: Op) -> Value:
         """An unspecified value: whoever reads it takes what comes."""
         return self.place(Op(UNDEFINED, (), [aval], source=before.source), before).result
+
+    def steps(self, number: Affine, *, before: Op) -> Value:
+        """The value, an int32, of an affine function of the steps of the loops around an op."""
+        terms = [(self.step(scan, before=before), k) for scan, k in number.steps.items()]
+
+        def total(*steps: jax.Array) -> jax.Array:
+            value: Any = np.int32(number.offset)
+            for step, (_, factor) in zip(steps, terms, strict=True):
+                value = step * np.int32(factor) + value
+            return jnp.asarray(value)
+
+        return self.insert(total, *(step for step, _ in terms), before=before)
+
+    def step(self, scan: Scan, *, before: Op) -> Value:
+        """The number of the step that a scan around an op is in, as a stream of it."""
+        assert scan.body.contains(before.region)
+        for stream in scan.streams:
+            op = stream.operand.op
+            if op is not None and op.name == "iota" and stream.operand.dtype == np.int32:
+                return stream.param
+        numbers = self.insert(lambda: lax.iota(np.int32, scan.length), before=scan)
+        param = self.new_value(self.row_aval(numbers), "step")
+        self.set_scan(scan, streams=[*scan.streams, Stream(numbers, param)])
+        return param
 
     def vectorize(
         self,

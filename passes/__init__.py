@@ -15,12 +15,15 @@ from jaxpr_opt.passes.fuse_branches import FuseBranches
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressions
+from jaxpr_opt.passes.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.replay_steps import ReplaySteps
 from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.simplify import Simplify
+from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
+from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
 
 CLEANUP = (
     ResolveKnownPredicates(),
@@ -33,10 +36,12 @@ CLEANUP = (
 
 RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
+BUFFERS = (SliceKnownWindows(), NarrowCarriedArrays(), StackCarriedUpdates())
+
 DEFAULT = (
     # Residuals that need not be: outer values, dummies of untaken branches, what is made and used
     # under one predicate.
-    (*RESIDUALS, FuseBranches(), PushRematIntoBranches()),
+    (*RESIDUALS, *BUFFERS, FuseBranches(), PushRematIntoBranches()),
     # Loops of loops that stop for good become one loop, and their predicates one number.
     (CollapseLoops(), CountSteps()),
     # Only now can the masks of the transposed loops be compared, so that they merge too.

@@ -79,6 +79,28 @@ class Access:
         moved = lax.transpose(short, [present.index(a) for a in self.axes if a is not None])
         return lax.reshape(moved, self.value.shape)
 
+    def starts(self, *indices: jax.Array) -> list[Any]:
+        """Where the window starts on each axis, from the operands that say so; of a window whose
+        start is known to be constant, that.
+        """
+        return [
+            extent.start.offset
+            if extent.start is not None and extent.start.is_constant
+            else self._start(axis, indices)
+            for axis, extent in enumerate(self.window)
+        ]
+
+    def _start(self, axis: int, indices: Sequence[jax.Array]) -> jax.Array:
+        if "dimension_numbers" not in self.op.params:
+            return indices[axis]
+        (index,) = indices
+        numbers = self.op.params["dimension_numbers"]
+        indexed = getattr(numbers, "start_index_map", None)
+        if indexed is None:
+            indexed = numbers.scatter_dims_to_operand_dims
+        at = (*(0 for _ in index.shape[:-1]), indexed.index(axis))
+        return lax.reshape(lax.slice(index, at, [i + 1 for i in at]), ())
+
     def read(self, array: jax.Array, *indices: jax.Array) -> jax.Array:
         """What a write or an addition replaces, with the shape of its value.
 
@@ -119,7 +141,13 @@ class Access:
 def access(op: Op) -> Access | None:
     """The window that an op reads, writes or adds to; None if it does not, or in another way."""
     rule = _RULES.get(op.name)
-    return rule(op) if rule is not None else None
+    return rule(op) if rule is not None and not _is_sharded(op.operands[0]) else None
+
+
+def _is_sharded(value: Value) -> bool:
+    """Whether the type says which devices hold which part: then windows are not local."""
+    sharding = getattr(value.aval, "sharding", None)
+    return sharding is not None and any(part is not None for part in sharding.spec)
 
 
 def _slice(op: Op) -> Access | None:

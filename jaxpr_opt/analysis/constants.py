@@ -13,13 +13,16 @@ SMALL = 64
 """Constants of at most so many bytes are compared by their contents, larger ones by identity."""
 
 _HOST = (np.ndarray, np.generic, int, float, complex)
-_SPREAD = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "transpose"})
+_SPREAD = frozenset({
+    "broadcast_in_dim", "copy", "dynamic_slice", "expand_dims", "reshape", "rev", "slice",
+    "squeeze", "transpose",
+})  # fmt: skip
 
 
 def uniform(value: Value) -> Any:
     """The number all elements of `value` are known to be, else None.
 
-    Sees through broadcasts and reshapes.
+    Sees through broadcasts, slices and reshapes.
     """
     while value.op is not None and value.op.name in _SPREAD:
         value = value.op.operands[0]

@@ -13,7 +13,7 @@ Both compute with the integers the program computes with: what might wrap around
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -24,6 +24,9 @@ from jaxpr_opt.ir import Carry, Constant, Op, Scan, Value
 
 MAX_DEPTH = 48
 """Ops looked through on the way from an index to its origin."""
+
+Interval = tuple[int, int]
+"""The least and the greatest value; of a bool 0 is false and 1 is true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class Affine:
         steps = {
             s: self.steps.get(s, 0) + other.steps.get(s, 0) for s in (*self.steps, *other.steps)
         }
-        pairs = zip_longest(self.strides, other.strides, fillvalue=0)  # JAX takes scalars for arrays
+        # JAX takes scalars for arrays.
+        pairs = zip_longest(self.strides, other.strides, fillvalue=0)
         return Affine(self.offset + other.offset, tuple(a + b for a, b in pairs), steps)
 
     def __mul__(self, factor: int) -> Affine:
@@ -81,8 +85,8 @@ def component(vector: Value, number: int) -> Affine | None:
     return _Search().component(vector, number, 0)
 
 
-def bounds(value: Value) -> tuple[int, int] | None:
-    """The least and the greatest value that an element of an integer array may have."""
+def bounds(value: Value) -> Interval | None:
+    """The least and the greatest value that an element of an array of integers may have."""
     return _Search().bounds(value, 0)
 
 
@@ -100,6 +104,7 @@ class _Search:
 
     def __init__(self) -> None:
         self.known: dict[tuple[Value, int | None], Affine | None] = {}
+        self.ranges: dict[Value, Interval | None] = {}
 
     # ------------------------------------------------------------ affine
 
@@ -125,6 +130,7 @@ class _Search:
             found = find(value, depth + 1)
             if found is not None:
                 shape = value.shape if number is None else value.shape[:-1]
+                found = _spread(found, shape)
                 low, high = _representable(value)
                 least, most = found.range(shape)
                 found = found if low <= least and most <= high else None
@@ -220,7 +226,8 @@ class _Search:
             return self.affine(op.operands[number], depth)
         if op.name == "convert_element_type":
             return self.component(op.operands[0], number, depth)
-        if op.name == "reshape" and op.operands[0].shape[-1:] == value.shape[-1:]:
+        in_order = op.name == "reshape" and op.params.get("dimensions") is None
+        if in_order and op.operands[0].shape[-1:] == value.shape[-1:]:
             source = self.component(op.operands[0], number, depth)
             shapes = op.operands[0].shape[:-1], value.shape[:-1]
             return _reshaped(source, *shapes) if source is not None else None
@@ -228,42 +235,38 @@ class _Search:
 
     # ------------------------------------------------------------ bounds
 
-    def bounds(self, value: Value, depth: int) -> tuple[int, int] | None:
-        """From the affine form where there is one, else op by op; within the dtype."""
-        if value.dtype == bool:
-            return 0, 1
-        if not _is_integer(value) or depth > MAX_DEPTH:
-            return None
-        known = self.affine(value, depth)
-        if known is not None:
-            return known.range(value.shape)
-        low, high = _representable(value)
-        found = self._bounds_of(value, depth + 1)
-        if found is None or found[0] < low or found[1] > high:
-            return low, high
-        return found
+    def bounds(self, value: Value, depth: int) -> Interval | None:
+        """From the affine form where there is one, else op by op; of a bool, 0 and 1."""
+        if value not in self.ranges:
+            if depth > MAX_DEPTH or not (_is_integer(value) or value.dtype == bool):
+                return None
+            known = self.affine(value, depth)
+            if known is not None:
+                self.ranges[value] = known.range(value.shape)
+            else:
+                low, high = (0, 1) if value.dtype == bool else _representable(value)
+                found = self._bounds_of(value, depth + 1)
+                fits = found is not None and low <= found[0] and found[1] <= high
+                self.ranges[value] = found if fits else (low, high)
+        return self.ranges[value]
 
-    def _bounds_of(self, value: Value, depth: int) -> tuple[int, int] | None:
+    def _bounds_of(self, value: Value, depth: int) -> Interval | None:
         if isinstance(value, Constant):
             small = isinstance(value.value, np.ndarray) and 0 < value.nbytes <= 4096
-            return (int(value.value.min()), int(value.value.max())) if small else None
+            return _span(value.value.flat) if small else _uniform_bounds(value)
         op = value.op
         if op is None or isinstance(op, Scan):
             source = _source(value)
             return self.bounds(source, depth) if source is not None else None
-        if op.name in _SAME_ELEMENTS or (
-            op.name == "convert_element_type" and op.operands[0].dtype != value.dtype
-        ):
+        if op.name in _SAME_ELEMENTS:
             return self.bounds(op.operands[0], depth)
         if op.name == "select_n":
-            outcome = self.decide(op.operands[0], depth)
-            cases = op.operands[1:] if outcome is None else (op.operands[1 + int(outcome)],)
-            found = [self.bounds(v, depth) for v in cases]
-            known = [b for b in found if b is not None]
-            if len(known) < len(found):
-                return None
-            return min(b[0] for b in known), max(b[1] for b in known)
-        rule = _INTERVALS.get(op.name)
+            return _hull(self.bounds(v, depth) for v in self.cases(op, depth))
+        of_integers = all(map(_is_integer, op.operands))
+        if of_integers and op.name in _COMPARISONS:
+            outcome = self._compare(op, depth)
+            return (int(outcome), int(outcome)) if outcome is not None else None
+        rule = (_INTERVALS if of_integers else _LOGIC).get(op.name)
         if rule is None:
             return None
         operands = [self.bounds(v, depth) for v in op.operands]
@@ -272,27 +275,32 @@ class _Search:
 
     # ------------------------------------------------------------ comparisons
 
-    def decide(self, predicate: Value, depth: int) -> bool | None:
-        """What a comparison of integers is known to be, at every element and every step."""
-        op = predicate.op
-        while op is not None and op.name == "broadcast_in_dim":
-            op = op.operands[0].op
-        if op is None or op.name not in _COMPARISONS or not all(map(_is_integer, op.operands)):
-            return None
+    def _compare(self, op: Op, depth: int) -> bool | None:
         left, right = (self.affine(v, depth) for v in op.operands)
         if left is not None and right is not None:
-            low, high = (left - right).range(op.result.shape)
-        else:
-            a, b = (self.bounds(v, depth) for v in op.operands)
-            if a is None or b is None:
-                return None
-            low, high = a[0] - b[1], a[1] - b[0]
-        return _COMPARISONS[op.name](low, high)
+            return _COMPARISONS[op.name](*(left - right).range(op.result.shape))
+        a, b = (self.bounds(v, depth) for v in op.operands)
+        if a is None or b is None:
+            return None
+        return _COMPARISONS[op.name](a[0] - b[1], a[1] - b[0])
+
+    def cases(self, select: Op, depth: int) -> Sequence[Value]:
+        """Those cases of a `select_n` that are ever taken, so far as is known."""
+        which, *cases = select.operands
+        low, high = self.bounds(which, depth) or (0, len(cases))
+        return cases[max(low, 0) : high + 1] or cases
 
 
 def decide(predicate: Value) -> bool | None:
-    """What a comparison of integers is known to be, at every element and in every step."""
-    return _Search().decide(predicate, 0)
+    """What a test of integers is known to be, at every element and in every step."""
+    found = _Search().bounds(predicate, 0) if predicate.dtype == bool else None
+    return bool(found[0]) if found is not None and found[0] == found[1] else None
+
+
+def _spread(found: Affine, shape: tuple[int, ...]) -> Affine:
+    """In its plainest form for this shape; where JAX takes a scalar for an array, of all axes."""
+    pairs = zip_longest(found.strides, shape, fillvalue=0)
+    return replace(found, strides=tuple(stride if n > 1 else 0 for stride, n in pairs))
 
 
 def _stacked(row: Affine, scan: Scan) -> Affine:
@@ -371,12 +379,8 @@ def _negated(search: _Search, op: Op, depth: int) -> Affine | None:
 
 
 def _selected(search: _Search, op: Op, depth: int) -> Affine | None:
-    """One case, where the range of the predicate's operands decides; or all cases alike."""
-    which, *cases = op.operands
-    outcome = search.decide(which, depth)
-    if outcome is not None:
-        return search.affine(cases[int(outcome)], depth)
-    first, *others = (search.affine(v, depth) for v in cases)
+    """What all cases that are ever taken are alike."""
+    first, *others = (search.affine(v, depth) for v in search.cases(op, depth))
     return first if all(other == first for other in others) else None
 
 
@@ -466,10 +470,13 @@ def _transposed(search: _Search, op: Op, depth: int) -> Affine | None:
 
 
 def _sliced(search: _Search, op: Op, depth: int) -> Affine | None:
-    source = search.affine(op.operands[0], depth)
+    (array,), starts = op.operands, op.params["start_indices"]
+    source = search.affine(array, depth)
     if source is None:
-        return None
-    starts = op.params["start_indices"]
+        if op.result.shape[-1] != 1 or op.result.shape[:-1] != array.shape[:-1]:
+            return None
+        found = search.component(array, starts[-1], depth)
+        return replace(found, strides=(*found.strides, 0)) if found is not None else None
     every = op.params["strides"] or (1,) * len(starts)
     offset = sum(a * s for a, s in zip(starts, source.strides, strict=True))
     strides = tuple(s * k for s, k in zip(source.strides, every, strict=True))
@@ -541,8 +548,6 @@ _SAME_ELEMENTS = frozenset({
     "rev", "slice", "squeeze", "stop_gradient", "transpose",
 })  # fmt: skip
 
-Interval = tuple[int, int]
-
 _INTERVALS: dict[str, Callable[..., Interval | None]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "clamp": lambda a, x, b: (min(max(x[0], a[0]), b[0]), max(min(x[1], b[1]), a[0])),
@@ -559,9 +564,37 @@ _INTERVALS: dict[str, Callable[..., Interval | None]] = {
 }
 
 
+_LOGIC: dict[str, Callable[..., Interval | None]] = {
+    "and": lambda a, b: (a[0] & b[0], a[1] & b[1]),
+    "eq": lambda a, b: _both(a, b, lambda x, y: x == y),
+    "ne": lambda a, b: _both(a, b, lambda x, y: x != y),
+    "not": lambda a: (1 - a[1], 1 - a[0]),
+    "or": lambda a, b: (a[0] | b[0], a[1] | b[1]),
+    "xor": lambda a, b: _both(a, b, lambda x, y: x != y),
+}
+"""The same of bools."""
+
+
+def _both(a: Interval, b: Interval, test: Callable[[int, int], bool]) -> Interval:
+    return _span(int(test(x, y)) for x in a for y in b)
+
+
 def _span(numbers: Iterable[int]) -> Interval:
-    values = list(numbers)
+    values = [int(n) for n in numbers]
     return min(values), max(values)
+
+
+def _hull(intervals: Iterable[Interval | None]) -> Interval | None:
+    found = list(intervals)
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)
+
+
+def _uniform_bounds(value: Value) -> Interval | None:
+    number = uniform(value)
+    return (int(number), int(number)) if number is not None else None
 
 
 _COMPARISONS: dict[str, Callable[[int, int], bool | None]] = {

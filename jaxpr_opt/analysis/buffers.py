@@ -1,0 +1,75 @@
+"""Carries that a loop reads and writes a window at a time.
+
+`buffer(loop, carry)` follows a carry through the body: the array as it enters the step, each
+version of it that a write makes, and the version that leaves.  It is a buffer if nothing but
+windows of these versions is read and nothing but writes of windows makes one from another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.ir import Carry, Op, Scan, While
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """A carry; the reads and writes of its windows; and their ops, with those that only rename a
+    version, in program order.
+    """
+
+    carry: Carry
+    accesses: tuple[Access, ...]
+    ops: tuple[Op, ...]
+
+
+def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
+    """The accesses of a carry; or how else it is used, in words."""
+    body = loop.body
+    versions = {carry.param}
+    found: dict[Op, Access | None] = {}
+    pending = [carry.param]
+    name = carry.param.name or "the carry"
+    while pending:
+        version = pending.pop()
+        for use in version.uses:
+            op = use.op
+            if (
+                op is body.terminator
+                and version is carry.next
+                and _is_next(loop, carry, use.position)
+            ):
+                continue
+            known = access(op)
+            if known is None and _renames(op) and op.region is body:
+                found[op] = None
+            elif known is None or known.array is not version or use.position != 0:
+                if isinstance(loop, While) and loop.predicate.contains(op.region):
+                    return f"the predicate reads {name}"
+                return f"{name} is read whole by {op.name}"
+            else:
+                found[op] = known
+                if known.kind == "read":
+                    continue
+                if op.region is not body:
+                    return (
+                        f"{name} is written inside of {op.parent.name if op.parent else 'a branch'}"
+                    )
+            versions.add(op.result)
+            pending.append(op.result)
+    if carry.next not in versions:
+        return f"{name} is replaced as a whole in each step"
+    ordered = [op for op in body.walk() if op in found]
+    accesses = tuple(a for op in ordered if (a := found[op]) is not None)
+    return Buffer(carry, accesses, tuple(ordered))
+
+
+def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:
+    return position < len(loop.carries) and loop.carries[position].param is carry.param
+
+
+def _renames(op: Op) -> bool:
+    """Whether the result is the operand, weak type aside."""
+    same = ("convert_element_type", "copy")
+    return op.name in same and op.operands[0].dtype == op.result.dtype

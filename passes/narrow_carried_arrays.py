@@ -1,0 +1,197 @@
+"""Carry through an inner loop only the rows of an array that it touches.
+
+Before::
+
+    d = scan[8] carry(d=z) xs(i=iota8) {
+      d1 = scan[4] carry(c=d) xs(j=iota4) {
+        y = dynamic_slice c i j
+        m = mul y 2.0
+        c1 = dynamic_update_slice c m i j
+        yield carry(c1)
+      }
+      yield carry(d1)
+    }
+
+After::
+
+    d = scan[8] carry(d=z) xs(i=iota8) {
+      row = dynamic_slice d i 0
+      row1 = scan[4] carry(c=row) xs(j=iota4) {
+        y = dynamic_slice c 0 j
+        m = mul y 2.0
+        c1 = dynamic_update_slice c m 0 j
+        yield carry(c1)
+      }
+      d1 = dynamic_update_slice d row1 i 0
+      yield carry(d1)
+    }
+
+Now each loop moves along one axis, as `stack-carried-updates` wants it.  Sound when
+
+1. the carry is read and written by windows only (`jaxpr_opt.analysis.buffers`);
+2. along one axis, every window starts at the same affine function of steps of loops further out,
+   up to a constant, and is in range at every step.
+
+Cost: the rows are copied out and back, so the loop must touch about as much of them.
+Source: row by row, then element by element: https://github.com/jax-ml/jax/issues/10197.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import jax
+from jax import lax
+
+from jaxpr_opt.analysis.access import Access
+from jaxpr_opt.analysis.buffers import Buffer, buffer
+from jaxpr_opt.analysis.induction import Affine
+from jaxpr_opt.ir import Carry, Op, Scan, Value
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+MAX_SPARSENESS = 4
+"""How much larger the rows may be than what the loop reads and writes in all its steps."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows `start` to ``start + size`` along `axis`."""
+
+    axis: int
+    start: Affine
+    size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Narrow(Match):
+    """A carried array of which a loop touches some rows only."""
+
+    buffer: Buffer
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class NarrowCarriedArrays(Pass):
+    """A whole array carried through an inner loop -> the rows that it touches."""
+
+    name: ClassVar[str] = "narrow-carried-arrays"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[Narrow]:
+        assert isinstance(op, Scan)
+        if not isinstance(op.parent, Scan):
+            return
+        for carry in op.carries:
+            if len(carry.param.shape) < 2 or carry.is_invariant:
+                continue
+            found = buffer(op, carry)
+            rows = _rows(op, found) if isinstance(found, Buffer) and found.accesses else None
+            if rows is not None and isinstance(found, Buffer):
+                name = carry.param.name or str(carry.param.aval)
+                count = f"{rows.size} of {carry.param.shape[rows.axis]} rows"
+                yield Narrow(op, f"{count} of {name} are carried", found, rows)
+
+    def refuse(self, match: Narrow) -> str | None:
+        scan = match.op
+        assert isinstance(scan, Scan)
+        window = prod(_shape(match))
+        touched = scan.length * sum(prod(access.sizes) for access in match.buffer.accesses)
+        if window > MAX_SPARSENESS * touched:
+            return "a row is much larger than what the loop reads and writes of it"
+        return None
+
+    def rewrite(self, match: Narrow, rw: Rewriter) -> None:
+        _narrow(match, rw)
+
+
+def _rows(scan: Scan, found: Buffer) -> Rows | None:
+    """The rows that all accesses are in (2), along the first axis that has few."""
+    for axis, n in enumerate(found.carry.param.shape):
+        starts = [access.window[axis].start for access in found.accesses]
+        known = [start for start in starts if start is not None]
+        if len(known) < len(starts) or any(scan in s.steps or not s.steps for s in known):
+            continue
+        if any(s.steps != known[0].steps for s in known):
+            continue
+        low = min(s.offset for s in known)
+        ends = (s.offset + a.window[axis].size for s, a in zip(known, found.accesses, strict=True))
+        size = max(ends) - low
+        if 2 * size <= n:
+            return Rows(axis, Affine(low, (), known[0].steps), size)
+    return None
+
+
+def _shape(match: Narrow) -> tuple[int, ...]:
+    shape = list(match.buffer.carry.param.shape)
+    shape[match.rows.axis] = match.rows.size
+    return tuple(shape)
+
+
+def _narrow(match: Narrow, rw: Rewriter) -> None:
+    scan, carry, rows = match.op, match.buffer.carry, match.rows
+    assert isinstance(scan, Scan)
+    start, shape = rw.steps(rows.start, before=scan), _shape(match)
+
+    def taken(array: jax.Array, at: jax.Array) -> jax.Array:
+        where = [at if d == rows.axis else 0 for d in range(len(shape))]
+        return lax.dynamic_slice(array, where, shape, allow_negative_indices=False)
+
+    def put(array: jax.Array, part: jax.Array, at: jax.Array) -> jax.Array:
+        where = [at if d == rows.axis else 0 for d in range(len(shape))]
+        return lax.dynamic_update_slice(array, part, where, allow_negative_indices=False)
+
+    init = rw.typed(taken, carry.init.aval, carry.init, start, before=scan)
+    param, result = rw.new_value(init.aval, carry.param.name), rw.new_value(init.aval)
+    versions: dict[Value, Value] = {carry.param: param}
+    accesses = {access.op: access for access in match.buffer.accesses}
+    for op in match.buffer.ops:
+        array = versions[op.operands[0]]
+        access = accesses.get(op)
+        if access is None:
+            versions[op.result] = array
+            continue
+        update = () if access.kind == "read" else (access.value,)
+        again = _Again(access, rows)
+        aval = op.result.aval if access.kind == "read" else init.aval
+        made = rw.typed(again, aval, array, *access.indices, *update, before=op)
+        if access.kind == "read":
+            rw.replace(op.result, made)
+        else:
+            versions[op.result] = made
+    after = scan.next
+    assert after is not None
+    if carry.result.uses:
+        whole = rw.typed(put, carry.result.aval, carry.init, result, start, before=after)
+        rw.replace(carry.result, whole)
+    new = Carry(init, param, versions[carry.next], result)
+    rw.set_scan(scan, carries=[new if c.param is carry.param else c for c in scan.carries])
+    for op in reversed(match.buffer.ops):
+        rw.erase(op)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Again:
+    """An access, repeated on the rows that are carried."""
+
+    access: Access
+    rows: Rows
+
+    def __call__(self, array: jax.Array, *rest: jax.Array) -> jax.Array:
+        access, axis = self.access, self.rows.axis
+        count = len(access.indices)
+        starts: list[Any] = access.starts(*rest[:count])
+        start = access.window[axis].start
+        assert start is not None
+        starts[axis] = start.offset - self.rows.start.offset
+        if access.kind == "write":
+            new = access.to_window(rest[count])
+            return lax.dynamic_update_slice(array, new, starts, allow_negative_indices=False)
+        old = lax.dynamic_slice(array, starts, access.sizes, allow_negative_indices=False)
+        if access.kind == "read":
+            return access.from_window(old)
+        new = old + access.to_window(rest[count])
+        return lax.dynamic_update_slice(array, new, starts, allow_negative_indices=False)

@@ -1,0 +1,92 @@
+"""Read and write one window by slicing where its place is known, instead of gathering it.
+
+Before::
+
+    s = scatter[mode=fill_or_drop, ...] ys i y
+    x = gather[mode=clip, ...] xs i
+
+After::
+
+    s = dynamic_update_slice ys y j
+    d = dynamic_slice xs j
+    x = squeeze d
+
+``ys.at[i].set(y)`` is a scatter, which checks its index and on a CPU becomes a loop; other passes
+see slices only.  Sound when
+
+1. it is one window, or one in each row of a batch at the same index, whose start is an affine
+   function of the steps of the loops around it (`jaxpr_opt.analysis.access`);
+2. the window is in range at every step, so that clamping, dropping and filling change nothing, and
+   no index is negative.
+
+Cost: none; a slice needs no checks.
+Source: https://github.com/jax-ml/jax/issues/8192.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+from jax import lax
+
+from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.ir import Op
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located(Match):
+    """A gather or scatter of one window whose place is known."""
+
+    access: Access
+
+
+@dataclass(frozen=True)
+class SliceKnownWindows(Pass):
+    """Gather and scatter of one window at a known place -> slice and update."""
+
+    name: ClassVar[str] = "slice-known-windows"
+    cleanup: ClassVar[bool] = True
+
+    def find(self, op: Op) -> Iterator[Located]:
+        if op.name in ("gather", "scatter", "scatter-add", "scatter_add") and op.result.uses:
+            found = access(op)
+            if found is not None:
+                yield Located(op, f"{op.name} of one window is a slice", found)
+
+    def refuse(self, match: Located) -> str | None:
+        if not match.access.is_located:  # (1, 2)
+            return "where the window starts, and that it is in range, is not known"
+        return None
+
+    def rewrite(self, match: Located, rw: Rewriter) -> None:
+        window, op = match.access, match.op
+
+        def sliced(array: jax.Array, *rest: jax.Array) -> jax.Array:
+            value = rest[len(window.indices) :]
+            starts = window.starts(*rest[: len(window.indices)])
+            if window.kind == "write":
+                return _update(array, window.to_window(*value), starts)
+            old = _slice(array, starts, window.sizes)
+            if window.kind == "read":
+                return window.from_window(old)
+            return _update(array, old + window.to_window(*value), starts)
+
+        update = () if window.kind == "read" else (window.value,)
+        new = rw.typed(sliced, op.result.aval, window.array, *window.indices, *update, before=op)
+        rw.replace(op.result, new)
+        rw.erase(op)
+
+
+def _slice(array: jax.Array, starts: list[Any], sizes: tuple[int, ...]) -> jax.Array:
+    if all(isinstance(start, int) for start in starts):
+        return lax.slice(array, starts, [a + n for a, n in zip(starts, sizes, strict=True)])
+    return lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
+
+
+def _update(array: jax.Array, window: jax.Array, starts: list[Any]) -> jax.Array:
+    return lax.dynamic_update_slice(array, window, starts, allow_negative_indices=False)

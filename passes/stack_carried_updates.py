@@ -1,0 +1,346 @@
+"""Stack what a loop writes into a carried buffer, and stream what it reads there.
+
+Before::
+
+    b = scan[8] carry(b=z) xs(x=xs, i=iota) {
+      j = sub i 1
+      y = dynamic_slice b j
+      m = mul y x
+      b1 = dynamic_update_slice b m i
+      yield carry(b1)
+    }
+
+After::
+
+    first = slice z
+    last, rows = scan[8] carry(y=first) xs(x=xs) {
+      m = mul y x
+      yield carry(m) ys(y)
+    }
+    b = concatenate rows last
+
+A window slides over the buffer, by as many rows each step.  Its rows are values of the step: rows
+that enter the window are streamed in, rows that stay are small carries, rows that leave are
+stacked.  What is read, written or added to is always one of these.
+
+Sound when
+
+1. the carry is read and written by windows only, and leaves the step as one of its versions
+   (`jaxpr_opt.analysis.buffers`);
+2. along one axis, every window starts at ``a * step + b``, with one `a`, not 0, for all; along the
+   others, at a constant;
+3. every window is in range at every step, and the loop takes at least one.
+
+Rows that no window touches keep the value they start with.
+
+Cost: the window's rows must be small (few of them, no much larger than what is read and written).
+A buffer that is only updated in place by slices stays: XLA does that well.
+Source: https://github.com/jax-ml/jax/issues/15906, https://github.com/jax-ml/jax/issues/17640;
+scalar replacement of array references (Callahan, Carr and Kennedy, 1990).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.access import Access
+from jaxpr_opt.analysis.buffers import Buffer, buffer
+from jaxpr_opt.analysis.constants import is_weak, uniform
+from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+MAX_KEPT = 8
+"""Rows carried from step to step: each is moved on in every one."""
+
+MAX_SPARSENESS = 4
+"""How much larger the window's rows may be than what is read and written of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sliding(Match):
+    """A carry of a scan that is read and written by windows."""
+
+    buffer: Buffer
+
+    @property
+    def scan(self) -> Scan:
+        assert isinstance(self.op, Scan)
+        return self.op
+
+
+@dataclass(frozen=True)
+class StackCarriedUpdates(Pass):
+    """A buffer that is carried, read and written at affine indices -> streams and stacks."""
+
+    name: ClassVar[str] = "stack-carried-updates"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[Sliding]:
+        assert isinstance(op, Scan)
+        for carry in op.carries:
+            if not carry.param.shape or carry.is_invariant or not carry.param.uses:
+                continue
+            found = buffer(op, carry)
+            if isinstance(found, Buffer) and found.accesses:
+                name = carry.param.name or str(carry.param.aval)
+                yield Sliding(op, f"the rows of {name} that a step touches", found)
+
+    def refuse(self, match: Sliding) -> str | None:
+        plan = _plan(match)
+        return plan if isinstance(plan, str) else None
+
+    def rewrite(self, match: Sliding, rw: Rewriter) -> None:
+        plan = _plan(match)
+        assert isinstance(plan, Window)
+        _slide(match, plan, rw)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows ``stride * step + low``, `size` of them, along `axis` of an array of which the scan
+    takes `length` steps.
+    """
+
+    axis: int
+    stride: int
+    low: int
+    size: int
+    length: int
+    reverse: bool
+
+    @property
+    def entering(self) -> int:
+        """Rows that are new in each step; as many leave after it."""
+        return min(abs(self.stride), self.size)
+
+    @property
+    def kept(self) -> int:
+        """Rows that stay in the window."""
+        return self.size - self.entering
+
+    @property
+    def climbs(self) -> bool:
+        """Whether the window moves to higher rows as the loop runs."""
+        return (self.stride > 0) != self.reverse
+
+    def start(self, turn: int) -> int:
+        """The first row of the window in the first step that runs (0) or the last (-1)."""
+        step = 0 if (turn == 0) != self.reverse else self.length - 1
+        return self.stride * step + self.low
+
+    @property
+    def first(self) -> int:
+        """The lowest row that any step touches."""
+        return min(self.start(0), self.start(-1))
+
+    @property
+    def touched(self) -> int:
+        """From the lowest to the highest row that any step touches."""
+        return abs(self.stride) * (self.length - 1) + self.size
+
+    def entering_rows(self, array: jax.Array) -> jax.Array:
+        """For each step the rows that enter, `(length, entering, ...)`, or `(length, ...)` if that
+        is one.
+        """
+        blocks = self._blocks(array, self.first + (self.kept if self.climbs else 0))
+        blocks = lax.slice_in_dim(blocks, 0, self.entering, axis=1)
+        blocks = blocks if self.stride > 0 else lax.rev(blocks, (0,))
+        return lax.squeeze(blocks, (1,)) if self.entering == 1 else blocks
+
+    def kept_rows(self, array: jax.Array) -> list[jax.Array]:
+        """What the window holds already before the first step."""
+        start = self.start(0) + (0 if self.climbs else self.entering)
+        rows = range(start, start + self.kept)
+        return [lax.index_in_dim(array, row, self.axis, keepdims=False) for row in rows]
+
+    def _blocks(self, array: jax.Array, first: int) -> jax.Array:
+        """The rows from `first` on, a block of as many as the window moves by for each step."""
+        period = abs(self.stride)
+        end = first + period * self.length
+        part = lax.slice_in_dim(array, first, min(end, array.shape[self.axis]), axis=self.axis)
+        rows = jnp.moveaxis(part, self.axis, 0)
+        missing = period * self.length - rows.shape[0]  # at most what no window touches
+        if missing:
+            rows = lax.concatenate([rows, jnp.zeros((missing, *rows.shape[1:]), rows.dtype)], 0)
+        return lax.reshape(rows, (self.length, period, *rows.shape[1:]))
+
+    def result(self, array: jax.Array, left: jax.Array, *kept: jax.Array) -> jax.Array:
+        """The array after the loop: `left[step]` are the rows that left after a step, `kept` those
+        in the window at the end.
+        """
+        blocks = left if self.stride > 0 else lax.rev(left, (0,))
+        blocks = lax.expand_dims(blocks, (1,)) if self.entering == 1 else blocks
+        period = abs(self.stride)
+        if period > self.entering:  # rows between the windows
+            between = self._blocks(array, self.first)[:, self.entering :]
+            blocks = lax.concatenate([blocks, between], 1)
+        new = lax.reshape(blocks, (self.length * period, *blocks.shape[2:]))
+        if self.kept:
+            rest = jnp.stack(kept)
+            new = lax.concatenate([new, rest] if self.climbs else [rest, new], 0)
+        new = jnp.moveaxis(lax.slice_in_dim(new, 0, self.touched), 0, self.axis)
+        if new.shape == array.shape:
+            return new
+        return lax.dynamic_update_slice_in_dim(array, new, self.first, self.axis)
+
+    # What an access does to the window's rows.
+
+    def pieces(self, access: Access) -> range:
+        """Which of the window's rows an access touches."""
+        extent = access.window[self.axis]
+        assert extent.start is not None
+        low = extent.start.offset - self.low
+        return range(low, low + extent.size)
+
+    def read(self, access: Access, *rows: jax.Array) -> jax.Array:
+        """What is read of the rows that `pieces` names."""
+        start, size = self._within(access)
+        limit = [a + n for a, n in zip(start, size, strict=True)]
+        parts = [lax.expand_dims(lax.slice(row, start, limit), (self.axis,)) for row in rows]
+        return access.from_window(lax.concatenate(parts, self.axis))
+
+    def written(self, access: Access, number: int, row: jax.Array, value: jax.Array) -> jax.Array:
+        """A row, the `number`-th that the access touches, after a write or an addition."""
+        start, size = self._within(access)
+        part = lax.index_in_dim(access.to_window(value), number, self.axis, keepdims=False)
+        if access.kind == "add":
+            part = lax.slice(row, start, [a + n for a, n in zip(start, size, strict=True)]) + part
+        part = part if part.shape == row.shape else lax.dynamic_update_slice(row, part, start)
+        return _strong(part)
+
+    def _within(self, access: Access) -> tuple[list[int], list[int]]:
+        """The window within a row: where it starts, and its size."""
+        extents = [e for d, e in enumerate(access.window) if d != self.axis]
+        return [e.start.offset for e in extents if e.start is not None], [e.size for e in extents]
+
+
+def _plan(match: Sliding) -> Window | str:
+    scan, found = match.scan, match.buffer
+    name = found.carry.param.name or "the buffer"
+    if scan.length < 1:
+        return "the loop takes no step"  # (3)
+    if not isinstance(found.carry.param.dtype, np.dtype):
+        return f"the elements of {name} are not numbers"
+    for access in found.accesses:  # (2, 3)
+        if not access.is_located:
+            return f"where {access.op.name} of {name} is, or that it is in range, is not known"
+    if all(a.op.name == "dynamic_update_slice" for a in found.accesses):
+        return f"XLA updates {name} in place"
+    moving = {
+        axis
+        for access in found.accesses
+        for axis, extent in enumerate(access.window)
+        if extent.start is not None and not extent.start.is_constant
+    }
+    if len(moving) != 1:
+        return f"the windows of {name} move along {len(moving)} axes"
+    (axis,) = moving
+    starts = [a.window[axis].start for a in found.accesses]
+    strides = {s.steps.get(scan, 0) for s in starts if s is not None}
+    if (
+        len(strides) != 1
+        or 0 in strides
+        or any(s is None or set(s.steps) != {scan} for s in starts)
+    ):
+        return f"the windows of {name} do not move alike"
+    (stride,) = strides
+    low = min(s.offset for s in starts if s is not None)
+    high = max(
+        s.offset + a.window[axis].size for s, a in zip(starts, found.accesses, strict=True) if s
+    )
+    window = Window(axis, stride, low, high - low, scan.length, scan.reverse)
+    if window.kept > MAX_KEPT:
+        return f"{window.kept} rows of {name} would be carried"
+    row = prod(n for d, n in enumerate(found.carry.param.shape) if d != axis)
+    touched = sum(prod(a.sizes) for a in found.accesses)
+    if row * window.size > MAX_SPARSENESS * touched:
+        return f"a row of {name} is much larger than what is read and written of it"
+    return window
+
+
+def _slide(match: Sliding, window: Window, rw: Rewriter) -> None:
+    scan, carry = match.scan, match.buffer.carry
+    init = rw.insert(_strong, carry.init, before=scan) if is_weak(carry.init) else carry.init
+    entering, streams = _entering(scan, init, window, rw)
+    kept = list(rw.insert_many(window.kept_rows, init, before=scan)) if window.kept else []
+    params = [rw.new_value(v.aval) for v in kept]
+    rows = [*params, *entering] if window.climbs else [*entering, *params]
+    rows = _scalarised(match.buffer, window, rows, rw)
+    split = window.entering if window.climbs else window.kept
+    leaving, staying = (
+        (rows[:split], rows[split:]) if window.climbs else (rows[split:], rows[:split])
+    )
+    end, after = scan.body.terminator, scan.next
+    left = leaving[0]
+    if window.entering > 1:
+        left = rw.insert(lambda *rows: jnp.stack(rows), *leaving, before=end)
+    stacked = rw.new_value(rw.stacked_aval(left, scan.length))
+    results = [rw.new_value(v.aval) for v in kept]
+    if carry.result.uses:
+        assert after is not None
+        whole = rw.typed(window.result, carry.result.aval, init, stacked, *results, before=after)
+        rw.replace(carry.result, whole)
+    others = [c for c in scan.carries if c.param is not carry.param]
+    rw.set_scan(
+        scan,
+        carries=[*others, *map(Carry, kept, params, staying, results)],
+        streams=[*scan.streams, *streams],
+        stacks=[*scan.stacks, Stack(left, stacked)],
+    )
+    for op in reversed(match.buffer.ops):
+        rw.erase(op)
+
+
+def _entering(
+    scan: Scan, init: Value, window: Window, rw: Rewriter
+) -> tuple[list[Value], list[Stream]]:
+    """The rows that enter the window in a step, and the stream that brings them."""
+    first, number = scan.body.first, uniform(init)
+    assert first is not None
+    if number is not None:
+        shape = tuple(n for d, n in enumerate(init.shape) if d != window.axis)
+        row = rw.insert(lambda: jnp.full(shape, number, init.dtype), before=first)
+        return [row] * window.entering, []
+    blocks = rw.insert(window.entering_rows, init, before=scan)
+    param = rw.new_value(rw.row_aval(blocks))
+    rows = [param] if window.entering == 1 else rw.insert_many(list, param, before=first)
+    return list(rows), [Stream(blocks, param)]
+
+
+def _scalarised(found: Buffer, window: Window, rows: list[Value], rw: Rewriter) -> list[Value]:
+    """Read and write the rows instead of the buffer; the rows at the end of the step."""
+    rows_of = {found.carry.param: rows}
+    accesses = {access.op: access for access in found.accesses}
+    for op in found.ops:
+        current = rows_of[op.operands[0]]
+        access = accesses.get(op)
+        if access is None:
+            rows_of[op.result] = current
+            continue
+        touched = window.pieces(access)
+        if access.kind == "read":
+            old = [current[k] for k in touched]
+            read = rw.typed(partial(window.read, access), op.result.aval, *old, before=op)
+            rw.replace(op.result, read)
+            continue
+        new = list(current)
+        for number, k in enumerate(touched):
+            write = partial(window.written, access, number)
+            new[k] = rw.insert(write, current[k], access.value, before=op)
+        rows_of[op.result] = new
+    return rows_of[found.carry.next]
+
+
+def _strong(x: jax.Array) -> jax.Array:
+    """The same without weak type."""
+    return lax.convert_element_type(x, x.dtype)
