@@ -52,8 +52,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access
-from jaxpr_opt.analysis.buffers import Buffer, buffer
+from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.buffers import Buffer, buffer, renames
 from jaxpr_opt.analysis.constants import is_weak, uniform
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -68,9 +68,10 @@ MAX_SPARSENESS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sliding(Match):
-    """A carry of a scan that is read and written by windows."""
+    """A carry of a scan of which windows are written; or why that is not all."""
 
-    buffer: Buffer
+    carry: Carry
+    buffer: Buffer | str
 
     @property
     def scan(self) -> Scan:
@@ -88,12 +89,10 @@ class StackCarriedUpdates(Pass):
     def find(self, op: Op) -> Iterator[Sliding]:
         assert isinstance(op, Scan)
         for carry in op.carries:
-            if not carry.param.shape or carry.is_invariant or not carry.param.uses:
-                continue
-            found = buffer(op, carry)
-            if isinstance(found, Buffer) and found.accesses:
+            if any(_writes(user, carry.param) for user in carry.param.users):
                 name = carry.param.name or str(carry.param.aval)
-                yield Sliding(op, f"the rows of {name} that a step touches", found)
+                says = f"{name} is streamed in and stacked row by row"
+                yield Sliding(op, says, carry, buffer(op, carry))
 
     def refuse(self, match: Sliding) -> str | None:
         plan = _plan(match)
@@ -103,6 +102,12 @@ class StackCarriedUpdates(Pass):
         plan = _plan(match)
         assert isinstance(plan, Window)
         _slide(match, plan, rw)
+
+
+def _writes(op: Op, array: Value) -> bool:
+    """Whether an op writes a window of an array, or renames it."""
+    known = access(op)
+    return renames(op) if known is None else known.kind != "read" and known.array is array
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,20 +231,22 @@ class Window:
 
 def _plan(match: Sliding) -> Window | str:
     scan, found = match.scan, match.buffer
+    if isinstance(found, str):
+        return found  # (1)
     name = found.carry.param.name or "the buffer"
     if scan.length < 1:
         return "the loop takes no step"  # (3)
     if not isinstance(found.carry.param.dtype, np.dtype):
         return f"the elements of {name} are not numbers"
-    for access in found.accesses:  # (2, 3)
-        if not access.is_located:
-            return f"where {access.op.name} of {name} is, or that it is in range, is not known"
+    for each in found.accesses:  # (2, 3)
+        if not each.is_located:
+            return f"where {each.op.name} of {name} is, or that it is in range, is not known"
     if all(a.op.name == "dynamic_update_slice" for a in found.accesses):
         return f"XLA updates {name} in place"
     moving = {
         axis
-        for access in found.accesses
-        for axis, extent in enumerate(access.window)
+        for each in found.accesses
+        for axis, extent in enumerate(each.window)
         if extent.start is not None and not extent.start.is_constant
     }
     if len(moving) != 1:
@@ -269,13 +276,14 @@ def _plan(match: Sliding) -> Window | str:
 
 
 def _slide(match: Sliding, window: Window, rw: Rewriter) -> None:
-    scan, carry = match.scan, match.buffer.carry
+    scan, carry, found = match.scan, match.carry, match.buffer
+    assert isinstance(found, Buffer)
     init = rw.insert(_strong, carry.init, before=scan) if is_weak(carry.init) else carry.init
     entering, streams = _entering(scan, init, window, rw)
     kept = list(rw.insert_many(window.kept_rows, init, before=scan)) if window.kept else []
     params = [rw.new_value(v.aval) for v in kept]
     rows = [*params, *entering] if window.climbs else [*entering, *params]
-    rows = _scalarised(match.buffer, window, rows, rw)
+    rows = _scalarised(found, window, rows, rw)
     split = window.entering if window.climbs else window.kept
     leaving, staying = (
         (rows[:split], rows[split:]) if window.climbs else (rows[split:], rows[:split])
@@ -297,7 +305,7 @@ def _slide(match: Sliding, window: Window, rw: Rewriter) -> None:
         streams=[*scan.streams, *streams],
         stacks=[*scan.stacks, Stack(left, stacked)],
     )
-    for op in reversed(match.buffer.ops):
+    for op in reversed(found.ops):
         rw.erase(op)
 
 
@@ -320,23 +328,23 @@ def _entering(
 def _scalarised(found: Buffer, window: Window, rows: list[Value], rw: Rewriter) -> list[Value]:
     """Read and write the rows instead of the buffer; the rows at the end of the step."""
     rows_of = {found.carry.param: rows}
-    accesses = {access.op: access for access in found.accesses}
+    accesses = {each.op: each for each in found.accesses}
     for op in found.ops:
         current = rows_of[op.operands[0]]
-        access = accesses.get(op)
-        if access is None:
+        each = accesses.get(op)
+        if each is None:
             rows_of[op.result] = current
             continue
-        touched = window.pieces(access)
-        if access.kind == "read":
+        touched = window.pieces(each)
+        if each.kind == "read":
             old = [current[k] for k in touched]
-            read = rw.typed(partial(window.read, access), op.result.aval, *old, before=op)
+            read = rw.typed(partial(window.read, each), op.result.aval, *old, before=op)
             rw.replace(op.result, read)
             continue
         new = list(current)
         for number, k in enumerate(touched):
-            write = partial(window.written, access, number)
-            new[k] = rw.insert(write, current[k], access.value, before=op)
+            write = partial(window.written, each, number)
+            new[k] = rw.insert(write, current[k], each.value, before=op)
         rows_of[op.result] = new
     return rows_of[found.carry.next]
 

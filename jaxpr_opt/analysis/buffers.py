@@ -42,11 +42,13 @@ def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
             ):
                 continue
             known = access(op)
-            if known is None and _renames(op) and op.region is body:
+            if known is None and renames(op) and op.region is body:
                 found[op] = None
             elif known is None or known.array is not version or use.position != 0:
                 if isinstance(loop, While) and loop.predicate.contains(op.region):
                     return f"the predicate reads {name}"
+                if op.is_terminator and op.parent is not None and op.region is not body:
+                    return f"{name} leaves {op.parent.name} whole"
                 return f"{name} is read whole by {op.name}"
             else:
                 found[op] = known
@@ -69,7 +71,7 @@ def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:
     return position < len(loop.carries) and loop.carries[position].param is carry.param
 
 
-def _renames(op: Op) -> bool:
+def renames(op: Op) -> bool:
     """Whether the result is the operand, weak type aside."""
     same = ("convert_element_type", "copy")
     return op.name in same and op.operands[0].dtype == op.result.dtype

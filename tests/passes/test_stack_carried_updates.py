@@ -1,0 +1,331 @@
+"""Rows of a carried buffer are streamed in, carried a few steps, and stacked."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.passes.stack_carried_updates import MAX_KEPT, StackCarriedUpdates
+from jaxpr_opt.testing import check_refuses, check_rewrite
+from tests.loops import alone
+
+STACK = StackCarriedUpdates()
+
+
+def loop(step, buffer, *, start=0, length=None, stride=1, reverse=False):
+    """A scan of ``buffer = step(buffer, i)``, where `i` counts from `start` by `stride`."""
+    count = buffer.shape[0] if length is None else length
+    numbers = start + stride * jnp.arange(count)
+    return lax.scan(lambda b, i: (step(b, i), None), buffer, numbers, reverse=reverse)[0]
+
+
+def put(buffer, row, i):
+    return lax.dynamic_update_index_in_dim(buffer, row, i, 0, allow_negative_indices=False)
+
+
+def get(buffer, i):
+    return lax.dynamic_index_in_dim(buffer, i, 0, keepdims=False, allow_negative_indices=False)
+
+
+def test_old_value_streams_in():
+    """A buffer that is read and overwritten at `i`."""
+
+    def program(ys):
+        return loop(lambda b, i: put(b, jnp.sin(get(b, i)), i), ys)
+
+    check_rewrite(
+        STACK,
+        program,
+        "f32[8]",
+        simplify=True,
+        diff="""
+          fn (ys:f32[8]) {
+        -   i:i32[8] = iota
+        +   r:f32[8,1] = reshape ys
+        +   s2:f32[8] = squeeze r
+        -   c:f32[8] = scan[8] carry(c=ys) xs(x=i) {
+        +   ys1:f32[8] = scan[8] xs(x1=s2) {
+        -     d:f32[1] = dynamic_slice c x
+        +     b1:f32[1] = broadcast_in_dim x1
+        -     s:f32[] = squeeze d
+        +     s:f32[] = squeeze b1
+              s1:f32[] = sin s
+              b:f32[1] = broadcast_in_dim s1
+        -     d1:f32[8] = dynamic_update_slice c b x
+        +     s2:f32[] = squeeze b
+        -     yield carry(d1)
+        +     yield ys(s2)
+            }
+        +   b1:f32[8,1] = broadcast_in_dim[dims=(0,)] ys1
+        +   r1:f32[8] = reshape b1
+        -   return c
+        +   return r1
+          }
+        """,
+    )
+
+
+def test_recurrence_on_its_own_buffer():
+    """``ys[i - 1]`` is a small carry."""
+
+    def program(ys, xs):
+        return loop(lambda b, i: put(b, get(b, i - 1) * get(xs, i), i), ys, start=1, length=7)
+
+    check_rewrite(
+        STACK,
+        program,
+        "f32[8,3]",
+        "f32[8,3]",
+        simplify=True,
+        diff="""
+          fn (ys:f32[8,3], xs:f32[8,3]) {
+            i:i32[7] = iota
+            a:i32[7] = add 1 i
+        +   s3:f32[1,3] = slice[:1, :] ys
+        +   s4:f32[3] = squeeze s3
+        -   c:f32[8,3] = scan[7] carry(c=ys) xs(x=a) {
+        +   c1:f32[3], ys1:f32[7,3] = scan[7] carry(c1=s4) xs(x=a) {
+        -     s:i32[] = sub x 1
+        -     d:f32[1,3] = dynamic_slice c s 0
+        +     b1:f32[1,3] = broadcast_in_dim c1
+        -     s1:f32[3] = squeeze d
+        +     s1:f32[3] = squeeze b1
+              d1:f32[1,3] = dynamic_slice xs x 0
+              s2:f32[3] = squeeze d1
+              m:f32[3] = mul s1 s2
+              b:f32[1,3] = broadcast_in_dim m
+        -     d2:f32[8,3] = dynamic_update_slice c b x 0
+        +     s3:f32[3] = squeeze b
+        -     yield carry(d2)
+        +     yield carry(s3) ys(c1)
+            }
+        +   b1:f32[7,1,3] = broadcast_in_dim[dims=(0, 2)] ys1
+        +   r:f32[7,3] = reshape b1
+        +   s5:f32[1,3] = stack[axis=0] c1
+        +   c2:f32[8,3] = concatenate[dimension=0] r s5
+        -   return c
+        +   return c2
+          }
+        """,
+    )
+
+
+def test_cotangent_buffer():
+    """As JAX transposes ``ys.at[i].set(f(xs[i]))``: read and cleared at `i`, accumulated at `i`."""
+
+    def program(ct):
+        def step(carry, i):
+            ys, xs = carry
+            g = get(ys, i)
+            return (put(ys, 0.0, i), put(xs, get(xs, i) + 2.0 * g, i)), None
+
+        return lax.scan(step, (ct, jnp.zeros(8)), jnp.arange(8), reverse=True)[0][1]
+
+    check_rewrite(
+        STACK,
+        program,
+        "f32[8]",
+        simplify=True,
+        diff="""
+          fn (ct:f32[8]) {
+        -   b:f32[8] = broadcast_in_dim 0.0
+        -   i:i32[8] = iota
+        +   r:f32[8,1] = reshape ct
+        +   s2:f32[8] = squeeze r
+        -   c:f32[8], c1:f32[8] = scan[8, reverse] carry(c=ct, c1=b) xs(x=i) {
+        +   ys:f32[8] = scan[8, reverse] xs(x1=s2) {
+        -     d:f32[1] = dynamic_slice c x
+        -     s:f32[] = squeeze d
+        -     b:f32[1] = broadcast_in_dim 0.0
+        +     b:f32[1] = broadcast_in_dim x1
+        -     d1:f32[8] = dynamic_update_slice c b x
+        -     d2:f32[1] = dynamic_slice c1 x
+        -     s1:f32[] = squeeze d2
+        +     s1:f32[] = squeeze b
+        -     m:f32[] = mul 2.0 s
+        +     m:f32[] = mul 2.0 s1
+        -     a:f32[] = add s1 m
+        -     b1:f32[1] = broadcast_in_dim a
+        +     b1:f32[1] = broadcast_in_dim m
+        -     d3:f32[8] = dynamic_update_slice c1 b1 x
+        +     s2:f32[] = squeeze b1
+        -     yield carry(d1, d3)
+        +     yield ys(s2)
+            }
+        +   b2:f32[8,1] = broadcast_in_dim[dims=(0,)] ys
+        +   r1:f32[8] = reshape b2
+        -   return c1
+        +   return r1
+          }
+        """,
+    )
+
+
+def smooth(offsets, where=0):
+    """Write at ``i + where`` the mean of what is read around `i`."""
+    return lambda b, i: put(b, sum(get(b, i + k) for k in offsets) / len(offsets), i + where)
+
+
+VARIANTS = {
+    "two back": lambda b: loop(smooth([-1, -2]), b, start=2, length=10),
+    "ahead: not written yet": lambda b: loop(smooth([0, 1, 2]), b, length=10),
+    "behind and ahead": lambda b: loop(smooth([-2, 0, 3], where=1), b, start=2, length=7),
+    "downwards": lambda b: loop(smooth([1, 2]), b, start=9, stride=-1, length=10),
+    "reversed scan": lambda b: loop(smooth([1, 2]), b, length=10, reverse=True),
+    "reversed and downwards": lambda b: loop(
+        smooth([-1]), b, start=11, stride=-1, length=11, reverse=True
+    ),
+    "every second row": lambda b: loop(smooth([0, 1]), b, stride=2, length=6),
+    "every second row, with a memory": lambda b: loop(
+        smooth([-2, -1, 0]), b, start=2, stride=2, length=5
+    ),
+    "every third row, downwards": lambda b: loop(smooth([0]), b, start=10, stride=-3, length=4),
+    "gaps": lambda b: loop(smooth([0, 1]), b, start=1, stride=4, length=3),
+    "part of it": lambda b: loop(smooth([0, -1]), b, start=3, length=4),
+    "written twice in a step": lambda b: loop(
+        lambda b, i: put(put(b, get(b, i) + 1, i), get(b, i) * 2, i), b
+    ),
+    "a write that is dropped": lambda b: loop(lambda b, i: put(b, get(put(b, 1.0, i), i), i), b),
+    "two rows at once": lambda b: loop(
+        lambda b, i: lax.dynamic_update_slice(b, 2 * lax.dynamic_slice(b, (i,), (2,)), (i,)),
+        b,
+        length=11,
+    ),
+    "added to": lambda b: loop(lambda b, i: b.at[i].add(3.0), b),
+    "set, with the index checked": lambda b: loop(lambda b, i: b.at[i].set(b[i] * i), b),
+    "read under a condition": lambda b: loop(
+        lambda b, i: put(b, lax.cond(i > 3, lambda: get(b, i), lambda: 0.0), i), b
+    ),
+    "read in an inner loop": lambda b: loop(
+        lambda b, i: put(b, lax.fori_loop(0, 3, lambda _, c: c + get(b, i), 0.0), i), b
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(variant):
+    """(1, 2, 3) The same bits, and no buffer is carried."""
+    graph = alone(STACK, VARIANTS[variant], "f32[12]", fires=True)
+    (scan,) = [op for op in graph.body.ops if op.name == "scan"]
+    assert all(carry.param.shape == () for carry in scan.carries)
+
+
+ROWS = "f32[6,3]", "f32[6,2,3]", "i32[6,3]", "bool[6]", "c64[6,2]", "bf16[6]", "u8[6]"
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_types(kind):
+    def program(b):
+        return loop(lambda b, i: put(b, get(b, i - 1) ^ get(b, i), i), b, start=1, length=5)
+
+    def arithmetic(b):
+        return loop(lambda b, i: put(b, get(b, i - 1) * get(b, i), i), b, start=1, length=5)
+
+    alone(STACK, program if kind[0] in "bu" and "bf" not in kind else arithmetic, kind, fires=True)
+
+
+def test_doubles():
+    with jax.enable_x64(True):
+
+        def program(b):
+            return loop(lambda b, i: b.at[i].set(b[i] * b[i - 1]), b, start=1, length=5)
+
+        alone(STACK, program, "f64[6]", fires=True)
+
+
+def test_weak_types_stay():
+    def program(x):
+        buffer = lax.full_like(x, 2.0, shape=(6,))
+        assert buffer.weak_type
+        return loop(lambda b, i: put(b, get(b, i) + 1.0, i), buffer)
+
+    alone(STACK, program, jnp.asarray(1.0), fires=True)
+
+
+def test_columns():
+    """(2) Along the second axis; the first is touched at constant places."""
+
+    def program(b):
+        def step(b, j):
+            old = lax.dynamic_slice(b, (0, j), (2, 1))
+            return lax.dynamic_update_slice(b, old[:1] + old[1:], (1, j)), None
+
+        return lax.scan(step, b, jnp.arange(5))[0]
+
+    alone(STACK, program, "f32[2,5]", fires=True)
+
+
+def test_a_batch_with_one_index():
+    """(1) A scatter of one window of all rows of a batch."""
+
+    def program(b):
+        return jax.vmap(lambda b: loop(lambda b, i: b.at[i].set(b[i] + 1), b))(b)
+
+    alone(STACK, program, "f32[4,6]", fires=True)
+
+
+REFUSED = {
+    "read whole by": lambda b: loop(lambda b, i: put(b, jnp.sum(b), i), b),
+    "replaced as a whole": lambda b: loop(lambda b, i: jnp.full(8, get(put(b, 1.0, i), i)), b),
+    "leaves cond whole": lambda b: loop(
+        lambda b, i: lax.cond(get(b, i) > 0, lambda: put(b, 1.0, i), lambda: b), b
+    ),
+    "is not known": lambda b: loop(lambda b, i: put(b, get(b, i * i), i), b),
+    "or that it is in range": lambda b: loop(lambda b, i: put(b, get(b, i - 1), i), b),
+    "do not move alike": lambda b: loop(lambda b, i: put(b, get(b, 7 - i), i), b),
+    "updates the buffer in place": lambda b: loop(lambda b, i: put(b, 1.0, i), b),
+    "move along 0 axes": lambda b: loop(smooth([0, -1]), b, start=3, length=1),
+    "takes no step": lambda b: loop(lambda b, i: put(b, get(b, i) + 1, i), b, length=0),
+    "rows of": lambda b: loop(
+        lambda b, i: put(b, get(b, i + MAX_KEPT + 1), i), jnp.tile(b, 3), length=8
+    ),
+}
+
+
+@pytest.mark.parametrize("because", REFUSED)
+def test_refusals(because):
+    """(1, 2, 3) What is no window, does not slide, or may be out of range."""
+    check_refuses(STACK, REFUSED[because], "f32[8]", because=because)
+
+
+def test_diagonals_stay():
+    """(2) Along one axis."""
+
+    def program(b):
+        return lax.fori_loop(0, 5, lambda i, b: b.at[i, i].set(b[i, i] * 2), b)
+
+    check_refuses(STACK, program, "f32[5,5]", because="move along 2 axes")
+
+
+def test_narrow_columns_stay():
+    """Cost: a row is moved for one of its elements."""
+
+    def program(b):
+        return lax.fori_loop(0, 5, lambda i, b: b.at[i, 3].set(b[i, 3] * 2), b)
+
+    check_refuses(STACK, program, "f32[5,100]", because="much larger than what is read")
+
+
+def test_keys_stay():
+    """Their elements are no numbers."""
+
+    def program(keys):
+        def step(b, i):
+            return put(b, jax.random.fold_in(get(b, i), i), i)
+
+        return loop(step, jax.random.wrap_key_data(keys))
+
+    check_refuses(STACK, program, "u32[4,2]", because="are not numbers")
+
+
+def test_an_index_written_twice_has_the_last_value():
+    """The first write's gradient is zero."""
+
+    def program(xs):
+        def step(b, x):
+            return b.at[0].set(x), None
+
+        return lax.scan(step, jnp.zeros(3), xs)[0]
+
+    gradient = jax.grad(lambda xs: program(xs)[0])
+    alone(STACK, gradient, "f32[4]", fires=False)
