@@ -12,13 +12,20 @@ from typing import Any
 
 import jax
 from rich.console import Console
-from rich.table import Table
 
 import jaxpr_opt
-from bench.harness import Program, Row, measure
+from bench.harness import Program, measure
 from examples import bounded_while
+from jaxpr_opt.figures import Figure, bytes_text, seconds_text
+from jaxpr_opt.figures import table as figures_table
+from jaxpr_opt.report import show
 
 BOUNDS = [8, 64, 256]
+COSTS = {
+    "seconds": ("time", seconds_text),
+    "temp_bytes": ("temporary memory", bytes_text),
+    "setup_seconds": ("trace and compile", seconds_text),
+}
 
 
 def gradient(bound: int) -> Callable[..., Any]:
@@ -26,54 +33,38 @@ def gradient(bound: int) -> Callable[..., Any]:
     return jax.grad(partial(bounded_while.loss, bound=bound), argnums=1)
 
 
+def optimized(bound: int) -> Callable[..., Any]:
+    """The same, optimised."""
+    return jaxpr_opt.optimize(gradient(bound))
+
+
 def main() -> None:
     """Show the difference, the explanation, and the cost."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
     arguments = bounded_while.arguments()
     report = jaxpr_opt.explain(gradient(4), *arguments)
     console.rule("The program, before (-) and after (+): bound 4")
-    console.print(report.diff)
+    show(report.diff, console)
     console.rule("What each pass did, and where")
-    console.print(report)
+    show(report, console)
     console.rule("What it costs: 8 steps taken, MLP of width 1024, gradient")
-    console.print(cost_table(arguments, console))
+    show(figures_table(costs(arguments, console)), console)
 
 
-def cost_table(arguments: tuple[Any, ...], console: Console) -> Table:
-    """Time, temporary memory and time to compile, before and after."""
+def costs(arguments: tuple[Any, ...], console: Console) -> list[Figure]:
+    """Time, temporary memory and time to compile at every bound."""
     programs = [
         Program(name=name, make=partial(make, bound), arguments=arguments, size=bound)
         for bound in BOUNDS
-        for name, make in (
-            ("before", gradient),
-            ("after", lambda b: jaxpr_opt.optimize(gradient(b))),
-        )
+        for name, make in (("before", gradient), ("after", optimized))
     ]
     with console.status("") as status:
         rows = measure(programs, rounds=5, progress=status.update)
-    table = Table("bound", "time", "", "temporary memory", "", "trace and compile", "")
-    table.columns[0].justify = "right"
-    for before, after in zip(rows[::2], rows[1::2], strict=True):
-        table.add_row(str(before.size), *(cell for pair in _cells(before, after) for cell in pair))
-    return table
-
-
-def _cells(before: Row, after: Row) -> list[tuple[str, str]]:
     return [
-        _change(before.seconds, after.seconds, 1e3, "ms"),
-        _change(before.temp_bytes, after.temp_bytes, 1e-6, "MB"),
-        _change(before.setup_seconds, after.setup_seconds, 1, "s"),
+        Figure(field, f"{label}, bound {old.size}", getattr(old, field), getattr(new, field), write)
+        for field, (label, write) in COSTS.items()
+        for old, new in zip(rows[::2], rows[1::2], strict=True)
     ]
-
-
-def _change(old: float | None, new: float | None, scale: float, unit: str) -> tuple[str, str]:
-    """`old -> new`, and by how much that is less or more."""
-    if old is None or new is None:
-        return "not measured", ""
-    ratio = f"[green]÷ {old / new:,.1f}[/]" if new <= old else f"[red]× {new / old:,.1f}[/]"
-    return f"{old * scale:,.4g} -> {new * scale:,.4g} {unit}", ratio
 
 
 if __name__ == "__main__":

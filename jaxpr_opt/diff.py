@@ -13,9 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from rich import filesize
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from jaxpr_opt.analysis.summary import Summary, summarize
@@ -24,12 +22,6 @@ from jaxpr_opt.ir import Graph, Op, Region
 from jaxpr_opt.text import Names, graph_opening, op_lines, opening, sections
 
 Gutter = Literal["-", "+", " "]
-FIGURES = {
-    "equations": "equations",
-    "loop residuals": "residual_bytes",
-    "peak (estimate)": "peak_bytes",
-    "FLOPs": "flops",
-}
 STYLES: dict[Gutter, str] = {"-": "red", "+": "green", " ": ""}
 
 
@@ -77,26 +69,7 @@ class GraphDiff:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in self.lines:
             for part in line.wrapped(options.max_width):
-                yield Text(part, style=STYLES[line.gutter], no_wrap=True)
-        yield Text()
-        yield self.table()
-
-    def table(self) -> Table:
-        """The figures of both programs, side by side."""
-        table = Table("", "before", "after")
-        for label, figure in FIGURES.items():
-            values = [getattr(side, figure) for side in (self.before, self.after)]
-            table.add_row(label, *(_figure(value, figure.endswith("bytes")) for value in values))
-        for column in table.columns[1:]:
-            column.justify = "right"
-        return table
-
-
-def _figure(value: int | None, in_bytes: bool) -> str:
-    """`1,234`, `1.2 kB`; `?` for what is not known."""
-    if value is None:
-        return "?"
-    return filesize.decimal(value) if in_bytes else f"{value:,}"
+                yield Text(part, STYLES[line.gutter], no_wrap=True, overflow="ignore")
 
 
 def diff_graphs(before: Graph, after: Graph) -> GraphDiff:

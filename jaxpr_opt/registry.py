@@ -62,8 +62,9 @@ def resolve(passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = ()
       ValueError: a name is not that of a pass.
     """
     for argument, given in (("passes", passes), ("skip", skip)):
-        if given is not None and not _is_sequence_of_passes(given):
-            raise TypeError(f"{argument} must be a list of pass names, got {given!r}")
+        omitted = argument == "passes" and given is None
+        if not omitted and not _is_sequence_of_passes(given):
+            raise TypeError(f"optimize: {argument} must be a list of pass names, got {given!r}")
     return _resolved(
         None if passes is None else tuple(passes), tuple(getattr(n, "name", n) for n in skip)
     )

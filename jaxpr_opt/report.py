@@ -7,6 +7,7 @@ sentence that made it refuse (see `jaxpr_opt.pipeline`).
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ from jaxpr_opt.journal import Journal
 
 MAX_PLACES = 8
 """Places a pass lists; the rest are counted."""
+_NAME = r"[^\s:;]*[^\s:;,]"
+_MANY_NAMES = re.compile(rf"({_NAME}, {_NAME})((?:, {_NAME}){{2,}})")
+"""Four names or more in a row: two are told, the rest are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,14 @@ class Report:
 
 
 def _listed(places: Sequence[Place]) -> Iterator[RenderableType]:
-    yield from (_indented(str(place)) for place in places[:MAX_PLACES])
+    yield from (_indented(_short(str(place))) for place in places[:MAX_PLACES])
     if len(places) > MAX_PLACES:
         yield _indented(f"and at {_plural(len(places) - MAX_PLACES, 'other place')}")
+
+
+def _short(sentence: str) -> str:
+    """`f32[2], f32[4], bool[], x: kept once` as `f32[2], f32[4] and 2 more: kept once`."""
+    return _MANY_NAMES.sub(lambda m: f"{m[1]} and {m[2].count(', ')} more", sentence)
 
 
 def _indented(text: str) -> RenderableType:
@@ -124,8 +133,17 @@ def _plural(count: int, noun: str) -> str:
 def plain(renderable: RenderableType, width: int = 80) -> str:
     """What rich would show, as text for a log: no colours, no trailing blanks."""
     file = io.StringIO()
-    Console(file=file, width=width, color_system=None, highlight=False).print(renderable)
+    console = Console(file=file, width=width, color_system=None, highlight=False)
+    console.print(renderable, crop=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def show(renderable: RenderableType, console: Console) -> None:
+    """Print for a person at a terminal, or as text for a log."""
+    if console.is_terminal:
+        console.print(renderable, crop=False)
+    else:
+        console.file.write(f"{plain(renderable, console.width)}\n")
 
 
 # -- making reports ------------------------------------------------------------------------------
@@ -140,6 +158,7 @@ def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
       *args: arrays, or `jax.ShapeDtypeStruct`s for them: no data is needed.
       **kwargs: the same.
     """
+    _check_callable("explain", fun=fun)
     before = observe.original(fun, args, kwargs)
     after, journals = observe.optimized(fun, args, kwargs)
     return report(observe.name_of(fun), diff_graphs(before, after), journals)
@@ -156,6 +175,7 @@ def diff(
       against: compare with this function instead, both as they are.
       **kwargs: like `args`.
     """
+    _check_callable("diff", fun=fun, against=fun if against is None else against)
     if against is None:
         before, (after, _) = (
             observe.original(fun, args, kwargs),
@@ -164,6 +184,12 @@ def diff(
     else:
         before, after = (observe.as_it_is(each, args, kwargs)[0] for each in (fun, against))
     return diff_graphs(before, after)
+
+
+def _check_callable(caller: str, **functions: Any) -> None:
+    for name, fun in functions.items():
+        if not callable(fun):
+            raise TypeError(f"{caller}: {name} must be callable, got {fun!r}")
 
 
 def report(name: str, difference: GraphDiff, journals: Sequence[Journal]) -> Report:

@@ -44,7 +44,8 @@ _overridden: ContextVar[dict[str, bool] | None] = ContextVar("jaxpr_opt_settings
 def current() -> Settings:
     """The switches as they are now: `override` first, then the environment."""
     read = {
-        field.name: os.environ.get(f"JAXPR_OPT_{field.name.upper()}", "").lower() not in _OFF
+        field.name: os.environ.get(f"JAXPR_OPT_{field.name.upper()}", "").strip().lower()
+        not in _OFF
         for field in dataclasses.fields(Settings)
     }
     return Settings(**{**read, **(_overridden.get() or {})})

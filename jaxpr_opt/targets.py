@@ -20,7 +20,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -73,6 +73,8 @@ def _load(place: str) -> ModuleType:
     path = Path(place).resolve()
     if is_file and not path.is_file():
         raise TargetError(f"there is no file {place}")
+    if not is_file and not all(name.isidentifier() for name in place.split(".")):
+        raise TargetError(f"{place!r} is neither a module, as a.b, nor a file, as a/b.py")
     for directory in (Path.cwd(), path.parent) if is_file else (Path.cwd(),):
         if str(directory) not in sys.path:
             sys.path.insert(0, str(directory))
@@ -137,6 +139,8 @@ def _dtype(name: str, spec: str) -> Any:
     short = DTYPE.fullmatch(name)
     try:
         dtype = jnp.dtype(KINDS[short["kind"]] + short["rest"] if short else name)
+        if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_)):
+            raise TypeError(f"{dtype} is known to numpy only")
     except TypeError:
         raise TargetError(
             f"unknown dtype {name!r} in {spec!r}: there are f16, bf16, f32, f64, i8 to i64,"
@@ -159,7 +163,7 @@ def load_arguments(reference: str) -> Arguments:
     make = resolve(reference)
     try:
         made = make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TargetError(f"{reference} raised {blame(error)}") from error
     if not isinstance(made, tuple):
         kind = type(made).__name__
@@ -181,14 +185,24 @@ def check_call(target: str, function: Callable[..., Any], arguments: Arguments) 
     try:
         signature.bind(*arguments[0], **arguments[1])
     except TypeError as error:
-        names = ", ".join(_written(signature))
-        raise TargetError(
-            f"{target} takes ({names}): {error}; give arguments with --args or --args-from"
-        ) from error
+        missing = str(error).startswith("missing")
+        hint = "; give arguments with --args or --args-from" if missing else ""
+        raise TargetError(f"{target} takes {_written(signature)}: {error}{hint}") from error
 
 
-def _written(signature: inspect.Signature) -> Iterator[str]:
-    """Parameters as in a definition, without annotations and default values."""
-    for each in signature.parameters.values():
-        bare = str(each.replace(annotation=each.empty, default=each.empty))
-        yield bare if each.default is each.empty else f"{bare}=..."
+def _written(signature: inspect.Signature) -> str:
+    """A signature as in a definition, without annotations and default values."""
+    bare = [
+        each.replace(
+            annotation=each.empty, default=each.empty if each.default is each.empty else _Elided()
+        )
+        for each in signature.parameters.values()
+    ]
+    return str(signature.replace(parameters=bare, return_annotation=signature.empty))
+
+
+class _Elided:
+    """A default value that is there."""
+
+    def __repr__(self) -> str:
+        return "..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -18,18 +19,23 @@ class VerifyError(Exception):
     """A graph that is not a program."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """Raises faults in `graph`: expected, got, because."""
 
     graph: Graph
+
+    @functools.cached_property
+    def _names(self) -> Names:
+        """Made once and only where something is named: verifying does not change the graph."""
+        return Names(self.graph)
 
     def fail(self, op: Op | None, expected: str, got: object, because: str) -> NoReturn:
         note = f"expected {expected}, got {got}, because {because}"
         raise VerifyError(f"{self.graph.name} is not a program\n{quote(self.graph, op, note)}")
 
     def name(self, value: Value) -> str:
-        return Names(self.graph)[value]
+        return self._names[value]
 
     def typed(self, value: Value) -> str:
         return f"{self.name(value)}:{type_text(value.aval)}"

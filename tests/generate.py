@@ -3,8 +3,8 @@
 ::
 
     program ::= step at the top, on arguments Args
-    step    ::= Keep | Grow | Bend | Stir | Count | Toggle | Write | Draw | Turn | Halve | Say
-              | Then(step, step) | If(test, step, step, how) | Loop(step, ...)
+    step    ::= Keep | Grow | Bend | Stir | Count | Toggle | Write | Look | Draw | Turn | Halve
+              | Say | Then(step, step) | If(test, step, step, how) | Loop(step, ...)
               | Checkpoint(step, policy) | Custom(step, rule)
     test    ::= Below | Small | Flag | Masked | Early | Never | Not(test) | Both(test, test)
 
@@ -188,14 +188,69 @@ class Toggle:
         return {**state, "go": state["go"] & new if self.absorbing else new}, ()
 
 
+Place = Literal["count", "time", "next", "back", "first", "square"]
+
+
+def place(at: Place, state: State, env: Env) -> Any:
+    """An index: counted as far as steps are taken, affine in the step or not, or constant."""
+    match at:
+        case "count":
+            return state["i"].astype(jnp.int32)
+        case "time":
+            return env.time
+        case "next":
+            return env.time + 1
+        case "back":
+            return ROWS - env.time
+        case "first":
+            return jnp.int32(0)
+        case "square":
+            return env.time * env.time % 3
+
+
 @dataclass(frozen=True)
 class Write:
-    """Write a row of a carried buffer and read another."""
+    """Write a row of a carried buffer, and read others, or all, before or after."""
+
+    at: Place = "count"
+    how: Literal["set", "add", "slice", "where", "mask", "column"] = "set"
+    reads: tuple[int, ...] = (-1,)
+    early: bool = False
+    whole: bool = False
 
     def __call__(self, state, env):
-        at = state["i"].astype(jnp.int32)
-        new = state["buffer"].at[at].set(state["x"])
-        return {**state, "buffer": new, "x": state["x"] + new[at - 1]}, ()
+        old, at = state["buffer"], place(self.at, state, env)
+        row = state["x"] * 0.5 + (old[0] * 0.1 if self.whole else 0.0)
+        new = self._written(old, row, at, state, env)
+        source = old if self.early else new
+        read = sum((0.3 * source[at + k] for k in self.reads), start=jnp.zeros(WIDTH))
+        whole = 0.1 * env.w[0] * (source @ env.w)[:WIDTH] if self.whole else 0.0
+        return {**state, "buffer": new, "x": state["x"] + read + whole}, ()
+
+    def _written(self, buffer, row, at, state, env):
+        match self.how:
+            case "set":
+                return buffer.at[at].set(row)
+            case "add":
+                return buffer.at[at].add(row, mode="drop")
+            case "slice":
+                return lax.dynamic_update_slice(buffer, row[None], (at, 0))
+            case "where":
+                return jnp.where(state["x"][0] < env.bound, buffer.at[at].set(row), buffer)
+            case "mask":
+                return jnp.where(jnp.arange(len(buffer))[:, None] == at, row, buffer)
+            case "column":
+                return buffer.at[:WIDTH, at % WIDTH].set(row)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Read a row of an outer array."""
+
+    at: Place
+
+    def __call__(self, state, env):
+        return {**state, "x": state["x"] * 0.5 + env.xs[place(self.at, state, env)]}, ()
 
 
 @dataclass(frozen=True)
@@ -390,6 +445,7 @@ class Recipe:
 
     step: Step
     counter: Literal["int32", "int8", "uint8"] = "int32"
+    empty: bool = True
 
     def __call__(self, *args: Any) -> dict[str, Any]:
         x, w, xs, mask, n, bound = args
@@ -399,7 +455,7 @@ class Recipe:
             "x": x,
             "i": jnp.zeros((), self.counter),
             "go": bound < 100.0,
-            "buffer": jnp.zeros((2, WIDTH)),
+            "buffer": jnp.zeros((ROWS + 2, WIDTH)) if self.empty else jnp.outer(jnp.arange(6.0), w),
             "key": jax.random.key(0),
             "z": jnp.complex64(1.0 + 1.0j),
             "h": jnp.ones(WIDTH, jnp.bfloat16),
@@ -431,7 +487,20 @@ SIMPLE = st.one_of(
     st.builds(Bend, st.sampled_from(["tanh", "sin", "log", "sqrt", "reciprocal"])),
     st.builds(Count, st.sampled_from([1, 1, 2, 100])),
     st.builds(Toggle, TESTS, st.booleans()),
-    st.sampled_from([Write(), Draw(), Turn(), Halve(), Say()]),
+    st.sampled_from([Draw(), Turn(), Halve(), Say()]),
+    st.deferred(lambda: WRITES),
+    st.builds(Look, st.deferred(lambda: PLACES)),
+)
+
+PLACES = st.sampled_from(["time", "time", "next", "back", "count", "first", "square"])
+
+WRITES = st.builds(
+    Write,
+    PLACES,
+    st.sampled_from(["set", "set", "add", "slice", "where", "mask", "column"]),
+    st.sampled_from([(-1,), (), (0,), (1,), (-1, -2), (0, -1, 1)]),
+    st.booleans(),
+    st.sampled_from([False] * 5 + [True]),
 )
 
 
@@ -480,7 +549,11 @@ RECIPES = st.builds(
     Recipe,
     _loops(STEPS) | _nests(STEPS) | STEPS,
     st.sampled_from(["int32"] * 4 + ["int8", "uint8"]),
+    st.booleans(),
 )
+
+BUFFERS = st.builds(Recipe, _loops(st.builds(Then, WRITES, SIMPLE) | WRITES), empty=st.booleans())
+"""Loops that write a buffer in every step."""
 
 
 def arguments(n: int, bound: float, seed: int = 0) -> Args:

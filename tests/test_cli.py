@@ -54,6 +54,9 @@ def product(x, y):
 def draw(key):
     return jax.random.uniform(key)
 
+def leaves(x=None):
+    raise SystemExit(3)
+
 def boom(x):
     raise ValueError("no good\\nat all")
 
@@ -212,6 +215,11 @@ def test_arguments_from_a_function_may_have_keywords(run):
     assert run(*command)[1].startswith("  fn (x:f32[3], scale:f32[]) {\n")
 
 
+def test_args_may_be_given_one_by_one(run):
+    one_by_one = ("--args", "f32[3]", "--args", "f32[3]")
+    assert run("diff", "cli_programs:product", *one_by_one, "--stat")[0] == 0
+
+
 def test_argnums(run):
     product = ("diff", "cli_programs:product", "--args", "f32[3]", "f32[3]", "--grad")
     assert "dot_general[contract=x] 1.0 y\n" in run(*product)[1]
@@ -219,11 +227,12 @@ def test_argnums(run):
     both = run(*product, "--argnums", "0,1")[1]
     assert "1.0 y\n" in both
     assert "1.0 x\n" in both
-    assert run(*product, "--argnums", "x") == (
-        2,
-        "",
-        "jaxpr-opt: error: --argnums x: write argument positions, as 0 or 0,2\n",
-    )
+    for wrong in ("x", ""):
+        assert run(*product, "--argnums", wrong) == (
+            2,
+            "",
+            f"jaxpr-opt: error: --argnums {wrong!r}: write argument positions, as 0 or 0,2\n",
+        )
 
 
 # -- explain
@@ -301,12 +310,34 @@ ERRORS = {
     ("diff", "cli_raises.py:f"): (
         "importing cli_raises.py failed: SystemExit: 3 (cli_raises.py:2 in f)"
     ),
+    ("diff", "..cli_programs:loss"): (
+        "'..cli_programs' is neither a module, as a.b, nor a file, as a/b.py"
+    ),
+    ("diff", "cli_programs:tripled", "--args", "f32[3]", "i32[]"): (
+        "cli_programs:tripled takes (x): too many positional arguments"
+    ),
+    ("diff", "cli_programs:leaves"): (
+        "leaves raised while tracing: SystemExit: 3 (cli_programs.py:40 in leaves)"
+    ),
+    ("diff", "cli_programs:tripled", "--args-from", "cli_programs:leaves"): (
+        "cli_programs:leaves raised SystemExit: 3 (cli_programs.py:40 in leaves)"
+    ),
+    ("diff", "cli_programs:tripled", "--args", "f32[]", "--argnums", "0"): (
+        "--argnums tells --grad what to differentiate by: add --grad"
+    ),
+    ("diff", "cli_programs:tripled", "--args", "f32[]", "--grad", "--argnums", "0,0"): (
+        "--argnums '0,0': write argument positions, as 0 or 0,2"
+    ),
+    ("diff", "cli_programs:tripled", "--args", "str[3]"): (
+        "unknown dtype 'str' in 'str[3]': there are f16, bf16, f32, f64, i8 to i64, u8 to u64,"
+        " c64, c128, bool and key"
+    ),
     ("diff", "cli_programs:product", "--args", "f32[3]"): (
         "cli_programs:product takes (x, y): missing a required argument: 'y';"
         " give arguments with --args or --args-from"
     ),
     ("diff", "cli_programs:smooth"): (
-        "cli_programs:smooth takes (x, scale=...): missing a required argument: 'x';"
+        "cli_programs:smooth takes (x, *, scale=...): missing a required argument: 'x';"
         " give arguments with --args or --args-from"
     ),
     ("diff", "cli_programs:product", "--args", "f32[3,4]", "f32[3,4]"): (
@@ -314,7 +345,7 @@ ERRORS = {
         " have the same shape, got (4,) and (3,). (cli_programs.py:34 in product)"
     ),
     ("explain", "cli_programs:boom", "--args", "f32[]"): (
-        "boom raised while tracing: ValueError: no good (cli_programs.py:40 in boom)"
+        "boom raised while tracing: ValueError: no good (cli_programs.py:43 in boom)"
     ),
     ("diff", "cli_programs:tripled", "--args", "f32[3,x]"): (
         "cannot read the argument 'f32[3,x]': write a dtype and a shape, as f32[8,128] or i32[],"
@@ -421,7 +452,7 @@ def test_as_a_program(folder):
     assert found.stdout == ""
     assert found.stderr == (
         "jaxpr-opt: error: boom raised while tracing: ValueError: no good"
-        " (cli_programs.py:40 in boom)\n"
+        " (cli_programs.py:43 in boom)\n"
     )
 
 

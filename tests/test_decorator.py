@@ -323,6 +323,7 @@ def test_references_are_left_alone():
         (lambda: optimize(jnp.sin, passes=3), r"passes must be .*, got 3$"),
         (lambda: optimize(jnp.sin, skip="simplify"), r"skip must be .*, got 'simplify'$"),
         (lambda: optimize(jnp.sin, skip=[4]), r"skip must be .*, got \[4\]$"),
+        (lambda: optimize(jnp.sin, skip=None), r"skip must be .*, got None$"),
         (
             lambda: settings.override(fast=True).__enter__(),
             r"^unknown setting 'fast': expected one of check, ",

@@ -1,5 +1,7 @@
 """The examples: optimised in either order they give what they give, and keep what they need."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from jax import lax
 
 import jaxpr_opt
-from examples import bounded_while, ragged_rnn
+from examples import bounded_while, demo, ragged_rnn
 from jaxpr_opt.testing import assert_close
 
 
@@ -34,30 +36,34 @@ def test_ragged_batch(order):
     assert temp_bytes(ours, params, xs, lengths) < temp_bytes(plain, params, xs, lengths) / 4
 
 
-@pytest.mark.parametrize("loop", [bounded_while.nested_while, bounded_while.single_while])
-@pytest.mark.parametrize("inside", [False, True])
-def test_bounded_while(loop, inside):
-    """jax#8239: what is kept does not grow with the bound as the residuals do."""
-    params, x, _ = bounded_while.arguments(width=64)
+@functools.cache
+def bounded_gradient(loop, bound, order="plain"):
+    """The gradient of a loop of at most `bound` steps, compiled: a function of `x` and `steps`."""
+    params, x, steps = bounded_while.arguments(width=32)
 
-    def loss(x, steps, bound):
+    def loss(x, steps):
         return bounded_while.loss(params, x, steps, bound=bound, loop=loop)
 
-    def gradient(bound, optimize):
-        def fun(x, steps):
-            return loss(x, steps, bound)
+    gradient = {
+        "plain": lambda: jax.jit(jax.grad(loss)),
+        "around grad": lambda: jaxpr_opt.optimize(jax.grad(loss)),
+        "inside grad": lambda: jax.jit(jax.grad(jaxpr_opt.optimize(loss))),
+    }[order]()
+    return gradient.lower(x, steps).compile()
 
-        if not optimize:
-            return jax.jit(jax.grad(fun))
-        if inside:
-            return jax.jit(jax.grad(jaxpr_opt.optimize(fun)))
-        return jaxpr_opt.optimize(jax.grad(fun))
 
-    ours, plain = gradient(64, True), gradient(64, False)
-    for steps in (0, 1, 5, 64, 70):
+@pytest.mark.parametrize("loop", [bounded_while.nested_while, bounded_while.single_while])
+@pytest.mark.parametrize("order", ["around grad", "inside grad"])
+def test_bounded_while(loop, order):
+    """jax#8239: what is kept does not grow with the bound as the residuals do."""
+    _, x, _ = bounded_while.arguments(width=32)
+    plain, ours = bounded_gradient(loop, 16), bounded_gradient(loop, 16, order)
+    for steps in (0, 1, 5, 16, 20):
         assert_close(ours(x, jnp.int32(steps)), plain(x, jnp.int32(steps)))
-    large = temp_bytes(gradient(1024, True), x, jnp.int32(8))
-    assert large < temp_bytes(gradient(1024, False), x, jnp.int32(8)) / 10
+    deep = bounded_gradient(loop, 1024, order)
+    assert_close(deep(x, jnp.int32(9)), plain(x, jnp.int32(9)))
+    kept, residuals = deep.memory_analysis(), bounded_gradient(loop, 256).memory_analysis()
+    assert kept.temp_size_in_bytes < residuals.temp_size_in_bytes / 5  # at a quarter of the bound
 
 
 def test_a_loop_inside_of_a_shard_map_stops():
@@ -79,3 +85,18 @@ def test_a_loop_inside_of_a_shard_map_stops():
         f.lower(*args).as_text().count("stablehlo.case") for f in (ours, jax.jit(jax.grad(loss)))
     ]
     assert branches[0] < branches[1]
+
+
+def test_the_demo_fits_80_columns_and_tells_costs_once(monkeypatch, capsys):
+    """It shows the jaxpr, what was done and where, and the costs before and after."""
+    for variable in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(demo, "BOUNDS", [2])
+    monkeypatch.setattr(bounded_while.arguments, "__defaults__", (8, 1, 2))
+    demo.main()
+    out = capsys.readouterr().out
+    assert not [line for line in out.splitlines() if len(line) > 80 or line != line.rstrip()]
+    for told in ("-     ", "+     ", "collapse-loops", "examples/bounded_while.py:", "FLOPs "):
+        assert told in out
+    for cost in ("loop residuals  ", "time, bound 2  ", "trace and compile, bound 2  "):
+        assert out.count(f"\n{cost}") == 1

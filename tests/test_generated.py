@@ -24,6 +24,7 @@ from jaxpr_opt.passes import exit_loop_early
 from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import assert_close, evaluate_exactly
 from tests.generate import (
+    BUFFERS,
     LOG,
     RECIPES,
     Args,
@@ -261,7 +262,17 @@ def test_the_same_bits_in_a_batch(mode, count, eager, monkeypatch):
     search()
 
 
+@pytest.mark.parametrize(("mode", "count"), [("values", 10), ("grad", 10), ("jvp", 3), ("hvp", 2)])
+def test_carried_buffers(mode, count, eager, monkeypatch):
+    @examples(count)
+    @given(BUFFERS, st.sampled_from(["none", "none", "state", "all"]))
+    def search(recipe, how):
+        check_exact(recipe, mode, how, monkeypatch)
+
+    search()
+
+
 @examples(6)
-@given(RECIPES, st.sampled_from(sorted(MODES)), st.sampled_from(sorted(BATCHED)))
+@given(RECIPES | BUFFERS, st.sampled_from(sorted(MODES)), st.sampled_from(sorted(BATCHED)))
 def test_derivatives_of_an_optimized_function(recipe, mode, how):
     check_decorated(recipe, mode, how)

@@ -22,6 +22,7 @@ from jaxpr_opt.analysis.summary import Summary
 from jaxpr_opt.exporter import export
 from jaxpr_opt.ir import Op
 from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.report import _short
 from jaxpr_opt.text import to_text
 
 
@@ -204,6 +205,29 @@ def test_many_places_are_counted():
     assert lines[3] == "  two negations cancel (many.py:2 in f)"
     assert lines[10] == "  two negations cancel (many.py:9 in f)"
     assert lines[11] == "  and at 4 other places"
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("tanh", "tanh"),
+        ("tanh, f32[2,1], x", "tanh, f32[2,1], x"),
+        ("tanh, f32[2,1], x, y", "tanh, f32[2,1] and 2 more"),
+        ("f32[2,1], f32[2,2,64], x, y, z", "f32[2,1], f32[2,2,64] and 3 more"),
+    ],
+)
+@pytest.mark.parametrize("sentence", ["{}: kept once", "made again from {} (f.py:1 in f)", "{}"])
+def test_many_names_are_counted(names, told, sentence):
+    assert _short(sentence.format(names)) == sentence.format(told)
+
+
+def test_what_is_no_function():
+    with pytest.raises(TypeError, match="explain: fun must be callable, got 3"):
+        jaxpr_opt.explain(3, X)
+    with pytest.raises(TypeError, match="diff: fun must be callable, got 3"):
+        jaxpr_opt.diff(3, X)
+    with pytest.raises(TypeError, match="diff: against must be callable, got 3"):
+        jaxpr_opt.diff(negate, X, against=3)
 
 
 def test_failures_are_part_of_the_report():

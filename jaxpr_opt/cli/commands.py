@@ -9,15 +9,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-from rich.console import Console, RenderableType
-from rich.text import Text
+from rich.console import Console
 
 from jaxpr_opt import figures, observe, registry
 from jaxpr_opt.cli import documentation, measure
-from jaxpr_opt.diff import STYLES, GraphDiff, diff_graphs
+from jaxpr_opt.diff import diff_graphs
 from jaxpr_opt.frames import blame
 from jaxpr_opt.ir import Graph
-from jaxpr_opt.report import plain, report
+from jaxpr_opt.report import report, show
 from jaxpr_opt.targets import (
     Arguments,
     TargetError,
@@ -71,8 +70,9 @@ def diff(options: argparse.Namespace, console: Console) -> int:
         )
     else:
         if not options.stat:
-            _show_diff(difference, console)
-        _show(figures.table(rows, titles), console)
+            show(difference, console)
+            print()
+        show(figures.table(rows, titles), console)
     return int(options.exit_code and difference.changed)
 
 
@@ -86,7 +86,7 @@ def explain(options: argparse.Namespace, console: Console) -> int:
     if options.format == "json":
         _print_json(made.to_dict())
     else:
-        _show(made, console)
+        show(made, console)
     return 0
 
 
@@ -97,29 +97,12 @@ def passes(options: argparse.Namespace, console: Console) -> int:
         if options.format == "json":
             _print_json(documentation.to_dict(documented))
         else:
-            _show(documentation.page(documented), console)
+            show(documentation.page(documented), console)
     elif options.format == "json":
         _print_json([documentation.to_dict(each) for each in registry.available().values()])
     else:
-        _show(documentation.contents(registry.available().values()), console)
+        show(documentation.contents(registry.available().values()), console)
     return 0
-
-
-# -- output --------------------------------------------------------------------------------------
-
-
-def _show(renderable: RenderableType, console: Console) -> None:
-    if console.is_terminal:
-        console.print(renderable)
-    else:
-        print(plain(renderable, console.width))
-
-
-def _show_diff(difference: GraphDiff, console: Console) -> None:
-    for line in difference.lines:
-        for part in line.wrapped(console.width):
-            console.print(Text(part, STYLES[line.gutter]), soft_wrap=True)
-    console.print()
 
 
 def _print_json(value: Any) -> None:
@@ -145,6 +128,8 @@ def _subject(target: str, options: argparse.Namespace, arguments: Arguments) -> 
             chosen = observe.reselected(written, only, _names(options.skip))
         except ValueError as error:  # no pass of that name
             raise TargetError(str(error)) from error
+    if options.argnums is not None and not options.grad:
+        raise TargetError("--argnums tells --grad what to differentiate by: add --grad")
     if options.grad:
         gradient = functools.partial(jax.grad, argnums=_argnums(options.argnums))
         name, written, chosen = f"grad({name})", gradient(written), gradient(chosen)
@@ -155,11 +140,15 @@ def _names(listed: str) -> list[str]:
     return [name.strip() for name in listed.split(",") if name.strip()]
 
 
-def _argnums(listed: str) -> int | tuple[int, ...]:
+def _argnums(listed: str | None) -> int | tuple[int, ...]:
+    if listed is None:
+        return 0
     try:
         numbers = tuple(int(number) for number in listed.split(","))
     except ValueError:
-        raise TargetError(f"--argnums {listed}: write argument positions, as 0 or 0,2") from None
+        numbers = ()
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise TargetError(f"--argnums {listed!r}: write argument positions, as 0 or 0,2")
     return numbers[0] if len(numbers) == 1 else numbers
 
 
@@ -179,7 +168,7 @@ def _traced(
     """Trace the user's function: should it raise, that is where the story ends."""
     try:
         return how(fun, *arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TargetError(f"{subject.name} raised while tracing: {blame(error)}") from error
 
 

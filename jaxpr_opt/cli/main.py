@@ -151,6 +151,7 @@ def _add_target(command: argparse.ArgumentParser) -> None:
         "--args",
         metavar="SPEC",
         nargs="*",
+        action="extend",
         help="'f32[8,128]', 'i32[]', 'key[]', 1.5, 3, True, None",
     )
     given.add_argument(
@@ -159,8 +160,6 @@ def _add_target(command: argparse.ArgumentParser) -> None:
         help="a function that returns them: args, or (args, kwargs)",
     )
     command.add_argument("--grad", action="store_true", help="the gradient instead of the function")
-    command.add_argument(
-        "--argnums", metavar="I,J", default="0", help="arguments --grad is for (default: 0)"
-    )
+    command.add_argument("--argnums", metavar="I,J", help="arguments --grad is for (default: 0)")
     command.add_argument("--passes", metavar="A,B", help="optimise with these passes only")
     command.add_argument("--skip", metavar="A,B", default="", help="optimise without these passes")
