@@ -9,7 +9,7 @@ from rich.console import Console
 
 from bench.sweep import Options
 
-BENCHMARKS = ("bounded_while", "ragged_rnn", "pipeline_share")
+BENCHMARKS = ("bounded_while", "ragged_rnn", "carried_arrays", "pipeline_share")
 
 
 def main() -> None:
@@ -18,7 +18,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--rounds", type=int, help="how often each program is timed")
-    parser.add_argument("--only", default="", help="programs whose name contains this text")
+    parser.add_argument(
+        "--only", default="", help="programs whose group or name contains this text"
+    )
     parser.add_argument(
         "--publish", action="store_true", help="write the tables and plots of docs/"
     )

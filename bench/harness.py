@@ -33,6 +33,7 @@ class Program:
 
     Programs of one `name` and `group` are a sweep over their `size`, in increasing order.
     `make` gives a new function at each call; it raises `UnavailableError` where a peer is missing.
+    Those of one `group` and `answer` must give the same; `answer` is 0 where size does not matter.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Program:
     arguments: tuple[Any, ...]
     group: str = ""
     size: int = 0
+    answer: int = 0
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -54,7 +56,7 @@ class Row:
     lower_seconds: float | None = None
     compile_seconds: float | None = None
     error: float | None = None
-    """Largest difference from the first program of the group, relative to its largest value."""
+    """Largest difference from the first program that must give the same, relative to its values."""
     note: str = ""
 
     @property
@@ -97,7 +99,7 @@ def measure(
     Compilation is timed `setups` times, from cleared caches, and the least counts; once if slow.
     """
     rows = [Row(name=p.name, group=p.group, size=p.size) for p in programs]
-    runs: list[tuple[Row, Callable[[], Any]]] = []
+    runs: list[tuple[Program, Row, Callable[[], Any]]] = []
     for program, row in zip(programs, rows, strict=True):
         progress(f"compiling {program.group} {program.size or ''} {program.name}")
         reason = _too_slow_to_set_up(row, rows)
@@ -105,10 +107,10 @@ def measure(
         if reason is not None:
             row.note = reason
         if run is not None:
-            runs.append((row, run))
+            runs.append((program, row, run))
     progress("checking")
     _compare_results(runs)
-    _run_in_turns(runs, rounds, progress)
+    _run_in_turns([(row, run) for _, row, run in runs], rounds, progress)
     return rows
 
 
@@ -151,12 +153,12 @@ def _set_up(program: Program, row: Row, setups: int) -> Callable[[], Any] | None
     return lambda: jax.tree.map(lambda x: x.block_until_ready(), compiled(*program.arguments))
 
 
-def _compare_results(runs: Sequence[tuple[Row, Callable[[], Any]]]) -> None:
+def _compare_results(runs: Sequence[tuple[Program, Row, Callable[[], Any]]]) -> None:
     """Run everything once: a benchmark of programs that disagree would mean nothing."""
-    expected: dict[str, list[np.ndarray[Any, Any]]] = {}
-    for row, run in runs:
+    expected: dict[tuple[str, int], list[np.ndarray[Any, Any]]] = {}
+    for program, row, run in runs:
         leaves = [np.asarray(x, np.float64) for x in jax.tree.leaves(run())]
-        first = expected.setdefault(row.group, leaves)
+        first = expected.setdefault((program.group, program.answer), leaves)
         scale = max((np.max(np.abs(x), initial=0.0) for x in first), default=0.0) or 1.0
         row.error = max(
             (

@@ -29,6 +29,7 @@ MEASURES: dict[str, tuple[str, Callable[[Row], float | None]]] = {
     ),
     "trace, optimise, lower and compile": ("s", lambda row: row.setup_seconds),
 }
+SUMMARISED = [MEASURES["time"][1], MEASURES["temporary memory"][1]]
 
 
 def environment() -> dict[str, Any]:
@@ -50,20 +51,68 @@ def save(name: str, rows: Sequence[Row]) -> Path:
     return path
 
 
-def markdown(path: Path, title: str, rows: Sequence[Row]) -> None:
-    """Write what `show` shows, for docs/."""
+def markdown(path: Path, title: str, rows: Sequence[Row], reference: str = "") -> None:
+    """Write for docs/ what `show` shows, after the summary if there is a `reference`."""
     where = ", ".join(f"{key} {value}" for key, value in environment().items())
     with path.open("w") as file:
         file.write(f"# {title}\n\nInterleaved minima of one run: {where}.\n\n")
-        show(Console(file=file, width=240), title, rows, box.MARKDOWN)
+        console = Console(file=file, width=240)
+        if reference:
+            console.print(_summary(rows, reference, box.MARKDOWN))
+        show(console, title, rows, box.MARKDOWN)
+
+
+def show_summary(console: Console, title: str, rows: Sequence[Row], reference: str) -> None:
+    """One table: each program at the largest size of its group, and how it grows; then the notes.
+
+    Times and memories are also given as multiples of those of the program called `reference`.
+    """
+    console.print(f"{title}: at the largest size, beside {reference}", style="italic")
+    console.print(_summary(rows, reference, box.HEAVY_HEAD))
+    for group, members in _by_group(rows).items():
+        _notes(console, members, group)
+
+
+def _summary(rows: Sequence[Row], reference: str, style: box.Box) -> Table:
+    table = Table(box=style)
+    table.add_column("group", no_wrap=True)
+    table.add_column("program", no_wrap=True)
+    for heading in ("n", "ms", "growth", "ratio", "MB", "growth", "ratio"):
+        table.add_column(heading, justify="right")
+    for group, members in _by_group(rows).items():
+        largest = max(row.size for row in members)
+        bases = [row for row in members if (row.name, row.size) == (reference, largest)]
+        for i, (name, sweep) in enumerate(_by_name(members).items()):
+            cells = [
+                cell for of in SUMMARISED for cell in _in_proportion(sweep, largest, bases, of)
+            ]
+            table.add_row("" if i else group, name, "" if i else str(largest), *cells)
+        table.add_section()
+    return table
+
+
+def _in_proportion(
+    sweep: Sequence[Row], size: int, bases: Sequence[Row], of: Callable[[Row], float | None]
+) -> tuple[str, str, str]:
+    """A measure at one size, its growth, and its ratio to that of the base."""
+    values = [(row, of(row)) for row in sweep if row.size == size]
+    if not values or values[0][1] is None:
+        return "[red]-[/]", "", ""
+    (row, value), *_ = values
+    exponent = growth(sweep, of)
+    base = of(bases[0]) if bases else None
+    return (
+        _cell(row, value),
+        "" if exponent is None else f"n^{exponent:.2f}",
+        f"{value / base:.2f}" if base and value is not None else "",
+    )
 
 
 def show(
     console: Console, title: str, rows: Sequence[Row], style: box.Box = box.HEAVY_HEAD
 ) -> None:
     """A table for each group and measure: programs down, sizes across; then every note."""
-    for group in dict.fromkeys(row.group for row in rows):
-        members = [row for row in rows if row.group == group]
+    for group, members in _by_group(rows).items():
         for measure, (unit, of) in MEASURES.items():
             heading = (
                 f"{title}, {group}: {measure} [{unit}]" if group else f"{title}: {measure} [{unit}]"
@@ -71,6 +120,7 @@ def show(
             console.print(heading, style="italic", highlight=False, markup=False)
             console.print(_table(members, of, style))
         _notes(console, members)
+        console.print()
 
 
 def _table(rows: Sequence[Row], of: Callable[[Row], float | None], style: box.Box) -> Table:
@@ -102,7 +152,14 @@ def is_wrong(row: Row) -> bool:
     return row.error is not None and not row.error <= TOLERANCE
 
 
-def _notes(console: Console, rows: Iterable[Row]) -> None:
+def _by_group(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    return groups
+
+
+def _notes(console: Console, rows: Iterable[Row], group: str = "") -> None:
     places: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         note = f"result differs by {row.error:.1g}" if is_wrong(row) else row.note
@@ -110,8 +167,8 @@ def _notes(console: Console, rows: Iterable[Row]) -> None:
             places.setdefault((row.name, note), []).append(row.size)
     for (name, note), sizes in places.items():
         where = f"{name} at {', '.join(map(str, sizes))}" if any(sizes) else name
+        where = f"{group}: {where}" if group else where
         console.print(f"- {where}: {note}", style="yellow", markup=False, highlight=False)
-    console.print()
 
 
 def _by_name(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -30,21 +30,32 @@ def sweep(
     programs: Sequence[Program],
     options: Options,
     console: Console,
-    publish: Callable[[list[Row], Path], None],
+    publish: Callable[[list[Row], Path], None] | None = None,
+    reference: str = "",
 ) -> None:
-    """Measure the programs that the options select, and report on them."""
+    """Measure the programs that the options select, group by group, and report on them.
+
+    With a `reference`, the terminal shows one table that sets the others in proportion to it.
+    """
+    selected = [p for p in programs if options.only in f"{p.group}: {p.name}"]
+    rows: list[Row] = []
     with console.status(name) as status:
-        rows = measure(
-            [program for program in programs if options.only in program.name],
-            rounds=options.rounds or (5 if options.quick else 20),
-            setups=1 if options.quick else 2,
-            progress=lambda text: status.update(f"{name}: {text}"),
-        )
-    report.show(console, name, rows)
+        for group in dict.fromkeys(program.group for program in selected):
+            rows += measure(
+                [program for program in selected if program.group == group],
+                rounds=options.rounds or (5 if options.quick else 20),
+                setups=1 if options.quick else 2,
+                progress=lambda text: status.update(f"{name}: {text}"),
+            )
+    if reference:
+        report.show_summary(console, name, rows, reference)
+    else:
+        report.show(console, name, rows)
     if options.only:
         return
     saved = report.save(f"{name}-quick" if options.quick else name, rows)
     console.print(f"written to {saved}", highlight=False)
     if options.publish:
-        report.markdown(DOCS / f"{name}-jax-{jax.__version__}.md", name, rows)
-        publish(rows, DOCS)
+        report.markdown(DOCS / f"{name}-jax-{jax.__version__}.md", name, rows, reference)
+        if publish is not None:
+            publish(rows, DOCS)

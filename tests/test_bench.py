@@ -1,9 +1,12 @@
 """The harness of the benchmarks: what it measures, and that it hides nothing."""
 
+import io
+
 import jax.numpy as jnp
 import pytest
+from rich.console import Console
 
-from bench import bounded_while, harness, report
+from bench import bounded_while, carried_arrays, harness, report
 from bench.harness import Program, Row, growth, measure
 from bench.pipeline_share import normalised
 
@@ -28,6 +31,19 @@ def test_a_program_that_disagrees_is_called_wrong():
     x = jnp.ones(3)
     rows = measure([_program("a", lambda x: x, x), _program("b", lambda x: x + 1, x)], rounds=1)
     assert [report.is_wrong(row) for row in rows] == [False, True]
+
+
+def test_programs_of_several_answers_are_compared_with_their_own():
+    def of_size(name, n, offset):
+        function = lambda x: x + offset
+        arguments = (jnp.ones(n),)
+        return Program(
+            name=name, make=lambda: function, arguments=arguments, group="g", size=n, answer=n
+        )
+
+    programs = [of_size("a", 2, 0), of_size("b", 2, 0), of_size("a", 4, 0), of_size("b", 4, 1)]
+    rows = measure(programs, rounds=1)
+    assert [report.is_wrong(row) for row in rows] == [False, False, False, True]
 
 
 def test_nan_is_wrong():
@@ -90,6 +106,45 @@ def test_every_candidate_of_the_issue_is_in_the_table_at_every_bound():
     assert {"equinox, checkpointed", "equinox, bounded", bounded_while.HAND} <= names
     sizes = [p.size for p in programs if (p.name, p.group) == ("plain JAX, nested", "batch 256")]
     assert sizes == bounded_while.BOUNDS
+
+
+def test_a_summary_sets_programs_in_proportion_at_the_largest_size():
+    rows = [
+        Row(name=name, group="sums", size=n, seconds=factor * n * 1e-3, temp_bytes=factor * n)
+        for name, factor in (("plain", 3), ("by hand", 2))
+        for n in (8, 64)
+    ]
+    rows.append(Row(name="peer", group="sums", size=64, note="not installed"))
+    file = io.StringIO()
+    report.show_summary(Console(file=file, width=140), "title", rows, "by hand")
+    lines = file.getvalue().splitlines()
+    plain = next(line for line in lines if "plain" in line)
+    assert plain.replace("│", " ").split()[:6] == ["sums", "plain", "64", "192", "n^1.00", "1.50"]
+    peer = next(line for line in lines if "│ peer" in line)
+    assert peer.replace("│", " ").split() == ["peer", "-", "-"]
+    assert lines[-1] == "- sums: peer at 64: not installed"
+
+
+@pytest.mark.parametrize("family", carried_arrays.FAMILIES, ids=lambda family: family.name)
+def test_programs_with_carried_arrays_and_their_forms_by_hand_agree(family):
+    """At a small size, as differentiated in the benchmark, optimised or not."""
+    size = min(64, family.largest // 8)
+    arguments = family.arguments(size)
+    rows = measure(
+        [Program(name=n, make=make, arguments=arguments) for n, make in family.candidates()],
+        rounds=1,
+    )
+    assert {"plain JAX", carried_arrays.HAND, "jaxpr-opt"} <= {row.name for row in rows}
+    assert [(row.name, row.error) for row in rows if report.is_wrong(row)] == []
+    assert [row.note for row in rows if "equinox" not in row.name and row.note] == []
+
+
+def test_carried_arrays_grow_over_three_doublings():
+    for family in carried_arrays.FAMILIES:
+        for quick in (False, True):
+            sizes = family.sizes(quick)
+            assert sizes == sorted(sizes)
+            assert sizes[-1] == 8 * sizes[0]
 
 
 def test_hlo_is_compared_up_to_names_and_metadata():

@@ -107,7 +107,8 @@ class Access:
         Rows of a scatter that are out of range read as zero.
         """
         if self.op.name == "dynamic_update_slice":
-            return lax.dynamic_slice(array, indices, self.value.shape)
+            shape = self.value.shape
+            return lax.dynamic_slice(array, indices, shape, allow_negative_indices=False)
         numbers = self.op.params["dimension_numbers"]
         mirrored = lax.GatherDimensionNumbers(
             offset_dims=numbers.update_window_dims,

@@ -420,10 +420,8 @@ def _broadcast(search: _Search, op: Op, depth: int) -> Affine | None:
     if source is None:
         return None
     strides = [0] * len(op.result.shape)
-    for d, stride, n in zip(
-        op.params["broadcast_dimensions"], source.strides, op.operands[0].shape, strict=True
-    ):
-        strides[d] = stride if n > 1 else 0
+    for d, stride in zip(op.params["broadcast_dimensions"], source.strides, strict=True):
+        strides[d] = stride
     return replace(source, strides=tuple(strides))
 
 
@@ -462,6 +460,15 @@ def _reshaped(source: Affine, before: tuple[int, ...], after: tuple[int, ...]) -
     return replace(source, strides=tuple(reversed(strides)))
 
 
+def _joined(search: _Search, op: Op, depth: int) -> Affine | None:
+    """A list of one."""
+    source = search.affine(op.operands[0], depth) if len(op.operands) == 1 else None
+    if source is None or op.name == "concatenate":
+        return source
+    axis = op.params["axis"]
+    return replace(source, strides=(*source.strides[:axis], 0, *source.strides[axis:]))
+
+
 def _transposed(search: _Search, op: Op, depth: int) -> Affine | None:
     source = search.affine(op.operands[0], depth)
     if source is None:
@@ -472,11 +479,11 @@ def _transposed(search: _Search, op: Op, depth: int) -> Affine | None:
 def _sliced(search: _Search, op: Op, depth: int) -> Affine | None:
     (array,), starts = op.operands, op.params["start_indices"]
     source = search.affine(array, depth)
+    if source is None and op.result.shape[-1] == 1:
+        part = search.component(array, starts[-1], depth)
+        source = replace(part, strides=(*part.strides, 0)) if part is not None else None
     if source is None:
-        if op.result.shape[-1] != 1 or op.result.shape[:-1] != array.shape[:-1]:
-            return None
-        found = search.component(array, starts[-1], depth)
-        return replace(found, strides=(*found.strides, 0)) if found is not None else None
+        return None
     every = op.params["strides"] or (1,) * len(starts)
     offset = sum(a * s for a, s in zip(starts, source.strides, strict=True))
     strides = tuple(s * k for s, k in zip(source.strides, every, strict=True))
@@ -521,6 +528,7 @@ _RULES: dict[str, Rule] = {
     "add": _sum(1),
     "broadcast_in_dim": _broadcast,
     "clamp": _clamped,
+    "concatenate": _joined,
     "convert_element_type": _same,
     "copy": _same,
     "dynamic_slice": _read,
@@ -536,6 +544,7 @@ _RULES: dict[str, Rule] = {
     "select_n": _selected,
     "slice": _sliced,
     "squeeze": _squeezed,
+    "stack": _joined,
     "stop_gradient": _same,
     "sub": _sum(-1),
     "transpose": _transposed,

@@ -1,0 +1,157 @@
+"""Tables that loops read a row of: embeddings by token, and parameters by layer.
+
+A read costs a row. Its transpose in plain JAX makes a table of zeros around the row's cotangent,
+and adds it to another table, in every step; XLA sees through that in one loop, and not in nested
+ones. By hand the gradient adds to a row of the one table there is.
+
+    cd examples; jaxpr-opt diff lookups.py:gradient --args-from lookups.py:arguments
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def tokens(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """A recurrent sum over the embeddings of some tokens."""
+
+    def step(state: jax.Array, token: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(0.9 * state + table[token]), None
+
+    return jnp.sum(lax.scan(step, jnp.zeros(table.shape[1]), ids)[0])
+
+
+def sentences(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """The same in a loop over sentences, each of which starts anew."""
+
+    def sentence(total: jax.Array, ids: jax.Array) -> tuple[jax.Array, None]:
+        return total + tokens(table, ids), None
+
+    return lax.scan(sentence, jnp.zeros(()), ids)[0]
+
+
+@jax.custom_vjp
+def sentences_by_hand(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """The gradient adds to a row of one table, in place, in whichever loop."""
+    return _sentences_forward(table, ids)[0]
+
+
+def _sentences_forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, tuple[Any, ...]]:
+    def sentence(total: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(state: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
+            state = jnp.tanh(0.9 * state + table[token])
+            return state, state
+
+        last, states = lax.scan(step, jnp.zeros(table.shape[1]), ids)
+        return total + jnp.sum(last), states
+
+    total, states = lax.scan(sentence, jnp.zeros(()), ids)
+    return total, (table, ids, states)
+
+
+def _sentences_backward(residuals: tuple[Any, ...], ct: jax.Array) -> tuple[jax.Array, None]:
+    table, ids, states = residuals
+
+    def sentence(ct_table: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, None]:
+        def step(carry: tuple[Any, Any], inputs: tuple[Any, Any]) -> tuple[Any, None]:
+            ct_state, ct_table = carry
+            token, state = inputs
+            ct_sum = ct_state * (1 - state**2)
+            return (0.9 * ct_sum, ct_table.at[token].add(ct_sum)), None
+
+        init = jnp.full(table.shape[1], ct), ct_table
+        return lax.scan(step, init, inputs, reverse=True)[0][1], None
+
+    return lax.scan(sentence, jnp.zeros_like(table), (ids, states), reverse=True)[0], None
+
+
+sentences_by_hand.defvjp(_sentences_forward, _sentences_backward)
+
+
+def tokens_by_hand(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """One sentence."""
+    return sentences_by_hand(table, ids[None])
+
+
+def layers(weights: jax.Array, xs: jax.Array) -> jax.Array:
+    """A deep network over a sequence: an inner loop reads `weights[layer]`."""
+
+    def token(state: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        def layer(i: jax.Array, state: jax.Array) -> jax.Array:
+            return state + 0.1 * jnp.tanh(state @ weights[i])
+
+        return lax.fori_loop(0, weights.shape[0], layer, state + x), None
+
+    return jnp.sum(lax.scan(token, jnp.zeros_like(xs[0]), xs)[0])
+
+
+def _layer(state: jax.Array, weight: jax.Array) -> jax.Array:
+    return state + 0.1 * jnp.tanh(state @ weight)
+
+
+@jax.custom_vjp
+def layers_by_hand(weights: jax.Array, xs: jax.Array) -> jax.Array:
+    """The gradient adds to the weights of one layer, in place, and keeps nothing but states."""
+    return _layers_forward(weights, xs)[0]
+
+
+def _layers_forward(weights: jax.Array, xs: jax.Array) -> tuple[jax.Array, tuple[Any, ...]]:
+    def token(state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return lax.scan(lambda state, weight: (_layer(state, weight), state), state + x, weights)
+
+    last, states = lax.scan(token, jnp.zeros_like(xs[0]), xs)
+    return jnp.sum(last), (weights, states)
+
+
+def _layers_backward(
+    residuals: tuple[jax.Array, jax.Array], ct: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    weights, states = residuals
+
+    def token(carry: tuple[Any, Any], states: jax.Array) -> tuple[Any, jax.Array]:
+        def layer(carry: tuple[Any, Any], inputs: tuple[Any, ...]) -> tuple[Any, None]:
+            ct_state, ct_weights = carry
+            i, state, weight = inputs
+            _, transpose = jax.vjp(_layer, state, weight)
+            ct_state, ct_weight = transpose(ct_state)
+            return (ct_state, ct_weights.at[i].add(ct_weight)), None
+
+        inputs = jnp.arange(len(weights)), states, weights
+        carry, _ = lax.scan(layer, carry, inputs, reverse=True)
+        return carry, carry[0]
+
+    init = jnp.full_like(states[0, 0], ct), jnp.zeros_like(weights)
+    (_, ct_weights), ct_xs = lax.scan(token, init, states, reverse=True)
+    return ct_weights, ct_xs
+
+
+layers_by_hand.defvjp(_layers_forward, _layers_backward)
+
+
+def gradient(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """The gradient with respect to the table."""
+    return jax.grad(tokens)(table, ids)
+
+
+def arguments(size: int = 256, width: int = 16) -> tuple[jax.Array, jax.Array]:
+    """As many tokens as rows of the table."""
+    keys = jax.random.split(jax.random.key(0))
+    table = jax.random.normal(keys[0], (size, width))
+    return table, jax.random.randint(keys[1], (size,), 0, size)
+
+
+def sentences_arguments(size: int, length: int = 16) -> tuple[jax.Array, jax.Array]:
+    """The same tokens in sentences."""
+    table, ids = arguments(size)
+    return table, ids.reshape(-1, length)
+
+
+def layers_arguments(depth: int, length: int = 16, width: int = 32) -> tuple[Any, ...]:
+    """Weights of `depth` layers, and a sequence."""
+    keys = jax.random.split(jax.random.key(0))
+    weights = jax.random.normal(keys[0], (depth, width, width)) / width**0.5
+    return weights, jax.random.normal(keys[1], (length, width))

@@ -1,0 +1,508 @@
+"""Pieces of cotangents are added where they belong, in the order in which they were."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Scan
+from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from tests.loops import alone
+
+DIRECT = AccumulateSparseCotangents()
+ALWAYS = AccumulateSparseCotangents(dense_factor=0, dense_bytes=0)
+"""Carries a second array however small the first."""
+
+
+def looped(step):
+    """A loop that carries an array and gets rows and indices."""
+
+    def program(c, us, idx):
+        return lax.scan(lambda c, x: (step(c, *x), None), c, (us, idx))[0]
+
+    return program
+
+
+def dense(like, u, i):
+    """Zeros with a piece at `i` of the first axis."""
+    return lax.dynamic_update_slice(jnp.zeros_like(like), u, (i,) + (0,) * (like.ndim - 1))
+
+
+def rest(u, start):
+    """Zeros with a piece at `start`, as the transpose of a static slice makes them."""
+    return lax.pad(u, jnp.zeros((), u.dtype), [(start, 8 - start - u.shape[0], 0), (0, 0, 0)])
+
+
+TYPES = ("f32[8,2]", "f32[5,1,2]", "i32[5]")
+
+
+def test_a_row_read_in_a_loop():
+    """What the transpose of ``x[i]`` adds."""
+    check_rewrite(
+        DIRECT,
+        looped(lambda c, u, i: c + lax.dynamic_update_slice(jnp.zeros(8), u, (i,))),
+        "f32[8]",
+        "f32[5,1]",
+        "i32[5]",
+        diff="""
+          fn (c:f32[8], us:f32[5,1], idx:i32[5]) {
+            c1:f32[8] = scan[5] carry(c=c) xs(x=us, x1=idx) {
+        -     b:f32[8] = broadcast_in_dim 0.0
+              l:bool[] = lt x1 0
+              a:i32[] = add x1 8
+              s:i32[] = select_n l x1 a
+        +     d1:f32[1] = dynamic_slice c s
+        +     a2:f32[1] = add d1 x
+        -     d:f32[8] = dynamic_update_slice b x s
+        +     d:f32[8] = dynamic_update_slice c a2 s
+        -     a1:f32[8] = add c d
+        -     yield carry(a1)
+        +     yield carry(d)
+            }
+            return c1
+          }
+        """,
+    )
+
+
+def test_a_static_slice_read_in_a_loop():
+    """Padding says where."""
+    check_rewrite(
+        DIRECT,
+        looped(lambda c, u, i: lax.pad(u, 0.0, [(3, 4, 0)]) + c),
+        "f32[8]",
+        "f32[5,1]",
+        "i32[5]",
+        diff="""
+          fn (c:f32[8], us:f32[5,1], idx:i32[5]) {
+            c1:f32[8] = scan[5] carry(c=c) xs(x=us, x1=idx) {
+        -     p:f32[8] = pad[padding_config=((3, 4, 0),)] x 0.0
+        -     a:f32[8] = add p c
+        +     d:f32[1] = dynamic_slice c 3
+        +     a1:f32[1] = add d x
+        +     d1:f32[8] = dynamic_update_slice c a1 3
+        -     yield carry(a)
+        +     yield carry(d1)
+            }
+            return c1
+          }
+        """,
+    )
+
+
+def at(**flags):
+    """Pieces as a `scatter` or `scatter-add` of a row a batch."""
+
+    def step(c, u, i):
+        def put(u, i):
+            return jnp.zeros(8).at[i].add(u, **flags)
+
+        return c + jax.vmap(put)(u, i)
+
+    return step
+
+
+PIECES = [
+    pytest.param(looped(lambda c, u, i: c + dense(c, u, i)), TYPES, id="slice"),
+    pytest.param(looped(lambda c, u, i: dense(c, u, i) + c), TYPES, id="other order"),
+    pytest.param(
+        looped(lambda c, u, i: c + jnp.concatenate([jnp.zeros((3, 2)), u, jnp.zeros((4, 2))])),
+        TYPES,
+        id="concatenate",
+    ),
+    pytest.param(
+        looped(lambda c, u, i: c + jnp.zeros_like(c).at[i].set(u[0], mode="drop")),
+        TYPES,
+        id="scatter",
+    ),
+    pytest.param(
+        looped(lambda c, u, i: c + jnp.zeros_like(c).at[jnp.stack([i, i])].set(u)),
+        TYPES,
+        id="written twice",
+    ),
+    pytest.param(
+        looped(lambda c, u, i: c + jnp.zeros_like(c).at[i * 3].add(u[0], mode="drop")),
+        TYPES,
+        id="scatter-add, dropped",
+    ),
+    pytest.param(
+        looped(lambda c, u, i: c + jax.vmap(dense, (0, 0, 0))(c, u, i)),
+        ("f32[3,8]", "f32[5,3,2]", "i32[5,3]"),
+        id="batch of slices",
+    ),
+    pytest.param(
+        looped(at(mode="clip")), ("f32[3,8]", "f32[5,3]", "i32[5,3]"), id="batch of additions"
+    ),
+    pytest.param(
+        looped(
+            lambda c, u, i: c + jnp.zeros(8).at[jnp.stack([i, i + 4])].add(u, unique_indices=True)
+        ),
+        ("f32[8]", "f32[5,2]", "i32[5]"),
+        id="unique",
+    ),
+    pytest.param(
+        looped(lambda c, u, i: (c + dense(c, u, i)) + dense(c, u * 2, i + 1)), TYPES, id="two"
+    ),
+    pytest.param(
+        looped(lambda c, u, i: c + (rest(u, 1) + rest(u, 4))),
+        TYPES,
+        id="two that are disjoint",
+    ),
+    pytest.param(
+        looped(lambda c, u, i: c + dense(c, u, i)),
+        ("i32[8,2]", "i32[5,1,2]", "i32[5]"),
+        id="integers",
+    ),
+    pytest.param(
+        looped(lambda c, u, i: c + (dense(c, u, i) + dense(c, u * 3, i))),
+        ("i32[8,2]", "i32[5,1,2]", "i32[5]"),
+        id="integers that overlap",
+    ),
+    pytest.param(
+        looped(lambda c, u, i: c + dense(c, u, i)),
+        ("c64[8,2]", "c64[5,1,2]", "i32[5]"),
+        id="complex",
+    ),
+    pytest.param(
+        looped(lambda c, u, i: c + dense(c, u, i)),
+        ("bf16[8,2]", "bf16[5,1,2]", "i32[5]"),
+        id="bf16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "types"), PIECES)
+def test_in_place(program, types):
+    """No op of the body makes an array of the accumulator's size but a write."""
+    graph = alone(DIRECT, program, *types, fires=True)
+    loop = next(op for op in graph.walk() if isinstance(op, Scan))
+    whole = [op.name for op in loop.body.walk() if op.results and _is_whole(op, loop)]
+    assert set(whole) <= {"dynamic_update_slice", "scatter", "scatter-add"}
+
+
+def _is_whole(op, loop):
+    return op.result.shape == loop.carries[0].param.shape
+
+
+def test_double_precision():
+    """Static starts are of a type of their own."""
+    with jax.enable_x64(True):
+        program = looped(lambda c, u, i: c + dense(c, u, i) + rest(u, 1))
+        alone(DIRECT, program, "f64[8,2]", "f64[5,1,2]", "i64[5]", fires=True)
+
+
+def test_in_a_while():
+    def program(c, u, n):
+        return lax.fori_loop(0, n, lambda i, c: c + dense(c, u, i), c)
+
+    alone(DIRECT, program, "f32[8,2]", "f32[1,2]", "i32[]", fires=True)
+
+
+def twice(c, u, i):
+    piece = dense(c, u, i)
+    return c + piece, jnp.sum(piece)
+
+
+def seen(c, u, i):
+    return c + dense(c, u, i), c
+
+
+def with_rows(step):
+    def program(c, us, idx):
+        return lax.scan(lambda c, x: step(c, *x), c, (us, idx))
+
+    return program
+
+
+def test_the_piece_is_read_elsewhere():
+    """(1)"""
+    check_refuses(DIRECT, with_rows(twice), *TYPES, because="is read elsewhere")
+
+
+def test_the_accumulator_is_read_afterwards():
+    """It would be copied before the write."""
+    check_refuses(DIRECT, with_rows(seen), *TYPES, because="is read afterwards")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(lambda c, u, i: c + lax.dynamic_update_slice(c * 0, u, (i, 0)), id="unknown"),
+        pytest.param(
+            lambda c, u, i: c + lax.dynamic_update_slice(jnp.ones_like(c), u, (i, 0)), id="one"
+        ),
+        pytest.param(lambda c, u, i: c + lax.pad(u, 1.0, [(3, 4, 0), (0, 0, 0)]), id="pad"),
+        pytest.param(lambda c, u, i: c + lax.pad(u, 0.0, [(8, -1, 0), (0, 0, 0)]), id="cut off"),
+        pytest.param(
+            lambda c, u, i: c + lax.pad(jnp.tile(u, (3, 1)), 0.0, [(1, 0, 2), (0, 0, 0)]),
+            id="interior",
+        ),
+        pytest.param(
+            lambda c, u, i: c + jnp.concatenate([u, jnp.zeros((6, 2)), u]), id="concatenate two"
+        ),
+    ],
+)
+def test_not_a_piece_in_zeros(step):
+    """(1) Something else than zeros around, or between."""
+    alone(DIRECT, looped(step), *TYPES, fires=False)
+
+
+def add_at(array, u, i, j):
+    """What is at `j`, and a piece, written to `i`."""
+    return lax.dynamic_update_slice(array, lax.dynamic_slice(array, (j, 0), u.shape) + u, (i, 0))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(lambda c, u, i: c + add_at(c * 0, u, i, i), id="to something else"),
+        pytest.param(lambda c, u, i: c + add_at(dense(c, u, i), u, i, i + 1), id="elsewhere"),
+    ],
+)
+def test_not_added_to_zeros(step):
+    """(1) A piece added to what is no sum of pieces; or what is read in one place, in another."""
+    alone(ALWAYS, looped(step), *TYPES, fires=False)
+
+
+def test_an_inner_loop_that_starts_elsewhere():
+    """(1) Its carries change places: one of them is not zero."""
+
+    def program(c, us, idx):
+        def outer(c, u):
+            def inner(both, i):
+                return (add_at(both[1], u, i, i), both[0]), None
+
+            return c + lax.scan(inner, (jnp.zeros_like(c), c), idx)[0][0], None
+
+        return lax.scan(outer, c, us)[0]
+
+    alone(ALWAYS, program, *TYPES, fires=False)
+
+
+def test_two_pieces_whose_windows_repeat():
+    """(2) Each is a sum of its own."""
+
+    def step(c, u, i):
+        return c + (jnp.zeros(8).at[i].add(u) + jnp.zeros(8).at[i + 1].add(u))
+
+    alone(ALWAYS, looped(step), "f32[8]", "f32[5,2]", "i32[5,2]", fires=False)
+
+
+def test_one_of_two_pieces_whose_windows_repeat():
+    """(2) The sum can begin with it."""
+
+    def step(c, u, i):
+        return c + (jnp.zeros(8).at[i].add(u) + lax.dynamic_update_slice(jnp.zeros(8), u, (i[0],)))
+
+    alone(ALWAYS, looped(step), "f32[8]", "f32[5,2]", "i32[5,2]", fires=True)
+
+
+def test_pieces_that_may_overlap():
+    """(2) Both might be in one element."""
+
+    def step(c, u, i):
+        return c + (dense(c, u, i) + dense(c, u, i + 1))
+
+    check_refuses(DIRECT, looped(step), *TYPES, because="is small beside its 2 windows")
+
+    def program(c, u, n):
+        return lax.fori_loop(0, n, lambda i, c: step(c, u, i), c)
+
+    check_refuses(DIRECT, program, "f32[8,2]", "f32[1,2]", "i32[]", because="may overlap")
+
+
+def test_windows_that_may_repeat():
+    """(2) Of a scatter-add that does not say that its indices are unique."""
+    program = looped(lambda c, u, i: c + jnp.zeros(8).at[i].add(u))
+    check_refuses(DIRECT, program, "f32[8]", "f32[5,2]", "i32[5,2]", because="may repeat")
+
+
+def test_another_type():
+    """(3) A weak type gives way to that of the piece, and so would the accumulator's."""
+
+    def program(us):
+        step = lambda c, u: (c, lax.add(c, dense(us[0], u, 1)))
+        return lax.scan(step, lax.full((8,), 2.0), us[:, :1])[1]
+
+    check_refuses(DIRECT, program, "f32[5,8]", because="the accumulator a ~float32[8]")
+
+
+def test_no_loop():
+    """XLA fuses the sum with what makes its operands."""
+    program = lambda c, u, i: c + dense(c, u, i)
+    check_refuses(DIRECT, program, "f32[8,2]", "f32[1,2]", "i32[]", because="in no loop")
+
+
+def test_not_a_buffer():
+    """The sum is part of what makes a new array anyway."""
+    program = looped(lambda c, u, i: jnp.sin(c) + dense(c, u, i))
+    check_refuses(DIRECT, program, *TYPES, because="made anew in each step")
+
+
+def test_a_buffer_of_another_loop():
+    """Each step of the inner one would copy it."""
+
+    def program(c, us, idx):
+        def outer(c, u):
+            inner = lambda s, i: (s + jnp.max(c + dense(c, u, i)), None)
+            return jnp.full_like(c, jnp.sum(u)), lax.scan(inner, 0.0, idx)[0]
+
+        return lax.scan(outer, c, us)
+
+    check_refuses(DIRECT, program, *TYPES, because="made anew in each step")
+
+
+# ---------------------------------------------------------------- a second array is carried
+
+
+def rows(table, toks):
+    """A recurrence over rows of a table."""
+    step = lambda h, t: (jnp.tanh(h + table[t]), None)
+    return lax.scan(step, jnp.zeros(table.shape[1:]), toks)[0]
+
+
+def nested(table, toks):
+    """The same, in a loop over sequences."""
+    step = lambda h, ts: (jnp.tanh(h * rows(table, ts)), None)
+    return jnp.sum(lax.scan(step, jnp.ones(table.shape[1:]), toks)[0])
+
+
+def deep(table, toks):
+    """And twice over these."""
+    step = lambda h, ts: (h + nested(table, ts), None)
+    return lax.scan(step, 0.0, jnp.stack([toks, toks + 1]))[0]
+
+
+def many(table, toks):
+    """A batch reads several rows at once."""
+    batch = jnp.stack([toks, toks + 1, toks])
+    return jnp.sum(jax.vmap(nested, (None, 0))(table, batch))
+
+
+def pair(table, toks):
+    """Two rows a step, which may be one."""
+    step = lambda h, ts: (jnp.tanh(h + table[ts[0]] * table[ts[1]]), None)
+    return jnp.sum(lax.scan(step, jnp.zeros(2), toks)[0])
+
+
+def tail(table, toks):
+    """An inner loop, a row from the data, and a row that is always the same."""
+    step = lambda h, ts: (jnp.tanh(h + rows(table, ts) * table[ts[0]] - table[3]), None)
+    return jnp.sum(lax.scan(step, jnp.zeros(2), toks)[0])
+
+
+TOKENS = np.array([[0, 3, 3], [5, 5, 5], [-1, 2, 9], [3, 0, -9]], np.int32)
+"""Repeated, negative, out of range."""
+
+
+@pytest.mark.parametrize("loss", [nested, deep, many, pair, tail])
+def test_a_table(loss):
+    """(2) Pieces of one step are added up first: the same bits."""
+    table = jnp.asarray(np.random.default_rng(0).standard_normal((7, 2)), jnp.float32)
+    for special in (None, np.inf, np.nan):
+        given = table if special is None else table.at[3, 1].set(special)
+        alone(ALWAYS, jax.grad(loss), given, TOKENS, fires=True)
+
+
+def test_the_array_is_cleared():
+    """Each of its windows, after it was added to the other; else XLA would copy the array."""
+
+    def program(c, us, idx):
+        def outer(c, x):
+            def inner(t, x):
+                u, i = x
+                return lax.dynamic_update_slice(t, lax.dynamic_slice(t, (i,), (1,)) + u, (i,)), None
+
+            return c + lax.scan(inner, jnp.zeros(8), x)[0], None
+
+        return lax.scan(outer, c, (us, idx))[0]
+
+    check_rewrite(
+        ALWAYS,
+        program,
+        "f32[8]",
+        "f32[5,3,1]",
+        "i32[5,3]",
+        diff="""
+          fn (c:f32[8], us:f32[5,3,1], idx:i32[5,3]) {
+        +   b:f32[8] = broadcast_in_dim 0.0
+        -   c1:f32[8] = scan[5] carry(c=c) xs(x=us, x1=idx) {
+        +   c1:f32[8], c2:f32[8] = scan[5] carry(c=c, scratch=b) xs(x=us, x1=idx) {
+        -     b:f32[8] = broadcast_in_dim 0.0
+        -     c1:f32[8] = scan[3] carry(c=b) xs(x=x, x1=x1) {
+        +     c1:f32[8], ys:i32[3] = scan[3] carry(c=scratch) xs(x=x, x1=x1) {
+                l:bool[] = lt x1 0
+                a:i32[] = add x1 8
+                s:i32[] = select_n l x1 a
+                d:f32[1] = dynamic_slice c s
+                a1:f32[1] = add d x
+                l1:bool[] = lt x1 0
+                a2:i32[] = add x1 8
+                s1:i32[] = select_n l1 x1 a2
+                d1:f32[8] = dynamic_update_slice c a1 s1
+        -       yield carry(d1)
+        +       yield carry(d1) ys(s1)
+              }
+        -     a:f32[8] = add c c1
+        +     c2:f32[8], c3:f32[8] = scan[3] carry(c2=c, c3=c1) xs(x2=ys) {
+        +       d2:f32[1] = dynamic_slice c2 x2
+        +       d3:f32[1] = dynamic_slice c3 x2
+        +       a3:f32[1] = add d2 d3
+        +       d4:f32[8] = dynamic_update_slice c2 a3 x2
+        +       d5:f32[1] = dynamic_slice d4 x2
+        +       b1:f32[1] = broadcast_in_dim inf
+        +       g:bool[1] = gt d5 b1
+        +       c4:f32[1] = convert_element_type g
+        +       d6:f32[8] = dynamic_update_slice c3 c4 x2
+        +       yield carry(d4, d6)
+        +     }
+        -     yield carry(a)
+        +     yield carry(c2, c3)
+            }
+            return c1
+          }
+        """,
+    )
+
+
+def reasons(each, program, *args):
+    """Why a sum stays, where others of the program need not."""
+    graph = import_jaxpr(traced(program, *args), each.phase)
+    return {r.reason for r in run_alone((each,), graph).record(each.name, each.cleanup).refusals}
+
+
+def test_a_small_table_stays():
+    """A dense sum is faster than a loop over the windows."""
+    (why,) = reasons(DIRECT, jax.grad(nested), "f32[7,2]", "i32[4,3]")
+    assert why == "the array of 56 bytes is small beside its 3 windows"
+
+
+def test_a_table_read_row_by_row():
+    """Its rows can be streamed, and their cotangents stacked."""
+
+    def loss(table, h):
+        step = lambda h, _: (rows(table, jnp.arange(7)) + h, None)
+        return jnp.sum(lax.scan(step, h, None, length=4)[0])
+
+    (why,) = reasons(ALWAYS, jax.grad(loss), "f32[7,2]", "f32[2]")
+    assert why == "each step of the inner loop has a window of its own"
+
+
+def test_an_inner_loop_with_effects():
+    """A loop over its windows would have them too."""
+
+    def program(c, us, idx):
+        def outer(c, x):
+            def inner(t, x):
+                u, i = x
+                jax.debug.print("{}", i)
+                return t.at[i].add(u), None
+
+            return c + lax.scan(inner, jnp.zeros(8), x)[0], None
+
+        return lax.scan(outer, c, (us, idx))[0]
+
+    check_refuses(ALWAYS, program, "f32[8]", "f32[5,3]", "i32[5,3]", because="has effects")

@@ -1,0 +1,499 @@
+"""A buffer that a loop writes to is not stacked: the transposed loop undoes the writes."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt import optimize
+from jaxpr_opt.ir import Scan
+from jaxpr_opt.passes.undo_carried_writes import UndoCarriedWrites
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from tests.loops import alone
+
+UNDO = UndoCarriedWrites()
+
+
+def forth_and_back(step, read=lambda a, v: a * 0.5 + v, **options):
+    """A loop that writes to a buffer and stacks it, and one that reads it in the other order.
+
+    `step(buffer, index, x)` gives the new buffer and what is stacked.
+    """
+    forth = {"reverse": False, **options}
+    back = {**forth, "reverse": not forth["reverse"]}
+
+    def program(b, at, xs):
+        b, versions = lax.scan(lambda b, ix: step(b, *ix), b, (at, xs), **forth)
+        start = jax.tree.map(lambda v: jnp.zeros(v.shape[1:], v.dtype), versions)
+        body = lambda a, v: (jax.tree.map(read, a, v), None)
+        return b, lax.scan(body, start, versions, **back)[0]
+
+    return program
+
+
+def put(b, i, x):
+    """Write an element, wherever the index is: it is clamped."""
+    return lax.dynamic_update_slice(b, x[None], (i,), allow_negative_indices=False)
+
+
+def drop(b, i, x):
+    """Write an element if the index is in range."""
+    return b.at[i].set(x, mode="drop", wrap_negative_indices=False)
+
+
+TYPES = "f32[8]", "i32[6]", "f32[6]"
+ARRAYS = jnp.arange(8.0), jnp.array([3, 1, 3, 7, 0, 3]), jnp.arange(6.0) + 100
+
+
+def test_the_version_before_the_write():
+    """Only the elements that are overwritten are stacked, and written back in reverse order."""
+    check_rewrite(
+        UNDO,
+        forth_and_back(lambda b, i, x: (put(b, i, x + b.sum()), b)),
+        *TYPES,
+        saves_bytes=6 * (32 - 4),
+        diff="""
+          fn (b:f32[8], at:i32[6], xs:f32[6]) {
+        -   c:f32[8], ys:f32[6,8] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+        +   c:f32[8], ys1:f32[6,1] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+              r:f32[] = reduce_sum[axes=(0,)] c
+              a:f32[] = add x1 r
+              b:f32[1] = broadcast_in_dim a
+        +     d1:f32[1] = dynamic_slice c x
+        +     o:f32[1], o1:f32[1] = optimization_barrier b d1
+        -     d:f32[8] = dynamic_update_slice c b x
+        +     d:f32[8] = dynamic_update_slice c o x
+        -     yield carry(d) ys(c)
+        +     yield carry(d) ys(o1)
+            }
+            b1:f32[8] = broadcast_in_dim 0.0
+        -   c1:f32[8] = scan[6, reverse] carry(c=b1) xs(x=ys) {
+        +   c1:f32[8], c2:f32[8] = scan[6, reverse] carry(c=b1, c2=c) xs(x2=ys1, at1=at) {
+        +     d1:f32[8] = dynamic_update_slice c2 x2 at1
+        +     o:f32[8] = optimization_barrier d1
+              m:f32[8] = mul c 0.5
+        -     a:f32[8] = add m x
+        +     a:f32[8] = add m o
+        -     yield carry(a)
+        +     yield carry(a, o)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+def test_the_version_after_the_write():
+    """What it reads comes before the undoing."""
+    check_rewrite(
+        UNDO,
+        forth_and_back(lambda b, i, x: (c := put(b, i, x + b.sum()), c)),
+        *TYPES,
+        saves_bytes=6 * (32 - 4),
+        diff="""
+          fn (b:f32[8], at:i32[6], xs:f32[6]) {
+        -   c:f32[8], ys:f32[6,8] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+        +   c:f32[8], ys1:f32[6,1] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+              r:f32[] = reduce_sum[axes=(0,)] c
+              a:f32[] = add x1 r
+              b:f32[1] = broadcast_in_dim a
+        +     d1:f32[1] = dynamic_slice c x
+        +     o:f32[1], o1:f32[1] = optimization_barrier b d1
+        -     d:f32[8] = dynamic_update_slice c b x
+        +     d:f32[8] = dynamic_update_slice c o x
+        -     yield carry(d) ys(d)
+        +     yield carry(d) ys(o1)
+            }
+            b1:f32[8] = broadcast_in_dim 0.0
+        -   c1:f32[8] = scan[6, reverse] carry(c=b1) xs(x=ys) {
+        +   c1:f32[8], c2:f32[8] = scan[6, reverse] carry(c=b1, c2=c) xs(x2=ys1, at1=at) {
+              m:f32[8] = mul c 0.5
+        -     a:f32[8] = add m x
+        +     a:f32[8] = add m c2
+        +     o:f32[8], o1:f32[8] = optimization_barrier c2 a
+        +     d1:f32[8] = dynamic_update_slice o x2 at1
+        -     yield carry(a)
+        +     yield carry(o1, d1)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+def test_a_version_between_two_writes():
+    """It is reached by undoing the second; the first is undone at the end of the step."""
+
+    def step(b, i, x):
+        c = put(b, i, x)
+        return put(c, i, x + 1.0), c
+
+    check_rewrite(
+        UNDO,
+        forth_and_back(step),
+        "f32[32]",
+        *TYPES[1:],
+        saves_bytes=6 * (128 - 8),
+        diff="""
+          fn (b:f32[32], at:i32[6], xs:f32[6]) {
+        -   c:f32[32], ys:f32[6,32] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+        +   c:f32[32], ys1:f32[6,1], ys2:f32[6,1] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+              b:f32[1] = broadcast_in_dim x1
+        +     d2:f32[1] = dynamic_slice c x
+        +     o:f32[1], o1:f32[1] = optimization_barrier b d2
+        -     d:f32[32] = dynamic_update_slice c b x
+        +     d:f32[32] = dynamic_update_slice c o x
+              a:f32[] = add x1 1.0
+              b1:f32[1] = broadcast_in_dim a
+        +     d3:f32[1] = dynamic_slice d x
+        +     o2:f32[1], o3:f32[1] = optimization_barrier b1 d3
+        -     d1:f32[32] = dynamic_update_slice d b1 x
+        +     d1:f32[32] = dynamic_update_slice d o2 x
+        -     yield carry(d1) ys(d)
+        +     yield carry(d1) ys(o3, o1)
+            }
+            b1:f32[32] = broadcast_in_dim 0.0
+        -   c1:f32[32] = scan[6, reverse] carry(c=b1) xs(x=ys) {
+        +   c1:f32[32], c2:f32[32] = scan[6, reverse] carry(c=b1, c2=c) xs(x2=ys1, x3=ys2, at1=at) {
+        +     d2:f32[32] = dynamic_update_slice c2 x2 at1
+        +     o:f32[32] = optimization_barrier d2
+              m:f32[32] = mul c 0.5
+        -     a:f32[32] = add m x
+        +     a:f32[32] = add m o
+        +     o1:f32[32], o2:f32[32] = optimization_barrier o a
+        +     d3:f32[32] = dynamic_update_slice o1 x3 at1
+        -     yield carry(a)
+        +     yield carry(o2, d3)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+def far(b, i, x):
+    """Indices far out of range, on both sides."""
+    return put(b, (i - 2) * 100, x)
+
+
+def rows(b, i, x):
+    """Some rows of one write are out of range, some are the same."""
+    return b.at[jnp.stack([i, i, i + 6, i - 9])].set(x + jnp.arange(4.0), mode="drop")
+
+
+def clipped(b, i, x):
+    return b.at[i * 3].set(x, mode="clip")
+
+
+def promised(b, i, x):
+    return b.at[i].set(x, mode="promise_in_bounds")
+
+
+def full(b, i, x):
+    """A window of everything but one element."""
+    return lax.dynamic_update_slice(b, x + b[1:], (i,))
+
+
+@pytest.mark.parametrize("write", [put, drop, far, rows, clipped, promised, full])
+def test_wherever_the_window_is(write):
+    """Data-dependent, repeated, clamped, dropped: the very elements are restored."""
+    long = lambda b: jnp.concatenate([b, jnp.ones(64)])
+    fires = write is not full
+
+    def step(b, i, x):
+        return write(b, i, x), b
+
+    alone(UNDO, forth_and_back(step), long(ARRAYS[0]), *ARRAYS[1:], fires=fires)
+    alone(UNDO, forth_and_back(step), "f32[72]", *TYPES[1:], fires=fires)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_windows_that_overlap(which):
+    """Two writes in a step are undone last first, before what reads the buffer or after it."""
+
+    def step(b, i, x):
+        one = lax.dynamic_update_slice(b, b[:3] + x, (i,))
+        two = lax.dynamic_update_slice(one, one[4:6] * x, (i + 1,))
+        return two, (b, one, two)[which]
+
+    alone(UNDO, forth_and_back(step), jnp.arange(64.0), *ARRAYS[1:], fires=True)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_all_versions_are_read(last):
+    """Those before, between and after the writes, each where it is reached."""
+
+    def step(b, i, x):
+        c = put(b, i, x)
+        d = drop(c, i + 1, x * 2)
+        return d, (b, c, d) if last else (b, c)
+
+    read = lambda a, v: a * 2.0 + v
+    alone(UNDO, forth_and_back(step, read), jnp.arange(32.0), *ARRAYS[1:], fires=True)
+
+
+def test_what_is_at_nan():
+    """What is overwritten is restored, not computed."""
+    buffer = jnp.full(32, jnp.nan).at[3].set(jnp.inf)
+    alone(UNDO, forth_and_back(lambda b, i, x: (put(b, i, x), b)), buffer, *ARRAYS[1:], fires=True)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "i8", "u32", "bf16", "c64"])
+def test_dtypes(dtype):
+    """Integers are restored as exactly as floats."""
+
+    def step(b, i, x):
+        return put(b, i, (x > 0).astype(b.dtype)), b
+
+    program = forth_and_back(step, lambda a, v: (a + v).astype(a.dtype))
+    alone(UNDO, program, f"{dtype}[64]", *TYPES[1:], fires=True)
+
+
+def test_64_bits():
+    with jax.enable_x64(True):
+        step = lambda b, i, x: (put(b, i, x), b)
+        alone(UNDO, forth_and_back(step), "f64[64]", "i64[6]", "f64[6]", fires=True)
+
+
+def test_weak_types():
+    """JAX stacks a carry whose type is weak as it starts, though no write gives a weak type."""
+
+    def program(at, xs):
+        def step(b, i):
+            return put(b, i, xs[0]), b
+
+        b, versions = lax.scan(step, lax.broadcast(1.0, (32,)), at)
+        assert jax.typeof(versions).weak_type
+        assert not jax.typeof(b).weak_type
+        return lax.scan(lambda a, v: (v, a), lax.broadcast(0.0, (32,)), versions, reverse=True)
+
+    alone(UNDO, program, *TYPES[1:], fires=True)
+
+
+def test_other_names():
+    """A copy and a conversion to the same dtype make no other version."""
+
+    def step(b, i, x):
+        c = put(jnp.copy(b), i, x)
+        return c, lax.convert_element_type(c, jnp.float32)
+
+    alone(UNDO, forth_and_back(step), "f32[32]", *TYPES[1:], fires=True)
+
+
+def test_a_batch():
+    """Each row has an index of its own."""
+    program = jax.vmap(forth_and_back(lambda b, i, x: (put(b, i, x), b)), (0, 0, None))
+    alone(UNDO, program, "f32[3,64]", "i32[3,6]", "f32[6]", fires=True)
+
+
+def test_the_forward_loop_runs_backwards():
+    """Then the other one runs forwards."""
+    program = forth_and_back(lambda b, i, x: (put(b, i, x), b), reverse=True)
+    alone(UNDO, program, jnp.arange(32.0), *ARRAYS[1:], fires=True)
+
+
+@pytest.mark.parametrize(("length", "fires"), [(0, False), (1, False), (2, False), (6, True)])
+def test_short_loops(length, fires):
+    """One version of the buffer must be kept, whatever is stacked."""
+    at, xs = ARRAYS[1][:length], ARRAYS[2][:length]
+    program = forth_and_back(lambda b, i, x: (put(b, i, x), b))
+    alone(UNDO, program, jnp.arange(32.0), at, xs, fires=fires)
+
+
+def test_read_in_a_branch():
+    """The writes are undone in every step, whether it reads the buffer or not."""
+
+    def program(b, at, xs):
+        b, versions = lax.scan(lambda b, ix: (put(b, *ix), b), b, (at, xs))
+        body = lambda a, vx: (lax.cond(vx[1] > 0, lambda: a + vx[0], lambda: a * 2.0), None)
+        return b, lax.scan(body, b, (versions, xs), reverse=True)[0]
+
+    alone(UNDO, program, "f32[32]", *TYPES[1:], fires=True)
+
+
+def test_two_loops_read_it():
+    """Each has a buffer of its own."""
+
+    def program(b, at, xs):
+        b, versions = lax.scan(lambda b, ix: (put(b, *ix), b), b, (at, xs))
+        one = lax.scan(lambda a, v: (a + v, None), b, versions, reverse=True)[0]
+        return b, lax.scan(lambda a, v: (a * v, v + a), one, versions, reverse=True)
+
+    alone(UNDO, program, "f32[32]", *TYPES[1:], fires=True)
+
+
+def test_two_buffers():
+    """They share the index, which is stacked once."""
+
+    def program(b, at, xs):
+        def step(c, ix):
+            i, x = ix[0] + 1, ix[1]
+            c = put(c[0], i, x), put(c[1], i, x * 2.0)
+            return c, c
+
+        (k, v), versions = lax.scan(step, (b, b), (at, xs))
+        read = lambda a, kv: (a + kv[0] * kv[1], None)
+        return k, lax.scan(read, v, versions, reverse=True)[0]
+
+    graph = alone(UNDO, program, "f32[32]", *TYPES[1:], fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert [s.result.shape for s in forward.stacks] == [(6, 1), (6,), (6, 1)]
+
+
+def test_an_index_from_outside():
+    """It is there in both loops."""
+
+    def program(b, at, xs):
+        i = at[0]
+        b, versions = lax.scan(lambda b, x: (put(b, i, x), b), b, xs)
+        return b, lax.scan(lambda a, v: (a + v, None), b, versions, reverse=True)[0]
+
+    graph = alone(UNDO, program, "f32[32]", *TYPES[1:], fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert [s.result.shape for s in forward.stacks] == [(6, 1)]
+
+
+def test_the_buffer_is_its_own_index():
+    """The index is a version of the buffer: it is kept as an index."""
+
+    def step(b, i, x):
+        return b.at[b[:1]].set(i), b
+
+    program = forth_and_back(step, lambda a, v: a * 2 + v)
+    alone(UNDO, program, "i32[32]", *TYPES[1:], fires=True)
+
+
+def test_effects_stay(capfd):
+    """Nothing is moved, removed or run again."""
+
+    def step(b, i, x):
+        jax.debug.print("write {}", i)
+        return put(b, i, x), b
+
+    program = forth_and_back(step)
+    check = lambda f: (jax.block_until_ready(f(jnp.arange(32.0), *ARRAYS[1:])), capfd.readouterr())
+    assert check(optimize(program, passes=[UNDO]))[1].out == check(program)[1].out
+
+
+def first_of_all(b, at, xs):
+    b, versions = lax.scan(lambda b, ix: (put(b, *ix), b), b, (at, xs))
+    return b, lax.scan(lambda a, v: (a + v, None), b, versions, reverse=True)[0], versions[0]
+
+
+def half_of_it(b, at, xs):
+    b, versions = lax.scan(lambda b, ix: (put(b, *ix), b), b, (at, xs))
+    return b, lax.scan(lambda a, v: (a + v, None), b, versions[:3], reverse=True)[0]
+
+
+def carried(b, at, xs):
+    b, versions = lax.scan(lambda b, ix: (put(b, *ix), b), b, (at, xs))
+    return b, lax.scan(lambda a, _: (a * 2.0, None), versions, None, length=3, reverse=True)[0]
+
+
+def same_direction(b, at, xs):
+    b, versions = lax.scan(lambda b, ix: (put(b, *ix), b), b, (at, xs))
+    return b, lax.scan(lambda a, v: (a + v, None), b, versions)[0]
+
+
+def stops(b, at, xs):
+    """The loop that reads it does nothing from some step on."""
+    b, versions = lax.scan(lambda b, ix: (put(b, *ix), b), b, (at, xs))
+
+    def body(c, v):
+        a, n = c
+        return lax.cond(n < 3, lambda: (a + v, n + 1), lambda: (a, n)), None
+
+    return b, lax.scan(body, (b, 0), versions, reverse=True)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("program", "because"),
+    [
+        pytest.param(
+            forth_and_back(lambda b, i, x: (put(b, i, x) * 2.0, b)),
+            "is replaced by mul, not written to",
+            id="1 multiplied after the write",
+        ),
+        pytest.param(
+            forth_and_back(lambda b, i, x: (put(b * 2.0, i, x), b)),
+            "is replaced by mul, not written to",
+            id="1 multiplied before the write",
+        ),
+        pytest.param(
+            forth_and_back(lambda b, i, x: (b.at[i].add(put(b, i, x)[0]), b)),
+            "is replaced by scatter-add, not written to",
+            id="1 added to",
+        ),
+        pytest.param(
+            forth_and_back(lambda b, i, x: (put(b, i, x).at[i].apply(jnp.sin), b)),
+            "is replaced by scatter, not written to",
+            id="1 changed in place",
+        ),
+        pytest.param(
+            forth_and_back(lambda b, i, x: (lax.cond(x > 0, put, drop, b, i, x), b)),
+            "is replaced by cond, not written to",
+            id="1 written in a branch",
+        ),
+        pytest.param(first_of_all, "is read by slice too", id="2 a row is read"),
+        pytest.param(half_of_it, "is read by slice too", id="2 another length"),
+        pytest.param(carried, "is read by scan too", id="2 not row by row"),
+        pytest.param(
+            same_direction, "read in the order in which it is written", id="2 same direction"
+        ),
+        pytest.param(stops, "may stop early", id="cost: a loop that stops"),
+        pytest.param(
+            forth_and_back(lambda b, i, x: (full(b, i, x), b)),
+            "bytes are stacked; the buffer and what is overwritten take",
+            id="cost: windows as large as the buffer",
+        ),
+    ],
+)
+def test_refusals(program, because):
+    """Each condition, and each way in which it fails."""
+    check_refuses(UNDO, program, "f32[32]", *TYPES[1:], because=because)
+
+
+def test_nothing_to_say_of_a_carry_that_is_not_written_to():
+    """A hidden state that is stacked is no buffer."""
+    step = lambda b, i, x: (jnp.tanh(b + x), b)
+    graph = alone(UNDO, forth_and_back(step), *TYPES, fires=False)
+    assert not any(list(UNDO.find(op)) for op in graph.walk() if isinstance(op, Scan))
+
+
+def test_another_dtype_is_not_another_name():
+    """What is stacked is computed from the buffer, not a version of it."""
+    step = lambda b, i, x: (put(b, i, x), b.astype(int))
+    program = forth_and_back(step, lambda a, v: a + v)
+    alone(UNDO, program, "f32[32]", *TYPES[1:], fires=False)
+
+
+def loss(xs):
+    """Each element is computed from all before it."""
+
+    def step(c, i):
+        ys, total = c
+        s = jnp.dot(ys, xs)
+        return (ys.at[i].set(jnp.sin(xs[i] + s)), total + s), None
+
+    (ys, total), _ = lax.scan(step, (jnp.zeros(len(xs)), 0.0), jnp.arange(len(xs)))
+    return jnp.sum(ys**2) + total
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        pytest.param(optimize(jax.grad(loss), passes=[UNDO]), id="the gradient is optimised"),
+        pytest.param(
+            jax.grad(optimize(loss, passes=[UNDO])), id="an optimised function's gradient"
+        ),
+    ],
+)
+def test_a_gradient_in_little_memory(gradient):
+    """A few buffers where JAX takes one a step; and it can be differentiated again."""
+    xs = jnp.linspace(0.0, 0.1, 200)
+    used = lambda f: jax.jit(f).lower(xs).compile().memory_analysis().temp_size_in_bytes
+    assert used(jax.grad(loss)) > 200 * xs.nbytes
+    assert used(gradient) < 20 * xs.nbytes
+    assert_close(jax.grad(loss)(xs), gradient(xs))
+    along = lambda f: jax.jit(jax.grad(lambda x: jnp.vdot(f(x), xs)))(xs)
+    assert_close(along(jax.grad(loss)), along(gradient))
