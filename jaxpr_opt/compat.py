@@ -111,6 +111,12 @@ def is_ref(aval: Any) -> bool:
     return isinstance(aval, _AbstractRef)
 
 
+def can_select(predicate: Any, avals: Sequence[Any]) -> bool:
+    """Whether `lax.select_n` takes these types: arrays that vary over the same devices."""
+    varying = {getattr(aval, "manual_axis_type", None) for aval in (predicate, *avals)}
+    return all(isinstance(aval, _core.ShapedArray) for aval in avals) and len(varying) == 1
+
+
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a value written into the equation."""
     return isinstance(atom, _core.Literal)

@@ -2,8 +2,9 @@
 
 Every equation becomes an op.  `scan`, `while`, `cond`, `remat`, `jit`, `closed_call` and
 `shard_map` become structured ops whose regions see their surroundings; trivial `jit`s and closed
-calls are inlined.  What is not understood (custom derivatives, `pallas_call`, callbacks, refs,
-batched-predicate whiles, primitives of tomorrow) stays one opaque op, bound again at export
+calls are inlined.  A `while` that `vmap` has left with one predicate a row says what JAX lowers it
+to: it runs while any row does, and selects.  What is not understood (custom derivatives,
+`pallas_call`, callbacks, refs, primitives of tomorrow) stays one opaque op, bound again at export
 exactly as it was.
 
 In the final phase nothing can differentiate any more, so custom derivative calls are inlined too.
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr
 from jax.extend.core.primitives import ne_p
 
@@ -224,20 +226,54 @@ class _Importer:
 
     def _while(self, eqn: Any, operands: list[Value], source: Source) -> Op | None:
         params = eqn.params
-        if compat.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape:
-            return (
-                None  # vmap leaves a batched predicate here, which `lax.while_loop` would not take
-            )
         split, count = params["cond_nconsts"], params["body_nconsts"]
         inits = operands[split + count :]
-        regions = [
-            self.closed_region(params["cond_jaxpr"], operands[:split], len(inits)),
-            self.closed_region(params["body_jaxpr"], operands[split : split + count], len(inits)),
-        ]
-        avals = [v.aval for v in eqn.outvars]
+        running = compat.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval
+        is_batched = bool(running.shape)
+        if is_batched and (eqn.effects or not compat.can_select(running, [v.aval for v in inits])):
+            return None
+        predicate = self.closed_region(params["cond_jaxpr"], operands[:split], len(inits))
+        body = self.closed_region(params["body_jaxpr"], operands[split : split + count], len(inits))
+        if is_batched:
+            with compat.bound_under(source.info, source.ctx):
+                self.keep_finished_rows(body, params["cond_jaxpr"], operands[:split], source)
+                self.ask_any_row(predicate, source)
         return While(
-            "while", inits, avals, regions=regions, effects=compat.effects(eqn), source=source
+            "while",
+            inits,
+            [v.aval for v in eqn.outvars],
+            regions=[predicate, body],
+            effects=compat.effects(eqn),
+            source=source,
         )
+
+    def ask_any_row(self, predicate: Region, source: Source) -> None:
+        """A batched loop, which `lax.while_loop` would not take, runs while any row does."""
+        (rows,) = predicate.outputs
+        any_row = compat.trace(lambda p: [lax.reduce_or(p, range(p.ndim))], [rows.aval])
+        end = predicate.terminator
+        end._set_operands(tuple(splice(any_row, [rows], end, source, self.final)))
+
+    def keep_finished_rows(
+        self, body: Region, cond_jaxpr: Any, bound: Sequence[Value], source: Source
+    ) -> None:
+        """In a step of a batched loop, rows whose predicate is false keep their carries.
+
+        It is how JAX lowers one: the axes of the predicate are the first of every carry.
+        """
+
+        def step(running: Any, *carries: Any) -> list[Any]:
+            old, new = carries[: len(carries) // 2], carries[len(carries) // 2 :]
+            return [
+                lax.select_n(lax.broadcast_in_dim(running, a.shape, range(running.ndim)), a, b)
+                for a, b in zip(old, new, strict=True)
+            ]
+
+        end = body.terminator
+        (running,) = self.inline(body, cond_jaxpr, [*bound, *body.params], Source(), end)
+        operands = [running, *body.params, *body.outputs]
+        jaxpr = compat.trace(step, [v.aval for v in operands])
+        end._set_operands(tuple(splice(jaxpr, operands, end, source, self.final)))
 
     def _cond(self, eqn: Any, operands: list[Value], source: Source) -> Op:
         selector, *captured = operands

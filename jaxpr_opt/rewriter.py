@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt import compat
-from jaxpr_opt.analysis.induction import Affine
+from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.exporter import evaluate_ops
 from jaxpr_opt.importer import splice
 from jaxpr_opt.ir import (

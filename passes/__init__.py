@@ -5,6 +5,7 @@ Each stage runs to a fixpoint before the next begins.
 
 from __future__ import annotations
 
+from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.passes.collapse_loops import CollapseLoops
 from jaxpr_opt.passes.count_steps import CountSteps
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
@@ -16,14 +17,19 @@ from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressions
 from jaxpr_opt.passes.narrow_carried_arrays import NarrowCarriedArrays
+from jaxpr_opt.passes.narrow_reads import NarrowReads
 from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
+from jaxpr_opt.passes.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.replay_steps import ReplaySteps
 from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.simplify import Simplify
+from jaxpr_opt.passes.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
+from jaxpr_opt.passes.undo_carried_writes import UndoCarriedWrites
+from jaxpr_opt.passes.write_after_branches import WriteAfterBranches
 
 CLEANUP = (
     ResolveKnownPredicates(),
@@ -36,18 +42,27 @@ CLEANUP = (
 
 RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
-BUFFERS = (SliceKnownWindows(), NarrowCarriedArrays(), StackCarriedUpdates())
+PIECES = (
+    SliceKnownWindows(),
+    RecognizeOneHot(),
+    SinkSelectIntoUpdate(),
+    WriteAfterBranches(),
+    NarrowReads(),
+    AccumulateSparseCotangents(),
+    NarrowCarriedArrays(),
+    StackCarriedUpdates(),
+)
 
 DEFAULT = (
     # Residuals that need not be: outer values, dummies of untaken branches, what is made and used
-    # under one predicate.
-    (*RESIDUALS, *BUFFERS, FuseBranches(), PushRematIntoBranches()),
+    # under one predicate.  Arrays that a loop reads and writes a piece at a time.
+    (*RESIDUALS, *PIECES, FuseBranches(), PushRematIntoBranches()),
     # Loops of loops that stop for good become one loop, and their predicates one number.
     (CollapseLoops(), CountSteps()),
     # Only now can the masks of the transposed loops be compared, so that they merge too.
     (*RESIDUALS, CollapseLoops("upfront")),
     # What the loops hand to each other is settled when there is one loop and one transposed loop.
-    (*RESIDUALS, NarrowResiduals()),
+    (*RESIDUALS, *PIECES, UndoCarriedWrites(), NarrowResiduals()),
     (ReplaySteps(),),
     (IsolateSkippedSteps(),),
     RESIDUALS,

@@ -64,10 +64,10 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.access import Extent, access
+from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.buffers import renames
 from jaxpr_opt.analysis.constants import is_weak, uniform
 from jaxpr_opt.analysis.expressions import same_expression
-from jaxpr_opt.analysis.induction import Affine
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter

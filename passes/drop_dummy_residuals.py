@@ -37,7 +37,8 @@ nobody reads.  Sound when
 
 Cost: the value must be the same at every step of the loop around the cond: then it is never
 stacked. One that changes is better left unspecified in steps that do not need it, which then write
-nothing. Source: https://github.com/jax-ml/jax/issues/8239.
+nothing; but for an index of a few bytes, by which it is known where an array is read and written.
+Source: https://github.com/jax-ml/jax/issues/8239.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
+
+import numpy as np
 
 from jaxpr_opt.analysis.constants import identity, is_undefined
 from jaxpr_opt.ir import (
@@ -64,6 +67,9 @@ from jaxpr_opt.traits import is_cheap, is_speculable, spreads
 MAX_REPEATED = 8
 """Ops repeated before the cond for one value: more are seldom cheaper than a select.  What only
 spreads its operand out is not counted, one broadcast or ten."""
+
+MAX_INDEX = 16
+"""Bytes of an index: four integers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +115,7 @@ class DropDummyResiduals(Pass):
             return f"{name} needs {made.name}, which costs more to compute again than to keep"
         inputs = [match.value, *(v for op in made for v in op.operands)]
         varying = _varying([v for v in inputs if v.op not in made], _loop(match.op))
-        if varying is not None:
+        if varying is not None and not _is_index(match.value):
             return f"{name} changes from step to step with {_name(varying)}"
         return None
 
@@ -170,6 +176,12 @@ def _varying(values: list[Value], loop: Region | None) -> Value | None:
                 return value
             pending.extend(value.op.operands)
     return None
+
+
+def _is_index(value: Value) -> bool:
+    """Whether these are a few integers."""
+    is_integer = isinstance(value.dtype, np.dtype) and value.dtype.kind in "iu"
+    return is_integer and value.nbytes <= MAX_INDEX
 
 
 def _loop(op: Op) -> Region | None:

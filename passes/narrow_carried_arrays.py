@@ -47,8 +47,8 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access
+from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.buffers import Buffer, buffer
-from jaxpr_opt.analysis.induction import Affine
 from jaxpr_opt.ir import Carry, Op, Scan, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter

@@ -16,7 +16,7 @@ Each rule is a line of the table at the end.  Sound when
 1. the op returns its operand's elements in their order, which its parameters and the types say;
 2. the replacement has the type of the result: shape, dtype, weak type and sharding;
 3. `stop_gradient` and `name` are the identity once nothing can differentiate the program (the
-   final phase); before, they stay.
+   final phase); before, they stay, but for `stop_gradient` of numbers that have no derivative.
 
 Cost: every rule removes an op, or a dependence on one.
 Source: the algebra of XLA's simplifier; done here for other passes to see through.
@@ -27,6 +27,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from jaxpr_opt.ir import Graph, Op, Value
 from jaxpr_opt.passes.simplify import Identity, Law, Laws, Simplify, involution
@@ -43,8 +45,14 @@ class RemoveIdleMoves(Simplify):
         return LAWS
 
     def find(self, op: Op) -> Iterator[Identity]:
-        if op.name not in MARKERS or _is_final(op):  # (3)
+        if op.name not in MARKERS or _is_discrete(op) or _is_final(op):  # (3)
             yield from super().find(op)
+
+
+def _is_discrete(op: Op) -> bool:
+    """Whether it stops a gradient that is none."""
+    dtype = op.result.dtype
+    return op.name == "stop_gradient" and isinstance(dtype, np.dtype) and dtype.kind in "biu"
 
 
 def _is_final(op: Op) -> bool:

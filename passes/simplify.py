@@ -18,7 +18,9 @@ Each rule is a line of the table at the end, its law beside it.  Sound when
    (1 is 1 + 0i, and 0 * inf is NaN);
 2. the replacement has the type of the result: shape, dtype, weak type and sharding.
 
-Cost: every rule removes an op.
+Cost: every rule removes an op, or puts one that says it more plainly in its place, so that selects
+on one predicate are seen to be that: ``not p`` for ``(int)p == 0``, ``p ? a : b`` for what is
+selected by a number or by ``not p``.
 Source: the algebra of XLA's simplifier, where it is exact; done here for other passes to see
 through.
 """
@@ -29,26 +31,46 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.analysis.induction import bounds
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
-Law = Callable[[Op], Value | tuple[Value, ...] | None]
-"""What the result of an op is known to be, or simpler operands that give the same result."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plainer:
+    """The same result, made by other ops."""
+
+    fun: Callable[..., jax.Array]
+    operands: tuple[Value, ...]
+
+
+Law = Callable[[Op], Value | tuple[Value, ...] | Plainer | None]
+"""What the result of an op is known to be, simpler operands that give the same result, or simpler
+ops.
+"""
+
+VIEWS = ("broadcast_in_dim", "reshape", "squeeze")
+"""Ops of one operand that spread truth values out, or lay them in another shape."""
 
 Laws = Mapping[str, tuple[Law, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Identity(Match):
-    """The op's result is `value`; or, without one, it may read `operands` instead of its own."""
+    """The op's result is `value`; or, without one, it may read `operands` instead of its own; or
+    `plainer` gives it.
+    """
 
     value: Value | None
     operands: tuple[Value, ...] = ()
+    plainer: Plainer | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +96,9 @@ class Simplify(Pass):
             if isinstance(known, tuple):
                 yield Identity(op, f"{op.name} of {op.name} is one {op.name}", None, known)
                 return
+            if isinstance(known, Plainer):
+                yield Identity(op, f"{op.name} is said in plainer words", None, (), known)
+                return
             if known is not None and known.aval == op.result.aval:  # (2)
                 yield Identity(op, f"{op.name} changes nothing", known)
                 return
@@ -84,6 +109,11 @@ class Simplify(Pass):
     def rewrite(self, match: Identity, rw: Rewriter) -> None:
         if match.value is not None:
             rw.replace(match.op.result, match.value)
+            rw.erase(match.op)
+        if match.plainer is not None:
+            plainer, result = match.plainer, match.op.result
+            made = rw.typed(plainer.fun, result.aval, *plainer.operands, before=match.op)
+            rw.replace(result, made)
             rw.erase(match.op)
         for index, operand in enumerate(match.operands):
             rw.set_operand(match.op, index, operand)
@@ -174,26 +204,67 @@ def _converted(value: Value) -> Value | None:
     return value.op.operands[0] if value.op is not None and made else None
 
 
+def _spread_truth(value: Value) -> tuple[Value, list[Op]] | None:
+    """The truth value behind numbers that are it, and the ops that spread it out, last to first."""
+    views: list[Op] = []
+    while value.op is not None and not is_bool(value):
+        if value.op.name in VIEWS:
+            views.append(value.op)
+        elif not (value.op.name == "convert_element_type" and is_bool(value.op.operands[0])):
+            return None
+        value = value.op.operands[0]
+    return (value, views) if is_bool(value) else None
+
+
+def _viewed(value: jax.Array, views: list[Op]) -> jax.Array:
+    """The value spread out by these ops."""
+    for view in reversed(views):
+        assert view.primitive is not None
+        value = view.primitive.bind(value, **view.params)
+    return value
+
+
 def truth(*numbers: int) -> Law:
     """Compared with one of these numbers, a truth value stays what it is: p != 0, (int)p == 1."""
 
-    def law(op: Op) -> Value | None:
-        left, right = op.operands
-        if not any(uniform(right) == number for number in numbers):
+    def law(op: Op) -> Value | Plainer | None:
+        found = _compared(op, numbers)
+        if found is None:
             return None
-        source = left if is_bool(left) else _converted(left)
-        return source if source is not None and is_bool(source) else None
+        source, views = found
+        return Plainer(lambda p: _viewed(p, views), (source,)) if views else source
 
     return law
 
 
-def clamped(op: Op) -> Value | None:
-    """A clamp to [a, d] of a clamp to [b, c], where a <= b <= c <= d."""
-    low, x, high = op.operands
-    if x.op is None or x.op.name != "clamp":
+def falsehood(*numbers: int) -> Law:
+    """Compared with one of these numbers, a truth value is turned round: (int)p == 0, p != 1."""
+
+    def law(op: Op) -> Plainer | None:
+        found = _compared(op, numbers)
+        if found is None:
+            return None
+        source, views = found
+        return Plainer(lambda p: _viewed(lax.bitwise_not(p), views), (source,))
+
+    return law
+
+
+def _compared(op: Op, numbers: tuple[int, ...]) -> tuple[Value, list[Op]] | None:
+    """The truth value that is compared with one of these numbers."""
+    left, right = op.operands
+    known = uniform(right)
+    if known is None or known not in numbers or left.shape != op.result.shape:  # (2)
         return None
-    bounds = [uniform(v) for v in (low, x.op.operands[0], x.op.operands[2], high)]
-    return x if all(b is not None for b in bounds) and bounds == sorted(bounds) else None
+    return _spread_truth(left)
+
+
+def clamped(op: Op) -> Value | None:
+    """A clamp of integers that are within its limits anyway."""
+    low, x, high = (bounds(v) for v in op.operands)
+    if low is None or x is None or high is None:
+        return None
+    return op.operands[1] if low[1] <= x[0] and x[1] <= high[0] else None
 
 
 def selected_twice(op: Op) -> tuple[Value, ...] | None:
@@ -206,25 +277,63 @@ def selected_twice(op: Op) -> tuple[Value, ...] | None:
     return (which, *seen) if seen != cases else None
 
 
+def selected_plainly(op: Op) -> Plainer | None:
+    """A select between two by a truth value that was made a number, or turned round, before it was
+    spread: by the truth value.
+    """
+    which, *cases = op.operands
+    found = _spread_truth(which) if len(cases) == 2 else None
+    if found is None:
+        return None
+    root, views = found
+    is_negated = False
+    while root.op is not None and root.op.name in (*VIEWS, "not"):
+        is_negated ^= root.op.name == "not"
+        views = [*views, root.op] if root.op.name != "not" else views
+        root = root.op.operands[0]
+    if is_bool(which) and not is_negated:
+        return None
+    operands = (root, *(reversed(cases) if is_negated else cases))
+    return Plainer(lambda p, *cases: lax.select_n(_viewed(p, views), *cases), operands)
+
+
+def added_apart(op: Op) -> Plainer | None:
+    """The law select(p, a, 0) + select(p, 0, b) = select(p, a, b)."""
+    selects = [v.op for v in op.operands if v.op is not None and v.op.name == "select_n"]
+    if len(selects) < 2:
+        return None
+    (which, *left), (other, *right) = (each.operands for each in selects)
+    if which is not other or len(left) != 2 or len(right) != 2:
+        return None
+    if any(v.shape != op.result.shape for v in op.operands):  # (2)
+        return None
+    zero = [[uniform(v) == 0 for v in cases] for cases in (left, right)]
+    if zero[0][1] and zero[1][0]:
+        return Plainer(lax.select_n, (which, left[0], right[1]))
+    return Plainer(lax.select_n, (which, right[0], left[1])) if zero[0][0] and zero[1][1] else None
+
+
 LAWS: Laws = {
-    "add": (neutral(0),),
-    "add_any": (neutral(0),),
+    "add": (neutral(0), added_apart),
+    "add_any": (neutral(0), added_apart),
     "and": (idempotent, absorbing(0), when(is_bool, neutral(1))),
     "clamp": (clamped,),
     "convert_element_type": (converted_back,),
     "div": (when(is_real, neutral(1, right_only=True)),),
-    "eq": (truth(1),),
+    "eq": (truth(1), falsehood(0)),
     "ge": (truth(1),),
     "gt": (truth(0),),
     "integer_pow": (first_power,),
+    "le": (falsehood(0),),
+    "lt": (falsehood(1),),
     "max": (idempotent,),
     "min": (idempotent,),
     "mul": (when(is_real, neutral(1)),),
-    "ne": (truth(0),),
+    "ne": (truth(0), falsehood(1)),
     "neg": (involution,),
     "not": (involution,),
     "or": (idempotent, neutral(0), when(is_bool, absorbing(1))),
-    "select_n": (selected, selected_twice),
+    "select_n": (selected, selected_twice, selected_plainly),
     "sub": (neutral(0, right_only=True),),
     "xor": (neutral(0),),
 }

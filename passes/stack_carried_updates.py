@@ -19,8 +19,8 @@ After::
     }
     b = concatenate rows last
 
-A window slides over the buffer, by as many rows each step.  Its rows are values of the step: rows
-that enter the window are streamed in, rows that stay are small carries, rows that leave are
+A window slides over the buffer, by as many rows in each step.  Its rows are values of the step:
+rows that enter the window are streamed in, rows that stay are small carries, rows that leave are
 stacked.  What is read, written or added to is always one of these.
 
 Sound when
@@ -28,7 +28,8 @@ Sound when
 1. the carry is read and written by windows only, and leaves the step as one of its versions
    (`jaxpr_opt.analysis.buffers`);
 2. along one axis, every window starts at ``a * step + b``, with one `a`, not 0, for all; along the
-   others, at a constant;
+   others, at a constant.  Rows along a short axis of which all are at constants are told apart
+   first: each is a buffer of its own;
 3. every window is in range at every step, and the loop takes at least one.
 
 Rows that no window touches keep the value they start with.
@@ -41,18 +42,18 @@ scalar replacement of array references (Callahan, Carr and Kennedy, 1990).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.access import Access, Extent, access
 from jaxpr_opt.analysis.buffers import Buffer, buffer, renames
 from jaxpr_opt.analysis.constants import is_weak, uniform
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
@@ -113,7 +114,7 @@ def _writes(op: Op, array: Value) -> bool:
 @dataclass(frozen=True, slots=True)
 class Window:
     """Rows ``stride * step + low``, `size` of them, along `axis` of an array of which the scan
-    takes `length` steps.
+    takes `length` steps.  With a stride of 0 it stands still, and all its rows are kept.
     """
 
     axis: int
@@ -179,10 +180,13 @@ class Window:
             rows = lax.concatenate([rows, jnp.zeros((missing, *rows.shape[1:]), rows.dtype)], 0)
         return lax.reshape(rows, (self.length, period, *rows.shape[1:]))
 
-    def result(self, array: jax.Array, left: jax.Array, *kept: jax.Array) -> jax.Array:
-        """The array after the loop: `left[step]` are the rows that left after a step, `kept` those
+    def result(self, array: jax.Array, *rows: jax.Array) -> jax.Array:
+        """The array after the loop: from the rows that left after each step, if any do, and those
         in the window at the end.
         """
+        if not self.entering:
+            return jnp.stack(rows, self.axis)
+        left, *kept = rows
         blocks = left if self.stride > 0 else lax.rev(left, (0,))
         blocks = lax.expand_dims(blocks, (1,)) if self.entering == 1 else blocks
         period = abs(self.stride)
@@ -207,26 +211,35 @@ class Window:
         low = extent.start.offset - self.low
         return range(low, low + extent.size)
 
-    def read(self, access: Access, *rows: jax.Array) -> jax.Array:
-        """What is read of the rows that `pieces` names."""
-        start, size = self._within(access)
-        limit = [a + n for a, n in zip(start, size, strict=True)]
-        parts = [lax.expand_dims(lax.slice(row, start, limit), (self.axis,)) for row in rows]
+    def read(self, access: Access, *operands: jax.Array) -> jax.Array:
+        """What is read of the rows that `pieces` names, given with the indices of the access."""
+        count = len(operands) - len(access.indices)
+        rows, indices = operands[:count], operands[count:]
+        parts = [lax.expand_dims(self._part(access, row, indices), (self.axis,)) for row in rows]
         return access.from_window(lax.concatenate(parts, self.axis))
 
-    def written(self, access: Access, number: int, row: jax.Array, value: jax.Array) -> jax.Array:
+    def written(
+        self, access: Access, number: int, row: jax.Array, value: jax.Array, *indices: jax.Array
+    ) -> jax.Array:
         """A row, the `number`-th that the access touches, after a write or an addition."""
-        start, size = self._within(access)
         part = lax.index_in_dim(access.to_window(value), number, self.axis, keepdims=False)
         if access.kind == "add":
-            part = lax.slice(row, start, [a + n for a, n in zip(start, size, strict=True)]) + part
-        part = part if part.shape == row.shape else lax.dynamic_update_slice(row, part, start)
+            part = self._part(access, row, indices) + part
+        if part.shape != row.shape:
+            start = self._across(access.starts(*indices))
+            part = lax.dynamic_update_slice(row, part, start, allow_negative_indices=False)
         return _strong(part)
 
-    def _within(self, access: Access) -> tuple[list[int], list[int]]:
-        """The window within a row: where it starts, and its size."""
-        extents = [e for d, e in enumerate(access.window) if d != self.axis]
-        return [e.start.offset for e in extents if e.start is not None], [e.size for e in extents]
+    def _part(self, access: Access, row: jax.Array, indices: Sequence[jax.Array]) -> jax.Array:
+        """The window within a row."""
+        starts, sizes = self._across(access.starts(*indices)), self._across(access.sizes)
+        if all(isinstance(start, int) for start in starts):
+            return lax.slice(row, starts, [a + n for a, n in zip(starts, sizes, strict=True)])
+        return lax.dynamic_slice(row, starts, sizes, allow_negative_indices=False)
+
+    def _across(self, axes: Sequence[Any]) -> list[Any]:
+        """Without the axis along which the window moves."""
+        return [each for axis, each in enumerate(axes) if axis != self.axis]
 
 
 def _plan(match: Sliding) -> Window | str:
@@ -236,6 +249,7 @@ def _plan(match: Sliding) -> Window | str:
     name = found.carry.param.name or "the buffer"
     if scan.length < 1:
         return "the loop takes no step"  # (3)
+    shape = found.carry.param.shape
     if not isinstance(found.carry.param.dtype, np.dtype):
         return f"the elements of {name} are not numbers"
     for each in found.accesses:  # (2, 3)
@@ -247,8 +261,11 @@ def _plan(match: Sliding) -> Window | str:
         axis
         for each in found.accesses
         for axis, extent in enumerate(each.window)
-        if extent.start is not None and not extent.start.is_constant
+        if not _is_constant(extent)
     }
+    standing = _standing(found)
+    if moving and standing is not None:
+        return Window(standing, 0, 0, shape[standing], scan.length, scan.reverse)
     if len(moving) != 1:
         return f"the windows of {name} move along {len(moving)} axes"
     (axis,) = moving
@@ -268,11 +285,24 @@ def _plan(match: Sliding) -> Window | str:
     window = Window(axis, stride, low, high - low, scan.length, scan.reverse)
     if window.kept > MAX_KEPT:
         return f"{window.kept} rows of {name} would be carried"
-    row = prod(n for d, n in enumerate(found.carry.param.shape) if d != axis)
+    row = prod(n for d, n in enumerate(shape) if d != axis)
     touched = sum(prod(a.sizes) for a in found.accesses)
     if row * window.size > MAX_SPARSENESS * touched:
         return f"a row of {name} is much larger than what is read and written of it"
     return window
+
+
+def _standing(found: Buffer) -> int | None:
+    """A short axis along which all windows are at constant places, and none is whole."""
+    for axis, n in enumerate(found.carry.param.shape):
+        extents = [access.window[axis] for access in found.accesses]
+        if 1 < n <= MAX_KEPT and all(e.size < n and _is_constant(e) for e in extents):
+            return axis
+    return None
+
+
+def _is_constant(extent: Extent) -> bool:
+    return extent.start is not None and extent.start.is_constant
 
 
 def _slide(match: Sliding, window: Window, rw: Rewriter) -> None:
@@ -289,21 +319,27 @@ def _slide(match: Sliding, window: Window, rw: Rewriter) -> None:
         (rows[:split], rows[split:]) if window.climbs else (rows[split:], rows[:split])
     )
     end, after = scan.body.terminator, scan.next
-    left = leaving[0]
     if window.entering > 1:
-        left = rw.insert(lambda *rows: jnp.stack(rows), *leaving, before=end)
-    stacked = rw.new_value(rw.stacked_aval(left, scan.length))
+        leaving = [rw.insert(lambda *rows: jnp.stack(rows), *leaving, before=end)]
+    left = [Stack(v, rw.new_value(rw.stacked_aval(v, scan.length))) for v in leaving]
     results = [rw.new_value(v.aval) for v in kept]
     if carry.result.uses:
         assert after is not None
-        whole = rw.typed(window.result, carry.result.aval, init, stacked, *results, before=after)
+        whole = rw.typed(
+            window.result,
+            carry.result.aval,
+            init,
+            *(s.result for s in left),
+            *results,
+            before=after,
+        )
         rw.replace(carry.result, whole)
     others = [c for c in scan.carries if c.param is not carry.param]
     rw.set_scan(
         scan,
         carries=[*others, *map(Carry, kept, params, staying, results)],
         streams=[*scan.streams, *streams],
-        stacks=[*scan.stacks, Stack(left, stacked)],
+        stacks=[*scan.stacks, *left],
     )
     for op in reversed(found.ops):
         rw.erase(op)
@@ -313,6 +349,8 @@ def _entering(
     scan: Scan, init: Value, window: Window, rw: Rewriter
 ) -> tuple[list[Value], list[Stream]]:
     """The rows that enter the window in a step, and the stream that brings them."""
+    if not window.entering:
+        return [], []
     first, number = scan.body.first, uniform(init)
     assert first is not None
     if number is not None:
@@ -338,13 +376,15 @@ def _scalarised(found: Buffer, window: Window, rows: list[Value], rw: Rewriter) 
         touched = window.pieces(each)
         if each.kind == "read":
             old = [current[k] for k in touched]
-            read = rw.typed(partial(window.read, each), op.result.aval, *old, before=op)
+            read = rw.typed(
+                partial(window.read, each), op.result.aval, *old, *each.indices, before=op
+            )
             rw.replace(op.result, read)
             continue
         new = list(current)
         for number, k in enumerate(touched):
             write = partial(window.written, each, number)
-            new[k] = rw.insert(write, current[k], each.value, before=op)
+            new[k] = rw.insert(write, current[k], each.value, *each.indices, before=op)
         rows_of[op.result] = new
     return rows_of[found.carry.next]
 

@@ -54,6 +54,28 @@ def while_with_a_batched_predicate(x):
     return jax.vmap(lambda a: lax.while_loop(lambda c: c < 3, lambda c: c + a, a))(jnp.abs(x) + 1)
 
 
+def while_with_a_predicate_in_two_batches(x):
+    def loop(a, key):
+        body = lambda c: (c[0] + a, jax.random.fold_in(c[1], 1), c[2] * 2)
+        carry = lax.while_loop(lambda c: c[0] < 3, body, (a, key, jnp.ones(2)))
+        return carry[0], jax.random.key_data(carry[1]), carry[2]
+
+    keys = jax.random.split(jax.random.key(0), (2, x.size))
+    return jax.vmap(jax.vmap(loop))(jnp.stack([jnp.abs(x) + 1, jnp.abs(x) + 0.25]), keys)
+
+
+def while_over_devices(x):
+    """One carry varies over devices, the other does not, and neither does the predicate."""
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+
+    def loop(a):
+        return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + a, c[1] * 2), (a, 1.0))
+
+    fun = lambda x: jax.vmap(loop)(jnp.abs(x) + 1)
+    return jax.shard_map(fun, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+
 def cond(x):
     return lax.cond(x.sum() > 0, lambda a: (jnp.sin(a), a), lambda a: (x, jnp.cos(a) * x), x)
 
@@ -250,7 +272,8 @@ def named(x):
 
 
 UNARY = [
-    scan_without_streams, scan_of_nothing, while_loop, while_with_a_batched_predicate, cond,
+    scan_without_streams, scan_of_nothing, while_loop, while_with_a_batched_predicate,
+    while_with_a_predicate_in_two_batches, while_over_devices, cond,
     cond_on_an_integer, vmapped_switch, remat, remat_untouched, trivial_jit, jit_that_donates,
     jit_with_shardings, custom_jvp, custom_vjp, custom_root,
     linear_solve, shard_map, pallas_call, on_the_host, pure_callback, random_numbers,

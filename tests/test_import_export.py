@@ -80,7 +80,8 @@ def kinds(fun, *args):
     [
         (programs.nested_scan, (X, XS), [Scan, Scan]),
         (programs.while_loop, (X,), [While]),
-        (programs.while_with_a_batched_predicate, (X,), []),
+        (programs.while_with_a_batched_predicate, (X,), [While]),
+        (programs.while_with_a_predicate_in_two_batches, (X,), [While]),
         (programs.cond, (X,), [Cond]),
         (programs.switch, (X, 1), [Cond]),
         (programs.remat_untouched, (X,), [Remat]),
@@ -94,6 +95,27 @@ def kinds(fun, *args):
 )
 def test_what_becomes_structured(fun, args, expected):
     assert kinds(fun, *args) == expected
+
+
+def test_a_while_with_a_batched_predicate_says_what_it_does():
+    """It runs while any row does, and rows that have finished keep what they have."""
+    _, graph, _ = round_trip(programs.while_with_a_batched_predicate, X)
+    (loop,) = (op for op in graph.walk() if isinstance(op, While))
+    assert [op.name for op in loop.predicate.ops] == ["lt", "reduce_or", "yield"]
+    assert [op.name for op in loop.body.ops] == ["add", "lt", "select_n", "yield"]
+
+
+def test_a_while_with_a_batched_predicate_and_effects_is_opaque():
+    """Its predicate would be computed twice."""
+
+    def program(x):
+        def running(c):
+            jax.debug.callback(lambda _: None, c)
+            return c < 3
+
+        return jax.vmap(lambda a: lax.while_loop(running, lambda c: c + a, a))(jnp.abs(x) + 1)
+
+    assert kinds(program, X) == []
 
 
 @pytest.mark.parametrize(

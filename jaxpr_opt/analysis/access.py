@@ -19,7 +19,8 @@ from typing import Any, Literal
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.induction import Affine, affine, component
+from jaxpr_opt.analysis.affine import Affine
+from jaxpr_opt.analysis.induction import affine, component
 from jaxpr_opt.ir import Op, Value
 
 Kind = Literal["read", "write", "add"]

@@ -2,8 +2,8 @@
 
 `Assumed(region, {p: False})` answers, for every value in the region, what it equals in a step in
 which `p` is false everywhere: itself, another value, or a `Splat` (all elements one known scalar).
-It sees through conds on the predicate, selects (batched ones too), masks derived from it, and sums
-with a splat of zero.
+It sees through conds on the predicate, selects (batched ones too), masks derived from it, sums
+with a splat of zero, and writes of what is there or out of range.
 
 With `linear=True` a product with a zero is zero.  That holds for cotangents only, whose zeros are
 symbolic: JAX itself drops ``0 * residual`` whenever it knows the zero while tracing.  It must not
@@ -17,13 +17,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax.lax import GatherScatterMode
 
+from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.constants import identity
 from jaxpr_opt.ir import Carry, Cond, Constant, Op, Region, Scan, Value
 from jaxpr_opt.traits import LINEAR_IN
 
 RESHAPING = frozenset(
     {"broadcast_in_dim", "copy", "expand_dims", "reshape", "rev", "slice", "squeeze", "transpose"}
 )
+
+
+_WRITES = frozenset({"dynamic_update_slice", "scatter"})
+
+_LAYING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
+"""Ops that keep the order of the elements, if they keep their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +133,50 @@ class Assumed:
     def _first_order(self, op: Op, known: list[Known]) -> Known:
         rule = _RULES.get(op.name)
         found = rule(op, known) if rule is not None else None
+        if found is None and op.name in _WRITES and self._writes_nothing(op, known):
+            return _typed(known[0], op.result)
         if found is None and self._linear and _vanishes(op.name, known):
             return Splat(np.zeros((), op.result.dtype)[()])
         return op.result if found is None else _typed(found, op.result)
+
+    def _writes_nothing(self, op: Op, known: list[Known]) -> bool:
+        """Whether a write is dropped, or writes what is there."""
+        array, where = op.operands[0], known[1]
+        if op.name == "scatter" and isinstance(where, Splat) and 0 not in op.operands[1].shape:
+            drops = op.params["mode"] == GatherScatterMode.FILL_OR_DROP
+            if drops and int(where.value) >= max(array.shape):
+                return True
+        write = access(op)
+        if write is None or write.kind != "write":
+            return False
+        value = self[write.value]
+        while isinstance(value, Value) and value.op is not None:
+            read = access(value.op)
+            if read is not None and read.kind == "read":
+                return self[read.array] is known[0] and _mirrors(read, write)
+            (source, *_) = value.op.operands or (value,)
+            if value.op.name not in _LAYING or source.nbytes != value.nbytes:
+                return False
+            value = self[source]
+        return False
+
+
+def _mirrors(read: Access, write: Access) -> bool:
+    """Whether what is read is, in its order, what is written over."""
+    places = [[identity(v) for v in each.indices] for each in (read, write)]
+    if places[0] != places[1] or read.sizes != write.sizes:
+        return False
+    params, mine = read.op.params, write.op.params
+    if "dimension_numbers" not in params or "dimension_numbers" not in mine:
+        return read.op.name == "dynamic_slice" and write.op.name == "dynamic_update_slice"
+    numbers, own = params["dimension_numbers"], mine["dimension_numbers"]
+    return bool(
+        read.axes == write.axes
+        and params["mode"] == mine["mode"]
+        and numbers.start_index_map == own.scatter_dims_to_operand_dims
+        and numbers.operand_batching_dims == own.operand_batching_dims
+        and numbers.start_indices_batching_dims == own.scatter_indices_batching_dims
+    )
 
 
 Rule = Callable[[Op, list[Known]], Known | None]

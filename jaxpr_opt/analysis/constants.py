@@ -22,11 +22,21 @@ _SPREAD = frozenset({
 def uniform(value: Value) -> Any:
     """The number all elements of `value` are known to be, else None.
 
-    Sees through broadcasts, slices and reshapes.
+    Sees through broadcasts, slices and reshapes, and through conversions of integers.
     """
     while value.op is not None and value.op.name in _SPREAD:
         value = value.op.operands[0]
+    if value.op is not None and value.op.name == "convert_element_type":
+        (source,) = value.op.operands
+        number = uniform(source) if _is_numeric(source, "biu") else None
+        if number is None or not _is_numeric(value, "biuf"):
+            return None
+        return np.asarray(number, source.dtype).astype(value.dtype)[()]
     return value.scalar if isinstance(value, Constant) else None
+
+
+def _is_numeric(value: Value, kinds: str) -> bool:
+    return isinstance(value.dtype, np.dtype) and value.dtype.kind in kinds
 
 
 def is_undefined(value: Value) -> bool:

@@ -12,37 +12,70 @@ from jaxpr_opt.analysis.access import Access
 from jaxpr_opt.ir import Value
 
 AtWindow = Callable[..., jax.Array]
+"""Of a value, and of the operands that say where the window is."""
 
 
 def predicate_at(window: Access, predicate: Value) -> tuple[Value, AtWindow]:
     """The predicate at a window: the value to make it of, and the function of that value and of the
     window's indices that does.
 
-    A predicate that is broadcast along the axes on which the window is but a part needs no index;
-    another one is read as the array is.
+    One that `spread_at` does not know is read as the array is.
     """
-    root, axes = _spread(predicate)
-    varying = [(axis, n) for axis, n in zip(axes, root.shape, strict=True) if n > 1]
+    known = spread_at(window, predicate)
+    if known is not None:
+        root, at_window = known
+        return root, lambda root, *_: at_window(root)
+    return predicate, lambda predicate, *indices: _read(window, predicate, *indices)
+
+
+def spread_at(window: Access, array: Value) -> tuple[Value, AtWindow] | None:
+    """What an array like the window's is at the window, wherever that is: it must be a broadcast
+    along all axes on which the window is but a part.
+
+    One element for all may come as a scalar.
+    """
+    root, varying = _varying(array)
     if any(window.sizes[axis] != n for axis, n in varying):
-        return predicate, lambda predicate, *indices: _read(window, predicate, *indices)
+        return None
     places = [window.axes.index(axis) for axis, _ in varying]
-    return root, lambda root, *_: _laid(root, places, window.value.shape)
+    return root, lambda root: _laid(root, places, window.value.shape)
 
 
-def _spread(predicate: Value) -> tuple[Value, tuple[int, ...]]:
-    """What it is a broadcast of, and which axis of the predicate each axis of that is."""
-    axes = tuple(range(len(predicate.shape)))
-    while predicate.op is not None and predicate.op.name == "broadcast_in_dim":
-        axes = tuple(axes[d] for d in predicate.op.params["broadcast_dimensions"])
-        predicate = predicate.op.operands[0]
-    return predicate, axes
+def predicate_of_rows(window: Access, predicate: Value) -> tuple[Value, AtWindow] | None:
+    """One truth value for all of the window that a row of indices is for, in the shape of the
+    indices of a gather or scatter; None where the window's elements do not agree.
+    """
+    numbers = window.op.params["dimension_numbers"]
+    batch = dict(
+        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    )
+    root, varying = _varying(predicate)
+    if any(axis not in batch for axis, _ in varying):
+        return None
+    places, (index,) = [batch[axis] for axis, _ in varying], window.indices
+    return root, lambda root: _laid(root, places, index.shape)
+
+
+def spread(array: Value) -> tuple[Value, tuple[int, ...]]:
+    """What an array is a broadcast of, and which axis of the array each axis of that is."""
+    axes = tuple(range(len(array.shape)))
+    while array.op is not None and array.op.name == "broadcast_in_dim":
+        axes = tuple(axes[d] for d in array.op.params["broadcast_dimensions"])
+        array = array.op.operands[0]
+    return array, axes
+
+
+def _varying(array: Value) -> tuple[Value, list[tuple[int, int]]]:
+    """What an array is a broadcast of; and the axes on which it varies, with their sizes."""
+    root, axes = spread(array)
+    return root, [(axis, n) for axis, n in zip(axes, root.shape, strict=True) if n != 1]
 
 
 def _laid(root: jax.Array, places: list[int], shape: tuple[int, ...]) -> jax.Array:
     """The root's axes of more than one element at these places of a shape; of one element, as it
     is: one for all.
     """
-    kept = lax.reshape(root, tuple(n for n in root.shape if n > 1))
+    kept = lax.reshape(root, tuple(n for n in root.shape if n != 1)) if 1 in root.shape else root
     if not places:
         return kept
     order = [int(d) for d in np.argsort(places)]
@@ -55,7 +88,7 @@ def _read(window: Access, predicate: jax.Array, *indices: jax.Array) -> jax.Arra
         return window.read(predicate, *indices)
     primitive, params = window.op.primitive, window.op.params
     assert primitive is not None
-    if "fill_value" in params:
-        params = {**params, "fill_value": 0}
+    if window.op.name == "gather":
+        params = {**params, "fill_value": False}
     read: jax.Array = primitive.bind(predicate, *indices, **params)
     return read

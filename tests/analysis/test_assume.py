@@ -113,3 +113,82 @@ def test_a_carry_that_is_kept():
     p = graph.inputs[0]
     assert Assumed(scan.body, {p: False}).keeps(scan.carries[0])
     assert not Assumed(scan.body, {p: True}).keeps(scan.carries[0])
+
+
+DROP, CLIP = lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.CLIP
+
+
+def put(b, at, u, mode):
+    """One element, at an index of one component."""
+    return lax.scatter(b, at, u, lax.ScatterDimensionNumbers((), (0,), (0,)), mode=mode)
+
+
+def got(b, at, mode):
+    return lax.gather(b, at, lax.GatherDimensionNumbers((), (0,), (0,)), (1,), mode=mode)
+
+
+def sliced(b, i, size=1):
+    return lax.dynamic_slice(b, (i,), (size,), allow_negative_indices=False)
+
+
+def updated(b, i, u):
+    return lax.dynamic_update_slice(b, u, (i,), allow_negative_indices=False)
+
+
+WRITES = [
+    pytest.param(
+        lambda p, x, i, at: updated(x, i, jnp.where(p, x[:1], sliced(x, i))), "x", id="slice"
+    ),
+    pytest.param(
+        lambda p, x, i, at: updated(x, i, jnp.where(p, x[0], sliced(x, i)[0])[None]),
+        "x",
+        id="reshaped",
+    ),
+    pytest.param(
+        lambda p, x, i, at: put(x, at, jnp.where(p, 1.0, got(x, at, CLIP)), CLIP),
+        "x",
+        id="clamped",
+    ),
+    pytest.param(
+        lambda p, x, i, at: put(x, jnp.where(p, at, 3), 1.0, DROP), "x", id="out of range"
+    ),
+    pytest.param(
+        lambda p, x, i, at: put(x, jnp.where(p, at, 2), 1.0, DROP), None, id="the last place"
+    ),
+    pytest.param(
+        lambda p, x, i, at: put(x, jnp.where(p, at, 3), 1.0, CLIP), None, id="clamped to the last"
+    ),
+    pytest.param(
+        lambda p, x, i, at: put(x, at, jnp.where(p, 1.0, got(x, at, DROP)), CLIP),
+        None,
+        id="filled, clamped",
+    ),
+    pytest.param(
+        lambda p, x, i, at: updated(x, i, jnp.where(p, x[:1], sliced(x, i + 1))),
+        None,
+        id="the next",
+    ),
+    pytest.param(
+        lambda p, x, i, at: updated(x, i, jnp.where(p, x[:1], sliced(x * 2, i))),
+        None,
+        id="of another",
+    ),
+    pytest.param(
+        lambda p, x, i, at: updated(x, i, jnp.where(p, x[:2], lax.rev(sliced(x, i, 2), (0,)))),
+        None,
+        id="reversed",
+    ),
+    pytest.param(
+        lambda p, x, i, at: updated(
+            x, i, jnp.where(p, x[:2], lax.broadcast(sliced(x, i)[0], (2,)))
+        ),
+        None,
+        id="spread",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fun", "expected"), WRITES)
+def test_writes_of_what_is_there(fun, expected):
+    """Or out of range."""
+    assert known(fun, "bool[]", "f32[3]", "i32[]", "i32[1]") == expected

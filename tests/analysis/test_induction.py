@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from jaxpr_opt.analysis.induction import Affine, affine, bounds, component, decide
+from jaxpr_opt.analysis.affine import Affine
+from jaxpr_opt.analysis.induction import affine, bounds, component, decide
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Scan
 from jaxpr_opt.testing import random_inputs, traced

@@ -1,11 +1,15 @@
 """What a branch hands out for another to read is read directly, where that costs nothing."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Cond
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.passes.dummies import anything
 
 DROP = DropDummyResiduals()
@@ -350,3 +354,20 @@ def test_any_number_of_broadcasts_is_made_again():
           }
         """,
     )
+
+
+def test_an_index_that_changes_is_read_directly():
+    """A few bytes more are stacked, and it is known what is written in each step."""
+
+    def gradient(b, xs):
+        def step(b, ix):
+            i, x = ix
+            write = lambda: b.at[7 - i].set(jnp.sin(x))
+            return lax.cond(x > 0, write, lambda: b), None
+
+        return jax.grad(lambda b, xs: lax.scan(step, b, (jnp.arange(8), xs))[0].sum(), 1)(b, xs)
+
+    graph = import_jaxpr(traced(gradient, "f32[8]", "f32[8]"))
+    run_alone((DROP, EliminateDeadCode()), graph)
+    (forward, *_) = (op for op in graph.walk() if isinstance(op, Cond))
+    assert all(v.dtype.kind == "f" for v in forward.results)

@@ -65,6 +65,14 @@ def test_markers_go_last(program):
     assert left_of(program, "final") == []
 
 
+@pytest.mark.parametrize(("dtype", "left"), [("i32[3]", 0), ("bool[3]", 0), ("f32[3]", 1)])
+def test_numbers_without_a_derivative(dtype, left):
+    """(3) Nothing is stopped that would flow."""
+    graph = import_jaxpr(traced(lax.stop_gradient, dtype))
+    run_alone((REMOVE,), graph)
+    assert len([op for op in graph.walk() if op.name == "stop_gradient" and op.result.uses]) == left
+
+
 def test_overwriting_everything():
     """The update is the result, wherever it is written."""
 

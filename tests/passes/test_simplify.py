@@ -110,10 +110,43 @@ def test_law(law, args):
             id="float(p) != 0.5 is true",
         ),
         pytest.param(
-            lambda p: lax.ne(p.astype("int32"), np.int32(1)),
+            lambda p: lax.eq(p.astype("int32"), np.int32(2)),
             ["bool[]"],
-            ["convert_element_type", "ne"],
-            id="int(p) != 1 is not p",
+            ["convert_element_type", "eq"],
+            id="int(p) == 2 is false",
+        ),
+        pytest.param(
+            lambda p: lax.le(p.astype("int32"), np.int32(1)),
+            ["bool[]"],
+            ["convert_element_type", "le"],
+            id="int(p) <= 1 is true",
+        ),
+        pytest.param(
+            lambda i: lax.clamp(np.int32(0), i, np.int32(7)),
+            ["i32[]"],
+            ["clamp"],
+            id="any number clamped",
+        ),
+        pytest.param(
+            lambda p, x: lax.select_n(p, x, 0 * x) + lax.select_n(p, x, 0 * x),
+            ["bool[6]", "f32[6]"],
+            ["mul", "select_n", "mul", "select_n", "add"],
+            id="(p ? a : 0) + (p ? b : 0)",
+        ),
+        pytest.param(
+            lambda p, q, x: (
+                lax.select_n(p, x, np.zeros(6, np.float32))
+                + lax.select_n(q, np.zeros(6, np.float32), x)
+            ),
+            ["bool[6]", "bool[6]", "f32[6]"],
+            ["select_n", "select_n", "add"],
+            id="(p ? a : 0) + (q ? 0 : b)",
+        ),
+        pytest.param(
+            lambda p, x: lax.select_n(p.astype("int32"), x, -x, 2 * x),
+            ["bool[]", "f32[6]"],
+            ["convert_element_type", "neg", "mul", "select_n"],
+            id="one of three",
         ),
         pytest.param(lambda x: lax.mul(x, x), ["f32[6]"], ["mul"], id="x*x"),
     ],
@@ -121,6 +154,99 @@ def test_law(law, args):
 def test_no_law(law, args, left):
     """(1) Conditions: exact for every number."""
     assert left_of(law, *args) == left
+
+
+@pytest.mark.parametrize(
+    "turned",
+    [
+        pytest.param(lambda p: lax.eq(p.astype("int32"), np.int32(0)), id="int(p) == 0"),
+        pytest.param(lambda p: lax.ne(p.astype("int32"), np.int32(1)), id="int(p) != 1"),
+        pytest.param(lambda p: lax.lt(p.astype("int32"), np.int32(1)), id="int(p) < 1"),
+        pytest.param(lambda p: lax.le(p.astype("f4"), np.float32(0)), id="float(p) <= 0"),
+        pytest.param(lambda p: lax.eq(p, False), id="p == false"),
+    ],
+)
+def test_turned_round(turned):
+    """What JAX asks of the number of a branch, of the predicate."""
+    assert left_of(turned, "bool[]") == ["not"]
+
+
+def test_spread_numbers():
+    """The mask of a vmapped switch of two branches: clamped, and compared with their numbers."""
+
+    def program(p, x, y):
+        number = lax.broadcast_in_dim(p.astype("int32"), (2, 3), (0,))
+        number = lax.clamp(np.int32(0), number, np.int32(1))
+        first, second = lax.eq(number, np.int32(0)), lax.eq(number, np.int32(1))
+        return lax.select_n(first, x, y), lax.select_n(second, x, y), lax.select_n(number, x, y)
+
+    check_rewrite(
+        SIMPLIFY,
+        program,
+        "bool[2]",
+        "f32[2,3]",
+        "f32[2,3]",
+        diff="""
+            fn (p:bool[2], x:f32[2,3], y:f32[2,3]) {
+              c:i32[2] = convert_element_type p
+              b:i32[2,3] = broadcast_in_dim[dims=(0,)] c
+          -   c1:i32[2,3] = clamp 0 b 1
+          -   e:bool[2,3] = eq c1 0
+          -   e1:bool[2,3] = eq c1 1
+          +   n:bool[2] = not p
+          +   b1:bool[2,3] = broadcast_in_dim[dims=(0,)] n
+          +   b2:bool[2,3] = broadcast_in_dim[dims=(0,)] p
+          +   b3:bool[2,3] = broadcast_in_dim[dims=(0,)] p
+          -   s:f32[2,3] = select_n e x y
+          +   s:f32[2,3] = select_n b3 y x
+          -   s1:f32[2,3] = select_n e1 x y
+          +   s1:f32[2,3] = select_n b2 x y
+          +   b4:bool[2,3] = broadcast_in_dim[dims=(0,)] p
+          -   s2:f32[2,3] = select_n c1 x y
+          +   s2:f32[2,3] = select_n b4 x y
+              return s, s1, s2
+            }
+        """,
+    )
+
+
+def test_parts_of_a_sum():
+    """Each is zero where the other is not: a cotangent, put together again."""
+
+    def program(p, a, b):
+        zeros = jnp.zeros(3)
+        when, unless = lax.select_n(p, zeros, a), lax.select_n(p, b, zeros)
+        return when + unless, unless + when
+
+    check_rewrite(
+        SIMPLIFY,
+        program,
+        "bool[3]",
+        "f32[3]",
+        "f32[3]",
+        diff="""
+            fn (p:bool[3], a:f32[3], b:f32[3]) {
+              b1:f32[3] = broadcast_in_dim 0.0
+              s:f32[3] = select_n p b1 a
+              s1:f32[3] = select_n p b b1
+          -   a1:f32[3] = add s s1
+          -   a2:f32[3] = add s1 s
+          +   s2:f32[3] = select_n p b a
+          +   s3:f32[3] = select_n p b a
+          -   return a1, a2
+          +   return s2, s3
+            }
+        """,
+    )
+
+
+def test_parts_of_different_shapes():
+    """(2) A scalar is added to every element."""
+
+    def program(p, a, b):
+        return lax.add_p.bind(lax.select_n(p, a, jnp.zeros(3)), lax.select_n(p, np.float32(0), b))
+
+    assert left_of(program, "bool[]", "f32[3]", "f32[]")[-1] == "add"
 
 
 def test_weak_types_are_kept():

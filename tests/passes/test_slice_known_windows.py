@@ -1,4 +1,5 @@
 """A gather or scatter of one window at a known place is a slice."""
+# ruff: noqa: E501 - the parameters of a scatter
 
 import jax
 import jax.numpy as jnp

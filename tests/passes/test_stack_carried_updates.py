@@ -255,6 +255,21 @@ def test_columns():
     alone(STACK, program, "f32[2,5]", fires=True)
 
 
+def test_rows_at_constants_are_told_apart():
+    """(2) As the two rows of a table that one of them is filled from."""
+
+    def program(b):
+        def step(b, j):
+            old = lax.dynamic_slice(b, (0, j), (1, 1)) + lax.dynamic_slice(b, (1, j - 1), (1, 1))
+            return lax.dynamic_update_slice(b, old, (1, j)), None
+
+        return lax.scan(step, b, 1 + jnp.arange(4))[0]
+
+    graph = alone(STACK, program, "f32[2,5]", fires=True)
+    (scan,) = [op for op in graph.body.ops if op.name == "scan"]
+    assert sorted(carry.param.shape for carry in scan.carries) == [(), (5,)]
+
+
 def test_a_batch_with_one_index():
     """(1) A scatter of one window of all rows of a batch."""
 

@@ -1,0 +1,136 @@
+"""Read a window of what an array is made of, where the array itself need not be.
+
+Before::
+
+    m = broadcast_in_dim[dims=(0,)] p
+    s = select_n m z c
+    r = dynamic_slice s i
+
+After::
+
+    x = dynamic_slice z i
+    y = dynamic_slice c i
+    r = select_n p x y
+
+What a batched ``cond`` hands to its branches, and what the transpose of one reads of a cotangent,
+is selected whole for one element to be read.  Sound when
+
+1. the array is a select, and all that anyone reads of it are windows;
+2. the predicate at the window is known (`jaxpr_opt.analysis.predicates`); the cases are read as the
+   array is, so that rows out of range are what the gather says;
+3. or the array is a broadcast, along all axes on which the window is but a part, and out of range
+   is clamped: then where the window is does not matter.
+
+Cost: an element of each case instead of all of the array.
+Source: https://github.com/jax-ml/jax/issues/8192; XLA does so for slices, but not for gathers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+from jax import lax
+
+from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.predicates import AtWindow, predicate_at, spread_at
+from jaxpr_opt.ir import Op, Value
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadOfSelect(Match):
+    """A window read of what `select` makes."""
+
+    select: Op
+    access: Access
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadOfBroadcast(Match):
+    """A window read of what is the same wherever the window is."""
+
+    root: Value
+    at_window: AtWindow
+
+
+@dataclass(frozen=True)
+class NarrowReads(Pass):
+    """A window of a select -> a select between windows; of a broadcast -> a smaller broadcast."""
+
+    name: ClassVar[str] = "narrow-reads"
+
+    def find(self, op: Op) -> Iterator[Match]:
+        made_by = op.operands[0].op if op.name in ("dynamic_slice", "gather") else None
+        if made_by is None or made_by.name not in ("select_n", "broadcast_in_dim"):
+            return
+        read = access(op)
+        if read is None or not op.result.uses:
+            return
+        if made_by.name == "broadcast_in_dim":
+            spread = spread_at(read, read.array)
+            if spread is not None:
+                yield ReadOfBroadcast(op, f"{op.name} of a broadcast is one", *spread)
+        elif len(made_by.operands) == 3 and made_by.operands[0].dtype == bool:
+            yield ReadOfSelect(
+                op, f"{op.name} of a select selects from what it reads", made_by, read
+            )
+
+    def refuse(self, match: Match) -> str | None:
+        if isinstance(match, ReadOfBroadcast):
+            fills = match.op.params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
+            return "rows out of range are filled" if fills else None  # (3)
+        assert isinstance(match, ReadOfSelect)
+        array = match.select.result
+        whole = [op.name for op in array.users if not _reads_a_window(op, array)]
+        if whole:
+            return f"the array is needed whole by {whole[0]}"  # (1)
+        if 2 * match.access.nbytes > array.nbytes:
+            return "the window is most of the array"
+        return None
+
+    def rewrite(self, match: Match, rw: Rewriter) -> None:
+        op = match.op
+        if isinstance(match, ReadOfBroadcast):
+            fun, operands = _spread_out(match)
+        else:
+            assert isinstance(match, ReadOfSelect)
+            fun, operands = _read_cases(match)
+        rw.replace(op.result, rw.typed(fun, op.result.aval, *operands, before=op))
+        rw.erase(op)
+
+
+def _reads_a_window(op: Op, array: Value) -> bool:
+    """Whether all that an op takes of the array is a window."""
+    read = access(op)
+    return read is not None and read.kind == "read" and array not in read.indices
+
+
+Code = Callable[..., jax.Array]
+
+
+def _spread_out(match: ReadOfBroadcast) -> tuple[Code, tuple[Value, ...]]:
+    shape = match.op.result.shape
+
+    def fun(root: jax.Array) -> jax.Array:
+        spread = match.at_window(root)
+        return spread if spread.shape == shape else lax.broadcast_in_dim(spread, shape, ())
+
+    return fun, (match.root,)
+
+
+def _read_cases(match: ReadOfSelect) -> tuple[Code, tuple[Value, ...]]:
+    which, *cases = match.select.operands
+    predicate, at_window = predicate_at(match.access, which)
+    primitive, params = match.op.primitive, match.op.params
+    assert primitive is not None
+
+    def fun(predicate: Any, *operands: Any) -> jax.Array:
+        cases, indices = operands[:2], operands[2:]
+        read = [primitive.bind(case, *indices, **params) for case in cases]
+        return lax.select_n(at_window(predicate, *indices), *read)
+
+    return fun, (predicate, *cases, *match.access.indices)

@@ -1,0 +1,189 @@
+"""A mask with one true element is an index.
+
+Before::
+
+    e = eq iota i
+    b1 = select_n e b y                     # y written at i
+    s = select_n e 0.0 c
+    r = reduce_sum s                        # c read at i
+
+After::
+
+    u = dynamic_slice y i
+    b1 = dynamic_update_slice b u i
+    v = dynamic_slice c i
+    s = dynamic_update_slice 0.0 v i
+    r = reshape v
+
+``jnp.where(jnp.arange(n) == i, y, ys)`` writes one element and touches all; so does its transpose.
+Sound when
+
+1. the mask compares the places along one axis with a number, the same along that axis: one for
+   all, or one a row;
+2. the number is a place, at every step: one out of range would write nothing, and an update writes
+   the nearest element instead;
+3. a sum is of one element and of zeros: x + 0 is x, up to the sign of zero.
+
+Cost: an element instead of the array.  Inside loops only: elsewhere an array is made once in any
+case.
+Source: https://github.com/jax-ml/jax/issues/13522
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.analysis.induction import affine, bounds
+from jaxpr_opt.analysis.predicates import spread
+from jaxpr_opt.ir import Op, Scan, Value, While
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+CLIP = lax.GatherScatterMode.CLIP
+
+
+@dataclass(frozen=True, slots=True)
+class OneHot:
+    """A mask that is true (or false, if `negated`) where the place along `axis`, counted from
+    `offset`, is `number`.
+    """
+
+    axis: int
+    offset: int
+    number: Value
+    rows: tuple[int, ...]
+    """For each axis of the number, which axis of the mask it is."""
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedWrite(Match):
+    """A select by a one-hot mask."""
+
+    mask: OneHot
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedRead(Match):
+    """A sum of zeros and of one element along the axis."""
+
+    write: Access
+
+
+@dataclass(frozen=True)
+class RecognizeOneHot(Pass):
+    """A select by ``arange(n) == i`` is a write at `i`; a sum of one is a read."""
+
+    name: ClassVar[str] = "recognize-one-hot"
+
+    def find(self, op: Op) -> Iterator[Match]:
+        if op.name not in ("select_n", "reduce_sum") or not op.result.uses or not _in_a_loop(op):
+            return
+        if op.name == "select_n" and len(op.operands) == 3:
+            mask = one_hot(op.operands[0])
+            if mask is not None:
+                yield MaskedWrite(op, "a select by a one-hot mask is a write of one row", mask)
+        if op.name == "reduce_sum":
+            write = _only_summand(op)
+            if write is not None:
+                yield MaskedRead(op, "a sum of one row and of zeros is that row", write)
+
+    def refuse(self, match: Match) -> str | None:
+        if not isinstance(match, MaskedWrite):
+            return None
+        mask, n = match.mask, match.op.result.shape[match.mask.axis]
+        known = bounds(mask.number)
+        if known is None or known[0] < mask.offset or known[1] >= mask.offset + n:
+            return "the index may be out of range"  # (2)
+        return None
+
+    def rewrite(self, match: Match, rw: Rewriter) -> None:
+        op = match.op
+        if isinstance(match, MaskedWrite):
+            new = _written(match.mask, op, rw)
+        else:
+            assert isinstance(match, MaskedRead)
+            new = _read(match.write, op, rw)
+        rw.replace(op.result, new)
+        rw.erase(op)
+
+
+def one_hot(predicate: Value) -> OneHot | None:
+    """The one place where a mask is true, or false (1)."""
+    root, axes = spread(predicate)
+    op = root.op
+    if op is None or op.name not in ("eq", "ne"):
+        return None
+    for places, number in (op.operands, op.operands[::-1]):
+        counted = affine(places) if places.shape else None
+        source, rows = spread(number)
+        if counted is None or counted.steps or 1 in source.shape:
+            continue
+        along = [d for d, n in enumerate(places.shape) if counted.strides[d] and n > 1]
+        if len(along) == 1 and counted.strides[along[0]] == 1 and along[0] not in rows:
+            rows = tuple(axes[d] for d in rows)
+            return OneHot(axes[along[0]], counted.offset, source, rows, op.name == "ne")
+    return None
+
+
+def _in_a_loop(op: Op) -> bool:
+    around = op.parent
+    while around is not None and not isinstance(around, Scan | While):
+        around = around.parent
+    return around is not None
+
+
+def _only_summand(op: Op) -> Access | None:
+    """The row that zeros are written around, if the sum is along the axis it is one row of (3)."""
+    made_by = op.operands[0].op
+    write = access(made_by) if made_by is not None else None
+    if write is None or write.kind != "write" or not _is_never_dropped(write):
+        return None
+    touched = [axis for axis, n in enumerate(write.array.shape) if write.sizes[axis] != n]
+    one = all(write.sizes[axis] == 1 for axis in touched)
+    alone = tuple(touched) == tuple(op.params["axes"]) and len(touched) == 1
+    return write if one and alone and uniform(write.array) == 0 else None
+
+
+def _is_never_dropped(write: Access) -> bool:
+    """Whether what is out of range is written to the nearest place."""
+    return write.op.params.get("mode", CLIP) == CLIP or write.is_located
+
+
+def _read(write: Access, op: Op, rw: Rewriter) -> Value:
+    """The row alone."""
+    shape = op.result.shape
+    fun = lambda row: lax.reshape(write.to_window(row), shape)  # noqa: E731
+    return rw.typed(fun, op.result.aval, write.value, before=op)
+
+
+def _written(mask: OneHot, op: Op, rw: Rewriter) -> Value:
+    """One element along the axis, or one a row, written where the mask says so."""
+    _, *cases = op.operands
+    kept, new = reversed(cases) if mask.negated else cases
+    rows = sorted(mask.rows)
+    inner = [d for d in range(len(op.result.shape)) if d not in rows]
+    window = tuple(1 if d == mask.axis else op.result.shape[d] for d in inner)
+
+    def write(kept: jax.Array, new: jax.Array, place: jax.Array) -> jax.Array:
+        starts = [place if d == mask.axis else np.zeros((), place.dtype) for d in inner]
+        row = lax.dynamic_slice(new, starts, window, allow_negative_indices=False)
+        return lax.dynamic_update_slice(kept, row, starts, allow_negative_indices=False)
+
+    def fun(kept: jax.Array, new: jax.Array, number: jax.Array) -> jax.Array:
+        of_rows: Callable[..., jax.Array] = write
+        for passed, axis in reversed([*enumerate(rows)]):  # the axes outside are gone by then
+            at = axis - passed
+            of_rows = jax.vmap(of_rows, in_axes=(at, at, 0), out_axes=at)
+        place = lax.sub(number, number.dtype.type(mask.offset)) if mask.offset else number
+        return of_rows(kept, new, lax.transpose(place, [mask.rows.index(d) for d in rows]))
+
+    return rw.typed(fun, op.result.aval, kept, new, mask.number, before=op)

@@ -1,0 +1,235 @@
+"""Select what is written, not the array it is written into.
+
+Before::
+
+    b1 = scatter b i u
+    m = broadcast_in_dim[dims=(0,)] p
+    b2 = select_n m b b1
+
+After, where `i` is known::
+
+    r = gather b i
+    v = select_n p r u
+    b2 = scatter b i v
+
+and where it is computed by the step, and rows out of range are dropped::
+
+    j = select_n p 8 i                      # b has 8 elements
+    b2 = scatter b j u
+
+`vmap` of a ``cond`` or a ``while`` selects between whole carries, and so does ``jnp.where(p,
+ys.at[i].set(y), ys)``: a step that writes one element then touches all.  Both cases of the select
+may be writes, each of one window after another, as long as they end at the same array::
+
+    select_n p (write (write b i u) j v) (write b k w)
+
+and so may the two parts of a cotangent, which are zero where the other is not::
+
+    add (select_n p c 0) (write (select_n p 0 c) i 0)  =  select_n p c (write c i 0)
+
+Sound when
+
+1. both cases are one array outside of the windows that are written; selects by the same predicate
+   are seen through, as only one of their cases counts;
+2. where the predicate discards a write, it writes what is there, or adds zero, or is dropped;
+   `Access` knows ops of one window per row only, so that no element is written twice, and reads
+   mirror writes, so that rows out of range are clamped or dropped alike;
+3. the predicate at the window is the predicate's own elements: those it is a broadcast of, where
+   the window is whole along the axes on which they vary, or else read as the array is;
+4. nothing else reads the arrays in between, which are no longer made.
+
+Cost: reads a window once more at most, and no longer touches the array: less, unless the windows
+are most of it.
+Source: https://github.com/jax-ml/jax/issues/8192, https://github.com/jax-ml/jax/issues/13522
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
+from jaxpr_opt.ir import Op, Value
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+MAX_WRITES = 16
+"""Writes in a row that are looked through."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sinkable(Match):
+    """A choice by `which` between versions of `base`."""
+
+    which: Value
+    base: Value
+    writes: tuple[tuple[int, Access], ...]
+    """First to last, each with the case it belongs to."""
+    between: tuple[Op, ...]
+    """The ops that make the versions, last to first."""
+
+
+@dataclass(frozen=True)
+class SinkSelectIntoUpdate(Pass):
+    """A select between an array and the array with an element written becomes a select between
+    two elements.
+    """
+
+    name: ClassVar[str] = "sink-select-into-update"
+
+    def find(self, op: Op) -> Iterator[Sinkable]:
+        choice = _choice(op)
+        if choice is None:
+            return
+        which, cases = choice
+        versions = [list(_versions(v, which, case, op)) for case, v in enumerate(cases)]
+        for left in versions[0]:
+            for right in versions[1]:
+                writes = (*left.writes, *right.writes)
+                if left.array is right.array and writes:  # (1)
+                    says = "a choice between versions of an array is one between what is written"
+                    between = (*left.between, *right.between)
+                    yield Sinkable(op, says, which, left.array, writes, between)
+                    return
+
+    def refuse(self, match: Sinkable) -> str | None:
+        path = {match.op, *match.between}
+        for op in match.between:
+            if not path.issuperset(op.result.users):
+                return f"what {op.name} makes is read elsewhere, too"  # (4)
+        if not isinstance(match.base.dtype, np.dtype):
+            return f"a window of {match.base.dtype} is not read as it is written"  # (2)
+        if 2 * sum(each.nbytes for _, each in match.writes) > match.base.nbytes:
+            return "the windows are most of the array"
+        return None
+
+    def rewrite(self, match: Sinkable, rw: Rewriter) -> None:
+        value, anchor = match.base, match.op
+        for case, each in match.writes:
+            args = value, match.which, case, each, anchor, rw
+            value = _dropped(*args) or _written(*args)
+        rw.replace(anchor.result, value)
+        for op in (anchor, *match.between):
+            if not op.result.uses:
+                rw.erase(op)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """What an array is written into to give the case of a select."""
+
+    array: Value
+    writes: tuple[tuple[int, Access], ...] = ()
+    between: tuple[Op, ...] = ()
+
+
+def _choice(op: Op) -> tuple[Value, tuple[Value, Value]] | None:
+    """The predicate and the two cases of an op that is a select, or a sum of parts one of which is
+    zero.
+    """
+    if op.name == "select_n" and len(op.operands) == 3 and op.operands[0].dtype == bool:
+        which, *cases = op.operands
+        return which, (cases[0], cases[1])
+    if op.name in ("add", "add_any"):
+        for mine, other in (op.operands, op.operands[::-1]):
+            part = mine.op
+            if part is None or part.name != "select_n" or len(part.operands) != 3:
+                continue
+            if mine.shape != other.shape:
+                continue  # a scalar is added to every element
+            which, *cases = part.operands
+            if uniform(cases[1]) == 0 and _vanishes(other, which, 0):
+                return which, (mine, other)
+            if uniform(cases[0]) == 0 and _vanishes(other, which, 1):
+                return which, (other, mine)
+    return None
+
+
+def _vanishes(value: Value, which: Value, case: int) -> bool:
+    """Whether an array is zero wherever `which` is `case`: masked, then cleared."""
+    for _ in range(MAX_WRITES):
+        op = value.op
+        if op is None:
+            break
+        if op.name == "select_n" and op.operands[0] is which:
+            return bool(uniform(op.operands[1 + case]) == 0)
+        clears = access(op)
+        if clears is None or clears.kind == "read" or uniform(clears.value) != 0:
+            break
+        value = clears.array
+    return False
+
+
+def _versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[_Version]:
+    """The case itself, and what it is one write of, two, ..."""
+    writes: tuple[tuple[int, Access], ...] = ()
+    between: tuple[Op, ...] = ()
+    seen, through = _seen_through(value, which, case)
+    yield _Version(seen)
+    for _ in range(MAX_WRITES):
+        op = seen.op
+        write = access(op) if op is not None and op.region is anchor.region else None
+        if op is None or write is None or write.kind == "read":
+            return
+        writes, between = ((case, write), *writes), (*between, *through, op)
+        seen, through = _seen_through(write.array, which, case)
+        yield _Version(seen, writes, between)
+
+
+def _seen_through(value: Value, which: Value, case: int) -> tuple[Value, tuple[Op, ...]]:
+    """What a case is where it counts: selects by the same predicate pass it on."""
+    selects: tuple[Op, ...] = ()
+    while (op := value.op) is not None and op.name == "select_n" and op.operands[0] is which:
+        selects, value = (*selects, op), op.operands[1 + case]
+    return value, selects
+
+
+def _written(
+    array: Value, which: Value, case: int, write: Access, anchor: Op, rw: Rewriter
+) -> Value:
+    """The write into `array`; where `which` does not say `case`, of what is there."""
+    predicate, at_window = predicate_at(write, which)
+    primitive, params = write.op.primitive, write.op.params
+    assert primitive is not None
+
+    def fun(array: Any, predicate: Any, value: Any, *indices: Any) -> Any:
+        kept = write.read(array, *indices) if write.kind == "write" else lax.full_like(value, 0)
+        cases = (value, kept) if case == 0 else (kept, value)
+        new = lax.select_n(at_window(predicate, *indices), *cases)
+        if write.op.name == "dynamic_update_slice":
+            return primitive.bind(array, new, *indices, **params)
+        return primitive.bind(array, *indices, new, **params)
+
+    operands = (array, predicate, write.value, *write.indices)
+    return rw.typed(fun, write.op.result.aval, *operands, before=anchor)
+
+
+def _dropped(
+    array: Value, which: Value, case: int, write: Access, anchor: Op, rw: Rewriter
+) -> Value | None:
+    """The write into `array`; where `which` does not say `case`, out of range."""
+    params, primitive = write.op.params, write.op.primitive
+    if write.is_located or params.get("mode") != lax.GatherScatterMode.FILL_OR_DROP:
+        return None
+    rows = predicate_of_rows(write, which)
+    axes = params["dimension_numbers"].scatter_dims_to_operand_dims
+    outside = max(array.shape)
+    if rows is None or not axes or outside > np.iinfo(write.indices[0].dtype).max:
+        return None
+    assert primitive is not None
+    predicate, of_rows = rows
+
+    def fun(array: Any, predicate: Any, value: Any, index: Any) -> Any:
+        nowhere = lax.full_like(index, outside)
+        cases = (index, nowhere) if case == 0 else (nowhere, index)
+        place = lax.select_n(of_rows(predicate), *cases)
+        return primitive.bind(array, place, value, **params)
+
+    operands = (array, predicate, write.value, *write.indices)
+    return rw.typed(fun, write.op.result.aval, *operands, before=anchor)

@@ -1,0 +1,197 @@
+"""A window of a select is selected from windows, a window of a broadcast is one."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.passes.narrow_reads import NarrowReads
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+
+NARROW = NarrowReads()
+
+
+def read(b, *starts, sizes):
+    """Without what JAX puts in for negative indices."""
+    return lax.dynamic_slice(b, starts, sizes, allow_negative_indices=False)
+
+
+def test_one_predicate_for_all():
+    """(1) Nothing else of the select is wanted."""
+
+    def program(p, a, b, i):
+        return read(lax.select_n(p, a, b), i, sizes=(2,))
+
+    check_rewrite(
+        NARROW,
+        program,
+        "bool[]",
+        "f32[8]",
+        "f32[8]",
+        "i32[]",
+        diff="""
+            fn (p:bool[], a:f32[8], b:f32[8], i:i32[]) {
+              s:f32[8] = select_n p a b
+          -   d:f32[2] = dynamic_slice s i
+          +   d:f32[2] = dynamic_slice a i
+          +   d1:f32[2] = dynamic_slice b i
+          +   s1:f32[2] = select_n p d d1
+          -   return d
+          +   return s1
+            }
+        """,
+    )
+
+
+def test_several_windows():
+    """(1) Each is read for itself; the predicate of a row is the window's."""
+
+    def program(p, a, b, i):
+        selected = jnp.where(p[:, None], a, b)
+        return read(selected, 0, i, sizes=(3, 1)), read(selected, 1, i, sizes=(2, 2))
+
+    check_rewrite(
+        NARROW,
+        program,
+        "bool[3]",
+        "f32[3,8]",
+        "f32[3,8]",
+        "i32[]",
+        diff="""
+            fn (p:bool[3], a:f32[3,8], b:f32[3,8], i:i32[]) {
+              b1:bool[3,1] = broadcast_in_dim[dims=(0,)] p
+              b2:bool[3,8] = broadcast_in_dim b1
+              s:f32[3,8] = select_n b2 b a
+          -   d:f32[3,1] = dynamic_slice s 0 i
+          +   d:f32[3,1] = dynamic_slice b 0 i
+          +   d2:f32[3,1] = dynamic_slice a 0 i
+          +   b3:bool[3,1] = broadcast_in_dim[dims=(0,)] p
+          +   s1:f32[3,1] = select_n b3 d d2
+          -   d1:f32[2,2] = dynamic_slice s 1 i
+          +   d1:f32[2,2] = dynamic_slice b 1 i
+          +   d3:f32[2,2] = dynamic_slice a 1 i
+          +   d4:bool[2,2] = dynamic_slice b2 1 i
+          +   s2:f32[2,2] = select_n d4 d1 d3
+          -   return d, d1
+          +   return s1, s2
+            }
+        """,
+    )
+
+
+def test_rows_that_are_out_of_range():
+    """(2) They are filled, whichever case is selected."""
+
+    def program(p, a, b, i):
+        rows = jax.vmap(
+            lambda b, i: b.at[i].get(mode="fill", fill_value=7.0, wrap_negative_indices=False)
+        )
+        return rows(lax.select_n(p, a, b), i)
+
+    args = "bool[3,8]", "f32[3,8]", "f32[3,8]", "i32[3]"
+    check_rewrite(
+        NARROW,
+        program,
+        *args,
+        diff="""
+            fn (p:bool[3,8], a:f32[3,8], b:f32[3,8], i:i32[3]) {
+              s:f32[3,8] = select_n p a b
+              b1:i32[3,1] = broadcast_in_dim[dims=(0,)] i
+          -   g:f32[3] = gather[collapsed_slice_dims=(1,), start_index_map=(1,), operand_batching_dims=(0,), start_indices_batching_dims=(0,), slice_sizes=(1, 1), unique_indices, indices_are_sorted, mode=fill_or_drop, fill_value=7.0] s b1
+          +   g:f32[3] = gather[collapsed_slice_dims=(1,), start_index_map=(1,), operand_batching_dims=(0,), start_indices_batching_dims=(0,), slice_sizes=(1, 1), unique_indices, indices_are_sorted, mode=fill_or_drop, fill_value=7.0] a b1
+          +   g1:f32[3] = gather[collapsed_slice_dims=(1,), start_index_map=(1,), operand_batching_dims=(0,), start_indices_batching_dims=(0,), slice_sizes=(1, 1), unique_indices, indices_are_sorted, mode=fill_or_drop, fill_value=7.0] b b1
+          +   g2:bool[3] = gather[collapsed_slice_dims=(1,), start_index_map=(1,), operand_batching_dims=(0,), start_indices_batching_dims=(0,), slice_sizes=(1, 1), unique_indices, indices_are_sorted, mode=fill_or_drop] p b1
+          +   s1:f32[3] = select_n g2 g g1
+          -   return g
+          +   return s1
+            }
+        """,  # noqa: E501
+    )
+
+
+def test_a_window_of_a_broadcast():
+    """(3) It is the same everywhere."""
+
+    def program(x, i):
+        spread = lax.broadcast_in_dim(x, (3, 8), (0,))
+        return read(spread, 0, i, sizes=(3, 2)), read(jnp.zeros((3, 8)), i, i, sizes=(1, 2))
+
+    check_rewrite(
+        NARROW,
+        program,
+        "f32[3]",
+        "i32[]",
+        diff="""
+            fn (x:f32[3], i:i32[]) {
+              b:f32[3,8] = broadcast_in_dim[dims=(0,)] x
+          -   d:f32[3,2] = dynamic_slice b 0 i
+          +   b2:f32[3,2] = broadcast_in_dim[dims=(0,)] x
+              b1:f32[3,8] = broadcast_in_dim 0.0
+          -   d1:f32[1,2] = dynamic_slice b1 i i
+          +   b3:f32[1,2] = broadcast_in_dim 0.0
+          -   return d, d1
+          +   return b2, b3
+            }
+        """,
+    )
+
+
+def test_an_array_needed_whole():
+    """(1) Then it is made anyway."""
+
+    def program(p, a, b, i):
+        selected = lax.select_n(p, a, b)
+        return read(selected, i, sizes=(2,)), selected.sum()
+
+    args = "bool[]", "f32[8]", "f32[8]", "i32[]"
+    check_refuses(NARROW, program, *args, because="the array is needed whole by reduce_sum")
+
+
+def test_an_array_that_is_its_own_index():
+    """(1) As an index it is read, but not for a window."""
+
+    def program(p, a, b):
+        selected = lax.select_n(p, a, b)
+        return selected.at[selected].get(mode="clip"), read(selected, 1, sizes=(2,))
+
+    args = "bool[]", "i32[8]", "i32[8]"
+    check_refuses(NARROW, program, *args, because="the array is needed whole")
+
+
+def test_most_of_the_array():
+    """Five elements of each case are more than eight."""
+
+    def program(p, a, b, i):
+        return read(lax.select_n(p, a, b), i, sizes=(5,))
+
+    args = "bool[]", "f32[8]", "f32[8]", "i32[]"
+    check_refuses(NARROW, program, *args, because="the window is most of the array")
+
+
+def test_a_broadcast_out_of_range():
+    """(3) Filled with something else."""
+
+    def program(i):
+        return jnp.zeros(8).at[i].get(mode="fill", fill_value=7.0, wrap_negative_indices=False)
+
+    check_refuses(NARROW, program, "i32[]", because="rows out of range are filled")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(
+            lambda x, p, i: read(lax.broadcast_in_dim(x, (3, 8), (1,)), 0, i, sizes=(3, 2)),
+            id="a broadcast along another axis",
+        ),
+        pytest.param(
+            lambda x, p, i: read(lax.select_n(p, x, -x, x), i, sizes=(2,)), id="three cases"
+        ),
+        pytest.param(lambda x, p, i: read(-x, i, sizes=(2,)), id="another op"),
+    ],
+)
+def test_left_alone(program):
+    """(2, 3) Where the window is matters, or is not known to be the predicate's."""
+    graph = import_jaxpr(traced(program, "f32[8]", "i32[]", "i32[]"))
+    assert not run_alone((NARROW,), graph).record(NARROW.name, False).rewrites

@@ -1,0 +1,529 @@
+"""A select between versions of an array becomes one between what is written, where it may."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpr_opt import optimize
+from jaxpr_opt.analysis.skips import Skip, find_skips
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Scan
+from jaxpr_opt.passes import CLEANUP
+from jaxpr_opt.passes.narrow_reads import NarrowReads
+from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
+from jaxpr_opt.passes.sink_select_into_update import SinkSelectIntoUpdate
+from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
+from jaxpr_opt.testing import (
+    assert_same_bits,
+    check_refuses,
+    check_rewrite,
+    evaluate_exactly,
+    run_alone,
+    traced,
+)
+
+SINK = SinkSelectIntoUpdate()
+
+
+def update(b, u, *starts):
+    """Without what JAX puts in for negative indices."""
+    return lax.dynamic_update_slice(b, u, starts, allow_negative_indices=False)
+
+
+def left_of(program, *args, phase="differentiable"):
+    """The graph after the pass, those that tidy up, and those by which masks can be compared."""
+    graph = import_jaxpr(traced(program, *args), phase)
+    run_alone((SINK, NarrowReads(), NarrowResiduals(), *CLEANUP), graph)
+    return graph
+
+
+def selects(graph):
+    """The shapes of what is selected."""
+    return [op.result.shape for op in graph.walk() if op.name == "select_n"]
+
+
+def test_one_predicate_for_all():
+    """Where p is false, what is there is written again."""
+
+    def program(p, b, u, i):
+        return lax.select_n(p, b, update(b, u, i))
+
+    check_rewrite(
+        SINK,
+        program,
+        "bool[]",
+        "f32[8]",
+        "f32[2]",
+        "i32[]",
+        diff="""
+            fn (p:bool[], b:f32[8], u:f32[2], i:i32[]) {
+          +   d1:f32[2] = dynamic_slice b i
+          +   s1:f32[2] = select_n p d1 u
+          -   d:f32[8] = dynamic_update_slice b u i
+          +   d:f32[8] = dynamic_update_slice b s1 i
+          -   s:f32[8] = select_n p b d
+          -   return s
+          +   return d
+            }
+        """,
+    )
+
+
+def test_rows_of_a_batch():
+    """A place of its own in each row: where p is false, the write is dropped."""
+
+    def program(p, b, u, i):
+        rows = jax.vmap(lambda b, u, i: b.at[i].set(u, mode="drop", wrap_negative_indices=False))
+        return jnp.where(p[:, None], rows(b, u, i), b)
+
+    check_rewrite(
+        SINK,
+        program,
+        "bool[3]",
+        "f32[3,8]",
+        "f32[3]",
+        "i32[3]",
+        diff="""
+            fn (p:bool[3], b:f32[3,8], u:f32[3], i:i32[3]) {
+              b1:bool[3,1] = broadcast_in_dim[dims=(0,)] p
+              b2:i32[3,1] = broadcast_in_dim[dims=(0,)] i
+          +   b4:i32[3,1] = broadcast_in_dim 8
+          +   s2:i32[3,1] = select_n b1 b4 b2
+          -   s:f32[3,8] = scatter[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] b b2 u
+          +   s:f32[3,8] = scatter[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] b s2 u
+          -   b3:bool[3,8] = broadcast_in_dim b1
+          -   s1:f32[3,8] = select_n b3 b s
+          -   return s1
+          +   return s
+            }
+        """,  # noqa: E501
+        simplify=True,
+    )
+
+
+def test_a_row_of_predicates():
+    """(3) The window is a column: the predicate is its own."""
+
+    def program(p, b, u, i):
+        return jnp.where(p[:, None], update(b, u, 0, i), b)
+
+    check_rewrite(
+        SINK,
+        program,
+        "bool[3]",
+        "f32[3,8]",
+        "f32[3,1]",
+        "i32[]",
+        diff="""
+            fn (p:bool[3], b:f32[3,8], u:f32[3,1], i:i32[]) {
+              b1:bool[3,1] = broadcast_in_dim[dims=(0,)] p
+          -   d:f32[3,8] = dynamic_update_slice b u 0 i
+              b2:bool[3,8] = broadcast_in_dim b1
+          -   s:f32[3,8] = select_n b2 b d
+          +   d1:f32[3,1] = dynamic_slice b 0 i
+          +   b3:bool[3,1] = broadcast_in_dim[dims=(0,)] p
+          +   s1:f32[3,1] = select_n b3 d1 u
+          +   d2:f32[3,8] = dynamic_update_slice b s1 0 i
+          -   return s
+          +   return d2
+            }
+        """,
+    )
+
+
+def test_a_predicate_that_varies_along_the_window():
+    """(3) It is read as the array is."""
+
+    def program(p, b, u, i):
+        return lax.select_n(p, b, update(b, u, i))
+
+    check_rewrite(
+        SINK,
+        program,
+        "bool[8]",
+        "f32[8]",
+        "f32[2]",
+        "i32[]",
+        diff="""
+            fn (p:bool[8], b:f32[8], u:f32[2], i:i32[]) {
+          +   d1:f32[2] = dynamic_slice b i
+          +   d2:bool[2] = dynamic_slice p i
+          +   s1:f32[2] = select_n d2 d1 u
+          -   d:f32[8] = dynamic_update_slice b u i
+          +   d:f32[8] = dynamic_update_slice b s1 i
+          -   s:f32[8] = select_n p b d
+          -   return s
+          +   return d
+            }
+        """,
+    )
+
+
+def test_clamped_rows():
+    """(2) A window that is clamped is read where it is written."""
+
+    def program(p, b, u, i):
+        rows = jax.vmap(lambda b, u, i: b.at[i].set(u, mode="clip", wrap_negative_indices=False))
+        return jnp.where(p[:, None], b, rows(b, u, i))
+
+    check_rewrite(
+        SINK,
+        program,
+        "bool[3]",
+        "f32[3,8]",
+        "f32[3]",
+        "i32[3]",
+        diff="""
+            fn (p:bool[3], b:f32[3,8], u:f32[3], i:i32[3]) {
+              b1:bool[3,1] = broadcast_in_dim[dims=(0,)] p
+              b2:i32[3,1] = broadcast_in_dim[dims=(0,)] i
+          -   s:f32[3,8] = scatter[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=clip] b b2 u
+              b3:bool[3,8] = broadcast_in_dim b1
+          -   s1:f32[3,8] = select_n b3 s b
+          +   g:f32[3] = gather[collapsed_slice_dims=(1,), start_index_map=(1,), operand_batching_dims=(0,), start_indices_batching_dims=(0,), slice_sizes=(1, 1), unique_indices, indices_are_sorted, mode=clip] b b2
+          +   s2:f32[3] = select_n p u g
+          +   s3:f32[3,8] = scatter[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=clip] b b2 s2
+          -   return s1
+          +   return s3
+            }
+        """,  # noqa: E501
+    )
+
+
+def test_additions():
+    """(2) Where p is false, zero is added."""
+
+    def program(p, b, u, i):
+        return jnp.where(p, b.at[i].add(u, mode="clip", wrap_negative_indices=False), b)
+
+    check_rewrite(
+        SINK,
+        program,
+        "bool[]",
+        "f32[8]",
+        "f32[]",
+        "i32[]",
+        diff="""
+            fn (p:bool[], b:f32[8], u:f32[], i:i32[]) {
+              b1:i32[1] = broadcast_in_dim i
+          +   s2:f32[] = select_n p 0.0 u
+          -   s:f32[8] = scatter-add[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), indices_are_sorted, unique_indices, mode=clip] b b1 u
+          +   s:f32[8] = scatter-add[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), indices_are_sorted, unique_indices, mode=clip] b b1 s2
+          -   s1:f32[8] = select_n p b s
+          -   return s1
+          +   return s
+            }
+        """,  # noqa: E501
+    )
+
+
+def test_writes_in_both_cases():
+    """(1) Two writes in one case, one in the other, into the same array."""
+
+    def program(p, b, u, i, j):
+        return lax.select_n(p, update(b, u, j), update(update(b, u, i), u + 1, j))
+
+    args = "bool[]", "f32[8]", "f32[1]", "i32[]", "i32[]"
+    check_rewrite(
+        SINK,
+        program,
+        *args,
+        diff="""
+            fn (p:bool[], b:f32[8], u:f32[1], i:i32[], j:i32[]) {
+          -   d:f32[8] = dynamic_update_slice b u j
+          -   d1:f32[8] = dynamic_update_slice b u i
+              a:f32[1] = add u 1.0
+          +   d3:f32[1] = dynamic_slice b j
+          +   s1:f32[1] = select_n p u d3
+          -   d2:f32[8] = dynamic_update_slice d1 a j
+          +   d2:f32[8] = dynamic_update_slice b s1 j
+          -   s:f32[8] = select_n p d d2
+          +   d4:f32[1] = dynamic_slice d2 i
+          +   s2:f32[1] = select_n p d4 u
+          +   d5:f32[8] = dynamic_update_slice d2 s2 i
+          +   d6:f32[1] = dynamic_slice d5 j
+          +   s3:f32[1] = select_n p d6 a
+          +   d7:f32[8] = dynamic_update_slice d5 s3 j
+          -   return s
+          +   return d7
+            }
+        """,
+    )
+
+
+def test_selects_on_the_way():
+    """(1) What vmap hands to a branch is selected by the same predicate."""
+
+    def program(p, a, b, u, i):
+        inside = lax.select_n(p, a, b)
+        return lax.select_n(p, b, update(inside, u, i))
+
+    check_rewrite(
+        SINK,
+        program,
+        "bool[]",
+        "f32[8]",
+        "f32[8]",
+        "f32[2]",
+        "i32[]",
+        diff="""
+            fn (p:bool[], a:f32[8], b:f32[8], u:f32[2], i:i32[]) {
+              s:f32[8] = select_n p a b
+          +   d1:f32[2] = dynamic_slice b i
+          +   s2:f32[2] = select_n p d1 u
+          -   d:f32[8] = dynamic_update_slice s u i
+          +   d:f32[8] = dynamic_update_slice b s2 i
+          -   s1:f32[8] = select_n p b d
+          -   return s1
+          +   return d
+            }
+        """,
+    )
+
+
+def test_the_transpose():
+    """What a cotangent keeps where the row did not write, and loses where it did."""
+
+    def program(p, ct, i):
+        zeros = jnp.zeros(8)
+        cleared = update(lax.select_n(p, zeros, ct), jnp.zeros(1), i)
+        return lax.select_n(p, ct, zeros) + cleared
+
+    check_rewrite(
+        SINK,
+        program,
+        "bool[]",
+        "f32[8]",
+        "i32[]",
+        diff="""
+            fn (p:bool[], ct:f32[8], i:i32[]) {
+              b:f32[8] = broadcast_in_dim 0.0
+              s:f32[8] = select_n p b ct
+              b1:f32[1] = broadcast_in_dim 0.0
+          -   d:f32[8] = dynamic_update_slice s b1 i
+              s1:f32[8] = select_n p ct b
+          -   a:f32[8] = add s1 d
+          +   d1:f32[1] = dynamic_slice ct i
+          +   s2:f32[1] = select_n p d1 b1
+          +   d2:f32[8] = dynamic_update_slice ct s2 i
+          -   return a
+          +   return d2
+            }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "args"),
+    [
+        pytest.param(
+            lambda p, a, b, u, i: lax.select_n(p, a, update(b, u, i)),
+            ["bool[]", "f32[8]", "f32[8]", "f32[2]", "i32[]"],
+            id="another array",
+        ),
+        pytest.param(
+            lambda p, q, a, b, u, i: lax.select_n(p, b, update(lax.select_n(q, a, b), u, i)),
+            ["bool[]", "bool[]", "f32[8]", "f32[8]", "f32[2]", "i32[]"],
+            id="selected by another predicate",
+        ),
+        pytest.param(
+            lambda p, a, b, u, i: lax.select_n(p, b, update(lax.select_n(p, b, a), u, i)),
+            ["bool[]", "f32[8]", "f32[8]", "f32[2]", "i32[]"],
+            id="the other case of the same predicate",
+        ),
+        pytest.param(
+            lambda p, b, u, i: lax.select_n(p, b, -update(b, u, i)),
+            ["bool[]", "f32[8]", "f32[2]", "i32[]"],
+            id="not only written",
+        ),
+        pytest.param(
+            lambda p, b, i: lax.select_n(p, b, lax.dynamic_slice(b, (i,), (8,))),
+            ["bool[]", "f32[8]", "i32[]"],
+            id="read",
+        ),
+        pytest.param(
+            lambda p, b, u, i: lax.select_n(p, b, b, update(b, u, i)),
+            ["i32[]", "f32[8]", "f32[2]", "i32[]"],
+            id="three cases",
+        ),
+        pytest.param(
+            lambda p, ct, u, i: (
+                lax.select_n(p, ct, jnp.zeros(8)) + update(lax.select_n(p, jnp.zeros(8), ct), u, i)
+            ),
+            ["bool[]", "f32[8]", "f32[1]", "i32[]"],
+            id="a sum whose parts are not apart",
+        ),
+        pytest.param(
+            lambda p, ct, i: (
+                lax.select_n(p, ct, jnp.ones(8))
+                + update(lax.select_n(p, jnp.zeros(8), ct), jnp.zeros(1), i)
+            ),
+            ["bool[]", "f32[8]", "i32[]"],
+            id="a sum with ones",
+        ),
+    ],
+)
+def test_other_arrays(program, args):
+    """(1) Outside of the windows the cases must be the same."""
+    graph = import_jaxpr(traced(program, *args))
+    assert not run_alone((SINK,), graph).record(SINK.name, False).rewrites
+
+
+def test_more_than_one_window():
+    """(2) Two windows may overlap."""
+    program = lambda p, b, u, i: lax.select_n(p, b, b.at[i].set(u))
+    graph = import_jaxpr(traced(program, "bool[]", "f32[8]", "f32[2]", "i32[2]"))
+    assert not run_alone((SINK,), graph).record(SINK.name, False).rewrites
+
+
+def test_keys():
+    """(2) A gather cannot fill with keys."""
+
+    def program(p, b, u, i):
+        return lax.select_n(p, b, b.at[i].set(u, mode="drop"))
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    args = jnp.array(True), keys, keys[0], jnp.int32(3)
+    check_refuses(SINK, program, *args, because="a window of key<fry> is not read")
+
+
+def test_indices_too_small_to_be_out_of_range():
+    """(2) An int8 reaches no place outside of 200: the window is read instead."""
+
+    one = lax.ScatterDimensionNumbers((), (0,), (0,))
+    drop = lax.GatherScatterMode.FILL_OR_DROP
+
+    def program(p, b, u, i):
+        return lax.select_n(p, b, lax.scatter(b, i, u, one, mode=drop))
+
+    names = {}
+    for dtype in ("i8[1]", "i16[1]"):
+        graph = left_of(program, "bool[]", "f32[200]", "f32[]", dtype)
+        names[dtype] = [op.name for op in graph.walk()]
+    assert "gather" in names["i8[1]"]
+    assert "gather" not in names["i16[1]"]
+
+
+def test_a_version_read_elsewhere():
+    """(4) It would have to be made as well."""
+
+    def program(p, b, u, i):
+        new = update(b, u, i)
+        return lax.select_n(p, b, new), new.sum()
+
+    because = "what dynamic_update_slice makes is read elsewhere"
+    check_refuses(SINK, program, "bool[]", "f32[8]", "f32[2]", "i32[]", because=because)
+
+
+def test_a_version_in_between_read_elsewhere():
+    """(4) Also where it is written once more."""
+
+    def program(p, b, u, i):
+        new = update(b, u, i)
+        return lax.select_n(p, b, update(new, new[:2], 3))
+
+    because = "what dynamic_update_slice makes is read elsewhere"
+    check_refuses(SINK, program, "bool[]", "f32[8]", "f32[2]", "i32[]", because=because)
+
+
+def test_a_write_outside_of_the_loop():
+    """It would be done in every step."""
+
+    def program(ps, b, u, i):
+        new = update(b, u, i)
+        return lax.scan(lambda c, p: (c + lax.select_n(p, b, new), None), b, ps)
+
+    graph = import_jaxpr(traced(program, "bool[4]", "f32[8]", "f32[2]", "i32[]"))
+    assert not run_alone((SINK,), graph).record(SINK.name, False).rewrites
+
+
+def test_most_of_the_array():
+    """Reading five of eight elements is no gain."""
+    program = lambda p, b, u, i: lax.select_n(p, b, update(b, u, i))
+    args = "bool[]", "f32[8]", "f32[5]", "i32[]"
+    check_refuses(SINK, program, *args, because="the windows are most of the array")
+
+
+def batched_cond(x, start, places):
+    """Rows start at steps of their own; the places are the step, or given."""
+
+    def one(x, start, places):
+        def step(b, ij):
+            i, j = ij
+            return lax.cond(i < start, lambda b: b.at[j].set(x * i), lambda b: b, b), None
+
+        return lax.scan(step, jnp.zeros(16), (jnp.arange(16), places))[0]
+
+    return jax.vmap(one)(x, start, places)
+
+
+def batched_while(x, start, stop):
+    def one(x, start, stop):
+        def step(carry):
+            i, b = carry
+            return i + 1, b.at[i].set(jnp.sin(x * i)).at[2 * i].add(x)
+
+        return lax.while_loop(lambda carry: carry[0] < stop, step, (start, jnp.zeros(16)))[1]
+
+    return jax.vmap(one)(x, start, stop)
+
+
+X = jnp.array([0.5, -1.0, 2.0])
+START, STOP = jnp.array([0, 3, -2]), jnp.array([9, 3, 20])
+PLACES = jnp.arange(48).reshape(3, 16) * 7 % 40 - 20
+LOOPS = [
+    pytest.param(batched_cond, (X, STOP, PLACES), id="cond"),
+    pytest.param(batched_while, (X, START, STOP), id="while"),
+    pytest.param(jax.grad(lambda *a: (batched_cond(*a) ** 2).sum()), (X, STOP, PLACES), id="grad"),
+    pytest.param(
+        lambda x, *a: jax.jvp(lambda x: batched_while(x, *a), (x,), (x,)),
+        (X, START, STOP),
+        id="jvp",
+    ),
+    pytest.param(
+        jax.vmap(batched_cond, (0, None, None)), (X[:, None] * X, STOP, PLACES), id="vmap"
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "args"), LOOPS)
+def test_batched_loops(program, args):
+    """No step selects between whole arrays, and the values are the same bits."""
+    before, after = (
+        import_jaxpr(traced(program, *args), "final"),
+        left_of(program, *args, phase="final"),
+    )
+    assert any(16 in shape for shape in selects(before))
+    assert not any(16 in shape for shape in selects(after))
+    assert_same_bits(evaluate_exactly(before, *args), evaluate_exactly(after, *args))
+
+
+def test_repeated_places():
+    """Of an element written twice the last write counts, and only it has a derivative."""
+    places = jnp.full((3, 16), 5)
+    check = lambda *args: (batched_cond(*args) ** 2).sum()
+    gradient = jax.jit(optimize(jax.grad(check)))(X, STOP, places)
+    np.testing.assert_allclose(gradient, jax.grad(check)(X, STOP, places), rtol=1e-6)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_skipped_steps_are_still_seen(known):
+    """A step that writes what is there does nothing, and a step that writes out of range."""
+
+    def program(x, stop, places):
+        def one(x, stop, places):
+            def step(carry, ij):
+                i, j = ij
+                write = lambda k, b: (k + x, b.at[i if known else j].set(x * i))
+                return lax.cond(carry[0] < stop, write, lambda k, b: (k, b), *carry), None
+
+            return lax.scan(step, (x, jnp.zeros(16)), (jnp.arange(16), places))[0]
+
+        return jax.vmap(one)(x, stop, places)
+
+    graph = import_jaxpr(traced(program, X, X, PLACES), "final")
+    run_alone((SINK, SliceKnownWindows(), *CLEANUP), graph)
+    (scan,) = (op for op in graph.walk() if isinstance(op, Scan))
+    assert [skip.kind for skip in find_skips(scan) if isinstance(skip, Skip)] == ["carried"]

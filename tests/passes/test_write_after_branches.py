@@ -1,0 +1,190 @@
+"""What a branch writes is written after it, if that is all the branch does to the array."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.passes import CLEANUP
+from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
+from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
+from jaxpr_opt.passes.write_after_branches import WriteAfterBranches
+from jaxpr_opt.testing import (
+    assert_same_bits,
+    check_refuses,
+    check_rewrite,
+    evaluate_exactly,
+    run_alone,
+    traced,
+)
+
+AFTER = WriteAfterBranches()
+N = 8
+
+
+def update(b, u, i):
+    """Without what JAX puts in for negative indices."""
+    return lax.dynamic_update_slice(b, lax.reshape(u, (1,)), (i,), allow_negative_indices=False)
+
+
+def loop(step):
+    """Eight steps that carry an array and read a row."""
+    return lambda b, xs: lax.scan(
+        lambda b, ix: (step(b, *ix), None), b, (lax.iota("int32", N), xs)
+    )[0]
+
+
+def test_a_write_in_one_branch():
+    """(1) The other hands on what there was; the index is computed in the branch."""
+    program = loop(lambda b, i, x: lax.cond(x > 0, lambda: update(b, jnp.sin(x), 7 - i), lambda: b))
+    check_rewrite(
+        AFTER,
+        program,
+        "f32[8]",
+        "f32[8]",
+        diff="""
+            fn (b:f32[8], xs:f32[8]) {
+              i:i32[8] = iota
+              c:f32[8] = scan[8] carry(c=b) xs(x=i, x1=xs) {
+                g:bool[] = gt x1 0.0
+                c1:i32[] = convert_element_type g
+          +     s2:i32[] = sub 7 x
+          +     d1:f32[1] = dynamic_slice c s2
+          -     r:f32[8] = cond g {
+          +     r1:f32[1] = cond g {
+                  s:f32[] = sin x1
+                  s1:i32[] = sub 7 x
+                  r:f32[1] = reshape s
+          -       d:f32[8] = dynamic_update_slice c r s1
+          -       yield d
+          +       yield r
+                } else {
+          -       yield c
+          +       yield d1
+                }
+          +     d2:f32[8] = dynamic_update_slice c r1 s2
+          -     yield carry(r)
+          +     yield carry(d2)
+              }
+              return c
+            }
+        """,
+    )
+
+
+def test_a_write_in_one_of_three_branches():
+    """(1) And another result beside it."""
+    program = loop(
+        lambda b, i, x: lax.switch(
+            i, [lambda: (b, x), lambda: (update(b, x, i), -x), lambda: (b, x)]
+        )[0]
+    )
+    check_rewrite(
+        AFTER,
+        program,
+        "f32[8]",
+        "f32[8]",
+        diff="""
+            fn (b:f32[8], xs:f32[8]) {
+              i:i32[8] = iota
+              c:f32[8] = scan[8] carry(c=b) xs(x=i, x1=xs) {
+                c1:i32[] = clamp 0 x 2
+          +     d1:f32[1] = dynamic_slice c x
+          -     r:f32[8], r1:f32[] = switch c1 case 0 {
+          +     r2:f32[1], r1:f32[] = switch c1 case 0 {
+          -       yield c, x1
+          +       yield d1, x1
+                } case 1 {
+                  r:f32[1] = reshape x1
+          -       d:f32[8] = dynamic_update_slice c r x
+                  n:f32[] = neg x1
+          -       yield d, n
+          +       yield r, n
+                } case 2 {
+          -       yield c, x1
+          +       yield d1, x1
+                }
+          +     d2:f32[8] = dynamic_update_slice c r2 x
+          -     yield carry(r)
+          +     yield carry(d2)
+              }
+              return c
+            }
+        """,
+    )
+
+
+REFUSED = [
+    pytest.param(
+        lambda b, i, x: lax.cond(x > 0, lambda: -update(-b, x, i), lambda: b),
+        None,
+        id="not a write",
+    ),
+    pytest.param(
+        lambda b, i, x: lax.cond(x > 0, lambda: update(b, x, i), lambda: 2 * b), None, id="changed"
+    ),
+    pytest.param(
+        lambda b, i, x: lax.cond(x > 0, lambda: update(b, x, i), lambda: update(b, x, 0)),
+        None,
+        id="written in both",
+    ),
+    pytest.param(
+        lambda b, i, x: sum(
+            lax.cond(x > 0, lambda: [(c := update(b, x, i)), c * 2], lambda: [b, b])
+        ),
+        "is read in the branch, too",
+        id="read after it was written",
+    ),
+    pytest.param(
+        lambda b, i, x: lax.cond(x > 0, lambda: update(b, x, x.astype("int32")), lambda: b),
+        "not known to be in range",
+        id="at an unknown place",
+    ),
+    pytest.param(
+        lambda b, i, x: lax.cond(x > 0, lambda: update(b, x, i + 1), lambda: b),
+        "not known to be in range",
+        id="past the end",
+    ),
+    pytest.param(
+        lambda b, i, x: lax.cond(
+            x > 0, lambda: update(b, x, lax.dynamic_slice(jnp.arange(N), (i,), (1,))[0]), lambda: b
+        ),
+        "computed by more than arithmetic",
+        id="at a place that is looked up",
+    ),
+    pytest.param(
+        lambda b, i, x: lax.cond(
+            x > 0, lambda: lax.dynamic_update_slice(b, b[:5] * x, (i // 8,)), lambda: b
+        ),
+        None,
+        id="most of the array",
+    ),
+]
+
+
+@pytest.mark.parametrize(("step", "because"), REFUSED)
+def test_refused(step, because):
+    """(1, 2) By the reason that it gives, or not looked at."""
+    if because is not None:
+        check_refuses(AFTER, loop(step), "f32[8]", "f32[8]", because=because)
+    graph = import_jaxpr(traced(loop(step), "f32[8]", "f32[8]"))
+    assert not run_alone((AFTER,), graph).record(AFTER.name, False).rewrites
+
+
+def test_outside_of_loops():
+    """XLA writes in place through a branch."""
+    program = lambda b, x: lax.cond(x > 0, lambda: update(b, x, 3), lambda: b)
+    graph = import_jaxpr(traced(program, "f32[8]", "f32[]"))
+    assert not run_alone((AFTER,), graph).record(AFTER.name, False).rewrites
+
+
+def test_the_transpose():
+    """What the branch that writes clears, and reads, of a cotangent."""
+    step = lambda b, i, x: lax.cond(x > 0, lambda: update(b, jnp.sin(x), i), lambda: b)
+    gradient = jax.grad(lambda b, xs: (loop(step)(b, xs) ** 2).sum(), (0, 1))
+    args = jnp.arange(8.0), jnp.array([1.0, -1.0, 2.0, 0.0, jnp.nan, 3.0, -2.0, 0.5])
+    before, after = (import_jaxpr(traced(gradient, *args)) for _ in range(2))
+    passes = (AFTER, DropDummyResiduals(), SliceKnownWindows(), *CLEANUP)
+    assert len(run_alone(passes, after).record(AFTER.name, False).rewrites) == 2
+    assert_same_bits(evaluate_exactly(before, *args), evaluate_exactly(after, *args))
