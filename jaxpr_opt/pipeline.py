@@ -60,7 +60,9 @@ class Pass:
     """kebab-case, the file's name."""
     phase: ClassVar[Phase] = "differentiable"
     anchors: ClassVar[tuple[type[Op], ...]] = (Op,)
-    """`find` is asked about ops of these classes only."""
+    """`find` is asked about ops of these classes only,"""
+    primitives: ClassVar[frozenset[str] | None] = None
+    """and of these names, if not None."""
     cleanup: ClassVar[bool] = False
     """Whether it only tidies up after others: alone it is no reason to touch a program."""
 
@@ -183,7 +185,7 @@ class Pipeline:
         measure("", graph, journal)
         if settled == "untidy" and not self._has_final_work(graph):
             return snapshots
-        version = 0
+        version, ops = 0, list(graph.walk())
         idle_since = {
             each: 0 for each in self.passes if settled == "tidy" and each.phase != "final"
         }
@@ -194,11 +196,11 @@ class Pipeline:
                 for each in active:
                     if idle_since.get(each) == version:
                         continue  # it found nothing in this very graph
-                    if not run_pass(each, graph, journal, debug):
+                    if not run_pass(each, graph, journal, debug, ops):
                         idle_since[each] = version
                     else:
                         fired = True
-                        version += 1
+                        version, ops = version + 1, list(graph.walk())
                         measure(each.name, graph, journal)
                         if check:
                             snapshots.append((each.name, export(graph)))
@@ -258,9 +260,11 @@ class Pipeline:
 _settled: dict[int, tuple[weakref.ref[ClosedJaxpr], Pipeline, Settled]] = {}
 
 
-def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) -> bool:
+def run_pass(
+    each: Pass, graph: Graph, journal: Journal, debug: bool = False, ops: Sequence[Op] = ()
+) -> bool:
     """Run one pass over every op of a graph until it finds nothing more to do; whether it changed
-    anything.
+    anything.  `ops` are those ops, if somebody knows.
 
     An op is asked again after each rewrite anchored at it, and structured ops a rewrite has made
     are asked next, so `find` always sees the graph as it is.
@@ -270,7 +274,7 @@ def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) ->
     record.refusals.clear()
     fired = False
     try:
-        pending = [op for op in graph.walk() if isinstance(op, each.anchors)]
+        pending = [op for op in ops or graph.walk() if _is_anchor(op, each)]
         pending.reverse()
         while pending:
             op = pending[-1]
@@ -279,7 +283,7 @@ def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) ->
                 pending.pop()
             else:
                 fired = True
-                pending.extend(made for made in rw.made if isinstance(made, each.anchors))
+                pending.extend(made for made in rw.made if _is_anchor(made, each))
         if fired and debug:
             verify(graph)
     except (
@@ -289,6 +293,10 @@ def run_pass(each: Pass, graph: Graph, journal: Journal, debug: bool = False) ->
     finally:
         record.seconds += time.perf_counter() - started
     return fired
+
+
+def _is_anchor(op: Op, each: Pass) -> bool:
+    return isinstance(op, each.anchors) and (each.primitives is None or op.name in each.primitives)
 
 
 def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewriter | None:

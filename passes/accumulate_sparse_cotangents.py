@@ -228,9 +228,11 @@ class AccumulateSparseCotangents(Pass):
     loop over more than `LARGE` bytes takes `SLOWER` times as long a step on CPU.
     """
 
+    primitives: ClassVar[frozenset[str]] = SUMS
+
     def find(self, op: Op) -> Iterator[Sum]:
-        if op.name not in SUMS:
-            return
+        if not isinstance(op.parent, Scan | While):
+            return  # the dense sum is as fast
         for array, dense in (op.operands, op.operands[::-1]):
             chain = _chain(dense)
             if chain.starts_at_zero:
@@ -243,8 +245,7 @@ class AccumulateSparseCotangents(Pass):
             return f"{_name(match.dense)} is read elsewhere"
         if array.shape != result.shape or is_weak(array) != is_weak(result):  # (3)
             return f"the sum is a {result.aval}, the accumulator a {array.aval}"
-        if not isinstance(op.parent, Scan | While):
-            return "it is in no loop: the dense sum is as fast"
+        assert isinstance(op.parent, Scan | While)
         if _read_after(array, op):
             return f"{_name(array)} is read afterwards, so that it would be copied"
         if not _is_buffer(array, op.parent):
@@ -288,9 +289,11 @@ class AccumulateSparseCotangents(Pass):
 def _chain(value: Value, depth: int = 0) -> Chain:
     """The pieces that `value` is the sum of, and what they are added to."""
     op = value.op
-    link: Link | None = None
-    if op is not None and depth <= MAX_PIECES:
-        link = _term(op, depth) if op.name in SUMS else _link(value)
+    if op is None or depth > MAX_PIECES:
+        return Chain(value, ())
+    if op.name in SUMS:
+        return _term(op, depth) or Chain(value, ())
+    link = _link(value)
     if link is None:
         return Chain(value, ())
     if link.base is None or uniform(link.base) == 0:
@@ -299,7 +302,7 @@ def _chain(value: Value, depth: int = 0) -> Chain:
     return Chain(before.root, (*before.links, link))
 
 
-def _term(op: Op, depth: int) -> Piece | None:
+def _term(op: Op, depth: int) -> Chain | None:
     """A piece that is an array of its own, added to others or to a carry."""
     for rest, dense in (op.operands, op.operands[::-1]):
         piece = _link(dense)
@@ -307,7 +310,7 @@ def _term(op: Op, depth: int) -> Piece | None:
             before = _chain(rest, depth + 1)
             owner = rest.region.owner if rest.op is None and rest.region is not None else None
             if isinstance(owner, Scan) or (before.starts_at_zero and not piece.repeats):
-                return replace(piece, base=rest)
+                return Chain(before.root, (*before.links, replace(piece, base=rest)))
     return None
 
 

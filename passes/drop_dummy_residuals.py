@@ -93,6 +93,8 @@ class DropDummyResiduals(Pass):
 
     name: ClassVar[str] = "drop-dummy-residuals"
 
+    primitives: ClassVar[frozenset[str]] = frozenset({"cond", "select_n"})
+
     def find(self, op: Op) -> Iterator[Match]:
         if isinstance(op, Cond):
             for outcome in op.outcomes:
@@ -103,7 +105,7 @@ class DropDummyResiduals(Pass):
                 yield ReadInBranch(
                     op, f"{len(reads)} reads are under the predicate of the cond", reads
                 )
-        elif op.name == "select_n" and any(map(is_undefined, op.operands[1:])) and op.result.uses:
+        elif any(map(is_undefined, op.operands[1:])) and op.result.uses:
             yield from _dummy(op, op.result, op.operands[1:])
 
     def refuse(self, match: Match) -> str | None:

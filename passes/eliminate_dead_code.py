@@ -43,7 +43,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxpr_opt.ir import Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.ir import TERMINATOR, Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -129,8 +129,10 @@ class EliminateDeadCode(Pass):
     name: ClassVar[str] = "eliminate-dead-code"
     cleanup: ClassVar[bool] = True
 
+    primitives: ClassVar[frozenset[str]] = frozenset({TERMINATOR})
+
     def find(self, op: Op) -> Iterator[DeadCode]:
-        if not op.is_terminator or op.region is None or not isinstance(op.region.owner, Graph):
+        if op.region is None or not isinstance(op.region.owner, Graph):
             return
         live = Liveness(op.region)
         dead = sum(_dead(each, live) for each in op.region.walk())

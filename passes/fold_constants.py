@@ -68,8 +68,10 @@ class FoldConstants(Pass):
     name: ClassVar[str] = "fold-constants"
     cleanup: ClassVar[bool] = True
 
+    primitives: ClassVar[frozenset[str]] = frozenset(ARITHMETIC)
+
     def find(self, op: Op) -> Iterator[Known]:
-        if op.name not in ARITHMETIC or op.result.shape or not op.result.uses:
+        if op.result.shape or not op.result.uses:
             return
         if all(isinstance(v, Constant) for v in op.operands) and _is_foldable(op):
             numbers = [np.asarray(v.value, v.dtype) for v in op.operands if isinstance(v, Constant)]

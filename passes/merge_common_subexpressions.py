@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxpr_opt.analysis.constants import identity
-from jaxpr_opt.ir import Call, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.ir import TERMINATOR, Call, Graph, Op, Region, Remat, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_mergeable, spreads
@@ -68,8 +68,10 @@ class MergeCommonSubexpressions(Pass):
     name: ClassVar[str] = "merge-common-subexpressions"
     cleanup: ClassVar[bool] = True
 
+    primitives: ClassVar[frozenset[str]] = frozenset({TERMINATOR})
+
     def find(self, op: Op) -> Iterator[Repeated]:
-        if op.is_terminator and op.region is not None and isinstance(op.region.owner, Graph):
+        if op.region is not None and isinstance(op.region.owner, Graph):
             numbering = _Numbering()
             numbering.visit(op.region, {})
             if numbering.leader:

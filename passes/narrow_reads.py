@@ -63,8 +63,10 @@ class NarrowReads(Pass):
 
     name: ClassVar[str] = "narrow-reads"
 
+    primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather"})
+
     def find(self, op: Op) -> Iterator[Match]:
-        made_by = op.operands[0].op if op.name in ("dynamic_slice", "gather") else None
+        made_by = op.operands[0].op
         if made_by is None or made_by.name not in ("select_n", "broadcast_in_dim"):
             return
         read = access(op)

@@ -84,8 +84,10 @@ class RecognizeOneHot(Pass):
 
     name: ClassVar[str] = "recognize-one-hot"
 
+    primitives: ClassVar[frozenset[str]] = frozenset({"select_n", "reduce_sum"})
+
     def find(self, op: Op) -> Iterator[Match]:
-        if op.name not in ("select_n", "reduce_sum") or not op.result.uses or not _in_a_loop(op):
+        if not op.result.uses or not _in_a_loop(op):
             return
         if op.name == "select_n" and len(op.operands) == 3:
             mask = one_hot(op.operands[0])

@@ -83,6 +83,8 @@ class SinkSelectIntoUpdate(Pass):
 
     name: ClassVar[str] = "sink-select-into-update"
 
+    primitives: ClassVar[frozenset[str]] = frozenset({"select_n", "add", "add_any"})
+
     def find(self, op: Op) -> Iterator[Sinkable]:
         choice = _choice(op)
         if choice is None:
@@ -136,7 +138,7 @@ def _choice(op: Op) -> tuple[Value, tuple[Value, Value]] | None:
     if op.name == "select_n" and len(op.operands) == 3 and op.operands[0].dtype == bool:
         which, *cases = op.operands
         return which, (cases[0], cases[1])
-    if op.name in ("add", "add_any"):
+    if op.name != "select_n":
         for mine, other in (op.operands, op.operands[::-1]):
             part = mine.op
             if part is None or part.name != "select_n" or len(part.operands) != 3:

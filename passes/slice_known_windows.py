@@ -52,11 +52,14 @@ class SliceKnownWindows(Pass):
     name: ClassVar[str] = "slice-known-windows"
     cleanup: ClassVar[bool] = True
 
+    primitives: ClassVar[frozenset[str]] = frozenset(
+        {"gather", "scatter", "scatter-add", "scatter_add"}
+    )
+
     def find(self, op: Op) -> Iterator[Located]:
-        if op.name in ("gather", "scatter", "scatter-add", "scatter_add") and op.result.uses:
-            found = access(op)
-            if found is not None:
-                yield Located(op, f"{op.name} of one window is a slice", found)
+        found = access(op) if op.result.uses else None
+        if found is not None:
+            yield Located(op, f"{op.name} of one window is a slice", found)
 
     def refuse(self, match: Located) -> str | None:
         if not match.access.is_located:  # (1, 2)
