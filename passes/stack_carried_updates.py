@@ -63,6 +63,11 @@ from jaxpr_opt.rewriter import Rewriter
 MAX_KEPT = 8
 """Rows carried from step to step: each is moved on in every one."""
 
+MAX_ADDED = 256
+"""Elements of a row that starts as zero and is seen in one step only, which XLA adds to in place as
+fast as it stacks them (on CPU, 10% faster for rows of 4096).
+"""
+
 MAX_SPARSENESS = 4
 """How much larger the window's rows may be than what is read and written of them."""
 
@@ -161,7 +166,8 @@ class Window:
         blocks = self._blocks(array, self.first + (self.kept if self.climbs else 0))
         blocks = lax.slice_in_dim(blocks, 0, self.entering, axis=1)
         blocks = blocks if self.stride > 0 else lax.rev(blocks, (0,))
-        return lax.squeeze(blocks, (1,)) if self.entering == 1 else blocks
+        row = blocks.shape[2:]
+        return lax.reshape(blocks, (self.length, *row)) if self.entering == 1 else blocks
 
     def kept_rows(self, array: jax.Array) -> list[jax.Array]:
         """What the window holds already before the first step."""
@@ -187,13 +193,14 @@ class Window:
         if not self.entering:
             return jnp.stack(rows, self.axis)
         left, *kept = rows
-        blocks = left if self.stride > 0 else lax.rev(left, (0,))
-        blocks = lax.expand_dims(blocks, (1,)) if self.entering == 1 else blocks
+        left = left if self.stride > 0 else lax.rev(left, (0,))
+        row = left.shape[1 if self.entering == 1 else 2 :]
         period = abs(self.stride)
         if period > self.entering:  # rows between the windows
             between = self._blocks(array, self.first)[:, self.entering :]
-            blocks = lax.concatenate([blocks, between], 1)
-        new = lax.reshape(blocks, (self.length * period, *blocks.shape[2:]))
+            blocks = lax.reshape(left, (self.length, self.entering, *row))
+            left = lax.concatenate([blocks, between], 1)
+        new = lax.reshape(left, (self.length * period, *row))
         if self.kept:
             rest = jnp.stack(kept)
             new = lax.concatenate([new, rest] if self.climbs else [rest, new], 0)
@@ -286,6 +293,8 @@ def _plan(match: Sliding) -> Window | str:
     if window.kept > MAX_KEPT:
         return f"{window.kept} rows of {name} would be carried"
     row = prod(n for d, n in enumerate(shape) if d != axis)
+    if row > MAX_ADDED and not window.kept and uniform(found.carry.init) == 0:
+        return f"XLA adds to the rows of {name} in place"
     touched = sum(prod(a.sizes) for a in found.accesses)
     if row * window.size > MAX_SPARSENESS * touched:
         return f"a row of {name} is much larger than what is read and written of it"

@@ -41,10 +41,8 @@ def test_old_value_streams_in():
         diff="""
           fn (ys:f32[8]) {
         -   i:i32[8] = iota
-        +   r:f32[8,1] = reshape ys
-        +   s2:f32[8] = squeeze r
         -   c:f32[8] = scan[8] carry(c=ys) xs(x=i) {
-        +   ys1:f32[8] = scan[8] xs(x1=s2) {
+        +   ys1:f32[8] = scan[8] xs(x1=ys) {
         -     d:f32[1] = dynamic_slice c x
         +     b1:f32[1] = broadcast_in_dim x1
         -     s:f32[] = squeeze d
@@ -56,10 +54,8 @@ def test_old_value_streams_in():
         -     yield carry(d1)
         +     yield ys(s2)
             }
-        +   b1:f32[8,1] = broadcast_in_dim[dims=(0,)] ys1
-        +   r1:f32[8] = reshape b1
         -   return c
-        +   return r1
+        +   return ys1
           }
         """,
     )
@@ -99,10 +95,8 @@ def test_recurrence_on_its_own_buffer():
         -     yield carry(d2)
         +     yield carry(s3) ys(c1)
             }
-        +   b1:f32[7,1,3] = broadcast_in_dim[dims=(0, 2)] ys1
-        +   r:f32[7,3] = reshape b1
         +   s5:f32[1,3] = stack[axis=0] c1
-        +   c2:f32[8,3] = concatenate[dimension=0] r s5
+        +   c2:f32[8,3] = concatenate[dimension=0] ys1 s5
         -   return c
         +   return c2
           }
@@ -130,10 +124,8 @@ def test_cotangent_buffer():
           fn (ct:f32[8]) {
         -   b:f32[8] = broadcast_in_dim 0.0
         -   i:i32[8] = iota
-        +   r:f32[8,1] = reshape ct
-        +   s2:f32[8] = squeeze r
         -   c:f32[8], c1:f32[8] = scan[8, reverse] carry(c=ct, c1=b) xs(x=i) {
-        +   ys:f32[8] = scan[8, reverse] xs(x1=s2) {
+        +   ys:f32[8] = scan[8, reverse] xs(x1=ct) {
         -     d:f32[1] = dynamic_slice c x
         -     s:f32[] = squeeze d
         -     b:f32[1] = broadcast_in_dim 0.0
@@ -152,10 +144,8 @@ def test_cotangent_buffer():
         -     yield carry(d1, d3)
         +     yield ys(s2)
             }
-        +   b2:f32[8,1] = broadcast_in_dim[dims=(0,)] ys
-        +   r1:f32[8] = reshape b2
         -   return c1
-        +   return r1
+        +   return ys
           }
         """,
     )
@@ -344,3 +334,12 @@ def test_an_index_written_twice_has_the_last_value():
 
     gradient = jax.grad(lambda xs: program(xs)[0])
     alone(STACK, gradient, "f32[4]", fires=False)
+
+
+def test_wide_rows_that_are_added_to_stay():
+    """Cost: XLA does it in place."""
+
+    def program(xs):
+        return loop(lambda b, i: put(b, get(b, i) + get(xs, i), i), jnp.zeros((4, 300)))
+
+    check_refuses(STACK, program, "f32[4,300]", because="XLA adds to the rows")
