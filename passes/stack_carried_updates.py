@@ -250,13 +250,13 @@ class Window:
 
 
 def _plan(match: Sliding) -> Window | str:
+    """The window that all accesses are in, or why there is none."""
     scan, found = match.scan, match.buffer
     if isinstance(found, str):
         return found  # (1)
     name = found.carry.param.name or "the buffer"
     if scan.length < 1:
         return "the loop takes no step"  # (3)
-    shape = found.carry.param.shape
     if not isinstance(found.carry.param.dtype, np.dtype):
         return f"the elements of {name} are not numbers"
     for each in found.accesses:  # (2, 3)
@@ -264,41 +264,43 @@ def _plan(match: Sliding) -> Window | str:
             return f"where {each.op.name} of {name} is, or that it is in range, is not known"
     if all(a.op.name == "dynamic_update_slice" for a in found.accesses):
         return f"XLA updates {name} in place"
-    moving = {
-        axis
-        for each in found.accesses
-        for axis, extent in enumerate(each.window)
-        if not _is_constant(extent)
-    }
+    windows = [access.window for access in found.accesses]
+    moving = {d for w in windows for d, extent in enumerate(w) if not _is_constant(extent)}
     standing = _standing(found)
     if moving and standing is not None:
-        return Window(standing, 0, 0, shape[standing], scan.length, scan.reverse)
+        size = found.carry.param.shape[standing]
+        return Window(standing, 0, 0, size, scan.length, scan.reverse)
     if len(moving) != 1:
         return f"the windows of {name} move along {len(moving)} axes"
-    (axis,) = moving
-    starts = [a.window[axis].start for a in found.accesses]
-    strides = {s.steps.get(scan, 0) for s in starts if s is not None}
-    if (
-        len(strides) != 1
-        or 0 in strides
-        or any(s is None or set(s.steps) != {scan} for s in starts)
-    ):
+    window = _sliding(scan, found, *moving)
+    if window is None:
         return f"the windows of {name} do not move alike"
-    (stride,) = strides
-    low = min(s.offset for s in starts if s is not None)
-    high = max(
-        s.offset + a.window[axis].size for s, a in zip(starts, found.accesses, strict=True) if s
-    )
-    window = Window(axis, stride, low, high - low, scan.length, scan.reverse)
+    return _too_costly(found, window, name) or window
+
+
+def _sliding(scan: Scan, found: Buffer, axis: int) -> Window | None:
+    """The least window along an axis that all accesses are in, if they move alike (2)."""
+    extents = [access.window[axis] for access in found.accesses]
+    starts = [(e.start, e.size) for e in extents if e.start is not None]
+    stride = starts[0][0].steps.get(scan, 0)
+    if not stride or any(s.steps != {scan: stride} for s, _ in starts):
+        return None
+    low = min(start.offset for start, _ in starts)
+    high = max(start.offset + size for start, size in starts)
+    return Window(axis, stride, low, high - low, scan.length, scan.reverse)
+
+
+def _too_costly(found: Buffer, window: Window, name: str) -> str | None:
     if window.kept > MAX_KEPT:
         return f"{window.kept} rows of {name} would be carried"
-    row = prod(n for d, n in enumerate(shape) if d != axis)
+    shape = found.carry.param.shape
+    row = prod(n for d, n in enumerate(shape) if d != window.axis)
     if row > MAX_ADDED and not window.kept and uniform(found.carry.init) == 0:
         return f"XLA adds to the rows of {name} in place"
-    touched = sum(prod(a.sizes) for a in found.accesses)
+    touched = sum(prod(access.sizes) for access in found.accesses)
     if row * window.size > MAX_SPARSENESS * touched:
         return f"a row of {name} is much larger than what is read and written of it"
-    return window
+    return None
 
 
 def _standing(found: Buffer) -> int | None:
