@@ -93,6 +93,11 @@ class Value:
         return aval_bytes(self.aval)
 
     @property
+    def label(self) -> str:
+        """What a reader of the source would call it: its name, or what makes it, or its type."""
+        return self.name or (self.op.name if self.op is not None else str(self.aval))
+
+    @property
     def users(self) -> list[Op]:
         """The ops that read this value, each once, in order."""
         return list(dict.fromkeys(use.op for use in self.uses))

@@ -242,14 +242,14 @@ class AccumulateSparseCotangents(Pass):
     def refuse(self, match: Sum) -> str | None:
         op, array, result = match.op, match.array, match.op.result
         if [use.op for use in match.dense.uses] != [op]:  # (1)
-            return f"{_name(match.dense)} is read elsewhere"
+            return f"{match.dense.label} is read elsewhere"
         if array.shape != result.shape or is_weak(array) != is_weak(result):  # (3)
             return f"the sum is a {result.aval}, the accumulator a {array.aval}"
         assert isinstance(op.parent, Scan | While)
         if _read_after(array, op):
-            return f"{_name(array)} is read afterwards, so that it would be copied"
+            return f"{array.label} is read afterwards, so that it would be copied"
         if not _is_buffer(array, op.parent):
-            return f"{_name(array)} is made anew in each step"
+            return f"{array.label} is made anew in each step"
         return None if match.is_disjoint else self._why_not_moved(match)
 
     def _why_not_moved(self, match: Sum) -> str | None:
@@ -633,7 +633,3 @@ def _erase_unread(op: Op, rw: Rewriter) -> None:
     for value in operands:
         if value.op is not None:
             _erase_unread(value.op, rw)
-
-
-def _name(value: Value) -> str:
-    return value.name or (value.op.name if value.op is not None else str(value.aval))

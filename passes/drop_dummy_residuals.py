@@ -112,13 +112,13 @@ class DropDummyResiduals(Pass):
         if not isinstance(match, Dummy) or match.value is None:
             return None
         made = _cheap_slice(match.value, match.op)
-        name = _name(match.value)
+        name = match.value.label
         if isinstance(made, Op):  # (2)
             return f"{name} needs {made.name}, which costs more to compute again than to keep"
         inputs = [match.value, *(v for op in made for v in op.operands)]
         varying = _varying([v for v in inputs if v.op not in made], _loop(match.op))
         if varying is not None and not _is_index(match.value):
-            return f"{name} changes from step to step with {_name(varying)}"
+            return f"{name} changes from step to step with {varying.label}"
         return None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
@@ -141,12 +141,10 @@ def _dummy(op: Op, result: Value, cases: tuple[Value, ...]) -> Iterator[Dummy]:
     if len(real) > 1 or len(real) == len(cases) or not result.uses:
         return
     if not real:
-        yield Dummy(op, f"{_name(result)} is unspecified", result, None)
+        yield Dummy(op, f"{result.label} is unspecified", result, None)
     for value in real.values():
         if value.aval == result.aval:
-            yield Dummy(
-                op, f"{_name(value)} is read directly, no dummy in its place", result, value
-            )
+            yield Dummy(op, f"{value.label} is read directly, no dummy in its place", result, value)
 
 
 def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
@@ -215,7 +213,3 @@ def _branch(use: Use, conds: list[Cond], selector: Value) -> int | None:
             return region.owner.regions.index(region)
         region = region.owner.region
     return None
-
-
-def _name(value: Value) -> str:
-    return value.name or (value.op.name if value.op is not None else str(value.aval))

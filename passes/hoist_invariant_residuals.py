@@ -106,7 +106,7 @@ class HoistInvariantResiduals(Pass):
             )
         values = tuple((old, make) for old, make in _repeated(op) if old.uses)
         if values:
-            names = ", ".join(_name(old) for old, _ in values)
+            names = ", ".join(old.label for old, _ in values)
             yield Repeated(op, f"{names}: the same at every step, kept once", values)
         if isinstance(op, Scan):
             for stack in op.stacks:
@@ -115,7 +115,7 @@ class HoistInvariantResiduals(Pass):
                     and stack.result.uses
                     and op.body.defines(stack.value)
                 ):
-                    says = f"{_name(stack.value)} would be kept once instead of {op.length} times"
+                    says = f"{stack.value.label} would be kept once instead of {op.length} times"
                     yield Varying(op, says, stack)
 
     def refuse(self, match: Match) -> str | None:
@@ -248,18 +248,13 @@ def _why_varying(match: Varying) -> str:
         current = pending.pop()
         if current.region is scan.body and current.op is None:
             role = "carry" if scan.carry_of(current) is not None else "stream"
-            return f"{_name(value)} depends on the {role} {_name(current)}"
+            return f"{value.label} depends on the {role} {current.label}"
         op = current.op
         if op is None or not scan.body.defines(current):
             continue
         if not can_move(op):
-            return f"{_name(value)} depends on {op.name}, which must run at every step"
+            return f"{value.label} depends on {op.name}, which must run at every step"
         inputs = [*op.operands, *(v for region in op.regions for v in region.captures())]
         pending.extend(v for v in inputs if v not in seen)
         seen.update(inputs)
     return f"the loop takes {scan.length} steps"
-
-
-def _name(value: Value) -> str:
-    """A value as a reader of the source would call it."""
-    return value.name or (value.op.name if value.op is not None else str(value.aval))

@@ -85,8 +85,8 @@ class NarrowResiduals(Pass):
             leaves = _cheapest(value, op, stacked, MAX_DEPTH)
             narrow = cut(op, [(stack, value)], keep=leaves.__contains__)
             if narrow is not None and narrow.ops:
-                sources = ", ".join(map(_name, leaves)) or "outer values"
-                says = f"{_name(value)} is made again from {sources}"
+                sources = ", ".join(leaf.label for leaf in leaves) or "outer values"
+                says = f"{value.label} is made again from {sources}"
                 yield Wide(op, says, narrow, factor)
 
     def refuse(self, match: Wide) -> str | None:
@@ -94,7 +94,7 @@ class NarrowResiduals(Pass):
         assert isinstance(match.op, Scan)
         nbytes = match.cut.new_bytes // max(match.op.length, 1)
         if nbytes * match.factor >= value.nbytes:
-            takes = f"{_name(value)} takes {value.nbytes} bytes a step"
+            takes = f"{value.label} takes {value.nbytes} bytes a step"
             return f"{takes}, what it is made from {nbytes}"
         return None
 
@@ -118,7 +118,3 @@ def _cheapest(
     for operand in value.op.operands:
         parts |= _cheapest(operand, scan, stacked, depth - 1)
     return parts if depth == MAX_DEPTH or sum(parts.values()) < value.nbytes else whole
-
-
-def _name(value: Value) -> str:
-    return value.name or (value.op.name if value.op is not None else str(value.aval))
