@@ -1,0 +1,7 @@
+"""`jaxpr-opt lint`: what is worth changing in a program, said on its shapes alone."""
+
+from jaxpr_opt.lint.finding import Finding as Finding
+from jaxpr_opt.lint.options import Options as Options
+from jaxpr_opt.lint.rule import Rule as Rule
+from jaxpr_opt.lint.rule import register as register
+from jaxpr_opt.lint.subject import Subject as Subject

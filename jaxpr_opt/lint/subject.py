@@ -1,0 +1,125 @@
+"""What rules look at: a program as JAX makes it, what the optimiser does to it, and what is saved.
+
+Everything is made when it is first asked for, and once: a rule that needs the graph only costs no
+pipeline.  Only shapes are traced; nothing is compiled, and no array is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from jaxpr_opt import observe
+from jaxpr_opt.diff import diff_graphs
+from jaxpr_opt.ir import Graph
+from jaxpr_opt.journal import Journal
+from jaxpr_opt.lint.options import Mode, Options
+from jaxpr_opt.report import Report, report
+from jaxpr_opt.targets import Arguments
+
+if TYPE_CHECKING:
+    Saved = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How the arguments grow with one number, and how fast the program may."""
+
+    name: str
+    """Of the number, as `T`."""
+    sizes: tuple[int, ...]
+    """The values it is looked at, in increasing order."""
+    arguments: Callable[[int], Arguments]
+    """The types of the arguments at one of them."""
+    limit: str = ""
+    """The fastest growth that is fine, as `O(T)`; empty where growth is only reported."""
+
+
+@dataclass(eq=False)
+class Subject:
+    """A function with the types of its arguments, and all that is known of its program."""
+
+    name: str
+    function: Callable[..., Any]
+    """What is traced: in mode `gradient`, already the gradient."""
+    args: tuple[Any, ...]
+    """Types (`jax.ShapeDtypeStruct`) in place of arrays."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    mode: Mode = "as-is"
+    options: Options = field(default_factory=Options)
+    scaling: Scaling | None = None
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The program as JAX makes it, nothing in it optimised; shared by all rules, so read it
+        only.
+        """
+        return observe.original(self.function, self.args, self.kwargs)
+
+    @cached_property
+    def _observed(self) -> tuple[Graph, list[Journal]]:
+        return observe.optimized(self.function, self.args, self.kwargs)
+
+    @property
+    def optimized(self) -> Graph:
+        """The program that is compiled when the function is optimised."""
+        return self._observed[0]
+
+    @cached_property
+    def report(self) -> Report:
+        """What each pass did and would not do, where."""
+        graph, journals = self._observed
+        return report(self.name, diff_graphs(self.graph, graph), journals)
+
+    @cached_property
+    def saved(self) -> tuple[Saved, ...]:
+        """What the backward half of the program keeps of the forward half."""
+        import importlib  # the analysis lands next to this
+
+        found: tuple[Saved, ...] = importlib.import_module("jaxpr_opt.analysis.saved").saved(
+            self.graph
+        )
+        return found
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """Of all arguments."""
+        return sum(value.nbytes for value in self.graph.inputs)
+
+    def is_worth(self, nbytes: int) -> bool:
+        """Whether something of this size is worth a finding, here and by the options."""
+        return nbytes >= max(self.options.min_bytes, self.options.min_share * self.input_bytes)
+
+    def at(self, size: int) -> Subject:
+        """The same function on arguments of another size."""
+        assert self.scaling is not None
+        args, kwargs = self.scaling.arguments(size)
+        return replace(self, args=args, kwargs=kwargs)
+
+
+def subject(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Subject:
+    """A function as it is, with the arguments of a call; arrays are forgotten, not their types."""
+    args, kwargs = types((args, kwargs))
+    return Subject(observe.name_of(fun), fun, args, kwargs)
+
+
+def types(tree: Any) -> Any:
+    """A pytree with the types of its arrays in their place."""
+    return jax.tree.map(_type, tree)
+
+
+def _type(leaf: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct) or not hasattr(leaf, "shape"):
+        return leaf
+    sharding = getattr(leaf, "sharding", None)
+    return jax.ShapeDtypeStruct(
+        leaf.shape,
+        leaf.dtype,
+        sharding=sharding if isinstance(sharding, NamedSharding) else None,
+        weak_type=getattr(leaf, "weak_type", False),
+    )
