@@ -3,9 +3,14 @@
 An estimate to compare two programs by, not a prediction of XLA's buffers: nothing is fused, except
 that what is merely spread out (a broadcast, an iota, an unspecified value) takes no room, and that
 a buffer written in place or carried by a loop takes the room of the operand that ends there.
+
+`peak_bytes` is the most of it, `jaxpr_opt.analysis.timeline` all of it; both add up `moments`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from typing import NamedTuple
 
 from jaxpr_opt.ir import Constant, Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.traits import spreads
@@ -14,9 +19,21 @@ IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter
 """The first operand becomes the result where nobody else reads it."""
 
 
+class Moment(NamedTuple):
+    """An op of a region, and what it does to the memory that the region's own values take."""
+
+    op: Op
+    made: tuple[Value, ...]
+    """Its results: live while it runs."""
+    taken: tuple[Value, ...]
+    """Operands that end here and whose room the results take over: not live beside them."""
+    freed: tuple[Value, ...]
+    """What nobody reads from here on: live while the op runs, and no longer."""
+
+
 def peak_bytes(graph: Graph) -> int:
     """The most bytes live at one moment, arguments included: they stay the caller's."""
-    return sum(v.nbytes for v in graph.inputs) + _peak(graph.body)
+    return room(graph.inputs) + _peak(graph.body)
 
 
 def last_uses(region: Region) -> dict[Value, Op]:
@@ -28,37 +45,49 @@ def last_uses(region: Region) -> dict[Value, Op]:
     return last
 
 
-def _peak(region: Region) -> int:
-    """The most that the values defined in the region take, with what runs inside their ops."""
+def moments(region: Region) -> Iterator[Moment]:
+    """What each op of a region makes and ends, in program order; regions inside it are not told."""
     last = last_uses(region)
     ending: dict[Op, list[Value]] = {}
     for value, op in last.items():
         if not isinstance(value, Constant) and value.region is region and value.op is not None:
             ending.setdefault(op, []).append(value)
-    live = peak = 0
     for op in region.ops:
         dying = ending.get(op, [])
-        live += sum(_bytes(v) for v in op.results) - sum(_bytes(v) for v in _reused(op, dying))
-        peak = max(peak, live + max((_entry(r) + _peak(r) for r in op.regions), default=0))
-        live -= sum(_bytes(v) for v in dying) - sum(_bytes(v) for v in _reused(op, dying))
-        live -= sum(_bytes(v) for v in op.results if v not in last)
+        taken = _taken(op, set(dying))
+        freed = [v for v in dying if v not in taken] + [v for v in op.results if v not in last]
+        yield Moment(op, op.results, tuple(taken), tuple(freed))
+
+
+def room(values: Iterable[Value]) -> int:
+    """The bytes that values take while they are live."""
+    return sum(0 if v.op is not None and spreads(v.op) else v.nbytes for v in values)
+
+
+def rows(region: Region) -> tuple[Value, ...]:
+    """What is live throughout a region beside its ops' results: the rows of a scan's streams.
+
+    Carries live in the results of their loop.
+    """
+    owner = region.owner
+    return tuple(s.param for s in owner.streams) if isinstance(owner, Scan) else ()
+
+
+def _peak(region: Region) -> int:
+    """The most that the values defined in the region take, with what runs inside their ops."""
+    live = peak = 0
+    for op, made, taken, freed in moments(region):
+        live += room(made) - room(taken)
+        peak = max(peak, live + max((room(rows(r)) + _peak(r) for r in op.regions), default=0))
+        live -= room(freed)
     return peak
 
 
-def _bytes(value: Value) -> int:
-    return 0 if value.op is not None and spreads(value.op) else value.nbytes
-
-
-def _reused(op: Op, dying: list[Value]) -> list[Value]:
-    """Dying operands whose room the results take over."""
+def _taken(op: Op, dying: Set[Value]) -> dict[Value, None]:
+    """Dying operands whose room the results take over, in order."""
+    operands: Iterable[Value] = ()
     if op.name in IN_PLACE:
-        return [v for v in op.operands[:1] if v in dying]
-    if isinstance(op, Scan | While):
-        return [c.init for c in op.carries if c.init in dying]
-    return []
-
-
-def _entry(region: Region) -> int:
-    """What entering a region takes: the rows of a scan's streams; carries live in the results."""
-    owner = region.owner
-    return sum(s.param.nbytes for s in owner.streams) if isinstance(owner, Scan) else 0
+        operands = op.operands[:1]
+    elif isinstance(op, Scan | While):
+        operands = (carry.init for carry in op.carries)
+    return dict.fromkeys(v for v in operands if v in dying)
