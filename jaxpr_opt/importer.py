@@ -12,7 +12,7 @@ In the final phase nothing can differentiate any more, so custom derivative call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,14 +42,21 @@ INLINED = {"closed_call", "core_closed_call", "eval_jaxpr", "optimized"}
 INLINED_WHEN_FINAL = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
-def import_jaxpr(jaxpr: ClosedJaxpr, phase: Phase = "differentiable", name: str = "fn") -> Graph:
-    """The graph of a closed jaxpr; its constants become `Constant`s."""
+def import_jaxpr(
+    jaxpr: ClosedJaxpr,
+    phase: Phase = "differentiable",
+    name: str = "fn",
+    keep: Collection[str] = (),
+) -> Graph:
+    """The graph of a closed jaxpr; its constants become `Constant`s, and calls of the primitives
+    named in `keep` stay calls.
+    """
     opened = compat.open_jaxpr(jaxpr)
     info = compat.debug_info(jaxpr)
     names = [str(n) for n in (info.arg_names or ())] if info is not None else []
     region = Region([v.aval for v in opened.invars], [_short(n) for n in names])
     graph = Graph(region, name, info, phase)
-    importer = _Importer(final=phase == "final")
+    importer = _Importer(final=phase == "final", keep=keep)
     env = importer.bind_constants(opened)
     env.update(zip(opened.invars, region.params, strict=True))
     importer.fill(region, opened, env)
@@ -79,10 +86,13 @@ def _short(name: str) -> str:
 
 
 class _Importer:
-    def __init__(self, final: bool, source: Source | None = None) -> None:
+    def __init__(
+        self, final: bool, source: Source | None = None, keep: Collection[str] = ()
+    ) -> None:
         self.final = final
         self.opened = False
         self.source = source
+        self.inlined = INLINED.difference(keep)
 
     def bind_constants(self, opened: compat.Opened) -> dict[Any, Value]:
         pairs = zip(opened.constvars, opened.consts, strict=True)
@@ -161,7 +171,7 @@ class _Importer:
         return op.results
 
     def inlined_body(self, kind: str, params: dict[str, Any]) -> Any:
-        if kind in INLINED:
+        if kind in self.inlined:
             return params.get("call_jaxpr", params.get("jaxpr"))
         if kind == "jit" and compat.is_trivial_jit(params):
             return params["jaxpr"]

@@ -60,7 +60,7 @@ def as_it_is(
 ) -> tuple[Graph, list[Journal]]:
     """The program that is compiled for a function: its optimised parts are, the others are not."""
     with collect_journals(summarize) as journals, settings.override(check=False):
-        graph = import_jaxpr(_trace(fun, args, kwargs), "final", name_of(fun))
+        graph = _imported(_trace(fun, args, kwargs), name_of(fun))
         while programs := [op for op in graph.walk() if _program(op) is not None]:
             for op in programs:
                 _expand(op, graph)
@@ -89,6 +89,11 @@ def _trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
     return traced
 
 
+def _imported(jaxpr: ClosedJaxpr, name: str = "fn") -> Graph:
+    """A graph in which optimised programs are still ops, each to be replaced by its final form."""
+    return import_jaxpr(jaxpr, "final", name, keep={optimized_p.name})
+
+
 def _program(op: Op) -> Program | None:
     """The optimised program an op stands for."""
     if op.primitive is optimized_p:
@@ -102,7 +107,7 @@ def _expand(op: Op, graph: Graph) -> None:
     assert program is not None
     final = program.final()
     assert isinstance(final, ClosedJaxpr), "only a checked program is a function"
-    inner = import_jaxpr(final, "final")
+    inner = _imported(final)
     rw = Rewriter(graph)
     mapping = dict(zip(inner.inputs, op.operands, strict=True))
     rw.clone([each for each in inner.body.ops if not each.is_terminator], mapping, op)

@@ -78,6 +78,24 @@ LINE = negate.__code__.co_firstlineno + 1
 # -- what a report says
 
 
+def test_the_final_phase_is_told_of_too():
+    def countdown(x, steps):
+        def step(carry, _):
+            body = lambda c: (jnp.sin(c[0]), c[1] - 1)
+            return lax.cond(carry[1] > 0, body, lambda c: c, carry), None
+
+        return lax.scan(step, (x, steps), None, length=64)[0][0]
+
+    row = jax.ShapeDtypeStruct((4096,), "float32")
+    report = jaxpr_opt.explain(countdown, row, jax.ShapeDtypeStruct((), "int32"))
+    assert [each.name for each in report.passes if each.done and not each.cleanup] == [
+        "exit-loop-early"
+    ]
+    after = {op.name for op in observe.optimized(countdown, (row, 3), {})[0].walk()}
+    assert "while" in after
+    assert "scan" not in after
+
+
 def test_what_where_and_how_often():
     def four_times(x):
         return negate(-x) + negate(-(x + 1))
