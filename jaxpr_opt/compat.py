@@ -191,10 +191,12 @@ def effects(eqn: Any) -> frozenset[Any]:
     return frozenset(e for e in eqn.effects if not isinstance(e, _core.NamedAxisEffect))
 
 
-def is_transposed(info: Any) -> bool:
-    """Whether JAX made an equation by transposing: its name stack says ``transpose(...)``."""
+def transposes(info: Any) -> int:
+    """How many times JAX has transposed to make an equation: its name stack says
+    ``transpose(...)``.
+    """
     stack = () if info is None else info.name_stack.stack
-    return any(
+    return sum(
         isinstance(each, _source_info.Transform) and each.name == "transpose" for each in stack
     )
 

@@ -130,7 +130,7 @@ class _Importer:
 
     def origin(self, eqn: Any, outer: Source) -> Source:
         info = compat.nest_source(outer.info, eqn.source_info)
-        return Source(info, eqn.ctx, compat.is_transposed(info))
+        return Source(info, eqn.ctx, compat.transposes(info))
 
     def equation(
         self, region: Region, eqn: Any, operands: list[Value], source: Source, before: Op | None

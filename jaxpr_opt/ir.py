@@ -228,10 +228,17 @@ class Source:
 
     info: Any = None
     ctx: Any = None
-    transposed: bool = False
-    """Whether JAX made it by transposing a linear program: it computes cotangents, whose zeros
-    are symbolic.
+    transposes: int = 0
+    """How many times JAX has transposed to make it: 1 in a gradient's backward half, 2 in that of
+    the gradient of a gradient.
     """
+
+    @property
+    def transposed(self) -> bool:
+        """Whether JAX made it by transposing a linear program: it computes cotangents, whose
+        zeros are symbolic.
+        """
+        return self.transposes > 0
 
 
 class Region:

@@ -1,0 +1,155 @@
+"""What a gradient keeps: values that its forward half makes, or is given, and its backward half
+reads.
+
+In the program of a gradient (``value_and_grad``, a training step, a loop around one) both halves
+are one straight line.  JAX's name stack tells them apart: an op that was made by transposing
+reads, of what was there before, just what had to be kept for it.  The gradient of a gradient is
+transposed twice, and keeps what the first left behind as well; so a value is kept if it is read by
+an op that was transposed more often than the one that made it.  All that runs inside of a
+transposed op is part of it: what a checkpoint computes again is not kept, its inputs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxpr_opt.analysis.constants import is_undefined
+from jaxpr_opt.ir import (
+    Call,
+    Cond,
+    Constant,
+    Graph,
+    Op,
+    Region,
+    Remat,
+    Scan,
+    Use,
+    Value,
+    While,
+)
+
+Kind = Literal["argument", "constant", "intermediate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One value that a backward op reads and a forward op, or the caller, has made."""
+
+    value: Value
+    """As it crosses: for a value of a loop's step, the stack of all steps."""
+    made: Value
+    """The innermost value of the step that made it."""
+    needed_by: tuple[Op, ...]
+    """The backward ops that read it, innermost, in program order."""
+    lengths: tuple[int, ...]
+    """Trip counts of the loops it is stacked over, outermost first."""
+    kind: Kind
+    """`argument`: of the program, or of the loop's step that the gradient is in, which is there
+    anyway; `constant`: an array that the function has captured."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept, the trip counts multiplied in."""
+        return self.value.nbytes
+
+
+def saved(graph: Graph) -> tuple[Saved, ...]:
+    """What the gradients in a graph keep, each value once, in the order in which it is needed.
+
+    Scalars that are written in the program are not counted, arrays it has captured are.
+    """
+    depth: dict[Op, int] = {}
+    crossing: dict[Value, dict[Use, None]] = {}
+    captured: dict[int, Value] = {}
+    for op in graph.walk():
+        depth[op] = max(op.source.transposes, depth.get(op.parent, 0) if op.parent else 0)
+        for position, value in enumerate(op.operands):
+            if isinstance(value, Constant):
+                if not value.shape:
+                    continue
+                value = captured.setdefault(id(value.value), value)  # noqa: PLW2901
+            if depth[op] > _depth(value, depth):
+                crossing.setdefault(value, {})[Use(op, position)] = None
+    return tuple(
+        _saved(value, list(uses)) for value, uses in crossing.items() if not is_undefined(value)
+    )
+
+
+def _saved(value: Value, uses: list[Use]) -> Saved:
+    made, lengths = _origin(value)
+    return Saved(value, made, _needed_by(uses), lengths, _kind(value))
+
+
+def _depth(value: Value, depth: dict[Op, int]) -> int:
+    """How often what makes the value was transposed; 0 for what is not computed."""
+    owner = value.owner.owner if isinstance(value.owner, Region) else value.owner
+    return depth[owner] if isinstance(owner, Op) else 0
+
+
+def _kind(value: Value) -> Kind:
+    if isinstance(value, Constant):
+        return "constant"
+    return "intermediate" if value.op is not None else "argument"
+
+
+def _origin(value: Value) -> tuple[Value, tuple[int, ...]]:
+    """The innermost value of a step that a value comes from, and the loops it has left since."""
+    lengths: list[int] = []
+    while (inner := _inside(value)) is not None:
+        if isinstance(value.op, Scan) and value.op.stack_of(value) is not None:
+            lengths.append(value.op.length)
+        value = inner
+    return value, tuple(lengths)
+
+
+def _inside(result: Value) -> Value | None:
+    """What a result of a structured op was in its region; an argument of a call, outside of it."""
+    op = result.op
+    if op is None:
+        region = result.region
+        if region is not None and isinstance(region.owner, Call):
+            return region.owner.operands[region.params.index(result)]
+        return None
+    index = op.results.index(result)
+    match op:
+        case Cond():
+            values = op.outcomes[index].values
+            return next((v for v in values if v.op and not is_undefined(v)), values[-1])
+        case Scan() | While() | Remat() | Call():
+            return op.regions[-1].outputs[index]
+        case _:  # a checkpoint rounds what its policy saves to the precision that it has
+            return op.operands[0] if op.name == "reduce_precision" else None
+
+
+def _needed_by(crossing: list[Use]) -> tuple[Op, ...]:
+    """The innermost ops that read a value, followed into and out of regions."""
+    found: dict[Op, None] = {}
+    pending, seen = crossing[::-1], set(crossing)
+    while pending:
+        use = pending.pop()
+        onward = [use for value in _passed_on(use) for use in value.uses]
+        if not onward:
+            found[use.op] = None
+        pending += [each for each in reversed(onward) if each not in seen]
+        seen.update(onward)
+    return tuple(found)
+
+
+def _passed_on(use: Use) -> Iterator[Value]:
+    """The values that an operand becomes, where an op does nothing else to it."""
+    op, position = use
+    match op:
+        case Scan() | Call():
+            yield op.regions[0].params[position]
+        case While():
+            yield from (region.params[position] for region in op.regions)
+        case _ if op.is_terminator and op.parent is not None:
+            around = op.parent
+            if not isinstance(around, While):
+                yield around.results[position]
+            if isinstance(around, Scan) and position < around.num_carries:
+                yield around.body.params[position]
+        case _:
+            return
