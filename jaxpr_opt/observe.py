@@ -13,18 +13,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat_ad, settings
+from jaxpr_opt import compat_ad, registry, settings
 from jaxpr_opt.analysis.summary import summarize
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph, Op
 from jaxpr_opt.journal import Journal, collect_journals
-from jaxpr_opt.pipeline import Pass
+from jaxpr_opt.pipeline import Pass, PassError
 from jaxpr_opt.program import Program, optimized_linear_p, optimized_p
 from jaxpr_opt.rewriter import Rewriter
 
@@ -65,6 +66,23 @@ def as_it_is(
             for op in programs:
                 _expand(op, graph)
     return graph, journals
+
+
+def improved(graph: Graph) -> tuple[Graph, Journal]:
+    """What the library's pipeline makes of a whole program, and what it did; the graph stays."""
+    pipeline, failures = registry.default_pipeline(), list[tuple[str, str]]()
+    while True:
+        journal = Journal("final", failures=failures)
+        copy = replace(graph, body=Rewriter(graph).copy_region(graph.body, {}), phase="final")
+        try:
+            pipeline.apply(copy, journal)
+        except PassError as error:
+            if settings.current().strict:
+                raise
+            failures.append((error.name, str(error)))
+            pipeline = pipeline.without(error.name)
+        else:
+            return copy, journal
 
 
 def reselected(

@@ -15,11 +15,10 @@ import jax
 from jax.sharding import NamedSharding
 
 from jaxpr_opt import observe
-from jaxpr_opt.diff import diff_graphs
+from jaxpr_opt.account import PassReport, accounts
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.lint.options import Mode, Options
-from jaxpr_opt.report import Report, report
 from jaxpr_opt.targets import Arguments
 
 if TYPE_CHECKING:
@@ -40,6 +39,16 @@ class Scaling:
     """The fastest growth that is fine, as `O(T)`; empty where growth is only reported."""
 
 
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What optimisation would do."""
+
+    passes: tuple[PassReport, ...]
+    """In order of first run."""
+    failures: tuple[str, ...]
+    """What went wrong in passes that failed."""
+
+
 @dataclass(eq=False)
 class Subject:
     """A function with the types of its arguments, and all that is known of its program."""
@@ -56,25 +65,26 @@ class Subject:
 
     @cached_property
     def graph(self) -> Graph:
-        """The program as JAX makes it, nothing in it optimised; shared by all rules, so read it
-        only.
+        """The program that is compiled: as JAX makes it, but for what is optimised in it already.
+
+        Shared by all rules, so it is only to be read.
         """
-        return observe.original(self.function, self.args, self.kwargs)
+        return observe.as_it_is(self.function, self.args, self.kwargs)[0]
 
     @cached_property
-    def _observed(self) -> tuple[Graph, list[Journal]]:
-        return observe.optimized(self.function, self.args, self.kwargs)
+    def _improved(self) -> tuple[Graph, Journal]:
+        return observe.improved(self.graph)
 
     @property
     def optimized(self) -> Graph:
-        """The program that is compiled when the function is optimised."""
-        return self._observed[0]
+        """What `optimize` would make of the program."""
+        return self._improved[0]
 
     @cached_property
-    def report(self) -> Report:
-        """What each pass did and would not do, where."""
-        graph, journals = self._observed
-        return report(self.name, diff_graphs(self.graph, graph), journals)
+    def report(self) -> Account:
+        """What each pass of `optimize` would do and would not do to the program, where."""
+        journal = self._improved[1]
+        return Account(accounts([journal]), tuple(message for _, message in journal.failures))
 
     @cached_property
     def saved(self) -> tuple[Saved, ...]:

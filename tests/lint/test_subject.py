@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 import jaxpr_opt
+from jaxpr_opt.analysis.summary import residual_bytes
 from jaxpr_opt.lint.options import Options
 from jaxpr_opt.lint.subject import Scaling, Subject, subject
 
@@ -22,19 +24,38 @@ def test_arrays_become_types():
     assert about.kwargs == {"scale": 2.0}
 
 
-def test_the_graph_is_traced_once_and_not_optimised():
+def bounded(w, steps):
+    """Its gradient keeps what the branch makes, dummies in steps that are skipped."""
+
+    def step(x, i):
+        return lax.cond(i < steps, lambda x: jnp.tanh(w @ x), lambda x: x, x), None
+
+    return lax.scan(step, jnp.ones(3), jnp.arange(8))[0].sum()
+
+
+STEPS = jax.ShapeDtypeStruct((3, 3), "float32"), jax.ShapeDtypeStruct((), "int32")
+
+
+def test_the_program_is_traced_once_and_is_as_its_author_left_it():
     traces = []
 
-    @jaxpr_opt.optimize
-    def watched(x):
-        traces.append(x)
-        return total(x)
+    def watched(w, steps):
+        traces.append(w)
+        return jax.grad(bounded)(w, steps)
 
-    about = subject(watched, jax.ShapeDtypeStruct((3,), "float32"))
-    names = [op.name for op in about.graph.walk()]
-    assert names == ["sin", "mul", "reduce_sum", "yield"]
-    assert about.graph is about.graph
+    plain = subject(watched, *STEPS)
+    before = residual_bytes(plain.graph)
+    assert before > 0
+    assert {each.name for each in plain.report.passes if each.done and not each.cleanup}
+    assert residual_bytes(plain.optimized) < before
+    assert residual_bytes(plain.graph) == before
     assert len(traces) == 1
+
+
+def test_what_is_optimised_already_is_seen_as_that():
+    about = subject(jaxpr_opt.optimize(jax.grad(bounded)), *STEPS)
+    assert residual_bytes(about.graph) < residual_bytes(subject(jax.grad(bounded), *STEPS).graph)
+    assert not any(each.done and not each.cleanup for each in about.report.passes)
 
 
 def test_what_is_worth_a_finding_depends_on_the_inputs_and_the_options():
