@@ -397,6 +397,7 @@ def test_public_names():
         "Rewriter",
         "diff",
         "explain",
+        "lint",
         "optimize",
     }
 
