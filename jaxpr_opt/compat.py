@@ -23,6 +23,11 @@ from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Primitive
 
+KEEPS_BARRIERS: bool = hasattr(_core.Jaxpr, "with_consts")
+"""Whether XLA keeps an `optimization_barrier` until it has placed its copies: since JAX 0.11.
+Nothing of JAX tells; what came with that version stands for it.
+"""
+
 
 class Opened(NamedTuple):
     """A jaxpr with its constants beside it, the same on every version."""

@@ -235,8 +235,8 @@ class Pipeline:
 
     def _has_final_work(self, graph: Graph) -> bool:
         """Whether a pass of the second phase would look at some op."""
-        final = [p.anchors for p in self.passes if p.phase == "final" and not p.cleanup]
-        return any(isinstance(op, anchors) for op in graph.walk() for anchors in final)
+        final = [p for p in self.passes if p.phase == "final" and not p.cleanup]
+        return any(_is_anchor(op, each) for op in graph.walk() for each in final)
 
     def _exported(self, graph: Graph, original: ClosedJaxpr, journal: Journal) -> ClosedJaxpr:
         try:

@@ -20,6 +20,7 @@ from jaxpr_opt.passes.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.narrow_reads import NarrowReads
 from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
+from jaxpr_opt.passes.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.passes.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.replay_steps import ReplaySteps
@@ -68,4 +69,6 @@ DEFAULT = (
     RESIDUALS,
     # When nothing can differentiate any more.
     (ExitLoopEarly(), *CLEANUP),
+    # Nothing moves any more.
+    (ReadBeforeOverwriting(),),
 )

@@ -1,7 +1,8 @@
-"""What all devices of a `shard_map` agree on."""
+"""What is known of the devices that a program runs on, and of the XLA that compiles for them."""
 
 from __future__ import annotations
 
+from jaxpr_opt import compat
 from jaxpr_opt.ir import Op, Value, enclosing_shard_map
 
 
@@ -15,3 +16,8 @@ def agreed(value: Value, op: Op) -> bool:
         return False
     varying = getattr(getattr(value.aval, "manual_axis_type", None), "varying", None)
     return varying is not None and not varying
+
+
+def keep_barriers() -> bool:
+    """Whether XLA still keeps what a barrier orders in order when it places copies."""
+    return compat.KEEPS_BARRIERS

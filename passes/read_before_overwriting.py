@@ -1,0 +1,174 @@
+"""Read windows of a carried buffer before a step overwrites it, so that it need not be copied.
+
+Before::
+
+    c_n = scan[n] carry(c=c_0) xs(i, j) {
+      x = dynamic_slice c i
+      d = dynamic_update_slice c x j
+      yield carry(d)
+    }
+
+After::
+
+    c_n = scan[n] carry(c=c_0) xs(i, j) {
+      x = dynamic_slice c i
+      y, e = optimization_barrier x c
+      d = dynamic_update_slice e y j
+      yield carry(d)
+    }
+
+XLA overwrites a buffer only when it knows that it has been read.  It does not order reads and
+writes that do not depend on each other, it fuses a read into the write that follows, and it repeats
+a write in the read that follows; each time it copies the whole buffer, in every step.  A barrier
+orders them: one between the reads of a version and the write, one between the write that made the
+version and its reads.  It is the identity, so this is always sound.  It is done where
+
+1. the loop hands one buffer from write to write, from the start of a step to its end;
+2. all that is read of the version that is overwritten are windows, in the loop's body, at places
+   that do not depend on the write, nor on an op that must stay behind one that is not needed;
+3. something other than the write is made of what is read: XLA handles ``c[i] = f(c[j])`` by itself;
+4. the buffer is large enough for a copy to matter;
+5. nothing differentiates the loop any more (the final phase), and XLA keeps a barrier until it has
+   placed its copies: since JAX 0.11.
+
+Cost: a read is not fused with what follows.
+Source: https://github.com/jax-ml/jax/issues/17845, https://github.com/jax-ml/jax/issues/17640.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jax import lax
+
+from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.devices import keep_barriers
+from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, While, backward_slice, depending_on
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import can_move
+
+BARRIER = "optimization_barrier"
+MIN_BYTES = 4096
+"""Copying less costs no more than a step of a loop does anyway."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overwriting(Match):
+    """A write into a buffer that a loop carries, and the other ops that read what it overwrites."""
+
+    write: Access
+    body: Region
+    readers: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class ReadBeforeOverwriting(Pass):
+    """Read and overwrite -> read, barrier, overwrite."""
+
+    name: ClassVar[str] = "read-before-overwriting"
+    phase: ClassVar[Phase] = "final"
+    primitives: ClassVar[frozenset[str]] = frozenset(
+        {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"}
+    )
+
+    def find(self, op: Op) -> Iterator[Overwriting]:
+        write, body = access(op), _body(op)
+        if write is None or body is None or write.array.nbytes < MIN_BYTES:  # (4)
+            return
+        readers = tuple(each for each in write.array.users if each is not op)
+        if not all(_is_for(op, each, body) for each in readers):  # (3)
+            says = f"{write.array.label} is read before it is overwritten, not copied"
+            yield Overwriting(op, says, write, body, readers)
+
+    def refuse(self, match: Overwriting) -> str | None:
+        write, body = match.write, match.body
+        name = write.array.label
+        if not _is_handed_on(write, body):  # (1)
+            return f"{name} is not one buffer from the start of a step to its end"
+        for reader in match.readers:  # (2)
+            found = access(reader)
+            if found is None or found.kind != "read" or found.array is not write.array:
+                return f"{name} is read whole by {reader.name}"
+            if reader.region is not body:
+                return f"{name} is read inside of {reader.parent.name if reader.parent else ''}"
+        first, other = _schedule(match)
+        if match.op in first:
+            return f"where {name} is read depends on what overwrites it"
+        if not all(can_move(op) for op in first if body.order(op) > body.order(other)):
+            return f"what tells where {name} is read must stay where it is"
+        if not keep_barriers():  # (5)
+            return "this version of XLA drops barriers before it places copies"
+        return None
+
+    def rewrite(self, match: Overwriting, rw: Rewriter) -> None:
+        body, array = match.body, match.write.array
+        first, other = _schedule(match)
+        for op in first:
+            if body.order(op) > body.order(other):
+                rw.move(op, other)
+        if array.op is not None and array.op.name != BARRIER:
+            earliest = min(match.readers, key=body.order)
+            array = _barred(rw, [array], earliest, ())[0]
+        _barred(rw, [*(reader.result for reader in match.readers), array], other, first)
+
+
+def _barred(rw: Rewriter, values: list[Value], before: Op, but: Iterable[Op]) -> tuple[Value, ...]:
+    """A barrier that `values` go through on their way to all that reads them, `but` for some."""
+    made = rw.insert_many(lambda *given: lax.optimization_barrier(given), *values, before=before)
+    unbarred = {made[0].op, *(each for op in but for each in op.walk())}
+    for old, new in zip(values, made, strict=True):
+        rw.replace(old, new, lambda use: use.op not in unbarred)
+    return made
+
+
+def _body(op: Op) -> Region | None:
+    """The body of a loop that an op is right in."""
+    loop = op.parent
+    return op.region if isinstance(loop, Scan | While) and op.region is loop.body else None
+
+
+def _schedule(match: Overwriting) -> tuple[dict[Op, None], Op]:
+    """The ops of the body that must run before the reads, and these, in program order; and the
+    first op that is none of them.
+    """
+    roots = [match.write.array, *(reader.result for reader in match.readers)]
+    found = set(backward_slice(roots, lambda value: value.region is not match.body))
+    first = dict.fromkeys(op for op in match.body.ops if op in found)
+    return first, next(op for op in match.body.ops if op not in first)
+
+
+def _is_handed_on(write: Access, body: Region) -> bool:
+    """Whether what a write overwrites is a carry's at the start of a step, and what it makes the
+    same carry's at the end.
+    """
+    loop = body.owner
+    assert isinstance(loop, Scan | While)
+    return any(
+        _becomes(carry.param, write.array) and _becomes(write.op.result, carry.next)
+        for carry in loop.carries
+    )
+
+
+def _becomes(earlier: Value, later: Value) -> bool:
+    """Whether writes and barriers make one version of a buffer of another, in one region."""
+    while later is not earlier:
+        op = later.op
+        if op is None or op.region is not earlier.region:
+            return False
+        if op.name == BARRIER:
+            later = op.operands[op.results.index(later)]
+        elif (found := access(op)) is not None and found.kind != "read":
+            later = found.array
+        else:
+            return False
+    return True
+
+
+def _is_for(write: Op, reader: Op, body: Region) -> bool:
+    """Whether nothing is made of what an op reads but the write's operands."""
+    others = (op for op in body.ops if op is not write)
+    needed = set(backward_slice(write.operands, lambda value: value.region is not body))
+    return {reader, *depending_on(reader.results, others)} <= needed

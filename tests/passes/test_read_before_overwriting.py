@@ -1,0 +1,339 @@
+"""A step that reads a carried buffer and then overwrites it does not copy it."""
+# ruff: noqa: E501 - the parameters of a scatter
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt import compat
+from jaxpr_opt.analysis import devices
+from jaxpr_opt.passes import read_before_overwriting
+from jaxpr_opt.passes.read_before_overwriting import ReadBeforeOverwriting
+from jaxpr_opt.registry import resolve
+from jaxpr_opt.testing import check_refuses, check_rewrite, traced
+from tests.loops import alone
+
+BARRED = ReadBeforeOverwriting()
+PLACES = ("f32[8]", "i32[4]", "i32[4]")
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch):
+    """Programs here are small, and about what is done where it helps."""
+    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 0)
+    monkeypatch.setattr(compat, "KEEPS_BARRIERS", True)
+
+
+def read(c, i, n=2):
+    return lax.dynamic_slice(c, (i,), (n,), allow_negative_indices=False)
+
+
+def write(c, x, i):
+    return lax.dynamic_update_slice(c, x, (i,), allow_negative_indices=False)
+
+
+def stepping(step):
+    """A loop that hands a buffer through `step(c, i, j) -> c, y`."""
+    return lambda c, i, j: lax.scan(lambda c, ij: step(c, *ij), c, (i, j))
+
+
+def moved(c, i, j):
+    """Read at one place, for the caller too, and written at another."""
+    x = read(c, i)
+    return write(c, x, j), x
+
+
+def test_a_window_moves():
+    """(1, 2, 3) Read at one place, for the caller too, and written at another."""
+    check_rewrite(
+        BARRED,
+        stepping(moved),
+        *PLACES,
+        diff="""
+          fn (c:f32[8], i:i32[4], j:i32[4]) {
+            c1:f32[8], ys:f32[4,2] = scan[4] carry(c=c) xs(x=i, x1=j) {
+              d:f32[2] = dynamic_slice c x
+        +     o:f32[2], o1:f32[8] = optimization_barrier d c
+        -     d1:f32[8] = dynamic_update_slice c d x1
+        +     d1:f32[8] = dynamic_update_slice o1 o x1
+        -     yield carry(d1) ys(d)
+        +     yield carry(d1) ys(o)
+            }
+            return c1, ys
+          }
+        """,
+    )
+
+
+def test_all_windows_of_a_version_are_read_first():
+    """(2) One is read for the caller, and after the write."""
+
+    def step(c, i, j):
+        d = write(c, jnp.sin(read(c, i)), j)
+        return d, read(c, i + 1)
+
+    check_rewrite(
+        BARRED,
+        stepping(step),
+        *PLACES,
+        diff="""
+          fn (c:f32[8], i:i32[4], j:i32[4]) {
+            c1:f32[8], ys:f32[4,2] = scan[4] carry(c=c) xs(x=i, x1=j) {
+              d:f32[2] = dynamic_slice c x
+        -     s:f32[2] = sin d
+        -     d1:f32[8] = dynamic_update_slice c s x1
+              a:i32[] = add x 1
+              d2:f32[2] = dynamic_slice c a
+        +     o:f32[2], o1:f32[2], o2:f32[8] = optimization_barrier d d2 c
+        +     s1:f32[2] = sin o
+        +     d3:f32[8] = dynamic_update_slice o2 s1 x1
+        -     yield carry(d1) ys(d2)
+        +     yield carry(d3) ys(o1)
+            }
+            return c1, ys
+          }
+        """,
+    )
+
+
+def test_two_writes():
+    """(1) The version in between is read as well: XLA would write twice rather than wait."""
+
+    def step(c, i, j):
+        d = c.at[j].set(0, mode="drop")
+        return moved(d, i, j)
+
+    check_rewrite(
+        BARRED,
+        stepping(step),
+        *PLACES,
+        diff="""
+          fn (c:f32[8], i:i32[4], j:i32[4]) {
+            c1:f32[8], ys:f32[4,2] = scan[4] carry(c=c) xs(x=i, x1=j) {
+              l:bool[] = lt x1 0
+              a:i32[] = add x1 8
+              s:i32[] = select_n l x1 a
+              b:i32[1] = broadcast_in_dim s
+              s1:f32[8] = scatter[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] c b 0.0
+        +     o:f32[8] = optimization_barrier s1
+        -     d:f32[2] = dynamic_slice s1 x
+        +     d:f32[2] = dynamic_slice o x
+        +     o1:f32[2], o2:f32[8] = optimization_barrier d o
+        -     d1:f32[8] = dynamic_update_slice s1 d x1
+        +     d1:f32[8] = dynamic_update_slice o2 o1 x1
+        -     yield carry(d1) ys(d)
+        +     yield carry(d1) ys(o1)
+            }
+            return c1, ys
+          }
+        """,
+    )
+
+
+def test_the_place_of_a_read_was_read():
+    """(2) What is read on the way to the last read needs no barrier."""
+
+    def step(c, i, j):
+        k = read(c, i, 1)[0]
+        return write(c, read(c, k), j), k
+
+    check_rewrite(
+        BARRED,
+        stepping(step),
+        "i32[8]",
+        *PLACES[1:],
+        diff="""
+          fn (c:i32[8], i:i32[4], j:i32[4]) {
+            c1:i32[8], ys:i32[4] = scan[4] carry(c=c) xs(x=i, x1=j) {
+              d:i32[1] = dynamic_slice c x
+              s:i32[] = squeeze d
+              d1:i32[2] = dynamic_slice c s
+        +     o:i32[1], o1:i32[2], o2:i32[8] = optimization_barrier d d1 c
+        -     d2:i32[8] = dynamic_update_slice c d1 x1
+        +     d2:i32[8] = dynamic_update_slice o2 o1 x1
+              yield carry(d2) ys(s)
+            }
+            return c1, ys
+          }
+        """,
+    )
+
+
+def test_a_batch_of_ring_buffers():
+    """(2) Gathered and scattered, each row at its own place."""
+
+    def rollout(c, i, j):
+        return stepping(lambda c, i, j: (c.at[j % 8].set(jnp.sin(c[i])), c[i]))(c, i, j)
+
+    graph = alone(BARRED, jax.vmap(rollout), "f32[3,8]", "i32[3,4]", "i32[3,4]", fires=True)
+    assert sum(op.name == "optimization_barrier" for op in graph.walk()) == 1
+
+
+def test_in_a_while():
+    def program(c, i, n):
+        def step(state):
+            t, c, _ = state
+            return t + 1, *moved(c, i, t)
+
+        return lax.while_loop(lambda state: state[0] < n, step, (0, c, c[:2]))
+
+    # It runs for long on random arguments.
+    alone(BARRED, program, jnp.arange(8.0), jnp.int32(3), jnp.int32(4), fires=True)
+
+
+def test_a_read_that_a_branch_uses():
+    """What is inside of other ops reads the barred value too."""
+
+    def step(c, i, j):
+        x = read(c, i)
+        y = lax.cond(j > 2, lambda: jnp.sin(x), lambda: x * 2)
+        return write(c, y, j), x
+
+    alone(BARRED, stepping(step), *PLACES, fires=True)
+
+
+def test_a_buffer_that_is_replaced():
+    """(1) There is nothing to be done in place."""
+    check_refuses(
+        BARRED,
+        stepping(lambda c, i, j: (jnp.sin(write(c, read(c, i), j)), read(c, i))),
+        *PLACES,
+        because="not one buffer from the start of a step to its end",
+    )
+
+
+def test_two_buffers_that_swap():
+    """(1) What is overwritten is the other's at the end of the step."""
+
+    def program(c, d, i, j):
+        def step(carry, ij):
+            c, d = carry
+            c, x = moved(c, *ij)
+            return (d, c), x
+
+        return lax.scan(step, (c, d), (i, j))[0]
+
+    check_refuses(
+        BARRED,
+        program,
+        "f32[8]",
+        *PLACES,
+        because="not one buffer from the start of a step to its end",
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "reader"),
+    [
+        (lambda c, i, j: (write(c, read(c, i), j), jnp.sum(c)), "reduce_sum"),
+        (lambda c, i, j: (write(c, read(c, i), j), c), "yield"),
+        (lambda c, i, j: (write(c, read(c, i), j), c[::2]), "slice"),
+    ],
+)
+def test_a_buffer_that_is_read_whole(step, reader):
+    """(2) The copy is needed, or the reader makes one."""
+    check_refuses(BARRED, stepping(step), *PLACES, because=f"is read whole by {reader}")
+
+
+def test_a_buffer_that_is_read_in_a_branch():
+    """(2) A barrier in a branch would not order it."""
+
+    def step(c, i, j):
+        x = lax.cond(i > 2, lambda: read(c, i), lambda: jnp.zeros(2))
+        return write(c, x, j), x
+
+    check_refuses(BARRED, stepping(step), *PLACES, because="is read inside of cond")
+
+
+def test_a_place_that_depends_on_the_write():
+    """(2) The old version is read where the new one tells: both are needed."""
+
+    def step(c, i, j):
+        d = write(c, read(c, i), j)
+        return d, read(c, read(d, i, 1)[0])
+
+    check_refuses(
+        BARRED, stepping(step), "i32[8]", *PLACES[1:], because="depends on what overwrites it"
+    )
+
+
+def test_a_place_that_must_stay():
+    """(2) The place of the read is known behind another op, and a barrier."""
+
+    def step(c, i, j):
+        y = jnp.sin(j)
+        i, y = lax.optimization_barrier((i, y))
+        c, x = moved(c, i, j)
+        return c, (x, y)
+
+    alone(BARRED, stepping(step), *PLACES, fires=True)
+
+    def behind(c, i, j):
+        y = jnp.sin(j)
+        c, x = moved(c, lax.optimization_barrier(i), j)
+        return c, (x, y)
+
+    check_refuses(BARRED, stepping(behind), *PLACES, because="must stay where it is")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda c, i, j: (write(c, jnp.sin(read(c, i)), i), i),
+        lambda c, i, j: (write(c, jnp.sin(read(c, i)) + read(c, j), j), None),
+        lambda c, i, j: (c.at[i].add(c[j]), None),
+        lambda c, i, j: (write(c, jnp.ones(2), read(c, i, 1)[0].astype(int)), None),
+    ],
+)
+def test_what_is_read_for_the_write_alone(step):
+    """(3) XLA orders them by itself: there is nothing to find."""
+    alone(BARRED, stepping(step), *PLACES, fires=False)
+
+
+def test_a_window_that_is_cleared():
+    """(3) The same window, but the write does not wait for the read."""
+    step = stepping(lambda c, i, j: (write(c, jnp.zeros(2), i), read(c, i)))
+    alone(BARRED, step, *PLACES, fires=True)
+
+
+def test_a_small_buffer(monkeypatch):
+    """(4)"""
+    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 33)
+    alone(BARRED, stepping(moved), *PLACES, fires=False)
+
+
+def test_an_xla_that_drops_barriers(monkeypatch):
+    """(5)"""
+    monkeypatch.setattr(compat, "KEEPS_BARRIERS", False)
+    program = stepping(moved)
+    check_refuses(BARRED, program, *PLACES, because="drops barriers")
+
+
+def test_only_at_the_end():
+    """(5) A barrier in a differentiated program would be transposed, too."""
+    program = traced(stepping(moved), *PLACES)
+    assert not resolve([BARRED]).run(program, "differentiable").changed
+    assert resolve([BARRED]).run(program, "final").changed
+
+
+def test_not_in_a_loop():
+    """(1) Outside of one there is one copy at most."""
+
+    def program(c, i, j):
+        return write(c, read(c, i[0]), j[0])
+
+    alone(BARRED, program, *PLACES, fires=False)
+
+
+@pytest.mark.skipif(not devices.keep_barriers(), reason="(5) this XLA drops barriers")
+def test_the_copy_is_gone():
+    """What it is all for: XLA's program has no copy of the buffer left in the loop."""
+    program = stepping(lambda c, i, j: (write(c, read(c, i + 1), i), read(c, i, 1)))
+    args = jnp.zeros(8192), jnp.arange(4), jnp.arange(4)
+    jaxpr = resolve([BARRED]).run(traced(program, *args), "final").jaxpr
+
+    def temporary(run):
+        return jax.jit(run).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(program) > args[0].nbytes > temporary(jax.extend.core.jaxpr_as_fun(jaxpr))
