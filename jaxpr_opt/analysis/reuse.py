@@ -1,0 +1,104 @@
+"""Which ops may write into a buffer that is there, and which need a copy of it first.
+
+A buffer may be overwritten if nobody needs its old contents any more.  XLA settles that before it
+has put ops in order, so what else reads the buffer must be known to be done: the write needs what
+it computes.  A read that the write does not wait for costs a copy of the whole array (jax#17845)::
+
+    x = xs[i]; xs = xs.at[i].set(0)            # copied in every step
+    x = xs[i]; xs = xs.at[i].set(sin(x))       # in place
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxpr_opt.ir import Call, Cond, Constant, Op, Remat, Use, Value
+
+VIEWS = frozenset({"bitcast_convert_type", "name", "reshape", "squeeze", "stop_gradient"})
+"""The result is the operand's buffer, under another type."""
+
+
+def takes_over(use: Use) -> bool:
+    """Whether an op may have the buffer of an operand for a result of its own.
+
+    A terminator hands it on to its op.  Arguments stay the caller's, and what a loop's step finds
+    outside of the loop stays for the next step.
+    """
+    value = buffer_of(use.op.operands[use.position])
+    owner = value.owner if value.op is not None or value.region is None else value.region.owner
+    if isinstance(value, Constant) or not isinstance(owner, Op) or isinstance(owner, Call):
+        return False
+    if not _reaches(use.op, value):
+        return False
+    return all(each == use or _is_done(each.op, use.op) for each in _readers(value))
+
+
+def buffer_of(value: Value) -> Value:
+    """The value that this one is a view of; itself where it is none."""
+    while value.op is not None and is_view(value.op):
+        value = value.op.operands[0]
+    return value
+
+
+def is_view(op: Op) -> bool:
+    """Whether the result needs no buffer of its own."""
+    if op.name == "convert_element_type":  # of the weak type only
+        return bool(op.operands[0].dtype == op.result.dtype)
+    return op.name in VIEWS
+
+
+def _reaches(op: Op, value: Value) -> bool:
+    """Whether the op runs at most once for each time that the value is made."""
+    while op.region is not value.region:
+        if not isinstance(op.parent, Cond | Remat):
+            return False
+        op = op.parent
+    return True
+
+
+def _readers(value: Value) -> Iterator[Use]:
+    """The uses of a buffer, as whatever view."""
+    for use in value.uses:
+        if is_view(use.op):
+            yield from _readers(use.op.result)
+        else:
+            yield use
+
+
+def _is_done(reader: Op, writer: Op) -> bool:
+    """Whether a read is known to be over when `writer` runs, or not to happen if it does."""
+    around = {op.region: op for op in _with_parents(writer)}
+    inner = next((op for op in _with_parents(reader) if op.region in around), None)
+    if inner is None:
+        return False
+    outer = around[inner.region]
+    if inner is outer:
+        return isinstance(inner, Cond) and inner is not writer  # in another branch
+    return _needs(outer, inner)
+
+
+def _with_parents(op: Op | None) -> Iterator[Op]:
+    while op is not None:
+        yield op
+        op = op.parent
+
+
+def _needs(op: Op, earlier: Op) -> bool:
+    """Whether an op needs what another one of the same region computes."""
+    region = earlier.region
+    assert region is not None
+    start = region.order(earlier)
+    pending, seen = [op], {op}
+    while pending:
+        each = pending.pop()
+        captured = (value for inner in each.regions for value in inner.captures())
+        for value in (*each.operands, *captured):
+            maker = value.op
+            if maker is earlier:
+                return True
+            if maker is None or maker in seen or maker.region is not region:
+                continue
+            if region.order(maker) > start:
+                seen.add(maker)
+                pending.append(maker)
+    return False
