@@ -18,20 +18,24 @@ After::
     }
 
 XLA overwrites a buffer only when it knows that it has been read.  It does not order reads and
-writes that do not depend on each other, it fuses a read into the write that follows, and it repeats
-a write in the read that follows; each time it copies the whole buffer, in every step.  A barrier
-orders them: one between the reads of a version and the write, one between the write that made the
-version and its reads.  It is the identity, so this is always sound.  It is done where
+writes that do not depend on each other; it fuses a read with a write, and a write with what
+computes with the whole buffer; and it repeats a write in the read that follows.  Each time it
+copies the buffer, in every step.  Barriers keep them apart: one between the reads of a version and
+its overwriting, one between the write that made the version and its reads, one between a write that
+has read the buffer and what computes with all of it.  A barrier is the identity, so it is always
+sound.  It is there where
 
-1. the loop hands one buffer from write to write, from the start of a step to its end;
-2. all that is read of the version that is overwritten are windows, in the loop's body, at places
+1. the loop hands one buffer on, from the start of a step to its end: by writes of windows and
+   elementwise;
+2. all else that reads the version that is overwritten are windows, in the loop's body, at places
    that do not depend on the write, nor on an op that must stay behind one that is not needed;
-3. something other than the write is made of what is read: XLA handles ``c[i] = f(c[j])`` by itself;
+3. something other than the write is made of what is read, or something whole of what is written:
+   XLA handles ``c[i] = f(c[j])`` by itself;
 4. the buffer is large enough for a copy to matter;
 5. nothing differentiates the loop any more (the final phase), and XLA keeps a barrier until it has
    placed its copies: since JAX 0.11.
 
-Cost: a read is not fused with what follows.
+Cost: ops on both sides of a barrier are not fused.
 Source: https://github.com/jax-ml/jax/issues/17845, https://github.com/jax-ml/jax/issues/17640.
 """
 
@@ -48,7 +52,7 @@ from jaxpr_opt.analysis.devices import keep_barriers
 from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, While, backward_slice, depending_on
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import can_move
+from jaxpr_opt.traits import ELEMENTWISE, can_move
 
 BARRIER = "optimization_barrier"
 MIN_BYTES = 4096
@@ -62,6 +66,8 @@ class Overwriting(Match):
     write: Access
     body: Region
     readers: tuple[Op, ...]
+    read_for_others: bool
+    whole_is_read: bool
 
 
 @dataclass(frozen=True)
@@ -79,9 +85,11 @@ class ReadBeforeOverwriting(Pass):
         if write is None or body is None or write.array.nbytes < MIN_BYTES:  # (4)
             return
         readers = tuple(each for each in write.array.users if each is not op)
-        if not all(_is_for(op, each, body) for each in readers):  # (3)
+        for_others = not all(_is_for(op, each, body) for each in readers)
+        whole = bool(readers) and any(each.name in ELEMENTWISE for each in op.result.users)
+        if for_others or whole:  # (3)
             says = f"{write.array.label} is read before it is overwritten, not copied"
-            yield Overwriting(op, says, write, body, readers)
+            yield Overwriting(op, says, write, body, readers, for_others, whole)
 
     def refuse(self, match: Overwriting) -> str | None:
         write, body = match.write, match.body
@@ -105,6 +113,11 @@ class ReadBeforeOverwriting(Pass):
 
     def rewrite(self, match: Overwriting, rw: Rewriter) -> None:
         body, array = match.body, match.write.array
+        if match.whole_is_read:
+            following = next(op for op in body.ops if body.order(op) > body.order(match.op))
+            _barred(rw, [match.op.result], following, ())
+        if not match.read_for_others:
+            return
         first, other = _schedule(match)
         for op in first:
             if body.order(op) > body.order(other):
@@ -153,18 +166,29 @@ def _is_handed_on(write: Access, body: Region) -> bool:
 
 
 def _becomes(earlier: Value, later: Value) -> bool:
-    """Whether writes and barriers make one version of a buffer of another, in one region."""
-    while later is not earlier:
-        op = later.op
+    """Whether one version of a buffer is made of another in place: by writes, barriers and
+    elementwise ops.
+    """
+    pending, seen = [later], {later}
+    while pending:
+        version = pending.pop()
+        if version is earlier:
+            return True
+        op = version.op
         if op is None or op.region is not earlier.region:
-            return False
+            continue
         if op.name == BARRIER:
-            later = op.operands[op.results.index(later)]
-        elif (found := access(op)) is not None and found.kind != "read":
-            later = found.array
+            made_of = [op.operands[op.results.index(version)]]
+        elif op.name in ELEMENTWISE:
+            made_of = [
+                v for v in op.operands if v.shape == version.shape and v.dtype == version.dtype
+            ]
         else:
-            return False
-    return True
+            found = access(op)
+            made_of = [found.array] if found is not None and found.kind != "read" else []
+        pending += [v for v in made_of if v not in seen]
+        seen.update(made_of)
+    return False
 
 
 def _is_for(write: Op, reader: Op, body: Region) -> bool:

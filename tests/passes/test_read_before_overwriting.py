@@ -131,6 +131,53 @@ def test_two_writes():
     )
 
 
+def test_something_is_added_to_the_whole():
+    """(1, 3) XLA would fuse the addition with the write, and so with the read."""
+
+    def step(c, i, j):
+        return write(c, jnp.sin(read(c, i)), i) + j, None
+
+    check_rewrite(
+        BARRED,
+        stepping(step),
+        *PLACES,
+        diff="""
+          fn (c:f32[8], i:i32[4], j:i32[4]) {
+            c1:f32[8] = scan[4] carry(c=c) xs(x=i, x1=j) {
+              d:f32[2] = dynamic_slice c x
+              s:f32[2] = sin d
+              d1:f32[8] = dynamic_update_slice c s x
+        +     o:f32[8] = optimization_barrier d1
+              c1:f32[] = convert_element_type x1
+        -     a:f32[8] = add d1 c1
+        +     a:f32[8] = add o c1
+              yield carry(a)
+            }
+            return c1
+          }
+        """,
+    )
+
+
+def test_two_arrays_are_updated_whole_and_in_part():
+    """(1, 3) The transpose of a step that reads a buffer whole."""
+
+    def program(c, d, i, j):
+        def step(carry, ij):
+            c, d = carry
+            i, j = ij
+            x = read(c, i)
+            c = write(c, jnp.zeros(2), i) + x[0]
+            d = write(d, read(d, j) + x, j) + x[1] * c
+            return (c, d), None
+
+        return lax.scan(step, (c, d), (i, j))
+
+    graph = alone(BARRED, program, "f32[8]", *PLACES, fires=True)
+    barred = [len(op.results) for op in graph.walk() if op.name == "optimization_barrier"]
+    assert barred == [2, 1, 1]
+
+
 def test_the_place_of_a_read_was_read():
     """(2) What is read on the way to the last read needs no barrier."""
 
@@ -197,7 +244,7 @@ def test_a_buffer_that_is_replaced():
     """(1) There is nothing to be done in place."""
     check_refuses(
         BARRED,
-        stepping(lambda c, i, j: (jnp.sin(write(c, read(c, i), j)), read(c, i))),
+        stepping(lambda c, i, j: (jnp.sort(write(c, read(c, i), j)), read(c, i))),
         *PLACES,
         because="not one buffer from the start of a step to its end",
     )
@@ -284,6 +331,7 @@ def test_a_place_that_must_stay():
         lambda c, i, j: (write(c, jnp.sin(read(c, i)) + read(c, j), j), None),
         lambda c, i, j: (c.at[i].add(c[j]), None),
         lambda c, i, j: (write(c, jnp.ones(2), read(c, i, 1)[0].astype(int)), None),
+        lambda c, i, j: (write(c, jnp.ones(2), i) + 1, None),
     ],
 )
 def test_what_is_read_for_the_write_alone(step):
