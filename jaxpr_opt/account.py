@@ -7,7 +7,6 @@ What a pass did to them is told once, with the number of times and what it saved
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from jaxpr_opt.analysis.summary import Summary
 from jaxpr_opt.figures import bytes_text, number_text
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.journal import Journal, PassRecord, Rewrite
+from jaxpr_opt.journal import Journal, PassRecord, Rewrite, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,10 @@ class Place:
     times: int
     reason: str = ""
     """Why it was not done; empty where it was."""
+    size: Size | None = None
+    """Of what it was about, the largest where it was done several times; if the pass tells."""
+    pays: bool = True
+    """Whether it is worth something by itself (see `jaxpr_opt.pipeline.Match`)."""
 
     def __str__(self) -> str:
         where = [frame_text(self.frame)] if self.frame is not None else []
@@ -106,7 +109,7 @@ def _account(records: Sequence[PassRecord], saved: Savings) -> PassReport:
     made = {(rewrite.says, rewrite.frame) for rewrite in rewrites}
     # A place refused in one program may be rewritten in a later one; every phase asks again.
     refused = dict.fromkeys(
-        Place(refusal.says, refusal.frame, 1, refusal.reason)
+        Place(refusal.says, refusal.frame, 1, refusal.reason, refusal.size, refusal.pays)
         for record in records
         for refusal in record.refusals
         if (refusal.says, refusal.frame) not in made
@@ -140,5 +143,16 @@ def _saving(before: Summary, after: Summary) -> Savings:
 
 
 def _counted(rewrites: Iterable[Rewrite]) -> tuple[Place, ...]:
-    times = Counter((rewrite.says, rewrite.frame) for rewrite in rewrites)
-    return tuple(Place(says, frame, count) for (says, frame), count in times.items())
+    alike: dict[tuple[str, Frame | None], list[Rewrite]] = {}
+    for rewrite in rewrites:
+        alike.setdefault((rewrite.says, rewrite.frame), []).append(rewrite)
+    return tuple(
+        Place(
+            says,
+            frame,
+            len(group),
+            size=max((r.size for r in group if r.size), key=lambda s: s.total, default=None),
+            pays=any(r.pays for r in group),
+        )
+        for (says, frame), group in alike.items()
+    )

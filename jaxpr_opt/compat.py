@@ -163,10 +163,14 @@ def same_type(a: Any, b: Any) -> bool:
 
 
 def nest_source(outer: Any, inner: Any) -> Any:
-    """Source info of an equation inlined from a call: the call's name stack goes in front."""
+    """Source info of an equation inlined from a call: the call's name stack goes in front.
+
+    Of what JAX itself has jitted, as ``jnp.where``, only the call knows a line of the user's.
+    """
     if outer is None or inner is None:
         return inner
-    return inner.replace(name_stack=outer.name_stack + inner.name_stack)
+    traceback = outer.traceback if user_frame(inner) is None else inner.traceback
+    return inner.replace(traceback=traceback, name_stack=outer.name_stack + inner.name_stack)
 
 
 @contextlib.contextmanager

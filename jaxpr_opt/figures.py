@@ -33,6 +33,11 @@ def bytes_text(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def formula_text(nbytes: int, lengths: Sequence[int]) -> str:
+    """Bytes that are made in every step of some loops, the outermost first: `256 x 4.19 MB`."""
+    return " x ".join([*map(str, lengths), bytes_text(nbytes)])
+
+
 def seconds_text(value: float) -> str:
     """`0.4 ms`, `12 ms`, `3.9 s`."""
     if value >= 1:

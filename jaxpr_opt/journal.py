@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxpr_opt.ir import Graph, Phase
+from jaxpr_opt.ir import Graph, Op, Phase, Scan, Value
+from jaxpr_opt.text_params import type_text
 
 Frame = tuple[str, int, str]
 """`(file, line, function)` in the user's program."""
 
 Measure = Callable[[Graph], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a value is, and how often it is made."""
+
+    shape: str
+    """As `f32[30000]`."""
+    nbytes: int
+    """Of one."""
+    lengths: tuple[int, ...] = ()
+    """Of the counted loops around, outermost first; a `while` counts as one step."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all steps."""
+        return math.prod(self.lengths) * self.nbytes
+
+
+def size_of(value: Value) -> Size:
+    """The size of a value, which is made in every step of the loops around it."""
+    lengths: list[int] = []
+    around = value.region.owner if value.region is not None else None
+    while isinstance(around, Op):
+        if isinstance(around, Scan):
+            lengths.append(around.length)
+        around = around.parent
+    return Size(type_text(value.aval), value.nbytes, tuple(reversed(lengths)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +54,10 @@ class Rewrite:
     says: str
     frame: Frame | None
     edits: int
+    size: Size | None = None
+    """Of what it was about, if the pass tells."""
+    pays: bool = True
+    """Whether it is worth something by itself (see `Match`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +67,8 @@ class Refusal:
     says: str
     reason: str
     frame: Frame | None
+    size: Size | None = None
+    pays: bool = True
 
 
 @dataclass(slots=True)

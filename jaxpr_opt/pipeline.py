@@ -16,7 +16,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from jax.extend.core import ClosedJaxpr
@@ -24,8 +24,17 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt import compat, settings
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Graph, Op, Phase
-from jaxpr_opt.journal import Journal, PassRecord, Refusal, Rewrite, measure, publish
+from jaxpr_opt.ir import Graph, Op, Phase, Value
+from jaxpr_opt.journal import (
+    Frame,
+    Journal,
+    PassRecord,
+    Refusal,
+    Rewrite,
+    measure,
+    publish,
+    size_of,
+)
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.split import Split, split
 from jaxpr_opt.verify import verify
@@ -43,10 +52,19 @@ MAX_ROUNDS = 32
 class Match:
     """A place where a pass might apply: the op it is anchored at, and what would happen, in
     words.
+
+    The rest is for those who are told of it.
     """
 
     op: Op
     says: str
+    at: Op | None = field(default=None, kw_only=True)
+    """The op whose line of source is told, if not `op`: a write, say, not the loop around it."""
+    about: Value | None = field(default=None, kw_only=True)
+    """What it is about: its type, its size, and how often it is made."""
+    pays: bool = field(default=True, kw_only=True)
+    """Whether it is worth something by itself; not where XLA does as much, and other passes can
+    see through what is left."""
 
 
 class Pass:
@@ -301,16 +319,28 @@ def _is_anchor(op: Op, each: Pass) -> bool:
 
 def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewriter | None:
     for match in each.find(op):
-        frame = compat.user_frame(match.op.source.info)
+        frame = user_frame(match.at or match.op)
+        size = None if match.about is None else size_of(match.about)
         reason = each.refuse(match)
         if reason is not None:
-            record.refusals[Refusal(match.says, reason, frame)] = None
+            record.refusals[Refusal(match.says, reason, frame, size, match.pays)] = None
             continue
         rw = Rewriter(graph, match.op)
         each.rewrite(match, rw)
         assert rw.edits, f"{each.name} accepted a match but changed nothing: {match.says}"
-        record.rewrites.append(Rewrite(match.says, frame, len(rw.edits)))
+        record.rewrites.append(Rewrite(match.says, frame, len(rw.edits), size, match.pays))
         return rw
+    return None
+
+
+def user_frame(op: Op) -> Frame | None:
+    """The user's line that an op comes from; that of what is around it, where it has none."""
+    around: Op | None = op
+    while around is not None:
+        frame = compat.user_frame(around.source.info)
+        if frame is not None:
+            return frame
+        around = around.parent
     return None
 
 

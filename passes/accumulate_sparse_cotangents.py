@@ -107,6 +107,16 @@ class Piece:
         """How many windows are touched."""
         return 1
 
+    @property
+    def innermost(self) -> Piece:
+        """The op that puts something into zeros."""
+        return self
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether XLA makes the array: it sees through writes and scatters in the step itself."""
+        return self.op.name not in WRITES
+
     def read(self, array: Any, *indices: Any) -> Any:
         """The window of `array`, with the shape of the update."""
         if self.op.name in SCATTERS:
@@ -176,6 +186,14 @@ class Pieces:
     def count(self) -> int:
         return self.op.length * sum(link.count for link in self.inner.links)
 
+    @property
+    def innermost(self) -> Piece:
+        return self.inner.links[-1].innermost
+
+    @property
+    def is_dense(self) -> bool:
+        return True
+
 
 Link = Piece | Pieces
 
@@ -237,7 +255,8 @@ class AccumulateSparseCotangents(Pass):
             chain = _chain(dense)
             if chain.starts_at_zero:
                 says = f"{chain.nbytes:,} bytes are added in place, not {array.nbytes:,}"
-                yield Sum(op, says, array, dense, chain)
+                at, pays = chain.links[-1].innermost.op, any(x.is_dense for x in chain.links)
+                yield Sum(op, says, array, dense, chain, at=at, about=op.result, pays=pays)
 
     def refuse(self, match: Sum) -> str | None:
         op, array, result = match.op, match.array, match.op.result

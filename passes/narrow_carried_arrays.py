@@ -48,7 +48,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.access import Access
 from jaxpr_opt.analysis.affine import Affine
-from jaxpr_opt.analysis.buffers import Buffer, buffer
+from jaxpr_opt.analysis.buffers import Buffer, buffer, copied_by
 from jaxpr_opt.ir import Carry, Op, Scan, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -92,8 +92,10 @@ class NarrowCarriedArrays(Pass):
             rows = _rows(op, found) if isinstance(found, Buffer) and found.accesses else None
             if rows is not None and isinstance(found, Buffer):
                 name = carry.param.name or str(carry.param.aval)
-                count = f"{rows.size} of {carry.param.shape[rows.axis]} rows"
-                yield Narrow(op, f"{count} of {name} are carried", found, rows)
+                says = f"{rows.size} of {carry.param.shape[rows.axis]} rows of {name} are carried"
+                at = copied_by(found)
+                pays = at is not None
+                yield Narrow(op, says, found, rows, at=at, about=carry.param, pays=pays)
 
     def refuse(self, match: Narrow) -> str | None:
         scan = match.op

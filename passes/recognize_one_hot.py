@@ -92,11 +92,13 @@ class RecognizeOneHot(Pass):
         if op.name == "select_n" and len(op.operands) == 3:
             mask = one_hot(op.operands[0])
             if mask is not None:
-                yield MaskedWrite(op, "a select by a one-hot mask is a write of one row", mask)
+                says = "a select by a one-hot mask is a write of one row"
+                yield MaskedWrite(op, says, mask, about=op.result)
         if op.name == "reduce_sum":
             write = _only_summand(op)
             if write is not None:
-                yield MaskedRead(op, "a sum of one row and of zeros is that row", write)
+                says = "a sum of one row and of zeros is that row"
+                yield MaskedRead(op, says, write, about=op.operands[0])
 
     def refuse(self, match: Match) -> str | None:
         if not isinstance(match, MaskedWrite):

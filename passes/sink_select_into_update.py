@@ -96,8 +96,9 @@ class SinkSelectIntoUpdate(Pass):
                 writes = (*left.writes, *right.writes)
                 if left.array is right.array and writes:  # (1)
                     says = "a choice between versions of an array is one between what is written"
-                    between = (*left.between, *right.between)
-                    yield Sinkable(op, says, which, left.array, writes, between)
+                    between, at = (*left.between, *right.between), writes[-1][1].op
+                    args = op, says, which, left.array, writes, between
+                    yield Sinkable(*args, at=at, about=op.result)
                     return
 
     def refuse(self, match: Sinkable) -> str | None:

@@ -54,7 +54,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access, Extent, access
-from jaxpr_opt.analysis.buffers import Buffer, buffer, renames
+from jaxpr_opt.analysis.buffers import Buffer, buffer, copied_by, renames
 from jaxpr_opt.analysis.constants import is_weak, uniform
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -98,7 +98,10 @@ class StackCarriedUpdates(Pass):
             if any(_writes(user, carry.param) for user in carry.param.users):
                 name = carry.param.name or str(carry.param.aval)
                 says = f"{name} is streamed in and stacked row by row"
-                yield Sliding(op, says, carry, buffer(op, carry))
+                found = buffer(op, carry)
+                at = copied_by(found) if isinstance(found, Buffer) else None
+                pays = at is not None
+                yield Sliding(op, says, carry, found, at=at, about=carry.param, pays=pays)
 
     def refuse(self, match: Sliding) -> str | None:
         plan = _plan(match)

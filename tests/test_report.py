@@ -21,7 +21,8 @@ from jaxpr_opt import account, figures, frames, observe, settings
 from jaxpr_opt.analysis.summary import Summary
 from jaxpr_opt.exporter import export
 from jaxpr_opt.ir import Op
-from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.journal import Size
+from jaxpr_opt.pipeline import Match, Pass, user_frame
 from jaxpr_opt.report import _short
 from jaxpr_opt.text import to_text
 
@@ -459,3 +460,50 @@ def test_quantities(write, value, text):
 )
 def test_changes(before, after, change):
     assert figures.Figure("", "", before, after, str).change == change
+
+
+# -- what a place tells besides
+
+
+@dataclass(frozen=True)
+class SizedNegations(CancelNegations):
+    """As above, about the inner negation."""
+
+    name = "sized-negations"
+
+    def find(self, op: Op) -> Iterator[Match]:
+        for match in super().find(op):
+            inner = match.op.operands[0].op
+            yield Match(match.op, match.says, at=inner, about=inner.result, pays=False)
+
+
+def test_a_match_may_be_about_another_line_and_tells_how_often_and_how_large():
+    def loop(x):
+        def step(c, _):
+            inner = -c
+            return negate(inner), None
+
+        return lax.scan(step, x, None, length=5)[0]
+
+    program = jaxpr_opt.optimize(loop, passes=[SizedNegations()])
+    ((place,),) = [each.done for each in jaxpr_opt.explain(program, X).passes]
+    assert place.frame == (
+        __file__,
+        loop.__code__.co_firstlineno + 2,
+        f"{loop.__qualname__}.<locals>.step",
+    )
+    assert place.size == Size("f32[3]", 12, (5,))
+    assert place.size.total == 60
+    assert not place.pays
+
+
+def test_what_jax_has_jitted_is_told_by_the_line_that_calls_it():
+    def clipped(x):
+        return jnp.where(x > 0, x, 0)
+
+    (select,) = [op for op in observe.original(clipped, (X,), {}).walk() if op.name == "select_n"]
+    assert user_frame(select) == (
+        __file__,
+        clipped.__code__.co_firstlineno + 1,
+        clipped.__qualname__,
+    )

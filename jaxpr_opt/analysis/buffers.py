@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.access import Access, access
-from jaxpr_opt.ir import Carry, Op, Scan, While
+from jaxpr_opt.ir import Carry, Op, Scan, While, backward_slice
+from jaxpr_opt.traits import moves
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +66,37 @@ def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
     ordered = [op for op in body.walk() if op in found]
     accesses = tuple(a for op in ordered if (a := found[op]) is not None)
     return Buffer(carry, accesses, tuple(ordered))
+
+
+def copied_by(found: Buffer) -> Op | None:
+    """The first write before which XLA copies the array in every step; None if all are in place.
+
+    It copies where a step reads a window, writes over the array, and needs what it has read for
+    something else than this write, wherever the two windows are: the read runs where its value is
+    needed, and then there must still be something to read.  Measured on CPU, jaxlib 0.10 and 0.12:
+    1000 steps on 1 MB take 80 ms copied and 0.1 ms in place.
+    """
+    writes = {access.array: access for access in found.accesses if access.kind != "read"}
+    for read in found.accesses:
+        write = writes.get(read.array)
+        if read.kind == "read" and write is not None and not _only_for(write.op, read.op):
+            return write.op
+    return None
+
+
+def _only_for(write: Op, read: Op) -> bool:
+    """Whether what is read in the same region is needed for the write and for nothing else."""
+    if read.region is not write.region:
+        return True  # how XLA orders what inner loops read is not known
+    needed = {*backward_slice(write.operands, lambda v: v.region is not write.region), write}
+    pending = [read.result]
+    while pending:
+        for user in pending.pop().users:
+            if user not in needed:
+                return False
+            if moves(user):
+                pending.append(user.result)
+    return True
 
 
 def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:
