@@ -23,6 +23,8 @@ from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Primitive
 
+from jaxpr_opt.frames import Frame, is_installed, is_machinery
+
 KEEPS_BARRIERS: bool = hasattr(_core.Jaxpr, "with_consts")
 """Whether XLA keeps an `optimization_barrier` until it has placed its copies: since JAX 0.11.
 Nothing of JAX tells; what came with that version stands for it.
@@ -210,14 +212,23 @@ def transposes(info: Any) -> int:
     )
 
 
-def user_frame(info: Any) -> tuple[str, int, str] | None:
+def user_frame(info: Any) -> Frame | None:
     """`(file, line, function)` of the user's code an equation was traced from; None where JAX
     knows none.
+
+    Of the code that called into libraries, if there is any: nobody edits an installed file.
     """
     if info is None or info.traceback is None:
         return None
-    frame = _source_info.user_frame(info.traceback)
-    return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+    innermost: Frame | None = None
+    for each in _source_info.user_frames(info.traceback):
+        if is_machinery(each.file_name):
+            continue
+        frame = (each.file_name, each.start_line, each.function_name)
+        if not is_installed(each.file_name):
+            return frame
+        innermost = innermost or frame
+    return innermost
 
 
 def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sysconfig
 import traceback
 from pathlib import Path
@@ -11,8 +13,26 @@ import jax
 Frame = tuple[str, int, str]
 """File, line, function."""
 
-_MACHINERY = (str(Path(__file__).parent), str(Path(jax.__file__).parent), "<frozen ")
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_MACHINERY = (
+    f"{Path(__file__).parent}{os.sep}",
+    f"{Path(jax.__file__).parent}{os.sep}",
+    "<frozen ",
+)
+_INSTALLED = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")
+)
+
+
+@functools.cache
+def is_machinery(file: str) -> bool:
+    """Whether the file is JAX's or ours."""
+    return file.startswith(_MACHINERY)
+
+
+@functools.cache
+def is_installed(file: str) -> bool:
+    """Whether the file is part of Python or of an installed package."""
+    return file.startswith(_INSTALLED)
 
 
 def frame_text(frame: Frame) -> str:
@@ -33,12 +53,8 @@ def blame(error: BaseException) -> str:
         return (
             f"{message.partition(' (')[0]} ({frame_text((error.filename, error.lineno or 0, ''))})"
         )
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if not f.filename.startswith(_MACHINERY)
-    ]
-    theirs = [f for f in frames if not f.filename.startswith(_INSTALLED)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_machinery(f.filename)]
+    theirs = [f for f in frames if not is_installed(f.filename)]
     if not frames:
         return message
     frame = (theirs or frames)[-1]

@@ -159,21 +159,69 @@ def _check_width(dtype: Any, spec: str) -> None:
 
 
 def load_arguments(reference: str) -> Arguments:
-    """What the function `reference` names returns: a tuple of arguments, or `(args, kwargs)`."""
-    make = resolve(reference)
+    """What the function `reference` names returns: a tuple of arguments, or `(args, kwargs)`.
+
+    Arrays in it become types; see `arguments_of`.
+    """
+    return arguments_of(resolve(reference), reference)
+
+
+def arguments_of(make: Callable[..., Any], name: str, *given: Any) -> Arguments:
+    """The arguments that `make(*given)` returns, their arrays as `jax.ShapeDtypeStruct`s.
+
+    It is traced first, so that arrays it makes are never there; where it needs their values, it
+    runs.
+    """
     try:
-        made = make()
+        made = _abstractly(make, given)
     except (Exception, SystemExit) as error:
-        raise TargetError(f"{reference} raised {blame(error)}") from error
+        raise TargetError(f"{name} raised {blame(error)}") from error
     if not isinstance(made, tuple):
         kind = type(made).__name__
-        raise TargetError(f"{reference} returned a {kind}: expected a tuple of arguments")
+        raise TargetError(f"{name} returned a {kind}: expected a tuple of arguments")
     is_pair = len(made) == 2 and isinstance(made[0], tuple) and isinstance(made[1], dict)
     args, kwargs = made if is_pair and all(isinstance(k, str) for k in made[1]) else (made, {})
     for leaf in jax.tree.leaves((args, kwargs)):
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            _check_width(leaf.dtype, f"a {leaf.dtype} argument of {reference}")
+            _check_width(leaf.dtype, f"a {leaf.dtype} argument of {name}")
     return args, kwargs
+
+
+def _abstractly(make: Callable[..., Any], given: Sequence[Any]) -> Any:
+    """What `make` returns, with types for arrays."""
+    kept: list[Any] = []
+
+    def arrays() -> list[Any]:
+        leaves, tree = jax.tree.flatten(make(*given))
+        traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]
+        kept[:] = leaves, tree, traced
+        return [leaf for leaf, is_traced in zip(leaves, traced, strict=True) if is_traced]
+
+    try:
+        made = iter(jax.eval_shape(arrays))
+    except jax.errors.JAXTypeError:  # it looks at values
+        return types(make(*given))
+    leaves, tree, traced = kept
+    kept.clear()  # a tracer must not outlive its trace
+    filled = [next(made) if is_traced else x for x, is_traced in zip(leaves, traced, strict=True)]
+    return types(jax.tree.unflatten(tree, filled))
+
+
+def types(tree: Any) -> Any:
+    """A pytree with the types of its arrays in their place."""
+    return jax.tree.map(_type, tree)
+
+
+def _type(leaf: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct) or not hasattr(leaf, "shape"):
+        return leaf
+    sharding = getattr(leaf, "sharding", None)
+    return jax.ShapeDtypeStruct(
+        leaf.shape,
+        leaf.dtype,
+        sharding=sharding if isinstance(sharding, jax.sharding.NamedSharding) else None,
+        weak_type=getattr(leaf, "weak_type", False),
+    )
 
 
 def check_call(target: str, function: Callable[..., Any], arguments: Arguments) -> None:

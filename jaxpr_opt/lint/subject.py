@@ -9,20 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-import jax
-from jax.sharding import NamedSharding
+from typing import Any
 
 from jaxpr_opt import observe
 from jaxpr_opt.account import PassReport, accounts
+from jaxpr_opt.analysis.saved import Saved, saved
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.lint.options import Mode, Options
-from jaxpr_opt.targets import Arguments
-
-if TYPE_CHECKING:
-    Saved = Any
+from jaxpr_opt.targets import Arguments, types
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +84,7 @@ class Subject:
     @cached_property
     def saved(self) -> tuple[Saved, ...]:
         """What the backward half of the program keeps of the forward half."""
-        import importlib  # the analysis lands next to this
-
-        found: tuple[Saved, ...] = importlib.import_module("jaxpr_opt.analysis.saved").saved(
-            self.graph
-        )
-        return found
+        return saved(self.graph)
 
     @cached_property
     def input_bytes(self) -> int:
@@ -116,20 +106,3 @@ def subject(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Subject:
     """A function as it is, with the arguments of a call; arrays are forgotten, not their types."""
     args, kwargs = types((args, kwargs))
     return Subject(observe.name_of(fun), fun, args, kwargs)
-
-
-def types(tree: Any) -> Any:
-    """A pytree with the types of its arrays in their place."""
-    return jax.tree.map(_type, tree)
-
-
-def _type(leaf: Any) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct) or not hasattr(leaf, "shape"):
-        return leaf
-    sharding = getattr(leaf, "sharding", None)
-    return jax.ShapeDtypeStruct(
-        leaf.shape,
-        leaf.dtype,
-        sharding=sharding if isinstance(sharding, NamedSharding) else None,
-        weak_type=getattr(leaf, "weak_type", False),
-    )
