@@ -6,6 +6,7 @@ from jaxpr_opt.decorator import optimize as optimize
 try:
     from jaxpr_opt.diff import GraphDiff as GraphDiff
     from jaxpr_opt.lint.run import lint as lint
+    from jaxpr_opt.lint.target import lint_target as lint_target
     from jaxpr_opt.pipeline import Match as Match
     from jaxpr_opt.pipeline import Pass as Pass
     from jaxpr_opt.pipeline import PassError as PassError

@@ -50,7 +50,7 @@ def resolve(target: str) -> Callable[..., Any]:
     place, colon, path = target.rpartition(":")
     if not colon or not place or not path:
         raise TargetError(f"{target!r} is not a target: write module:function or file.py:function")
-    found: Any = _load(place)
+    found: Any = load_module(place)
     for index, name in enumerate(names := path.split(".")):
         if not hasattr(found, name):
             owner = ":".join([place, ".".join(names[:index])]).rstrip(":")
@@ -67,7 +67,7 @@ def _suggestion(name: str, owner: Any) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _load(place: str) -> ModuleType:
+def load_module(place: str) -> ModuleType:
     """Import a module, or a file as one; `sys.path` gets the current and the file's directory."""
     is_file = place.endswith(".py")
     path = Path(place).resolve()
@@ -91,8 +91,9 @@ def _load(place: str) -> ModuleType:
 def _load_file(path: Path) -> ModuleType:
     """The file as a module named like it; under its path where that name is taken."""
     known = sys.modules.get(path.stem)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return known
+    for module in (known, sys.modules.get(str(path))):
+        if module is not None and getattr(module, "__file__", None) == str(path):
+            return module
     name = path.stem if known is None and importlib.util.find_spec(path.stem) is None else str(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

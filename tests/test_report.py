@@ -399,6 +399,7 @@ def test_public_names():
         "diff",
         "explain",
         "lint",
+        "lint_target",
         "optimize",
     }
 

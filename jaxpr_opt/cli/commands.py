@@ -12,7 +12,7 @@ import jax
 from rich.console import Console
 
 from jaxpr_opt import figures, observe, registry
-from jaxpr_opt.cli import documentation, measure
+from jaxpr_opt.cli import documentation, linting, measure
 from jaxpr_opt.diff import diff_graphs
 from jaxpr_opt.frames import blame
 from jaxpr_opt.ir import Graph
@@ -27,6 +27,8 @@ from jaxpr_opt.targets import (
 )
 
 T = TypeVar("T")
+
+lint, rule = linting.lint, linting.rule
 
 
 class Subject(NamedTuple):

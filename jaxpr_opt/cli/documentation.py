@@ -73,13 +73,22 @@ def page(each: Pass) -> RenderableType:
     """Everything about one pass."""
     shown: list[RenderableType] = [Text(each.name, "bold")]
     shown.append(Text(f"Runs {WHEN[each.phase]}.", "dim"))
-    marked = False
-    for block in blocks(source(each)):
-        if not (marked and block.marker):
-            shown.append(Text())
-        marked = bool(block.marker)
-        shown.append(_rendered(block))
-    return Group(*shown)
+    return Group(*shown, Text(), *prose(source(each)))
+
+
+def prose(doc: str) -> Iterator[RenderableType]:
+    """A docstring, with an empty line between blocks, but not between the items of a list."""
+    before: Block | None = None
+    for block in blocks(doc):
+        if before is not None and not (before.marker and block.marker):
+            yield Text()
+        before = block
+        yield _rendered(block)
+
+
+def code(text: str) -> RenderableType:
+    """Lines to be left alone."""
+    return _rendered(Block(text, verbatim=True))
 
 
 def _rendered(block: Block) -> RenderableType:

@@ -22,6 +22,7 @@ examples:
   jaxpr-opt diff model:step --args 'f32[8,128]' 'i32[]' 0.5 --compile
   jaxpr-opt explain model:step --args 'f32[8,128]' 'i32[]' 0.5
   jaxpr-opt passes collapse-loops
+  jaxpr-opt lint model.py:loss --mode gradient --args-from model.py:arguments
 """
 
 
@@ -95,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_diff(commands)
     _add_explain(commands)
     _add_passes(commands)
+    _add_lint(commands)
+    _add_rule(commands)
     return parser
 
 
@@ -123,10 +126,50 @@ def _add_passes(commands: Any) -> None:
     passes.add_argument("name", metavar="NAME", nargs="?", help="a pass")
 
 
-def _command(commands: Any, name: str, does: str) -> argparse.ArgumentParser:
+def _add_lint(commands: Any) -> None:
+    lint = _command(
+        commands,
+        "lint",
+        "say what is worth changing in programs, from their shapes alone",
+        formats=("text", "json", "github", "sarif", "junit", "markdown"),
+    )
+    lint.add_argument(
+        "targets",
+        metavar="TARGET",
+        nargs="*",
+        help="module:function or file.py:function; a module or file, for all in it that is"
+        " optimised or marked; the name of a target in pyproject.toml (default: all of those)",
+    )
+    _add_arguments(lint)
+    lint.add_argument("--mode", metavar="MODE", help="as-is (default), gradient or train-step")
+    lint.add_argument("--argnums", metavar="I,J", help="arguments the gradient is for (default: 0)")
+    lint.add_argument("--scale", metavar="T=64,128", help="sizes to look at growth with")
+    lint.add_argument("--growth", metavar="O(T)", help="the fastest growth that is fine")
+    lint.add_argument("--select", metavar="A,B", help="these rules only: codes, names, JXO1, ALL")
+    lint.add_argument("--ignore", metavar="A,B", default="", help="not these rules")
+    lint.add_argument("--output", metavar="FILE", help="write there, and a line of summary here")
+    lint.add_argument("--statistics", action="store_true", help="count the findings of each rule")
+    lint.add_argument("--exit-zero", action="store_true", help="exit with 0 if there are findings")
+    lint.add_argument("--config", metavar="FILE", help="instead of the nearest pyproject.toml")
+    known = lint.add_mutually_exclusive_group()
+    known.add_argument("--baseline", metavar="FILE", help="what is in there is known")
+    known.add_argument("--against", metavar="FILE", help="the JSON of another revision: only news")
+    lint.add_argument(
+        "--update-baseline", action="store_true", help="write what is found to the baseline"
+    )
+
+
+def _add_rule(commands: Any) -> None:
+    rule = _command(commands, "rule", "list the rules of lint, or show the documentation of one")
+    rule.add_argument("name", metavar="RULE", nargs="?", help="a code or a name")
+
+
+def _command(
+    commands: Any, name: str, does: str, formats: Sequence[str] = ("text", "json")
+) -> argparse.ArgumentParser:
     description = f"{does[0].upper()}{does[1:]}."
     command: argparse.ArgumentParser = commands.add_parser(name, help=does, description=description)
-    command.add_argument("--format", choices=("text", "json"), default="text")
+    command.add_argument("--format", choices=formats, default="text")
     command.add_argument("--traceback", action="store_true", help="show where an error comes from")
     command.set_defaults(run=_runner(name))
     return command
@@ -146,6 +189,14 @@ def _runner(name: str) -> Callable[[argparse.Namespace, Console], int]:
 
 def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument("target", metavar="TARGET", help="module:function or file.py:function")
+    _add_arguments(command)
+    command.add_argument("--grad", action="store_true", help="the gradient instead of the function")
+    command.add_argument("--argnums", metavar="I,J", help="arguments --grad is for (default: 0)")
+    command.add_argument("--passes", metavar="A,B", help="optimise with these passes only")
+    command.add_argument("--skip", metavar="A,B", default="", help="optimise without these passes")
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
     given = command.add_mutually_exclusive_group()
     given.add_argument(
         "--args",
@@ -159,7 +210,3 @@ def _add_target(command: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         help="a function that returns them: args, or (args, kwargs)",
     )
-    command.add_argument("--grad", action="store_true", help="the gradient instead of the function")
-    command.add_argument("--argnums", metavar="I,J", help="arguments --grad is for (default: 0)")
-    command.add_argument("--passes", metavar="A,B", help="optimise with these passes only")
-    command.add_argument("--skip", metavar="A,B", default="", help="optimise without these passes")

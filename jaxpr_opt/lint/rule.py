@@ -48,6 +48,7 @@ from jaxpr_opt.lint.subject import Subject
 SECTIONS = ("What", "Why", "Example", "Instead", "Thread")
 """What the documentation of a rule consists of, in this order."""
 FAMILIES: Mapping[str, str] = {
+    "0": "comments",
     "1": "residuals",
     "2": "buffers",
     "3": "control flow",
@@ -57,7 +58,7 @@ FAMILIES: Mapping[str, str] = {
 }
 """What rules are about, by the first digit of their codes."""
 
-_CODE = re.compile(r"JXO[1-6]\d\d")
+_CODE = re.compile(r"JXO[0-6]\d\d")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _HEADING = re.compile(rf"({'|'.join(SECTIONS)})::?(?:\s+(.*))?")
 
@@ -176,3 +177,9 @@ def documentation(rule: Rule | type[Rule]) -> dict[str, str]:
             f" in this order; it has {', '.join(found) or 'none'}"
         )
     return sections
+
+
+def summary(rule: Rule) -> str:
+    """What a rule finds: the first sentence of its documentation."""
+    paragraph = " ".join(documentation(rule)["What"].partition("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph)[0]

@@ -1,14 +1,24 @@
-"""Running rules over subjects."""
+"""Running rules over targets, and sorting out what is known already."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxpr_opt.frames import frame_text
-from jaxpr_opt.lint.finding import SEVERITIES, Finding
+from jaxpr_opt import settings
+from jaxpr_opt.frames import blame
+from jaxpr_opt.lint.baseline import Baseline
+from jaxpr_opt.lint.config import Config, codes_of
+from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.lint.result import Checked, How, Result, Suppressed, badness, measured
 from jaxpr_opt.lint.rule import Rule, rules
+from jaxpr_opt.lint.rules.comments import UnusedSuppression
 from jaxpr_opt.lint.subject import Subject, subject
+from jaxpr_opt.lint.suppress import Comment, comments, names
+from jaxpr_opt.lint.target import Target
+from jaxpr_opt.targets import TargetError
 
 
 def lint(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Finding, ...]:
@@ -30,11 +40,102 @@ def defaults() -> tuple[Rule, ...]:
 
 
 def check(about: Subject, chosen: Iterable[Rule]) -> tuple[Finding, ...]:
-    """What these rules find, each thing once, worst first."""
-    found = dict.fromkeys(finding for rule in chosen for finding in rule.check(about))
-    return tuple(sorted(found, key=_badness))
+    """What these rules find, each thing once, worst first.
+
+    What is about no line is where the function is defined.
+    """
+    found = dict.fromkeys(
+        finding if finding.frame is not None else replace(finding, frame=about.place)
+        for rule in chosen
+        for finding in _guarded(rule, about)
+    )
+    return tuple(sorted(found, key=badness))
 
 
-def _badness(finding: Finding) -> tuple[int, int, str, str]:
-    where = "" if finding.frame is None else frame_text(finding.frame)
-    return SEVERITIES.index(finding.severity), -(finding.bytes or 0), finding.code, where
+def _guarded(rule: Rule, about: Subject) -> Iterator[Finding]:
+    """What one rule finds; should it break, that is told with its name."""
+    try:
+        yield from rule.check(about)
+    except TargetError:
+        raise
+    except Exception as error:
+        if settings.current().strict:
+            raise
+        raise TargetError(f"{about.name}: the rule {rule.name} failed: {blame(error)}") from error
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of `jaxpr-opt lint`."""
+
+    config: Config
+    rules: tuple[Rule, ...]
+    baseline: Baseline | None = None
+    subjects: list[Subject] = field(default_factory=list)
+    used: set[tuple[Comment, str]] = field(default_factory=set)
+    """Comments that have suppressed something, and with which of their rules."""
+
+    def result(self, targets: Sequence[Target]) -> Result:
+        """Look at every target; one that cannot be traced does not keep the others from it."""
+        started = time.perf_counter()
+        checked = [self._checked(target) for target in targets]
+        checked = self._with_unused_comments(checked)
+        seconds = time.perf_counter() - started
+        return Result(tuple(checked), self.rules, self.config.root, seconds)
+
+    def _checked(self, target: Target) -> Checked:
+        try:
+            about = self._traced(target)
+            found = check(about, self.rules)
+        except TargetError as error:
+            return Checked(target.name, error=str(error), place=target.place)
+        self.subjects.append(about)
+        ignored = codes_of(target.spec.ignore, f"target {target.name}: ignore")
+        kept, suppressed = list[Finding](), list[Suppressed]()
+        for finding, is_new in self._new(found):
+            how = self._suppressed_by(finding, ignored) or (None if is_new else "baseline")
+            if how is None:
+                kept.append(finding)
+            else:
+                suppressed.append(Suppressed(finding, how))
+        return Checked(target.name, tuple(kept), tuple(suppressed), measured(about), about.place)
+
+    def _traced(self, target: Target) -> Subject:
+        about = target.subject(self.config.options)
+        if self.baseline is not None:
+            about.before = self.baseline.figures.get(target.name, {})
+        try:
+            _ = about.graph
+        except (Exception, SystemExit) as error:
+            raise TargetError(f"{target.name} raised while tracing: {blame(error)}") from error
+        return about
+
+    def _new(self, found: Sequence[Finding]) -> Iterable[tuple[Finding, bool]]:
+        if self.baseline is None:
+            return [(finding, True) for finding in found]
+        return self.baseline.new(found, self.config.root)
+
+    def _suppressed_by(self, finding: Finding, ignored: set[str]) -> How | None:
+        if finding.frame is not None:
+            for comment in comments(finding.frame[0]):
+                if comment.covers(finding):
+                    self.used |= {(comment, rule) for rule in comment.rules if names(rule, finding)}
+                    return "comment"
+        if finding.code in self.config.ignored_at(finding.frame):
+            return "path"
+        return "target" if finding.code in ignored else None
+
+    def _with_unused_comments(self, checked: list[Checked]) -> list[Checked]:
+        rule = next((rule for rule in self.rules if isinstance(rule, UnusedSuppression)), None)
+        if rule is None:
+            return checked
+        ran = {each.code for each in self.rules}
+        notes = [
+            finding
+            for finding in rule.unused(self.subjects, self.used, ran)
+            if finding.code not in self.config.ignored_at(finding.frame)
+        ]
+        return [
+            replace(each, findings=(*each.findings, *(n for n in notes if n.target == each.name)))
+            for each in checked
+        ]

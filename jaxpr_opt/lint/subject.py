@@ -6,14 +6,18 @@ pipeline.  Only shapes are traced; nothing is compiled, and no array is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from jaxpr_opt import observe
 from jaxpr_opt.account import PassReport, accounts
+from jaxpr_opt.analysis.liveness import peak_bytes
 from jaxpr_opt.analysis.saved import Saved, saved
+from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.lint.options import Mode, Options
@@ -57,6 +61,10 @@ class Subject:
     mode: Mode = "as-is"
     options: Options = field(default_factory=Options)
     scaling: Scaling | None = None
+    place: Frame | None = None
+    """Where the function is defined: findings that are about nothing smaller are there."""
+    before: Mapping[str, int] = field(default_factory=dict)
+    """Figures of an earlier run, by name: `residual_bytes`, `peak_bytes`."""
 
     @cached_property
     def graph(self) -> Graph:
@@ -87,6 +95,16 @@ class Subject:
         return saved(self.graph)
 
     @cached_property
+    def residual_bytes(self) -> int:
+        """Of what a gradient keeps beyond what is there anyway."""
+        return sum(each.nbytes for each in self.saved if each.kind == "intermediate")
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Of the most that is live at one moment, estimated."""
+        return peak_bytes(self.graph)
+
+    @cached_property
     def input_bytes(self) -> int:
         """Of all arguments."""
         return sum(value.nbytes for value in self.graph.inputs)
@@ -102,7 +120,16 @@ class Subject:
         return replace(self, args=args, kwargs=kwargs)
 
 
+def place(fun: Callable[..., Any]) -> Frame | None:
+    """Where a function is defined."""
+    fun = inspect.unwrap(fun)
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    code = getattr(fun, "__code__", None) or getattr(type(fun).__call__, "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno, code.co_name)
+
+
 def subject(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Subject:
     """A function as it is, with the arguments of a call; arrays are forgotten, not their types."""
     args, kwargs = types((args, kwargs))
-    return Subject(observe.name_of(fun), fun, args, kwargs)
+    return Subject(observe.name_of(fun), fun, args, kwargs, place=place(fun))

@@ -1,0 +1,104 @@
+"""What is known already: findings and figures of an earlier run, as JSON.
+
+It is what ``--format json`` writes, or the part of that which stays the same when lines move, as
+``--update-baseline`` writes it.  A finding is known if there was one of the same rule for the same
+target, file, function and shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.lint.paths import relative
+from jaxpr_opt.lint.result import Checked, Result
+from jaxpr_opt.lint.rules.budgets import MoreThanBefore
+from jaxpr_opt.targets import TargetError
+
+VERSION = 1
+KEYS = ("code", "file", "function", "shape")
+
+Key = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Baseline:
+    """An earlier run."""
+
+    figures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Of every target, by its name."""
+    known: Counter[Key] = field(default_factory=Counter)
+
+    def new(self, findings: Iterable[Finding], root: Path) -> Iterator[tuple[Finding, bool]]:
+        """Every finding, and whether it is new; as many are known as there were.
+
+        That something has grown is never known: the figures are.
+        """
+        left = self.known.copy()
+        for finding in findings:
+            told = key(finding.target, described(finding, root))
+            yield finding, left[told] <= 0 or finding.code == MoreThanBefore.code
+            left[told] -= 1
+
+
+def described(finding: Finding, root: Path) -> dict[str, Any]:
+    """A finding for machines, its file relative to `root`."""
+    told = finding.to_dict()
+    return told | {"file": told["file"] and relative(told["file"], root)}
+
+
+def key(target: str, told: Mapping[str, Any]) -> Key:
+    """What makes a finding the one it was."""
+    return (target, *(told.get(name) for name in KEYS))
+
+
+def read(path: Path) -> Baseline:
+    """An earlier run from its file.
+
+    Raises:
+      TargetError: it is not there, or something else.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["version"] != VERSION:
+            raise TargetError(f"{path} is of version {document['version']}: expected {VERSION}")
+        targets = {each["target"]: each for each in document["targets"]}
+        return Baseline(
+            {name: dict(each["figures"]) for name, each in targets.items()},
+            Counter(key(name, told) for name, each in targets.items() for told in each["findings"]),
+        )
+    except OSError as error:
+        raise TargetError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TargetError(
+            f"{path} is no baseline: write one with --update-baseline or --format json"
+        ) from error
+
+
+def written(result: Result) -> str:
+    """The file of a run: what was found, but for what a change elsewhere in a file would move."""
+    targets = [
+        {
+            "target": each.name,
+            "figures": dict(each.figures),
+            "findings": [_kept(finding, result.root) for finding in _all(each)],
+        }
+        for each in result.targets
+    ]
+    return json.dumps({"version": VERSION, "targets": targets}, indent=2) + "\n"
+
+
+def _all(checked: Checked) -> list[Finding]:
+    """What a target's run found, now or before."""
+    known = (each.finding for each in checked.suppressed if each.how == "baseline")
+    return [*checked.findings, *known]
+
+
+def _kept(finding: Finding, root: Path) -> dict[str, Any]:
+    told = described(finding, root)
+    return {key: told[key] for key in ("rule", *KEYS, "bytes")}

@@ -1,0 +1,224 @@
+"""What `pyproject.toml` says about linting::
+
+    [tool.jaxpr-opt.lint]
+    select = ["JXO1", "donated-but-unusable"]     # codes, their beginnings, names or ALL
+    extend-select = ["JXO2"]
+    ignore = ["JXO601"]
+    per-path-ignores = {"tests/*" = ["ALL"]}
+    min-bytes = "4 MiB"
+    baseline = "lint-baseline.json"
+
+    [tool.jaxpr-opt.lint.targets.step]
+    function = "model.py:loss"                    # relative to this file
+    args = "model.py:arguments"                   # or ["f32[8,128]", "i32[]"]
+    mode = "gradient"
+    max-residual-bytes = {warn = "48 MiB", fail = "64 MiB"}
+
+Everything wrong with it is a `TargetError` that names the file and the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from jaxpr_opt.frames import Frame
+from jaxpr_opt.lint.options import Options, Spec, parse, strings, suggestion
+from jaxpr_opt.lint.paths import relative
+from jaxpr_opt.lint.rule import Rule, rules
+from jaxpr_opt.lint.target import Target, split_settings
+from jaxpr_opt.targets import TargetError, resolve
+
+ALL = "ALL"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A target that has a name in the file; nothing is imported before it is wanted."""
+
+    name: str
+    function: str
+    args: str | tuple[str, ...] | None
+    spec: Spec
+    settings: dict[str, Any]
+    root: Path
+
+    def target(self) -> Target:
+        if str(self.root) not in sys.path:
+            sys.path.insert(0, str(self.root))
+        args = self.args
+        return Target(
+            name=self.name,
+            function=resolve(self._below(self.function)),
+            given=resolve(self._below(args)) if isinstance(args, str) else args,
+            spec=self.spec,
+            settings=self.settings,
+            source=args if isinstance(args, str) else "",
+        )
+
+    def _below(self, reference: str) -> str:
+        """A reference to a file as one that is right from everywhere."""
+        place, colon, path = reference.rpartition(":")
+        return f"{self.root / place}{colon}{path}" if place.endswith(".py") else reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The settings of a project; all defaults where there is none."""
+
+    root: Path
+    """What paths are relative to."""
+    select: tuple[str, ...] | None = None
+    """None: the rules that are on by default."""
+    extend_select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    per_path_ignores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+    baseline: Path | None = None
+    targets: Mapping[str, Named] = field(default_factory=dict)
+
+    def chosen(self, select: tuple[str, ...] | None, ignore: tuple[str, ...]) -> tuple[Rule, ...]:
+        """The rules that run; a selection on the command line replaces that of the file."""
+        if select is None:
+            select, ignore = self.select, (*self.ignore, *ignore)
+        wanted = {rule.code for rule in rules().values() if rule.default}
+        if select is not None:
+            wanted = _selected(select)
+        if select is self.select:
+            wanted |= _selected(self.extend_select)
+        wanted -= _selected(ignore)
+        return tuple(rule for rule in rules().values() if rule.code in wanted)
+
+    def ignored_at(self, frame: Frame | None) -> set[str]:
+        """The codes of the rules that are not to report anything in this file."""
+        if frame is None:
+            return set()
+        path = relative(frame[0], self.root)
+        listed = (s for glob, s in self.per_path_ignores.items() if fnmatch(path, glob))
+        return _selected([selector for selectors in listed for selector in selectors])
+
+
+@functools.cache
+def _of_selector(selector: str) -> frozenset[str]:
+    """The codes a code, the beginning of one, a name, or ALL stands for.
+
+    Raises:
+      ValueError: it stands for none.
+    """
+    known = rules()
+    name = selector.replace("_", "-").lower()
+    found = frozenset(
+        code
+        for code, rule in known.items()
+        if selector == ALL or name == rule.name or code.startswith(selector.upper())
+    )
+    if not found or len(selector) < 3:
+        names = [*known, *(rule.name for rule in known.values()), ALL]
+        hint = suggestion(selector, names) if len(selector) > 2 else ""
+        hint = hint if hint.startswith(";") else ": `jaxpr-opt rule` lists them"
+        raise ValueError(f"no rule is called {selector!r}{hint}")
+    return found
+
+
+def _selected(selectors: Iterable[str]) -> set[str]:
+    return set[str]().union(*map(_of_selector, selectors))
+
+
+def codes_of(selectors: Iterable[str], what: str) -> set[str]:
+    """The codes of the rules that selectors stand for; `what` says where they were written."""
+    try:
+        return _selected(selectors)
+    except ValueError as error:
+        raise TargetError(f"{what}: {error}") from None
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+def find(start: Path) -> Path | None:
+    """The nearest `pyproject.toml`, here or above."""
+    folders = (start, *start.parents)
+    return next((f / "pyproject.toml" for f in folders if (f / "pyproject.toml").is_file()), None)
+
+
+def load(file: Path | None) -> Config:
+    """The settings in a file; the defaults if there is none."""
+    if file is None:
+        return Config(root=Path.cwd())
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TargetError(f"cannot read {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TargetError(f"{file} is not TOML: {error}") from error
+    table: Any = document
+    for key in ("tool", "jaxpr-opt", "lint"):
+        table = table.get(key, {}) if isinstance(table, Mapping) else {}
+    return _config(dict(table), file)
+
+
+LISTS = ("select", "extend_select", "ignore")
+OWN = (*LISTS, "per_path_ignores", "baseline", "targets")
+
+
+@contextlib.contextmanager
+def _table(file: Path, name: str) -> Iterator[None]:
+    """What is wrong inside is told with the file and the table it is in."""
+    try:
+        yield
+    except ValueError as error:
+        raise TargetError(f"{file.name}: [tool.jaxpr-opt.lint{name}]: {error}") from None
+
+
+def _config(table: dict[str, Any], file: Path) -> Config:
+    root = file.parent.resolve()
+    with _table(file, ""):
+        given = parse(table, Options, also=OWN)
+        own = {name: given.pop(name) for name in OWN if name in given}
+        for name in set(LISTS) & own.keys():
+            own[name] = strings(name.replace("_", "-"), own[name])
+            _selected(own[name])
+        own["per_path_ignores"] = _per_path(own.get("per_path_ignores", {}))
+        baseline, targets = own.pop("baseline", None), own.pop("targets", {})
+        if not isinstance(baseline, str | None):
+            raise ValueError(f"baseline is {baseline!r}: expected the name of a file")
+        if not isinstance(targets, Mapping) or not all(
+            isinstance(each, Mapping) for each in targets.values()
+        ):
+            raise ValueError("targets must be tables: write [tool.jaxpr-opt.lint.targets.NAME]")
+    own["targets"] = {name: _target(name, dict(each), file) for name, each in targets.items()}
+    own["baseline"] = None if baseline is None else root / baseline
+    return Config(root=root, options=Options(**given), **own)
+
+
+def _per_path(given: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"per-path-ignores is {given!r}: expected a table of lists")
+    ignores = {glob: strings(f"per-path-ignores.{glob!r}", each) for glob, each in given.items()}
+    for selectors in ignores.values():
+        _selected(selectors)
+    return ignores
+
+
+def _target(name: str, table: dict[str, Any], file: Path) -> Named:
+    with _table(file, f".targets.{name}"):
+        own = {key: table.pop(key, None) for key in ("function", "args")}
+        function, args = own["function"], own["args"]
+        try:
+            spec, settings = split_settings(table)
+        except ValueError as error:
+            raise ValueError(str(error).replace("one of ", "one of function, args, ")) from None
+        if not isinstance(function, str):
+            got = "is missing" if function is None else f"is {function!r}"
+            raise ValueError(f"function {got}: expected 'module:function' or 'file.py:function'")
+        if not isinstance(args, str | None):
+            args = strings("args", args)
+        _selected(spec.ignore)
+    return Named(name, function, args, spec, settings, file.parent.resolve())

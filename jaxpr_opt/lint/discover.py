@@ -1,0 +1,137 @@
+"""From what users write on the command line to the targets it stands for.
+
+==============================  ====================================================================
+``step``                        the target of that name in `pyproject.toml`
+``module:f``, ``file.py:f``     a function, with the arguments given beside it, or those it is
+                                marked with (`lint_target`)
+``module``, ``file.py``         every function in it that is optimised or marked
+nothing                         every target in `pyproject.toml`
+==============================  ====================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from types import ModuleType
+from typing import Any
+
+from jaxpr_opt.decorator import unwrap
+from jaxpr_opt.lint.config import Config
+from jaxpr_opt.lint.options import Spec
+from jaxpr_opt.lint.target import Given, Mark, Target, is_same, marked
+from jaxpr_opt.targets import TargetError, load_module, resolve
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What goes for every target of a command line that says nothing else itself."""
+
+    given: Given = None
+    source: str = ""
+    """Where `given` comes from, in words."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Spec` that were set."""
+
+    @property
+    def is_silent(self) -> bool:
+        return self.given is None and not self.settings
+
+
+def targets(names: Sequence[str], config: Config, asked: Asked) -> tuple[Target, ...]:
+    """The targets that names stand for, each with a name of its own.
+
+    Raises:
+      TargetError: a name stands for nothing.
+    """
+    if not names:
+        names = list(config.targets)
+        if not names:
+            raise TargetError(
+                "nothing to lint: write module:function or file.py:function, or name targets in"
+                " pyproject.toml under [tool.jaxpr-opt.lint.targets.NAME]"
+            )
+    found = [target for name in names for target in _named(name, config, asked)]
+    unique = dict[str, Target]()
+    for target in found:
+        if unique.setdefault(target.name, target).function is not target.function:
+            raise TargetError(f"two targets are called {target.name!r}")
+    return tuple(unique.values())
+
+
+def _named(name: str, config: Config, asked: Asked) -> Iterable[Target]:
+    if name in config.targets:
+        if not asked.is_silent:
+            raise TargetError(
+                f"the target {name!r} has its arguments and its mode in pyproject.toml"
+            )
+        return [config.targets[name].target()]
+    if ":" in name:
+        return [_function(name, asked)]
+    if close := get_close_matches(name, config.targets, n=1):
+        raise TargetError(f"there is no target {name!r}; did you mean {close[0]!r}?")
+    return _module(name, asked)
+
+
+def _function(name: str, asked: Asked) -> Target:
+    function = resolve(name)
+    place = name.rpartition(":")[0]
+    mark = _mark_of(function, marked(load_module(place).__name__))
+    if mark is not None and asked.is_silent:
+        return _marked(name, function, mark)
+    return _target(name, function, asked)
+
+
+def _module(name: str, asked: Asked) -> list[Target]:
+    """Marked functions, then those that are optimised and not marked."""
+    module = load_module(name)
+    marks = marked(module.__name__)
+    optimized = {
+        key: value for key, value in vars(module).items() if unwrap_safely(value) is not None
+    }
+    found = [_marked(f"{name}:{mark.name}", _outermost(mark, module), mark) for mark in marks]
+    for key, value in optimized.items():
+        if _mark_of(value, marks) is None and value.__module__ == module.__name__:
+            found.append(_target(f"{name}:{key}", value, asked))
+    if not found:
+        raise TargetError(
+            f"{name} has no function that is decorated with @jaxpr_opt.optimize or"
+            f" @jaxpr_opt.lint_target: write {name}:function"
+        )
+    return found
+
+
+def unwrap_safely(value: Any) -> Any:
+    """What an optimised function was made from; None for everything else in a module."""
+    return unwrap(value) if callable(value) else None
+
+
+def _mark_of(function: Callable[..., Any], marks: Iterable[Mark]) -> Mark | None:
+    return next((mark for mark in marks if is_same(mark.function, function)), None)
+
+
+def _outermost(mark: Mark, module: ModuleType) -> Callable[..., Any]:
+    """The function as the module has it: with the decorators above `lint_target`."""
+    values = (v for v in vars(module).values() if callable(v) and is_same(mark.function, v))
+    return next(values, mark.function)
+
+
+def _marked(name: str, function: Callable[..., Any], mark: Mark) -> Target:
+    return Target(
+        name=mark.name if mark.is_named else name,
+        function=function,
+        given=mark.args,
+        spec=mark.spec,
+        settings=mark.settings,
+    )
+
+
+def _target(name: str, function: Callable[..., Any], asked: Asked) -> Target:
+    return Target(
+        name=name,
+        function=function,
+        given=asked.given,
+        spec=Spec(**asked.settings),
+        source=asked.source,
+    )

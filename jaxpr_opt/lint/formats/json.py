@@ -1,0 +1,34 @@
+"""JSON: everything there is; what `--against` reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jaxpr_opt.lint.baseline import VERSION, described
+from jaxpr_opt.lint.result import Checked, Result
+
+
+def write(result: Result) -> str:
+    """The run as one object; bytes are numbers, files relative to the project."""
+    document = {
+        "version": VERSION,
+        "exit_code": result.exit_code,
+        "counts": result.counts(),
+        "seconds": round(result.seconds, 3),
+        "targets": [_target(each, result) for each in result.targets],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def _target(checked: Checked, result: Result) -> dict[str, Any]:
+    return {
+        "target": checked.name,
+        "error": checked.error or None,
+        "figures": dict(checked.figures),
+        "findings": [described(finding, result.root) for finding in checked.findings],
+        "suppressed": [
+            described(each.finding, result.root) | {"suppressed_by": each.how}
+            for each in checked.suppressed
+        ],
+    }

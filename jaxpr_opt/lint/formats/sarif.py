@@ -1,0 +1,133 @@
+"""SARIF 2.1.0, as GitHub code scanning reads it.
+
+The standard: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html; what GitHub makes of
+it: https://docs.github.com/code-security/code-scanning/integrating-with-code-scanning/sarif-support.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from jaxpr_opt.lint.baseline import described, key
+from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.lint.formats.text import cost_text
+from jaxpr_opt.lint.paths import relative
+from jaxpr_opt.lint.result import Checked, How, Result
+from jaxpr_opt.lint.rule import FAMILIES, Rule, documentation, summary
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+ROOT = "%SRCROOT%"
+KINDS: dict[How, str] = {
+    "comment": "inSource",
+    "path": "external",
+    "target": "external",
+    "baseline": "external",
+}
+
+
+def write(result: Result) -> str:
+    """The run as a document."""
+    findings = [(f, None) for each in result.targets for f in each.findings]
+    suppressed = [(s.finding, s.how) for each in result.targets for s in each.suppressed]
+    positions = {rule.code: index for index, rule in enumerate(result.rules)}
+    run = {
+        "tool": {"driver": _driver(result)},
+        "columnKind": "unicodeCodePoints",
+        "originalUriBaseIds": {ROOT: {"uri": f"{result.root.as_uri()}/"}},
+        "invocations": [
+            {
+                "executionSuccessful": not result.errors,
+                "exitCode": result.exit_code,
+                "toolExecutionNotifications": [_notification(each) for each in result.errors],
+            }
+        ],
+        "results": [
+            _result(finding, how, positions, result) for finding, how in [*findings, *suppressed]
+        ],
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _driver(result: Result) -> dict[str, Any]:
+    driver: dict[str, Any] = {"name": "jaxpr-opt"}
+    with contextlib.suppress(PackageNotFoundError):  # run from a checkout
+        driver["version"] = version("jaxpr-opt")
+    return driver | {"rules": [_rule(rule) for rule in result.rules]}
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    sections = documentation(rule)
+    blocks = [
+        f"**{title}**\n\n```\n{text}\n```"
+        if title in {"Example", "Instead"}
+        else f"**{title}**\n\n{text}"
+        for title, text in sections.items()
+    ]
+    return {
+        "id": rule.code,
+        "name": rule.name,
+        "shortDescription": {"text": summary(rule)},
+        "fullDescription": {"text": " ".join(sections["What"].split())},
+        "help": {
+            "text": "\n\n".join(f"{title}: {text}" for title, text in sections.items()),
+            "markdown": "\n\n".join(blocks),
+        },
+        "defaultConfiguration": {"level": rule.severity, "enabled": rule.default},
+        "properties": {"tags": [FAMILIES[rule.code[3]]]},
+    }
+
+
+def _result(
+    finding: Finding, how: How | None, positions: dict[str, int], result: Result
+) -> dict[str, Any]:
+    cost = cost_text(finding)
+    says = f"{finding.says} ({cost})" if cost else finding.says
+    sentences = [says, finding.reason, f"Fix: {finding.fix}"]
+    told: dict[str, Any] = {
+        "ruleId": finding.code,
+        "level": finding.severity,
+        "message": {"text": "\n".join(filter(None, sentences))},
+        "partialFingerprints": {"jaxprOpt/v1": _fingerprint(finding, result)},
+        "properties": {"target": finding.target, "fixedBy": finding.fixed_by},
+    }
+    if finding.code in positions:
+        told["ruleIndex"] = positions[finding.code]
+    if finding.frame is not None:
+        told["locations"] = [_location(finding, result)]
+    if finding.bytes is not None:
+        told["properties"]["bytes"] = finding.bytes
+    if how is not None:
+        told["suppressions"] = [{"kind": KINDS[how], "justification": f"by {how}"}]
+    return told
+
+
+def _location(finding: Finding, result: Result) -> dict[str, Any]:
+    assert finding.frame is not None
+    file, line, function = finding.frame
+    path = relative(file, result.root)
+    is_below = not path.startswith("/")
+    artifact = {"uri": path, "uriBaseId": ROOT} if is_below else {"uri": f"file://{path}"}
+    location: dict[str, Any] = {
+        "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": max(line, 1)}}
+    }
+    if function:
+        location["logicalLocations"] = [{"fullyQualifiedName": function, "kind": "function"}]
+    return location
+
+
+def _fingerprint(finding: Finding, result: Result) -> str:
+    """Stays the same when lines move, so that a finding that was there is not new."""
+    stable = key(finding.target, described(finding, result.root))
+    return hashlib.sha256(repr(stable).encode()).hexdigest()[:32]
+
+
+def _notification(checked: Checked) -> dict[str, Any]:
+    return {
+        "level": "error",
+        "message": {"text": checked.error},
+        "properties": {"target": checked.name},
+    }

@@ -1,0 +1,91 @@
+"""Text for people: at a terminal, or in a log of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from jaxpr_opt.figures import bytes_text
+from jaxpr_opt.frames import frame_text
+from jaxpr_opt.lint.finding import Finding, Severity
+from jaxpr_opt.lint.result import Checked, Result
+
+STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+
+
+def render(result: Result, statistics: bool = False) -> RenderableType:
+    """The findings target by target; with `statistics`, how many each rule has."""
+    shown: list[RenderableType] = []
+    for each in result.targets:
+        shown += _target(each)
+    if statistics and result.findings:
+        shown += [_statistics(result), Text()]
+    shown.append(Text(_capitalised(result.summary()), "bold"))
+    return Group(*shown)
+
+
+def _capitalised(sentence: str) -> str:
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _target(checked: Checked) -> Iterator[RenderableType]:
+    if not checked.findings and not checked.error:
+        return
+    figures = checked.figures_text()
+    yield Text(checked.name, "bold").append(f"  {figures}" if figures else "", "not bold dim")
+    yield Text()
+    if checked.error:
+        yield _indented(Text("error", STYLES["error"]).append(f" {checked.error}", "not bold red"))
+        yield Text()
+    for finding in checked.findings:
+        yield from _finding(finding)
+
+
+def _finding(finding: Finding) -> Iterator[RenderableType]:
+    """Where, what, why, and what to do; every line but the first is indented."""
+    if finding.frame is not None:
+        yield Text(f"{frame_text(finding.frame)}", "bold")
+    heading = Text(finding.severity, STYLES[finding.severity])
+    heading.append(f" {finding.code} {finding.rule}", "not bold dim")
+    yield _indented(heading)
+    yield _indented(Text(finding.says))
+    if cost := cost_text(finding):
+        yield _indented(Text("costs: ", "dim").append(cost, "not dim"))
+    if finding.reason:
+        yield _indented(Text("why: ", "dim").append(finding.reason, "not dim"))
+    yield _indented(Text("fix: ", "dim").append(finding.fix, "not dim green"))
+    yield Text()
+
+
+def cost_text(finding: Finding) -> str:
+    """`f32[256,1024,1024], 1.07 GB = 256 x 4.19 MB`."""
+    size = "" if finding.bytes is None else bytes_text(finding.bytes)
+    product = f" = {finding.formula}" if size and finding.formula else finding.formula
+    return ", ".join(filter(None, [finding.shape, size + product]))
+
+
+def _indented(text: Text) -> RenderableType:
+    return Padding(text, (0, 0, 0, 2))
+
+
+def _statistics(result: Result) -> RenderableType:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right")
+    for _ in range(3):
+        table.add_column()
+    for rule in result.rules:
+        found = [finding for finding in result.findings if finding.code == rule.code]
+        if found:
+            total = sum(finding.bytes or 0 for finding in found)
+            size = bytes_text(total) if total else ""
+            table.add_row(str(len(found)), rule.code, rule.name, size)
+    return table
+
+
+def headline(result: Result) -> str:
+    """The run in one sentence, for where there is no more room."""
+    return f"jaxpr-opt lint: {result.summary()}"

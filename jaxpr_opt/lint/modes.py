@@ -1,0 +1,99 @@
+"""The function that is traced for a target: itself, or its gradient."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpr_opt import compat_ad
+from jaxpr_opt.lint.options import Mode
+from jaxpr_opt.targets import Arguments
+
+STATIC = ("static_argnums", "static_argnames")
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False, slots=True)
+class _Kept:
+    """Something in a pytree of arguments that JAX cannot trace: a name, a function, a setting."""
+
+    value: Any
+
+
+def traceable(
+    fun: Callable[..., Any], arguments: Arguments, mode: Mode, argnums: int | tuple[int, ...]
+) -> tuple[Callable[..., Any], Arguments]:
+    """What to trace, and with what.
+
+    Of a function that is not jitted, arguments JAX cannot trace are taken as they are.
+    """
+    jitted = compat_ad.jit_options(fun)
+    if jitted is None and any(map(_is_opaque, jax.tree.leaves(arguments))):
+        fun = _unwrapping(fun)
+        arguments = jax.tree.map(lambda x: _Kept(x) if _is_opaque(x) else x, arguments)
+    if mode != "gradient":
+        return fun, arguments
+    static = {} if jitted is None else {k: jitted[1][k] for k in STATIC if k in jitted[1]}
+    return jax.jit(_gradient(fun, argnums), **static), arguments
+
+
+def _is_opaque(leaf: Any) -> bool:
+    is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return not is_array and not isinstance(leaf, bool | int | float | complex)
+
+
+def _unwrapping(fun: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fun)
+    def unwrapping(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = jax.tree.map(
+            lambda x: x.value if isinstance(x, _Kept) else x,
+            (args, kwargs),
+            is_leaf=lambda x: isinstance(x, _Kept),
+        )
+        return fun(*args, **kwargs)
+
+    return unwrapping
+
+
+def _gradient(fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
+    """The value of `fun` and its gradient, for any function.
+
+    A scalar, or the first of a tuple if that is one (as with ``has_aux=True``), is differentiated;
+    of other outputs the sum.
+    """
+    positions = (argnums,) if isinstance(argnums, int) else argnums
+
+    @functools.wraps(fun)
+    def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+        def primal(*chosen: Any) -> tuple[Any, Any]:
+            given = list(args)
+            for position, value in zip(positions, chosen, strict=True):
+                given[position] = value
+            made = fun(*given, **kwargs)
+            if isinstance(made, tuple) and len(made) > 1 and _is_scalar(made[0]):
+                return made[0], made[1:]
+            return made, ()
+
+        value, pull, aux = jax.vjp(primal, *(args[i] for i in positions), has_aux=True)
+        cotangents = jax.tree.map(_one, value)
+        gradient = [g for g in jax.tree.leaves(pull(cotangents)) if g.dtype != jax.dtypes.float0]
+        return (value, aux), gradient
+
+    return value_and_gradient
+
+
+def _is_scalar(value: Any) -> bool:
+    return jax.dtypes.issubdtype(jnp.result_type(value), jnp.inexact) and jnp.shape(value) == ()
+
+
+def _one(output: Any) -> Any:
+    """The cotangent of an output in the sum of all."""
+    if jax.dtypes.issubdtype(output.dtype, jnp.inexact):
+        return jnp.ones_like(output)
+    return np.zeros(output.shape, jax.dtypes.float0)

@@ -1,0 +1,117 @@
+"""What a run of the rules comes to; every output format shows one of these."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxpr_opt.figures import bytes_text
+from jaxpr_opt.frames import Frame
+from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
+from jaxpr_opt.lint.rule import Rule
+from jaxpr_opt.lint.subject import Subject
+
+How = Literal["comment", "path", "target", "baseline"]
+
+FIGURES: Mapping[str, str] = {
+    "input_bytes": "inputs",
+    "residual_bytes": "residuals",
+    "peak_bytes": "peak memory, estimated",
+}
+"""What is measured of every target, in bytes, and how it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suppressed:
+    """A finding that is known, and how that was said."""
+
+    finding: Finding
+    how: How
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One target after the rules have looked at it."""
+
+    name: str
+    findings: tuple[Finding, ...] = ()
+    suppressed: tuple[Suppressed, ...] = ()
+    figures: Mapping[str, int] = field(default_factory=dict)
+    place: Frame | None = None
+    error: str = ""
+    """Why it could not be looked at."""
+
+    def figures_text(self) -> str:
+        """`residuals 134 MB, 2.1 times the inputs; peak 240 MB`."""
+        if not self.figures:
+            return ""
+        kept, given = self.figures["residual_bytes"], self.figures["input_bytes"]
+        times = f", {kept / given:.1f} times the inputs" if kept and given else ""
+        peak = bytes_text(self.figures["peak_bytes"])
+        return f"residuals {bytes_text(kept)}{times}; peak {peak}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What all targets come to."""
+
+    targets: tuple[Checked, ...]
+    rules: tuple[Rule, ...]
+    """Those that have run."""
+    root: Path
+    """What the paths of files are shown relative to."""
+    seconds: float = 0.0
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those of all targets, worst first."""
+        return tuple(sorted((f for each in self.targets for f in each.findings), key=badness))
+
+    @property
+    def errors(self) -> tuple[Checked, ...]:
+        """Targets that could not be looked at."""
+        return tuple(each for each in self.targets if each.error)
+
+    @property
+    def exit_code(self) -> int:
+        """2: a target could not be looked at; 1: there are findings other than notes; else 0."""
+        if self.errors:
+            return 2
+        return int(any(finding.severity != "note" for finding in self.findings))
+
+    def counts(self) -> dict[Severity, int]:
+        """How many findings there are of each severity, worst first."""
+        counted = Counter(finding.severity for finding in self.findings)
+        return {severity: counted[severity] for severity in SEVERITIES if counted[severity]}
+
+    def summary(self) -> str:
+        """One line: `3 findings (1 error, 2 warnings) in 2 targets, 1 suppressed`."""
+        counts = self.counts()
+        parts = ", ".join(plural(n, severity) for severity, n in counts.items())
+        total = plural(sum(counts.values()), "finding") if counts else "no findings"
+        suppressed = sum(len(each.suppressed) for each in self.targets)
+        return (
+            f"{total}{f' ({parts})' if len(counts) > 1 else ''}"
+            f" in {plural(len(self.targets) - len(self.errors), 'target')}"
+            f"{f', {suppressed} suppressed' if suppressed else ''}"
+            f"{f', {len(self.errors)} could not be traced' if self.errors else ''}"
+        )
+
+
+def badness(finding: Finding) -> tuple[int, int, str, Any]:
+    """What findings are sorted by: worst first, then the largest."""
+    order = SEVERITIES.index(finding.severity)
+    return order, -(finding.bytes or 0), finding.code, finding.frame or ("", 0, "")
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 finding`, `2 findings`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def measured(subject: Subject) -> dict[str, int]:
+    """The figures of a target, in bytes."""
+    return {name: getattr(subject, name) for name in FIGURES}

@@ -1,0 +1,190 @@
+"""Rules about what a whole program may cost: budgets, and what it cost before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from jaxpr_opt import compat
+from jaxpr_opt.analysis.saved import Saved
+from jaxpr_opt.figures import NOTABLE, bytes_text
+from jaxpr_opt.frames import frame_text
+from jaxpr_opt.lint.finding import Finding, Severity
+from jaxpr_opt.lint.options import Limit
+from jaxpr_opt.lint.rule import Rule, register
+from jaxpr_opt.lint.subject import Subject
+
+GROWING = {"residual_bytes": "residuals have", "peak_bytes": "the estimated peak has"}
+LARGEST = 3
+"""How many of the values that make up a sum are named."""
+
+
+def exceeded(limit: Limit | None, value: float) -> tuple[Severity, float] | None:
+    """Which limit is exceeded, and what that makes it; None if neither is."""
+    if limit is None or value <= min(limit):
+        return None
+    return ("error", limit.fail) if value > limit.fail else ("note", limit.warn)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ResidualBudget(Rule):
+    """What: the gradient keeps more than the target's budget for residuals allows.
+
+    The budget is `max-residual-bytes`, or `max-residual-ratio` in units of the program's inputs;
+    above `warn` it is a note, above `fail` an error. What counts is every value that the backward
+    half of the program reads and the forward half makes, times the lengths of the loops around it.
+
+    Why: residuals are what a training step runs out of memory with. They are decided by the program
+    alone, so that a change that blows them up can be stopped before it meets a GPU.
+
+    Example::
+
+        [tool.jaxpr-opt.lint.targets.step]
+        function = "model.py:loss"
+        args = "model.py:arguments"
+        mode = "gradient"
+        max-residual-bytes = {warn = "48 MiB", fail = "64 MiB"}
+
+    Instead::
+
+        jax.checkpoint around what is cheap to compute again, or @jaxpr_opt.optimize;
+        `jaxpr-opt residuals` lists what is kept, from which line, and why
+
+    Thread: https://github.com/jax-ml/jax/issues/8096
+    """
+
+    code = "JXO601"
+    name = "residual-budget"
+    severity = "error"
+
+    def check(self, subject: Subject) -> Iterator[Finding]:
+        kept, inputs, options = subject.residual_bytes, subject.input_bytes, subject.options
+        over = exceeded(options.max_residual_bytes, kept)
+        if over is not None:
+            budget = f"the budget of {bytes_text(over[1])}"
+            yield self._finding(subject, over[0], f"{bytes_text(kept)} of residuals, over {budget}")
+        ratio = kept / inputs if inputs else 0.0
+        over = exceeded(options.max_residual_ratio, ratio)
+        if over is not None:
+            says = (
+                f"residuals of {ratio:.2f} times the inputs, over the budget of {over[1]:g} times"
+            )
+            yield self._finding(subject, over[0], says)
+
+    def _finding(self, subject: Subject, severity: Severity, says: str) -> Finding:
+        largest = sorted(
+            (each for each in subject.saved if each.kind == "intermediate"),
+            key=lambda each: -each.nbytes,
+        )[:LARGEST]
+        made = self.finding(
+            subject,
+            says=f"the gradient keeps {says}",
+            reason=f"the largest: {'; '.join(map(_described, largest))}",
+            fix="`jax.checkpoint` around what is cheap to compute again, or"
+            " `@jaxpr_opt.optimize`; `jaxpr-opt residuals` lists what is kept and why",
+            frame=_frame(largest[0]),
+            shape=str(largest[0].value.aval.str_short(short_dtypes=True)),
+            bytes=subject.residual_bytes,
+        )
+        return replace(made, severity=severity)
+
+
+def _frame(saved: Saved) -> tuple[str, int, str] | None:
+    op = saved.made.op
+    return None if op is None else compat.user_frame(op.source.info)
+
+
+def _described(saved: Saved) -> str:
+    """`f32[256,64,64] 4.2 MB (model.py:12 in block)`."""
+    frame = _frame(saved)
+    where = f" ({frame_text(frame)})" if frame is not None else ""
+    return f"{saved.value.aval.str_short(short_dtypes=True)}, {bytes_text(saved.nbytes)}{where}"
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class PeakBudget(Rule):
+    """What: the program's estimated peak memory is over the target's budget.
+
+    The budget is `max-peak-bytes`; above `warn` it is a note, above `fail` an error. The estimate
+    runs the ops in program order and fuses nothing: it is there to be compared with that of another
+    version of the program, not with the memory of a GPU.
+
+    Why: what is live at one moment has to fit, and nothing is compiled or run to find out.
+
+    Example::
+
+        [tool.jaxpr-opt.lint.targets.step]
+        function = "model.py:train_step"
+        args = "model.py:arguments"
+        max-peak-bytes = "12 GiB"
+
+    Instead::
+
+        donate what is given up, checkpoint what is cheap to compute again, or raise the budget
+
+    Thread: https://github.com/jax-ml/jax/issues/31292
+    """
+
+    code = "JXO602"
+    name = "peak-budget"
+    severity = "error"
+
+    def check(self, subject: Subject) -> Iterator[Finding]:
+        limit = subject.options.max_peak_bytes
+        over = None if limit is None else exceeded(limit, subject.peak_bytes)
+        if over is None:
+            return
+        peak, inputs = bytes_text(subject.peak_bytes), bytes_text(subject.input_bytes)
+        made = self.finding(
+            subject,
+            says=f"the estimated peak is {peak}, over the budget of {bytes_text(over[1])}",
+            reason=f"{inputs} of that are inputs, {bytes_text(subject.residual_bytes)} residuals",
+            fix="`jax.checkpoint`, `@jaxpr_opt.optimize`, or donation of what the caller gives up",
+            frame=subject.place,
+            bytes=subject.peak_bytes,
+        )
+        yield replace(made, severity=over[0])
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class MoreThanBefore(Rule):
+    """What: residuals or estimated peak memory have grown since the baseline.
+
+    The baseline is an earlier run: `--baseline`, or with `--against` the JSON of another revision.
+    Growth of less than one percent is not told.
+
+    Why: a program that has become larger has usually become so by accident, which is cheap to find
+    as long as it is one change.
+
+    Example::
+
+        jaxpr-opt lint step --format json --output main.json     # on main
+        jaxpr-opt lint step --against main.json                  # on the branch
+
+    Instead::
+
+        jaxpr-opt lint step --update-baseline                    # if that is what it is to cost
+
+    Thread: https://github.com/jax-ml/jax/issues/27748
+    """
+
+    code = "JXO603"
+    name = "more-than-before"
+    severity = "error"
+
+    def check(self, subject: Subject) -> Iterator[Finding]:
+        for name, label in GROWING.items():
+            now, then = getattr(subject, name), subject.before.get(name)
+            if then is not None and now > then * NOTABLE:
+                yield self.finding(
+                    subject,
+                    says=f"{label} grown from {bytes_text(then)} to {bytes_text(now)}",
+                    reason="the baseline says what it was",
+                    fix="`jaxpr-opt residuals` says what is kept and why;"
+                    " `--update-baseline` accepts it",
+                    frame=subject.place,
+                    bytes=now,
+                )

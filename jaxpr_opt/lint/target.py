@@ -1,0 +1,209 @@
+"""Targets: functions that are to be linted, with the types of their arguments and how to look at
+them.
+
+`lint_target` marks a function in its own module; `jaxpr-opt lint` finds it there.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast, overload
+
+from jaxpr_opt import observe
+from jaxpr_opt.decorator import unwrap
+from jaxpr_opt.frames import Frame
+from jaxpr_opt.lint.modes import traceable
+from jaxpr_opt.lint.options import Options, Spec, parse
+from jaxpr_opt.lint.subject import Scaling, Subject, place
+from jaxpr_opt.targets import (
+    Arguments,
+    TargetError,
+    arguments_of,
+    check_call,
+    parse_argument,
+    types,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Given = Callable[..., Any] | Sequence[Any] | None
+"""Arguments as users give them: a function that returns them, or themselves, arrays as types,
+arrays, or in words (`f32[8,128]`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A function to lint."""
+
+    name: str
+    function: Callable[..., Any]
+    given: Given = None
+    spec: Spec = field(default_factory=Spec)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Options` that are its own."""
+    source: str = ""
+    """Where its arguments come from, for messages."""
+
+    def subject(self, defaults: Options) -> Subject:
+        """What rules look at.
+
+        Raises:
+          TargetError: there are no such arguments, or the function does not take them.
+        """
+        options = Options(**{**_fields(defaults), **self.settings})
+        scaling = self._scaling()
+        args, kwargs = self._at(None if scaling is None else scaling.sizes[-1])
+        function, (args, kwargs) = self._traceable((args, kwargs))
+        return Subject(
+            self.name,
+            function,
+            args,
+            kwargs,
+            self.spec.mode,
+            options,
+            scaling,
+            self.place,
+        )
+
+    @property
+    def place(self) -> Frame | None:
+        """Where the function is defined."""
+        return place(self.function)
+
+    def _traceable(self, arguments: Arguments) -> tuple[Callable[..., Any], Arguments]:
+        check_call(self.name, self.function, arguments)
+        return traceable(self.function, arguments, self.spec.mode, self.spec.argnums)
+
+    def _scaling(self) -> Scaling | None:
+        scale = self.spec.scale
+        if scale is None:
+            if self.spec.growth:
+                raise TargetError(f"{self.name}: growth needs a scale, as T=64,128,256")
+            return None
+        if not callable(self.given) or not _takes(self.given, scale.name):
+            who = self.source or "no function"
+            raise TargetError(
+                f"{self.name}: scale needs arguments from a function of {scale.name}; it has {who}"
+            )
+        return Scaling(
+            scale.name,
+            scale.sizes,
+            lambda size: self._traceable(self._at(size))[1],
+            self.spec.growth,
+        )
+
+    def _at(self, size: int | None) -> Arguments:
+        """The types of the arguments; where they grow with a number, at one of its values."""
+        given, scale = self.given, self.spec.scale
+        if not callable(given):
+            return tuple(_argument(each) for each in given or ()), {}
+        name = self.source or observe.name_of(given)
+        if size is not None and scale is not None:
+            given = functools.partial(given, **{scale.name: size})
+        return arguments_of(given, name)
+
+
+def _fields(options: Options) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in Options.__dataclass_fields__}
+
+
+def _argument(given: Any) -> Any:
+    return parse_argument(given) if isinstance(given, str) else types(given)
+
+
+def _takes(make: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(make).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+# -- marks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What `lint_target` was told."""
+
+    function: Callable[..., Any]
+    name: str
+    """The function's, if it was given none."""
+    is_named: bool
+    args: Given
+    spec: Spec
+    settings: dict[str, Any]
+
+
+_marks: dict[tuple[str, str], Mark] = {}
+"""By module and name, in the order in which modules were imported."""
+
+
+@overload
+def lint_target(fun: F, *, args: Given = None, name: str = "", **settings: Any) -> F: ...
+@overload
+def lint_target(
+    fun: None = None, *, args: Given = None, name: str = "", **settings: Any
+) -> Callable[[F], F]: ...
+def lint_target(
+    fun: F | None = None, *, args: Given = None, name: str = "", **settings: Any
+) -> F | Callable[[F], F]:
+    """Have `jaxpr-opt lint` look at a function when it is given the function's module.
+
+    Goes above or below `optimize` and `jax.jit`, and changes nothing about the function.
+
+    Args:
+      fun: the function; without it, a decorator.
+      args: a function that returns the arguments, ``args`` or ``(args, kwargs)``, as
+        `jax.ShapeDtypeStruct`s or arrays (those are never made); or a tuple of them, where
+        ``"f32[8,128]"`` is a type, too.
+      name: what the target is called; the function's name by default.
+      **settings: as in `pyproject.toml`: ``mode``, ``argnums``, ``ignore``, ``scale``, ``growth``,
+        ``min_bytes``, ``min_share``, ``max_residual_bytes``, ``max_residual_ratio``,
+        ``max_peak_bytes``.
+
+    Raises:
+      TypeError: `fun` cannot be called, or `args` is neither a function nor a tuple.
+      ValueError: a setting is unknown or makes no sense.
+    """
+    if args is not None and not callable(args) and not isinstance(args, tuple | list):
+        raise TypeError(f"lint_target: args must be a function or a tuple, got {args!r}")
+    if fun is None:
+        return lambda fun: lint_target(fun, args=args, name=name, **settings)
+    if not callable(fun):
+        raise TypeError(f"lint_target: fun must be callable, got {fun!r}")
+    try:
+        spec, options = split_settings(settings)
+    except ValueError as error:
+        raise ValueError(f"lint_target: {error}") from None
+    called = name or str(getattr(fun, "__qualname__", observe.name_of(fun)))
+    _marks[str(fun.__module__), called] = Mark(fun, called, bool(name), args, spec, options)
+    return fun
+
+
+def split_settings(given: dict[str, Any]) -> tuple[Spec, dict[str, Any]]:
+    """How a target is looked at, and the options that are its own."""
+    parsed = parse(given, Spec, Options)
+    own = {name: parsed.pop(name) for name in Options.__dataclass_fields__ if name in parsed}
+    return Spec(**parsed), own
+
+
+def marked(module: str) -> list[Mark]:
+    """What was marked in a module."""
+    return [mark for (home, _), mark in _marks.items() if home == module]
+
+
+def is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether one function is the other, jitted or optimised."""
+    return bool({id(f) for f in _layers(one)} & {id(f) for f in _layers(other)})
+
+
+def _layers(fun: Any) -> list[Any]:
+    """A function, and all that is wrapped in it."""
+    layers = [fun]
+    while True:
+        origin = unwrap(layers[-1])
+        inner = origin.fun if origin is not None else getattr(layers[-1], "__wrapped__", None)
+        if inner is None:
+            return layers
+        layers.append(cast("Callable[..., Any]", inner))
