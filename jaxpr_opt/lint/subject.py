@@ -17,7 +17,7 @@ from jaxpr_opt import observe
 from jaxpr_opt.account import PassReport, accounts
 from jaxpr_opt.analysis.liveness import peak_bytes
 from jaxpr_opt.analysis.saved import Saved, saved
-from jaxpr_opt.frames import Frame
+from jaxpr_opt.frames import Frame, is_machinery
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.lint.options import Mode, Options
@@ -121,12 +121,14 @@ class Subject:
 
 
 def place(fun: Callable[..., Any]) -> Frame | None:
-    """Where a function is defined."""
+    """Where a function is defined; None for JAX's own."""
     fun = inspect.unwrap(fun)
     while isinstance(fun, functools.partial):
         fun = fun.func
     code = getattr(fun, "__code__", None) or getattr(type(fun).__call__, "__code__", None)
-    return None if code is None else (code.co_filename, code.co_firstlineno, code.co_name)
+    if code is None or is_machinery(code.co_filename):
+        return None
+    return code.co_filename, code.co_firstlineno, code.co_name
 
 
 def subject(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Subject:
