@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from jaxpr_opt.cli import documentation
+from jaxpr_opt.cli.main import complain
 from jaxpr_opt.lint import baseline, config, formats
 from jaxpr_opt.lint.discover import Asked, targets
 from jaxpr_opt.lint.formats import text
@@ -36,10 +37,15 @@ def lint(options: argparse.Namespace, console: Console) -> int:
     chosen = project.chosen(select, _listed("--ignore", options.ignore))
     known = _known(options, project)
     earlier = None if known is None or options.update_baseline else baseline.read(known)
-    result = Run(project, chosen, earlier).result(targets(options.targets, project, asked))
+    result = Run(project, chosen, earlier, stops=options.traceback).result(
+        targets(options.targets, project, asked)
+    )
     if options.update_baseline:
         return _update(result, known)
-    _write(result, options, console)
+    if len(result.errors) < len(result.targets) or options.format != "text":
+        _write(result, options, console)
+    for each in result.errors:
+        complain("error", each.error)
     return 0 if options.exit_zero and result.exit_code == 1 else result.exit_code
 
 
@@ -182,6 +188,7 @@ def page(rule: Rule) -> RenderableType:
     ]
     for title in SECTIONS:
         body = sections(rule)[title]
+        body = body if title in CODE else f"{body[0].upper()}{body[1:]}"
         shown += [Text(), Text(title, "bold")]
         shown += [documentation.code(body)] if title in CODE else documentation.prose(body)
     return Group(*shown)

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--traceback" in argv:
             raise
-        _complain("error", _message(error))
+        complain("error", _message(error))
         return 2
 
 
@@ -66,7 +66,8 @@ def _message(error: Exception) -> str:
     return f"{blame(error)}; --traceback shows more"
 
 
-def _complain(kind: str, message: str) -> None:
+def complain(kind: str, message: str) -> None:
+    """One line on stderr."""
     print(f"jaxpr-opt: {kind}: {message}", file=sys.stderr)
 
 
@@ -75,7 +76,7 @@ def _plain_warnings() -> Iterator[None]:
     """Show warnings as one line each, without the line of our code that issued them."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        _complain("warning", " ".join(str(message).removeprefix("jaxpr_opt: ").split()))
+        complain("warning", " ".join(str(message).removeprefix("jaxpr_opt: ").split()))
 
     with warnings.catch_warnings():
         warnings.showwarning = show

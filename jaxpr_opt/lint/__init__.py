@@ -5,3 +5,4 @@ from jaxpr_opt.lint.options import Options as Options
 from jaxpr_opt.lint.rule import Rule as Rule
 from jaxpr_opt.lint.rule import register as register
 from jaxpr_opt.lint.subject import Subject as Subject
+from jaxpr_opt.lint.target import lint_target as lint_target

@@ -153,15 +153,21 @@ def load(file: Path | None) -> Config:
     if file is None:
         return Config(root=Path.cwd())
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TargetError(f"cannot read {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TargetError(f"cannot read {file}: {getattr(error, 'strerror', error)}") from error
+    return _config(table(text, file), file)
+
+
+def table(text: str, file: Path) -> dict[str, Any]:
+    """The table about linting."""
+    try:
+        found: Any = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise TargetError(f"{file} is not TOML: {error}") from error
-    table: Any = document
     for key in ("tool", "jaxpr-opt", "lint"):
-        table = table.get(key, {}) if isinstance(table, Mapping) else {}
-    return _config(dict(table), file)
+        found = found.get(key, {}) if isinstance(found, Mapping) else {}
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 LISTS = ("select", "extend_select", "ignore")
@@ -177,10 +183,10 @@ def _table(file: Path, name: str) -> Iterator[None]:
         raise TargetError(f"{file.name}: [tool.jaxpr-opt.lint{name}]: {error}") from None
 
 
-def _config(table: dict[str, Any], file: Path) -> Config:
+def _config(settings: dict[str, Any], file: Path) -> Config:
     root = file.parent.resolve()
     with _table(file, ""):
-        given = parse(table, Options, also=OWN)
+        given = parse(settings, Options, also=OWN)
         own = {name: given.pop(name) for name in OWN if name in given}
         for name in set(LISTS) & own.keys():
             own[name] = strings(name.replace("_", "-"), own[name])
@@ -207,12 +213,12 @@ def _per_path(given: Any) -> dict[str, tuple[str, ...]]:
     return ignores
 
 
-def _target(name: str, table: dict[str, Any], file: Path) -> Named:
+def _target(name: str, settings: dict[str, Any], file: Path) -> Named:
     with _table(file, f".targets.{name}"):
-        own = {key: table.pop(key, None) for key in ("function", "args")}
+        own = {key: settings.pop(key, None) for key in ("function", "args")}
         function, args = own["function"], own["args"]
         try:
-            spec, settings = split_settings(table)
+            spec, options = split_settings(settings)
         except ValueError as error:
             raise ValueError(str(error).replace("one of ", "one of function, args, ")) from None
         if not isinstance(function, str):
@@ -221,4 +227,4 @@ def _target(name: str, table: dict[str, Any], file: Path) -> Named:
         if not isinstance(args, str | None):
             args = strings("args", args)
         _selected(spec.ignore)
-    return Named(name, function, args, spec, settings, file.parent.resolve())
+    return Named(name, function, args, spec, options, file.parent.resolve())

@@ -53,6 +53,11 @@ def targets(names: Sequence[str], config: Config, asked: Asked) -> tuple[Target,
                 " pyproject.toml under [tool.jaxpr-opt.lint.targets.NAME]"
             )
     found = [target for name in names for target in _named(name, config, asked)]
+    if not asked.is_silent and not any(target.is_asked for target in found):
+        raise TargetError(
+            f"{', '.join(names)}: arguments and settings come with the target, where it is named"
+            " or marked; those on the command line are for others"
+        )
     unique = dict[str, Target]()
     for target in found:
         if unique.setdefault(target.name, target).function is not target.function:
@@ -62,10 +67,6 @@ def targets(names: Sequence[str], config: Config, asked: Asked) -> tuple[Target,
 
 def _named(name: str, config: Config, asked: Asked) -> Iterable[Target]:
     if name in config.targets:
-        if not asked.is_silent:
-            raise TargetError(
-                f"the target {name!r} has its arguments and its mode in pyproject.toml"
-            )
         return [config.targets[name].target()]
     if ":" in name:
         return [_function(name, asked)]
@@ -134,4 +135,5 @@ def _target(name: str, function: Callable[..., Any], asked: Asked) -> Target:
         given=asked.given,
         spec=Spec(**asked.settings),
         source=asked.source,
+        is_asked=True,
     )

@@ -32,6 +32,9 @@ def traceable(
     """What to trace, and with what.
 
     Of a function that is not jitted, arguments JAX cannot trace are taken as they are.
+
+    Raises:
+      ValueError: `argnums` are not positions of arguments.
     """
     jitted = compat_ad.jit_options(fun)
     if jitted is None and any(map(_is_opaque, jax.tree.leaves(arguments))):
@@ -39,8 +42,14 @@ def traceable(
         arguments = jax.tree.map(lambda x: _Kept(x) if _is_opaque(x) else x, arguments)
     if mode != "gradient":
         return fun, arguments
+    positions = (argnums,) if isinstance(argnums, int) else argnums
+    count = len(arguments[0])
+    if not all(-count <= position < count for position in positions):
+        raise ValueError(
+            f"argnums {', '.join(map(str, positions))}: there are {count} positional arguments"
+        )
     static = {} if jitted is None else {k: jitted[1][k] for k in STATIC if k in jitted[1]}
-    return jax.jit(_gradient(fun, argnums), **static), arguments
+    return jax.jit(_gradient(fun, positions), **static), arguments
 
 
 def _is_opaque(leaf: Any) -> bool:
@@ -61,13 +70,12 @@ def _unwrapping(fun: Callable[..., Any]) -> Callable[..., Any]:
     return unwrapping
 
 
-def _gradient(fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
+def _gradient(fun: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:
     """The value of `fun` and its gradient, for any function.
 
     A scalar, or the first of a tuple if that is one (as with ``has_aux=True``), is differentiated;
     of other outputs the sum.
     """
-    positions = (argnums,) if isinstance(argnums, int) else argnums
 
     @functools.wraps(fun)
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:

@@ -182,4 +182,5 @@ def documentation(rule: Rule | type[Rule]) -> dict[str, str]:
 def summary(rule: Rule) -> str:
     """What a rule finds: the first sentence of its documentation."""
     paragraph = " ".join(documentation(rule)["What"].partition("\n\n")[0].split())
-    return re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph)[0]
+    sentence = re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph)[0]
+    return f"{sentence[0].upper()}{sentence[1:]}"

@@ -71,6 +71,8 @@ class Run:
     config: Config
     rules: tuple[Rule, ...]
     baseline: Baseline | None = None
+    stops: bool = False
+    """Whether the first target that cannot be traced is the end."""
     subjects: list[Subject] = field(default_factory=list)
     used: set[tuple[Comment, str]] = field(default_factory=set)
     """Comments that have suppressed something, and with which of their rules."""
@@ -88,6 +90,8 @@ class Run:
             about = self._traced(target)
             found = check(about, self.rules)
         except TargetError as error:
+            if self.stops:
+                raise
             return Checked(target.name, error=str(error), place=target.place)
         self.subjects.append(about)
         ignored = codes_of(target.spec.ignore, f"target {target.name}: ignore")

@@ -46,6 +46,8 @@ class Target:
     """Fields of `Options` that are its own."""
     source: str = ""
     """Where its arguments come from, for messages."""
+    is_asked: bool = False
+    """Whether they come from the command line."""
 
     def subject(self, defaults: Options) -> Subject:
         """What rules look at.
@@ -75,7 +77,10 @@ class Target:
 
     def _traceable(self, arguments: Arguments) -> tuple[Callable[..., Any], Arguments]:
         check_call(self.name, self.function, arguments)
-        return traceable(self.function, arguments, self.spec.mode, self.spec.argnums)
+        try:
+            return traceable(self.function, arguments, self.spec.mode, self.spec.argnums)
+        except ValueError as error:
+            raise TargetError(f"{self.name}: {error}") from None
 
     def _scaling(self) -> Scaling | None:
         scale = self.spec.scale

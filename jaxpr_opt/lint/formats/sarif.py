@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -34,7 +35,7 @@ def write(result: Result) -> str:
     findings = [(f, None) for each in result.targets for f in each.findings]
     suppressed = [(s.finding, s.how) for each in result.targets for s in each.suppressed]
     positions = {rule.code: index for index, rule in enumerate(result.rules)}
-    run = {
+    run: dict[str, Any] = {
         "tool": {"driver": _driver(result)},
         "columnKind": "unicodeCodePoints",
         "originalUriBaseIds": {ROOT: {"uri": f"{result.root.as_uri()}/"}},
@@ -45,10 +46,15 @@ def write(result: Result) -> str:
                 "toolExecutionNotifications": [_notification(each) for each in result.errors],
             }
         ],
-        "results": [
-            _result(finding, how, positions, result) for finding, how in [*findings, *suppressed]
-        ],
+        "results": [],
     }
+    seen = Counter[str]()
+    for finding, how in [*findings, *suppressed]:
+        told = _result(finding, how, positions, result)
+        stable = _stable(finding, result)
+        told["partialFingerprints"] = {"jaxprOpt/v1": _fingerprint(f"{stable} {seen[stable]}")}
+        seen[stable] += 1
+        run["results"].append(told)
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
@@ -91,7 +97,6 @@ def _result(
         "ruleId": finding.code,
         "level": finding.severity,
         "message": {"text": "\n".join(filter(None, sentences))},
-        "partialFingerprints": {"jaxprOpt/v1": _fingerprint(finding, result)},
         "properties": {"target": finding.target, "fixedBy": finding.fixed_by},
     }
     if finding.code in positions:
@@ -119,10 +124,13 @@ def _location(finding: Finding, result: Result) -> dict[str, Any]:
     return location
 
 
-def _fingerprint(finding: Finding, result: Result) -> str:
-    """Stays the same when lines move, so that a finding that was there is not new."""
-    stable = key(finding.target, described(finding, result.root))
-    return hashlib.sha256(repr(stable).encode()).hexdigest()[:32]
+def _stable(finding: Finding, result: Result) -> str:
+    """What stays the same when lines move, so that a finding that was there is not new."""
+    return repr(key(finding.target, described(finding, result.root)))
+
+
+def _fingerprint(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _notification(checked: Checked) -> dict[str, Any]:

@@ -18,7 +18,10 @@ STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "n
 
 
 def render(result: Result, statistics: bool = False) -> RenderableType:
-    """The findings target by target; with `statistics`, how many each rule has."""
+    """The findings target by target; with `statistics`, how many each rule has.
+
+    Targets that could not be looked at are not in it, they are errors.
+    """
     shown: list[RenderableType] = []
     for each in result.targets:
         shown += _target(each)
@@ -33,14 +36,11 @@ def _capitalised(sentence: str) -> str:
 
 
 def _target(checked: Checked) -> Iterator[RenderableType]:
-    if not checked.findings and not checked.error:
+    if not checked.findings:
         return
     figures = checked.figures_text()
     yield Text(checked.name, "bold").append(f"  {figures}" if figures else "", "not bold dim")
     yield Text()
-    if checked.error:
-        yield _indented(Text("error", STYLES["error"]).append(f" {checked.error}", "not bold red"))
-        yield Text()
     for finding in checked.findings:
         yield from _finding(finding)
 
@@ -62,10 +62,10 @@ def _finding(finding: Finding) -> Iterator[RenderableType]:
 
 
 def cost_text(finding: Finding) -> str:
-    """`f32[256,1024,1024], 1.07 GB = 256 x 4.19 MB`."""
+    """`f32[256,1024,1024], 1.07 GB = 256 x 4.19 MB`, but for what the finding says itself."""
     size = "" if finding.bytes is None else bytes_text(finding.bytes)
-    product = f" = {finding.formula}" if size and finding.formula else finding.formula
-    return ", ".join(filter(None, [finding.shape, size + product]))
+    product = " = ".join(filter(None, [size, finding.formula]))
+    return ", ".join(part for part in (finding.shape, product) if part not in finding.says)
 
 
 def _indented(text: Text) -> RenderableType:

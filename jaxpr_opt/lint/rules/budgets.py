@@ -9,7 +9,7 @@ from jaxpr_opt import compat
 from jaxpr_opt.analysis.saved import Saved
 from jaxpr_opt.figures import NOTABLE, bytes_text
 from jaxpr_opt.frames import frame_text
-from jaxpr_opt.lint.finding import Finding, Severity
+from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.options import Limit
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
@@ -60,17 +60,18 @@ class ResidualBudget(Rule):
 
     def check(self, subject: Subject) -> Iterator[Finding]:
         kept, inputs, options = subject.residual_bytes, subject.input_bytes, subject.options
-        over = exceeded(options.max_residual_bytes, kept)
-        if over is not None:
-            budget = f"the budget of {bytes_text(over[1])}"
-            yield self._finding(subject, over[0], f"{bytes_text(kept)} of residuals, over {budget}")
         ratio = kept / inputs if inputs else 0.0
-        over = exceeded(options.max_residual_ratio, ratio)
-        if over is not None:
-            says = (
-                f"residuals of {ratio:.2f} times the inputs, over the budget of {over[1]:g} times"
+        over, says = list[Severity](), list[str]()
+        if (limit := exceeded(options.max_residual_bytes, kept)) is not None:
+            over.append(limit[0])
+            says.append(
+                f"{bytes_text(kept)} of residuals, over the budget of {bytes_text(limit[1])}"
             )
-            yield self._finding(subject, over[0], says)
+        if (limit := exceeded(options.max_residual_ratio, ratio)) is not None:
+            over.append(limit[0])
+            says.append(f"{ratio:.2f} times its inputs, over the budget of {limit[1]:g}")
+        if over:
+            yield self._finding(subject, min(over, key=SEVERITIES.index), "; ".join(says))
 
     def _finding(self, subject: Subject, severity: Severity, says: str) -> Finding:
         largest = sorted(

@@ -1,0 +1,73 @@
+"""What is traced for a target."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxpr_opt import observe
+from jaxpr_opt.lint.modes import traceable
+
+W = jax.ShapeDtypeStruct((3, 3), "float32")
+X = jax.ShapeDtypeStruct((3,), "float32")
+
+
+def out_types(fun, arguments, mode="gradient", argnums=0):
+    fun, (args, kwargs) = traceable(fun, arguments, mode, argnums)
+    graph, _ = observe.as_it_is(fun, args, kwargs)
+    return [str(value.aval) for value in graph.outputs]
+
+
+def test_the_gradient_has_the_value_and_the_cotangents_of_what_was_asked_for():
+    loss = lambda w, x: (w @ x).sum()
+    assert out_types(loss, ((W, X), {})) == ["float32[]", "float32[3,3]"]
+    assert out_types(loss, ((W, X), {}), argnums=(1, 0)) == [
+        "float32[]",
+        "float32[3]",
+        "float32[3,3]",
+    ]
+
+
+def test_of_a_tuple_that_begins_with_a_scalar_that_is_differentiated():
+    loss = lambda w, x: (jnp.sum(w @ x), {"largest": jnp.argmax(x)})
+    assert out_types(loss, ((W, X), {})) == ["float32[]", "int32[]", "float32[3,3]"]
+
+
+def test_of_other_outputs_the_sum_is_differentiated():
+    layer = lambda w, x: (w @ x, jnp.argmax(x))
+    assert out_types(layer, ((W, X), {})) == ["float32[3]", "int32[]", "float32[3,3]"]
+
+
+def test_integers_among_the_parameters_have_no_gradient():
+    params = {"w": W, "count": jax.ShapeDtypeStruct((), "int32")}
+    loss = lambda params, x: (params["w"] @ x).sum()
+    assert out_types(loss, ((params, X), {})) == ["float32[]", "float32[3,3]"]
+
+
+def test_static_arguments_of_a_jitted_function_stay_static():
+    @functools.partial(jax.jit, static_argnames="power")
+    def loss(w, power):
+        assert isinstance(power, int)
+        return jnp.sum(w) ** power
+
+    assert out_types(loss, ((W, 2), {})) == ["float32[]", "float32[3,3]"]
+    assert out_types(loss, ((W,), {"power": 2})) == ["float32[]", "float32[3,3]"]
+
+
+@pytest.mark.parametrize("mode", ["as-is", "gradient"])
+def test_what_cannot_be_traced_is_taken_as_it_is(mode):
+    def loss(model, x, axis_name):
+        assert axis_name == "batch"
+        return model["activation"](model["w"] @ x).sum()
+
+    model = {"w": W, "activation": jnp.tanh}
+    types = out_types(loss, ((model, X, "batch"), {}), mode)
+    assert types == ["float32[]", "float32[3,3]"][: 1 if mode == "as-is" else 2]
+
+
+def test_positions_of_arguments_that_are_not_there():
+    with pytest.raises(ValueError, match="argnums 0, 2: there are 2 positional arguments"):
+        traceable(jnp.add, ((X, X), {}), "gradient", (0, 2))
