@@ -164,15 +164,37 @@ def same_type(a: Any, b: Any) -> bool:
     return bool(with_weak_type(a, False) == with_weak_type(b, False))
 
 
-def nest_source(outer: Any, inner: Any) -> Any:
+def nest_source(outer: Any, inner: Any, callee: Any = None) -> Any:
     """Source info of an equation inlined from a call: the call's name stack goes in front.
 
-    Of what JAX itself has jitted, as ``jnp.where``, only the call knows a line of the user's.
+    `callee` is the library's function that is called, if it is one (see `library_function`).  JAX
+    traces it once and for all; so if no code of the user runs in it, this call is where the
+    equation comes from: what it has on record is the line of the first such call, if any.
     """
     if outer is None or inner is None:
         return inner
-    traceback = outer.traceback if user_frame(inner) is None else inner.traceback
+    is_theirs = callee is None or _calls_back(inner.traceback, callee)
+    traceback = (inner if is_theirs and user_frame(inner) is not None else outer).traceback
     return inner.replace(traceback=traceback, name_stack=outer.name_stack + inner.name_stack)
+
+
+def library_function(jaxpr: Any) -> tuple[str, str] | None:
+    """File and name of the function that a jaxpr was traced from, unless it is the user's."""
+    info = debug_info(jaxpr)
+    name, _, place = str(info.func_src_info or "").partition(" at ") if info else ("", "", "")
+    file = place.rpartition(":")[0]
+    return (file, name) if is_machinery(file) or is_installed(file) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _calls_back(traceback: Any, callee: tuple[str, str]) -> bool:
+    """Whether code of the user runs inside of a library's function."""
+    for code in traceback.raw_frames()[0] if traceback is not None else ():
+        if (code.co_filename, code.co_name) == callee:
+            return False
+        if not is_machinery(code.co_filename) and not is_installed(code.co_filename):
+            return True
+    return False
 
 
 @contextlib.contextmanager

@@ -121,15 +121,16 @@ class _Importer:
         env: dict[Any, Value],
         outer: Source,
         before: Op | None,
+        callee: Any = None,
     ) -> None:
         for eqn in eqns:
             operands = [self.read(atom, env) for atom in eqn.invars]
-            source = self.source or self.origin(eqn, outer)
+            source = self.source or self.origin(eqn, outer, callee)
             values = self.equation(region, eqn, operands, source, before)
             env.update(zip(eqn.outvars, values, strict=True))
 
-    def origin(self, eqn: Any, outer: Source) -> Source:
-        info = compat.nest_source(outer.info, eqn.source_info)
+    def origin(self, eqn: Any, outer: Source, callee: Any) -> Source:
+        info = compat.nest_source(outer.info, eqn.source_info, callee)
         return Source(info, eqn.ctx, compat.transposes(info))
 
     def equation(
@@ -186,7 +187,8 @@ class _Importer:
         opened = compat.open_jaxpr(jaxpr)
         env = self.bind_constants(opened)
         env.update(zip(opened.invars, operands, strict=True))
-        self.equations(region, opened.eqns, env, source, before)
+        callee = compat.library_function(jaxpr)
+        self.equations(region, opened.eqns, env, source, before, callee)
         return [self.read(atom, env) for atom in opened.outvars]
 
     def undefined(self, kind: str, operands: list[Value]) -> bool:

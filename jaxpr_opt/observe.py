@@ -23,7 +23,7 @@ from jaxpr_opt import compat_ad, registry, settings
 from jaxpr_opt.analysis.summary import summarize
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Graph, Op
+from jaxpr_opt.ir import Graph, Op, Value
 from jaxpr_opt.journal import Journal, collect_journals
 from jaxpr_opt.pipeline import Pass, PassError
 from jaxpr_opt.program import Program, optimized_linear_p, optimized_p
@@ -73,7 +73,10 @@ def improved(graph: Graph) -> tuple[Graph, Journal]:
     pipeline, failures = registry.default_pipeline(), list[tuple[str, str]]()
     while True:
         journal = Journal("final", failures=failures)
-        copy = replace(graph, body=Rewriter(graph).copy_region(graph.body, {}), phase="final")
+        copied: dict[Value, Value] = {}
+        body = Rewriter(graph).copy_region(graph.body, copied)
+        starts = tuple(copied[each] for each in graph.cotangents)
+        copy = replace(graph, body=body, phase="final", cotangents=starts)
         try:
             pipeline.apply(copy, journal)
         except PassError as error:

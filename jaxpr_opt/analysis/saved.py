@@ -11,7 +11,7 @@ transposed op is part of it: what a checkpoint computes again is not kept, its i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,11 @@ from jaxpr_opt.ir import (
 )
 
 Kind = Literal["argument", "constant", "intermediate"]
+
+SAME = frozenset({"optimization_barrier", "reduce_precision"})
+"""What they give is what they are given: a checkpoint rounds what its policy saves to the precision
+that it has.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +60,39 @@ class Saved:
         return self.value.nbytes
 
 
-def saved(graph: Graph) -> tuple[Saved, ...]:
+def saved(graph: Graph, handed_over: Iterable[Value] | None = None) -> tuple[Saved, ...]:
     """What the gradients in a graph keep, each value once, in the order in which it is needed.
 
     Scalars that are written in the program are not counted, arrays it has captured are.
+
+    Args:
+      graph: a program with both halves of a gradient in it.
+      handed_over: where it is known which values one half hands over to the other, these: what
+        the other half never reads is told too, `needed_by` nobody.
     """
     depth: dict[Op, int] = {}
     crossing: dict[Value, dict[Use, None]] = {}
     captured: dict[int, Value] = {}
+    cotangents = set(graph.cotangents)
     for op in graph.walk():
         depth[op] = max(op.source.transposes, depth.get(op.parent, 0) if op.parent else 0)
         for position, value in enumerate(op.operands):
-            if isinstance(value, Constant):
-                if not value.shape:
-                    continue
-                value = captured.setdefault(id(value.value), value)  # noqa: PLW2901
-            if depth[op] > _depth(value, depth):
-                crossing.setdefault(value, {})[Use(op, position)] = None
+            one = _one(value, captured)
+            if one is not None and one not in cotangents and depth[op] > _depth(one, depth):
+                crossing.setdefault(one, {})[Use(op, position)] = None
+    if handed_over is not None:
+        values = [_one(value, captured) for value in handed_over]
+        crossing = {value: crossing.get(value, {}) for value in values if value is not None}
     return tuple(
         _saved(value, list(uses)) for value, uses in crossing.items() if not is_undefined(value)
     )
+
+
+def _one(value: Value, captured: dict[int, Value]) -> Value | None:
+    """The value that stands for all reads of it; None for a scalar that is written down."""
+    if not isinstance(value, Constant):
+        return value
+    return captured.setdefault(id(value.value), value) if value.shape else None
 
 
 def _saved(value: Value, uses: list[Use]) -> Saved:
@@ -119,8 +137,8 @@ def _inside(result: Value) -> Value | None:
             return next((v for v in values if v.op and not is_undefined(v)), values[-1])
         case Scan() | While() | Remat() | Call():
             return op.regions[-1].outputs[index]
-        case _:  # a checkpoint rounds what its policy saves to the precision that it has
-            return op.operands[0] if op.name == "reduce_precision" else None
+        case _:
+            return op.operands[index] if op.name in SAME else None
 
 
 def _needed_by(crossing: list[Use]) -> tuple[Op, ...]:

@@ -1,0 +1,202 @@
+"""What is kept, row by row: values that their author would call the same are one.
+
+The layers of a model that a Python loop unrolls come from the same lines and have the same types;
+they are told once, with their number.  By the same name, line and type a value is found again in
+the optimised program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jaxpr_opt import compat
+from jaxpr_opt.analysis.saved import Kind, Saved
+from jaxpr_opt.figures import bytes_text
+from jaxpr_opt.frames import Frame
+from jaxpr_opt.ir import Constant, Op, Region, Scan, Value, While, backward_slice
+from jaxpr_opt.text_params import type_text
+from jaxpr_opt.traits import is_cheap
+
+MAX_CHEAP = 4
+"""Operations that make a value again: more are not called cheap."""
+
+
+class Key(NamedTuple):
+    """What a value is called, where it is made, and its type in one step."""
+
+    name: str
+    frame: Frame | None
+    shape: str
+
+
+class Need(NamedTuple):
+    """An operation of the backward half, and the line that it is the transpose of."""
+
+    op: str
+    frame: Frame | None
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """A value that a gradient keeps, or several that are told from each other by nothing."""
+
+    name: str
+    """What its author calls it; the operation that makes it, where it has no name."""
+    shape: str
+    """Its type in one step, as `f32[8,128]`."""
+    lengths: tuple[int, ...]
+    """Trip counts of the loops it is kept for every step of, outermost first."""
+    count: int
+    """How many such values there are."""
+    bytes: int
+    """Of all of them, in all steps."""
+    kind: Kind
+    frame: Frame | None
+    """Where it is made."""
+    needed_by: tuple[Need, ...]
+    """What reads it; nothing, if it is handed over in vain."""
+    optimized_bytes: int
+    """What is left of it when the program is optimised."""
+    passes: tuple[str, ...]
+    """What takes it off."""
+    cheap: str
+    """From what it could be made again by a few elementwise operations, and by which; empty if it
+    could not."""
+
+    @property
+    def formula(self) -> str:
+        """`256 x 4.19 MB`; empty for what is kept once."""
+        times = [*self.lengths, *([self.count] if self.count > 1 else [])]
+        if not times or not all(times):
+            return ""
+        return " x ".join([*map(str, times), bytes_text(self.bytes / math.prod(times))])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row for machines; file, line and function are null where unknown."""
+        return {
+            "name": self.name,
+            "shape": self.shape,
+            "lengths": list(self.lengths),
+            "count": self.count,
+            "bytes": self.bytes,
+            "formula": self.formula,
+            "kind": self.kind,
+            **_place(self.frame),
+            "needed_by": [{"op": need.op, **_place(need.frame)} for need in self.needed_by],
+            "optimized_bytes": self.optimized_bytes,
+            "passes": list(self.passes),
+            "cheap": self.cheap or None,
+        }
+
+
+def _place(frame: Frame | None) -> dict[str, Any]:
+    return dict(zip(("file", "line", "function"), frame or (None, None, None), strict=True))
+
+
+# -- what values are called ----------------------------------------------------------------------
+
+
+def key(value: Value) -> Key:
+    """What a value is told apart by."""
+    return Key(_called(value), frame_of(value), type_text(value.aval))
+
+
+def _called(value: Value) -> str:
+    op = value.op
+    if op is not None and op.name == "name":  # by `checkpoint_name`
+        return str(op.params["name"])
+    owner = _owner(value)
+    if isinstance(owner, Scan | While) and op is None and not value.name:
+        is_carry = not isinstance(owner, Scan) or owner.carry_of(value) is not None
+        return "carry" if is_carry else "row"
+    if isinstance(value, Constant):
+        return "captured array"
+    return value.name or (op.name if op is not None else "argument")
+
+
+def frame_of(value: Value) -> Frame | None:
+    """The line that makes a value; that which makes the next one, for what a loop carries."""
+    owner = _owner(value)
+    if isinstance(owner, Scan | While) and value.op is None:
+        carry = next((c for c in owner.carries if value is c.param), None)
+        maker = carry.next.op if carry is not None else None
+        owner = maker or owner
+    return compat.user_frame(owner.source.info) if isinstance(owner, Op) else None
+
+
+def _owner(value: Value) -> Any:
+    """The op that makes a value, or whose region it is a parameter of."""
+    return value.owner.owner if isinstance(value.owner, Region) else value.owner
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def bytes_by_key(facts: Iterable[Saved]) -> dict[Key, int]:
+    """How much is kept under every key."""
+    found: dict[Key, int] = {}
+    for fact in facts:
+        which = key(fact.made)
+        found[which] = found.get(which, 0) + fact.nbytes
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Optimized:
+    """What optimisation does to what is kept."""
+
+    left: Mapping[Key, int]
+    """Bytes that the optimised program keeps."""
+    passes: Mapping[Key, tuple[str, ...]]
+    """The passes that made them fewer."""
+
+
+def rows(
+    facts: Sequence[Saved], arguments: Mapping[Value, str], optimized: Optimized
+) -> list[Residual]:
+    """The rows of what is kept, the largest first; `arguments` have the names they are told by."""
+    groups: dict[tuple[Any, ...], list[Saved]] = {}
+    for fact in facts:
+        which = key(fact.made), arguments.get(fact.value, ""), fact.lengths, bool(fact.needed_by)
+        groups.setdefault(which, []).append(fact)
+    whole = bytes_by_key(facts)
+    anyway = {fact.made for fact in facts} | arguments.keys()
+    made = []
+    for (which, argument, lengths, _), group in groups.items():
+        (kind, *_), nbytes = [fact.kind for fact in group], sum(fact.nbytes for fact in group)
+        needs = (Need(op.name, compat.user_frame(op.source.info)) for f in group for op in f.needed_by)
+        left = optimized.left.get(which, 0) * nbytes // max(whole[which], 1)
+        row = Residual(
+            name=argument or which.name,
+            shape=which.shape,
+            lengths=lengths,
+            count=len(group),
+            bytes=nbytes,
+            kind=kind,
+            frame=which.frame,
+            needed_by=tuple(dict.fromkeys(needs)),
+            optimized_bytes=nbytes if kind == "argument" else left,
+            passes=optimized.passes.get(which, ()),
+            cheap="" if kind != "intermediate" else _cheap(group[0].made, anyway, arguments),
+        )
+        made.append(row)
+    return sorted(made, key=lambda row: -row.bytes)
+
+
+def _cheap(value: Value, anyway: Set[Value], arguments: Mapping[Value, str]) -> str:
+    """How a value is made of others that are there anyway: `exp of x`; empty if not easily."""
+
+    def stop(each: Value) -> bool:
+        return each is not value and each in anyway
+
+    ops = backward_slice([value], stop)
+    made = {result for op in ops for result in op.results}
+    sources = dict.fromkeys(v for op in ops for v in op.operands if v not in made)
+    known = [v for v in sources if not isinstance(v, Constant)]
+    if not 0 < len(ops) <= MAX_CHEAP or not all(map(is_cheap, ops)) or not anyway.issuperset(known):
+        return ""
+    names = ", ".join(dict.fromkeys(arguments.get(v, key(v).name) for v in known))
+    return ", ".join(op.name for op in ops) + (f" of {names}" if names else "")

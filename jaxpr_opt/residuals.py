@@ -1,0 +1,182 @@
+"""`residuals`: every value that the gradient of a function keeps, from where, for what, how big.
+
+What is kept is what `jax.vjp` of the function hands over to its pullback, array by array; inside
+of loops, branches, calls and checkpoints too.  Only shapes are traced: nothing is compiled or run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpr_opt import compat_ad, observe
+from jaxpr_opt.analysis.saved import Saved, saved
+from jaxpr_opt.ir import Graph, Value, aval_bytes
+from jaxpr_opt.journal import Journal, collect_journals
+from jaxpr_opt.residual_report import Residuals
+from jaxpr_opt.residual_rows import Key, Optimized, bytes_by_key, key, rows
+from jaxpr_opt.rewriter import Rewriter
+
+def residuals(
+    fun: Callable[..., Any], *args: Any, argnums: int | Sequence[int] | None = None, **kwargs: Any
+) -> Residuals:
+    """What the gradient of ``fun(*args, **kwargs)`` keeps, and what `optimize` would leave of it.
+
+    Args:
+      fun: the function to be differentiated, whatever it returns.  A function that computes a
+        gradient itself, as a training step does, is taken as it is.
+      *args: arrays, or `jax.ShapeDtypeStruct`s for them: no data is needed.
+      argnums: which arguments to differentiate with respect to: the first, if not told.  If told,
+        a function that computes a gradient is differentiated once more.
+      **kwargs: like `args`.
+
+    Returns:
+      A report: `print` it, or ask for `to_dict()`; `kept` has the values, the largest first.
+
+    Raises:
+      TypeError: `fun` is no function, or there is nothing to differentiate by.
+      ValueError: `argnums` names an argument that is not there.
+    """
+    if not callable(fun):
+        raise TypeError(f"residuals: fun must be callable, got {fun!r}")
+    name = observe.name_of(fun)
+    graph = observe.original(fun, args, kwargs)
+    if argnums is None and any(op.source.transposed for op in graph.walk()):
+        return _account(name, graph, saved(graph), None)
+    numbers = _checked(argnums, args)
+    joint, facts = _joint(fun, numbers, args, kwargs, graph)
+    wrt = [leaf for number in numbers for leaf in jax.tree.leaves(args[number])]
+    return _account(f"grad({name})", joint, facts, wrt)
+
+
+def _checked(argnums: int | Sequence[int] | None, args: Sequence[Any]) -> tuple[int, ...]:
+    """The positions of the arguments to differentiate by, all of them there and of floats."""
+    numbers = (argnums or 0,) if isinstance(argnums, int | None) else tuple(argnums)
+    for number in numbers:
+        if not -len(args) <= number < len(args):
+            given = f"{len(args)} argument{'' if len(args) == 1 else 's'}"
+            raise ValueError(f"residuals: argnums is {number}, but the function is given {given}")
+        leaves = jax.tree.leaves(args[number])
+        if not any(map(_is_inexact, leaves)):
+            raise TypeError(
+                f"residuals: argument {number} has no array of floats to differentiate by"
+            )
+    return tuple(number % len(args) for number in numbers)
+
+
+def _is_inexact(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return jnp.issubdtype(np.result_type(leaf) if dtype is None else dtype, jnp.inexact)
+
+
+def _joint(
+    fun: Callable[..., Any],
+    numbers: tuple[int, ...],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    forward: Graph,
+) -> tuple[Graph, tuple[Saved, ...]]:
+    """Forward and backward as one program, and what the first half hands over to the second."""
+    handed_over = 0
+
+    def joint(cotangents: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
+        nonlocal handed_over
+        given = iter(cotangents)
+
+        def chosen(*wrt: Any) -> Any:
+            filled = dict(zip(numbers, wrt, strict=True))
+            return fun(*(filled.get(i, arg) for i, arg in enumerate(args)), **kwargs)
+
+        outputs, pullback = jax.vjp(chosen, *(args[number] for number in numbers))
+        gradients = pullback(jax.tree.map(lambda output: _cotangent(output, given), outputs))
+        arrays = jax.tree.leaves(pullback)
+        handed_over = len(arrays)
+        return outputs, gradients, arrays
+
+    _name_arguments(joint, fun)
+    starts = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in forward.outputs if _is_inexact(v)]
+    graph = observe.original(jax.jit(joint, **_static(fun)), (starts, *args), kwargs)
+    graph.cotangents = graph.inputs[: len(starts)]
+    returned, crossing = _parted(graph.outputs, handed_over)
+    facts = saved(graph, crossing)
+    Rewriter(graph).set_outputs(graph.body, returned)
+    return graph, facts
+
+
+def _parted(values: Sequence[Any], last: int) -> tuple[Sequence[Any], Sequence[Any]]:
+    return values[: len(values) - last], values[len(values) - last :]
+
+
+def _cotangent(output: Any, given: Iterator[Any]) -> Any:
+    """A cotangent for an output: the next one given, or the zero there is for what is no float."""
+    if _is_inexact(output):
+        return next(given)
+    return np.zeros(np.shape(output), jax.dtypes.float0)
+
+
+def _name_arguments(joint: Any, fun: Callable[..., Any]) -> None:
+    """Have JAX call the arguments of the joint program what the author of `fun` calls them."""
+    joint.__name__ = observe.name_of(fun)
+    with contextlib.suppress(TypeError, ValueError):  # some builtins have no signature
+        first = inspect.Parameter("_cotangents", inspect.Parameter.POSITIONAL_ONLY)
+        signature = inspect.signature(fun)
+        params = [first, *signature.parameters.values()]
+        joint.__signature__ = signature.replace(parameters=params)
+
+
+def _static(fun: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments that a jitted function wants static, behind one that is not."""
+    _, options = compat_ad.jit_options(fun) or (fun, {})
+    static = {key: options[key] for key in ("static_argnames",) if key in options}
+    if "static_argnums" in options:
+        numbers = options["static_argnums"]
+        static["static_argnums"] = tuple(n + 1 if n >= 0 else n for n in numbers)
+    return static
+
+
+# -- what becomes of it --------------------------------------------------------------------------
+
+
+def _account(name: str, graph: Graph, facts: Sequence[Saved], wrt: Sequence[Any] | None) -> Residuals:
+    """Compare with the optimised program, row by row."""
+    with collect_journals(lambda graph: bytes_by_key(saved(graph))):
+        improved, journal = observe.improved(graph)
+    left = saved(improved)
+    kept = rows(facts, _arguments(graph), Optimized(bytes_by_key(left), _taken_off(journal)))
+    known = {key(fact.made) for fact in facts}
+    new = [f for f in left if f.kind != "argument" and key(f.made) not in known and f.nbytes]
+    instead = rows(new, _arguments(improved), Optimized(bytes_by_key(new), {}))
+    given = [value for value in graph.inputs if value not in graph.cotangents]
+    parameters = None if wrt is None else sum(aval_bytes(leaf) for leaf in wrt)
+    return Residuals(name, tuple(kept), tuple(instead), parameters, sum(v.nbytes for v in given))
+
+
+def _taken_off(journal: Journal) -> dict[Key, tuple[str, ...]]:
+    """Under every key, the passes after which less is kept; tidying up is the work of the pass
+    that left something behind.
+    """
+    found: dict[Key, dict[str, None]] = {}
+    credited = ""
+    for (_, before), (name, after) in itertools.pairwise(journal.trail):
+        credited = credited if journal.records[name].cleanup else name
+        for which, nbytes in before.items():
+            if after.get(which, 0) < nbytes and credited:
+                found.setdefault(which, {})[credited] = None
+    return {which: tuple(names) for which, names in found.items()}
+
+
+def _arguments(graph: Graph) -> dict[Value, str]:
+    """What the arguments are called, as in `params['w']`."""
+    names = getattr(graph.debug_info, "arg_names", None) or [value.name for value in graph.inputs]
+    return {
+        value: str(name or "argument")
+        for value, name in zip(graph.inputs, names, strict=True)
+        if value not in graph.cotangents
+    }
