@@ -196,7 +196,7 @@ def _solved(adjoint: str) -> Program:
     import diffrax as dfx
 
     def run(w: jax.Array, y: jax.Array) -> jax.Array:
-        term = dfx.ODETerm(lambda t, y, w: jnp.tanh(y @ w))
+        term = dfx.ODETerm(lambda _, y, w: jnp.tanh(y @ w))
         solution = dfx.diffeqsolve(
             term, dfx.Tsit5(), 0.0, 1.0, 0.1, y, args=w, max_steps=16,
             adjoint=getattr(dfx, adjoint)(),

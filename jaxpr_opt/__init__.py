@@ -14,6 +14,7 @@ try:
     from jaxpr_opt.report import Report as Report
     from jaxpr_opt.report import diff as diff
     from jaxpr_opt.report import explain as explain
+    from jaxpr_opt.residuals import residuals as residuals
     from jaxpr_opt.rewriter import Rewriter as Rewriter
 except (ImportError, AttributeError):
     # A JAX we do not know: `optimize` warns, and leaves programs alone.

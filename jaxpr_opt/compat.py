@@ -8,6 +8,7 @@ Versions are told apart by what is present, never by comparing version numbers. 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpr_opt.figures import bytes_text
-from jaxpr_opt.frames import frame_text
+from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.report import plain
 from jaxpr_opt.residual_rows import Residual
 
@@ -135,12 +135,16 @@ def _readers(row: Residual) -> str:
     """`mul (line 49), dot_general (other.py:7 in f)`: a line of the file the value is made in."""
     places: dict[str, dict[str, None]] = {}
     for need in row.needed_by:
-        in_file = need.frame and row.frame and need.frame[0] == row.frame[0]
-        where = f"line {need.frame[1]}" if in_file else frame_text(need.frame) if need.frame else ""
-        places.setdefault(where, {})[need.op] = None
+        places.setdefault(_place(need.frame, row.frame), {})[need.op] = None
     told = [", ".join(ops) + (f" ({where})" if where else "") for where, ops in places.items()]
     more = f" and at {len(told) - MAX_PLACES} more" if len(told) > MAX_PLACES else ""
     return ", ".join(told[:MAX_PLACES]) + more
+
+
+def _place(frame: Frame | None, near: Frame | None) -> str:
+    if frame is None:
+        return ""
+    return f"line {frame[1]}" if near is not None and frame[0] == near[0] else frame_text(frame)
 
 
 def _verdict(row: Residual) -> Text | None:

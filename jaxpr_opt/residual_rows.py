@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jaxpr_opt import compat
 from jaxpr_opt.analysis.saved import Kind, Saved
 from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Constant, Op, Region, Scan, Value, While, backward_slice
+from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.text_params import type_text
 from jaxpr_opt.traits import is_cheap
 
@@ -124,7 +124,7 @@ def frame_of(value: Value) -> Frame | None:
         carry = next((c for c in owner.carries if value is c.param), None)
         maker = carry.next.op if carry is not None else None
         owner = maker or owner
-    return compat.user_frame(owner.source.info) if isinstance(owner, Op) else None
+    return user_frame(owner) if isinstance(owner, Op) else None
 
 
 def _owner(value: Value) -> Any:
@@ -167,7 +167,7 @@ def rows(
     made = []
     for (which, argument, lengths, _), group in groups.items():
         (kind, *_), nbytes = [fact.kind for fact in group], sum(fact.nbytes for fact in group)
-        needs = (Need(op.name, compat.user_frame(op.source.info)) for f in group for op in f.needed_by)
+        needs = (Need(op.name, user_frame(op)) for f in group for op in f.needed_by)
         left = optimized.left.get(which, 0) * nbytes // max(whole[which], 1)
         row = Residual(
             name=argument or which.name,
@@ -196,7 +196,11 @@ def _cheap(value: Value, anyway: Set[Value], arguments: Mapping[Value, str]) -> 
     made = {result for op in ops for result in op.results}
     sources = dict.fromkeys(v for op in ops for v in op.operands if v not in made)
     known = [v for v in sources if not isinstance(v, Constant)]
-    if not 0 < len(ops) <= MAX_CHEAP or not all(map(is_cheap, ops)) or not anyway.issuperset(known):
+    if (
+        not 0 < len(ops) <= MAX_CHEAP
+        or not all(map(is_cheap, ops))
+        or not all(v in anyway for v in known)
+    ):
         return ""
     names = ", ".join(dict.fromkeys(arguments.get(v, key(v).name) for v in known))
     return ", ".join(op.name for op in ops) + (f" of {names}" if names else "")

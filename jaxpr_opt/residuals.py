@@ -24,6 +24,11 @@ from jaxpr_opt.residual_report import Residuals
 from jaxpr_opt.residual_rows import Key, Optimized, bytes_by_key, key, rows
 from jaxpr_opt.rewriter import Rewriter
 
+
+class ArgnumsError(ValueError):
+    """There is nothing to differentiate by."""
+
+
 def residuals(
     fun: Callable[..., Any], *args: Any, argnums: int | Sequence[int] | None = None, **kwargs: Any
 ) -> Residuals:
@@ -41,8 +46,8 @@ def residuals(
       A report: `print` it, or ask for `to_dict()`; `kept` has the values, the largest first.
 
     Raises:
-      TypeError: `fun` is no function, or there is nothing to differentiate by.
-      ValueError: `argnums` names an argument that is not there.
+      TypeError: `fun` is no function.
+      ArgnumsError: `argnums` names an argument that is not there, or that holds no floats.
     """
     if not callable(fun):
         raise TypeError(f"residuals: fun must be callable, got {fun!r}")
@@ -61,13 +66,10 @@ def _checked(argnums: int | Sequence[int] | None, args: Sequence[Any]) -> tuple[
     numbers = (argnums or 0,) if isinstance(argnums, int | None) else tuple(argnums)
     for number in numbers:
         if not -len(args) <= number < len(args):
-            given = f"{len(args)} argument{'' if len(args) == 1 else 's'}"
-            raise ValueError(f"residuals: argnums is {number}, but the function is given {given}")
-        leaves = jax.tree.leaves(args[number])
-        if not any(map(_is_inexact, leaves)):
-            raise TypeError(
-                f"residuals: argument {number} has no array of floats to differentiate by"
-            )
+            given = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
+            raise ArgnumsError(f"there is no argument {number} to differentiate by: {given}")
+        if not any(map(_is_inexact, jax.tree.leaves(args[number]))):
+            raise ArgnumsError(f"argument {number} holds no floats to differentiate by")
     return tuple(number % len(args) for number in numbers)
 
 
@@ -144,7 +146,9 @@ def _static(fun: Callable[..., Any]) -> dict[str, Any]:
 # -- what becomes of it --------------------------------------------------------------------------
 
 
-def _account(name: str, graph: Graph, facts: Sequence[Saved], wrt: Sequence[Any] | None) -> Residuals:
+def _account(
+    name: str, graph: Graph, facts: Sequence[Saved], wrt: Sequence[Any] | None
+) -> Residuals:
     """Compare with the optimised program, row by row."""
     with collect_journals(lambda graph: bytes_by_key(saved(graph))):
         improved, journal = observe.improved(graph)

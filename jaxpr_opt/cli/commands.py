@@ -17,6 +17,9 @@ from jaxpr_opt.diff import diff_graphs
 from jaxpr_opt.frames import blame
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.report import report, show
+from jaxpr_opt.residual_report import Residuals
+from jaxpr_opt.residuals import ArgnumsError
+from jaxpr_opt.residuals import residuals as residuals_of
 from jaxpr_opt.targets import (
     Arguments,
     TargetError,
@@ -87,6 +90,29 @@ def explain(options: argparse.Namespace, console: Console) -> int:
     made = report(subject.name, diff_graphs(before, after), journals)
     if options.format == "json":
         _print_json(made.to_dict())
+    else:
+        show(made, console)
+    return 0
+
+
+def residuals(options: argparse.Namespace, console: Console) -> int:
+    """`jaxpr-opt residuals`."""
+    arguments = _arguments(options)
+    written = resolve(options.target)
+    check_call(options.target, written, arguments)
+    is_told = options.grad or options.argnums is not None
+    argnums = _argnums(options.argnums) if is_told else None
+
+    def kept(fun: Callable[..., Any], args: Any, kwargs: Any) -> Residuals:
+        try:
+            return residuals_of(fun, *args, argnums=argnums, **kwargs)
+        except ArgnumsError as error:
+            raise TargetError(f"{options.target}: {error}; --argnums tells by what") from error
+
+    subject = Subject(observe.name_of(written), written, written)
+    made = _traced(kept, subject, written, arguments)
+    if options.format == "json":
+        _print_json({"target": options.target, **made.to_dict()})
     else:
         show(made, console)
     return 0
@@ -170,6 +196,8 @@ def _traced(
     """Trace the user's function: should it raise, that is where the story ends."""
     try:
         return how(fun, *arguments)
+    except TargetError:
+        raise
     except (Exception, SystemExit) as error:
         raise TargetError(f"{subject.name} raised while tracing: {blame(error)}") from error
 

@@ -21,6 +21,7 @@ examples:
   jaxpr-opt diff model.py:loss --grad --args-from model.py:arguments
   jaxpr-opt diff model:step --args 'f32[8,128]' 'i32[]' 0.5 --compile
   jaxpr-opt explain model:step --args 'f32[8,128]' 'i32[]' 0.5
+  jaxpr-opt residuals model:loss --args-from model:arguments
   jaxpr-opt passes collapse-loops
   jaxpr-opt lint model.py:loss --mode gradient --args-from model.py:arguments
 """
@@ -96,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_diff(commands)
     _add_explain(commands)
+    _add_residuals(commands)
     _add_passes(commands)
     _add_lint(commands)
     _add_rule(commands)
@@ -120,6 +122,17 @@ def _add_explain(commands: Any) -> None:
         commands, "explain", "say what each pass did, where, and what it would not do"
     )
     _add_target(explain)
+
+
+def _add_residuals(commands: Any) -> None:
+    residuals = _command(
+        commands, "residuals", "show what a gradient keeps: from which line, for what, how big"
+    )
+    _add_called(residuals)
+    residuals.add_argument(
+        "--grad", action="store_true", help="of the gradient of what computes a gradient itself"
+    )
+    residuals.add_argument("--argnums", metavar="I,J", help="arguments it is for (default: 0)")
 
 
 def _add_passes(commands: Any) -> None:
@@ -188,9 +201,13 @@ def _runner(name: str) -> Callable[[argparse.Namespace, Console], int]:
     return run
 
 
-def _add_target(command: argparse.ArgumentParser) -> None:
+def _add_called(command: argparse.ArgumentParser) -> None:
     command.add_argument("target", metavar="TARGET", help="module:function or file.py:function")
     _add_arguments(command)
+
+
+def _add_target(command: argparse.ArgumentParser) -> None:
+    _add_called(command)
     command.add_argument("--grad", action="store_true", help="the gradient instead of the function")
     command.add_argument("--argnums", metavar="I,J", help="arguments --grad is for (default: 0)")
     command.add_argument("--passes", metavar="A,B", help="optimise with these passes only")
