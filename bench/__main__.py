@@ -9,7 +9,7 @@ from rich.console import Console
 
 from bench.sweep import Options
 
-BENCHMARKS = ("bounded_while", "ragged_rnn", "carried_arrays", "pipeline_share")
+BENCHMARKS = ("bounded_while", "ragged_rnn", "carried_arrays", "pipeline_share", "growth")
 
 
 def main() -> None:

@@ -84,13 +84,13 @@ def parse_limit(text: str, name: str = "") -> Limit:
     match = _LIMIT.fullmatch(spaced)
     if match is None:
         raise ValueError(
-            f"cannot read the growth {text!r}: write O(1), O(log n), O(n), O(n log n), O(n^2),"
-            f" or one of {', '.join(WORDS)}"
+            f"growth is {text!r}: expected O(1), O(log n), O(n), O(n log n), O(n^2), or one of"
+            f" {', '.join(WORDS)}"
         )
     sizes = {match[group] for group in ("of_log", "of_power", "in_log")} - {None}
     if len(sizes) > 1 or (name and sizes - {name, "n"}):
-        wanted = f"the size is called {name}" if name else "there is one size"
-        raise ValueError(f"the growth {text!r} is of {' and '.join(sorted(sizes))}: {wanted}")
+        wanted = f"the size is called {name}" if name else "expected one size"
+        raise ValueError(f"growth is {text!r}: {wanted}")
     power = float(match["power"] or 1) if match["of_power"] else 0.0
     return Limit(text, power, int(bool(match["of_log"] or match["in_log"])))
 

@@ -6,6 +6,8 @@ it computes.  A read that the write does not wait for costs a copy of the whole 
 
     x = xs[i]; xs = xs.at[i].set(0)            # copied in every step
     x = xs[i]; xs = xs.at[i].set(sin(x))       # in place
+
+An optimization barrier makes the write wait for all that goes through it.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from collections.abc import Iterator
 
 from jaxpr_opt.ir import Call, Cond, Constant, Op, Remat, Use, Value
 
-VIEWS = frozenset({"bitcast_convert_type", "name", "reshape", "squeeze", "stop_gradient"})
-"""The result is the operand's buffer, under another type."""
+VIEWS = frozenset({
+    "bitcast_convert_type", "name", "optimization_barrier", "reshape", "squeeze", "stop_gradient",
+})  # fmt: skip
+"""Every result is an operand's buffer, perhaps under another type."""
 
 
 def takes_over(use: Use) -> bool:
@@ -36,12 +40,12 @@ def takes_over(use: Use) -> bool:
 def buffer_of(value: Value) -> Value:
     """The value that this one is a view of; itself where it is none."""
     while value.op is not None and is_view(value.op):
-        value = value.op.operands[0]
+        value = value.op.operands[value.op.results.index(value)]
     return value
 
 
 def is_view(op: Op) -> bool:
-    """Whether the result needs no buffer of its own."""
+    """Whether the results need no buffers of their own."""
     if op.name == "convert_element_type":  # of the weak type only
         return bool(op.operands[0].dtype == op.result.dtype)
     return op.name in VIEWS
@@ -60,7 +64,7 @@ def _readers(value: Value) -> Iterator[Use]:
     """The uses of a buffer, as whatever view."""
     for use in value.uses:
         if is_view(use.op):
-            yield from _readers(use.op.result)
+            yield from _readers(use.op.results[use.position])
         else:
             yield use
 

@@ -146,7 +146,7 @@ def _must_exist(value: Value) -> bool:
     return any(
         op.is_terminator
         or bool(op.regions)
-        or (is_view(op) and _must_exist(op.result))
+        or (is_view(op) and _must_exist(op.results[position]))
         or (op.name in WRITES and position == 0 and not _is_embedding(op))
         for op, position in value.uses
     )

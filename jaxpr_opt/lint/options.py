@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, get_args
 
+from jaxpr_opt.analysis.powers import parse_limit
 from jaxpr_opt.sizes import parse_bytes
 
 Mode = Literal["as-is", "gradient", "train-step"]
@@ -158,9 +159,9 @@ def _scale(name: str, value: Any) -> Scale:
 
 
 def _growth(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str):
         raise ValueError(f"{name} is {value!r}: expected a power of the size, as 'O(T)'")
-    return value
+    return parse_limit(value).text
 
 
 _PARSERS: dict[str, _Parser] = {

@@ -13,6 +13,7 @@ from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.rule import Rule
 from jaxpr_opt.lint.subject import Subject
+from jaxpr_opt.scaling import GrowthReport
 
 How = Literal["comment", "path", "target", "baseline"]
 
@@ -41,6 +42,8 @@ class Checked:
     suppressed: tuple[Suppressed, ...] = ()
     figures: Mapping[str, int] = field(default_factory=dict)
     place: Frame | None = None
+    growth: GrowthReport | None = None
+    """How it grows, where it was looked at at several sizes."""
     error: str = ""
     """Why it could not be looked at."""
 
@@ -110,6 +113,13 @@ def badness(finding: Finding) -> tuple[int, int, str, Any]:
 def plural(count: int, noun: str) -> str:
     """`1 finding`, `2 findings`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def grown(subject: Subject) -> GrowthReport | None:
+    """How a target grows, if its arguments do."""
+    if subject.scaling is None or subject.growth is None:
+        return None
+    return GrowthReport(subject.name, subject.scaling.name, subject.growth)
 
 
 def measured(subject: Subject) -> dict[str, int]:

@@ -12,7 +12,7 @@ from jaxpr_opt.frames import blame
 from jaxpr_opt.lint.baseline import Baseline
 from jaxpr_opt.lint.config import Config, codes_of
 from jaxpr_opt.lint.finding import Finding
-from jaxpr_opt.lint.result import Checked, How, Result, Suppressed, badness, measured
+from jaxpr_opt.lint.result import Checked, How, Result, Suppressed, badness, grown, measured
 from jaxpr_opt.lint.rule import Rule, rules
 from jaxpr_opt.lint.rules.comments import UnusedSuppression
 from jaxpr_opt.lint.subject import Subject, subject
@@ -102,7 +102,14 @@ class Run:
                 kept.append(finding)
             else:
                 suppressed.append(Suppressed(finding, how))
-        return Checked(target.name, tuple(kept), tuple(suppressed), measured(about), about.place)
+        return Checked(
+            target.name,
+            tuple(kept),
+            tuple(suppressed),
+            measured(about),
+            about.place,
+            grown(about),
+        )
 
     def _traced(self, target: Target) -> Subject:
         about = target.subject(self.config.options)

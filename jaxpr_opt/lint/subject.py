@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxpr_opt import observe
 from jaxpr_opt.account import PassReport, accounts
+from jaxpr_opt.analysis.growth import Growth, growth
 from jaxpr_opt.analysis.liveness import peak_bytes
 from jaxpr_opt.analysis.saved import Saved, saved
 from jaxpr_opt.frames import Frame, is_machinery
@@ -56,7 +57,7 @@ class Subject:
     function: Callable[..., Any]
     """What is traced: in mode `gradient`, already the gradient."""
     args: tuple[Any, ...]
-    """Types (`jax.ShapeDtypeStruct`) in place of arrays."""
+    """Types (`jax.ShapeDtypeStruct`) in place of arrays; at the largest size of `scaling`."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     mode: Mode = "as-is"
     options: Options = field(default_factory=Options)
@@ -108,6 +109,14 @@ class Subject:
     def input_bytes(self) -> int:
         """Of all arguments."""
         return sum(value.nbytes for value in self.graph.inputs)
+
+    @cached_property
+    def growth(self) -> Growth | None:
+        """How the program grows with the size that its arguments grow with; None if with none."""
+        if self.scaling is None:
+            return None
+        *smaller, largest = self.scaling.sizes
+        return growth({largest: self.graph} | {size: self.at(size).graph for size in smaller})
 
     def is_worth(self, nbytes: int) -> bool:
         """Whether something of this size is worth a finding, here and by the options."""

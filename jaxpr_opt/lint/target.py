@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, overload
 
 from jaxpr_opt import observe
+from jaxpr_opt.analysis.powers import parse_limit
 from jaxpr_opt.decorator import unwrap
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.modes import traceable
@@ -93,6 +94,11 @@ class Target:
             raise TargetError(
                 f"{self.name}: scale needs arguments from a function of {scale.name}; it has {who}"
             )
+        if self.spec.growth:
+            try:
+                parse_limit(self.spec.growth, scale.name)
+            except ValueError as error:
+                raise TargetError(f"{self.name}: {error}") from None
         return Scaling(
             scale.name,
             scale.sizes,

@@ -25,6 +25,12 @@ def read(xs, i=0):
     return lax.dynamic_slice(xs, (i,), (1,))[0]
 
 
+def ordered(xs, i):
+    """A read that a barrier puts before the write."""
+    x, xs = lax.optimization_barrier((read(xs, i), xs))
+    return write(xs, 0.0, i), x
+
+
 def looped(step):
     """The step as a loop's, on an array of its own."""
     return lambda xs, i: lax.scan(lambda c, _: step(c, i), xs + 1, None, length=3)
@@ -53,6 +59,7 @@ def test_a_write_takes_over_what_nobody_needs_any_more(program, expected):
         (lambda c, i: (write(c, jnp.sin(read(c, i)), i), None), True),
         (lambda c, i: (write(c, 0.0, i), read(c, i)), False),  # jax#17845
         (lambda c, i: (new := write(c, 0.0, i), read(new, i)), True),
+        (ordered, True),
         (lambda c, i: (c, write(c, 1.0, i)), False),  # the next step's, unchanged
     ],
 )

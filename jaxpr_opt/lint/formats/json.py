@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from jaxpr_opt.lint.baseline import VERSION, described
+from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.result import Checked, Result
 
 
@@ -22,10 +23,12 @@ def write(result: Result) -> str:
 
 
 def _target(checked: Checked, result: Result) -> dict[str, Any]:
+    grown = checked.growth
     return {
         "target": checked.name,
         "error": checked.error or None,
         "figures": dict(checked.figures),
+        "growth": grown and grown.to_dict(lambda file: relative(file, result.root)),
         "findings": [described(finding, result.root) for finding in checked.findings],
         "suppressed": [
             described(each.finding, result.root) | {"suppressed_by": each.how}

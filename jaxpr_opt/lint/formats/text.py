@@ -36,11 +36,13 @@ def _capitalised(sentence: str) -> str:
 
 
 def _target(checked: Checked) -> Iterator[RenderableType]:
-    if not checked.findings:
+    if not checked.findings and checked.growth is None:
         return
     figures = checked.figures_text()
     yield Text(checked.name, "bold").append(f"  {figures}" if figures else "", "not bold dim")
     yield Text()
+    if checked.growth is not None:
+        yield Padding(checked.growth.table(), (0, 0, 1, 2))
     for finding in checked.findings:
         yield from _finding(finding)
 

@@ -1,0 +1,238 @@
+"""Growth by shapes beside growth as measured: the exponents of every program of the benchmarks.
+
+The check looks at sizes where loops dominate; that costs nothing, as it compiles nothing and does
+not unroll loops.  What is expected is what the program needs in the hands of XLA.  Measured are the
+times and temporary bytes that the other benchmarks have saved, at sizes that fit a machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bench import bounded_while, carried_arrays, harness, ragged_rnn, report
+from bench.sweep import DOCS, Options
+from examples import ragged_rnn as rnn
+from jaxpr_opt import observe
+from jaxpr_opt.analysis.devices import keep_barriers
+from jaxpr_opt.analysis.growth import Growth, growth
+from jaxpr_opt.targets import arguments_of, types
+
+PLAIN, OURS = "plain JAX", "jaxpr-opt"
+SIZES = (2**12, 2**13, 2**14)
+UNROLLED = {PLAIN: (8, 16, 32), OURS: (4, 8, 16)}
+"""The program is as long as the size."""
+BOUNDS = (64, 128, 256)
+TOLERANCE = 0.1
+
+
+class Powers(NamedTuple):
+    """Exponents of the work, of the residuals, and of the peak memory, arguments included."""
+
+    work: float
+    residuals: float
+    peak: float
+    iteration: float | None = None
+    """Of the work of one iteration, where there is a `while`: of that, `work` has one."""
+
+
+LINEAR, QUADRATIC = Powers(1, 1, 1), Powers(2, 2, 2)
+COPIES = Powers(2, 1, 1)
+"""Whole arrays are touched in every step, none is stored."""
+FORWARD, FORWARD_COPIES = Powers(1, 0, 1), Powers(2, 0, 1)
+"""There is no gradient."""
+STEPS_TAKEN = Powers(0, 1, 1, iteration=0)
+"""The loop ends when it is done; of each step its input, a small vector, has its place."""
+
+ORDERED, ORDERED_FORWARD = (LINEAR, FORWARD) if keep_barriers() else (COPIES, FORWARD_COPIES)
+"""With barriers in it, where XLA keeps them."""
+
+EXPECTED: dict[str, tuple[Powers, Powers]] = {
+    "slices": (COPIES, LINEAR),
+    "slices, written by where": (QUADRATIC, LINEAR),
+    "slices, write or not": (COPIES, LINEAR),
+    "slices, ragged batch": (QUADRATIC, LINEAR),
+    "slices, read whole": (QUADRATIC, COPIES),
+    "recurrence": (COPIES, LINEAR),
+    "nested, elements": (COPIES, LINEAR),
+    "nested, rows": (LINEAR, LINEAR),
+    "vmap of scan and cond": (FORWARD_COPIES, FORWARD),
+    "vmap of while": (Powers(1, 0, 1, iteration=1), Powers(1, 0, 1, iteration=0)),
+    "edit distance": (FORWARD, FORWARD),
+    "soft alignment": (COPIES, LINEAR),
+    "trajectories": (QUADRATIC, LINEAR),
+    "replay": (COPIES, ORDERED),
+    "KV cache, decoding": (FORWARD_COPIES, FORWARD_COPIES),
+    "KV cache, gradient": (QUADRATIC, QUADRATIC),
+    "embeddings": (LINEAR, LINEAR),
+    "embeddings, nested": (COPIES, LINEAR),
+    "parameters by layer": (LINEAR, LINEAR),
+    "shifts (jax#17845)": (FORWARD_COPIES, ORDERED_FORWARD),
+    "shifts, gradient (jax#17640)": (COPIES, ORDERED),
+    "many carries (jax#40150)": (COPIES, LINEAR),
+    "bounded while, nested": (Powers(1.15, 1, 1), STEPS_TAKEN),
+    "bounded while, single": (LINEAR, STEPS_TAKEN),
+    "ragged RNN": (LINEAR, Powers(1, 1, 1, iteration=0)),
+}
+"""What plain JAX needs, and what the optimised program does."""
+
+NOTES = {
+    "vmap of while": "nobody knows how often a `while` runs, so the check tells of one iteration;"
+    " this loop takes n of them. What is linear beside it is the copy of an argument",
+    "KV cache": "quadratic is the product with the cache; up to 1024 rows the products with"
+    " the weights, which are linear, take as long",
+    "slices, read whole": "quadratic is a dot product; the steps themselves take time as well",
+    "many carries": "the program has n nodes, and each adds a vector of n elements; at 32 nodes"
+    " the time is that of starting operations",
+    "bounded while, nested": "plain, each of the log n levels copies the residuals of those inside:"
+    " n log n is n^1.15 here",
+    "bounded while": "n is the bound, and eight steps are taken; optimised, they are a `while`, of"
+    " which one iteration is told. Its residuals, inputs of the steps, show from bound 4096 on",
+    "ragged RNN": "n is the number of time slots, and eight are in use",
+}
+"""Where time is not what the work is, why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A program, as JAX makes it or optimised, with its arguments at some sizes."""
+
+    group: str
+    name: str
+    at: dict[int, tuple[Callable[[], Callable[..., Any]], tuple[Any, ...]]]
+    measured: tuple[str, str, str]
+    """The benchmark, its group, its name for the program."""
+
+    @property
+    def expected(self) -> Powers:
+        """What the check has to find."""
+        return EXPECTED[self.group][self.name == OURS]
+
+    def found(self) -> Powers:
+        """What the check finds."""
+        graphs = {n: observe.as_it_is(make(), args, {})[0] for n, (make, args) in self.at.items()}
+        return powers(growth(graphs))
+
+
+def powers(found: Growth) -> Powers:
+    """The exponents."""
+    work, residuals, peak = (found[m] for m in ("work", "residual_bytes", "peak_bytes"))
+    return Powers(work.exponent, residuals.exponent, peak.exponent, work.iteration)
+
+
+def agree(expected: Powers, found: Powers) -> bool:
+    """Whether no exponent is off by more than a tenth."""
+    pairs = zip(expected, found, strict=True)
+    return all(
+        a is b is None or (a is not None and b is not None and abs(a - b) <= TOLERANCE)
+        for a, b in pairs
+    )
+
+
+def cases() -> Iterator[Case]:
+    """Every program of the benchmarks, plain and optimised."""
+    for family in carried_arrays.FAMILIES:
+        made = dict(family.candidates())
+        unrolled = family.name.startswith("many carries")
+        for name in (PLAIN, OURS):
+            sizes = UNROLLED[name] if unrolled else SIZES
+            at = {n: (made[name], _types(family.arguments, n)) for n in sizes}
+            yield Case(family.name, name, at, ("carried_arrays", family.name, name))
+    bounds = [p for p in bounded_while.programs(quick=False) if p.size in BOUNDS]
+    for form in bounded_while.LOOPS:
+        for name in (PLAIN, OURS):
+            measured = ("bounded_while", "batch 256", f"{name}, {form}")
+            swept = [p for p in bounds if (p.group, p.name) == measured[1:]]
+            at = {p.size: (p.make, types(p.arguments)) for p in swept}
+            yield Case(f"bounded while, {form}", name, at, measured)
+    makers = {p.name: p.make for p in ragged_rnn.programs(quick=True)}
+    for name in (PLAIN, OURS):
+        at = {n: (makers[name], _types(_slots, n)) for n in SIZES}
+        yield Case("ragged RNN", name, at, ("ragged_rnn", "", name))
+
+
+def _slots(size: int) -> tuple[Any, ...]:
+    return rnn.arguments(time=size)
+
+
+def _types(make: Callable[[int], tuple[Any, ...]], size: int) -> tuple[Any, ...]:
+    """The types of the arguments of a size."""
+    return arguments_of(make, "arguments", size)[0]
+
+
+def run(options: Options, console: Console) -> None:
+    """Show the table, and on request publish it."""
+    table = Table(title="growth: found by shapes, and measured", title_justify="left")
+    for heading in ("program", "", "work", "residuals", "peak memory", "", "time", "temporaries"):
+        table.add_column(heading, no_wrap=True)
+    rows, last = _measured(), ""
+    for case in cases():
+        if options.only not in f"{case.group}: {case.name}":
+            continue
+        with console.status(f"growth: {case.group}"):
+            found = case.found()
+        verdict = "as expected" if agree(case.expected, found) else f"not {case.expected}"
+        group, last = "" if case.group == last else case.group, case.group
+        table.add_row(group, case.name, *_cells(found), verdict, *rows.get(case.measured, ()))
+    console.print(table)
+    if options.publish:
+        _publish(table)
+
+
+def _cells(found: Powers) -> list[str]:
+    work = _power(found.work)
+    if found.iteration is not None:
+        work += f", an iteration {_power(found.iteration)}"
+    return [work, _power(found.residuals), _power(found.peak)]
+
+
+def _power(exponent: float | None) -> str:
+    return "-" if exponent is None else f"n^{abs(round(exponent, 2)):.2f}"
+
+
+def _measured() -> dict[tuple[str, str, str], tuple[str, str]]:
+    """The exponents of time and temporary bytes in the saved results, where there are any."""
+    found: dict[tuple[str, str, str], list[harness.Row]] = {}
+    for name in ("carried_arrays", "bounded_while", "ragged_rnn"):
+        path = report.RESULTS / f"{name}-jax-{jax.__version__}.json"
+        for saved in json.loads(path.read_text())["rows"] if path.exists() else ():
+            row = harness.Row(**saved)
+            found.setdefault((name, row.group, row.name), []).append(row)
+    return {
+        key: (
+            _power(harness.growth(rows, lambda row: row.seconds)),
+            _power(harness.growth(rows, lambda row: row.temp_bytes)),
+        )
+        for key, rows in found.items()
+    }
+
+
+def _publish(table: Table) -> None:
+    table.box, table.title = box.MARKDOWN, None
+    with (DOCS / "growth.md").open("w") as file:
+        file.write(f"# Growth, found by shapes\n\n{INTRODUCTION}\n\n")
+        Console(file=file, width=240).print(table)
+        file.write("\nWhere time is not what the work is:\n\n")
+        file.writelines(f"- {group}: {note}.\n" for group, note in NOTES.items())
+
+
+INTRODUCTION = f"""\
+`jaxpr-opt lint --scale`, `assert_growth` and `jaxpr_opt.growth` find how fast work, residuals and
+peak memory grow from shapes alone: nothing is compiled, run or timed. Here they look at the
+programs of the benchmarks, at sizes from {SIZES[0]} to {SIZES[-1]}, beside what was measured (JAX \
+{jax.__version__}):
+time and XLA's temporary bytes, which leave the arguments out. Made by `python -m bench growth
+--publish`.
+
+An exponent is right if it is within {TOLERANCE} of what the program needs in the hands of XLA, a \
+whole
+number. Measured exponents scatter around it: the small sizes of a sweep have overheads that do not
+grow, which makes linear programs look slower growing than they are, and arrays that fit the caches
+of the machine, which makes quadratic ones look worse."""

@@ -1,0 +1,157 @@
+"""`growth`: how fast what a function costs grows with a size, and which lines make it so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from jaxpr_opt import observe, targets
+from jaxpr_opt.analysis import growth as analysis
+from jaxpr_opt.analysis.growth import Growth, Measure, Term, Trend
+from jaxpr_opt.analysis.powers import order_text
+from jaxpr_opt.figures import bytes_text, number_text
+from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.report import plain
+
+LABELS: dict[Measure, tuple[str, Callable[[float], str]]] = {
+    "residual_bytes": ("residuals", bytes_text),
+    "work": ("work", number_text),
+    "peak_bytes": ("peak memory", bytes_text),
+}
+"""How measures are presented."""
+MAX_LINES = 3
+"""Lines of the source that are told of each measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthReport:
+    """How a function grows; `print` it, with rich or without, or ask for `to_dict()`."""
+
+    function: str
+    size: str
+    """What the size is called."""
+    growth: Growth
+
+    def to_dict(self, path: Callable[[str], str] = str) -> dict[str, Any]:
+        """The whole report, for `json.dumps`; `path` says how files are written."""
+        return {
+            "function": self.function,
+            "size": self.size,
+            "sizes": list(self.growth.sizes),
+            **{trend.measure: _trend_to_dict(trend, path) for trend in self.growth.trends},
+        }
+
+    def __str__(self) -> str:
+        return plain(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(f"{self.function}: how it grows with {self.size}", style="bold")
+        yield self.table()
+        for trend in self.growth.trends:
+            lines = list(self._lines(trend))
+            if lines:
+                yield Text(f"\n{LABELS[trend.measure][0]}", style="bold")
+                yield from lines
+
+    def table(self) -> Table:
+        """The measures at each size, and the orders they grow with."""
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        table.add_column("")
+        for size in self.growth.sizes:
+            table.add_column(f"{self.size}={size}", justify="right")
+        table.add_column("growth", justify="right")
+        for trend in self.growth.trends:
+            label, write = LABELS[trend.measure]
+            order = order_text(trend.exponent, self.size)
+            table.add_row(label, *map(write, trend.amounts), order)
+            if trend.iteration is not None:
+                blanks = [""] * len(trend.sizes)
+                order = order_text(trend.iteration, self.size)
+                table.add_row("  an iteration of a while", *blanks, order)
+        return table
+
+    def _lines(self, trend: Trend) -> Iterator[RenderableType]:
+        told = [term for term in trend.terms if term.matters and term.place.frame is not None]
+        for frame, terms in list(by_line(told).items())[:MAX_LINES]:
+            order = order_text(terms[0].exponent, self.size)
+            whats = ", ".join(dict.fromkeys(term.place.what for term in terms))
+            share = sum(term.share for term in terms)
+            weight = "" if trend.measure == "peak_bytes" else f"  {share:4.0%}"
+            yield Padding(Text(f"{order}{weight}  {frame_text(frame)}: {whats}"), (0, 0, 0, 2))
+
+
+def by_line(terms: Sequence[Term]) -> dict[Frame, list[Term]]:
+    """Terms line by line, those without a place left out."""
+    found: dict[Frame, list[Term]] = {}
+    for term in terms:
+        if term.place.frame is not None:
+            found.setdefault(term.place.frame, []).append(term)
+    return found
+
+
+def _trend_to_dict(trend: Trend, path: Callable[[str], str]) -> dict[str, Any]:
+    return {
+        "amounts": list(trend.amounts),
+        "exponent": round(trend.exponent, 3),
+        "exponent_of_an_iteration": trend.iteration,
+        "terms": [_term_to_dict(term, path) for term in trend.terms if term.matters],
+    }
+
+
+def _term_to_dict(term: Term, path: Callable[[str], str]) -> dict[str, Any]:
+    what, frame, in_while = term.place
+    file, line, function = frame or (None, None, None)
+    return {
+        "what": what,
+        "file": None if file is None else path(file),
+        "line": line,
+        "function": function,
+        "in_while": in_while,
+        "amounts": list(term.amounts),
+        "exponent": round(term.exponent, 3),
+    }
+
+
+def growth(
+    fun: Callable[..., Any],
+    args_at: Callable[[int], Any],
+    sizes: Sequence[int] = (64, 128, 256),
+    *,
+    name: str = "n",
+) -> GrowthReport:
+    """How fast the residuals, the work and the peak memory of a function grow with a size.
+
+    The function is traced at each size: nothing is compiled, run or allocated, so the answer does
+    not depend on a machine.
+
+    Args:
+      fun: plain, jitted or optimised; what is optimised in it is looked at optimised.
+      args_at: the arguments at a size: a tuple ``args`` or ``(args, kwargs)`` of
+        `jax.ShapeDtypeStruct`s or arrays (those are never made).
+      sizes: two or more; three tell a power from what is added to it.
+      name: what the size is called.
+
+    Raises:
+      TypeError: `fun` or `args_at` is not callable.
+      ValueError: `sizes` are not two different positive integers or more.
+    """
+    return GrowthReport(observe.name_of(fun), name, traced_growth(fun, args_at, sizes))
+
+
+def traced_growth(
+    fun: Callable[..., Any], args_at: Callable[[int], Any], sizes: Sequence[int]
+) -> Growth:
+    """The figures of `growth`."""
+    for what, value in (("fun", fun), ("args_at", args_at)):
+        if not callable(value):
+            raise TypeError(f"growth: {what} must be callable, got {value!r}")
+    if len(set(sizes)) < 2 or not all(n > 0 for n in sizes):
+        raise ValueError(f"growth: sizes must be two positive integers or more, got {sizes!r}")
+    given = {size: targets.arguments_of(args_at, "args_at", size) for size in sizes}
+    return analysis.growth({n: observe.as_it_is(fun, *given[n])[0] for n in sizes})

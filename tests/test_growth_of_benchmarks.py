@@ -1,0 +1,21 @@
+"""The growth check finds the exponents of every program of the benchmarks, plain and optimised."""
+
+import pytest
+
+from bench.carried_arrays import FAMILIES
+from bench.growth import EXPECTED, agree, cases
+
+CASES = list(cases())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.group}: {case.name}")
+def test_exponents_are_within_a_tenth(case):
+    found = case.found()
+    assert agree(case.expected, found), f"found {found}, expected {case.expected}"
+
+
+def test_no_program_is_left_out():
+    groups = {case.group for case in CASES}
+    assert groups == EXPECTED.keys()
+    assert {family.name for family in FAMILIES} < groups
+    assert all(len(case.at) == 3 for case in CASES)
