@@ -1,4 +1,4 @@
-# make demo | test | bench | lint | test-newest | clean
+# make demo | test | bench | lint | test-newest | test-browser | clean
 #
 # A target makes the virtual environment it needs on first use: .venv from $(PYTHON), .venv-newest from
 # the newest Python of the machine. Stamps in it remember which extras of pyproject.toml are installed.
@@ -11,7 +11,7 @@ BENCH  ?=
 pip_install = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable
 versions = -c 'import jax, platform; print("Python", platform.python_version(), "JAX", jax.__version__)'
 
-.PHONY: demo test bench lint test-newest clean
+.PHONY: demo test bench lint test-newest test-browser clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := test
 
@@ -33,6 +33,9 @@ lint: .venv/stamp-lint
 test-newest: .venv-newest/stamp-test
 	@.venv-newest/bin/python $(versions)
 	.venv-newest/bin/python -m pytest $(PYTEST)
+
+test-browser: .venv/stamp-browser
+	.venv/bin/python -m pytest --quiet tests/browser
 
 clean:
 	rm -rf .venv .venv-newest build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -18,7 +18,9 @@ from rich.text import Text
 
 from jaxpr_opt.analysis.summary import Summary, summarize
 from jaxpr_opt.diff_align import Alignment
+from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Graph, Op, Region
+from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.text import Names, graph_opening, op_lines, opening, sections
 
 Gutter = Literal["-", "+", " "]
@@ -31,6 +33,8 @@ class DiffLine(NamedTuple):
     gutter: Gutter
     depth: int
     text: str
+    frame: Frame | None = None
+    """Where in the user's source the op is from; None where JAX knows no place, and for ends."""
 
     def wrapped(self, width: int | None = None) -> list[str]:
         """With gutter and indentation, and broken between words where it is longer than `width`."""
@@ -95,12 +99,15 @@ class _Differ:
         yield from self.regions(self.before.body, self.after.body, 1)
         yield DiffLine(" ", 0, "}")
 
-    def both(self, depth: int, old: str, new: str) -> Iterator[DiffLine]:
+    def both(
+        self, depth: int, old: str, new: str, ops: tuple[Op, Op] | None = None
+    ) -> Iterator[DiffLine]:
+        was, now = map(user_frame, ops) if ops is not None else (None, None)
         if old == new:
-            yield DiffLine(" ", depth, old)
+            yield DiffLine(" ", depth, old, was)
         else:
-            yield DiffLine("-", depth, old)
-            yield DiffLine("+", depth, new)
+            yield DiffLine("-", depth, old, was)
+            yield DiffLine("+", depth, new, now)
 
     def regions(self, before: Region, after: Region, depth: int) -> Iterator[DiffLine]:
         """Paired ops are compared; those between two pairs are gone or new."""
@@ -116,7 +123,7 @@ class _Differ:
             yield from self.pair(op, self.pairs[op], depth)
 
     def pair(self, old: Op, new: Op, depth: int) -> Iterator[DiffLine]:
-        yield from self.both(depth, opening(old, self.old), opening(new, self.new))
+        yield from self.both(depth, opening(old, self.old), opening(new, self.new), (old, new))
         for (intro, ours), (_, theirs) in zip(sections(old), sections(new), strict=True):
             if intro:
                 yield DiffLine(" ", depth, intro)
@@ -126,4 +133,5 @@ class _Differ:
 
     def whole(self, gutter: Gutter, op: Op, names: Names, depth: int) -> Iterator[DiffLine]:
         for line in op_lines(op, names, depth):
-            yield DiffLine(gutter, line.depth, line.text)
+            frame = None if line.op is None or line.text == "}" else user_frame(line.op)
+            yield DiffLine(gutter, line.depth, line.text, frame)

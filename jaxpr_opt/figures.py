@@ -66,14 +66,15 @@ class Figure:
         ratio = max(self.before / self.after, self.after / self.before)
         if ratio < NOTABLE:
             return "about the same"
-        return f"÷ {_factor(ratio)}" if self.after < self.before else f"x {_factor(ratio)}"
+        return f"÷ {factor(ratio)}" if self.after < self.before else f"x {factor(ratio)}"
 
     def columns(self) -> tuple[str, str, str, str]:
         before, after = (UNKNOWN if v is None else self.write(v) for v in (self.before, self.after))
         return self.label, before, after, self.change
 
 
-def _factor(ratio: float) -> str:
+def factor(ratio: float) -> str:
+    """`512`, `3.1`, `1.04`."""
     return f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}" if ratio >= 1.1 else f"{ratio:.2f}"
 
 

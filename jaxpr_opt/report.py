@@ -110,12 +110,12 @@ class Report:
 
 
 def _listed(places: Sequence[Place]) -> Iterator[RenderableType]:
-    yield from (_indented(_short(str(place))) for place in places[:MAX_PLACES])
+    yield from (_indented(short(str(place))) for place in places[:MAX_PLACES])
     if len(places) > MAX_PLACES:
         yield _indented(f"and at {_plural(len(places) - MAX_PLACES, 'other place')}")
 
 
-def _short(sentence: str) -> str:
+def short(sentence: str) -> str:
     """`f32[2], f32[4], bool[], x: kept once` as `f32[2], f32[4] and 2 more: kept once`."""
     return _MANY_NAMES.sub(lambda m: f"{m[1]} and {m[2].count(', ')} more", sentence)
 

@@ -23,7 +23,7 @@ from jaxpr_opt.exporter import export
 from jaxpr_opt.ir import Op
 from jaxpr_opt.journal import Size
 from jaxpr_opt.pipeline import Match, Pass, user_frame
-from jaxpr_opt.report import _short
+from jaxpr_opt.report import short
 from jaxpr_opt.text import to_text
 
 
@@ -237,7 +237,7 @@ def test_many_places_are_counted():
 )
 @pytest.mark.parametrize("sentence", ["{}: kept once", "made again from {} (f.py:1 in f)", "{}"])
 def test_many_names_are_counted(names, told, sentence):
-    assert _short(sentence.format(names)) == sentence.format(told)
+    assert short(sentence.format(names)) == sentence.format(told)
 
 
 def test_what_is_no_function():

@@ -18,10 +18,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxpr_opt.analysis.liveness import moments, room, rows
+from jaxpr_opt.analysis.saved import Saved, saved
 from jaxpr_opt.ir import Cond, Graph, Op, Region, Scan, Value, While
 
 TOLD = 6
 """How many of the values that are live in an instant are named, the largest first."""
+
+
+class Live(NamedTuple):
+    """A value, while it takes room."""
+
+    value: Value
+    bytes: int
+    residual: Saved | None = None
+    """What is known of it if it waits for the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,7 @@ class Instant:
     """Bytes, those of the arguments included."""
     residual: int
     """Bytes of it that wait for the backward pass."""
-    largest: tuple[Value, ...]
+    largest: tuple[Live, ...]
     """What takes most of it, arguments apart, the largest first; at most `TOLD`."""
     backward: bool
 
@@ -46,6 +56,10 @@ class Loop:
     times: int | None
     """None: as often as a predicate holds."""
     body: tuple[Instant | Loop, ...]
+    fills: int = 0
+    """Bytes, of residuals that its steps write row by row: whole at the end."""
+    drains: int = 0
+    """Bytes, of residuals that its steps read row by row, and nobody after it."""
 
 
 class Tick(NamedTuple):
@@ -83,25 +97,19 @@ class Timeline:
 
 def timeline(graph: Graph) -> Timeline:
     """What is live when; ``timeline(graph).peak.live == peak_bytes(graph)``."""
-    backward = _backward(graph)
-    residuals = {
-        value
-        for op in backward
-        for value in op.operands
-        if value.op is not None and value.op not in backward
-    }
+    residuals = {each.value: each for each in saved(graph)}
     arguments = room(graph.inputs)
-    walker = _Walker(frozenset(backward), frozenset(residuals))
+    walker = _Walker(_backward(graph), residuals)
     return Timeline(arguments, walker.region(graph.body, _Held(arguments)))
 
 
-def _backward(graph: Graph) -> dict[Op, None]:
+def _backward(graph: Graph) -> frozenset[Op]:
     """The ops that compute cotangents: those that JAX transposed, and what they have inside."""
-    found: dict[Op, None] = {}
+    found: set[Op] = set()
     for op in graph.walk():
         if op.source.transposed or op.parent in found:
-            found[op] = None
-    return found
+            found.add(op)
+    return frozenset(found)
 
 
 @dataclass(slots=True)
@@ -110,60 +118,68 @@ class _Held:
 
     live: int = 0
     residual: int = 0
-    around: tuple[Value, ...] = ()
+    around: tuple[Live, ...] = ()
     """The largest values around it."""
-    values: list[Value] = field(default_factory=list)
+    values: list[Live] = field(default_factory=list)
     """Those of the region, the largest first."""
 
-    def add(self, values: Iterable[Value], residuals: frozenset[Value]) -> None:
-        for value in values:
-            insort(self.values, value, key=_largest_first)
-            self._count(value, 1, residuals)
+    def add(self, each: Live) -> None:
+        insort(self.values, each, key=_largest_first)
+        self.live += each.bytes
+        self.residual += each.bytes if each.residual else 0
 
-    def remove(self, values: Iterable[Value], residuals: frozenset[Value]) -> None:
-        for value in values:
-            self.values.remove(value)
-            self._count(value, -1, residuals)
+    def remove(self, each: Live) -> None:
+        self.values.remove(each)
+        self.live -= each.bytes
+        self.residual -= each.bytes if each.residual else 0
 
-    def _count(self, value: Value, sign: int, residuals: frozenset[Value]) -> None:
-        size = sign * room([value])
-        self.live += size
-        self.residual += size if value in residuals else 0
-
-    def largest(self) -> tuple[Value, ...]:
+    def largest(self) -> tuple[Live, ...]:
         both = heapq.merge(self.around, self.values[:TOLD], key=_largest_first)
-        return tuple(value for value, _ in zip(both, range(TOLD), strict=False))
+        return tuple(each for each, _ in zip(both, range(TOLD), strict=False) if each.bytes)
 
     def inside(self) -> _Held:
         return _Held(self.live, self.residual, self.largest())
 
 
-def _largest_first(value: Value) -> int:
-    return -room([value])
+def _largest_first(each: Live) -> int:
+    return -each.bytes
 
 
 class _Walker:
-    def __init__(self, backward: frozenset[Op], residuals: frozenset[Value]) -> None:
+    def __init__(self, backward: frozenset[Op], residuals: dict[Value, Saved]) -> None:
         self.backward, self.residuals = backward, residuals
 
+    def live(self, value: Value) -> Live:
+        return Live(value, room([value]), self.residuals.get(value))
+
+    def waiting(self, values: Iterable[Value]) -> int:
+        """The room of those that wait for the backward pass."""
+        return room(value for value in values if value in self.residuals)
+
     def region(self, region: Region, held: _Held) -> tuple[Instant | Loop, ...]:
-        held.add(rows(region), self.residuals)
+        for value in rows(region):
+            held.add(self.live(value))
         spans: list[Instant | Loop] = []
         for op, made, taken, freed in moments(region):
-            held.remove(taken, self.residuals)
-            held.add(made, self.residuals)
+            for value in taken:
+                held.remove(self.live(value))
+            for value in made:
+                held.add(self.live(value))
             backward = op in self.backward
             spans.append(Instant(op, held.live, held.residual, held.largest(), backward))
-            spans.extend(self.inside(op, held))
-            held.remove(freed, self.residuals)
+            spans.extend(self.inside(op, held, freed))
+            for value in freed:
+                held.remove(self.live(value))
         return tuple(spans)
 
-    def inside(self, op: Op, held: _Held) -> Sequence[Instant | Loop]:
+    def inside(self, op: Op, held: _Held, freed: tuple[Value, ...]) -> Sequence[Instant | Loop]:
         """What happens while the regions of an op run."""
         runs = [self.region(region, held.inside()) for region in op.regions]
         match op:
             case Scan():
-                return [Loop(op, op.length, runs[0])]
+                written = [stack.result for stack in op.stacks]
+                read = {stream.operand for stream in op.streams}.intersection(freed)
+                return [Loop(op, op.length, runs[0], self.waiting(written), self.waiting(read))]
             case While():
                 return [Loop(op, None, (*runs[0], *runs[1]))]
             case Cond():

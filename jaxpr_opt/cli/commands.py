@@ -16,7 +16,8 @@ from jaxpr_opt.cli import documentation, linting, measure
 from jaxpr_opt.diff import diff_graphs
 from jaxpr_opt.frames import blame
 from jaxpr_opt.ir import Graph
-from jaxpr_opt.report import report, show
+from jaxpr_opt.report import Report, show
+from jaxpr_opt.report import report as put_together
 from jaxpr_opt.residual_report import Residuals
 from jaxpr_opt.residuals import ArgnumsError
 from jaxpr_opt.residuals import residuals as residuals_of
@@ -40,6 +41,16 @@ class Subject(NamedTuple):
     name: str
     written: Callable[..., Any]
     chosen: Callable[..., Any]
+
+
+class Explained(NamedTuple):
+    """A function, its program before and after, and what is to be said of it."""
+
+    subject: Subject
+    arguments: Arguments
+    before: Graph
+    after: Graph
+    report: Report
 
 
 def diff(options: argparse.Namespace, console: Console) -> int:
@@ -83,11 +94,7 @@ def diff(options: argparse.Namespace, console: Console) -> int:
 
 def explain(options: argparse.Namespace, console: Console) -> int:
     """`jaxpr-opt explain`."""
-    arguments = _arguments(options)
-    subject = _subject(options.target, options, arguments)
-    before = _traced(observe.original, subject, subject.written, arguments)
-    after, journals = _optimized(subject, arguments)
-    made = report(subject.name, diff_graphs(before, after), journals)
+    made = _explained(options).report
     if options.format == "json":
         _print_json(made.to_dict())
     else:
@@ -115,6 +122,23 @@ def residuals(options: argparse.Namespace, console: Console) -> int:
         _print_json({"target": options.target, **made.to_dict()})
     else:
         show(made, console)
+    return 0
+
+
+def report(options: argparse.Namespace, console: Console) -> int:
+    """`jaxpr-opt report`."""
+    from jaxpr_opt.html import page
+    from jaxpr_opt.lint.run import lint
+
+    made = _explained(options)
+    args, kwargs = made.arguments
+    findings = lint(made.subject.written, *args, **kwargs)
+    text = page(made.report, made.before, made.after, findings)
+    try:
+        options.html.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TargetError(f"--html {options.html}: {error.strerror or error}") from error
+    show(f"wrote {options.html} ({figures.bytes_text(len(text.encode()))})", console)
     return 0
 
 
@@ -200,6 +224,15 @@ def _traced(
         raise
     except (Exception, SystemExit) as error:
         raise TargetError(f"{subject.name} raised while tracing: {blame(error)}") from error
+
+
+def _explained(options: argparse.Namespace) -> Explained:
+    arguments = _arguments(options)
+    subject = _subject(options.target, options, arguments)
+    before = _traced(observe.original, subject, subject.written, arguments)
+    after, journals = _optimized(subject, arguments)
+    made = put_together(subject.name, diff_graphs(before, after), journals)
+    return Explained(subject, arguments, before, after, made)
 
 
 def _optimized(subject: Subject, arguments: Arguments) -> tuple[Graph, list[Any]]:

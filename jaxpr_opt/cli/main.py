@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -22,6 +23,7 @@ examples:
   jaxpr-opt diff model:step --args 'f32[8,128]' 'i32[]' 0.5 --compile
   jaxpr-opt explain model:step --args 'f32[8,128]' 'i32[]' 0.5
   jaxpr-opt residuals model:loss --args-from model:arguments
+  jaxpr-opt report model:step --args 'f32[8,128]' 'i32[]' 0.5 --html step.html
   jaxpr-opt passes collapse-loops
   jaxpr-opt lint model.py:loss --mode gradient --args-from model.py:arguments
 """
@@ -98,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_diff(commands)
     _add_explain(commands)
     _add_residuals(commands)
+    _add_report(commands)
     _add_passes(commands)
     _add_lint(commands)
     _add_rule(commands)
@@ -133,6 +136,14 @@ def _add_residuals(commands: Any) -> None:
         "--grad", action="store_true", help="of the gradient of what computes a gradient itself"
     )
     residuals.add_argument("--argnums", metavar="I,J", help="arguments it is for (default: 0)")
+
+
+def _add_report(commands: Any) -> None:
+    report = _command(commands, "report", "draw what explain says, as a page to look at", ())
+    _add_target(report)
+    report.add_argument(
+        "--html", metavar="FILE", type=Path, required=True, help="where to write the page"
+    )
 
 
 def _add_passes(commands: Any) -> None:
@@ -183,7 +194,8 @@ def _command(
 ) -> argparse.ArgumentParser:
     description = f"{does[0].upper()}{does[1:]}."
     command: argparse.ArgumentParser = commands.add_parser(name, help=does, description=description)
-    command.add_argument("--format", choices=formats, default="text")
+    if formats:
+        command.add_argument("--format", choices=formats, default="text")
     command.add_argument("--traceback", action="store_true", help="show where an error comes from")
     command.set_defaults(run=_runner(name))
     return command

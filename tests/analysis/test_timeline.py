@@ -107,5 +107,5 @@ def test_the_largest_values_are_named_also_those_around_a_loop():
         return lax.scan(lambda c, _: (jnp.sin(c) * small, None), x, None, length=2)[0], big
 
     inside = [tick.instant for tick in ticks(program, "f32[100]") if tick.steps]
-    assert all(instant.largest[0].shape == (100, 100) for instant in inside)
+    assert all(instant.largest[0].value.shape == (100, 100) for instant in inside)
     assert {len(instant.largest) for instant in inside} == {4, 5}

@@ -1,0 +1,117 @@
+"""What the page says first: the function, what became of it, and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxpr_opt.analysis.saved import saved
+from jaxpr_opt.figures import Figure, bytes_text, factor, figures
+from jaxpr_opt.html.markup import Markup, element
+from jaxpr_opt.html.prose import plural
+from jaxpr_opt.ir import Graph
+from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.report import Report
+
+TOLD = 1.1
+"""From which ratio on the verdict speaks of a figure."""
+
+
+def header(report: Report, before: Graph, after: Graph, findings: Sequence[Finding]) -> Markup:
+    """The top of the page."""
+    rows = _rows(report, before, after)
+    size = bytes_text(sum(value.nbytes for value in before.inputs))
+    facts = [f"{plural(len(before.inputs), 'argument')}, {size}"]
+    if findings:
+        facts.append(plural(len(findings), "finding"))
+    return element(
+        "header",
+        element("p", "jaxpr-opt report", class_="brand"),
+        element("h1", element("code", report.name)),
+        element("p", verdict(report, rows), class_="verdict"),
+        element("p", "; ".join(facts), class_="note"),
+        element(
+            "dl",
+            [_card(row) if report.changed else _plain_card(row) for row in rows.values()],
+            class_="cards",
+        ),
+    )
+
+
+def _rows(report: Report, before: Graph, after: Graph) -> dict[str, Figure]:
+    """The figures by name, the most telling first."""
+    rows = {row.key: row for row in figures(report.diff.before, report.diff.after)}
+    kept = Figure("kept", "kept for the backward pass", _kept(before), _kept(after), bytes_text)
+    told = [rows["peak_bytes"], kept, rows["flops"], rows["equations"]]
+    return {row.key: row for row in told if row.before or row.after}
+
+
+def _kept(graph: Graph) -> int:
+    return sum(each.nbytes for each in saved(graph) if each.kind == "intermediate")
+
+
+def verdict(report: Report, rows: Mapping[str, Figure]) -> str:
+    """One sentence: what the optimised program does that the other does not."""
+    if not report.changed:
+        misses = sum(len(each.refused) for each in report.passes if not each.cleanup)
+        near = f", {plural(misses, 'near miss')}" if misses else ""
+        return f"Nothing to improve{near}."
+    gains = list(_gains(rows))
+    if not gains:
+        fired = sum(bool(each.done) and not each.cleanup for each in report.passes)
+        return f"Rewritten by {plural(fired, 'pass')}; the estimates stay about the same."
+    *first, last = gains
+    sentence = f"{', '.join(first)} and {last}." if first else f"{last}."
+    return sentence[0].upper() + sentence[1:]
+
+
+def _gains(rows: Mapping[str, Figure]) -> Iterator[str]:
+    """`14 × less memory`, for each figure that has notably changed."""
+    words = {
+        "peak_bytes": ("less memory", "more memory"),
+        "kept": ("less kept for the backward pass", "more kept for the backward pass"),
+        "flops": ("fewer FLOPs", "more FLOPs"),
+    }
+    for name, (less, more) in words.items():
+        row = rows.get(name)
+        if row is None or not row.before:
+            continue
+        if row.after is None:
+            yield "loops that stop when they are done"
+        elif not row.after:
+            yield less.replace("less", "nothing").replace("fewer", "no")
+        elif row.before / row.after >= TOLD:
+            yield f"{factor(row.before / row.after)} × {less}"
+        elif row.after / row.before >= TOLD:
+            yield f"{factor(row.after / row.before)} × {more}"
+
+
+def _plain_card(row: Figure) -> Markup:
+    _, before, _, _ = row.columns()
+    return element(
+        "div", element("dt", row.label), element("dd", element("b", before)), class_="card"
+    )
+
+
+def _card(row: Figure) -> Markup:
+    _, before, after, change = row.columns()
+    if row.before == row.after:
+        return _plain_card(row)
+    notable = "÷" in change or "x" in change or change in {"gone", "new"}
+    tone = "better" if notable and (row.after or 0) < (row.before or 0) else "worse"
+    arrow = element("span", " → ", class_="arrow", role="img", aria_label="becomes")
+    return element(
+        "div",
+        element("dt", row.label),
+        element("dd", change, class_=f"change {tone if notable else ''}") if change else None,
+        element("dd", element("span", before, class_="was"), arrow, element("b", after)),
+        element("dd", list(_bars(row.before, row.after)), class_="bars", aria_hidden="true"),
+        class_="card",
+    )
+
+
+def _bars(before: float | None, after: float | None) -> Iterator[Markup]:
+    """Both as bars; none where one is not known."""
+    if before is None or after is None:
+        return
+    for which, size in (("before", before), ("after", after)):
+        yield element("i", class_=which, style=f"--share:{size / max(before, after):.4f}")

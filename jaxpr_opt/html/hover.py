@@ -1,0 +1,94 @@
+"""What a chart says under the pointer, as data for the page's script.
+
+::
+
+    {"columns": [[right edge, instant, steps], ...],   edges are shares of the width
+     "instants": [[op, type, place, live bytes, residual bytes, backward, [value, ...]], ...],
+     "values": [[label, type, bytes, kind, place], ...]}
+
+Instants and values are told once, and referred to by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from jaxpr_opt.analysis.timeline import Instant, Live, Tick
+from jaxpr_opt.figures import bytes_text
+from jaxpr_opt.html import peak
+from jaxpr_opt.html.chart import Chart
+from jaxpr_opt.html.places import frame_of, key, label, maker
+from jaxpr_opt.ir import Op, Scan, Value, While
+from jaxpr_opt.text_params import type_text
+
+
+class _Table:
+    """Entries that are told once."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+        self.positions: dict[Hashable, int] = {}
+
+    def __call__(self, what: Hashable, *entry: Any) -> int:
+        if what not in self.positions:
+            self.positions[what] = len(self.entries)
+            self.entries.append(entry)
+        return self.positions[what]
+
+
+def data(chart: Chart) -> dict[str, Any]:
+    """Everything that hovering over a chart can show."""
+    instants, values = _Table(), _Table()
+    columns = [
+        [round(each.right, 4), _instant(each.tick.instant, instants, values), _steps(each.tick)]
+        for each in chart.columns
+    ]
+    return {"columns": columns, "instants": instants.entries, "values": values.entries}
+
+
+def _instant(instant: Instant, instants: _Table, values: _Table) -> int:
+    op = instant.op
+    return instants(
+        op,
+        "return" if op.is_terminator and op.parent is None else op.name,
+        ", ".join(type_text(value.aval) for value in op.results[:2])
+        + (", …" if len(op.results) > 2 else ""),
+        _place(op),
+        bytes_text(instant.live),
+        bytes_text(instant.residual),
+        instant.backward,
+        [_value(live, values) for live in instant.largest],
+    )
+
+
+def _value(live: Live, values: _Table) -> int:
+    made = maker(live.value if live.residual is None else live.residual.made)
+    return values(
+        live.value,
+        label(made),
+        type_text(live.value.aval),
+        bytes_text(live.bytes),
+        peak.kind(live),
+        _place(made),
+    )
+
+
+def _place(item: Op | Value) -> str:
+    frame = frame_of(item)
+    return "" if frame is None else key(frame)
+
+
+def _steps(tick: Tick) -> str:
+    """`step 3 of 8, 1 of 2`, outermost loop first, counted from one."""
+    lengths: list[int | None] = []
+    around = tick.instant.op.parent
+    while around is not None:
+        if isinstance(around, Scan | While):
+            lengths.append(around.length if isinstance(around, Scan) else None)
+        around = around.parent
+    steps = [
+        f"{step + 1:,}" + (f" of {length:,}" if length is not None else "")
+        for step, length in zip(tick.steps, reversed(lengths), strict=True)
+    ]
+    return f"step {', '.join(steps)}" if steps else ""

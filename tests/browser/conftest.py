@@ -1,0 +1,54 @@
+"""A real browser, without a window and without a network."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+def _missing():
+    try:
+        import selenium  # noqa: F401
+    except ModuleNotFoundError:
+        return "selenium is not installed: pip install '.[browser]'"
+    for name in ("chromium", "chromedriver"):
+        if shutil.which(name) is None:
+            return f"there is no {name} on this machine"
+    return ""
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if reason := _missing():
+        pytest.skip(reason)
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for argument in (
+        "headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
+        "disable-background-networking", "disable-component-update", "disable-sync",
+    ):  # fmt: skip
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def show(browser):
+    """Open a page at a width, in a colour scheme."""
+
+    def show(page: Path, width: int = 1280, scheme: str = "light"):
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        for kind in ("browser", "performance"):
+            browser.get_log(kind)
+        browser.get(page.as_uri())
+        return browser
+
+    return show
