@@ -12,6 +12,7 @@ from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.fold_constants import FoldConstants
+from jaxpr_opt.passes.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.fuse_branches import FuseBranches
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
@@ -45,6 +46,7 @@ RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
 PIECES = (
     SliceKnownWindows(),
+    ForwardKnownStacks(),
     RecognizeOneHot(),
     SinkSelectIntoUpdate(),
     WriteAfterBranches(),

@@ -26,7 +26,9 @@ Sound when
 1. the array the pieces are put in is zero everywhere else, as acc + 0 is acc, up to the sign of
    zero; with its pieces in it, it is read by the sum only;
 2. no element gets two pieces, as ``acc + (u + v)`` is not ``(acc + u) + v``: windows of several
-   pieces are proved disjoint, and those of one `scatter-add` unique; for integers it is the same;
+   pieces are proved disjoint, those of one `scatter-add` unique, and those of the steps of an inner
+   loop, which then adds to the accumulator itself, to be one after the other; for integers it is
+   the same;
 3. the sum has the type of the accumulator, weak type included.
 
 Where (2) does not hold, most of all where an inner loop adds one piece a step, a table read at
@@ -65,10 +67,10 @@ from jax import lax
 
 from jaxpr_opt.analysis.access import Extent, access
 from jaxpr_opt.analysis.affine import Affine
-from jaxpr_opt.analysis.buffers import renames
+from jaxpr_opt.analysis.buffers import MAX_ADDED, renames
 from jaxpr_opt.analysis.constants import is_weak, uniform
 from jaxpr_opt.analysis.expressions import same_expression
-from jaxpr_opt.ir import Carry, Op, Scan, Stack, Value, While
+from jaxpr_opt.ir import Carry, Op, Scan, Stack, Value, While, dominates
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_pure
@@ -223,6 +225,19 @@ class Sum(Match):
     chain: Chain
 
     @property
+    def loop(self) -> Pieces | None:
+        """The loop that adds all pieces, each step to a window of its own, so that it may add to
+        the array itself (2).
+        """
+        (link, *others) = self.chain.links
+        if others or not isinstance(link, Pieces) or len(link.inner.links) > 1:
+            return None
+        (piece,) = link.inner.links
+        if not isinstance(piece, Piece) or piece.repeats or not _moves(piece, link.op):
+            return None
+        return link if dominates(self.array, link.op) else None
+
+    @property
     def is_disjoint(self) -> bool:
         """Whether the pieces may be added one by one (2)."""
         pieces = [link for link in self.chain.links if isinstance(link, Piece)]
@@ -269,7 +284,9 @@ class AccumulateSparseCotangents(Pass):
             return f"{array.label} is read afterwards, so that it would be copied"
         if not _is_buffer(array, op.parent):
             return f"{array.label} is made anew in each step"
-        return None if match.is_disjoint else self._why_not_moved(match)
+        if match.is_disjoint or _is_wide(match.loop):
+            return None
+        return self._why_not_moved(match)
 
     def _why_not_moved(self, match: Sum) -> str | None:
         """Why the pieces cannot be added up in an array of their own that the loop carries."""
@@ -283,7 +300,7 @@ class AccumulateSparseCotangents(Pass):
             return f"a second {op.result.aval} cannot be carried"
         if any(link.op.effects for link in links):
             return "the inner loop has effects"
-        if any(_is_stacked(link) for link in links):
+        if any(map(_own_windows, links)):
             return "each step of the inner loop has a window of its own"
         touched = sum(link.count for link in links)
         step_bytes = self.dense_bytes * (SLOWER if size > LARGE else 1)
@@ -297,7 +314,13 @@ class AccumulateSparseCotangents(Pass):
 
     def rewrite(self, match: Sum, rw: Rewriter) -> None:
         result = match.op.result
-        made = _add(match, rw) if match.is_disjoint else _move(match, rw)
+        if match.is_disjoint:
+            made = _add(match, rw)
+        elif (loop := match.loop) is not None and _is_wide(loop):
+            rw.set_operand(loop.op, loop.op.results.index(loop.result), match.array)
+            made = loop.result
+        else:
+            made = _move(match, rw)
         rw.replace(result, made)
         _erase_unread(match.op, rw)
 
@@ -454,18 +477,29 @@ def _is_buffer(array: Value, loop: Scan | While) -> bool:
     return any(array is carry.param for carry in loop.carries)
 
 
-def _is_stacked(link: Link) -> bool:
-    """Whether the windows of a loop are known, and a step of it has one of its own."""
+def _is_wide(loop: Pieces | None) -> bool:
+    """Whether the rows a loop adds are too large to be stacked first (stack-carried-updates)."""
+    if loop is None:
+        return False
+    (piece,) = loop.inner.links
+    assert isinstance(piece, Piece)
+    return prod(piece.update.shape) > MAX_ADDED
+
+
+def _own_windows(link: Link) -> bool:
+    """Whether some loop's windows are known, and a step of it has one of its own."""
     if isinstance(link, Piece):
         return False
-    for inner in link.inner.links:
-        window = inner.window if isinstance(inner, Piece) else ()
-        starts = [extent.start for extent in window if extent.start is not None]
-        if window and len(starts) == len(window) and any(link.op in s.steps for s in starts):
-            return True
-        if _is_stacked(inner):
-            return True
-    return False
+    return any(_moves(inner, link.op) or _own_windows(inner) for inner in link.inner.links)
+
+
+def _moves(link: Link, loop: Scan) -> bool:
+    """Whether a window is known, and no two steps of a loop have an element of it in common."""
+    window = link.window if isinstance(link, Piece) else ()
+    return bool(window) and any(
+        extent.start is not None and abs(extent.start.steps.get(loop, 0)) >= extent.size
+        for extent in window
+    )
 
 
 # ---------------------------------------------------------------- reads that mirror writes

@@ -48,8 +48,9 @@ from typing import ClassVar
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.buffers import is_read_for
 from jaxpr_opt.analysis.devices import keep_barriers
-from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, While, backward_slice, depending_on
+from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, While, backward_slice
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import ELEMENTWISE, can_move
@@ -85,7 +86,7 @@ class ReadBeforeOverwriting(Pass):
         if write is None or body is None or write.array.nbytes < MIN_BYTES:  # (4)
             return
         readers = tuple(each for each in write.array.users if each is not op)
-        for_others = not all(_is_for(op, each, body) for each in readers)
+        for_others = not all(is_read_for(op, each) for each in readers)
         whole = bool(readers) and any(each.name in ELEMENTWISE for each in op.result.users)
         if for_others or whole:  # (3)
             says = f"{write.array.label} is read before it is overwritten, not copied"
@@ -189,10 +190,3 @@ def _becomes(earlier: Value, later: Value) -> bool:
         pending += [v for v in made_of if v not in seen]
         seen.update(made_of)
     return False
-
-
-def _is_for(write: Op, reader: Op, body: Region) -> bool:
-    """Whether nothing is made of what an op reads but the write's operands."""
-    others = (op for op in body.ops if op is not write)
-    needed = set(backward_slice(write.operands, lambda value: value.region is not body))
-    return {reader, *depending_on(reader.results, others)} <= needed

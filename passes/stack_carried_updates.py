@@ -54,7 +54,14 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access, Extent, access
-from jaxpr_opt.analysis.buffers import Buffer, buffer, copied_by, renames
+from jaxpr_opt.analysis.buffers import (
+    MAX_ADDED,
+    Buffer,
+    buffer,
+    copied_by,
+    is_read_for,
+    renames,
+)
 from jaxpr_opt.analysis.constants import is_weak, uniform
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -62,11 +69,6 @@ from jaxpr_opt.rewriter import Rewriter
 
 MAX_KEPT = 8
 """Rows carried from step to step: each is moved on in every one."""
-
-MAX_ADDED = 256
-"""Elements of a row that starts as zero and is seen in one step only, which XLA adds to in place as
-fast as it stacks them (on CPU, 10% faster for rows of 4096).
-"""
 
 MAX_SPARSENESS = 4
 """How much larger the window's rows may be than what is read and written of them."""
@@ -298,12 +300,22 @@ def _too_costly(found: Buffer, window: Window, name: str) -> str | None:
         return f"{window.kept} rows of {name} would be carried"
     shape = found.carry.param.shape
     row = prod(n for d, n in enumerate(shape) if d != window.axis)
-    if row > MAX_ADDED and not window.kept and uniform(found.carry.init) == 0:
+    if row > MAX_ADDED and not window.kept and _is_added_to(found):
         return f"XLA adds to the rows of {name} in place"
     touched = sum(prod(access.sizes) for access in found.accesses)
     if row * window.size > MAX_SPARSENESS * touched:
         return f"a row of {name} is much larger than what is read and written of it"
     return None
+
+
+def _is_added_to(found: Buffer) -> bool:
+    """Whether a row is read for the write that follows only, or starts as zero."""
+    if uniform(found.carry.init) == 0:
+        return True
+    (*reads, last) = found.accesses
+    return last.kind != "read" and all(
+        each.kind == "read" and is_read_for(last.op, each.op) for each in reads
+    )
 
 
 def _standing(found: Buffer) -> int | None:

@@ -10,8 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.access import Access, access
-from jaxpr_opt.ir import Carry, Op, Scan, While, backward_slice
+from jaxpr_opt.ir import Carry, Op, Scan, While, backward_slice, depending_on
 from jaxpr_opt.traits import moves
+
+MAX_ADDED = 256
+"""Elements of a row that is seen in one step only, which XLA adds to in place as fast as it stacks
+them (on CPU, 10% faster for rows of 4096).
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,3 +112,12 @@ def renames(op: Op) -> bool:
     """Whether the result is the operand, weak type aside."""
     same = ("convert_element_type", "copy")
     return op.name in same and op.operands[0].dtype == op.result.dtype
+
+
+def is_read_for(write: Op, reader: Op) -> bool:
+    """Whether nothing is made of what an op reads but the operands of a write in its region."""
+    region = write.region
+    assert region is not None
+    others = (op for op in region.ops if op is not write)
+    needed = set(backward_slice(write.operands, lambda value: value.region is not region))
+    return {reader, *depending_on(reader.results, others)} <= needed

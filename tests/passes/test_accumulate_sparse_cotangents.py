@@ -1,5 +1,7 @@
 """Pieces of cotangents are added where they belong, in the order in which they were."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from jax import lax
 
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Scan
+from jaxpr_opt.passes import accumulate_sparse_cotangents
 from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
@@ -489,6 +492,61 @@ def test_a_table_read_row_by_row():
 
     (why,) = reasons(ALWAYS, jax.grad(loss), "f32[7,2]", "f32[2]")
     assert why == "each step of the inner loop has a window of its own"
+
+
+@pytest.fixture
+def wide_rows(monkeypatch):
+    """Rows of two numbers are too wide to be stacked."""
+    monkeypatch.setattr(accumulate_sparse_cotangents, "MAX_ADDED", 1)
+
+
+def layers(table, hs, places=lambda i: i):
+    """A loop over the rows of a table in a loop, in this order."""
+
+    def outer(total, h):
+        def inner(h, i):
+            return jnp.sin(h * lax.dynamic_index_in_dim(table, i, keepdims=False)), None
+
+        h, _ = lax.scan(inner, h, places(jnp.arange(table.shape[0])))
+        return total + jnp.sum(h), None
+
+    return lax.scan(outer, 0.0, hs)[0]
+
+
+@pytest.mark.parametrize("places", [lambda i: i, lambda i: i[::-1], lambda i: 2 * i[:3]])
+def test_wide_rows_are_added_to_the_accumulator(wide_rows, places):
+    """(2) Each step of the inner loop has a row of its own: nothing is added up before."""
+    program = jax.grad(partial(layers, places=places))
+    graph = alone(DIRECT, program, "f32[6,2]", "f32[4,2]", fires=True)
+    (outer,) = (op for op in graph.body.ops if op.name == "scan" and op.reverse)
+    assert not any(op.name == "add_any" and op.result.shape == (6, 2) for op in outer.body.ops)
+
+
+@pytest.mark.parametrize("places", [lambda i: i // 2, jnp.zeros_like, lambda i: i * i % 5])
+def test_wide_rows_that_come_again(wide_rows, places):
+    """(2) What they add up to first is another sum."""
+    program = jax.grad(partial(layers, places=places))
+    graph = alone(DIRECT, program, "f32[6,2]", "f32[4,2]", fires=True)
+    assert any(op.name == "add_any" and op.result.shape == (6, 2) for op in graph.walk())
+
+
+def test_wide_rows_of_an_accumulator_made_later(wide_rows):
+    """(2) It is not there yet when the inner loop runs."""
+
+    def program(c, us):
+        def outer(c, us):
+            def inner(t, x):
+                u, i = x
+                return t + dense(t, u[None], i), u
+
+            t, ys = lax.scan(inner, jnp.zeros((4, 2)), (us, jnp.arange(4)))
+            c = lax.dynamic_update_slice(c, ys[:1], (0, 0))
+            return c + t, None
+
+        return lax.scan(outer, c, us)[0]
+
+    why = reasons(DIRECT, program, "f32[4,2]", "f32[3,4,2]")
+    assert "each step of the inner loop has a window of its own" in why
 
 
 def test_an_inner_loop_with_effects():

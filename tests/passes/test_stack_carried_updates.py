@@ -343,3 +343,22 @@ def test_wide_rows_that_are_added_to_stay():
         return loop(lambda b, i: put(b, get(b, i) + get(xs, i), i), jnp.zeros((4, 300)))
 
     check_refuses(STACK, program, "f32[4,300]", because="XLA adds to the rows")
+
+
+def test_wide_rows_of_any_start_that_are_added_to_stay():
+    """Cost: what is read of a row is for its write only."""
+
+    def program(xs, b):
+        return loop(lambda b, i: put(b, get(b, i) + get(xs, i), i), b)
+
+    check_refuses(STACK, program, "f32[4,300]", "f32[4,300]", because="XLA adds to the rows")
+
+
+def test_wide_rows_that_are_read_for_something_else_are_streamed():
+    def program(xs, b):
+        def step(b, i):
+            return put(b, get(b, i) + get(xs, i), i), jnp.sum(get(b, i))
+
+        return lax.scan(step, b, jnp.arange(4))
+
+    alone(STACK, program, "f32[4,300]", "f32[4,300]", fires=True)

@@ -1,0 +1,190 @@
+"""Take what a loop would stack from where it was read, if that is known without running the loop.
+
+Before::
+
+    c_n, r, j = scan[8] carry(c=c_0) xs(i=iota) {
+      k = select_n (lt i 0) i (add i 8)
+      w = squeeze (dynamic_slice ws k 0)
+      c1 = dot_general c w
+      yield carry(c1) ys(w, k)
+    }
+
+After::
+
+    c_n = scan[8] carry(c=c_0) xs(i=iota) {
+      ...
+      yield carry(c1)
+    }
+    r = ws
+    j = iota
+
+JAX stacks, once per step, what a loop has read of an array for the transposed loop to read again:
+a second copy of all parameters, if they are read by layer.  Sound when the rows of the stack are
+
+1. integers that are affine in the step of the loop, and in no other's, or
+2. windows of an array from outside of the loop, made into rows by mere movement, that
+3. move along one axis by as much as they extend, or extend by one; along the others they are at
+   places that do not depend on the loop;
+4. and are in range at every step, which the loop takes at least one of.
+
+Cost: none; a slice of an array instead of a copy of its rows.
+Source: https://github.com/AI-Hypercomputer/maxtext/issues/4405; https://github.com/jax-ml/jax/pull/4517
+does so for what is streamed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+from jax import lax
+
+from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.affine import Affine, stacked
+from jaxpr_opt.analysis.induction import affine
+from jaxpr_opt.ir import Op, Scan, Stack, Value
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import moves
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted(Match):
+    """A stack of integers that are an affine function of its indices (1)."""
+
+    stack: Stack
+    number: Affine
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copied(Match):
+    """A stack of windows of an array, and the ops that make a row of a window (2)."""
+
+    stack: Stack
+    read: Access
+    moved: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class ForwardKnownStacks(Pass):
+    """Stack of what is read or counted in a loop -> slice or iota."""
+
+    name: ClassVar[str] = "forward-known-stacks"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[Match]:
+        assert isinstance(op, Scan)
+        for stack in op.stacks:
+            value = stack.value
+            if not stack.result.uses or not op.body.defines(value) or op.stream_of(value):
+                continue  # of a stream or an outer value: hoist-invariant-residuals
+            number = affine(value)
+            if number is not None:
+                says = f"{value.label} is counted, not stacked"
+                yield Counted(op, says, stack, stacked(number, op))
+                continue
+            read, moved = _read(value, op)
+            if read is not None:
+                says = f"what is read of {read.array.label} is not stacked, it is there"
+                yield Copied(op, says, stack, read, moved)
+
+    def refuse(self, match: Match) -> str | None:
+        scan = match.op
+        assert isinstance(scan, Scan)
+        if scan.length < 1:
+            return "the loop takes no step"  # (4)
+        if isinstance(match, Counted):
+            return "it counts outer steps, too" if match.number.steps else None
+        assert isinstance(match, Copied)
+        if not match.read.is_located:  # (3, 4)
+            return "where the window is, and that it is in range, is not known"
+        axes = _moving(match)
+        if len(axes) != 1:
+            return f"the window moves along {len(axes)} axes"
+        extent = match.read.window[axes[0]]
+        assert extent.start is not None
+        if extent.size not in (1, abs(extent.start.steps[scan])):
+            return "windows overlap, or leave something out"
+        return None
+
+    def rewrite(self, match: Match, rw: Rewriter) -> None:
+        scan, after = match.op, match.op.next
+        assert isinstance(scan, Scan) and after is not None
+        if isinstance(match, Counted):
+            result = match.stack.result
+            rw.replace(result, rw.typed(lambda: _counted(match, result), result.aval, before=after))
+            return
+        assert isinstance(match, Copied)
+        windows = _windows(match, rw)
+        rows = {match.read.op.result: windows}
+        length = scan.length
+        made = rw.vectorize(match.moved, match.stack.value, rows, length=length, before=scan)
+        rw.replace(match.stack.result, made)
+
+
+def _counted(match: Counted, result: Value) -> jax.Array:
+    shape, dtype = result.shape, result.dtype
+    total = lax.full(shape, match.number.offset, dtype)
+    for axis, stride in enumerate(match.number.strides):
+        if stride:
+            total = total + lax.broadcasted_iota(dtype, shape, axis) * dtype.type(stride)
+    return total
+
+
+def _read(value: Value, scan: Scan) -> tuple[Access | None, tuple[Op, ...]]:
+    """The read of an outer array that a value of the body is moved from, and the ops that do."""
+    moved: list[Op] = []
+    while (op := value.op) is not None and scan.body.defines(value):
+        found = access(op)
+        if found is not None:
+            is_outer = found.kind == "read" and not scan.body.defines(found.array)
+            return (found, tuple(reversed(moved))) if is_outer else (None, ())
+        if not moves(op) or len(op.operands) != 1:
+            break
+        moved.append(op)
+        value = op.operands[0]
+    return None, ()
+
+
+def _moving(match: Copied) -> list[int]:
+    """The axes along which the window moves with the loop."""
+    return [
+        axis
+        for axis, extent in enumerate(match.read.window)
+        if extent.start is not None and match.op in extent.start.steps
+    ]
+
+
+def _windows(match: Copied, rw: Rewriter) -> Value:
+    """What is read in each step, stacked."""
+    scan, read = match.op, match.read
+    assert isinstance(scan, Scan)
+    (moving,) = _moving(match)
+    starts = [extent.start for extent in read.window if extent.start is not None]
+    stride, size = starts[moving].steps[scan], read.window[moving].size
+    lows = list(starts)
+    lows[moving] -= Affine(max(-stride, 0) * (scan.length - 1), (), {scan: stride})
+    sizes = list(read.sizes)
+    sizes[moving] = abs(stride) * (scan.length - 1) + size
+    dynamic = [low for low in lows if not low.is_constant]
+    values = [rw.steps(low, before=scan) for low in dynamic]
+
+    def windows(array: jax.Array, *values: jax.Array) -> jax.Array:
+        if values:
+            given = iter(values)
+            at = [low.offset if low.is_constant else next(given) for low in lows]
+            part = lax.dynamic_slice(array, at, sizes, allow_negative_indices=False)
+        else:
+            first = [low.offset for low in lows]
+            part = lax.slice(array, first, [a + n for a, n in zip(first, sizes, strict=True)])
+        if size == 1:
+            part = lax.slice_in_dim(part, 0, None, abs(stride), moving)
+        split = (*part.shape[:moving], scan.length, size, *part.shape[moving + 1 :])
+        order = [moving, *(d for d in range(len(split)) if d != moving)]
+        rows = lax.transpose(lax.reshape(part, split), order)
+        rows = rows if stride > 0 else lax.rev(rows, (0,))
+        return jax.vmap(read.from_window)(rows)
+
+    return rw.insert(windows, read.array, *values, before=scan)
