@@ -18,7 +18,7 @@ from jaxpr_opt.lint.discover import Asked, targets
 from jaxpr_opt.lint.formats import text
 from jaxpr_opt.lint.options import Spec, parse
 from jaxpr_opt.lint.result import Result
-from jaxpr_opt.lint.rule import FAMILIES, SECTIONS, Rule, named, rules, summary
+from jaxpr_opt.lint.rule import FAMILIES, SECTIONS, Rule, capitalised, named, rules, summary
 from jaxpr_opt.lint.rule import documentation as sections
 from jaxpr_opt.lint.run import Run
 from jaxpr_opt.report import plain, show
@@ -188,7 +188,7 @@ def page(rule: Rule) -> RenderableType:
     ]
     for title in SECTIONS:
         body = sections(rule)[title]
-        body = body if title in CODE else f"{body[0].upper()}{body[1:]}"
+        body = body if title in CODE else capitalised(body)
         shown += [Text(), Text(title, "bold")]
         shown += [documentation.code(body)] if title in CODE else documentation.prose(body)
     return Group(*shown)

@@ -68,10 +68,13 @@ def read(path: Path) -> Baseline:
         if document["version"] != VERSION:
             raise TargetError(f"{path} is of version {document['version']}: expected {VERSION}")
         targets = {each["target"]: each for each in document["targets"]}
-        return Baseline(
-            {name: dict(each["figures"]) for name, each in targets.items()},
-            Counter(key(name, told) for name, each in targets.items() for told in each["findings"]),
-        )
+        found = [
+            (name, told)
+            for name, each in targets.items()
+            for told in [*each["findings"], *each.get("suppressed", ())]
+        ]
+        figures = {name: dict(each["figures"]) for name, each in targets.items()}
+        return Baseline(figures, Counter(key(name, told) for name, told in found))
     except OSError as error:
         raise TargetError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

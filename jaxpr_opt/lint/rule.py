@@ -182,5 +182,9 @@ def documentation(rule: Rule | type[Rule]) -> dict[str, str]:
 def summary(rule: Rule) -> str:
     """What a rule finds: the first sentence of its documentation."""
     paragraph = " ".join(documentation(rule)["What"].partition("\n\n")[0].split())
-    sentence = re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph)[0]
-    return f"{sentence[0].upper()}{sentence[1:]}"
+    return capitalised(re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph)[0])
+
+
+def capitalised(text: str) -> str:
+    """A sentence that begins with a capital, unless it begins with an address."""
+    return text if text.startswith("http") else f"{text[0].upper()}{text[1:]}"

@@ -5,17 +5,13 @@ Notes do not fail: they are cases that pass and say so.
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree as ET
 
 from jaxpr_opt.frames import frame_text
 from jaxpr_opt.lint.finding import Finding
-from jaxpr_opt.lint.formats.text import cost_text
+from jaxpr_opt.lint.formats.text import cost_text, printable
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.result import Checked, Result
-
-_CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 cannot say."""
 
 
 def write(result: Result) -> str:
@@ -35,9 +31,9 @@ def _suite(checked: Checked, result: Result) -> ET.Element:
         case = _case(suite, checked, _name(finding, result))
         tag = "system-out" if finding.severity == "note" else "failure"
         told = ET.SubElement(case, tag)
-        told.text = _clean(_text(finding))
+        told.text = printable(_text(finding))
         if tag == "failure":
-            told.attrib |= {"type": finding.severity, "message": _clean(finding.says)}
+            told.attrib |= {"type": finding.severity, "message": printable(finding.says)}
     for each in checked.suppressed:
         case = _case(suite, checked, _name(each.finding, result))
         ET.SubElement(case, "skipped", message=f"suppressed by {each.how}")
@@ -47,7 +43,7 @@ def _suite(checked: Checked, result: Result) -> ET.Element:
             _case(suite, checked, f"{rule.code} {rule.name}")
     if checked.error:
         case = _case(suite, checked, "trace")
-        ET.SubElement(case, "error", type="error", message=_clean(checked.error))
+        ET.SubElement(case, "error", type="error", message=printable(checked.error))
     counted = {"failures": "failure", "errors": "error", "skipped": "skipped"}
     suite.set("tests", str(len(suite)))
     for name, tag in counted.items():
@@ -56,7 +52,7 @@ def _suite(checked: Checked, result: Result) -> ET.Element:
 
 
 def _case(suite: ET.Element, checked: Checked, name: str) -> ET.Element:
-    return ET.SubElement(suite, "testcase", classname=_clean(checked.name), name=_clean(name))
+    return ET.SubElement(suite, "testcase", classname=printable(checked.name), name=printable(name))
 
 
 def _name(finding: Finding, result: Result) -> str:
@@ -70,7 +66,3 @@ def _text(finding: Finding) -> str:
     where = "" if finding.frame is None else frame_text(finding.frame)
     lines = [where, finding.says, cost_text(finding), finding.reason, f"fix: {finding.fix}"]
     return "\n".join(filter(None, lines))
-
-
-def _clean(text: str) -> str:
-    return _CONTROL.sub("?", text)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.lint.finding import Finding, Severity
-from jaxpr_opt.lint.formats.text import cost_text
+from jaxpr_opt.lint.formats.text import cost_text, printable
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.result import Checked, Result, plural
 
@@ -74,5 +74,5 @@ def _code(text: str) -> str:
 
 def _inline(text: str) -> str:
     """Text in a cell: on one line, and nothing in it is a tag or the end of the cell."""
-    escaped = " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
+    escaped = " ".join(printable(text).split()).replace("<", "&lt;").replace("|", "\\|")
     return escaped.replace("*", "\\*") if "`" not in escaped else escaped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -14,6 +15,7 @@ from jaxpr_opt.frames import frame_text
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.result import Checked, Result
 
+_CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
 
@@ -68,6 +70,11 @@ def cost_text(finding: Finding) -> str:
     size = "" if finding.bytes is None else bytes_text(finding.bytes)
     product = " = ".join(filter(None, [size, finding.formula]))
     return ", ".join(part for part in (finding.shape, product) if part not in finding.says)
+
+
+def printable(text: str) -> str:
+    """Text without characters that XML, or people, cannot read."""
+    return _CONTROL.sub("?", text)
 
 
 def _indented(text: Text) -> RenderableType:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from jaxpr_opt import compat
 from jaxpr_opt.analysis.saved import Saved
 from jaxpr_opt.figures import NOTABLE, bytes_text
-from jaxpr_opt.frames import frame_text
+from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.ir import Op, Region, Scan
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.options import Limit
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
+from jaxpr_opt.pipeline import user_frame
 
 GROWING = {"residual_bytes": "residuals have", "peak_bytes": "the estimated peak has"}
 LARGEST = 3
@@ -48,8 +49,9 @@ class ResidualBudget(Rule):
 
     Instead::
 
-        jax.checkpoint around what is cheap to compute again, or @jaxpr_opt.optimize;
-        `jaxpr-opt residuals` lists what is kept, from which line, and why
+        step = jax.checkpoint(step)         # around what is cheap to compute again
+        loss = jaxpr_opt.optimize(loss)     # drops residuals that need not be
+        print(jaxpr_opt.residuals(loss, params, batch))     # what is kept, from which line, why
 
     Thread: https://github.com/jax-ml/jax/issues/8096
     """
@@ -64,9 +66,7 @@ class ResidualBudget(Rule):
         over, says = list[Severity](), list[str]()
         if (limit := exceeded(options.max_residual_bytes, kept)) is not None:
             over.append(limit[0])
-            says.append(
-                f"{bytes_text(kept)} of residuals, over the budget of {bytes_text(limit[1])}"
-            )
+            says.append(f"{bytes_text(kept)}, over the budget of {bytes_text(limit[1])}")
         if (limit := exceeded(options.max_residual_ratio, ratio)) is not None:
             over.append(limit[0])
             says.append(f"{ratio:.2f} times its inputs, over the budget of {limit[1]:g}")
@@ -91,9 +91,13 @@ class ResidualBudget(Rule):
         return replace(made, severity=severity)
 
 
-def _frame(saved: Saved) -> tuple[str, int, str] | None:
-    op = saved.made.op
-    return None if op is None else compat.user_frame(op.source.info)
+def _frame(saved: Saved) -> Frame | None:
+    """Where the value is made; what a loop carries, where a step makes it."""
+    owner = saved.made.owner
+    if isinstance(owner, Region) and isinstance(owner.owner, Scan):
+        carry = owner.owner.carry_of(saved.made)
+        owner = owner.owner if carry is None else carry.next.owner
+    return user_frame(owner) if isinstance(owner, Op) else None
 
 
 def _described(saved: Saved) -> str:
@@ -123,7 +127,7 @@ class PeakBudget(Rule):
 
     Instead::
 
-        donate what is given up, checkpoint what is cheap to compute again, or raise the budget
+        step = jax.jit(train_step, donate_argnums=(0, 1))   # what the caller gives up
 
     Thread: https://github.com/jax-ml/jax/issues/31292
     """

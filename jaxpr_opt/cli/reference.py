@@ -1,0 +1,115 @@
+"""The reference pages, made of the documentation that the rules and passes carry themselves::
+
+python -m jaxpr_opt.cli.reference        # writes docs/rules.md and docs/passes.md
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxpr_opt import registry
+from jaxpr_opt.cli.documentation import WHEN, Block, blocks, sentence, source
+from jaxpr_opt.cli.linting import CODE
+from jaxpr_opt.lint.rule import FAMILIES, Rule, capitalised, documentation, rules, summary
+from jaxpr_opt.pipeline import Pass
+
+NOTE = "<!-- Made by `python -m jaxpr_opt.cli.reference` from docstrings: edit those. -->"
+
+
+def pages() -> dict[str, str]:
+    """The pages by the names of their files."""
+    made = {"rules.md": _rules(), "passes.md": _passes()}
+    return {name: "\n".join(lines) + "\n" for name, lines in made.items()}
+
+
+def _rules() -> Iterator[str]:
+    yield from ("# Rules", "", NOTE, "")
+    yield (
+        "What `jaxpr-opt lint` looks for. `jaxpr-opt rule NAME` prints an entry of this"
+        " page. A comment `# jaxpr-opt: ignore[NAME]` says that a finding is known and fine."
+    )
+    for digit, family in FAMILIES.items():
+        members = [rule for rule in rules().values() if rule.code[3] == digit]
+        if members:
+            yield from ("", f"## {family.capitalize()}", "")
+            yield from ("| rule | | on |", "|---|---|---|")
+            for rule in members:
+                link = f"[{rule.code}&nbsp;{rule.name}](#{rule.code.lower()}-{rule.name})"
+                yield f"| {link} | {_cell(summary(rule))} | {'yes' if rule.default else ''} |"
+            for rule in members:
+                yield from _rule(rule)
+
+
+def _rule(rule: Rule) -> Iterator[str]:
+    state = "on by default" if rule.default else f"off by default: `--select {rule.code}`"
+    yield from ("", f"### {rule.code} {rule.name}", "", f"*{rule.severity}, {state}*")
+    for title, text in documentation(rule).items():
+        yield ""
+        if title in CODE:
+            yield from (f"**{title}**", "", f"```{_language(text)}", text, "```")
+        else:
+            first, *others = _prose(text)
+            yield f"**{title}.** {capitalised(first)}"
+            yield from others
+
+
+def _language(code: str) -> str:
+    """What colours a block."""
+    return "toml" if code[0] == "[" else "console" if code.startswith("jaxpr-opt ") else "python"
+
+
+def _passes() -> Iterator[str]:
+    yield from ("# Passes", "", NOTE, "")
+    yield (
+        "What `optimize` does, in the order in which it first tries; `jaxpr-opt passes NAME` prints"
+        " an entry of this page. How they play together is told in [the design](design.md)."
+    )
+    yield from ("", "| pass | |", "|---|---|")
+    passes = registry.default_pipeline().passes
+    unique = {each.name: each for each in reversed(passes)}
+    for each in reversed(unique.values()):
+        yield f"| [{each.name}](#{each.name}) | {_cell(sentence(each))} |"
+    for each in reversed(unique.values()):
+        yield from _pass(each)
+
+
+def _pass(each: Pass) -> Iterator[str]:
+    tidies = "; it tidies up after others" if each.cleanup else ""
+    yield from ("", f"## {each.name}", "", f"*Runs {WHEN[each.phase]}{tidies}.*", "")
+    yield from _prose(source(each))
+
+
+def _prose(text: str) -> Iterator[str]:
+    """A docstring as Markdown."""
+    before: Block | None = None
+    for block in blocks(text):
+        if before is not None and not (before.marker and block.marker):
+            yield ""
+        before = block
+        if block.verbatim:
+            yield from ("```text", textwrap.dedent(block.text), "```")
+        elif block.marker:
+            marker = block.marker if block.marker[0].isdigit() else "-"
+            letter = f"{block.marker} " if block.marker[0] == "(" else ""
+            yield f"{' ' * block.indent}{marker} {letter}{block.text}"
+        else:
+            yield block.text
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """Write the pages into the folder that is named, or into docs."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+        print(folder / name)
+
+
+if __name__ == "__main__":
+    main()
