@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from jaxpr_opt.analysis.saved import Saved
 from jaxpr_opt.figures import NOTABLE, bytes_text
-from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.ir import Op, Region, Scan
+from jaxpr_opt.frames import frame_text
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.options import Limit
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.pipeline import user_frame
+from jaxpr_opt.residual_rows import frame_of
+from jaxpr_opt.text import type_text
 
 GROWING = {"residual_bytes": "residuals have", "peak_bytes": "the estimated peak has"}
 LARGEST = 3
@@ -84,27 +84,18 @@ class ResidualBudget(Rule):
             reason=f"the largest: {'; '.join(map(_described, largest))}",
             fix="`jax.checkpoint` around what is cheap to compute again, or"
             " `@jaxpr_opt.optimize`; `jaxpr-opt residuals` lists what is kept and why",
-            frame=_frame(largest[0]),
-            shape=str(largest[0].value.aval.str_short(short_dtypes=True)),
+            frame=frame_of(largest[0].made),
+            shape=type_text(largest[0].value.aval),
             bytes=subject.residual_bytes,
         )
         return replace(made, severity=severity)
 
 
-def _frame(saved: Saved) -> Frame | None:
-    """Where the value is made; what a loop carries, where a step makes it."""
-    owner = saved.made.owner
-    if isinstance(owner, Region) and isinstance(owner.owner, Scan):
-        carry = owner.owner.carry_of(saved.made)
-        owner = owner.owner if carry is None else carry.next.owner
-    return user_frame(owner) if isinstance(owner, Op) else None
-
-
 def _described(saved: Saved) -> str:
-    """`f32[256,64,64] 4.2 MB (model.py:12 in block)`."""
-    frame = _frame(saved)
+    """`f32[256,64,64], 4.2 MB (model.py:12 in block)`."""
+    frame = frame_of(saved.made)
     where = f" ({frame_text(frame)})" if frame is not None else ""
-    return f"{saved.value.aval.str_short(short_dtypes=True)}, {bytes_text(saved.nbytes)}{where}"
+    return f"{type_text(saved.value.aval)}, {bytes_text(saved.nbytes)}{where}"
 
 
 @register
