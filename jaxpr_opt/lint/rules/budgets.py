@@ -13,7 +13,7 @@ from jaxpr_opt.lint.options import Limit
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.residual_rows import frame_of
-from jaxpr_opt.text import type_text
+from jaxpr_opt.text_params import type_text
 
 GROWING = {"residual_bytes": "residuals have", "peak_bytes": "the estimated peak has"}
 LARGEST = 3
