@@ -23,15 +23,6 @@ def assert_close(first: Any, second: Any, what: str = "values") -> None:
     _compare(first, second, what, _close)
 
 
-def assert_same(
-    first: Callable[..., Any], second: Callable[..., Any], *args: Any, grad: bool = True
-) -> None:
-    """Check that two functions of pytrees agree when compiled: values, gradients, forward mode."""
-    assert_close(jax.jit(first)(*args), jax.jit(second)(*args))
-    if grad:
-        assert_same_derivatives(first, second, *args)
-
-
 def assert_same_derivatives(
     first: Callable[..., Any], second: Callable[..., Any], *args: Any
 ) -> None:

@@ -1,4 +1,6 @@
-"""For authors of passes: does a rewrite do what it says, and compute the same?
+"""For tests: of programs (`jaxpr_opt.assertions`), and of passes.
+
+For authors of passes: does a rewrite do what it says, and compute the same?
 
 ::
 
@@ -27,7 +29,8 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxpr_opt import compat, registry, settings
-from jaxpr_opt.agreement import assert_close, assert_same, assert_same_bits, assert_same_derivatives
+from jaxpr_opt.agreement import assert_close, assert_same_bits, assert_same_derivatives
+from jaxpr_opt.assertions import assert_growth, assert_residual_bytes, assert_same
 from jaxpr_opt.diff import GraphDiff, diff_graphs
 from jaxpr_opt.exact import evaluate_exactly
 from jaxpr_opt.exporter import export
@@ -40,6 +43,8 @@ from jaxpr_opt.verify import verify
 
 __all__ = [
     "assert_close",
+    "assert_growth",
+    "assert_residual_bytes",
     "assert_same",
     "assert_same_bits",
     "assert_same_derivatives",

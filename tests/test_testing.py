@@ -155,11 +155,11 @@ def test_rounding():
 
 def test_functions():
     x = {"a": jnp.linspace(0.1, 1.0, 4), "n": jnp.arange(4)}
-    assert_same(lambda t: t["a"] ** 2 + t["n"], lambda t: t["n"] + t["a"] * t["a"], x)
+    assert_same(lambda t: t["a"] ** 2 + t["n"], lambda t: t["n"] + t["a"] * t["a"], (x,))
     with pytest.raises(AssertionError, match="forward derivatives"):
-        assert_same(lambda t: t["a"], lambda t: lax.stop_gradient(t["a"]), x)
+        assert_same(lambda t: t["a"], lambda t: lax.stop_gradient(t["a"]), (x,))
     with pytest.raises(AssertionError, match="values"):
-        assert_same(lambda t: t["a"], lambda t: t["a"] + 1, x)
+        assert_same(lambda t: t["a"], lambda t: t["a"] + 1, (x,))
 
 
 def test_what_cannot_be_differentiated_need_not_be():

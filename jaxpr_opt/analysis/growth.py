@@ -77,6 +77,11 @@ class Trend:
         grown = (t.exponent for t in inner if t.amounts[-1] - t.amounts[0] > least)
         return max(grown, default=0.0)
 
+    def together(self, terms: Iterable[Term]) -> tuple[int, ...]:
+        """What some of the terms come to: their sum; of memory, the largest."""
+        combine = max if self.measure == "peak_bytes" else sum
+        return tuple(map(combine, zip(*(term.amounts for term in terms), strict=True)))
+
     def faster(self, limit: Limit) -> tuple[Term, ...]:
         """The terms that grow faster than a limit, the fastest first."""
         return tuple(

@@ -122,7 +122,7 @@ def _findings(
         worst, *_ = of_line
         order = order_text(worst.exponent, scaling.name)
         whats = ", ".join(dict.fromkeys(term.place.what for term in of_line))
-        amounts = [sum(each) for each in zip(*(term.amounts for term in of_line), strict=True)]
+        amounts = trend.together(of_line)
         once = "in one iteration of a while: " if worst.place.iterated else ""
         yield rule.finding(
             subject,

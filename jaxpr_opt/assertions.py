@@ -1,0 +1,217 @@
+"""What tests say of a program: what its gradient keeps, how fast it grows, that two are the same.
+
+::
+
+    def test_memory():
+        assert_residual_bytes(loss, (params, batch), at_most="64 MiB")
+        assert_growth(jax.grad(loss), lambda n: (params, batch_of(n)), "linear")
+        assert_same(loss, faster_loss, (params, batch))
+
+The first two look at shapes alone: nothing is compiled or run, and arguments may be
+`jax.ShapeDtypeStruct`s.  When one fails, it names the lines to blame and by how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jaxpr_opt import observe, targets
+from jaxpr_opt.agreement import assert_close, assert_same_derivatives
+from jaxpr_opt.analysis.growth import MEASURES, Measure, Term, Trend
+from jaxpr_opt.analysis.powers import order_text, parse_limit
+from jaxpr_opt.analysis.saved import Saved, saved
+from jaxpr_opt.figures import bytes_text
+from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.ir import Graph
+from jaxpr_opt.lint.modes import traceable
+from jaxpr_opt.residual_rows import frame_of
+from jaxpr_opt.sampling import random_inputs
+from jaxpr_opt.scaling import LABELS, by_line, traced_growth
+from jaxpr_opt.sizes import parse_bytes
+
+MAX_LINES = 5
+"""Lines of the source that a failure names."""
+
+
+def assert_residual_bytes(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    at_most: str | int,
+    *,
+    argnums: int | tuple[int, ...] | None = None,
+) -> None:
+    """Check that the gradient of ``fun(*args)`` keeps no more than so many bytes.
+
+    What counts is what the backward half reads and the forward half makes, times the lengths of
+    the loops around it: arguments are there anyway.
+
+    Args:
+      fun: the function to be differentiated, plain, jitted or optimised; what is optimised in it
+        is looked at optimised.  One that computes a gradient itself is taken as it is.
+      args: its arguments, ``args`` or ``(args, kwargs)``: arrays or `jax.ShapeDtypeStruct`s.
+      at_most: bytes, as ``"64 MiB"``, ``"1.5 GB"`` or 65536.
+      argnums: which arguments to differentiate by, the first if not told.
+
+    Raises:
+      AssertionError: it keeps more; the message names the lines that keep most.
+      TypeError: `fun` is no function, or `args` is no tuple.
+      ValueError: `at_most` is no number of bytes.
+    """
+    __tracebackhide__ = True
+    limit = parse_bytes(at_most, "at_most")
+    facts = saved(_gradient(fun, _arguments("assert_residual_bytes", fun, args), argnums))
+    kept = [fact for fact in facts if fact.kind == "intermediate"]
+    total = sum(fact.nbytes for fact in kept)
+    if total > limit:
+        over = f"{bytes_text(total - limit)} more than {bytes_text(limit)}"
+        told = "\n".join(_largest(kept))
+        raise AssertionError(
+            f"the gradient of {observe.name_of(fun)} keeps {bytes_text(total)}, {over}:\n{told}\n"
+            "`jaxpr_opt.residuals` says what each is kept for, and what `optimize` leaves of it"
+        )
+
+
+def _gradient(
+    fun: Callable[..., Any], arguments: targets.Arguments, argnums: int | tuple[int, ...] | None
+) -> Graph:
+    """The program of a gradient, or of the function if it computes one."""
+    if argnums is None:
+        graph, _ = observe.as_it_is(fun, *arguments)
+        if any(op.source.transposed for op in graph.walk()):
+            return graph
+    function, arguments = traceable(fun, arguments, "gradient", argnums or 0)
+    return observe.as_it_is(function, *arguments)[0]
+
+
+def _largest(kept: Sequence[Saved]) -> Iterator[str]:
+    """The lines that keep most, and the largest value of each."""
+    lines: dict[Frame | None, list[Saved]] = {}
+    for fact in kept:
+        lines.setdefault(frame_of(fact.made), []).append(fact)
+    by_size = sorted(lines.items(), key=lambda item: -_total(item[1]))
+    for frame, facts in by_size[:MAX_LINES]:
+        shape = max(facts, key=lambda fact: fact.nbytes).value.aval.str_short(short_dtypes=True)
+        values = shape if len(facts) == 1 else f"{len(facts)} values, the largest {shape}"
+        where = "" if frame is None else f" ({frame_text(frame)})"
+        yield f"  {bytes_text(_total(facts)):>8}  {values}{where}"
+    if rest := by_size[MAX_LINES:]:
+        total = sum(_total(facts) for _, facts in rest)
+        yield f"  {bytes_text(total):>8}  from {len(rest)} other lines"
+
+
+def _total(facts: Sequence[Saved]) -> int:
+    return sum(fact.nbytes for fact in facts)
+
+
+def assert_growth(
+    fun: Callable[..., Any],
+    args_at: Callable[[int], Any],
+    limit: str = "linear",
+    *,
+    sizes: Sequence[int] = (64, 128, 256),
+    measures: Sequence[Measure] = MEASURES,
+) -> None:
+    """Check that a function grows no faster than a power of a size.
+
+    No line may make the residuals, the work or the peak memory grow faster.  Of a `while`, whose
+    number of iterations nobody knows, the work of one iteration is looked at.
+
+    Args:
+      fun: plain, jitted or optimised; a gradient is written ``jax.grad(fun)``.
+      args_at: the arguments at a size: a tuple ``args`` or ``(args, kwargs)`` of
+        `jax.ShapeDtypeStruct`s or arrays (those are never made).
+      limit: `O(1)`, `O(log n)`, `O(n)`, `O(n log n)`, `O(n^2)`, or `constant`, `logarithmic`,
+        `linear`, `linearithmic`, `quadratic`, `cubic`.
+      sizes: two or more; three tell a power from what is added to it.
+      measures: what to look at, of ``residual_bytes``, ``work``, ``peak_bytes``.
+
+    Raises:
+      AssertionError: something grows faster; the message names the lines, and what they come to.
+      TypeError: `fun` or `args_at` is not callable.
+      ValueError: `limit`, `sizes` or `measures` make no sense.
+    """
+    __tracebackhide__ = True
+    wanted = parse_limit(limit)
+    if unknown := [measure for measure in measures if measure not in MEASURES]:
+        raise ValueError(f"measures has {unknown[0]!r}: expected {', '.join(MEASURES)}")
+    grown = traced_growth(fun, args_at, sizes)
+    told = [
+        line
+        for measure in measures
+        for line in _faster(grown[measure], grown[measure].faster(wanted))
+    ]
+    if told:
+        at = ", ".join(map(str, grown.sizes))
+        raise AssertionError(
+            f"{observe.name_of(fun)} grows faster than {limit}, at {at}:\n" + "\n".join(told)
+        )
+
+
+def _faster(trend: Trend, terms: Sequence[Term]) -> Iterator[str]:
+    """What grows too fast, line by line; what has no line only where no line has a part in it."""
+    label, write = LABELS[trend.measure]
+    lines: list[tuple[Frame | None, Sequence[Term]]] = [*by_line(terms).items()]
+    if terms and not lines:
+        lines = [(None, terms)]
+    for frame, of_line in lines[:MAX_LINES]:
+        whats = ", ".join(dict.fromkeys(term.place.what for term in of_line))
+        amounts = trend.together(of_line)
+        where = "" if frame is None else f" ({frame_text(frame)})"
+        order = order_text(of_line[0].exponent)
+        yield f"  {order} {label} in {whats}: {', '.join(map(write, amounts))}{where}"
+
+
+def assert_same(
+    first: Callable[..., Any],
+    second: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    grad: bool = True,
+) -> None:
+    """Check that two functions agree when compiled: values, gradients, forward derivatives.
+
+    They agree up to the rounding of fusion: 1000 units in the last place of the largest value.
+
+    Args:
+      first: says what is right; derivatives it does not have are not asked for.
+      second: is compared with it.
+      args: their arguments: arrays; of `jax.ShapeDtypeStruct`s, random arrays are made.
+      grad: compare derivatives, too.
+
+    Raises:
+      AssertionError: they differ; the message names the leaf.
+      TypeError: `first` or `second` is no function, or `args` is no tuple.
+    """
+    __tracebackhide__ = True
+    for fun in (first, second):
+        _check("assert_same", fun, args)
+    drawn = _drawn(args)
+    assert_close(jax.jit(first)(*drawn), jax.jit(second)(*drawn))
+    if grad:
+        assert_same_derivatives(first, second, *drawn)
+
+
+def _drawn(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with random arrays for types."""
+    leaves, tree = jax.tree.flatten(args)
+    types = [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
+    drawn = iter(random_inputs(types))
+    filled = [next(drawn) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
+    made: tuple[Any, ...] = jax.tree.unflatten(tree, filled)
+    return made
+
+
+def _arguments(caller: str, fun: Any, args: Any) -> targets.Arguments:
+    _check(caller, fun, args)
+    return targets.arguments_of(lambda: args, "args")
+
+
+def _check(caller: str, fun: Any, args: Any) -> None:
+    if not callable(fun):
+        raise TypeError(f"{caller}: expected a function, got {fun!r}")
+    if not isinstance(args, tuple):
+        kind = type(args).__name__
+        raise TypeError(f"{caller}: args must be a tuple of arguments, got a {kind}")
