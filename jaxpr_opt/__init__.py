@@ -16,6 +16,7 @@ try:
     from jaxpr_opt.report import explain as explain
     from jaxpr_opt.residuals import residuals as residuals
     from jaxpr_opt.rewriter import Rewriter as Rewriter
+    from jaxpr_opt.scaling import growth as growth
 except (ImportError, AttributeError):
     # A JAX we do not know: `optimize` warns, and leaves programs alone.
     if settings.current().strict:

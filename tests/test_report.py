@@ -398,6 +398,7 @@ def test_public_names():
         "Rewriter",
         "diff",
         "explain",
+        "growth",
         "residuals",
         "lint",
         "lint_target",
