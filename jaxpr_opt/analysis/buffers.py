@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.access import Access, access
-from jaxpr_opt.ir import Carry, Op, Scan, While, backward_slice, depending_on
-from jaxpr_opt.traits import moves
+from jaxpr_opt.ir import Carry, Op, Region, Scan, While, backward_slice
+from jaxpr_opt.traits import is_cheap
 
 MAX_ADDED = 256
 """Elements of a row that is seen in one step only, which XLA adds to in place as fast as it stacks
@@ -74,7 +74,7 @@ def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
 
 
 def copied_by(found: Buffer) -> Op | None:
-    """The first write before which XLA copies the array in every step; None if all are in place.
+    """The first write before which XLA may copy the array in every step; None if all are in place.
 
     It copies where a step reads a window, writes over the array, and needs what it has read for
     something else than this write, wherever the two windows are: the read runs where its value is
@@ -84,24 +84,9 @@ def copied_by(found: Buffer) -> Op | None:
     writes = {access.array: access for access in found.accesses if access.kind != "read"}
     for read in found.accesses:
         write = writes.get(read.array)
-        if read.kind == "read" and write is not None and not _only_for(write.op, read.op):
+        if read.kind == "read" and write is not None and not is_read_for(write.op, read.op):
             return write.op
     return None
-
-
-def _only_for(write: Op, read: Op) -> bool:
-    """Whether what is read in the same region is needed for the write and for nothing else."""
-    if read.region is not write.region:
-        return True  # how XLA orders what inner loops read is not known
-    needed = {*backward_slice(write.operands, lambda v: v.region is not write.region), write}
-    pending = [read.result]
-    while pending:
-        for user in pending.pop().users:
-            if user not in needed:
-                return False
-            if moves(user):
-                pending.append(user.result)
-    return True
 
 
 def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:
@@ -115,9 +100,27 @@ def renames(op: Op) -> bool:
 
 
 def is_read_for(write: Op, reader: Op) -> bool:
-    """Whether nothing is made of what an op reads but the operands of a write in its region."""
+    """Whether what an op reads is needed for a write in its region, and for nothing else that XLA
+    would fuse the read with.
+    """
     region = write.region
     assert region is not None
-    others = (op for op in region.ops if op is not write)
-    needed = set(backward_slice(write.operands, lambda value: value.region is not region))
-    return {reader, *depending_on(reader.results, others)} <= needed
+    if reader.region is not region:
+        return True  # how XLA orders what inner loops read is not known
+    needed = {*backward_slice(write.operands, lambda v: v.region is not region), write}
+    pending = [reader]
+    while pending:
+        op = pending.pop()
+        if op not in needed:
+            return False
+        if op is reader or is_cheap(op):
+            pending.extend(_within(region, user) for v in op.results for user in v.users)
+    return True
+
+
+def _within(region: Region, op: Op) -> Op:
+    """The op of a region that an op is, or is inside of."""
+    while op.region is not region:
+        assert op.parent is not None
+        op = op.parent
+    return op

@@ -288,7 +288,7 @@ def test_a_buffer_that_is_read_in_a_branch():
 
     def step(c, i, j):
         x = lax.cond(i > 2, lambda: read(c, i), lambda: jnp.zeros(2))
-        return write(c, x, j), x
+        return write(c, x, j), read(c, i + 1)
 
     check_refuses(BARRED, stepping(step), *PLACES, because="is read inside of cond")
 
