@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jaxpr_opt.analysis.saved import Kind, Saved
+from jaxpr_opt.analysis.saved import Kind, Saved, saved
 from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir import Constant, Op, Region, Scan, Value, While, backward_slice
+from jaxpr_opt.ir import Constant, Graph, Op, Region, Scan, Value, While, backward_slice
 from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.text_params import type_text
 from jaxpr_opt.traits import is_cheap
@@ -152,6 +152,27 @@ class Optimized:
     """Bytes that the optimised program keeps."""
     passes: Mapping[Key, tuple[str, ...]]
     """The passes that made them fewer."""
+
+
+def compared(
+    before: Graph, facts: Sequence[Saved], after: Graph, passes: Mapping[Key, tuple[str, ...]]
+) -> tuple[tuple[Residual, ...], tuple[Residual, ...]]:
+    """What a program keeps, and what the optimised one keeps that it does not."""
+    left = saved(after)
+    kept = rows(facts, _arguments(before), Optimized(bytes_by_key(left), passes))
+    known = {key(fact.made) for fact in facts}
+    new = [f for f in left if f.kind != "argument" and key(f.made) not in known and f.nbytes]
+    return tuple(kept), tuple(rows(new, _arguments(after), Optimized(bytes_by_key(new), {})))
+
+
+def _arguments(graph: Graph) -> dict[Value, str]:
+    """What the arguments are called, as in `params['w']`."""
+    names = getattr(graph.debug_info, "arg_names", None) or [value.name for value in graph.inputs]
+    return {
+        value: str(name or "argument")
+        for value, name in zip(graph.inputs, names, strict=True)
+        if value not in graph.cotangents
+    }
 
 
 def rows(

@@ -18,10 +18,10 @@ import numpy as np
 
 from jaxpr_opt import compat_ad, observe
 from jaxpr_opt.analysis.saved import Saved, saved
-from jaxpr_opt.ir import Graph, Value, aval_bytes
+from jaxpr_opt.ir import Graph, aval_bytes
 from jaxpr_opt.journal import Journal, collect_journals
 from jaxpr_opt.residual_report import Residuals
-from jaxpr_opt.residual_rows import Key, Optimized, bytes_by_key, key, rows
+from jaxpr_opt.residual_rows import Key, bytes_by_key, compared
 from jaxpr_opt.rewriter import Rewriter
 
 
@@ -152,14 +152,10 @@ def _account(
     """Compare with the optimised program, row by row."""
     with collect_journals(lambda graph: bytes_by_key(saved(graph))):
         improved, journal = observe.improved(graph)
-    left = saved(improved)
-    kept = rows(facts, _arguments(graph), Optimized(bytes_by_key(left), _taken_off(journal)))
-    known = {key(fact.made) for fact in facts}
-    new = [f for f in left if f.kind != "argument" and key(f.made) not in known and f.nbytes]
-    instead = rows(new, _arguments(improved), Optimized(bytes_by_key(new), {}))
+    kept, instead = compared(graph, facts, improved, _taken_off(journal))
     given = [value for value in graph.inputs if value not in graph.cotangents]
     parameters = None if wrt is None else sum(aval_bytes(leaf) for leaf in wrt)
-    return Residuals(name, tuple(kept), tuple(instead), parameters, sum(v.nbytes for v in given))
+    return Residuals(name, kept, instead, parameters, sum(v.nbytes for v in given))
 
 
 def _taken_off(journal: Journal) -> dict[Key, tuple[str, ...]]:
@@ -174,13 +170,3 @@ def _taken_off(journal: Journal) -> dict[Key, tuple[str, ...]]:
             if after.get(which, 0) < nbytes and credited:
                 found.setdefault(which, {})[credited] = None
     return {which: tuple(names) for which, names in found.items()}
-
-
-def _arguments(graph: Graph) -> dict[Value, str]:
-    """What the arguments are called, as in `params['w']`."""
-    names = getattr(graph.debug_info, "arg_names", None) or [value.name for value in graph.inputs]
-    return {
-        value: str(name or "argument")
-        for value, name in zip(graph.inputs, names, strict=True)
-        if value not in graph.cotangents
-    }

@@ -136,9 +136,33 @@ def _inside(result: Value) -> Value | None:
             values = op.outcomes[index].values
             return next((v for v in values if v.op and not is_undefined(v)), values[-1])
         case Scan() | While() | Remat() | Call():
-            return op.regions[-1].outputs[index]
+            return _written(op, index) or op.regions[-1].outputs[index]
         case _:
             return op.operands[index] if op.name in SAME else None
+
+
+def _written(op: Op, index: int) -> Value | None:
+    """What each step writes into a buffer that a loop carries and finds empty, slice by slice.
+
+    That is what a stack becomes in a loop that stops early.
+    """
+    if not isinstance(op, While | Scan) or index >= len(op.carries):
+        return None
+    carry = op.carries[index]
+    writer = carry.next.op
+    if not is_undefined(carry.init) or writer is None or writer.name != "dynamic_update_slice":
+        return None
+    buffer, slice_, *_ = writer.operands
+    return _reshaped(slice_) if buffer is carry.param else None
+
+
+def _reshaped(value: Value) -> Value:
+    """The same numbers as they were before they got another shape."""
+    while (op := value.op) is not None and op.name in {"broadcast_in_dim", "reshape"}:
+        if op.operands[0].nbytes != value.nbytes:
+            break
+        value = op.operands[0]
+    return value
 
 
 def _needed_by(crossing: list[Use]) -> tuple[Op, ...]:

@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from jaxpr_opt import residual_rows
 from jaxpr_opt.analysis.timeline import Instant, Live, Tick
 from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import Chart
-from jaxpr_opt.html.places import frame_of, key, label, maker
-from jaxpr_opt.ir import Op, Scan, Value, While
+from jaxpr_opt.html.places import key
+from jaxpr_opt.ir import Scan, While
+from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.text_params import type_text
 
 
@@ -54,7 +56,7 @@ def _instant(instant: Instant, instants: _Table, values: _Table) -> int:
         "return" if op.is_terminator and op.parent is None else op.name,
         ", ".join(type_text(value.aval) for value in op.results[:2])
         + (", …" if len(op.results) > 2 else ""),
-        _place(op),
+        key(user_frame(op)),
         bytes_text(instant.live),
         bytes_text(instant.residual),
         instant.backward,
@@ -63,20 +65,9 @@ def _instant(instant: Instant, instants: _Table, values: _Table) -> int:
 
 
 def _value(live: Live, values: _Table) -> int:
-    made = maker(live.value if live.residual is None else live.residual.made)
-    return values(
-        live.value,
-        label(made),
-        type_text(live.value.aval),
-        bytes_text(live.bytes),
-        peak.kind(live),
-        _place(made),
-    )
-
-
-def _place(item: Op | Value) -> str:
-    frame = frame_of(item)
-    return "" if frame is None else key(frame)
+    name, frame, _ = residual_rows.key(peak.maker(live))
+    type_ = type_text(live.value.aval)
+    return values(live.value, name, type_, bytes_text(live.bytes), peak.kind(live), key(frame))
 
 
 def _steps(tick: Tick) -> str:

@@ -11,8 +11,9 @@ from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import SIZE, Chart, Column, Stretch, chart
 from jaxpr_opt.html.markup import Markup, element
-from jaxpr_opt.html.places import frame_of, key
+from jaxpr_opt.html.places import key
 from jaxpr_opt.ir import Graph
+from jaxpr_opt.pipeline import user_frame
 
 KINDS = {
     "temporary": "temporary",
@@ -88,8 +89,8 @@ def section(shown: Picture) -> Markup:
 def _note(shown: Picture) -> Iterator[Markup | str]:
     if shown.base:
         yield (
-            f"Drawn without the arguments, {bytes_text(shown.base)}, which the caller keeps "
-            "throughout; figures include them. "
+            f"Drawn from the {bytes_text(shown.base)} of the arguments up, which the caller keeps "
+            "throughout. "
         )
     yield (
         "Estimated: ops run in program order and nothing is fused. Each op that runs is one step "
@@ -163,8 +164,8 @@ def _figure(panel: Panel, shown: Picture) -> Markup:
 
 def _in_words(it: Chart) -> str:
     instant = it.peak.tick.instant
-    frame = frame_of(instant.op)
-    where = f" at {key(frame)}" if frame else ""
+    place = key(user_frame(instant.op))
+    where = f" at {place}" if place else ""
     return (
         f"peak: {bytes_text(instant.live)} live in {instant.op.name}{where},"
         f" {bytes_text(it.arguments)} of it arguments,"
@@ -175,15 +176,14 @@ def _in_words(it: Chart) -> str:
 def _grid(range_: int, base: int, which: str) -> Markup:
     """Lines at round numbers, for one of the two scales."""
     step = _round(range_ / GRID)
-    first = math.ceil(base / step)
-    last = int((base + range_) / step)
+    sign = "+ " if base else ""
     lines = [
         element(
             "div",
-            element("span", bytes_text(n * step)),
-            style=f"bottom:{100 * (n * step - base) / range_:.3f}%",
+            element("span", f"{sign}{bytes_text(n * step)}"),
+            style=f"bottom:{100 * n * step / range_:.3f}%",
         )
-        for n in range(first, last + 1)
+        for n in range(int(range_ / step) + 1)
     ]
     return element("div", lines, class_=f"grid {which}", aria_hidden="true")
 

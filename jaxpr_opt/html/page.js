@@ -30,7 +30,7 @@
     });
     const table = element("table");
     table.append(...rows);
-    tip.replaceChildren(first, second, element("p", where, "nowhere"), table);
+    tip.replaceChildren(first, second, element("p", where, "where"), table);
     return [place, `${live} live in ${op}, ${where}`];
   };
 

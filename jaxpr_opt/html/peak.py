@@ -5,7 +5,9 @@ from __future__ import annotations
 from jaxpr_opt.analysis.timeline import Instant, Live
 from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.html.markup import Content, Markup, element
-from jaxpr_opt.html.places import frame_of, label, link, maker
+from jaxpr_opt.html.places import link
+from jaxpr_opt.ir import Value
+from jaxpr_opt.residual_rows import key
 from jaxpr_opt.text_params import type_text
 
 
@@ -34,11 +36,15 @@ def kind(live: Live) -> str:
     return "temporary" if live.residual is None else "residual"
 
 
+def maker(live: Live) -> Value:
+    """The value to tell it by: of a stack, what each step puts there."""
+    return live.value if live.residual is None else live.residual.made
+
+
 def _value(live: Live, most: int) -> Markup:
-    made = maker(live.value if live.residual is None else live.residual.made)
-    name = element("code", label(made))
-    place = link(frame_of(made))
-    return _row(name, type_text(live.value.aval), live.bytes, kind(live), place, most)
+    name, frame, _ = key(maker(live))
+    type_ = type_text(live.value.aval)
+    return _row(element("code", name), type_, live.bytes, kind(live), link(frame), most)
 
 
 def _row(name: Content, type_: str, size: int, kind: str, place: Content, most: int) -> Markup:

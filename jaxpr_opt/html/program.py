@@ -195,5 +195,5 @@ def _line(line: DiffLine, doers: Doers, names: bool, text: Markup | None) -> Mar
         element("span", by, class_="by", title=by) if by else None,
         class_=f"line {kind}".rstrip(),
         style=f"--depth:{line.depth}",
-        data_at=key(line.frame) if line.frame is not None else None,
+        data_at=key(line.frame) or None,
     )

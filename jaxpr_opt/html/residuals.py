@@ -2,64 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterator
 
 from jaxpr_opt.analysis.saved import saved
 from jaxpr_opt.figures import bytes_text
-from jaxpr_opt.frames import Frame
-from jaxpr_opt.html.markup import Markup, element
-from jaxpr_opt.html.places import frame_of, label, link, maker
+from jaxpr_opt.html.markup import Content, Markup, element
+from jaxpr_opt.html.places import link
 from jaxpr_opt.html.prose import plural
 from jaxpr_opt.ir import Graph
-from jaxpr_opt.text_params import type_text
+from jaxpr_opt.residual_rows import Residual, compared
 
 SHOWN = 12
 """Rows that are shown; the smaller ones are folded."""
 READERS = 2
 """Readers of a value that are named."""
 
-Key = tuple[Frame | None, str]
-"""What identifies a value in two programs: its line and the type of one step's."""
-
-
-@dataclass(slots=True)
-class Row:
-    """What one line makes of one type, and a backward pass needs."""
-
-    label: str
-    type: str
-    frame: Frame | None
-    lengths: tuple[int, ...] = ()
-    before: int = 0
-    after: int = 0
-    readers: dict[tuple[str, Frame | None], None] = field(default_factory=dict)
-
 
 def section(before: Graph, after: Graph, changed: bool) -> Markup | None:
     """The table; nothing for a program that differentiates nothing."""
-    rows = sorted(_rows(before, after), key=lambda row: (-row.before, -row.after))
-    if not rows:
+    kept, instead = compared(before, saved(before), after, {})
+    sized = [(row, row.bytes, row.optimized_bytes) for row in kept]
+    sized += [(row, 0, row.bytes) for row in instead]
+    sized = [each for each in sized if each[0].kind == "intermediate" and each[0].bytes]
+    if not sized:
         return None
-    old, new = sum(row.before for row in rows), sum(row.after for row in rows)
-    total = f"{bytes_text(old)} → {bytes_text(new)}" if changed and old != new else bytes_text(old)
+    sized.sort(key=lambda each: -each[0].bytes)
+    most = sized[0][0].bytes
+    rows = [_row(row, [old, new] if changed else [old], most) for row, old, new in sized]
+    shown, rest = rows[:SHOWN], rows[SHOWN:]
     sizes = ["before", "after"] if changed else ["bytes"]
-    head = ["value", *sizes, "of one step", "steps", "made at", "read by, backward"]
-    numbers = {"steps", "before", "after", "bytes"}
-    columns = [
-        element("th", title, scope="col", class_="number" if title in numbers else None)
-        for title in head
-    ]
-    bodies = [element("tbody", [_row(row, changed, old) for row in rows[:SHOWN]])]
-    rest = rows[SHOWN:]
-    if rest:
-        bodies.append(element("tbody", [_row(row, changed, old) for row in rest], class_="rest"))
+    table = element(
+        "table",
+        element("thead", element("tr", list(_titles(sizes)))),
+        element("tbody", shown),
+        element("tbody", rest, class_="rest") if rest else None,
+        class_="kept-table",
+    )
+    says = "What the forward pass makes and the backward pass reads; arguments are not counted."
     return element(
         "section",
-        element("h2", "Kept for the backward pass ", element("small", total)),
+        element("h2", "Kept for the backward pass"),
+        element("p", says, class_="note"),
         element(
             "div",
-            element("table", element("thead", element("tr", columns)), bodies, class_="kept-table"),
+            table,
             class_="scroll",
             role="region",
             tabindex="0",
@@ -70,52 +57,50 @@ def section(before: Graph, after: Graph, changed: bool) -> Markup | None:
     )
 
 
+def _titles(sizes: list[str]) -> Iterator[Markup]:
+    for title in ["value", *sizes, "of one step", "steps", "made at", "read by", "note"]:
+        kind = "number" if title in {*sizes, "steps"} else None
+        yield element("th", title, scope="col", class_=kind)
+
+
 def _more(count: int) -> Markup:
-    return element(
-        "button", f"show {plural(count, 'smaller value')}", type="button", id="more-kept"
-    )
+    text = f"show {plural(count, 'smaller value')}"
+    return element("button", text, type="button", id="more-kept", class_="screen")
 
 
-def _rows(before: Graph, after: Graph) -> Iterator[Row]:
-    """Intermediate values of both programs, those of the same line and type together."""
-    found: dict[Key, Row] = {}
-    for graph, which in ((before, "before"), (after, "after")):
-        for each in saved(graph):
-            if each.kind != "intermediate" or not each.nbytes:
-                continue
-            made = maker(each.made)
-            frame, type_ = frame_of(made), type_text(made.aval)
-            row = found.setdefault((frame, type_), Row(label(made), type_, frame, each.lengths))
-            setattr(row, which, getattr(row, which) + each.nbytes)
-            row.readers |= {(op.name, frame_of(op)): None for op in each.needed_by}
-    yield from found.values()
-
-
-def _row(row: Row, changed: bool, total: int) -> Markup:
-    sizes = [row.before, row.after] if changed else [row.before]
-    lengths = " × ".join(f"{length:,}" for length in row.lengths)
+def _row(row: Residual, sizes: list[int], most: int) -> Markup:
+    times = [*row.lengths, *([row.count] if row.count > 1 else [])]
     return element(
         "tr",
-        element("th", element("code", row.label), scope="row"),
-        [_size(size, total) for size in sizes],
-        element("td", element("code", row.type)),
-        element("td", lengths, class_="number"),
+        element("th", element("code", row.name), scope="row"),
+        [_size(size, most) for size in sizes],
+        element("td", element("code", row.shape)),
+        element("td", " × ".join(f"{each:,}" for each in times), class_="number"),
         element("td", link(row.frame)),
-        element("td", _readers(list(row.readers))),
+        element("td", list(_readers(row))),
+        element("td", _remark(row), class_="remark-cell"),
     )
 
 
-def _size(size: int, total: int) -> Markup:
-    share = f"--share:{size / max(total, 1):.4f}"
-    text = bytes_text(size) if size else ""
-    return element("td", element("span", text, class_="bar", style=share), class_="number residual")
+def _size(size: int, most: int) -> Markup:
+    bar = element("span", bytes_text(size), class_="bar", style=f"--share:{size / most:.4f}")
+    return element("td", bar if size else None, class_="number residual")
 
 
-def _readers(readers: Sequence[tuple[str, Frame | None]]) -> list[Markup]:
-    told = [
-        element("span", element("code", name), " ", link(frame), class_="reader")
-        for name, frame in readers[:READERS]
-    ]
-    if len(readers) > READERS:
-        told.append(element("small", f"and {len(readers) - READERS} more"))
-    return told
+def _readers(row: Residual) -> Iterator[Markup]:
+    """The ops of the backward pass, those of a line together."""
+    lines = {need.frame: None for need in row.needed_by}
+    for frame in itertools.islice(lines, READERS):
+        ops = dict.fromkeys(need.op for need in row.needed_by if need.frame == frame)
+        names: list[Content] = [element("code", ", ".join(ops)), " ", link(frame)]
+        yield element("span", names, class_="reader")
+    if len(lines) > READERS:
+        yield element("small", f"and at {len(lines) - READERS} more")
+
+
+def _remark(row: Residual) -> str:
+    if not row.needed_by:
+        return "read by nothing"
+    if row.cheap and row.optimized_bytes >= row.bytes:
+        return f"cheap to make again: {row.cheap}"
+    return ""

@@ -14,9 +14,11 @@ from jaxpr_opt.html.excerpt import spans
 from jaxpr_opt.html.highlight import highlighted
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.notes import Note
-from jaxpr_opt.html.places import anchor, frame_of, maker
+from jaxpr_opt.html.places import anchor
 from jaxpr_opt.html.prose import plural
 from jaxpr_opt.ir import Graph
+from jaxpr_opt.pipeline import user_frame
+from jaxpr_opt.residual_rows import frame_of
 
 NOTES = 3
 """Notes shown below a line; more are folded."""
@@ -56,7 +58,7 @@ def margin(before: Graph, after: Graph, notes: Iterable[Note]) -> Margin:
     for note in notes:
         if note.frame is not None:
             by_spot[note.frame[:2]].append(note)
-    frames = (frame_of(op) for op in before.walk())
+    frames = map(user_frame, before.walk())
     kept = _kept(before), _kept(after)
     spots = {*(frame[:2] for frame in frames if frame is not None), *by_spot, *kept[0], *kept[1]}
     lines: defaultdict[str, set[int]] = defaultdict(set)
@@ -68,7 +70,7 @@ def margin(before: Graph, after: Graph, notes: Iterable[Note]) -> Margin:
 def _kept(graph: Graph) -> Counter[Spot]:
     total: Counter[Spot] = Counter()
     for each in saved(graph):
-        frame = frame_of(maker(each.made))
+        frame = frame_of(each.made)
         if each.kind == "intermediate" and frame is not None and each.nbytes:
             total[frame[:2]] += each.nbytes
     return total

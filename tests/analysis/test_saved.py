@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from examples import bounded_while
 from jaxpr_opt import observe
 from jaxpr_opt.analysis.saved import saved
 
@@ -107,6 +108,17 @@ def test_a_stack_is_traced_to_the_step_that_made_it():
     assert (cosine.lengths, cosine.nbytes, cosine.kind) == ((2, 4), 2 * 4 * 12, "intermediate")
     assert [op.name for op in cosine.needed_by] == ["mul"]
     assert cosine.made.shape == (3,)
+
+
+def test_what_a_loop_writes_into_an_empty_buffer_is_traced_like_a_stack():
+    """A loop that stops early has no stacks: it carries what would have been one."""
+
+    args = bounded_while.arguments(width=128)
+    graph = observe.optimized(bounded_while.gradient, args, {})[0]
+    made = [fact.made for fact in saved(graph) if fact.value.shape == (8, 1, 128)]
+    assert "while" in [op.name for op in graph.walk()]
+    assert {value.shape for value in made} == {(1, 128)}
+    assert "dynamic_update_slice" not in {value.label for value in made}
 
 
 def test_arguments_and_captured_arrays_are_told_from_what_is_computed():
