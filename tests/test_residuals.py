@@ -113,7 +113,8 @@ def test_what_only_the_optimised_program_keeps():
     hidden = [row for row in report.kept if row.shape == "f32[32,128]"]
     assert hidden
     assert all(row.optimized_bytes == 0 for row in hidden)
-    assert {row.shape for row in report.instead} == {"f32[64,32,1]", "i32[]"}
+    starts = {row.shape for row in report.instead}  # of the buffer, or of a step's row in it
+    assert "i32[]" in starts and starts & {"f32[64,32,1]", "f32[32,1]"}
     assert report.optimized_bytes < report.bytes / 10
 
 
