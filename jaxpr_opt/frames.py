@@ -17,6 +17,7 @@ _MACHINERY = (
     f"{Path(__file__).parent}{os.sep}",
     f"{Path(jax.__file__).parent}{os.sep}",
     "<frozen ",
+    functools.__file__,  # between a lazy property and what asks for it
 )
 _INSTALLED = tuple(
     f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")

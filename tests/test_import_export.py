@@ -1,5 +1,6 @@
 """A program that no pass touched comes back as it was, whatever primitives it is made of."""
 
+import importlib
 import re
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from jax.experimental import io_callback
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import jaxpr_as_fun
 
-from jaxpr_opt import compat
+from jaxpr_opt import compat, frames
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Call, Cond, Op, Remat, Scan, While
@@ -178,6 +179,18 @@ def test_names_and_source_lines_survive():
     assert file == programs.__file__ and function == "named"
     assert "jnp.sin(x)" in Path(file).read_text().splitlines()[line - 1]
     assert compat.user_frame(after.eqns[0].source_info) == (file, line, function)
+
+
+def test_a_line_of_a_library_is_told_as_the_line_that_calls_it(tmp_path, monkeypatch):
+    (tmp_path / "a_layer.py").write_text("import jax.numpy as jnp\ndef f(x): return jnp.sin(x)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    layer = importlib.import_module("a_layer")
+    for installed, expected in [(False, layer.__file__), (True, __file__)]:
+        monkeypatch.setattr(frames, "_INSTALLED", (str(tmp_path),) if installed else ())
+        frames.is_installed.cache_clear()
+        _, graph, _ = round_trip(lambda x: layer.f(x), X)  # noqa: PLW0108
+        assert compat.user_frame(next(graph.walk()).source.info)[0] == expected
+    frames.is_installed.cache_clear()
 
 
 def test_the_name_of_an_inlined_function_goes_in_front():

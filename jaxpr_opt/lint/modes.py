@@ -31,14 +31,15 @@ def traceable(
 ) -> tuple[Callable[..., Any], Arguments]:
     """What to trace, and with what.
 
-    Of a function that is not jitted, arguments JAX cannot trace are taken as they are.
+    Of a function that is not jitted, arguments JAX cannot trace are taken as they are, and such
+    results are left out.
 
     Raises:
       ValueError: `argnums` are not positions of arguments.
     """
     jitted = compat_ad.jit_options(fun)
-    if jitted is None and any(map(_is_opaque, jax.tree.leaves(arguments))):
-        fun = _unwrapping(fun)
+    if jitted is None:
+        fun = _of_arrays(fun)
         arguments = jax.tree.map(lambda x: _Kept(x) if _is_opaque(x) else x, arguments)
     if mode != "gradient":
         return fun, arguments
@@ -57,17 +58,18 @@ def _is_opaque(leaf: Any) -> bool:
     return not is_array and not isinstance(leaf, bool | int | float | complex)
 
 
-def _unwrapping(fun: Callable[..., Any]) -> Callable[..., Any]:
+def _of_arrays(fun: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fun)
-    def unwrapping(*args: Any, **kwargs: Any) -> Any:
+    def of_arrays(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(
             lambda x: x.value if isinstance(x, _Kept) else x,
             (args, kwargs),
             is_leaf=lambda x: isinstance(x, _Kept),
         )
-        return fun(*args, **kwargs)
+        made = fun(*args, **kwargs)
+        return jax.tree.map(lambda x: None if _is_opaque(x) else x, made)
 
-    return unwrapping
+    return of_arrays
 
 
 def _gradient(fun: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console, ConsoleOptions, RenderResult
+
 from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.rule import Rule
 from jaxpr_opt.lint.subject import Subject
+from jaxpr_opt.report import plain
 from jaxpr_opt.scaling import GrowthReport
 
 How = Literal["comment", "path", "target", "baseline"]
@@ -23,6 +26,20 @@ FIGURES: Mapping[str, str] = {
     "peak_bytes": "peak memory, estimated",
 }
 """What is measured of every target, in bytes, and how it is called."""
+
+
+class Findings(tuple[Finding, ...]):
+    """Findings, worst first; print them, with rich or without."""
+
+    __slots__ = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from jaxpr_opt.lint.formats import text
+
+        yield text.findings(self) if self else "No findings."
+
+    def __str__(self) -> str:
+        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)

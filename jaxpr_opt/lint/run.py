@@ -12,7 +12,16 @@ from jaxpr_opt.frames import blame
 from jaxpr_opt.lint.baseline import Baseline
 from jaxpr_opt.lint.config import Config, codes_of
 from jaxpr_opt.lint.finding import Finding
-from jaxpr_opt.lint.result import Checked, How, Result, Suppressed, badness, grown, measured
+from jaxpr_opt.lint.result import (
+    Checked,
+    Findings,
+    How,
+    Result,
+    Suppressed,
+    badness,
+    grown,
+    measured,
+)
 from jaxpr_opt.lint.rule import Rule, rules
 from jaxpr_opt.lint.rules.comments import UnusedSuppression
 from jaxpr_opt.lint.subject import Subject, subject
@@ -21,8 +30,8 @@ from jaxpr_opt.lint.target import Target
 from jaxpr_opt.targets import TargetError
 
 
-def lint(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Finding, ...]:
-    """What the default rules find in ``fun(*args, **kwargs)``, worst first.
+def lint(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Findings:
+    """What the default rules find in ``fun(*args, **kwargs)``, worst first; print it.
 
     Args:
       fun: plain, jitted or optimised.
@@ -31,7 +40,7 @@ def lint(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Finding, .
     """
     if not callable(fun):
         raise TypeError(f"lint: fun must be callable, got {fun!r}")
-    return check(subject(fun, *args, **kwargs), defaults())
+    return Findings(check(subject(fun, *args, **kwargs), defaults()))
 
 
 def defaults() -> tuple[Rule, ...]:

@@ -68,6 +68,12 @@ def test_what_cannot_be_traced_is_taken_as_it_is(mode):
     assert types == ["float32[]", "float32[3,3]"][: 1 if mode == "as-is" else 2]
 
 
+def test_results_that_cannot_be_traced_are_left_out():
+    step = lambda model, x: ({"w": model["w"] @ x, "activation": jnp.tanh}, "done")
+    model = {"w": W, "activation": jnp.tanh}
+    assert out_types(step, ((model, X), {}), "as-is") == ["float32[3]"]
+
+
 def test_positions_of_arguments_that_are_not_there():
     with pytest.raises(ValueError, match="argnums 0, 2: there are 2 positional arguments"):
         traceable(jnp.add, ((X, X), {}), "gradient", (0, 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -45,8 +45,12 @@ def _target(checked: Checked) -> Iterator[RenderableType]:
     yield Text()
     if checked.growth is not None:
         yield Padding(checked.growth.table(), (0, 0, 1, 2))
-    for finding in checked.findings:
-        yield from _finding(finding)
+    yield findings(checked.findings)
+
+
+def findings(found: Sequence[Finding]) -> RenderableType:
+    """Findings without what else is known of their targets."""
+    return Group(*(line for finding in found for line in _finding(finding)))
 
 
 def _finding(finding: Finding) -> Iterator[RenderableType]:
