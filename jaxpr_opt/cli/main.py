@@ -167,13 +167,20 @@ def _add_lint(commands: Any) -> None:
     )
     _add_arguments(lint)
     lint.add_argument("--mode", metavar="MODE", help="as-is (default), gradient or train-step")
+    lint.add_argument(
+        "--grad", dest="mode", action="store_const", const="gradient", help="--mode gradient"
+    )
     lint.add_argument("--argnums", metavar="I,J", help="arguments the gradient is for (default: 0)")
     lint.add_argument("--scale", metavar="T=64,128", help="sizes to look at growth with")
     lint.add_argument("--growth", metavar="O(T)", help="the fastest growth that is fine")
     lint.add_argument("--select", metavar="A,B", help="these rules only: codes, names, JXO1, ALL")
     lint.add_argument("--ignore", metavar="A,B", default="", help="not these rules")
     lint.add_argument("--output", metavar="FILE", help="write there, and a line of summary here")
-    lint.add_argument("--statistics", action="store_true", help="count the findings of each rule")
+    lint.add_argument(
+        "--statistics",
+        action="store_true",
+        help="what targets cost, and how often each rule found",
+    )
     lint.add_argument("--exit-zero", action="store_true", help="exit with 0 if there are findings")
     lint.add_argument("--config", metavar="FILE", help="instead of the nearest pyproject.toml")
     known = lint.add_mutually_exclusive_group()

@@ -37,7 +37,7 @@ def result(tmp_path):
     found = (
         finding(1, tmp_path, "error", **whole),
         finding(2, tmp_path, frame=None, says="\x00no place"),
-        finding(3, tmp_path, "note", frame=("/elsewhere/lib.py", 7, "")),
+        finding(3, tmp_path, "note", frame=("/else where/lib.py", 7, "")),
     )
     known = Suppressed(finding(4, tmp_path), "comment"), Suppressed(finding(5, tmp_path), "path")
     targets = (
@@ -84,7 +84,7 @@ def test_json(result):
     assert told["counts"] == {"error": 1, "warning": 1, "note": 1}
     step, clean, lost = told["targets"]
     assert step["figures"] == FIGURES
-    assert [f["file"] for f in step["findings"]] == ["model.py", None, "/elsewhere/lib.py"]
+    assert [f["file"] for f in step["findings"]] == ["model.py", None, "/else where/lib.py"]
     assert step["findings"][0]["bytes"] == 134_000_000
     assert [f["suppressed_by"] for f in step["suppressed"]] == ["comment", "path"]
     assert (clean["findings"], clean["error"]) == ([], None)
@@ -157,7 +157,7 @@ def test_junit(result):
     failed = [case.get("name") for case in step if case.find("failure") is not None]
     assert failed == ["JXO601 a-rule model.py:1", "JXO602 a-rule"]
     (noted,) = [case for case in step if case.find("system-out") is not None]
-    assert noted.get("name") == "JXO603 a-rule /elsewhere/lib.py:7"
+    assert noted.get("name") == "JXO603 a-rule /else where/lib.py:7"
     assert "?no place" in step[1].find("failure").get("message")
     assert len(clean) == len(result.rules)
     assert all(len(case) == 0 for case in clean)
@@ -196,7 +196,7 @@ def test_sarif(result):
     }
     assert "locations" not in placeless
     artifact = outside["locations"][0]["physicalLocation"]["artifactLocation"]
-    assert artifact == {"uri": "file:///elsewhere/lib.py"}
+    assert artifact == {"uri": "file:///else%20where/lib.py"}
     assert [each["suppressions"][0]["kind"] for each in known] == ["inSource", "external"]
     prints = [each["partialFingerprints"]["jaxprOpt/v1"] for each in run["results"]]
     assert len(set(prints)) == len(prints)

@@ -102,6 +102,10 @@ def test_a_function_and_its_arguments(run):
     assert target["figures"]["residual_bytes"] == KEPT
     given = ("--args-from", "lint_model.py:arguments", "--mode", "gradient", "--argnums", "0,1")
     assert json.loads(run("lint", "lint_model.py:loss", *given, "--format", "json")[1])
+    given = ("--args", "f32[8,8]", "f32[64,8]", "--grad", "--statistics")
+    titles, figures, *_ = run("lint", "lint_model.py:loss", *given)[1].splitlines()
+    assert titles.split() == ["target", "inputs", "residuals", "peak", "memory,", "estimated"]
+    assert figures.split()[:5] == ["lint_model.py:loss", "2.3", "kB", "4.1", "kB"]
 
 
 def test_a_file(run):

@@ -11,7 +11,9 @@ import hashlib
 import json
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jaxpr_opt.lint.baseline import described, key
 from jaxpr_opt.lint.finding import Finding
@@ -114,8 +116,9 @@ def _location(finding: Finding, result: Result) -> dict[str, Any]:
     assert finding.frame is not None
     file, line, function = finding.frame
     path = relative(file, result.root)
-    is_below = not path.startswith("/")
-    artifact = {"uri": path, "uriBaseId": ROOT} if is_below else {"uri": f"file://{path}"}
+    artifact = {"uri": quote(path), "uriBaseId": ROOT}
+    if Path(path).is_absolute():
+        artifact = {"uri": Path(path).as_uri()}
     location: dict[str, Any] = {
         "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": max(line, 1)}}
     }

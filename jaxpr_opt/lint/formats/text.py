@@ -13,22 +13,23 @@ from rich.text import Text
 from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import frame_text
 from jaxpr_opt.lint.finding import Finding, Severity
-from jaxpr_opt.lint.result import Checked, Result
+from jaxpr_opt.lint.result import FIGURES, Checked, Result
 
 _CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
 
 def render(result: Result, statistics: bool = False) -> RenderableType:
-    """The findings target by target; with `statistics`, how many each rule has.
+    """The findings target by target; with `statistics`, what targets cost and rules found.
 
     Targets that could not be looked at are not in it, they are errors.
     """
     shown: list[RenderableType] = []
     for each in result.targets:
         shown += _target(each)
-    if statistics and result.findings:
-        shown += [_statistics(result), Text()]
+    if statistics:
+        shown += [_figures(result), Text()]
+        shown += [_statistics(result), Text()] if result.findings else []
     shown.append(Text(_capitalised(result.summary()), "bold"))
     return Group(*shown)
 
@@ -83,6 +84,17 @@ def printable(text: str) -> str:
 
 def _indented(text: Text) -> RenderableType:
     return Padding(text, (0, 0, 0, 2))
+
+
+def _figures(result: Result) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("target")
+    for label in FIGURES.values():
+        table.add_column(label, justify="right")
+    for each in result.targets:
+        if each.figures:
+            table.add_row(each.name, *(bytes_text(each.figures[name]) for name in FIGURES))
+    return table
 
 
 def _statistics(result: Result) -> RenderableType:
