@@ -14,7 +14,7 @@ from typing import Any
 from jaxpr_opt.analysis.summary import Summary
 from jaxpr_opt.figures import bytes_text, number_text
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.journal import Journal, PassRecord, Rewrite, Size
+from jaxpr_opt.journal import Journal, PassRecord, Rewrite, Size, Waste
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Place:
     """Why it was not done; empty where it was."""
     size: Size | None = None
     """Of what it was about, the largest where it was done several times; if the pass tells."""
-    pays: bool = True
-    """Whether it is worth something by itself (see `jaxpr_opt.pipeline.Match`)."""
+    waste: Waste | None = None
+    """What it saves in each step of a loop, if the pass tells."""
 
     def __str__(self) -> str:
         where = [frame_text(self.frame)] if self.frame is not None else []
@@ -109,7 +109,7 @@ def _account(records: Sequence[PassRecord], saved: Savings) -> PassReport:
     made = {(rewrite.says, rewrite.frame) for rewrite in rewrites}
     # A place refused in one program may be rewritten in a later one; every phase asks again.
     refused = dict.fromkeys(
-        Place(refusal.says, refusal.frame, 1, refusal.reason, refusal.size, refusal.pays)
+        Place(refusal.says, refusal.frame, 1, refusal.reason, refusal.size, refusal.waste)
         for record in records
         for refusal in record.refusals
         if (refusal.says, refusal.frame) not in made
@@ -152,7 +152,7 @@ def _counted(rewrites: Iterable[Rewrite]) -> tuple[Place, ...]:
             frame,
             len(group),
             size=max((r.size for r in group if r.size), key=lambda s: s.total, default=None),
-            pays=any(r.pays for r in group),
+            waste=next((r.waste for r in group if r.waste), None),
         )
         for (says, frame), group in alike.items()
     )

@@ -33,9 +33,11 @@ def bytes_text(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def formula_text(nbytes: int, lengths: Sequence[int]) -> str:
-    """Bytes that are made in every step of some loops, the outermost first: `256 x 4.19 MB`."""
-    return " x ".join([*map(str, lengths), bytes_text(nbytes)])
+def formula_text(nbytes: int, lengths: Sequence[int | None]) -> str:
+    """Bytes that are made in every step of some loops, the outermost first: `256 x 4.19 MB`; `n x`
+    where nobody knows how often.
+    """
+    return " x ".join(["n" if n is None else str(n) for n in lengths] + [bytes_text(nbytes)])
 
 
 def seconds_text(value: float) -> str:

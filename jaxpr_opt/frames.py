@@ -54,9 +54,21 @@ def blame(error: BaseException) -> str:
         return (
             f"{message.partition(' (')[0]} ({frame_text((error.filename, error.lineno or 0, ''))})"
         )
+    frame = _innermost(error)
+    return message if frame is None else f"{message} ({frame_text(frame)})"
+
+
+def raised_at(error: BaseException) -> Frame | None:
+    """Where the user's code made what JAX could not transform, or else raised an exception."""
+    before = error.__cause__  # JAX's JaxStackTraceBeforeTransformation
+    return (None if before is None else _innermost(before)) or _innermost(error)
+
+
+def _innermost(error: BaseException) -> Frame | None:
+    """The innermost frame of an exception that is the user's; if none is, that is a library's."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_machinery(f.filename)]
     theirs = [f for f in frames if not is_installed(f.filename)]
     if not frames:
-        return message
+        return None
     frame = (theirs or frames)[-1]
-    return f"{message} ({frame_text((frame.filename, frame.lineno or 0, frame.name))})"
+    return frame.filename, frame.lineno or 0, frame.name

@@ -6,13 +6,17 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from jaxpr_opt.ir import Graph, Op, Phase, Scan, Value
+from jaxpr_opt.ir import Graph, Op, Phase, Scan, Value, While
 from jaxpr_opt.text_params import type_text
 
 Frame = tuple[str, int, str]
 """`(file, line, function)` in the user's program."""
+
+Waste = Literal["copy", "select", "zeros"]
+"""What a step does with a whole array of which it changes a piece: copies it to write into it,
+chooses between it and the old one, makes zeros and adds them."""
 
 Measure = Callable[[Graph], Any]
 
@@ -25,22 +29,22 @@ class Size:
     """As `f32[30000]`."""
     nbytes: int
     """Of one."""
-    lengths: tuple[int, ...] = ()
-    """Of the counted loops around, outermost first; a `while` counts as one step."""
+    lengths: tuple[int | None, ...] = ()
+    """Of the loops around, outermost first; None for a `while`."""
 
     @property
     def total(self) -> int:
-        """Bytes of all steps."""
-        return math.prod(self.lengths) * self.nbytes
+        """Bytes of all steps, at least: a `while` may take one only."""
+        return math.prod(n for n in self.lengths if n is not None) * self.nbytes
 
 
 def size_of(value: Value) -> Size:
     """The size of a value, which is made in every step of the loops around it."""
-    lengths: list[int] = []
+    lengths: list[int | None] = []
     around = value.region.owner if value.region is not None else None
     while isinstance(around, Op):
-        if isinstance(around, Scan):
-            lengths.append(around.length)
+        if isinstance(around, Scan | While):
+            lengths.append(around.length if isinstance(around, Scan) else None)
         around = around.parent
     return Size(type_text(value.aval), value.nbytes, tuple(reversed(lengths)))
 
@@ -56,8 +60,8 @@ class Rewrite:
     edits: int
     size: Size | None = None
     """Of what it was about, if the pass tells."""
-    pays: bool = True
-    """Whether it is worth something by itself (see `Match`)."""
+    waste: Waste | None = None
+    """What it saves in each step of a loop, if the pass tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class Refusal:
     reason: str
     frame: Frame | None
     size: Size | None = None
-    pays: bool = True
+    waste: Waste | None = None
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from jaxpr_opt.journal import (
     PassRecord,
     Refusal,
     Rewrite,
+    Waste,
     measure,
     publish,
     size_of,
@@ -62,9 +63,9 @@ class Match:
     """The op whose line of source is told, if not `op`: a write, say, not the loop around it."""
     about: Value | None = field(default=None, kw_only=True)
     """What it is about: its type, its size, and how often it is made."""
-    pays: bool = field(default=True, kw_only=True)
-    """Whether it is worth something by itself; not where XLA does as much, and other passes can
-    see through what is left."""
+    waste: Waste | None = field(default=None, kw_only=True)
+    """What XLA would otherwise do with all of it in each step of a loop, if that is known; None
+    where XLA does as well, and the rewrite is for other passes to see through."""
 
 
 class Pass:
@@ -323,12 +324,12 @@ def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewrit
         size = None if match.about is None else size_of(match.about)
         reason = each.refuse(match)
         if reason is not None:
-            record.refusals[Refusal(match.says, reason, frame, size, match.pays)] = None
+            record.refusals[Refusal(match.says, reason, frame, size, match.waste)] = None
             continue
         rw = Rewriter(graph, match.op)
         each.rewrite(match, rw)
         assert rw.edits, f"{each.name} accepted a match but changed nothing: {match.says}"
-        record.rewrites.append(Rewrite(match.says, frame, len(rw.edits), size, match.pays))
+        record.rewrites.append(Rewrite(match.says, frame, len(rw.edits), size, match.waste))
         return rw
     return None
 

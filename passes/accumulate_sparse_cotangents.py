@@ -71,6 +71,7 @@ from jaxpr_opt.analysis.buffers import MAX_ADDED, renames
 from jaxpr_opt.analysis.constants import is_weak, uniform
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Value, While, dominates
+from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_pure
@@ -270,8 +271,12 @@ class AccumulateSparseCotangents(Pass):
             chain = _chain(dense)
             if chain.starts_at_zero:
                 says = f"{chain.nbytes:,} bytes are added in place, not {array.nbytes:,}"
-                at, pays = chain.links[-1].innermost.op, any(x.is_dense for x in chain.links)
-                yield Sum(op, says, array, dense, chain, at=at, about=op.result, pays=pays)
+                at, waste = chain.links[-1].innermost.op, self._waste(array, chain)
+                yield Sum(op, says, array, dense, chain, at=at, about=op.result, waste=waste)
+
+    def _waste(self, array: Value, chain: Chain) -> Waste | None:
+        is_dense = any(link.is_dense for link in chain.links)
+        return "zeros" if is_dense and self.dense_factor * chain.nbytes <= array.nbytes else None
 
     def refuse(self, match: Sum) -> str | None:
         op, array, result = match.op, match.array, match.op.result

@@ -49,6 +49,7 @@ from jax import lax
 from jaxpr_opt.analysis.access import Access
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.buffers import Buffer, buffer, copied_by
+from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.ir import Carry, Op, Scan, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -93,9 +94,7 @@ class NarrowCarriedArrays(Pass):
             if rows is not None and isinstance(found, Buffer):
                 name = carry.param.name or str(carry.param.aval)
                 says = f"{rows.size} of {carry.param.shape[rows.axis]} rows of {name} are carried"
-                at = copied_by(found)
-                pays = at is not None
-                yield Narrow(op, says, found, rows, at=at, about=carry.param, pays=pays)
+                yield Narrow(op, says, found, rows, **_told(found))
 
     def refuse(self, match: Narrow) -> str | None:
         scan = match.op
@@ -108,6 +107,14 @@ class NarrowCarriedArrays(Pass):
 
     def rewrite(self, match: Narrow, rw: Rewriter) -> None:
         _narrow(match, rw)
+
+
+def _told(found: Buffer) -> dict[str, Any]:
+    """What the match is about: an array that is copied, or made anew for each run of the loop."""
+    carry, at = found.carry, copied_by(found)
+    if uniform(carry.init) == 0:
+        return {"about": carry.result, "at": found.accesses[-1].op, "waste": "zeros"}
+    return {"about": carry.param, "at": at, "waste": None if at is None else "copy"}
 
 
 def _rows(scan: Scan, found: Buffer) -> Rows | None:

@@ -51,6 +51,7 @@ from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.buffers import is_read_for
 from jaxpr_opt.analysis.devices import keep_barriers
 from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, While, backward_slice
+from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import ELEMENTWISE, can_move
@@ -90,7 +91,9 @@ class ReadBeforeOverwriting(Pass):
         whole = bool(readers) and any(each.name in ELEMENTWISE for each in op.result.users)
         if for_others or whole:  # (3)
             says = f"{write.array.label} is read before it is overwritten, not copied"
-            yield Overwriting(op, says, write, body, readers, for_others, whole)
+            waste: Waste | None = "copy" if for_others and _are_windows(readers, whole) else None
+            args = op, says, write, body, readers, for_others, whole
+            yield Overwriting(*args, about=op.result, waste=waste)
 
     def refuse(self, match: Overwriting) -> str | None:
         write, body = match.write, match.body
@@ -136,6 +139,12 @@ def _barred(rw: Rewriter, values: list[Value], before: Op, but: Iterable[Op]) ->
     for old, new in zip(values, made, strict=True):
         rw.replace(old, new, lambda use: use.op not in unbarred)
     return made
+
+
+def _are_windows(readers: Iterable[Op], whole: bool) -> bool:
+    """Whether windows are all that is read: where the whole is, a copy is little besides."""
+    known = map(access, readers)
+    return not whole and all(each is not None and each.kind == "read" for each in known)
 
 
 def _body(op: Op) -> Region | None:

@@ -93,12 +93,12 @@ class RecognizeOneHot(Pass):
             mask = one_hot(op.operands[0])
             if mask is not None:
                 says = "a select by a one-hot mask is a write of one row"
-                yield MaskedWrite(op, says, mask, about=op.result)
+                yield MaskedWrite(op, says, mask, about=op.result, waste="select")
         if op.name == "reduce_sum":
             write = _only_summand(op)
             if write is not None:
                 says = "a sum of one row and of zeros is that row"
-                yield MaskedRead(op, says, write, about=op.operands[0])
+                yield MaskedRead(op, says, write, about=op.operands[0], waste="select")
 
     def refuse(self, match: Match) -> str | None:
         if not isinstance(match, MaskedWrite):

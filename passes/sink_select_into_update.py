@@ -56,6 +56,7 @@ from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
 from jaxpr_opt.ir import Op, Value
+from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -98,7 +99,8 @@ class SinkSelectIntoUpdate(Pass):
                     says = "a choice between versions of an array is one between what is written"
                     between, at = (*left.between, *right.between), writes[-1][1].op
                     args = op, says, which, left.array, writes, between
-                    yield Sinkable(*args, at=at, about=op.result)
+                    waste: Waste | None = None if _is_most(writes, left.array) else "select"
+                    yield Sinkable(*args, at=at, about=op.result, waste=waste)
                     return
 
     def refuse(self, match: Sinkable) -> str | None:
@@ -108,7 +110,7 @@ class SinkSelectIntoUpdate(Pass):
                 return f"what {op.name} makes is read elsewhere, too"  # (4)
         if not isinstance(match.base.dtype, np.dtype):
             return f"a window of {match.base.dtype} is not read as it is written"  # (2)
-        if 2 * sum(each.nbytes for _, each in match.writes) > match.base.nbytes:
+        if _is_most(match.writes, match.base):
             return "the windows are most of the array"
         return None
 
@@ -121,6 +123,10 @@ class SinkSelectIntoUpdate(Pass):
         for op in (anchor, *match.between):
             if not op.result.uses:
                 rw.erase(op)
+
+
+def _is_most(writes: tuple[tuple[int, Access], ...], array: Value) -> bool:
+    return 2 * sum(each.nbytes for _, each in writes) > array.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ from jaxpr_opt.analysis.buffers import (
 )
 from jaxpr_opt.analysis.constants import is_weak, uniform
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -102,8 +103,8 @@ class StackCarriedUpdates(Pass):
                 says = f"{name} is streamed in and stacked row by row"
                 found = buffer(op, carry)
                 at = copied_by(found) if isinstance(found, Buffer) else None
-                pays = at is not None
-                yield Sliding(op, says, carry, found, at=at, about=carry.param, pays=pays)
+                waste: Waste | None = "copy" if at is not None else None
+                yield Sliding(op, says, carry, found, at=at, about=carry.param, waste=waste)
 
     def refuse(self, match: Sliding) -> str | None:
         plan = _plan(match)

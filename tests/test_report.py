@@ -477,7 +477,7 @@ class SizedNegations(CancelNegations):
     def find(self, op: Op) -> Iterator[Match]:
         for match in super().find(op):
             inner = match.op.operands[0].op
-            yield Match(match.op, match.says, at=inner, about=inner.result, pays=False)
+            yield Match(match.op, match.says, at=inner, about=inner.result, waste="zeros")
 
 
 def test_a_match_may_be_about_another_line_and_tells_how_often_and_how_large():
@@ -497,7 +497,7 @@ def test_a_match_may_be_about_another_line_and_tells_how_often_and_how_large():
     )
     assert place.size == Size("f32[3]", 12, (5,))
     assert place.size.total == 60
-    assert not place.pays
+    assert place.waste == "zeros"
 
 
 def test_what_jax_has_jitted_is_told_by_the_line_that_calls_it():

@@ -78,6 +78,11 @@ class Rule(ABC):
     def check(self, subject: Subject) -> Iterator[Finding]:
         """Everything the rule finds in a program."""
 
+    def explain(self, subject: Subject) -> Iterator[Finding]:
+        """What the rule has to say of a function that could not be traced: see its `failure`."""
+        del subject
+        yield from ()
+
     def finding(
         self,
         subject: Subject,

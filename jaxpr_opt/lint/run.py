@@ -52,13 +52,25 @@ def check(about: Subject, chosen: Iterable[Rule]) -> tuple[Finding, ...]:
     """What these rules find, each thing once, worst first.
 
     What is about no line is where the function is defined.
+
+    Raises:
+      Exception: what tracing the function raised, if no rule is about that.
     """
-    found = dict.fromkeys(
+    found: Iterable[Finding]
+    if about.failure is None:
+        found = (finding for rule in chosen for finding in _guarded(rule, about))
+    elif not (found := _explained(about, chosen)):
+        raise about.failure
+    located = dict.fromkeys(
         finding if finding.frame is not None else replace(finding, frame=about.place)
-        for rule in chosen
-        for finding in _guarded(rule, about)
+        for finding in found
     )
-    return tuple(sorted(found, key=badness))
+    return tuple(sorted(located, key=badness))
+
+
+def _explained(about: Subject, chosen: Iterable[Rule]) -> list[Finding]:
+    """What rules say of a function that could not be traced; none if that is not theirs to say."""
+    return [finding for rule in chosen for finding in rule.explain(about)]
 
 
 def _guarded(rule: Rule, about: Subject) -> Iterator[Finding]:
@@ -102,7 +114,6 @@ class Run:
             if self.stops:
                 raise
             return Checked(target.name, error=str(error), place=target.place)
-        self.subjects.append(about)
         ignored = codes_of(target.spec.ignore, f"target {target.name}: ignore")
         kept, suppressed = list[Finding](), list[Suppressed]()
         for finding, is_new in self._new(found):
@@ -111,6 +122,9 @@ class Run:
                 kept.append(finding)
             else:
                 suppressed.append(Suppressed(finding, how))
+        if about.failure is not None:
+            return Checked(target.name, tuple(kept), tuple(suppressed), place=about.place)
+        self.subjects.append(about)
         return Checked(
             target.name,
             tuple(kept),
@@ -124,9 +138,8 @@ class Run:
         about = target.subject(self.config.options)
         if self.baseline is not None:
             about.before = self.baseline.figures.get(target.name, {})
-        try:
-            _ = about.graph
-        except (Exception, SystemExit) as error:
+        error = about.failure
+        if error is not None and not _explained(about, self.rules):
             raise TargetError(f"{target.name} raised while tracing: {blame(error)}") from error
         return about
 

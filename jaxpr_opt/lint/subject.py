@@ -76,6 +76,15 @@ class Subject:
         return observe.as_it_is(self.function, self.args, self.kwargs)[0]
 
     @cached_property
+    def failure(self) -> BaseException | None:
+        """What tracing the function raised; None if there is a program."""
+        try:
+            _ = self.graph
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- users' code raises what it likes
+            return error
+        return None
+
+    @cached_property
     def _improved(self) -> tuple[Graph, Journal]:
         return observe.improved(self.graph)
 

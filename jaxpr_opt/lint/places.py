@@ -1,0 +1,64 @@
+"""What passes did and would not do to a program, line by line: rules that are findings of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpr_opt.account import Place
+from jaxpr_opt.figures import formula_text
+from jaxpr_opt.frames import Frame
+from jaxpr_opt.journal import Size, Waste
+from jaxpr_opt.lint.subject import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Costly:
+    """A line whose loop wastes something in each step, and what passes did about it."""
+
+    frame: Frame | None
+    size: Size
+    """Of the largest that was there."""
+    fixed_by: str
+    """The pass that did it, the last if several did; empty if none did."""
+    refusal: str
+    """Why the last pass that looked at it did not, if none did."""
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What a finding tells of it besides words."""
+        return {
+            "frame": self.frame,
+            "shape": self.size.shape,
+            "bytes": self.size.total,
+            "formula": formula_text(self.size.nbytes, self.size.lengths),
+            "fixed_by": self.fixed_by,
+        }
+
+    @property
+    def steps(self) -> str:
+        """`each of 4000 steps`"""
+        if None in self.size.lengths:
+            return "every step"
+        return f"each of {' x '.join(f'{n:,}' for n in self.size.lengths if n)} steps"
+
+
+MIN_BYTES = 4096
+"""Handling less costs no more than a step of a loop does anyway."""
+
+
+def costly(subject: Subject, waste: Waste) -> Iterator[Costly]:
+    """The lines whose loops waste, in this way, so much that it is worth a finding."""
+    found: dict[Frame | None, list[tuple[str, Place]]] = {}
+    for each in subject.report.passes:
+        for place in (*each.done, *each.refused):
+            size = place.size
+            if place.waste == waste and size and size.lengths and size.nbytes >= MIN_BYTES:
+                found.setdefault(place.frame, []).append((each.name, place))
+    for frame, places in found.items():
+        size = max((p.size for _, p in places if p.size), key=lambda size: size.total)
+        if subject.is_worth(size.total):
+            done = [name for name, place in places if not place.reason]
+            refusals = [place.reason for _, place in places if place.reason]
+            yield Costly(frame, size, done[-1] if done else "", "" if done else refusals[-1])

@@ -1,0 +1,232 @@
+"""Arrays that loops carry and touch a piece at a time, and that are handled as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.access import access
+from jaxpr_opt.frames import Frame
+from jaxpr_opt.ir import Op, Scan, Value, While
+from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.lint.places import Costly, costly
+from jaxpr_opt.lint.rule import Rule, register
+from jaxpr_opt.lint.subject import Subject
+from jaxpr_opt.pipeline import user_frame
+
+
+@register
+@dataclass(frozen=True)
+class CarriedArrayWrittenASliceAtATime(Rule):
+    """
+    What: a loop carries an array, reads and writes a slice of it in each step, and XLA copies the
+    whole array in each step.
+
+    Why: XLA writes into the array in place only where nothing that was read of it before is still
+    needed afterwards.  The gradient of `ys.at[i].set(y)` always needs it: it reads a slice of the
+    cotangent, clears it, and goes on with what it has read.  A loop over n rows then moves n times
+    n rows.
+
+    Example::
+
+        def step(carry, i):
+            state, ys = carry
+            state = jnp.sin(state + xs[i])
+            return (state, ys.at[i].set(state)), None
+
+        (_, ys), _ = lax.scan(step, (x, jnp.zeros_like(xs)), jnp.arange(n))
+
+    Instead::
+
+        def step(state, x):
+            state = jnp.sin(state + x)
+            return state, state
+
+        _, ys = lax.scan(step, x, xs)
+
+    Where the index is not the number of the step, as in a ring buffer or a heap: write first, then
+    read what the *next* step needs of the array, and carry that.
+
+    Thread: https://github.com/jax-ml/jax/issues/15906, https://github.com/jax-ml/jax/issues/10197,
+    https://github.com/jax-ml/jax/issues/17640, https://github.com/jax-ml/jax/issues/17845
+    """
+
+    code: ClassVar[str] = "JXO201"
+    name: ClassVar[str] = "carried-array-written-a-slice-at-a-time"
+
+    def check(self, subject: Subject) -> Iterator[Finding]:
+        selected = {
+            place.frame for place in costly(subject, "select")
+        }  # the same write, more exactly
+        for place in costly(subject, "copy"):
+            if place.frame in selected:
+                continue
+            yield self.finding(
+                subject,
+                says=f"the whole {place.size.shape} is copied in {place.steps}, to write a slice",
+                reason=_why(
+                    place,
+                    "a slice that was read before the write is needed after it (in the gradient"
+                    " of a write: the cotangent of what was written)",
+                ),
+                fix=_fix(
+                    place,
+                    "read slices as `xs` of the scan and return them as its `ys`"
+                    if place.fixed_by.startswith("stack")
+                    else "write first, then read what the next step needs, and carry that",
+                ),
+                **place.details,
+            )
+
+
+@register
+@dataclass(frozen=True)
+class SelectOverWholeArrayAroundAnUpdate(Rule):
+    """
+    What: a step writes a slice of an array, and then chooses, for the whole array, between the
+    new version and the old.
+
+    Why: the choice reads and writes every element, so that a loop over n elements takes n times n
+    of them.  `vmap` of a `cond` or of a `while_loop` around a write makes such a choice; so does
+    `jnp.where(arange(n) == i, y, ys)`.
+
+    Example::
+
+        ys = jnp.where(done, ys, ys.at[i].set(y))
+
+    Instead::
+
+        ys = ys.at[i].set(jnp.where(done, ys[i], y))
+
+    In a batch: `ys.at[rows, i].set(jnp.where(done, ys[rows, i], y))`, where the loop is written for
+    the batch instead of being vmapped.
+
+    Thread: https://github.com/jax-ml/jax/issues/13522, https://github.com/jax-ml/jax/issues/8192
+    """
+
+    code: ClassVar[str] = "JXO202"
+    name: ClassVar[str] = "select-over-whole-array-around-an-update"
+
+    def check(self, subject: Subject) -> Iterator[Finding]:
+        for place in costly(subject, "select"):
+            yield self.finding(
+                subject,
+                says=f"a select goes over the whole {place.size.shape} in {place.steps}, to write"
+                " a slice or not",
+                reason=_why(place, "every element is read and written for the few that change"),
+                fix=_fix(place, "choose what is written: `ys.at[i].set(jnp.where(p, y, ys[i]))`"),
+                **place.details,
+            )
+
+
+@register
+@dataclass(frozen=True)
+class DenseZerosForASparseCotangent(Rule):
+    """
+    What: the gradient of a slice that a loop reads is a whole array of zeros with the slice's
+    cotangent in it, made and added up in each step.
+
+    Why: the array costs its size in each step, the cotangent only the slice's.  XLA sees through a
+    dynamic slice or an index in a single loop; it does not through a static slice, a `concatenate`,
+    or a sum of several.
+
+    Example::
+
+        def step(state, x):
+            return jnp.tanh(state * table[0] + x), None
+
+        lax.scan(step, state, xs)
+
+    Instead::
+
+        row = table[0]
+        lax.scan(lambda state, x: (jnp.tanh(state * row + x), None), state, xs)
+
+    Thread: https://github.com/jax-ml/jax/issues/851, https://github.com/jax-ml/jax/pull/38915
+    """
+
+    code: ClassVar[str] = "JXO203"
+    name: ClassVar[str] = "dense-zeros-for-a-sparse-cotangent"
+
+    def check(self, subject: Subject) -> Iterator[Finding]:
+        nested = _read_in_nests(subject)
+        for place in costly(subject, "zeros"):
+            if place.frame not in nested:
+                yield self.finding(
+                    subject,
+                    says=f"the gradient adds a whole {place.size.shape} of zeros with one slice in"
+                    f" it in {place.steps}",
+                    reason=_why(place, "the transpose of a slice is an array of zeros around it"),
+                    fix=_fix(place, "take the slice before the loop, or make it one of its `xs`"),
+                    **place.details,
+                )
+
+
+@register
+@dataclass(frozen=True)
+class TableReadInsideNestedLoops(Rule):
+    """
+    What: an inner loop reads rows of a table that comes from outside of the outer loop, and the
+    gradient makes and adds a whole table in each step of the outer loop.
+
+    Why: the transposed inner loop adds up its rows in a table of zeros of its own, which the outer
+    one then adds to the total.  One loop adds to the total in place.
+
+    Example::
+
+        def sentence(state, ids):
+            return lax.scan(lambda s, i: (f(s, table[i]), None), state, ids)
+
+        lax.scan(sentence, state, all_ids)
+
+    Instead::
+
+        rows = table[all_ids]  # one gather before the loops, whose gradient is one scatter
+        lax.scan(lambda s, rows: lax.scan(f, s, rows), state, rows)
+
+    Thread: https://github.com/jax-ml/jax/issues/15906, https://github.com/FluxML/Zygote.jl/issues/323
+    """
+
+    code: ClassVar[str] = "JXO204"
+    name: ClassVar[str] = "table-read-inside-nested-loops"
+
+    def check(self, subject: Subject) -> Iterator[Finding]:
+        nested = _read_in_nests(subject)
+        for place in costly(subject, "zeros"):
+            if place.frame in nested:
+                yield self.finding(
+                    subject,
+                    says=f"the gradient adds a whole {place.size.shape} in {place.steps} of the"
+                    " outer loop, for the rows that the inner loop reads",
+                    reason=_why(place, "each inner loop adds up its rows in a table of its own"),
+                    fix=_fix(place, "read all rows before the loops, and scan over them"),
+                    **place.details,
+                )
+
+
+def _why(place: Costly, cost: str) -> str:
+    return f"{cost}; `optimize` leaves it: {place.refusal}" if place.refusal else cost
+
+
+def _fix(place: Costly, instead: str) -> str:
+    return f"`optimize` does it ({place.fixed_by}); or {instead}" if place.fixed_by else instead
+
+
+def _read_in_nests(subject: Subject) -> set[Frame | None]:
+    """The lines that read a window of an array from outside of two loops or more."""
+    found = set()
+    for op in subject.graph.walk():
+        known = access(op)
+        if known is not None and known.kind == "read" and _loops_between(op, known.array) > 1:
+            found.add(user_frame(op))
+    return found
+
+
+def _loops_between(op: Op, value: Value) -> int:
+    """How many loops around an op a value comes from outside of."""
+    count, around = 0, op.parent
+    while around is not None and not any(region.defines(value) for region in around.regions):
+        count += isinstance(around, Scan | While)
+        around = around.parent
+    return count

@@ -1,0 +1,60 @@
+"""The seeds and the threads: the report names the line at which it hurts, and why."""
+
+import inspect
+import re
+
+import jax
+import pytest
+
+from jaxpr_opt import optimize
+from jaxpr_opt.lint.rule import named
+from jaxpr_opt.lint.run import check, lint
+from jaxpr_opt.lint.subject import subject
+from jaxpr_opt.observe import name_of
+from tests.lint import threads
+
+MARKER = re.compile(r"# finding: (JXO\d+)")
+
+
+def marked(program):
+    """The rules and lines that the comments in a program's source name."""
+    function = inspect.unwrap(program)
+    lines, first = inspect.getsourcelines(function)
+    found = {(m[1], first + n) for n, line in enumerate(lines) if (m := MARKER.search(line))}
+    assert found, f"{name_of(program)} marks no line"
+    return found
+
+
+def reported(findings):
+    """Those of arrays and of control flow: other families are tested where they are."""
+    assert all(each.frame is not None and each.frame[0] == threads.__file__ for each in findings)
+    ours = [each for each in findings if each.code[:4] in ("JXO2", "JXO3")]
+    return {(each.code, each.frame[1]) for each in ours}
+
+
+PROGRAMS = [pytest.param(f, args, id=name_of(f)) for f, args in threads.PROGRAMS]
+
+
+@pytest.mark.parametrize(("program", "args"), PROGRAMS)
+def test_the_right_line_for_the_right_reason(program, args):
+    assert reported(lint(program, *args)) == marked(program)
+
+
+@pytest.mark.parametrize(("program", "args"), PROGRAMS)
+def test_nothing_is_left_to_find_in_what_optimize_has_fixed(program, args):
+    findings = lint(program, *args)
+    if not all(each.fixed_by for each in findings):
+        pytest.skip("no pass can fix it all")
+    assert reported(lint(optimize(program), *args)) == set()
+
+
+def test_small_ones_are_not_worth_a_finding():
+    small = threads.f32(50)
+    assert lint(jax.grad(lambda xs: threads.carried_slices(xs[:, None])), small) == ()
+
+
+def test_many_scalars_are_reported_to_those_who_ask():
+    program, args = jax.grad(threads.many_scalars), (threads.f32(1), threads.f32(100))
+    about = subject(program, *args)
+    assert reported(check(about, [named("many-scalar-carries")])) == marked(program)
+    assert reported(lint(program, *args)) == set()
