@@ -13,6 +13,12 @@ from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.ir import Carry, Op, Region, Scan, While, backward_slice
 from jaxpr_opt.traits import is_cheap
 
+NEVER_REPEATED = frozenset({
+    "atan2", "cbrt", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem",
+    "rsqrt", "sqrt", "tan", "tanh",
+})  # fmt: skip
+"""Elementwise ops that XLA deems too expensive to compute once for each fusion that reads them."""
+
 MAX_ADDED = 256
 """Elements of a row that is seen in one step only, which XLA adds to in place as fast as it stacks
 them (on CPU, 10% faster for rows of 4096).
@@ -102,6 +108,9 @@ def renames(op: Op) -> bool:
 def is_read_for(write: Op, reader: Op) -> bool:
     """Whether what an op reads is needed for a write in its region, and for nothing else that XLA
     would fuse the read with.
+
+    XLA repeats a read, and what is cheaply computed from it, wherever that is needed; not so what
+    is costly to compute.
     """
     region = write.region
     assert region is not None
@@ -113,7 +122,7 @@ def is_read_for(write: Op, reader: Op) -> bool:
         op = pending.pop()
         if op not in needed:
             return False
-        if op is reader or is_cheap(op):
+        if op is reader or (is_cheap(op) and op.name not in NEVER_REPEATED):
             pending.extend(_within(region, user) for v in op.results for user in v.users)
     return True
 

@@ -48,6 +48,16 @@ def computed_before_the_write(a, s, i):
     return a.at[i + 1].set(new), new
 
 
+def computed_at_some_cost(a, s, i):
+    new = jnp.tanh(a[i] + s)
+    return a.at[i + 1].set(new), new
+
+
+def read_and_carried(a, s, i):
+    new = a[i]
+    return a.at[i + 1].set(new), new
+
+
 def read_after_the_write(a, s, i):
     a = a.at[i].set(s)
     return a, a[i + 1]
@@ -59,9 +69,9 @@ def only_written(a, s, i):
 
 COPIED = [
     total_of_what_is_cleared, kept_beside_what_it_becomes, read_beside_an_addition, swapped,
-    renamed_in_between, computed_before_the_write,
+    renamed_in_between, computed_before_the_write, read_and_carried,
 ]  # fmt: skip
-IN_PLACE = [read_for_the_write, read_after_the_write, only_written]
+IN_PLACE = [read_for_the_write, computed_at_some_cost, read_after_the_write, only_written]
 
 
 def found(step):
