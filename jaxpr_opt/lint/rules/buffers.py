@@ -26,7 +26,8 @@ class CarriedArrayWrittenASliceAtATime(Rule):
     Why: XLA writes into the array in place only where nothing that was read of it before is still
     needed afterwards.  The gradient of `ys.at[i].set(y)` always needs it: it reads a slice of the
     cotangent, clears it, and goes on with what it has read.  A loop over n rows then moves n times
-    n rows.
+    n rows.  Where the index is not the number of the step, as in a ring buffer or a heap: write
+    first, then read what the *next* step needs of the array, and carry that.
 
     Example::
 
@@ -44,9 +45,6 @@ class CarriedArrayWrittenASliceAtATime(Rule):
             return state, state
 
         _, ys = lax.scan(step, x, xs)
-
-    Where the index is not the number of the step, as in a ring buffer or a heap: write first, then
-    read what the *next* step needs of the array, and carry that.
 
     Thread: https://github.com/jax-ml/jax/issues/15906, https://github.com/jax-ml/jax/issues/10197,
     https://github.com/jax-ml/jax/issues/17640, https://github.com/jax-ml/jax/issues/17845
@@ -99,8 +97,8 @@ class SelectOverWholeArrayAroundAnUpdate(Rule):
 
         ys = ys.at[i].set(jnp.where(done, ys[i], y))
 
-    In a batch: `ys.at[rows, i].set(jnp.where(done, ys[rows, i], y))`, where the loop is written for
-    the batch instead of being vmapped.
+        # in a loop that is written for a batch, instead of vmapped
+        ys = ys.at[rows, i].set(jnp.where(done, ys[rows, i], y))
 
     Thread: https://github.com/jax-ml/jax/issues/13522, https://github.com/jax-ml/jax/issues/8192
     """

@@ -46,10 +46,11 @@ class LoopCouldStopEarly(Rule):
 
     Instead::
 
-        jax.grad(optimize(lambda x: ...))
+        jax.grad(optimize(lambda x: ...))  # costs the steps that are taken
 
-    By hand: `jax.checkpoint` on the step, so that it stores its inputs only; `lax.while_loop` where
-    nothing is differentiated.
+        lax.scan(jax.checkpoint(step), x, None, length=4096)  # stores inputs of steps only
+
+        lax.while_loop(go_on, body, x)  # where nothing is differentiated
 
     Thread: https://github.com/jax-ml/jax/issues/8239
     """
@@ -127,7 +128,9 @@ class WhileLoopOnADifferentiatedPath(Rule):
     known when it is traced; JAX cannot transpose it.
 
     Why: the backward pass needs what each step has computed, and a `while` takes nobody knows how
-    many steps: there is no array to keep it in.  Forward mode (`jax.jvp`, `jax.jacfwd`) works.
+    many steps: there is no array to keep it in.  Forward mode (`jax.jvp`, `jax.jacfwd`) works.  Of
+    a fixed point or a root the gradient is known without the steps: `lax.custom_root`, or a
+    `jax.custom_vjp`.
 
     Example::
 
@@ -143,9 +146,6 @@ class WhileLoopOnADifferentiatedPath(Rule):
             return lax.scan(step, x, None, length=64)[0]
 
         jax.grad(optimize(solve))  # costs the steps that are taken
-
-    Of a fixed point or a root the gradient is known without the steps: `lax.custom_root`, or a
-    `jax.custom_vjp`.
 
     Thread: https://github.com/jax-ml/jax/issues/2129,
     https://github.com/google-deepmind/mujoco/issues/2259, https://github.com/google/brax/issues/290
