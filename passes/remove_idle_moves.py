@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -97,12 +98,29 @@ def overwritten(op: Op) -> Value:
 
 
 def reshaped_twice(op: Op) -> tuple[Value, ...] | None:
-    """The law reshape(reshape(x)) = reshape(x)."""
+    """The law reshape(reshape(x)) = reshape(x), also for a squeeze, and axes of size 1 added."""
     inner = op.operands[0].op
-    if inner is None or inner.name != "reshape":
+    plain = op.params.get("dimensions") is None
+    return inner.operands if plain and inner is not None and _keeps_order(inner) else None
+
+
+def squeezed_back(op: Op) -> Value | None:
+    """A squeeze of axes that were added to the operand, one way or another."""
+    inner = op.operands[0].op
+    if inner is None or not _keeps_order(inner):
         return None
-    plain = all(each.params.get("dimensions") is None for each in (op, inner))
-    return inner.operands if plain and inner.params.get("sharding") is None else None
+    return inner.operands[0] if inner.operands[0].shape == op.result.shape else None
+
+
+def _keeps_order(op: Op) -> bool:
+    """Whether the op gives the elements of its operand another shape, in row-major order."""
+    if op.params.get("sharding") is not None:
+        return False
+    if op.name == "reshape":
+        return op.params.get("dimensions") is None
+    if op.name == "broadcast_in_dim":  # its dimensions are in order
+        return len(op.operands) == 1 and prod(op.operands[0].shape) == prod(op.result.shape)
+    return op.name == "squeeze"
 
 
 MARKERS = frozenset({"name", "stop_gradient"})
@@ -122,7 +140,7 @@ LAWS: Laws = {
     "reshape": (first_if(dimensions=None), reshaped_twice),
     "rev": (involution,),
     "slice": (first,),
-    "squeeze": (first,),
+    "squeeze": (first, squeezed_back),
     "stop_gradient": (first,),
     "transpose": (transposed_back,),
 }

@@ -44,8 +44,6 @@ def test_parameters_by_layer():
         diff="""
           fn (ws:f32[4,3,3], x:f32[3]) {
             i:i32[4] = iota
-        +   r:f32[4,1,3,3] = reshape ws
-        +   s2:f32[4,3,3] = squeeze r
         -   c:f32[3], ys:f32[4,3,3] = scan[4] carry(c=x) xs(x=i) {
         +   c:f32[3] = scan[4] carry(c=x) xs(x=i) {
               l:bool[] = lt x 0
@@ -59,7 +57,7 @@ def test_parameters_by_layer():
         +     yield carry(t)
             }
         -   return c, ys
-        +   return c, s2
+        +   return c, ws
           }
         """,
     )

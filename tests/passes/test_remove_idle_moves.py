@@ -28,6 +28,10 @@ IDLE = [
     pytest.param(lambda x: lax.pad(x, 0.0, [(0, 0, 0), (0, 0, 0)]), id="padded by nothing"),
     pytest.param(lambda x: lax.concatenate([x, jnp.zeros((0, 3))], 0), id="with an empty array"),
     pytest.param(jnp.copy, id="copy"),
+    pytest.param(lambda x: lax.squeeze(x[None], (0,)), id="axis added and taken away"),
+    pytest.param(lambda x: lax.squeeze(lax.reshape(x, (2, 1, 3)), (1,)), id="reshaped, squeezed"),
+    pytest.param(lambda x: lax.reshape(x[:, None], (2, 3)), id="axis added and reshaped away"),
+    pytest.param(lambda x: lax.reshape(lax.squeeze(x[None], (0,)), (2, 3)), id="twice"),
 ]
 
 
@@ -71,6 +75,19 @@ def test_numbers_without_a_derivative(dtype, left):
     graph = import_jaxpr(traced(lax.stop_gradient, dtype))
     run_alone((REMOVE,), graph)
     assert len([op for op in graph.walk() if op.name == "stop_gradient" and op.result.uses]) == left
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: lax.squeeze(lax.reshape(x, (3, 1, 2)), (1,)),
+        lambda x: lax.reshape(lax.broadcast_in_dim(x, (2, 2, 3), (1, 2)), (4, 3)),
+        lambda x: lax.squeeze(lax.slice(x, (0, 0), (1, 3)), (0,)),
+    ],
+)
+def test_other_elements_or_another_order(program):
+    """(1) Two ops that leave something behind them."""
+    assert len(left_of(program, "differentiable")) == 2
 
 
 def test_overwriting_everything():

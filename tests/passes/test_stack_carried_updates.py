@@ -44,15 +44,13 @@ def test_old_value_streams_in():
         -   c:f32[8] = scan[8] carry(c=ys) xs(x=i) {
         +   ys1:f32[8] = scan[8] xs(x1=ys) {
         -     d:f32[1] = dynamic_slice c x
-        +     b1:f32[1] = broadcast_in_dim x1
         -     s:f32[] = squeeze d
-        +     s:f32[] = squeeze b1
-              s1:f32[] = sin s
-              b:f32[1] = broadcast_in_dim s1
+        -     s1:f32[] = sin s
+        +     s1:f32[] = sin x1
+        -     b:f32[1] = broadcast_in_dim s1
         -     d1:f32[8] = dynamic_update_slice c b x
-        +     s2:f32[] = squeeze b
         -     yield carry(d1)
-        +     yield ys(s2)
+        +     yield ys(s1)
             }
         -   return c
         +   return ys1
@@ -83,17 +81,15 @@ def test_recurrence_on_its_own_buffer():
         +   c1:f32[3], ys1:f32[7,3] = scan[7] carry(c1=s4) xs(x=a) {
         -     s:i32[] = sub x 1
         -     d:f32[1,3] = dynamic_slice c s 0
-        +     b1:f32[1,3] = broadcast_in_dim c1
         -     s1:f32[3] = squeeze d
-        +     s1:f32[3] = squeeze b1
               d1:f32[1,3] = dynamic_slice xs x 0
               s2:f32[3] = squeeze d1
-              m:f32[3] = mul s1 s2
-              b:f32[1,3] = broadcast_in_dim m
+        -     m:f32[3] = mul s1 s2
+        +     m:f32[3] = mul c1 s2
+        -     b:f32[1,3] = broadcast_in_dim m
         -     d2:f32[8,3] = dynamic_update_slice c b x 0
-        +     s3:f32[3] = squeeze b
         -     yield carry(d2)
-        +     yield carry(s3) ys(c1)
+        +     yield carry(m) ys(c1)
             }
         +   s5:f32[1,3] = stack[axis=0] c1
         +   c2:f32[8,3] = concatenate[dimension=0] ys1 s5
@@ -129,20 +125,16 @@ def test_cotangent_buffer():
         -     d:f32[1] = dynamic_slice c x
         -     s:f32[] = squeeze d
         -     b:f32[1] = broadcast_in_dim 0.0
-        +     b:f32[1] = broadcast_in_dim x1
         -     d1:f32[8] = dynamic_update_slice c b x
         -     d2:f32[1] = dynamic_slice c1 x
         -     s1:f32[] = squeeze d2
-        +     s1:f32[] = squeeze b
         -     m:f32[] = mul 2.0 s
-        +     m:f32[] = mul 2.0 s1
+        +     m:f32[] = mul 2.0 x1
         -     a:f32[] = add s1 m
         -     b1:f32[1] = broadcast_in_dim a
-        +     b1:f32[1] = broadcast_in_dim m
         -     d3:f32[8] = dynamic_update_slice c1 b1 x
-        +     s2:f32[] = squeeze b1
         -     yield carry(d1, d3)
-        +     yield ys(s2)
+        +     yield ys(m)
             }
         -   return c1
         +   return ys
