@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src import ad_util as _ad_util
+from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import linear_util as _lu
@@ -260,3 +261,13 @@ def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> l
     """
     out = primitive.bind(*args, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
+
+
+def outside_traces() -> bool:
+    """Whether code runs eagerly: no transformation of JAX is at work on this thread."""
+    outside: bool = _core.trace_ctx.is_top_level()
+    return outside
+
+
+Array: Any = _array.ArrayImpl
+"""The class of arrays with data, which keys of random numbers wrap."""

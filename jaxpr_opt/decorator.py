@@ -13,7 +13,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
 import jax
@@ -22,9 +22,14 @@ from jax.core import Tracer
 from jaxpr_opt import settings
 
 if TYPE_CHECKING:
+    from jaxpr_opt.donation.strict import Check
     from jaxpr_opt.pipeline import Pass, Pipeline
 
 _JITTED = type(jax.jit(lambda: None))
+_DONATED = ("donate_argnums", "donate_argnames")
+
+Donate = Literal["matched", "auto"] | None
+"""Which arguments `optimize` donates."""
 
 
 class Origin(NamedTuple):
@@ -44,6 +49,7 @@ def optimize(
     *,
     passes: Sequence[str | Pass] | None = None,
     skip: Sequence[str] = (),
+    donate: Donate = None,
     **jit_options: Any,
 ) -> Any: ...
 @overload
@@ -52,6 +58,7 @@ def optimize(
     *,
     passes: Sequence[str | Pass] | None = None,
     skip: Sequence[str] = (),
+    donate: Donate = None,
     **jit_options: Any,
 ) -> Callable[[Callable[..., Any]], Any]: ...
 def optimize(
@@ -59,6 +66,7 @@ def optimize(
     *,
     passes: Sequence[str | Pass] | None = None,
     skip: Sequence[str] = (),
+    donate: Donate = None,
     **jit_options: Any,
 ) -> Any:
     """Jit a function after optimising its program; above or below `jax.grad`, bare or called.
@@ -67,39 +75,63 @@ def optimize(
       fun: any function `jax.jit` takes, or a jitted one, whose options are taken over.
       passes: names of passes, or passes, to run instead of the default pipeline.
       skip: names of passes to leave out.
-      **jit_options: `jax.jit`'s own keyword arguments.
+      donate: ``"matched"`` donates every array of the arguments that can become a result, and
+        nothing else: the caller must not use them afterwards.  ``"auto"`` donates of those only
+        what the caller provably gives up (see `jaxpr_opt.donation.caller`).  By default nothing is
+        donated; `explain` says what could be.
+      **jit_options: `jax.jit`'s own keyword arguments.  `donate_argnums` and `donate_argnames` say
+        which arguments `donate` may choose from; without `donate` they are donated as by `jax.jit`,
+        but it is an error if one cannot be used.
 
     Returns:
       A jitted function; without `fun`, a decorator.
     """
     if fun is None:
-        return functools.partial(optimize, passes=passes, skip=skip, **jit_options)
+        return functools.partial(optimize, passes=passes, skip=skip, donate=donate, **jit_options)
     if not callable(fun):
         raise TypeError(f"optimize: fun must be callable, got {fun!r}")
+    if donate not in (None, "matched", "auto"):
+        raise ValueError(f"optimize: donate={donate!r}: expected 'matched', 'auto' or None")
     _check_jit_options(jit_options)
-    if settings.current().disable:
-        return jax.jit(fun, **jit_options)
-    if not _engine_works():
-        return jax.jit(fun, **jit_options)
+    if settings.current().disable or not _engine_works():
+        dropped = () if donate is None else _DONATED  # there they are only what may be donated
+        return jax.jit(fun, **{k: v for k, v in jit_options.items() if k not in dropped})
     from jaxpr_opt import registry
 
     pipeline = registry.resolve(passes, skip)
-    if (inner := unwrap(fun)) is not None and inner.pipeline == pipeline and not jit_options:
+    inner = unwrap(fun)
+    if inner is not None and inner.pipeline == pipeline and not jit_options and donate is None:
         return fun
+    named = any(jit_options.get(each) is not None for each in _DONATED)
     fun, jit_options = _without_jit(fun, jit_options)
-    wrapped = _wrap(fun, pipeline)
+    check = _donation_check(fun, jit_options) if named and donate is None else None
+    wrapped = _wrap(fun, pipeline, check)
     _origins[wrapped] = Origin(fun, pipeline, jit_options)
-    return jax.jit(wrapped, **jit_options)
+    if donate is None:
+        return jax.jit(wrapped, **jit_options)
+    from jaxpr_opt.donation.calling import Donating
+
+    return Donating(wrapped, donate, jit_options)
+
+
+def _donation_check(fun: Callable[..., Any], jit_options: dict[str, Any]) -> Check:
+    from jaxpr_opt.donation import strict
+
+    return strict.check(fun, jit_options)
 
 
 def unwrap(fun: Callable[..., Any]) -> Origin | None:
     """What an optimised function was made from; None if it is not one."""
-    if not isinstance(fun, _JITTED):  # `functools.wraps` copies attributes: they say nothing
+    from jaxpr_opt.donation.calling import Donating
+
+    if not isinstance(fun, _JITTED | Donating):  # `functools.wraps` copies attributes: they lie
         return None
     return _origins.get(getattr(fun, "__wrapped__", None))
 
 
-def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
+def _wrap(
+    fun: Callable[..., Any], pipeline: Pipeline, check: Check | None = None
+) -> Callable[..., Any]:
     """`fun` with its program behind one equation; to be called under a trace of `jax.jit`."""
     from jaxpr_opt import rules
 
@@ -128,6 +160,8 @@ def _wrap(fun: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
         ]
         args, kwargs = jax.tree.unflatten(tree, operands)
         jaxpr = jax.make_jaxpr(_named(body, fun))(*args, **kwargs)
+        if check is not None:
+            check(args, kwargs, jaxpr)
         out = rules.call(jaxpr, pipeline, _name(fun), [x for x in operands if x is not None])
         return jax.tree.unflatten(out_trees[-1], out)
 

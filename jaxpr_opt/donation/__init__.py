@@ -1,0 +1,1 @@
+"""Donation: which arguments can become results, and functions that let them."""

@@ -1,0 +1,308 @@
+"""Whether the caller of a function gives an argument up: proves that nobody can see it afterwards.
+
+An argument is given up if all of this is certain, at the moment of the call:
+
+1. the call is a plain call in a plain function, of CPython 3.11 to 3.13 with its lock: no
+   generator, module, class body, ``*args``, `functools.partial` or `map` in between;
+2. the argument is a local variable that the calling function never reads again, or overwrites
+   before it does, whatever raises; or it is an expression, that nothing but the call refers to;
+3. it is referred to as often as these explain, and no more: no other variable, container, closure,
+   default, thread, traceback, or weak reference leads to it.  The same holds for every container
+   and array in it;
+4. nobody watches or holds the frame: no tracer, profiler, debugger, traceback; and the function
+   does not mention what may read its variables behind the bytecode's back (`locals`, `eval`);
+5. no other array shares its memory, as `jax.device_put` and `addressable_shards` may make them.
+
+Anything else, and anything unclear, is not given up.  How often objects are referred to on the way
+from a call to here differs between versions of Python, and is measured on objects of our own.
+
+What remains is code that looks into the frames of others *after* the call, as a debugger does that
+is started later: it finds an array that says that it was deleted, never one with other values.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import sys
+import sysconfig
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpr_opt import compat
+from jaxpr_opt.donation.bytecode import Site, site
+
+log = logging.getLogger("jaxpr_opt.donation")
+"""At level DEBUG, why arguments were not donated."""
+
+_TOOLS = range(6)
+"""What `sys.monitoring` has room for."""
+_BETWEEN = "something is between the caller and the function"
+
+
+class Counts(NamedTuple):
+    """How often an object is referred to, seen from here, if nothing else refers to it."""
+
+    frame: int
+    """The frame of the caller."""
+    expression: int
+    """An argument that is no variable."""
+    variable: int
+    """An argument that is a local variable."""
+    by_name: int
+    """What is added to that where others are passed by name."""
+    child: int
+    """Something in a container, or an attribute."""
+    attributes: int
+    """The dictionary of an object's attributes, where there is one."""
+
+
+EXPECTED = Counts(frame=4, expression=4, variable=5, by_name=1, child=4, attributes=3)
+"""On CPython 3.11 to 3.13.  Elsewhere, or should a hook into the interpreter make it otherwise,
+nothing is given up.
+"""
+
+
+def given_up(
+    frame: FrameType, callee: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> frozenset[int]:
+    """Which positional arguments of a call the caller gives up.
+
+    To be called by `callee.__call__`, a Python method ``(self, *args, **kwargs)``, with its own
+    arguments and the frame that called it.
+    """
+    held = _frame_references(frame)  # before anything else refers to it
+    call = _site(frame.f_code, frame.f_lasti)
+    reason = _unclear(frame, callee, args, kwargs, call, held)
+    found: list[int] = []
+    if not reason and isinstance(call, Site):
+        for i, name in enumerate(call.arguments):
+            expected = EXPECTED.variable if name else EXPECTED.expression
+            expected += EXPECTED.by_name if kwargs else 0
+            if name is None:
+                reason = f"argument {i} is read again"
+            elif _references(args, i) != expected:
+                reason = f"argument {i} is referred to elsewhere"
+            elif why := shared(args[i]):
+                reason = f"argument {i} {why}"
+            else:
+                found.append(i)
+        for i in sharing_memory([args[i] for i in found]):
+            reason = f"argument {found[i]} shares its memory with another array"
+            found[i] = -1
+    if reason and log.isEnabledFor(logging.DEBUG):
+        log.debug("%r: %s", callee, reason)
+    return frozenset(i for i in found if i >= 0)
+
+
+def _unclear(
+    frame: FrameType,
+    callee: object,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: Site | str,
+    held: int,
+) -> str:
+    """Why nothing can be said about a call; empty if something can."""
+    if not understood():
+        return "this Python is not understood"
+    if _watched() or frame.f_trace is not None:
+        return "a tracer, profiler or debugger is watching"
+    if isinstance(call, str):
+        return call
+    if len(call.arguments) != len(args) or call.keywords != len(kwargs):
+        return _BETWEEN
+    if held != EXPECTED.frame:
+        return "somebody holds the frame of the caller"
+    return "" if _callee(frame, call.callee) is callee else _BETWEEN
+
+
+def _watched() -> bool:
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        return True
+    monitoring = getattr(sys, "monitoring", None)  # since 3.12
+    return monitoring is not None and any(monitoring.get_tool(i) is not None for i in _TOOLS)
+
+
+# -- the call ------------------------------------------------------------------------------------
+
+
+_sites: dict[tuple[int, int], tuple[CodeType, Site | str]] = {}
+_MAX_SITES = 1024
+
+
+def _site(code: CodeType, offset: int) -> Site | str:
+    """Remembered by identity: comparing code objects takes longer than all the rest."""
+    known = _sites.get((id(code), offset))
+    if known is None:
+        if len(_sites) >= _MAX_SITES:
+            _sites.clear()
+        known = _sites[id(code), offset] = code, site(code, offset)
+    return known[1]
+
+
+def _callee(frame: FrameType, path: tuple[str, ...]) -> object:
+    """What a call in the frame calls; None if that cannot be said without running code."""
+    scope, name, *attributes = path
+    found = frame.f_globals.get(name) if scope == "global" else _local(frame, name)
+    for attribute in attributes:
+        if not isinstance(found, ModuleType):
+            return None
+        found = vars(found).get(attribute)
+    return found
+
+
+def _local(frame: FrameType, name: str) -> object:
+    """The value of a local variable.
+
+    Until 3.12 `f_locals` is a dictionary that the frame keeps, with a reference to everything: it
+    is emptied again, unless somebody else has it too.
+    """
+    values = frame.f_locals
+    found: object = values.get(name)
+    if isinstance(values, dict):
+        if sys.getrefcount(values) > 3:  # by the frame, `values` and the call
+            return None
+        code = frame.f_code
+        for each in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            values.pop(each, None)
+    return found
+
+
+# -- references ----------------------------------------------------------------------------------
+
+
+def _references(args: Sequence[Any], i: int) -> int:
+    return sys.getrefcount(args[i])
+
+
+def _frame_references(frame: FrameType) -> int:
+    return sys.getrefcount(frame)
+
+
+def shared(value: Any) -> str:
+    """What leads to something inside `value`, other than `value` itself; empty if nothing does."""
+    if weakref.getweakrefcount(value):
+        return "has weak references"
+    children = _children(value)
+    if children is None:
+        return "holds arrays in a way that is not understood"
+    for child, count in zip(children, _child_references(children), strict=True):
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(child)):
+            if count != EXPECTED.child:
+                return "holds something that is referred to elsewhere"
+            if why := shared(child):
+                return why
+    return ""
+
+
+def _child_references(children: list[Any]) -> list[int]:
+    return [sys.getrefcount(child) for child in children]
+
+
+def _children(value: Any) -> list[Any] | None:
+    """What is directly in a pytree, if `value` is what refers to each of them; else None."""
+    if type(value) in (list, tuple):
+        return list(value)
+    if type(value) is dict:
+        return list(value.values())
+    flattened = jax.tree_util.default_registry.flatten_one_level(value)
+    if flattened is None:
+        return []
+    children = list(flattened[0])
+    del flattened
+    held = gc.get_referents(value)
+    if hasattr(value, "__dict__"):
+        attributes = value.__dict__  # as objects have it, whoever asked for it has it for good
+        if sys.getrefcount(attributes) != EXPECTED.attributes:
+            return None
+        held += attributes.values()
+    direct = set(map(id, held))
+    return children if all(id(child) in direct for child in children) else None
+
+
+def understood() -> bool:
+    """Whether references are counted here as `EXPECTED` says."""
+    return _counts() == EXPECTED
+
+
+@functools.cache
+def _counts() -> Counts | None:
+    """How often objects of our own are referred to, cold and warm; None where that varies."""
+    if sys.implementation.name != "cpython" or not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return None
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
+    probe = _Probe()
+    found: set[Counts] = set()
+    for _ in range(64):
+        value = object()
+        frame, variable = probe(value)
+        expression = probe(object())[1]
+        by_name = probe(object(), name=None)[1] - expression
+        attributes = _Probe(child=object()).__dict__
+        child = _child_references(list(attributes.values()))[0]
+        found.add(
+            Counts(frame, expression, variable, by_name, child, sys.getrefcount(attributes) + 1)
+        )
+    return found.pop() if len(found) == 1 else None
+
+
+class _Probe:
+    """Called as a function that donates is, it counts."""
+
+    def __init__(self, child: object = None) -> None:
+        self.child = child
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        return _measured(sys._getframe(1), self, args, kwargs)  # noqa: SLF001
+
+
+def _measured(
+    frame: FrameType, callee: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, int]:
+    """Has the parameters of `given_up`, and counts as it does."""
+    del callee, kwargs
+    return _frame_references(frame), _references(args, 0)
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def sharing_memory(values: Sequence[Any]) -> list[int]:
+    """Which of some pytrees, by position, share memory with a living array, or may."""
+    owner: dict[int, int] = {}
+    unsure: set[int] = set()
+    platforms: set[str] = set()
+    for i, value in enumerate(values):
+        for leaf in jax.tree.leaves(value):
+            if not isinstance(leaf, compat.Array) or not leaf.size:
+                continue
+            place = pointer(leaf)
+            if place is None or owner.setdefault(place, i) != i:
+                unsure |= {i, owner.get(place or 0, i)}
+            platforms |= {device.platform for device in leaf.devices()}
+    living: Counter[int] = Counter()
+    for array in (array for platform in platforms for array in jax.live_arrays(platform)):
+        place = pointer(array)
+        if place is None and not array.is_deleted():
+            return list(range(len(values)))  # it is on several devices: its parts may be ours
+        if place in owner:
+            living[place] += 1
+    unsure |= {i for place, i in owner.items() if living[place] != 1}
+    return sorted(unsure)
+
+
+def pointer(array: Any) -> int | None:
+    """Where an array is; None if it was deleted, is on several devices, or is none of JAX's."""
+    try:
+        place: int = array.unsafe_buffer_pointer()
+    except (AttributeError, jax.errors.JaxRuntimeError):
+        return None
+    return place

@@ -1,0 +1,261 @@
+"""Functions that donate what can be donated, array by array.
+
+`jax.jit` donates whole arguments, and warns of what in them was not usable.  Here a function is
+compiled on the flat list of its arrays, with those that have a match donated, in the order that
+makes JAX pair each with the result it was matched with.  A call is then a call of that function.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+
+from jaxpr_opt import compat, compat_ad
+from jaxpr_opt.donation import caller
+from jaxpr_opt.donation.plan import Donation, donation
+from jaxpr_opt.donation.variant import Lowered, OtherTypesError, Variant, compiled
+from jaxpr_opt.importer import import_jaxpr
+
+Mode = Literal["matched", "auto"]
+Positions = frozenset[int]
+NOTHING: Positions = frozenset()
+
+
+class Donating:
+    """A jitted function that donates arrays: all that match a result (mode `matched`), or those of
+    them that its caller gives up (`auto`, see `jaxpr_opt.donation.caller`).
+
+    Under a transformation of JAX it is the jitted function without donation.
+
+    Args:
+      fun: the function; its program is optimised where it is traced.
+      mode: what to donate.
+      options: `jax.jit`'s; `donate_argnums` and `donate_argnames` say which arguments may be
+        donated; without them all may.
+    """
+
+    def __init__(self, fun: Callable[..., Any], mode: Mode, options: dict[str, Any]) -> None:
+        self.__wrapped__, self.mode = fun, mode
+        self.__name__, self.__doc__ = fun.__name__, fun.__doc__
+        resolved = (compat_ad.jit_options(jax.jit(fun, **options)) or (fun, options))[1]
+        self._nums = frozenset(resolved.pop("donate_argnums", ()))
+        self._names = frozenset(resolved.pop("donate_argnames", ()))
+        self._restricted = "donate_argnums" in options or "donate_argnames" in options
+        self._options = resolved
+        static = {name: resolved[name] for name in resolved if name.startswith("static_")}
+        self._static_nums = frozenset(static.get("static_argnums", ()))
+        self._static_names = frozenset(static.get("static_argnames", ()))
+        self._plain: Any = jax.jit(fun, **resolved)
+        self._inlined: Any = jax.jit(fun, inline=True, **static)
+        self._variants: dict[Any, list[Variant]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not compat.outside_traces():
+            return self._plain(*args, **kwargs)
+        if self.mode == "matched":
+            return self._run(args, kwargs)
+        given = caller.given_up(sys._getframe(1), self, args, kwargs)  # noqa: SLF001
+        return self._run(args, kwargs, given) if given else self._plain(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__}, donate={self.mode!r}>"
+
+    # -- what jitted functions have --------------------------------------------------------------
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As of a jitted function; what is donated is decided later."""
+        return self._plain.trace(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As of a jitted function."""
+        return self._plain.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """As of a jitted function."""
+        self._variants.clear()
+        self._plain.clear_cache()
+        self._inlined.clear_cache()
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As of a jitted function, donating what matches; in mode `auto` nothing, as there is no
+        caller who could give something up.
+        """
+        if self.mode == "auto":
+            return self._plain.lower(*args, **kwargs)
+        dynamic, _ = self._split(args, kwargs)
+        leaves, tree = jax.tree.flatten(dynamic)
+        variant = self._prepare(args, kwargs, tree, None, NOTHING)
+        if not variant.donated:
+            return self._plain.lower(*args, **kwargs)
+        return Lowered(variant.run.lower(*variant.order(leaves)), variant, self._leaves)
+
+    def donation(self, *args: Any, **kwargs: Any) -> Donation:
+        """What is donated by a call with these arguments, or with arrays of these types.
+
+        In mode `auto`: what would be, were all arguments given up.
+        """
+        dynamic, _ = self._split(args, kwargs)
+        leaves, tree = jax.tree.flatten(dynamic)
+        return self._prepare(
+            args, kwargs, tree, None, passed_twice(leaves, range(len(leaves)))
+        ).donation
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: frozenset[int] | None = None,
+        excluded: Positions = NOTHING,
+    ) -> Any:
+        """Call, donating of the arguments `given`, or of all, what matches and is not excluded."""
+        dynamic, static = self._split(args, kwargs)
+        leaves, tree = jax.tree.flatten(dynamic)
+        known = self._variants.setdefault((tree, static, given, excluded), [])
+        variant = known[0] if len(known) == 1 else _fitting(known, leaves)
+        if variant is None:
+            variant = self._prepare(args, kwargs, tree, given, excluded)
+            known.append(variant)
+        if not variant.donated:
+            return self._plain(*args, **kwargs)
+        if twice := passed_twice(leaves, variant.donated):
+            return self._run(args, kwargs, given, excluded | twice)
+        try:
+            return variant.finish(variant.run(*variant.order(leaves)))
+        except OtherTypesError as other:
+            fresh = self._prepare(args, kwargs, tree, given, excluded)
+            same = next((each for each in known if each.does_as(fresh)), None)
+            if same is None:
+                known.append(fresh)
+            (same or fresh).types.add(other.types)
+            return self._run(args, kwargs, given, excluded)
+        except jax.errors.JaxRuntimeError:  # nothing has run yet if it is about buffers used twice
+            shared = same_buffers(leaves, variant.donated)
+            if not shared:
+                raise
+            return self._run(args, kwargs, given, excluded | shared)
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        return jax.tree.leaves(self._split(args, kwargs)[0])
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Arguments that are traced, and those that are static, each with its place."""
+        if not self._static_nums and not self._static_names:
+            return (args, kwargs), None
+        nums, names = self._static_nums, self._static_names
+        dynamic = (
+            tuple(x for i, x in enumerate(args) if i not in nums),
+            {name: x for name, x in kwargs.items() if name not in names},
+        )
+        static = (
+            *((i, x) for i, x in enumerate(args) if i in nums),
+            *((name, x) for name, x in sorted(kwargs.items()) if name in names),
+        )
+        return dynamic, static
+
+    # -- first calls -----------------------------------------------------------------------------
+
+    def _prepare(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tree: Any,
+        given: frozenset[int] | None,
+        excluded: Positions,
+    ) -> Variant:
+        """Decide what to donate of arguments of these types, and what to compile."""
+        traced = self._inlined.trace(*args, **kwargs)
+        graph = import_jaxpr(traced.jaxpr, "final", self.__name__)
+        leaves = self._leaves(args, kwargs)
+        allowed = [i for i in self._candidates(args, tree, given) if i not in excluded]
+        found = donation(graph, allowed, self._shardings(leaves, tree), self._out_shardings(traced))
+
+        def run(leaves: Sequence[Any]) -> Any:
+            given_args, given_kwargs = jax.tree.unflatten(tree, leaves)
+            return self._inlined(*self._joined(args, given_args), **{**kwargs, **given_kwargs})
+
+        options = {k: v for k, v in self._options.items() if not k.startswith(("static_", "in_"))}
+        if "in_shardings" in self._options:
+            options["in_shardings"] = self._prefixed("in_shardings", tree.children()[0])
+        return compiled(self.__name__, run, found, traced, options)
+
+    def _joined(self, args: tuple[Any, ...], dynamic: Sequence[Any]) -> list[Any]:
+        """`args` with others in the places of those that are not static."""
+        others = iter(dynamic)
+        return [x if i in self._static_nums else next(others) for i, x in enumerate(args)]
+
+    def _candidates(
+        self, args: tuple[Any, ...], tree: Any, given: frozenset[int] | None
+    ) -> list[int]:
+        """The arrays, by position among all, that may be donated."""
+        positional, keywords = tree.children()
+        numbers = [i for i in range(len(args)) if i not in self._static_nums]
+        owners: list[int | str] = []
+        for number, each in zip(numbers, positional.children(), strict=True):
+            owners += [number] * each.num_leaves
+        for name, each in zip(keywords.node_data()[1], keywords.children(), strict=True):
+            owners += [name] * each.num_leaves
+        asked = self._nums | self._names if self._restricted else None
+        return [
+            i
+            for i, owner in enumerate(owners)
+            if (asked is None or owner in asked) and (given is None or owner in given)
+        ]
+
+    def _shardings(self, leaves: Sequence[Any], tree: Any) -> list[Any]:
+        """Where the arrays are, None for those on one device: they may come from anywhere."""
+        if "in_shardings" in self._options:
+            return self._prefixed("in_shardings", tree.children()[0])
+        known = [getattr(leaf, "sharding", None) for leaf in leaves]
+        return [s if s is not None and s.num_devices > 1 else None for s in known]
+
+    def _out_shardings(self, traced: Any) -> list[Any]:
+        tree: Any = jax.tree.structure(traced.out_info)
+        if "out_shardings" not in self._options:
+            return [None] * tree.num_leaves
+        return self._prefixed("out_shardings", tree)
+
+    def _prefixed(self, option: str, tree: Any) -> list[Any]:
+        """The leaves of an option that is a prefix of a tree."""
+        whole = jax.tree.unflatten(tree, [0] * tree.num_leaves)
+        spread = jax.tree.broadcast(self._options[option], whole, is_leaf=lambda x: x is None)
+        return jax.tree.leaves(spread, is_leaf=lambda x: x is None)
+
+
+def _fitting(variants: Sequence[Variant], leaves: Sequence[Any]) -> Variant | None:
+    """The variant for these arrays, of several for one structure."""
+    made = tuple(map(compat.aval_of, leaves)) if variants else ()
+    return next((each for each in variants if made in each.types), None)
+
+
+def passed_twice(leaves: Sequence[Any], donated: Sequence[int]) -> Positions:
+    """Which of the donated arrays are passed more than once."""
+    if len(set(map(id, leaves))) == len(leaves):
+        return NOTHING
+    count = Counter(map(id, leaves))
+    return frozenset(
+        i for i in donated if count[id(leaves[i])] > 1 and isinstance(leaves[i], jax.Array)
+    )
+
+
+def same_buffers(leaves: Sequence[Any], donated: Sequence[int]) -> Positions:
+    """Which of the donated arrays share their memory with another: `jax.device_put` may make such
+    arrays, and `Array.addressable_shards`.
+    """
+    places = [_places(leaf) for leaf in leaves]
+    count = Counter(place for each in places for place in each)
+    return frozenset(i for i in donated if any(count[place] > 1 for place in places[i]))
+
+
+def _places(leaf: Any) -> set[int | None]:
+    shards = leaf.addressable_shards if isinstance(leaf, compat.Array) else ()
+    return {caller.pointer(shard.data) for shard in shards} - {None}

@@ -1,0 +1,192 @@
+"""What donating would do to one program: which arguments become which results, in words too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+
+from jaxpr_opt import compat
+from jaxpr_opt.analysis.aliasing import Aliasing, Buffer, aliasing
+from jaxpr_opt.figures import bytes_text
+from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.ir import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One array of the arguments, and what donation can make of it."""
+
+    path: str
+    """Where it is among the arguments, as `state['params'].w`."""
+    type: str
+    """As `float32[1024,4096]`."""
+    nbytes: int
+    result: str = ""
+    """The result it becomes, as `result[0]['params'].w`; empty where it is not donated."""
+    kind: str = ""
+    """How well they go together; see `jaxpr_opt.analysis.aliasing`."""
+    reason: str = ""
+    """Why it is not donated; empty where it is."""
+    frame: Frame | None = None
+    """The line that is in the way."""
+
+    def __str__(self) -> str:
+        what = f"{self.path} {self.type}"
+        if self.result:
+            copied = "; something reads it later: XLA may copy it" if self.kind == "late" else ""
+            return f"{what} becomes {self.result}, {bytes_text(self.nbytes)}{copied}"
+        where = "" if self.frame is None else f" ({frame_text(self.frame)})"
+        return f"{what}: {self.reason}{where}"
+
+    def to_dict(self) -> dict[str, Any]:
+        where = None
+        if self.frame is not None:
+            where = dict(zip(("file", "line", "function"), self.frame, strict=True))
+        return {
+            "argument": self.path,
+            "type": self.type,
+            "bytes": self.nbytes,
+            "result": self.result or None,
+            "kind": self.kind or None,
+            "reason": self.reason or None,
+            "where": where,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Donation:
+    """What donation can make of the arguments of a function; `print` it, or ask for `to_dict()`."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    """Those that may be donated, in order."""
+    aliasing: Aliasing
+    """The same, by position among all arrays of the arguments and of the results."""
+    unread: bool = False
+    """Whether one is donated that nothing reads, which `jax.jit` leaves out unless told to keep."""
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Which array becomes which result, by position."""
+        return tuple((alias.input, alias.output) for alias in self.aliasing.aliases)
+
+    @property
+    def donated(self) -> tuple[Argument, ...]:
+        return tuple(each for each in self.arguments if each.result)
+
+    @property
+    def refused(self) -> tuple[Argument, ...]:
+        return tuple(each for each in self.arguments if not each.result)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of results that need no buffer of their own."""
+        return sum(each.nbytes for each in self.donated)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `json.dumps`."""
+        return {
+            "function": self.name,
+            "bytes": self.nbytes,
+            "arguments": [each.to_dict() for each in self.arguments],
+        }
+
+    def __str__(self) -> str:
+        from jaxpr_opt.report import plain
+
+        return plain(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        count = len(self.donated)
+        arrays = "1 argument" if count == 1 else f"{count} arguments"
+        saved = f" of {arrays} can be donated" if count else "nothing can be donated"
+        yield Text(
+            f"{self.name}: {bytes_text(self.nbytes) + saved if count else saved}", style="bold"
+        )
+        yield from _listed(self.donated)
+        if self.refused:
+            yield Text("not donated", style="bold yellow")
+            yield from _listed(self.refused)
+
+
+def _listed(arguments: Iterable[Argument]) -> Iterator[RenderableType]:
+    """Those that matter: the biggest first, and no more than fit a screen."""
+    ordered = sorted(arguments, key=lambda each: -each.nbytes)
+    for each in ordered[:8]:
+        yield Padding(Text(str(each)), (0, 0, 0, 2))
+    if rest := ordered[8:]:
+        yield Padding(
+            Text(f"and {len(rest)} smaller, {bytes_text(sum(r.nbytes for r in rest))}"),
+            (0, 0, 0, 2),
+        )
+
+
+def donation(
+    graph: Graph,
+    candidates: Iterable[int] | None = None,
+    shardings: Sequence[Any] = (),
+    out_shardings: Sequence[Any] = (),
+) -> Donation:
+    """What of a program can be donated.
+
+    Args:
+      graph: the program.
+      candidates: inputs that may be donated, by position; without it, all of them.
+      shardings: of its inputs, None where unknown; empty where all are.
+      out_shardings: of its outputs.
+    """
+    inputs = _buffers([v.aval for v in graph.inputs], shardings)
+    outputs = _buffers([v.aval for v in graph.outputs], out_shardings)
+    found = aliasing(graph, inputs, outputs, candidates)
+    given = _names(graph.debug_info, "arg_names", "argument", len(inputs))
+    made = _names(graph.debug_info, "result_paths", "result", len(outputs))
+    arguments: dict[int, Argument] = {}
+    for alias in found.aliases:
+        arguments[alias.input] = replace(
+            _argument(given, inputs, alias.input),
+            result=made[alias.output],
+            kind=str(alias.kind),
+        )
+    for refusal in found.refused:
+        frame = None if refusal.op is None else compat.user_frame(refusal.op.source.info)
+        arguments[refusal.input] = replace(
+            _argument(given, inputs, refusal.input), reason=refusal.reason, frame=frame
+        )
+    ordered = tuple(arguments[i] for i in sorted(arguments))
+    unread = any(not graph.inputs[alias.input].uses for alias in found.aliases)
+    return Donation(graph.name, ordered, found, unread)
+
+
+def _names(info: Any, field: str, otherwise: str, count: int) -> list[str]:
+    """What JAX calls the arguments or the results of a program."""
+    known = [str(name) for name in getattr(info, field, None) or ()]
+    return known if len(known) == count else [f"{otherwise} {i}" for i in range(count)]
+
+
+def _argument(names: Sequence[str], buffers: Sequence[Buffer | None], i: int) -> Argument:
+    buffer = buffers[i]
+    return Argument(names[i], str(buffer or "?"), 0 if buffer is None else buffer.nbytes)
+
+
+def _buffers(avals: Sequence[Any], shardings: Sequence[Any]) -> list[Buffer | None]:
+    known = shardings or [None] * len(avals)
+    return [_buffer(aval, sharding) for aval, sharding in zip(avals, known, strict=True)]
+
+
+def _buffer(aval: Any, sharding: Any) -> Buffer | None:
+    """What a value of this type takes; None for what is no array of known size."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
+        return None
+    if compat.is_ref(aval):
+        return None
+    layout = getattr(sharding, "layout", None)  # of a `jax.experimental.layout.Format`
+    sharding = getattr(sharding, "sharding", sharding)
+    memory = getattr(getattr(aval, "memory_space", None), "name", "Any").lower()
+    memory = None if memory == "any" else memory
+    return Buffer(tuple(shape), dtype, sharding, memory, layout)

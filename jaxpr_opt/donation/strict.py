@@ -1,0 +1,102 @@
+"""`donate_argnums` that mean it: what JAX would warn of, or let pass in silence, is an error."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from jaxpr_opt import compat, compat_ad
+from jaxpr_opt.figures import bytes_text
+from jaxpr_opt.ir import aval_bytes
+
+Check = Callable[[Sequence[Any], dict[str, Any], ClosedJaxpr], None]
+_SHOWN = 3
+
+
+def check(fun: Callable[..., Any], options: dict[str, Any]) -> Check:
+    """Make a function that raises `ValueError` if a call donates what cannot be used.
+
+    Args:
+      fun: what is jitted.
+      options: for `jax.jit`, `donate_argnums` or `donate_argnames` among them.
+
+    Returns:
+      A function of the arguments of a call that is being traced, static ones included, and of its
+      program.
+    """
+    _, resolved = compat_ad.jit_options(jax.jit(fun, **options)) or (fun, {})
+    asked = {*resolved.get("donate_argnums", ()), *resolved.get("donate_argnames", ())}
+    static = {*resolved.get("static_argnums", ()), *resolved.get("static_argnames", ())}
+    name = str(getattr(fun, "__name__", type(fun).__name__))
+
+    def checked(args: Sequence[Any], kwargs: dict[str, Any], jaxpr: ClosedJaxpr) -> None:
+        arguments: dict[int | str, Any] = dict(enumerate(args))
+        arguments.update(sorted(kwargs.items()))
+        donated = [
+            owner in asked
+            for owner, argument in arguments.items()
+            if owner not in static
+            for _ in jax.tree.leaves(argument)
+        ]
+        names = getattr(compat.debug_info(jaxpr), "arg_names", None) or ()
+        wrong = [
+            f"{names[i] if len(names) == len(donated) else f'argument {i}'} {_text(aval)}"
+            f" ({bytes_text(aval_bytes(aval))}): {reason}"
+            for i, reason in unusable(jaxpr.in_avals, donated, jaxpr.out_avals)
+            if (aval := jaxpr.in_avals[i]) is not None
+        ]
+        if wrong:
+            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+            raise ValueError(
+                f"{name} cannot use what donate_argnums or donate_argnames donate:"
+                f" {'; '.join(wrong[:_SHOWN])}{more}."
+                f' Do not donate it, or write donate="matched" to donate only what can be used'
+            )
+
+    return checked
+
+
+def unusable(
+    inputs: Sequence[Any], donated: Sequence[bool], outputs: Sequence[Any]
+) -> list[tuple[int, str]]:
+    """Which of the donated inputs cannot become an output, and why; all are abstract values.
+
+    JAX takes inputs and outputs of one shape and dtype as they come.  What is left may become an
+    output of another type, of as many elements: XLA can use that if they are of one size.
+    """
+    left = Counter(map(_type, outputs))
+    unmatched = []
+    for i, aval in enumerate(inputs):
+        if donated[i] and aval_bytes(aval):
+            if left[_type(aval)]:
+                left[_type(aval)] -= 1
+            else:
+                unmatched.append(i)
+    sizes = Counter(key[3] for key in left.elements())
+    found = []
+    for i in unmatched:
+        if sizes[_type(inputs[i])[3]]:
+            sizes[_type(inputs[i])[3]] -= 1
+            continue
+        same = sum(_type(aval) == _type(inputs[i]) for aval in outputs)
+        text = _text(inputs[i])
+        reason = f"more arguments than results that are {text} are donated"
+        found.append((i, reason if same else f"no result is {text}"))
+    return found
+
+
+def _type(aval: Any) -> tuple[Any, ...]:
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or dtype is None or not aval_bytes(aval):
+        return (None, None, None, None)
+    memory = getattr(aval, "memory_space", None)
+    return shape, dtype, memory, (math.prod(shape), aval_bytes(aval), memory)
+
+
+def _text(aval: Any) -> str:
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"

@@ -1,0 +1,159 @@
+"""A function compiled on the flat list of its arrays, some of which are donated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import jax
+
+from jaxpr_opt import compat
+from jaxpr_opt.analysis.aliasing import Alias
+from jaxpr_opt.donation.plan import Donation
+
+Types = tuple[Any, ...]
+
+
+class OtherTypesError(Exception):
+    """A function was called with types that its donation was not decided for."""
+
+    def __init__(self, types: Types) -> None:
+        super().__init__(types)
+        self.types = types
+
+
+@dataclass(eq=False, slots=True)
+class Variant:
+    """What runs for one structure of arguments, with one set of donated arrays."""
+
+    run: Any
+    """The jitted function of the arrays."""
+    inputs: tuple[int, ...]
+    """Which array each of its parameters is; the donated ones come first."""
+    order: Callable[[Sequence[Any]], Sequence[Any]]
+    """Puts arrays into that order."""
+    finish: Callable[[Any], Any]
+    """Turns what it returns into what the user's function returns."""
+    donation: Donation
+    donated: tuple[int, ...]
+    types: set[Types]
+    """The types that its donation was decided for."""
+
+    def does_as(self, other: Variant) -> bool:
+        """Whether the two donate the same arrays for the same results."""
+        return self.donation.pairs == other.donation.pairs
+
+
+def compiled(
+    name: str,
+    fun: Callable[[Sequence[Any]], Any],
+    donation: Donation,
+    traced: Any,
+    options: dict[str, Any],
+) -> Variant:
+    """Make a variant.
+
+    Args:
+      name: of the function, for profiles and messages.
+      fun: the function of the list of arrays.
+      donation: what to donate.
+      traced: `fun` traced, for the types of its arrays and its results.
+      options: for `jax.jit`; shardings of the arrays as a list.
+    """
+    aliases = sorted(donation.aliasing.aliases, key=lambda alias: alias.output)
+    donated = tuple(alias.input for alias in aliases)
+    count = len(traced.jaxpr.in_avals)
+    inputs = (*donated, *(i for i in range(count) if i not in set(donated)))
+    back = tuple(sorted(range(count), key=inputs.__getitem__))
+    outputs = _outputs(aliases, [_type(a) for a in traced.jaxpr.out_avals])
+    if "out_shardings" in options or outputs == list(range(len(outputs))):
+        outputs = []
+    trees: list[Any] = []
+    types: set[Types] = {tuple(traced.jaxpr.in_avals)}
+
+    def flat(*arrays: Any) -> Any:
+        leaves = [arrays[k] for k in back]
+        made = tuple(map(compat.aval_of, leaves))
+        if made not in types:
+            raise OtherTypesError(made)
+        out = fun(leaves)
+        if not outputs:
+            return out
+        results, tree = jax.tree.flatten(out)
+        trees[:] = [tree]
+        return [results[j] for j in outputs]
+
+    def restored(made: Sequence[Any]) -> Any:
+        results = dict(zip(outputs, made, strict=True))
+        return jax.tree.unflatten(trees[0], [results[j] for j in range(len(outputs))])
+
+    flat.__name__ = flat.__qualname__ = name
+    if "in_shardings" in options:
+        options = {**options, "in_shardings": tuple(options["in_shardings"][i] for i in inputs)}
+    if donation.unread:
+        options = {**options, "keep_unused": True}
+    return Variant(
+        run=jax.jit(flat, donate_argnums=tuple(range(len(donated))), **options),
+        inputs=inputs,
+        order=itemgetter(*inputs) if count > 1 else tuple,
+        finish=restored if outputs else _same,
+        donation=donation,
+        donated=donated,
+        types=types,
+    )
+
+
+def _same(made: Any) -> Any:
+    return made
+
+
+def _type(aval: Any) -> Any:
+    return getattr(aval, "shape", None), getattr(aval, "dtype", None)
+
+
+def _outputs(aliases: Sequence[Alias], types: Sequence[Any]) -> list[int]:
+    """The order of results in which JAX, which takes those of a type as they come, finds the
+    matched ones first.
+    """
+    matched = [alias.output for alias in aliases]
+    places: dict[Any, list[int]] = {}
+    for j, each in enumerate(types):
+        places.setdefault(each, []).append(j)
+    order = list(range(len(types)))
+    for each in places.values():
+        wanted = [j for j in matched if j in each] + [j for j in each if j not in matched]
+        for place, j in zip(each, wanted, strict=True):
+            order[place] = j
+    return order
+
+
+class Lowered:
+    """What `jax.jit(f).lower(...)` gives, for the flat function; compiled, it takes the arguments
+    of the user's.
+    """
+
+    def __init__(self, lowered: Any, variant: Variant, leaves: Callable[..., list[Any]]) -> None:
+        self._lowered, self._variant, self._leaves = lowered, variant, leaves
+
+    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+        """As of `jax.stages.Lowered`."""
+        return Compiled(self._lowered.compile(*args, **kwargs), self._variant, self._leaves)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered, name)
+
+
+class Compiled:
+    """What `jax.jit(f).lower(...).compile()` gives, for the flat function."""
+
+    def __init__(self, inner: Any, variant: Variant, leaves: Callable[..., list[Any]]) -> None:
+        self._inner, self._variant, self._leaves = inner, variant, leaves
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arrays = self._variant.order(self._leaves(args, kwargs))
+        return self._variant.finish(self._inner(*arrays))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
