@@ -28,7 +28,7 @@ def header(report: Report, before: Graph, after: Graph, findings: Sequence[Findi
         element("p", "jaxpr-opt report", class_="brand"),
         element("h1", element("code", report.name)),
         element("p", verdict(report, rows), class_="verdict"),
-        element("p", "; ".join(facts), class_="note"),
+        element("p", "; ".join(facts), class_="aside"),
         element(
             "dl",
             [_card(row) if report.changed else _plain_card(row) for row in rows.values()],
@@ -54,7 +54,7 @@ def verdict(report: Report, rows: Mapping[str, Figure]) -> str:
     if not report.changed:
         misses = sum(len(each.refused) for each in report.passes if not each.cleanup)
         near = f", {plural(misses, 'near miss')}" if misses else ""
-        return f"Nothing to improve{near}."
+        return f"No pass found anything to improve{near}."
     gains = list(_gains(rows))
     if not gains:
         fired = sum(bool(each.done) and not each.cleanup for each in report.passes)

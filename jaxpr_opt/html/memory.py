@@ -81,7 +81,7 @@ def section(shown: Picture) -> Markup:
             class_="toolbar",
         ),
         element("div", [_figure(panel, shown) for panel in shown.panels], class_="panels"),
-        element("p", *_note(shown), class_="note"),
+        element("p", *_note(shown), class_="aside"),
         id="memory",
     )
 

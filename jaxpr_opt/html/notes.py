@@ -7,13 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxpr_opt.account import PassReport, Place
+from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.html.markup import Content, Markup, element
+from jaxpr_opt.html.places import link
 from jaxpr_opt.html.prose import prose
 from jaxpr_opt.lint.finding import Finding
 
 MARKS = {"error": "✗", "warning": "!", "note": "i", "done": "✓", "refused": "="}
 """Kinds of notes, and their signs: those of findings by severity, and those of passes."""
+SHOWN = 8
+"""Findings that are listed; more are folded."""
 WORDS = {"done": "done", "refused": "left alone"}
 
 
@@ -27,24 +31,45 @@ class Note:
     says: Content
     frame: Frame | None
 
-    def markup(self) -> Markup:
+    def markup(self, linked: bool = False) -> Markup:
+        """The note as it stands below its line; `linked` to it where it stands elsewhere."""
         sign = element("b", MARKS[self.kind], title=WORDS.get(self.kind, self.kind), class_="mark")
+        title = [element("code", self.title, class_="title"), " "]
+        where = [link(self.frame), " "] if linked else None
         return element(
-            "div",
-            sign,
-            element("div", element("code", self.title, class_="title"), " ", self.says),
-            class_=f"remark {self.kind}",
+            "div", sign, element("div", title, where, self.says), class_=f"remark {self.kind}"
         )
 
 
 def of_findings(findings: Iterable[Finding]) -> Iterator[Note]:
     """A note for each finding."""
     for each in findings:
+        size = bytes_text(each.bytes) if each.bytes else ""
+        size += f" = {each.formula}" if size and each.formula else ""
         says = [
             prose(f"{each.says}: {each.reason} "),
+            element("small", size) if size else None,
             element("span", prose(each.fix), class_="fix"),
         ]
         yield Note(each.severity, f"{each.code} {each.rule}", says, each.frame)
+
+
+def section(findings: Sequence[Note]) -> Markup | None:
+    """What was found, the worst first, with links to the lines."""
+    if not findings:
+        return None
+    shown, rest = (
+        [element("li", note.markup(linked=True)) for note in findings[part]]
+        for part in (slice(SHOWN), slice(SHOWN, None))
+    )
+    more = element("summary", f"{len(rest)} more")
+    return element(
+        "section",
+        element("h2", "Findings"),
+        element("ul", shown, class_="findings"),
+        element("details", more, element("ul", rest, class_="findings")) if rest else None,
+        id="findings",
+    )
 
 
 def of_passes(passes: Iterable[PassReport]) -> Iterator[Note]:

@@ -28,8 +28,10 @@ def page(report: Report, before: Graph, after: Graph, findings: Sequence[Finding
       findings: what rules found in it.
     """
     picture = memory.picture(before, after, report.changed)
-    remarks = [*notes.of_findings(findings), *notes.of_passes(report.passes)]
+    found = list(notes.of_findings(findings))
+    remarks = [*found, *notes.of_passes(report.passes)]
     sections = {
+        "findings": ("Findings", notes.section(found)),
         "memory": ("Live memory", memory.section(picture)),
         "kept": ("Kept for the backward pass", residuals.section(before, after, report.changed)),
         "source": ("Source", source.section(before, after, remarks)),

@@ -43,7 +43,7 @@ def section(before: Graph, after: Graph, changed: bool) -> Markup | None:
     return element(
         "section",
         element("h2", "Kept for the backward pass"),
-        element("p", says, class_="note"),
+        element("p", says, class_="aside"),
         element(
             "div",
             table,
@@ -58,7 +58,7 @@ def section(before: Graph, after: Graph, changed: bool) -> Markup | None:
 
 
 def _titles(sizes: list[str]) -> Iterator[Markup]:
-    for title in ["value", *sizes, "of one step", "steps", "made at", "read by", "note"]:
+    for title in ["value", *sizes, "of one step", "steps", "made at", "read by"]:
         kind = "number" if title in {*sizes, "steps"} else None
         yield element("th", title, scope="col", class_=kind)
 
@@ -72,13 +72,12 @@ def _row(row: Residual, sizes: list[int], most: int) -> Markup:
     times = [*row.lengths, *([row.count] if row.count > 1 else [])]
     return element(
         "tr",
-        element("th", element("code", row.name), scope="row"),
+        element("th", element("code", row.name), _remark(row), scope="row"),
         [_size(size, most) for size in sizes],
         element("td", element("code", row.shape)),
         element("td", " × ".join(f"{each:,}" for each in times), class_="number"),
         element("td", link(row.frame)),
         element("td", list(_readers(row))),
-        element("td", _remark(row), class_="remark-cell"),
     )
 
 
@@ -98,9 +97,10 @@ def _readers(row: Residual) -> Iterator[Markup]:
         yield element("small", f"and at {len(lines) - READERS} more")
 
 
-def _remark(row: Residual) -> str:
+def _remark(row: Residual) -> Markup | None:
+    """What could be done about it."""
     if not row.needed_by:
-        return "read by nothing"
+        return element("small", "read by nothing")
     if row.cheap and row.optimized_bytes >= row.bytes:
-        return f"cheap to make again: {row.cheap}"
-    return ""
+        return element("small", f"cheap to make again: {row.cheap}")
+    return None

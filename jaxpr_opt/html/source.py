@@ -85,9 +85,8 @@ def section(before: Graph, after: Graph, notes: Sequence[Note]) -> Markup:
     return element(
         "section",
         element("h2", "Source"),
-        element("p", says, class_="note") if known.most else None,
+        element("p", says, class_="aside") if known.most else None,
         files,
-        [note.markup() for note in notes if note.frame is None],
         id="source",
     )
 

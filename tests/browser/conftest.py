@@ -39,11 +39,12 @@ def browser():
 
 @pytest.fixture
 def show(browser):
-    """Open a page at a width, in a colour scheme."""
+    """Open a page at a width, in a colour scheme, on a screen or on paper."""
 
-    def show(page: Path, width: int = 1280, scheme: str = "light"):
-        media = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    def show(page: Path, width: int = 1280, scheme: str = "light", media: str = ""):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        emulated = {"media": media, "features": features}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", emulated)
         size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         for kind in ("browser", "performance"):

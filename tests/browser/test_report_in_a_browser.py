@@ -169,8 +169,12 @@ def test_a_line_lights_up_in_the_source_and_in_the_program(show, pages):
     assert len(lit) == 1 and {"source", "program"} <= set(homes)
 
 
-def test_everything_is_unfolded_for_the_printer(show, pages):
-    browser = show(pages["bounded"])
+def test_everything_is_unfolded_for_the_printer_and_fits_the_paper(show, pages):
+    browser = show(pages["bounded"], width=720, media="print")
+    wide, paper = (
+        run(browser, f"document.documentElement.{size}") for size in ("scrollWidth", "clientWidth")
+    )
+    assert wide == paper
     assert run(browser, "document.querySelectorAll('details:not([open])').length") > 0
     run(browser, "dispatchEvent(new Event('beforeprint'))")
     assert run(browser, "document.querySelectorAll('details:not([open])').length") == 0

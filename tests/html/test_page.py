@@ -143,7 +143,7 @@ def test_findings_stand_below_their_line():
 
 def test_a_program_with_nothing_to_improve_is_drawn_once():
     text = page_of(lambda x: jnp.sin(x * 2), X)
-    assert "Nothing to improve." in text
+    assert "No pass found anything to improve." in text
     charts = (attributes.get("data-chart") for attributes in Reader(text).all("div"))
     assert list(filter(None, charts)) == ["as it is"]
     sections = [attributes["id"] for attributes in Reader(text).all("section")]
