@@ -225,8 +225,15 @@ def _type(leaf: Any) -> Any:
     )
 
 
-def check_call(target: str, function: Callable[..., Any], arguments: Arguments) -> None:
-    """Whether the function can be called with so many arguments; what it takes is said if not."""
+def check_call(
+    target: str,
+    function: Callable[..., Any],
+    arguments: Arguments,
+    hint: str = "give arguments with --args or --args-from",
+) -> None:
+    """Whether the function can be called with so many arguments; what it takes is said if not, and
+    `hint` if some are missing.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have none
@@ -234,9 +241,8 @@ def check_call(target: str, function: Callable[..., Any], arguments: Arguments) 
     try:
         signature.bind(*arguments[0], **arguments[1])
     except TypeError as error:
-        missing = str(error).startswith("missing")
-        hint = "; give arguments with --args or --args-from" if missing else ""
-        raise TargetError(f"{target} takes {_written(signature)}: {error}{hint}") from error
+        next_step = f"; {hint}" if str(error).startswith("missing") else ""
+        raise TargetError(f"{target} takes {_written(signature)}: {error}{next_step}") from error
 
 
 def _written(signature: inspect.Signature) -> str:

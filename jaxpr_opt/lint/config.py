@@ -165,9 +165,13 @@ def table(text: str, file: Path) -> dict[str, Any]:
         found: Any = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TargetError(f"{file} is not TOML: {error}") from error
-    for key in ("tool", "jaxpr-opt", "lint"):
-        found = found.get(key, {}) if isinstance(found, Mapping) else {}
-    return dict(found) if isinstance(found, Mapping) else {}
+    tools = found.get("tool", {})
+    ours = tools.get("jaxpr-opt", {})
+    misnamed = ["tool.jaxpr_opt"] if "jaxpr_opt" in tools else []
+    misnamed += [f"tool.jaxpr-opt.{key}" for key in ours if key != "lint"]
+    if misnamed:
+        raise TargetError(f"{file.name}: [{misnamed[0]}] is unknown: write [tool.jaxpr-opt.lint]")
+    return dict(ours.get("lint", {}))
 
 
 LISTS = ("select", "extend_select", "ignore")

@@ -30,6 +30,8 @@ from jaxpr_opt.targets import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+HINT = "give arguments with --args or --args-from, or mark it: @jaxpr_opt.lint_target(args=...)"
+
 Given = Callable[..., Any] | Sequence[Any] | None
 """Arguments as users give them: a function that returns them, or themselves, arrays as types,
 arrays, or in words (`f32[8,128]`)."""
@@ -77,7 +79,8 @@ class Target:
         return place(self.function)
 
     def _traceable(self, arguments: Arguments) -> tuple[Callable[..., Any], Arguments]:
-        check_call(self.name, self.function, arguments)
+        hint = "give it args" if not self.is_asked else HINT
+        check_call(self.name, self.function, arguments, hint)
         try:
             return traceable(self.function, arguments, self.spec.mode, self.spec.argnums)
         except ValueError as error:

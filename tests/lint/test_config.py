@@ -77,6 +77,8 @@ INTRO = r"pyproject.toml: \[tool.jaxpr-opt.lint\]: "
     ("text", "message"),
     [
         ("[tool", "pyproject.toml is not TOML: "),
+        ("[tool.jaxpr_opt.lint]", r"pyproject.toml: \[tool.jaxpr_opt\] is unknown: write \[tool"),
+        ("[tool.jaxpr-opt.lnt]", r"pyproject.toml: \[tool.jaxpr-opt.lnt\] is unknown: write"),
         (LINT + "selct = []", INTRO + "unknown setting 'selct'; did you mean 'select'"),
         (LINT + "select = 3", INTRO + "select is 3: expected a list of strings"),
         (LINT + "select = ['peak-budgets']", INTRO + "no rule is called 'peak-budgets'; did you"),

@@ -92,7 +92,7 @@ def test_json(result):
 
 
 def test_github(result, monkeypatch):
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/not/there/summary.md")
     monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
     lines = WRITERS["github"](result).splitlines()
     assert lines[0] == (

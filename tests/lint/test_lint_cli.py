@@ -118,7 +118,8 @@ def test_a_file(run):
     assert code == 2
     assert err == (
         "jaxpr-opt: error: lint_model.py:unmarked takes (w, xs): missing a required argument:"
-        " 'w'; give arguments with --args or --args-from\n"
+        " 'w'; give arguments with --args or --args-from, or mark it:"
+        " @jaxpr_opt.lint_target(args=...)\n"
     )
 
 

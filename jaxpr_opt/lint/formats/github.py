@@ -7,6 +7,7 @@ https://docs.github.com/actions/reference/workflow-commands-for-github-actions.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -26,10 +27,13 @@ LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "note": "
 def write(result: Result) -> str:
     """The annotations; the whole run goes to the step summary, if there is one."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary:
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(markdown.write(result))
-    return "\n".join(_lines(result, "in the step summary" if summary else "left out"))
+    elsewhere = "left out"
+    with contextlib.suppress(OSError):  # annotations matter more
+        if summary:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(markdown.write(result))
+            elsewhere = "in the step summary"
+    return "\n".join(_lines(result, elsewhere))
 
 
 def _lines(result: Result, elsewhere: str) -> Iterator[str]:
