@@ -22,11 +22,12 @@ VIEWS = frozenset({
 """Every result is an operand's buffer, perhaps under another type."""
 
 
-def takes_over(use: Use) -> bool:
+def takes_over(use: Use, end: Op | None = None) -> bool:
     """Whether an op may have the buffer of an operand for a result of its own.
 
     A terminator hands it on to its op.  Arguments stay the caller's, and what a loop's step finds
-    outside of the loop stays for the next step.
+    outside of the loop stays for the next step.  An op that becomes part of a later one, `end`,
+    waits for all that one waits for.
     """
     value = buffer_of(use.op.operands[use.position])
     owner = value.owner if value.op is not None or value.region is None else value.region.owner
@@ -34,7 +35,8 @@ def takes_over(use: Use) -> bool:
         return False
     if not _reaches(use.op, value):
         return False
-    return all(each == use or _is_done(each.op, use.op) for each in _readers(value))
+    others = (each for each in _readers(value) if each != use and each.op is not end)
+    return all(_is_done(each.op, end or use.op) for each in others)
 
 
 def buffer_of(value: Value) -> Value:

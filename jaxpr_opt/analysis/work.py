@@ -4,10 +4,12 @@
 the window that is written, one that is copied first all of it; so the work of a loop grows with
 its length as its time does:
 
-- a write into a buffer that it may take over (`jaxpr_opt.analysis.reuse`) touches its window, and
-  so does adding zeros with a window in them, ``c + zeros.at[i].set(x)``, as XLA rewrites it;
+- a write into a buffer that it may take over (`jaxpr_opt.analysis.reuse`) touches its window; so
+  do, as XLA rewrites them, a choice between writing and not, ``where(p, c.at[i].set(x), c)`` for
+  one `p`, and adding zeros with a window in them, ``c + zeros.at[i].set(x)``;
 - a carry costs a step nothing but what the step does with it, entering a loop is free if the loop
   may have the buffer;
+- what is the same in every step is done once;
 - what is spread out (a broadcast, an iota) exists where a loop carries it, a region yields it, or
   something is written into it.
 
@@ -18,13 +20,13 @@ one iteration, and says so.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.reuse import buffer_of, is_view, takes_over
 from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Call, Cond, Graph, Op, Region, Remat, Scan, Use, Value, While
-from jaxpr_opt.traits import spreads
+from jaxpr_opt.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Use, Value, While
+from jaxpr_opt.traits import is_pure, spreads
 
 READS = frozenset({"dynamic_slice", "gather", "slice", "split"})
 """Of the first operand no more is touched than what is read of it."""
@@ -43,84 +45,119 @@ class Work:
     op: Op
     amount: int
     loop: While | None
-    """The innermost `while` around it: then the amount is that of one iteration."""
+    """The innermost `while` that it is repeated by: then the amount is that of one iteration."""
 
 
 def works(graph: Graph) -> tuple[Work, ...]:
     """The work of a program, op by op; ops that do nothing are left out."""
-    return tuple(work for work in _of_region(graph.body, 1, None) if work.amount)
+    return tuple(work for work in _Walker().region(graph.body) if work.amount)
 
 
-def _of_region(region: Region, times: int, loop: While | None) -> Iterator[Work]:
-    for op in region.ops:
-        yield from _of_op(op, times, loop)
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """What runs inside of some loops."""
+
+    times: int = 1
+    loop: While | None = None
 
 
-def _of_op(op: Op, times: int, loop: While | None) -> Iterator[Work]:
-    """The work of an op that runs so many times."""
-    match op:
-        case Scan():
-            yield from _entering(op, times, loop)
-            yield from _of_region(op.body, times * op.length, loop)
-            yield from _leaving(op, times * op.length, loop)
-            for stack in op.stacks:
-                maker = stack.value.op or op
-                yield Work(maker, times * op.length * stack.value.nbytes, loop)
-        case While():
-            yield from _entering(op, times, loop)
-            for region in op.regions:
-                yield from _of_region(region, times, op)
-            yield from _leaving(op, times, op)
-        case Cond():
-            branches = [[*_of_branch(branch, times, loop)] for branch in op.branches]
-            yield from max(branches, key=lambda works: sum(work.amount for work in works))
-        case Remat() | Call():
-            yield from _of_branch(op.body, times, loop)
-        case _ if "call_jaxpr" in op.params:
-            body = import_jaxpr(op.params["call_jaxpr"]).body
-            yield from _of_region(body, times, loop)
-        case _:
-            yield Work(op, times * _once(op), loop)
+@dataclass(slots=True)
+class _Walker:
+    """Goes through a program, and knows the loops it is in."""
+
+    around: list[_Repeated] = field(default_factory=lambda: [_Repeated()])
+    """What runs inside of no loop, of the outermost, ..., of the innermost."""
+    depths: dict[Value, int] = field(default_factory=dict)
+    """In how many of the loops around a value it is another one in each step, if in any."""
+
+    def region(self, region: Region) -> Iterator[Work]:
+        for op in region.ops:
+            yield from self.op(op)
+
+    def op(self, op: Op) -> Iterator[Work]:
+        depth = self._depth(op)
+        self.depths.update(dict.fromkeys(op.results, depth))
+        match op:
+            case Scan() | While():
+                yield from self._loop(op)
+            case Cond():
+                branches = [[*self._branch(branch)] for branch in op.branches]
+                yield from max(branches, key=lambda works: sum(work.amount for work in works))
+            case Remat() | Call():
+                yield from self._branch(op.body)
+            case _ if "call_jaxpr" in op.params:
+                yield from self.region(import_jaxpr(op.params["call_jaxpr"]).body)
+            case _:
+                yield self._work(op, _once(op), depth)
+
+    def _work(self, op: Op, amount: int, depth: int = -1) -> Work:
+        repeated = self.around[depth]
+        return Work(op, repeated.times * amount, repeated.loop)
+
+    def _depth(self, op: Op) -> int:
+        """The number of loops that repeat an op: XLA takes out what they do not change.
+
+        What is overwritten is made, or copied, each time.
+        """
+        here = len(self.around) - 1
+        in_body = op.region is not None and isinstance(op.region.owner, Scan | While)
+        if op.regions or not in_body or not is_pure(op) or any(map(_is_handed_on, op.results)):
+            return here
+        return max((self.depths.get(value, 0) for value in op.operands), default=0)
+
+    def _loop(self, op: Scan | While) -> Iterator[Work]:
+        copied = (c.init for n, c in enumerate(op.carries) if not takes_over(Use(op, n)))
+        yield self._work(op, _bytes(*copied))
+        now = self.around[-1]
+        self.around.append(
+            _Repeated(now.times * op.length, now.loop)
+            if isinstance(op, Scan)
+            else _Repeated(now.times, op)
+        )
+        for region in op.regions:
+            self.depths.update(dict.fromkeys(region.params, len(self.around) - 1))
+            yield from self.region(region)
+        yield self._work(op, _bytes(*_replaced(op)))
+        for stack in op.stacks if isinstance(op, Scan) else ():
+            yield self._work(stack.value.op or op, stack.value.nbytes)
+        self.around.pop()
+
+    def _branch(self, branch: Region) -> Iterator[Work]:
+        """The work of a region that runs in place; what it yields and did not make is copied."""
+        yield from self.region(branch)
+        end = branch.terminator
+        for position, value in enumerate(end.operands):
+            if buffer_of(value).region is not branch and not takes_over(Use(end, position)):
+                yield self._work(end, value.nbytes)
 
 
-def _entering(op: Scan | While, times: int, loop: While | None) -> Iterator[Work]:
-    """Copies of what is carried into a loop and needed afterwards."""
-    copied = (c.init for n, c in enumerate(op.carries) if not takes_over(Use(op, n)))
-    yield Work(op, times * sum(value.nbytes for value in copied), loop)
-
-
-def _leaving(op: Scan | While, times: int, loop: While | None) -> Iterator[Work]:
-    """Copies of what a step does not compute and hands to the next one as another carry."""
+def _replaced(op: Scan | While) -> Iterator[Value]:
+    """What a step does not compute and hands to the next one as another carry: it is copied."""
     for carry in op.carries:
         root = buffer_of(carry.next)
-        if root is not carry.param and (root.op is None or root.region is not op.body):
-            yield Work(op, times * root.nbytes, loop)
+        if root is not carry.param and (root.op is None or root.region not in op.regions):
+            yield root
 
 
-def _of_branch(branch: Region, times: int, loop: While | None) -> Iterator[Work]:
-    """The work of a region that runs in place, and copies of what it yields and did not make."""
-    yield from _of_region(branch, times, loop)
-    end = branch.terminator
-    for position, value in enumerate(end.operands):
-        if buffer_of(value).region is not branch and not takes_over(Use(end, position)):
-            yield Work(end, times * value.nbytes, loop)
+# -- one op --------------------------------------------------------------------------------------
 
 
 def _once(op: Op) -> int:
     """Bytes touched and operations of a first-order op."""
-    if op.is_terminator or is_view(op) or _is_embedding(op):
+    if op.is_terminator or is_view(op) or _is_chosen(op) or _is_embedding(op):
         return 0
     if spreads(op):
-        return op.result.nbytes if _must_exist(op.result) else 0
+        return op.result.nbytes if _is_handed_on(op.result) else 0
     if op.name in READS:
         return _bytes(*op.results, *op.operands[1:])
     if op.name in WRITES:
-        return _bytes(*op.operands[1:]) + _copied(op, 0)
-    if op.name in ADDS:
-        for position in (0, 1):
-            window = op.operands[1 - position].op
-            if window is not None and _is_embedding(window):
-                return 2 * _bytes(*window.operands[1:]) + _copied(op, position)
+        return _bytes(*op.operands[1:]) + _copied(Use(op, 0))
+    if (write := _choice(op)) is not None:
+        return 2 * _bytes(*write.operands[1:]) + _copied(Use(write, 0), op)
+    for position in (0, 1) if op.name in ADDS else ():
+        window = op.operands[1 - position].op
+        if window is not None and _is_embedding(window):
+            return 2 * _bytes(*window.operands[1:]) + _copied(Use(op, position))
     return _bytes(*op.operands, *op.results) + (cost(op).flops or 0)
 
 
@@ -128,25 +165,57 @@ def _bytes(*values: Value) -> int:
     return sum(value.nbytes for value in values)
 
 
-def _copied(op: Op, position: int) -> int:
+def _copied(use: Use, end: Op | None = None) -> int:
     """Bytes read and written before an op can write into an operand."""
-    return 0 if takes_over(Use(op, position)) else 2 * op.operands[position].nbytes
+    return 0 if takes_over(use, end) else 2 * use.op.operands[use.position].nbytes
 
 
 def _is_embedding(op: Op) -> bool:
-    """Whether it makes zeros with a window in them that are only added to something."""
+    """Whether it makes zeros with a window in them that are only added to something.
+
+    At a place that is known when it is compiled, they are made.
+    """
     if op.name not in WRITES or len(op.result.uses) != 1:
         return False
     base, (user,) = buffer_of(op.operands[0]).op, op.result.users
-    return base is not None and base.name == "broadcast_in_dim" and user.name in ADDS
+    indices = op.operands[2:] if op.name == "dynamic_update_slice" else op.operands[1:2]
+    if base is None or base.name != "broadcast_in_dim" or user.name not in ADDS:
+        return False
+    return not all(map(_is_known, indices))
 
 
-def _must_exist(value: Value) -> bool:
-    """Whether what is spread out must be there as an array."""
+def _is_known(index: Value) -> bool:
+    """Whether XLA sees a constant."""
+    while index.op is not None and (spreads(index.op) or is_view(index.op)):
+        if not index.op.operands:
+            return True
+        index = index.op.operands[0]
+    return isinstance(index, Constant)
+
+
+def _choice(op: Op) -> Op | None:
+    """The write whose result an op chooses, or else what the write is into; None if it does not."""
+    if op.name != "select_n" or len(op.operands) != 3 or op.operands[0].shape:
+        return None
+    for written, kept in (op.operands[1:], op.operands[:0:-1]):
+        write = written.op
+        is_write = write is not None and write.name in WRITES and len(written.uses) == 1
+        if write is not None and is_write and buffer_of(write.operands[0]) is buffer_of(kept):
+            return write
+    return None
+
+
+def _is_chosen(op: Op) -> bool:
+    """Whether it is the write of a choice."""
+    return op.name in WRITES and any(_choice(user) is op for user in op.result.users)
+
+
+def _is_handed_on(value: Value) -> bool:
+    """Whether a loop carries a value, a region yields it, or something is written into it."""
     return any(
         op.is_terminator
         or bool(op.regions)
-        or (is_view(op) and _must_exist(op.results[position]))
+        or (is_view(op) and _is_handed_on(op.results[position]))
         or (op.name in WRITES and position == 0 and not _is_embedding(op))
         for op, position in value.uses
     )
