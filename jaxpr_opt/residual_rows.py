@@ -132,6 +132,16 @@ def _owner(value: Value) -> Any:
     return value.owner.owner if isinstance(value.owner, Region) else value.owner
 
 
+def argument_names(graph: Graph) -> dict[Value, str]:
+    """What the arguments are called, as in `params['w']`; cotangents are none."""
+    names = getattr(graph.debug_info, "arg_names", None) or [value.name for value in graph.inputs]
+    return {
+        value: str(name or "argument")
+        for value, name in zip(graph.inputs, names, strict=True)
+        if value not in graph.cotangents
+    }
+
+
 # -- rows ----------------------------------------------------------------------------------------
 
 
@@ -159,20 +169,10 @@ def compared(
 ) -> tuple[tuple[Residual, ...], tuple[Residual, ...]]:
     """What a program keeps, and what the optimised one keeps that it does not."""
     left = saved(after)
-    kept = rows(facts, _arguments(before), Optimized(bytes_by_key(left), passes))
+    kept = rows(facts, argument_names(before), Optimized(bytes_by_key(left), passes))
     known = {key(fact.made) for fact in facts}
     new = [f for f in left if f.kind != "argument" and key(f.made) not in known and f.nbytes]
-    return tuple(kept), tuple(rows(new, _arguments(after), Optimized(bytes_by_key(new), {})))
-
-
-def _arguments(graph: Graph) -> dict[Value, str]:
-    """What the arguments are called, as in `params['w']`."""
-    names = getattr(graph.debug_info, "arg_names", None) or [value.name for value in graph.inputs]
-    return {
-        value: str(name or "argument")
-        for value, name in zip(graph.inputs, names, strict=True)
-        if value not in graph.cotangents
-    }
+    return tuple(kept), tuple(rows(new, argument_names(after), Optimized(bytes_by_key(new), {})))
 
 
 def rows(

@@ -87,7 +87,7 @@ class NarrowResiduals(Pass):
             if narrow is not None and narrow.ops:
                 sources = ", ".join(leaf.label for leaf in leaves) or "outer values"
                 says = f"{value.label} is made again from {sources}"
-                yield Wide(op, says, narrow, factor)
+                yield Wide(op, says, narrow, factor, at=value.op, about=value)
 
     def refuse(self, match: Wide) -> str | None:
         ((_, value),) = match.cut.residuals

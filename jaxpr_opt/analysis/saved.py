@@ -115,14 +115,14 @@ def _kind(value: Value) -> Kind:
 def _origin(value: Value) -> tuple[Value, tuple[int, ...]]:
     """The innermost value of a step that a value comes from, and the loops it has left since."""
     lengths: list[int] = []
-    while (inner := _inside(value)) is not None:
+    while (inner := inside(value)) is not None:
         if isinstance(value.op, Scan) and value.op.stack_of(value) is not None:
             lengths.append(value.op.length)
         value = inner
     return value, tuple(lengths)
 
 
-def _inside(result: Value) -> Value | None:
+def inside(result: Value) -> Value | None:
     """What a result of a structured op was in its region; an argument of a call, outside of it."""
     op = result.op
     if op is None:

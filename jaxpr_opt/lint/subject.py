@@ -22,6 +22,7 @@ from jaxpr_opt.frames import Frame, is_machinery
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.lint.options import Mode, Options
+from jaxpr_opt.residual_rows import Key, bytes_by_key
 from jaxpr_opt.targets import Arguments, types
 
 
@@ -103,6 +104,11 @@ class Subject:
     def saved(self) -> tuple[Saved, ...]:
         """What the backward half of the program keeps of the forward half."""
         return saved(self.graph)
+
+    @cached_property
+    def left(self) -> dict[Key, int]:
+        """Bytes that the program keeps when it is optimised, by what tells values apart."""
+        return bytes_by_key(saved(self.optimized))
 
     @cached_property
     def residual_bytes(self) -> int:
