@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -59,42 +59,49 @@ class LoopCouldStopEarly(Rule):
     name: ClassVar[str] = "loop-could-stop-early"
 
     def check(self, subject: Subject) -> Iterator[Finding]:
-        worst: dict[Frame | None, tuple[Size, Any]] = {}
-        early = registry.named(EARLY)
+        places = _early_places(subject)
+        sizes: dict[Frame | None, Size] = {}
         for op in subject.graph.walk():
-            if isinstance(op, Scan):
-                for match in early.find(op):
-                    if isinstance(match.skip, Skip) and match.skip.kind == "carried":
-                        size = _idle(op)
-                        known = worst.get(user_frame(op))
-                        if known is None or known[0].total < size.total:
-                            worst[user_frame(op)] = size, match
-        for frame, (size, match) in worst.items():
+            if isinstance(op, Scan) and (frame := user_frame(op)) in places and _stops(op):
+                size = _idle(op)
+                if frame not in sizes or sizes[frame].total < size.total:
+                    sizes[frame] = size
+        for frame, size in sizes.items():
             if subject.is_worth(size.total):
-                yield self._finding(subject, frame, size, early.refuse(match))
+                yield self._finding(subject, frame, size, places[frame])
 
-    def _finding(
-        self, subject: Subject, frame: Frame | None, size: Size, refusal: str | None
-    ) -> Finding:
-        done = any(
-            each.name == EARLY and any(place.frame == frame for place in each.done)
-            for each in subject.report.passes
-        )
+    def _finding(self, subject: Subject, frame: Frame | None, size: Size, refusal: str) -> Finding:
         instead = (
             "put `jax.checkpoint` on the step, or use `lax.while_loop` where nothing is"
             " differentiated"
         )
-        left = f"; `optimize` leaves it: {refusal}" if refusal and not done else ""
+        left = f"; `optimize` leaves it: {refusal}" if refusal else ""
         return self.finding(
             subject,
             says=f"all {size.lengths[-1]:,} steps are taken, though the loop may be done before",
             reason=f"a step that does nothing still makes {bytes_text(size.nbytes)}{left}",
-            fix=f"`optimize` does it ({EARLY}); or {instead}" if done else instead,
+            fix=instead if refusal else f"`optimize` does it ({EARLY}); or {instead}",
             frame=frame,
             bytes=size.total,
             formula=formula_text(size.nbytes, size.lengths),
-            fixed_by=EARLY if done else "",
+            fixed_by="" if refusal else EARLY,
         )
+
+
+def _early_places(subject: Subject) -> dict[Frame | None, str]:
+    """The lines of loops that the pass has found, with why it did not stop them early, if so."""
+    found: dict[Frame | None, str] = {}
+    for each in subject.report.passes:
+        if each.name == EARLY:
+            found.update((place.frame, place.reason) for place in each.refused)
+            found.update((place.frame, "") for place in each.done)
+    return found
+
+
+def _stops(scan: Scan) -> bool:
+    """Whether a loop whose step does nothing does nothing from then on."""
+    matches = registry.named(EARLY).find(scan)
+    return any(isinstance(each.skip, Skip) and each.skip.kind == "carried" for each in matches)
 
 
 def _idle(scan: Scan) -> Size:
