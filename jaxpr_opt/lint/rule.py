@@ -73,6 +73,9 @@ class Rule(ABC):
     default: ClassVar[bool] = True
     """Whether it runs unless told otherwise: only what is always worth acting on does."""
     severity: ClassVar[Severity] = "warning"
+    subsumes: ClassVar[frozenset[str]] = frozenset()
+    """Codes of rules that see the same from further away: one problem is one finding, so where this
+    rule names a line, they do not."""
 
     @abstractmethod
     def check(self, subject: Subject) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,8 +48,8 @@ def defaults() -> tuple[Rule, ...]:
     return tuple(rule for rule in rules().values() if rule.default)
 
 
-def check(about: Subject, chosen: Iterable[Rule]) -> tuple[Finding, ...]:
-    """What these rules find, each thing once, worst first.
+def check(about: Subject, chosen: Collection[Rule]) -> tuple[Finding, ...]:
+    """What these rules find, each thing once and by the rule that says most, worst first.
 
     What is about no line is where the function is defined.
 
@@ -65,10 +65,12 @@ def check(about: Subject, chosen: Iterable[Rule]) -> tuple[Finding, ...]:
         finding if finding.frame is not None else replace(finding, frame=about.place)
         for finding in found
     )
-    return tuple(sorted(located, key=badness))
+    subsumed = {rule.code: rule.subsumes for rule in chosen}
+    said = {(code, each.frame) for each in located for code in subsumed[each.code]}
+    return tuple(sorted((f for f in located if (f.code, f.frame) not in said), key=badness))
 
 
-def _explained(about: Subject, chosen: Iterable[Rule]) -> list[Finding]:
+def _explained(about: Subject, chosen: Collection[Rule]) -> list[Finding]:
     """What rules say of a function that could not be traced; none if that is not theirs to say."""
     return [finding for rule in chosen for finding in rule.explain(about)]
 

@@ -25,8 +25,8 @@ def finding(severity="warning", nbytes=None, code="JXO101", says="s", frame=None
 
 
 class Finds:
-    def __init__(self, *findings):
-        self.findings = findings
+    def __init__(self, *findings, subsumes=()):
+        self.findings, self.code, self.subsumes = findings, findings[0].code, subsumes
 
     def check(self, subject):
         return iter(self.findings)
@@ -37,6 +37,14 @@ def test_findings_come_worst_first_and_once():
     big, error = finding(nbytes=5, says="big"), finding("error", says="e")
     about = subject(jnp.sin, 1.0)
     assert check(about, [Finds(note, small), Finds(big, error, big)]) == (error, big, small, note)
+
+
+def test_one_problem_is_one_finding_of_the_rule_that_says_most():
+    here, there = ("m.py", 3, "f"), ("m.py", 4, "f")
+    exact = finding(code="JXO202", frame=here)
+    same, other = finding(frame=here), finding(frame=there)
+    found = check(subject(jnp.sin, 1.0), [Finds(same, other), Finds(exact, subsumes={"JXO101"})])
+    assert found == (other, exact)
 
 
 def test_linting_a_function_that_is_fine():

@@ -54,12 +54,7 @@ class CarriedArrayWrittenASliceAtATime(Rule):
     name: ClassVar[str] = "carried-array-written-a-slice-at-a-time"
 
     def check(self, subject: Subject) -> Iterator[Finding]:
-        selected = {
-            place.frame for place in costly(subject, "select")
-        }  # the same write, more exactly
         for place in costly(subject, "copy"):
-            if place.frame in selected:
-                continue
             yield self.finding(
                 subject,
                 says=f"the whole {place.size.shape} is copied in {place.steps}, to write a slice",
@@ -105,6 +100,7 @@ class SelectOverWholeArrayAroundAnUpdate(Rule):
 
     code: ClassVar[str] = "JXO202"
     name: ClassVar[str] = "select-over-whole-array-around-an-update"
+    subsumes: ClassVar[frozenset[str]] = frozenset({"JXO201"})
 
     def check(self, subject: Subject) -> Iterator[Finding]:
         for place in costly(subject, "select"):

@@ -209,6 +209,7 @@ class PredicateThatVmapTurnedIntoASelectOfLargeArrays(Rule):
 
     code: ClassVar[str] = "JXO303"
     name: ClassVar[str] = "predicate-that-vmap-turned-into-a-select-of-large-arrays"
+    subsumes: ClassVar[frozenset[str]] = frozenset({"JXO101", "JXO103", "JXO104"})
 
     def check(self, subject: Subject) -> Iterator[Finding]:
         copies: dict[Frame | None, list[Size]] = {}
