@@ -12,6 +12,7 @@ from rich.table import Table
 from jaxpr_opt.analysis.summary import Summary
 
 UNKNOWN = "unknown"
+SAME = "about the same"
 NOTABLE = 1.01
 """A smaller ratio is not worth a number."""
 
@@ -67,7 +68,7 @@ class Figure:
             return "gone" if self.before else "new"
         ratio = max(self.before / self.after, self.after / self.before)
         if ratio < NOTABLE:
-            return "about the same"
+            return SAME
         return f"÷ {factor(ratio)}" if self.after < self.before else f"x {factor(ratio)}"
 
     def columns(self) -> tuple[str, str, str, str]:

@@ -205,7 +205,7 @@ def _told(loop: Loop, steps: int) -> list[int]:
     times = UNKNOWN_TIMES if loop.times is None else loop.times
     if times <= steps:
         return list(range(times))
-    return [*range(steps - 1), times - 1] if steps > 1 else [0]
+    return [*range(steps - 1), times - 1]
 
 
 def _count(spans: Iterable[Instant | Loop], steps: int) -> int:

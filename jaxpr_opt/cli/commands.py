@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -15,6 +16,7 @@ from jaxpr_opt import figures, observe, registry
 from jaxpr_opt.cli import documentation, linting, measure
 from jaxpr_opt.diff import diff_graphs
 from jaxpr_opt.frames import blame
+from jaxpr_opt.html import page
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.report import Report, show
 from jaxpr_opt.report import report as put_together
@@ -127,18 +129,11 @@ def residuals(options: argparse.Namespace, console: Console) -> int:
 
 def report(options: argparse.Namespace, console: Console) -> int:
     """`jaxpr-opt report`."""
-    from jaxpr_opt.html import page
-    from jaxpr_opt.lint.run import lint
-
     made = _explained(options)
-    args, kwargs = made.arguments
-    findings = lint(made.subject.written, *args, **kwargs)
-    text = page(made.report, made.before, made.after, findings)
-    try:
-        options.html.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TargetError(f"--html {options.html}: {error.strerror or error}") from error
-    show(f"wrote {options.html} ({figures.bytes_text(len(text.encode()))})", console)
+    findings = linting.findings(made.subject.name, made.subject.written, made.arguments)
+    document = page(made.report, made.before, made.after, findings)
+    linting.save(Path(options.html), document)
+    show(f"wrote {options.html} ({figures.bytes_text(len(document.encode()))})", console)
     return 0
 
 

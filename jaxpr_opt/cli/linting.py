@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from jaxpr_opt.cli import documentation
 from jaxpr_opt.cli.main import complain
-from jaxpr_opt.lint import baseline, config, formats
+from jaxpr_opt.lint import Finding, baseline, config, formats
 from jaxpr_opt.lint.discover import Asked, targets
 from jaxpr_opt.lint.formats import text
 from jaxpr_opt.lint.options import Spec, parse
@@ -21,8 +22,9 @@ from jaxpr_opt.lint.result import Result
 from jaxpr_opt.lint.rule import FAMILIES, SECTIONS, Rule, capitalised, named, rules, summary
 from jaxpr_opt.lint.rule import documentation as sections
 from jaxpr_opt.lint.run import Run
+from jaxpr_opt.lint.target import Target
 from jaxpr_opt.report import plain, show
-from jaxpr_opt.targets import TargetError, resolve
+from jaxpr_opt.targets import Arguments, TargetError, resolve
 
 CODE = frozenset({"Example", "Instead"})
 """The sections of a rule's documentation that are code."""
@@ -61,6 +63,14 @@ def rule(options: argparse.Namespace, console: Console) -> int:
     else:
         show(contents() if chosen is None else page(chosen), console)
     return 0
+
+
+def findings(name: str, function: Callable[..., Any], arguments: Arguments) -> tuple[Finding, ...]:
+    """What `jaxpr-opt lint` says of one function, by the settings of the project."""
+    project = config.load(config.find(Path.cwd()))
+    target = Target(name=name, function=function, given=lambda: arguments)
+    (checked,) = Run(project, project.chosen(None, ()), stops=True).result([target]).targets
+    return checked.findings
 
 
 # -- lint ----------------------------------------------------------------------------------------
@@ -118,7 +128,7 @@ def _update(result: Result, path: Path | None) -> int:
     assert path is not None
     if result.errors:
         raise TargetError(f"{path} stays as it was: {result.errors[0].error}")
-    _save(path, baseline.written(result))
+    save(path, baseline.written(result))
     print(f"{path}: {result.summary()}")
     return 0
 
@@ -129,7 +139,7 @@ def _write(result: Result, options: argparse.Namespace, console: Console) -> Non
         if options.output is None:
             show(shown, console)
         else:
-            _save(Path(options.output), f"{plain(shown)}\n")
+            save(Path(options.output), f"{plain(shown)}\n")
     else:
         if options.statistics:
             raise TargetError("--statistics is for text: all other formats have every finding")
@@ -137,12 +147,13 @@ def _write(result: Result, options: argparse.Namespace, console: Console) -> Non
         if options.output is None:
             print(document)
         else:
-            _save(Path(options.output), f"{document}\n")
+            save(Path(options.output), f"{document}\n")
     if options.output is not None:
         print(text.headline(result))
 
 
-def _save(path: Path, document: str) -> None:
+def save(path: Path, document: str) -> None:
+    """Write a file that the user has asked for."""
     try:
         path.write_text(document, encoding="utf-8")
     except OSError as error:

@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -141,9 +140,7 @@ def _add_residuals(commands: Any) -> None:
 def _add_report(commands: Any) -> None:
     report = _command(commands, "report", "draw what explain says, as a page to look at", ())
     _add_target(report)
-    report.add_argument(
-        "--html", metavar="FILE", type=Path, required=True, help="where to write the page"
-    )
+    report.add_argument("--html", metavar="FILE", required=True, help="where to write the page")
 
 
 def _add_passes(commands: Any) -> None:

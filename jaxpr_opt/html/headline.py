@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxpr_opt.analysis.saved import saved
-from jaxpr_opt.figures import Figure, bytes_text, factor, figures
+from jaxpr_opt.figures import SAME, Figure, bytes_text, factor, figures
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.prose import plural
 from jaxpr_opt.ir import Graph
@@ -14,6 +14,16 @@ from jaxpr_opt.report import Report
 
 TOLD = 1.1
 """From which ratio on the verdict speaks of a figure."""
+WORDS = {
+    "peak_bytes": ("less memory", "more memory", "no memory"),
+    "kept": (
+        "less kept for the backward pass",
+        "more kept for the backward pass",
+        "nothing kept for the backward pass",
+    ),
+    "flops": ("fewer FLOPs", "more FLOPs", "no FLOPs"),
+}
+"""What the verdict speaks of, in this order: how it says that there is less, more, or none."""
 
 
 def header(report: Report, before: Graph, after: Graph, findings: Sequence[Finding]) -> Markup:
@@ -66,19 +76,14 @@ def verdict(report: Report, rows: Mapping[str, Figure]) -> str:
 
 def _gains(rows: Mapping[str, Figure]) -> Iterator[str]:
     """`14 × less memory`, for each figure that has notably changed."""
-    words = {
-        "peak_bytes": ("less memory", "more memory"),
-        "kept": ("less kept for the backward pass", "more kept for the backward pass"),
-        "flops": ("fewer FLOPs", "more FLOPs"),
-    }
-    for name, (less, more) in words.items():
+    for name, (less, more, none) in WORDS.items():
         row = rows.get(name)
         if row is None or not row.before:
             continue
         if row.after is None:
             yield "loops that stop when they are done"
         elif not row.after:
-            yield less.replace("less", "nothing").replace("fewer", "no")
+            yield none
         elif row.before / row.after >= TOLD:
             yield f"{factor(row.before / row.after)} × {less}"
         elif row.after / row.before >= TOLD:
@@ -96,13 +101,13 @@ def _card(row: Figure) -> Markup:
     _, before, after, change = row.columns()
     if row.before == row.after:
         return _plain_card(row)
-    notable = "÷" in change or "x" in change or change in {"gone", "new"}
-    tone = "better" if notable and (row.after or 0) < (row.before or 0) else "worse"
+    better = row.before is not None and row.after is not None and row.after < row.before
+    tone = "" if change == SAME else "better" if better else "worse"
     arrow = element("span", " → ", class_="arrow", role="img", aria_label="becomes")
     return element(
         "div",
         element("dt", row.label),
-        element("dd", change, class_=f"change {tone if notable else ''}") if change else None,
+        element("dd", change, class_=f"change {tone}".rstrip()) if change else None,
         element("dd", element("span", before, class_="was"), arrow, element("b", after)),
         element("dd", list(_bars(row.before, row.after)), class_="bars", aria_hidden="true"),
         class_="card",

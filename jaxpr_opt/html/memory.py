@@ -11,7 +11,7 @@ from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import SIZE, Chart, Column, Stretch, chart
 from jaxpr_opt.html.markup import Markup, element
-from jaxpr_opt.html.places import key
+from jaxpr_opt.html.places import name
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.pipeline import user_frame
 
@@ -164,8 +164,8 @@ def _figure(panel: Panel, shown: Picture) -> Markup:
 
 def _in_words(it: Chart) -> str:
     instant = it.peak.tick.instant
-    place = key(user_frame(instant.op))
-    where = f" at {place}" if place else ""
+    frame = user_frame(instant.op)
+    where = f" at {name(frame)}" if frame else ""
     return (
         f"peak: {bytes_text(instant.live)} live in {instant.op.name}{where},"
         f" {bytes_text(it.arguments)} of it arguments,"

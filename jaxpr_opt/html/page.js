@@ -14,18 +14,19 @@
   tip.hidden = true;
   document.body.append(tip);
 
+  const called = (place) => place.split(/[\\/]/).pop();
   const describe = ({ instants, values }, [, which, steps]) => {
     const [op, type, place, live, residual, backward, largest] = instants[which];
     const first = element("p");
     first.append(element("b", live), " live");
     const second = element("p");
     second.append(element("code", op), ` ${type}`);
-    const where = [place, steps, backward ? "backward" : ""].filter(Boolean).join(" · ");
+    const where = [called(place), steps, backward ? "backward" : ""].filter(Boolean).join(" · ");
     const rows = largest.map((each) => {
       const [label, type, bytes, kind, place] = values[each];
       const row = element("tr"), name = element("td");
       name.append(element("i", "", `swatch ${kind}`), element("code", label), ` ${type}`);
-      row.append(name, element("td", bytes, "number"), element("td", place));
+      row.append(name, element("td", bytes, "number"), element("td", called(place)));
       return row;
     });
     const table = element("table");

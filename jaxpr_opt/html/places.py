@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from pathlib import Path
 
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.html.markup import Markup, element
 
 
+@functools.cache
+def short(file: str) -> str:
+    """The path, from the current directory where it is below it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
 def key(frame: Frame | None) -> str:
     """What identifies the line: `data-at` of everything that comes from it; empty for nowhere."""
-    return "" if frame is None else f"{Path(frame[0]).name}:{frame[1]}"
+    return "" if frame is None else f"{short(frame[0])}:{frame[1]}"
+
+
+def name(frame: Frame) -> str:
+    """What the line is called where there is little room: without its folders."""
+    return f"{Path(frame[0]).name}:{frame[1]}"
 
 
 def anchor(file: str, line: int) -> str:
     """The id of a line in the source section."""
-    return f"L-{Path(file).name}-{line}"
+    return f"L-{re.sub(r'[^A-Za-z0-9.]+', '-', short(file))}-{line}"
 
 
 def link(frame: Frame | None) -> Markup:
@@ -23,4 +37,4 @@ def link(frame: Frame | None) -> Markup:
     if frame is None:
         return Markup()
     target = f"#{anchor(frame[0], frame[1])}"
-    return element("a", key(frame), href=target, data_at=key(frame), title=frame_text(frame))
+    return element("a", name(frame), href=target, data_at=key(frame), title=frame_text(frame))

@@ -14,7 +14,7 @@ from jaxpr_opt.html.excerpt import spans
 from jaxpr_opt.html.highlight import highlighted
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.notes import Note
-from jaxpr_opt.html.places import anchor
+from jaxpr_opt.html.places import anchor, key, short
 from jaxpr_opt.html.prose import plural
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.pipeline import user_frame
@@ -58,7 +58,7 @@ def margin(before: Graph, after: Graph, notes: Iterable[Note]) -> Margin:
     for note in notes:
         if note.frame is not None:
             by_spot[note.frame[:2]].append(note)
-    frames = map(user_frame, before.walk())
+    frames = map(user_frame, (*before.walk(), *after.walk()))
     kept = _kept(before), _kept(after)
     spots = {*(frame[:2] for frame in frames if frame is not None), *by_spot, *kept[0], *kept[1]}
     lines: defaultdict[str, set[int]] = defaultdict(set)
@@ -107,7 +107,7 @@ def _file(name: str, known: Margin) -> Markup:
     )
     return element(
         "details",
-        element("summary", element("code", Path(name).name), " ", element("small", name)),
+        element("summary", element("code", Path(name).name), " ", element("small", short(name))),
         element(
             "div",
             table,
@@ -136,7 +136,7 @@ def _rows(spot: Spot, code: Markup, known: Margin) -> Iterator[Markup]:
         element("td", element("code", code)),
         id=anchor(name, number),
         class_=_tone(before, after),
-        data_at=f"{Path(name).name}:{number}" if number in known.lines[name] else None,
+        data_at=key((name, number, "")) if number in known.lines[name] else None,
     )
     if notes := known.notes.get(spot):
         yield element("tr", *BLANK, element("td", _notes(notes)), class_="remarks")

@@ -17,6 +17,7 @@ from jaxpr_opt.diff import diff_graphs
 from jaxpr_opt.figures import Figure, bytes_text, number_text
 from jaxpr_opt.html import page
 from jaxpr_opt.html.headline import verdict
+from jaxpr_opt.html.places import anchor
 from jaxpr_opt.html.program import tree
 from jaxpr_opt.html.source import margin
 from jaxpr_opt.lint import Finding
@@ -133,7 +134,7 @@ def test_findings_stand_below_their_line():
     )  # fmt: skip
     nowhere = dataclasses.replace(finding, frame=None, says="it is nowhere")
     text = page_of(layers, X, N, findings=[finding, nowhere])
-    row = text.partition(f'id="L-{Path(__file__).name}-{line}"')[2].partition("</tr>")[2]
+    row = text.partition(f'id="{anchor(__file__, line)}"')[2].partition("</tr>")[2]
     remarks = row.partition("</tr>")[0]
     assert "JXO101 stacked-thing" in remarks
     assert "<code>x</code> is &lt;big&gt;: so it is" in remarks

@@ -44,4 +44,14 @@ def test_where_to_write_it_must_be_said(run):
 def test_a_file_that_cannot_be_written_is_one_line(run):
     code, out, err = run("--html", "no/such/folder.html")
     assert (code, out) == (2, "")
-    assert err == "jaxpr-opt: error: --html no/such/folder.html: No such file or directory\n"
+    assert err == "jaxpr-opt: error: cannot write no/such/folder.html: No such file or directory\n"
+
+
+def test_findings_are_those_of_lint_by_the_settings_of_the_project(run, tmp_path):
+    settings, written = tmp_path / "pyproject.toml", tmp_path / "out.html"
+    settings.write_text("[tool.jaxpr-opt.lint]\nmax-peak-bytes = '1 B'\n")
+    assert run("--grad", "--html", "out.html")[0] == 0
+    assert 'id="findings"' in written.read_text(encoding="utf-8")
+    settings.write_text("[tool.jaxpr-opt.lint]\nmax-peak-bytes = '1 B'\nignore = ['JXO6']\n")
+    assert run("--grad", "--html", "out.html")[0] == 0
+    assert 'id="findings"' not in written.read_text(encoding="utf-8")
