@@ -69,7 +69,7 @@ class Checked:
         if not self.figures:
             return ""
         kept, given = self.figures["residual_bytes"], self.figures["input_bytes"]
-        times = f", {kept / given:.1f} times the inputs" if kept and given else ""
+        times = f", {kept / given:.1f} times the inputs" if kept > given / 10 > 0 else ""
         peak = bytes_text(self.figures["peak_bytes"])
         return f"residuals {bytes_text(kept)}{times}; peak {peak}"
 
