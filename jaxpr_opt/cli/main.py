@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     console = Console(markup=False, highlight=False, emoji=False)
     try:
-        options = _parser().parse_args(argv)
+        options = parser().parse_args(argv)
         with _plain_warnings():
             code: int = options.run(options, console)
             sys.stdout.flush()
@@ -88,7 +88,8 @@ def _plain_warnings() -> Iterator[None]:
 # -- the grammar ---------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """What the command line may look like."""
     parser = _Parser(
         prog="jaxpr-opt",
         description="See what jaxpr_opt does to a JAX program.",
