@@ -12,6 +12,7 @@ from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import SIZE, Chart, Column, Stretch, chart
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.places import name
+from jaxpr_opt.html.prose import product
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.pipeline import user_frame
 
@@ -26,9 +27,7 @@ LABELLED = 0.08
 """A loop narrower than this share of the chart has no label."""
 FLAT = 0.4
 """A chart lower than this share of the other is offered at its own scale."""
-NESTED = 3
-"""Loops in each other whose lengths are told one by one."""
-GRID = 4
+GRID = 5
 """Lines of the grid, about."""
 
 
@@ -235,8 +234,9 @@ def _loop(stretch: Stretch) -> Markup:
 def _times(loop: Loop) -> str:
     """`× 8`; `× 2 × 2 × 2` for loops that are all there is in a step of the one around them."""
     nest = list(_nest(loop))
-    if len(nest) > NESTED and None not in nest:
-        return f"× {math.prod(filter(None, nest)):,} in {len(nest)} loops"
+    known = [times for times in nest if times is not None]
+    if len(known) == len(nest):
+        return f"× {product(known)}"
     return " ".join("while" if times is None else f"× {times:,}" for times in nest)
 
 

@@ -9,7 +9,7 @@ from jaxpr_opt.analysis.saved import saved
 from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.html.markup import Content, Markup, element
 from jaxpr_opt.html.places import link
-from jaxpr_opt.html.prose import plural
+from jaxpr_opt.html.prose import plural, product
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.residual_rows import Residual, compared
 
@@ -75,7 +75,7 @@ def _row(row: Residual, sizes: list[int], most: int) -> Markup:
         element("th", element("code", row.name), _remark(row), scope="row"),
         [_size(size, most) for size in sizes],
         element("td", element("code", row.shape)),
-        element("td", " × ".join(f"{each:,}" for each in times), class_="number"),
+        element("td", product(times), class_="number"),
         element("td", link(row.frame)),
         element("td", list(_readers(row))),
     )

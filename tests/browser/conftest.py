@@ -6,21 +6,8 @@ from pathlib import Path
 import pytest
 
 
-def _missing():
-    try:
-        import selenium  # noqa: F401
-    except ModuleNotFoundError:
-        return "selenium is not installed: pip install '.[browser]'"
-    for name in ("chromium", "chromedriver"):
-        if shutil.which(name) is None:
-            return f"there is no {name} on this machine"
-    return ""
-
-
 @pytest.fixture(scope="session")
 def browser():
-    if reason := _missing():
-        pytest.skip(reason)
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()

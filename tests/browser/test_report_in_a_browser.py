@@ -12,6 +12,10 @@ from jaxpr_opt import observe
 from jaxpr_opt.diff import diff_graphs
 from jaxpr_opt.html import page
 from jaxpr_opt.report import report
+from tests.browser.chromium import missing
+
+if reason := missing():
+    pytest.skip(reason, allow_module_level=True)
 
 WIDTHS = (400, 800, 1280, 1600)
 SCHEMES = ("light", "dark")

@@ -8,7 +8,7 @@ import pytest
 from jaxpr_opt.html.excerpt import spans
 from jaxpr_opt.html.highlight import highlighted
 from jaxpr_opt.html.markup import Markup, element, together
-from jaxpr_opt.html.prose import prose
+from jaxpr_opt.html.prose import product, prose
 
 
 def test_text_is_escaped_and_markup_is_not():
@@ -34,6 +34,14 @@ def test_contents_may_be_nested_and_missing():
 
 def test_what_a_sentence_quotes_is_code():
     assert prose("`f` is < `g`") == "<code>f</code> is &lt; <code>g</code>"
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [((), ""), ((1000,), "1,000"), ((24, 3), "24 × 3"), ((2,) * 8, "256 in 8 loops")],
+)
+def test_many_lengths_are_multiplied(factors, expected):
+    assert product(factors) == expected
 
 
 SOURCE = '''\
