@@ -144,9 +144,19 @@ def _memory(graph: Graph) -> Amounts:
     found = Amounts({ALIVE: peak_bytes(graph), ARGUMENTS: sum(v.nbytes for v in graph.inputs)})
     for op in graph.walk():
         for value in () if spreads(op) else op.results:
-            place = _place(value)
+            place = _place(_made(value))
             found[place] = max(found[place], value.nbytes)
     return found
+
+
+def _made(value: Value) -> Value:
+    """Of what a loop or a branch gives, the innermost value that it is made of."""
+    while value.op is not None and value.op.regions:
+        inner = value.op.regions[-1].outputs[value.op.results.index(value)]
+        if inner.op is None:
+            return value
+        value = inner
+    return value
 
 
 ALIVE = Place("all that is live")

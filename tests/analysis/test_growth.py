@@ -183,6 +183,15 @@ def test_one_iteration_of_a_while():
     assert grown(jnp.sum)["work"].iteration is None
 
 
+def test_a_stack_is_the_memory_of_the_line_that_makes_it():
+    trend = grown(jax.grad(stored))["peak_bytes"]
+    worst = {term.place for term in trend.faster(parse_limit("linear")) if term.place.frame}
+    assert {(place.what, place.frame[1]) for place in worst} == {
+        ("sin", line_of(stored)),
+        ("cos", line_of(stored)),
+    }
+
+
 def test_memory_of_many_small_arrays():
     """No array of an unrolled loop is large, all of them are."""
 
