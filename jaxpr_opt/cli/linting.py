@@ -19,15 +19,21 @@ from jaxpr_opt.lint.discover import Asked, targets
 from jaxpr_opt.lint.formats import text
 from jaxpr_opt.lint.options import Spec, parse
 from jaxpr_opt.lint.result import Result
-from jaxpr_opt.lint.rule import FAMILIES, SECTIONS, Rule, capitalised, named, rules, summary
+from jaxpr_opt.lint.rule import (
+    FAMILIES,
+    SECTIONS,
+    Rule,
+    capitalised,
+    named,
+    passages,
+    rules,
+    summary,
+)
 from jaxpr_opt.lint.rule import documentation as sections
 from jaxpr_opt.lint.run import Run
 from jaxpr_opt.lint.target import Target
 from jaxpr_opt.report import plain, show
 from jaxpr_opt.targets import Arguments, TargetError, resolve
-
-CODE = frozenset({"Example", "Instead"})
-"""The sections of a rule's documentation that are code."""
 
 
 def lint(options: argparse.Namespace, console: Console) -> int:
@@ -198,8 +204,10 @@ def page(rule: Rule) -> RenderableType:
         Text(f"{FAMILIES[rule.code[3]]}; {rule.severity}; {state} by default", "dim"),
     ]
     for title in SECTIONS:
-        body = sections(rule)[title]
-        body = body if title in CODE else capitalised(body)
         shown += [Text(), Text(title, "bold")]
-        shown += [documentation.code(body)] if title in CODE else documentation.prose(body)
+        for number, (is_code, body) in enumerate(passages(title, sections(rule)[title])):
+            shown += [Text()] if number else []
+            shown += (
+                [documentation.code(body)] if is_code else documentation.prose(capitalised(body))
+            )
     return Group(*shown)

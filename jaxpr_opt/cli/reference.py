@@ -12,8 +12,7 @@ from pathlib import Path
 
 from jaxpr_opt import registry
 from jaxpr_opt.cli.documentation import WHEN, Block, blocks, sentence, source
-from jaxpr_opt.cli.linting import CODE
-from jaxpr_opt.lint.rule import FAMILIES, Rule, capitalised, documentation, rules, summary
+from jaxpr_opt.lint.rule import FAMILIES, Rule, capitalised, documentation, passages, rules, summary
 from jaxpr_opt.pipeline import Pass
 
 NOTE = "<!-- Made by `python -m jaxpr_opt.cli.reference` from docstrings: edit those. -->"
@@ -47,13 +46,17 @@ def _rule(rule: Rule) -> Iterator[str]:
     state = "on by default" if rule.default else f"off by default: `--select {rule.code}`"
     yield from ("", f"### {rule.code} {rule.name}", "", f"*{rule.severity}, {state}*")
     for title, text in documentation(rule).items():
-        yield ""
-        if title in CODE:
-            yield from (f"**{title}**", "", f"```{_language(text)}", text, "```")
-        else:
-            first, *others = _prose(text)
-            yield f"**{title}.** {capitalised(first)}"
-            yield from others
+        heading = f"**{title}.** "
+        for is_code, passage in passages(title, text):
+            yield ""
+            if is_code:
+                yield from (f"**{title}**", "") if heading else ()
+                yield from (f"```{_language(passage)}", passage, "```")
+            else:
+                first, *others = _prose(passage)
+                yield f"{heading}{capitalised(first)}"
+                yield from others
+            heading = ""
 
 
 def _language(code: str) -> str:

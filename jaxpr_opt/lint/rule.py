@@ -33,6 +33,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 import textwrap
@@ -47,6 +48,8 @@ from jaxpr_opt.lint.subject import Subject
 
 SECTIONS = ("What", "Why", "Example", "Instead", "Thread")
 """What the documentation of a rule consists of, in this order."""
+CODE = frozenset({"Example", "Instead"})
+"""Those that are code, with a word about it below where it needs one."""
 FAMILIES: Mapping[str, str] = {
     "0": "comments",
     "1": "residuals",
@@ -185,6 +188,16 @@ def documentation(rule: Rule | type[Rule]) -> dict[str, str]:
             f" in this order; it has {', '.join(found) or 'none'}"
         )
     return sections
+
+
+def passages(title: str, text: str) -> Iterator[tuple[bool, str]]:
+    """The parts of a section, each with whether it is code."""
+    if title not in CODE or not text.startswith(" "):
+        yield title in CODE, text
+        return
+    paragraphs = text.split("\n\n")  # next to prose, code is what is indented
+    for is_code, group in itertools.groupby(paragraphs, lambda each: each.startswith(" ")):
+        yield is_code, textwrap.dedent("\n\n".join(group))
 
 
 def summary(rule: Rule) -> str:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpr_opt.lint import rule
-from jaxpr_opt.lint.rule import Rule, documentation, named, register, rules
+from jaxpr_opt.lint.rule import Rule, documentation, named, passages, register, rules
 
 DOC = """What: a sum of a sum.
 And more about it.
@@ -73,6 +73,16 @@ def test_sections_of_a_docstring():
     assert sections["What"] == "a sum of a sum.\nAnd more about it."
     assert sections["Example"] == "x + y\n    + z"
     assert sections["Thread"] == "https://github.com/jax-ml/jax/issues/8239"
+
+
+def test_code_may_have_a_word_below_it():
+    mixed = "    x = 1\n\n    y = 2\n\nThat is shorter,\nand faster.\n\nMuch."
+    assert list(passages("Instead", mixed)) == [
+        (True, "x = 1\n\ny = 2"),
+        (False, "That is shorter,\nand faster.\n\nMuch."),
+    ]
+    assert list(passages("Instead", "if x:\n    y")) == [(True, "if x:\n    y")]
+    assert list(passages("Why", "because")) == [(False, "because")]
 
 
 def test_rules_are_in_order_of_codes_and_have_families():

@@ -20,7 +20,7 @@ from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.formats.text import cost_text
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.result import Checked, How, Result
-from jaxpr_opt.lint.rule import FAMILIES, Rule, documentation, summary
+from jaxpr_opt.lint.rule import FAMILIES, Rule, documentation, passages, summary
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 ROOT = "%SRCROOT%"
@@ -69,12 +69,10 @@ def _driver(result: Result) -> dict[str, Any]:
 
 def _rule(rule: Rule) -> dict[str, Any]:
     sections = documentation(rule)
-    blocks = [
-        f"**{title}**\n\n```\n{text}\n```"
-        if title in {"Example", "Instead"}
-        else f"**{title}**\n\n{text}"
-        for title, text in sections.items()
-    ]
+    blocks = []
+    for title, text in sections.items():
+        blocks.append(f"**{title}**")
+        blocks += [f"```\n{t}\n```" if is_code else t for is_code, t in passages(title, text)]
     return {
         "id": rule.code,
         "name": rule.name,
