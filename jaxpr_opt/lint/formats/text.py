@@ -88,7 +88,7 @@ def _indented(text: Text) -> RenderableType:
 
 def _figures(result: Result) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("target")
+    table.add_column("target", overflow="fold")
     for label in FIGURES.values():
         table.add_column(label, justify="right")
     for each in result.targets:
