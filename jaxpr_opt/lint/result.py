@@ -23,7 +23,7 @@ How = Literal["comment", "path", "target", "baseline"]
 FIGURES: Mapping[str, str] = {
     "input_bytes": "inputs",
     "residual_bytes": "residuals",
-    "peak_bytes": "peak memory, estimated",
+    "peak_bytes": "peak, estimated",
 }
 """What is measured of every target, in bytes, and how it is called."""
 

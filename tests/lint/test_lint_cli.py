@@ -104,7 +104,7 @@ def test_a_function_and_its_arguments(run):
     assert json.loads(run("lint", "lint_model.py:loss", *given, "--format", "json")[1])
     given = ("--args", "f32[8,8]", "f32[64,8]", "--grad", "--statistics")
     titles, figures, *_ = run("lint", "lint_model.py:loss", *given)[1].splitlines()
-    assert titles.split() == ["target", "inputs", "residuals", "peak", "memory,", "estimated"]
+    assert titles.split() == ["target", "inputs", "residuals", "peak,", "estimated"]
     assert figures.split()[:5] == ["lint_model.py:loss", "2.3", "kB", "4.1", "kB"]
 
 
