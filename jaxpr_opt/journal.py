@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jaxpr_opt.ir import Graph, Op, Phase, Scan, Value, While
+from jaxpr_opt.ir import Graph, Op, Phase, Region, Scan, Value, While
 from jaxpr_opt.text_params import type_text
 
 Frame = tuple[str, int, str]
@@ -40,13 +40,16 @@ class Size:
 
 def size_of(value: Value) -> Size:
     """The size of a value, which is made in every step of the loops around it."""
-    lengths: list[int | None] = []
-    around = value.region.owner if value.region is not None else None
-    while isinstance(around, Op):
-        if isinstance(around, Scan | While):
-            lengths.append(around.length if isinstance(around, Scan) else None)
-        around = around.parent
-    return Size(type_text(value.aval), value.nbytes, tuple(reversed(lengths)))
+    return Size(type_text(value.aval), value.nbytes, lengths_around(value.region))
+
+
+def lengths_around(region: Region | None) -> tuple[int | None, ...]:
+    """How many steps the loops take that a region is in, as for `Size`."""
+    around = None if region is None else region.owner
+    if not isinstance(around, Op):
+        return ()
+    own = around.length if isinstance(around, Scan) else None
+    return (*lengths_around(around.region), *([own] if isinstance(around, Scan | While) else []))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cli.main import main
 from jaxpr_opt.lint.rule import named
 from jaxpr_opt.lint.run import check, lint
 from jaxpr_opt.lint.subject import subject
@@ -88,6 +89,14 @@ def test_a_gradient_through_a_while_is_a_finding_and_no_traceback(around):
     assert finding.frame[0] == threads.__file__
     assert finding.frame[1] == threads.newton.__code__.co_firstlineno + 7
     assert "`lax.scan`" in finding.fix
+
+
+def test_on_the_command_line_it_is_a_finding_too(capsys):
+    target = f"{threads.__file__}:newton"
+    assert main(["lint", target, "--grad", "--args", "f32[]"]) == 1
+    out = capsys.readouterr().out
+    assert "JXO302 while-loop-on-a-differentiated-path" in out
+    assert "Traceback" not in out
 
 
 def test_forward_mode_through_a_while_is_fine():

@@ -7,6 +7,7 @@ Each is the call, or the gradient, that the thread is about, at a size at which 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 
 def f32(*shape):
@@ -202,6 +203,31 @@ def power(x, n):
     return lax.fori_loop(0, n, lambda _, y: y * x, x)  # finding: JXO302
 
 
+def misnamed_policy(weights, x):
+    """maxtext#4990: what is offloaded is byte for byte what it was before, as nothing has the
+    name."""
+
+    def layer(x, weight):
+        return checkpoint_name(jnp.tanh(x @ weight), "mlpwi"), None
+
+    policy = jax.checkpoint_policies.save_only_these_names("decoder_layer_input")
+    x, _ = lax.scan(jax.checkpoint(layer, policy=policy), x, weights)  # finding: JXO401
+    return jnp.sum(x)
+
+
+def decoding(params, tokens):
+    """jax#15906: an array that is filled row by row, and read whole by each step."""
+
+    def step(carry, t):
+        x, cache = carry
+        cache = lax.dynamic_update_slice(cache, (x + tokens[t])[None], (t, 0))  # finding: JXO104
+        scores = jnp.where(jnp.arange(cache.shape[0]) <= t, cache @ (x @ params), -1e9)
+        return (jnp.tanh(jax.nn.softmax(scores) @ cache), cache), None
+
+    init = jnp.zeros(tokens.shape[1]), jnp.zeros_like(tokens)
+    return jnp.sum(lax.scan(step, init, jnp.arange(tokens.shape[0]))[0][0])
+
+
 def many_scalars(rates, xs):
     """jax#40150: nodes by name, a scalar each."""
 
@@ -229,5 +255,7 @@ PROGRAMS = [
     (jax.grad(vmapped_branches), (WEIGHTS, f32(32, 256), flags(32, 64))),
     (jax.grad(newton), (f32(),)),
     (jax.value_and_grad(power), (f32(), i32())),
+    (jax.grad(misnamed_policy), (f32(8, 256, 256), f32(64, 256))),
+    (jax.grad(decoding), (f32(64, 64), f32(512, 64))),
 ]
 """Those that the default rules report, with the types of their arguments."""

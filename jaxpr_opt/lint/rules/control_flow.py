@@ -13,7 +13,7 @@ from jaxpr_opt.analysis.skips import Skip
 from jaxpr_opt.figures import bytes_text, formula_text
 from jaxpr_opt.frames import Frame, raised_at
 from jaxpr_opt.ir import Cond, Op, Region, Scan, Value
-from jaxpr_opt.journal import Size, size_of
+from jaxpr_opt.journal import Size, lengths_around, size_of
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
@@ -59,33 +59,49 @@ class LoopCouldStopEarly(Rule):
     name: ClassVar[str] = "loop-could-stop-early"
 
     def check(self, subject: Subject) -> Iterator[Finding]:
-        places = _early_places(subject)
-        sizes: dict[Frame | None, Size] = {}
-        for op in subject.graph.walk():
-            if isinstance(op, Scan) and (frame := user_frame(op)) in places and _stops(op):
-                size = _idle(op)
-                if frame not in sizes or sizes[frame].total < size.total:
-                    sizes[frame] = size
-        for frame, size in sizes.items():
-            if subject.is_worth(size.total):
-                yield self._finding(subject, frame, size, places[frame])
-
-    def _finding(self, subject: Subject, frame: Frame | None, size: Size, refusal: str) -> Finding:
         instead = (
             "put `jax.checkpoint` on the step, or use `lax.while_loop` where nothing is"
             " differentiated"
         )
-        left = f"; `optimize` leaves it: {refusal}" if refusal else ""
-        return self.finding(
-            subject,
-            says=f"all {size.lengths[-1]:,} steps are taken, though the loop may be done before",
-            reason=f"a step that does nothing still makes {bytes_text(size.nbytes)}{left}",
-            fix=instead if refusal else f"`optimize` does it ({EARLY}); or {instead}",
-            frame=frame,
-            bytes=size.total,
-            formula=formula_text(size.nbytes, size.lengths),
-            fixed_by="" if refusal else EARLY,
-        )
+        for frame, loop in stopping(subject).items():
+            left = f"; `optimize` leaves it: {loop.refusal}" if loop.refusal else ""
+            yield self.finding(
+                subject,
+                says=f"all {loop.steps:,} steps are taken, though the loop may be done before",
+                reason=f"a step that does nothing still makes {bytes_text(loop.idle.nbytes)}{left}",
+                fix=instead if loop.refusal else f"`optimize` does it ({EARLY}); or {instead}",
+                frame=frame,
+                bytes=loop.idle.total,
+                formula=formula_text(loop.idle.nbytes, loop.idle.lengths),
+                fixed_by="" if loop.refusal else EARLY,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """A loop, or a nest of loops in one line, that stops for good."""
+
+    idle: Size
+    """What a step makes that is not taken; in a nest, a step of the outermost loop."""
+    steps: int
+    """At most so many are taken."""
+    refusal: str
+    """Why `optimize` does not stop it early; empty if it does."""
+
+
+def stopping(subject: Subject) -> dict[Frame | None, Stopping]:
+    """The loops that are worth stopping early, by line."""
+    found: dict[Frame | None, Stopping] = {}
+    places = _early_places(subject)
+    for op in subject.graph.walk():
+        if isinstance(op, Scan) and (frame := user_frame(op)) in places and _stops(op):
+            known = found.get(frame)
+            found[frame] = Stopping(
+                max(_idle(op), known.idle if known else _idle(op), key=lambda size: size.total),
+                max(_steps(op), known.steps if known else 0),
+                places[frame],
+            )
+    return {frame: loop for frame, loop in found.items() if subject.is_worth(loop.idle.total)}
 
 
 def _early_places(subject: Subject) -> dict[Frame | None, str]:
@@ -104,14 +120,23 @@ def _stops(scan: Scan) -> bool:
     return any(isinstance(each.skip, Skip) and each.skip.kind == "carried" for each in matches)
 
 
+def _steps(scan: Scan) -> int:
+    """How many steps the loops take that are written in one line, a scan being the innermost."""
+    steps, around = scan.length, scan.parent
+    while around is not None:
+        if isinstance(around, Scan) and user_frame(around) == user_frame(scan):
+            steps *= around.length
+        around = around.parent
+    return steps
+
+
 def _idle(scan: Scan) -> Size:
     """What the steps of a scan make, whether or not they are skipped.
 
     A step that stores what it starts from, as one under a checkpoint does, stores the least it can.
     """
     stored = sum(stack.value.nbytes for stack in scan.stacks if stack.value.op is not None)
-    around = size_of(scan.body.params[0]) if scan.body.params else Size("", 0, (scan.length,))
-    return Size("", stored + _computed(scan.body), around.lengths)
+    return Size("", stored + _computed(scan.body), lengths_around(scan.body))
 
 
 def _computed(region: Region) -> int:

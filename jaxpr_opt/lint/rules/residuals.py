@@ -12,6 +12,7 @@ from jaxpr_opt.figures import formula_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
+from jaxpr_opt.lint.rules.control_flow import stopping
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.residual_rows import Key, argument_names, key
@@ -186,8 +187,9 @@ class DummyOfAnUntakenBranch(_StoredInVain):
     )  # fmt: skip
 
     def check(self, subject: Subject) -> Iterator[Finding]:
+        told = stopping(subject)  # a loop that stops for good is told once: where it is
         for each in excess(subject, "dummy"):
-            if each.is_fixed:
+            if each.is_fixed and user_frame(each.cause.loop) not in told:
                 yield self.found(
                     subject,
                     each,
@@ -267,6 +269,7 @@ class WholeBufferStoredPerStep(_StoredInVain):
 
     code: ClassVar[str] = "JXO104"
     name: ClassVar[str] = "whole-buffer-stored-per-step"
+    subsumes: ClassVar[frozenset[str]] = frozenset({"JXO201"})
     passes: ClassVar = (
         "undo-carried-writes", "stack-carried-updates", "narrow-carried-arrays", "narrow-reads",
         "replay-steps", "narrow-residuals",
