@@ -30,13 +30,10 @@ def takes_over(use: Use, end: Op | None = None) -> bool:
     waits for all that one waits for.
     """
     value = buffer_of(use.op.operands[use.position])
-    owner = value.owner if value.op is not None or value.region is None else value.region.owner
-    if isinstance(value, Constant) or not isinstance(owner, Op) or isinstance(owner, Call):
-        return False
-    if not _reaches(use.op, value):
+    if isinstance(value, Constant) or not _reaches(use.op, value):
         return False
     others = (each for each in _readers(value) if each != use and each.op is not end)
-    return all(_is_done(each.op, end or use.op) for each in others)
+    return all(_is_done(each.op, end or use.op) for each in others) and _is_owned(value)
 
 
 def buffer_of(value: Value) -> Value:
@@ -51,6 +48,20 @@ def is_view(op: Op) -> bool:
     if op.name == "convert_element_type":  # of the weak type only
         return bool(op.operands[0].dtype == op.result.dtype)
     return op.name in VIEWS
+
+
+def _is_owned(value: Value) -> bool:
+    """Whether a value is the program's: made by it, a row of a stream, a carry of a loop.
+
+    A call may have what the caller may.
+    """
+    if value.op is not None:
+        return True
+    region = value.region
+    assert region is not None
+    if isinstance(region.owner, Call):
+        return takes_over(Use(region.owner, region.params.index(value)))
+    return isinstance(region.owner, Op)
 
 
 def _reaches(op: Op, value: Value) -> bool:

@@ -18,12 +18,12 @@ from jaxpr_opt.account import PassReport, accounts
 from jaxpr_opt.analysis.growth import Growth, growth
 from jaxpr_opt.analysis.liveness import peak_bytes
 from jaxpr_opt.analysis.saved import Saved, saved
-from jaxpr_opt.frames import Frame, is_machinery
+from jaxpr_opt.frames import Frame, blame, is_machinery
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.lint.options import Mode, Options
 from jaxpr_opt.residual_rows import Key, bytes_by_key
-from jaxpr_opt.targets import Arguments, types
+from jaxpr_opt.targets import Arguments, TargetError, types
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,18 @@ class Subject:
         if self.scaling is None:
             return None
         *smaller, largest = self.scaling.sizes
-        return growth({largest: self.graph} | {size: self.at(size).graph for size in smaller})
+        return growth({largest: self.graph} | {size: self._graph_at(size) for size in smaller})
+
+    def _graph_at(self, size: int) -> Graph:
+        about = self.at(size)
+        try:
+            return about.graph
+        except (Exception, SystemExit) as error:
+            assert self.scaling is not None
+            at = f"{self.scaling.name}={size}"
+            raise TargetError(
+                f"{self.name} raised while tracing at {at}: {blame(error)}"
+            ) from error
 
     def is_worth(self, nbytes: int) -> bool:
         """Whether something of this size is worth a finding, here and by the options."""

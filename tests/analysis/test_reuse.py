@@ -1,5 +1,6 @@
 """Who may write into which buffer."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -86,3 +87,18 @@ def test_a_branch_takes_over_what_only_the_other_branch_reads():
 
     assert in_place(program, "bool[]", "f32[4]") == [True]
     assert in_place(kept, "bool[]", "f32[4]") == [False]
+
+
+def test_a_call_takes_over_what_its_caller_may():
+    called = jax.jit(lambda xs: write(xs, 1.0), donate_argnums=0)
+
+    def program(xs):
+        return called(xs + 1)
+
+    def kept(xs):
+        ys = xs + 1
+        return called(ys), ys
+
+    assert in_place(program, "f32[4]") == [True]
+    assert in_place(kept, "f32[4]") == [False]
+    assert in_place(called, "f32[4]") == [False]

@@ -1,13 +1,18 @@
 """What programs do over a whole run: the parts of an array that they touch."""
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
+import jaxpr_opt
+from jaxpr_opt import observe
 from jaxpr_opt.analysis.work import works
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.testing import traced
+from tests.generate import BUFFERS, RECIPES, arguments
 
 N = 1000
 
@@ -100,3 +105,14 @@ def test_of_branches_the_dearest_counts():
 
 def test_custom_derivatives_are_looked_into():
     assert work(jax.nn.relu, "f32[8]")[0] >= 64
+
+
+@hypothesis.settings(max_examples=10)
+@hypothesis.given(RECIPES | BUFFERS, st.booleans())
+def test_generated_programs(recipe, is_optimized):
+    """Of whatever shape a program is, its work is told: ops that do something, and no others."""
+    fun = jaxpr_opt.optimize(recipe) if is_optimized else recipe
+    graph, _ = observe.as_it_is(fun, arguments(2, 0.7), {})
+    found = works(graph)
+    assert found
+    assert all(each.amount > 0 for each in found)

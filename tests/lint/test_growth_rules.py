@@ -118,9 +118,8 @@ def lint(tmp_path, monkeypatch, capsys):
     (tmp_path / "grows.py").write_text(PROGRAMS)
     monkeypatch.chdir(tmp_path)
 
-    def run(*options, args_from="grows.py:arguments"):
-        given = ["grows.py:written", "--mode", "gradient", "--args-from", args_from, *options]
-        code = main(["lint", *given])
+    def run(*options, target="grows.py:written", args_from="grows.py:arguments"):
+        code = main(["lint", target, "--mode", "gradient", "--args-from", args_from, *options])
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 
@@ -166,3 +165,16 @@ def test_mistakes_are_told_in_one_line(lint, options, says):
     code, out, err = lint(*options)
     assert code == 2
     assert says in " ".join((out + err).split())
+
+
+def test_a_size_that_does_not_work(lint, tmp_path):
+    (tmp_path / "odd.py").write_text(
+        "import jax\n"
+        "def halves(xs):\n"
+        "    return xs.reshape(2, -1).sum(0)\n"
+        "def arguments(T):\n"
+        "    return (jax.ShapeDtypeStruct((T,), 'float32'),)\n"
+    )
+    code, out, err = lint("--scale", "T=3,8", target="odd.py:halves", args_from="odd.py:arguments")
+    assert code == 2
+    assert "odd.py:halves raised while tracing at T=3: TypeError" in " ".join((out + err).split())
