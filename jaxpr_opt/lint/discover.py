@@ -88,9 +88,7 @@ def _module(name: str, asked: Asked) -> list[Target]:
     """Marked functions, then those that are optimised and not marked."""
     module = load_module(name)
     marks = marked(module.__name__)
-    optimized = {
-        key: value for key, value in vars(module).items() if unwrap_safely(value) is not None
-    }
+    optimized = {key: each for key, each in vars(module).items() if unwrap(each) is not None}
     found = [_marked(f"{name}:{mark.name}", _outermost(mark, module), mark) for mark in marks]
     for key, value in optimized.items():
         if _mark_of(value, marks) is None and value.__module__ == module.__name__:
@@ -101,11 +99,6 @@ def _module(name: str, asked: Asked) -> list[Target]:
             f" @jaxpr_opt.lint_target: write {name}:function"
         )
     return found
-
-
-def unwrap_safely(value: Any) -> Any:
-    """What an optimised function was made from; None for everything else in a module."""
-    return unwrap(value) if callable(value) else None
 
 
 def _mark_of(function: Callable[..., Any], marks: Iterable[Mark]) -> Mark | None:

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 from jaxpr_opt import observe
 from jaxpr_opt.analysis.powers import parse_limit
@@ -30,6 +30,8 @@ from jaxpr_opt.targets import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+MAX_LAYERS = 100
+"""Of decorators: there are objects that say of every attribute that they have it."""
 HINT = "give arguments with --args or --args-from, or mark it: @jaxpr_opt.lint_target(args=...)"
 
 Given = Callable[..., Any] | Sequence[Any] | None
@@ -215,9 +217,10 @@ def is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
 def _layers(fun: Any) -> list[Any]:
     """A function, and all that is wrapped in it."""
     layers = [fun]
-    while True:
+    while len(layers) < MAX_LAYERS:
         origin = unwrap(layers[-1])
         inner = origin.fun if origin is not None else getattr(layers[-1], "__wrapped__", None)
         if inner is None:
-            return layers
-        layers.append(cast("Callable[..., Any]", inner))
+            break
+        layers.append(inner)
+    return layers

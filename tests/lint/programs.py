@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -40,6 +42,9 @@ def below(w, xs):
 @jaxpr_opt.optimize
 def unmarked(w, xs):
     return loss(w, xs)
+
+
+anything = mock.call  # says of every attribute that it has it, `__wrapped__` too
 
 
 def boom(x):
