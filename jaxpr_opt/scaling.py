@@ -47,6 +47,14 @@ class GrowthReport:
             **{trend.measure: _trend_to_dict(trend, path) for trend in self.growth.trends},
         }
 
+    def sentence(self) -> str:
+        """`residuals O(T), work O(T^2), peak memory O(T)`."""
+        orders = (
+            (LABELS[trend.measure][0], order_text(trend.exponent, self.size))
+            for trend in self.growth.trends
+        )
+        return ", ".join(f"{label} {order}" for label, order in orders)
+
     def __str__(self) -> str:
         return plain(self)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxpr_opt.lint import config
+
 yaml = pytest.importorskip("yaml", reason="pip install pyyaml")
 
 ROOT = Path(__file__).parent.parent
@@ -139,3 +141,25 @@ def test_the_hook_is_told_no_files():
     assert re.search(HOOK["files"], "a/b.py")
     assert re.search(HOOK["files"], "pyproject.toml")
     assert not re.search(HOOK["files"], "README.md")
+
+
+# -- their documentation -------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "ci.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_what_the_page_says_of_the_action_and_the_hook():
+    steps, hooks = map(yaml.safe_load, blocks("yaml"))
+    (ours,) = [step for step in steps if "jaxpr-opt" in step.get("uses", "")]
+    assert ours["with"].keys() <= ACTION["inputs"].keys()
+    assert hooks[0]["hooks"] == [{"id": HOOK["id"]}]
+
+
+def test_the_settings_on_the_page(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(*blocks("toml"))
+    (target,) = config.load(tmp_path / "pyproject.toml").targets.values()
+    assert (target.spec.growth, target.spec.scale.sizes) == ("O(T)", (64, 128, 256))

@@ -152,6 +152,11 @@ def test_growth_for_machines(lint):
     assert (term["file"], term["line"], term["what"]) == ("grows.py", LINE, "scatter")
 
 
+def test_growth_in_a_pull_request(lint):
+    _, out, _ = lint("--scale", "T=64,128,256", "--format", "markdown")
+    assert "`grows.py:written` grows as residuals O(T), work O(T^2), peak memory O(T)." in out
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

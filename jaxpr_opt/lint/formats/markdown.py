@@ -25,6 +25,10 @@ def _lines(result: Result) -> Iterator[str]:
     if result.targets:
         yield ""
         yield from _targets(result.targets)
+    for each in result.targets:
+        if each.growth is not None:
+            yield ""
+            yield f"{_code(each.name)} grows as {each.growth.sentence()}."
     for each in result.errors:
         yield ""
         yield f"{SIGNS['error']} {_inline(each.error)}"
