@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxpr_opt.cli import main
 from jaxpr_opt.lint.options import Options, Spec, parse
+from jaxpr_opt.lint.rule import documentation
 from jaxpr_opt.lint.rules.growth import GrowthOverLimit, SuperlinearResiduals
 from jaxpr_opt.lint.target import Target
 from jaxpr_opt.targets import TargetError
@@ -108,6 +109,15 @@ def test_linear_residuals_are_fine():
 def test_a_limit_of_another_size():
     with pytest.raises(TargetError, match=r"t: growth is 'O\(N\)': the size is called steps"):
         found(GrowthOverLimit, written, growth="O(N)")
+
+
+@pytest.mark.parametrize("rule", [GrowthOverLimit, SuperlinearResiduals])
+def test_the_examples_of_the_documentation(rule):
+    limit = {"growth": "O(steps)"} if rule is GrowthOverLimit else {}
+    for title, is_found in (("Example", True), ("Instead", False)):
+        scope = {"jax": jax, "jnp": jnp, "lax": lax}
+        exec(documentation(rule)[title], scope)
+        assert bool(found(rule, scope["loss"], **limit)) == is_found, title
 
 
 # -- the command line ----------------------------------------------------------------------------

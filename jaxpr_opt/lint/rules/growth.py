@@ -14,7 +14,7 @@ from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.scaling import LABELS, by_line
 
 INSTEAD = {
-    "residual_bytes": "keep less per step (`jax.checkpoint`, or streams and stacks of rows)",
+    "residual_bytes": "keep less per step: `jax.checkpoint` keeps what the step is given",
     "work": "touch a row per step instead of the array: read it as a stream (xs), write a stack"
     " (ys)",
     "peak_bytes": "make the array a piece at a time",
@@ -36,7 +36,8 @@ class GrowthOverLimit(Rule):
         # pyproject.toml: scale = "T=64,128,256", growth = "O(T)"
         def loss(xs):
             def step(ys, i):
-                return ys.at[i].set(jnp.sin(ys[i - 1] + xs[i])), None  # O(T^2) work in the gradient
+                y = jnp.sin(ys[i - 1] + xs[i])
+                return ys.at[i].set(y), None  # O(T^2) work in the gradient
             ys, _ = lax.scan(step, jnp.zeros_like(xs), jnp.arange(1, len(xs)))
             return jnp.sum(ys)
 
@@ -76,13 +77,19 @@ class SuperlinearResiduals(Rule):
     Example::
 
         def loss(xs):
-            def step(c, i):
-                return jnp.sin(c) * xs[i], None  # cos(c), as long as xs, is kept in every step
-            return jnp.sum(lax.scan(step, xs, jnp.arange(len(xs)))[0])
+            def row(_, x):
+                weights = jax.nn.softmax(x * xs)  # as long as xs, kept for each x
+                return None, weights @ xs
+            return jnp.sum(lax.scan(row, None, xs)[1])
 
     Instead::
 
-        step = jax.checkpoint(step)  # or say that it is meant: growth = "O(T^2)"
+        def loss(xs):
+            @jax.checkpoint  # or say that it is meant: growth = "O(T^2)"
+            def row(_, x):
+                weights = jax.nn.softmax(x * xs)
+                return None, weights @ xs
+            return jnp.sum(lax.scan(row, None, xs)[1])
 
     Thread: https://github.com/jax-ml/jax/issues/10197
     """
