@@ -56,8 +56,7 @@ def _follow(
 def _hop(use: Use, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]]) -> bool:
     op = use.op
     if isinstance(op, Scan) and use.position >= op.num_carries:
-        stream = op.streams[use.position - op.num_carries]
-        return _follow(stream.param, row, (*hops, Rows(op)), found)
+        return _follow(op.body.params[use.position], row, (*hops, Rows(op)), found)
     if op.name != "reshape" or op.params.get("dimensions") is not None:
         return False
     # Only the leading axes may be reshaped: what they hold, a row, must stay whole.

@@ -31,6 +31,14 @@ def test_what_is_said_of_a_copy():
     assert finding.formula == "1000 x 200 kB"
 
 
+def test_nobody_knows_how_often_a_while_runs():
+    (finding,) = lint(threads.update_in_a_vmapped_while, f32(10, 30_000), i32(10))
+    assert finding.says == (
+        "a select goes over the whole f32[10,30000] in every step, to write a slice or not"
+    )
+    assert (finding.formula, finding.bytes) == ("n x 1.2 MB", 1_200_000)
+
+
 def test_what_no_pass_can_fix_says_why_and_what_to_write():
     def heap(values, places):
         def step(values, i):

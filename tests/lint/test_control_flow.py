@@ -124,6 +124,9 @@ def test_what_is_said_of_a_vmapped_branch():
     assert finding.shape == "f32[32,256,256]"
     assert finding.formula == "64 x 8.39 MB"
     assert "one copy for each row" in finding.says
+    assert finding.fix.startswith("compute the branch for the whole batch")
+    (finding,) = of_rule("JXO303", jax.grad(threads.vmapped_branches), *args)
+    assert finding.fix.startswith("`optimize` keeps the copies from being stored; to have none, ")
 
 
 def test_a_vmapped_branch_that_reads_its_own_row_only_is_a_select_like_any():

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxpr_opt import registry
 from jaxpr_opt.analysis.skips import Skip
+from jaxpr_opt.analysis.summary import residual_bytes
 from jaxpr_opt.figures import bytes_text, formula_text
 from jaxpr_opt.frames import Frame, raised_at
 from jaxpr_opt.ir import Cond, Op, Region, Scan, Value
@@ -241,6 +242,12 @@ class PredicateThatVmapTurnedIntoASelectOfLargeArrays(Rule):
         for op in subject.graph.walk():
             if _guards_a_copy(op):
                 copies.setdefault(user_frame(op), []).append(size_of(op.result))
+        fix = (
+            "compute the branch for the whole batch, and choose its results:"
+            " `jnp.where(p, new, old)`"
+        )
+        if copies and 2 * residual_bytes(subject.optimized) < residual_bytes(subject.graph):
+            fix = f"`optimize` keeps the copies from being stored; to have none, {fix}"
         for frame, sizes in copies.items():
             largest = max(sizes, key=lambda size: size.total)
             if subject.is_worth(sum(size.total for size in sizes)):
@@ -249,8 +256,7 @@ class PredicateThatVmapTurnedIntoASelectOfLargeArrays(Rule):
                     says=f"`vmap` makes this `cond` a select, and a {largest.shape} of what its"
                     " branches read: one copy for each row of the batch",
                     reason="with one predicate a row, both branches are computed for every row",
-                    fix="compute the branch for the whole batch, and choose its results:"
-                    " `jnp.where(p[:, None], new, old)`",
+                    fix=fix,
                     frame=frame,
                     shape=largest.shape,
                     bytes=sum(size.total for size in sizes),
