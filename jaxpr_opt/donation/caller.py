@@ -190,15 +190,20 @@ def shared(value: Any) -> str:
     """What leads to something inside `value`, other than `value` itself; empty if nothing does."""
     if weakref.getweakrefcount(value):
         return "has weak references"
+    if type(value) is compat.Array:
+        return ""
     children = _children(value)
     if children is None:
         return "holds arrays in a way that is not understood"
     for child, count in zip(children, _child_references(children), strict=True):
-        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(child)):
-            if count != EXPECTED.child:
-                return "holds something that is referred to elsewhere"
-            if why := shared(child):
-                return why
+        if type(child) is compat.Array:
+            alone = count == EXPECTED.child and not weakref.getweakrefcount(child)
+        elif any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(child)):
+            alone = count == EXPECTED.child and not shared(child)
+        else:
+            alone = True  # numbers, None, and what is empty
+        if not alone:
+            return "holds something that is referred to elsewhere"
     return ""
 
 
@@ -277,26 +282,30 @@ def _measured(
 
 def sharing_memory(values: Sequence[Any]) -> list[int]:
     """Which of some pytrees, by position, share memory with a living array, or may."""
-    owner: dict[int, int] = {}
-    unsure: set[int] = set()
-    platforms: set[str] = set()
-    for i, value in enumerate(values):
-        for leaf in jax.tree.leaves(value):
-            if not isinstance(leaf, compat.Array) or not leaf.size:
-                continue
-            place = pointer(leaf)
-            if place is None or owner.setdefault(place, i) != i:
-                unsure |= {i, owner.get(place or 0, i)}
-            platforms |= {device.platform for device in leaf.devices()}
-    living: Counter[int] = Counter()
-    for array in (array for platform in platforms for array in jax.live_arrays(platform)):
-        place = pointer(array)
-        if place is None and not array.is_deleted():
-            return list(range(len(values)))  # it is on several devices: its parts may be ours
-        if place in owner:
-            living[place] += 1
-    unsure |= {i for place, i in owner.items() if living[place] != 1}
-    return sorted(unsure)
+    leaves = [
+        [leaf for leaf in jax.tree.leaves(value) if type(leaf) is compat.Array] for value in values
+    ]
+    shardings = [leaf.sharding for each in leaves for leaf in each]
+    platforms = {
+        d.platform
+        for s in dict(zip(map(id, shardings), shardings, strict=True)).values()
+        for d in s.device_set
+    }
+    living = [array for platform in platforms for array in jax.live_arrays(platform)]
+    try:
+        places = [array.unsafe_buffer_pointer() for array in living]
+    except jax.errors.JaxRuntimeError:  # one is on several devices: its parts may be among ours
+        return list(range(len(values)))
+    place = dict(zip(map(id, living), places, strict=True))
+    count: dict[int, int] = Counter(places) if len(set(places)) < len(places) else {}
+    return [
+        i
+        for i, each in enumerate(leaves)
+        if any(
+            id(leaf) not in place or (count and leaf.size and count[place[id(leaf)]] > 1)
+            for leaf in each
+        )
+    ]
 
 
 def pointer(array: Any) -> int | None:
