@@ -19,10 +19,13 @@ from rich.text import Text
 from jaxpr_opt import figures, observe, settings
 from jaxpr_opt.account import PassReport, Place, accounts
 from jaxpr_opt.diff import GraphDiff, diff_graphs
+from jaxpr_opt.donation.plan import Donation, donation
 from jaxpr_opt.journal import Journal
 
 MAX_PLACES = 8
 """Places a pass lists; the rest are counted."""
+MIN_DONATION = 2**20
+"""Bytes; of less that could be donated nothing is said."""
 _NAME = r"[^\s:;]*[^\s:;,]"
 _MANY_NAMES = re.compile(rf"({_NAME}, {_NAME})((?:, {_NAME}){{2,}})")
 """Four names or more in a row: two are told, the rest are counted."""
@@ -40,6 +43,8 @@ class Report:
     """What went wrong in passes that failed; the program was optimised without them."""
     seconds: float
     """Spent in passes."""
+    donation: Donation | None = None
+    """What of the arguments could be donated; None if that is not known."""
 
     @property
     def changed(self) -> bool:
@@ -54,6 +59,7 @@ class Report:
             "figures": figures.to_dict(figures.figures(self.diff.before, self.diff.after)),
             "passes": [each.to_dict() for each in self.passes],
             "failures": list(self.failures),
+            "donation": None if self.donation is None else self.donation.to_dict(),
         }
 
     def __str__(self) -> str:
@@ -78,6 +84,7 @@ class Report:
         if self.failures:
             yield Text("\nfailed, and left out", style="bold red")
             yield from map(_indented, self.failures)
+        yield from self._donation()
         if self.changed:
             yield Text()
             yield figures.table(figures.figures(self.diff.before, self.diff.after))
@@ -107,6 +114,13 @@ class Report:
                     "  refused", "not bold dim"
                 )
                 yield from _listed(each.refused)
+
+    def _donation(self) -> Iterator[RenderableType]:
+        if self.donation is not None and self.donation.nbytes >= MIN_DONATION:
+            yield Text("\ndonation", style="bold yellow").append(
+                "  nothing is donated unless asked for: donate='matched' or 'auto'", "not bold dim"
+            )
+            yield self.donation
 
 
 def _listed(places: Sequence[Place]) -> Iterator[RenderableType]:
@@ -161,7 +175,7 @@ def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     _check_callable("explain", fun=fun)
     before = observe.original(fun, args, kwargs)
     after, journals = observe.optimized(fun, args, kwargs)
-    return report(observe.name_of(fun), diff_graphs(before, after), journals)
+    return report(observe.name_of(fun), diff_graphs(before, after), journals, donation(after))
 
 
 def diff(
@@ -192,9 +206,14 @@ def _check_callable(caller: str, **functions: Any) -> None:
             raise TypeError(f"{caller}: {name} must be callable, got {fun!r}")
 
 
-def report(name: str, difference: GraphDiff, journals: Sequence[Journal]) -> Report:
+def report(
+    name: str,
+    difference: GraphDiff,
+    journals: Sequence[Journal],
+    donation: Donation | None = None,
+) -> Report:
     """Put together what is known of a function's optimisation."""
     failures = dict.fromkeys(message for journal in journals for _, message in journal.failures)
     passes = accounts(journals)
     seconds = sum(each.seconds for each in passes)
-    return Report(name, difference, passes, tuple(failures), seconds)
+    return Report(name, difference, passes, tuple(failures), seconds, donation)

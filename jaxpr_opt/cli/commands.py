@@ -15,6 +15,7 @@ from rich.console import Console
 from jaxpr_opt import figures, observe, registry
 from jaxpr_opt.cli import documentation, linting, measure
 from jaxpr_opt.diff import diff_graphs
+from jaxpr_opt.donation.plan import donation
 from jaxpr_opt.frames import blame
 from jaxpr_opt.html import page
 from jaxpr_opt.ir import Graph
@@ -226,7 +227,8 @@ def _explained(options: argparse.Namespace) -> Explained:
     subject = _subject(options.target, options, arguments)
     before = _traced(observe.original, subject, subject.written, arguments)
     after, journals = _optimized(subject, arguments)
-    made = put_together(subject.name, diff_graphs(before, after), journals)
+    found = donation(after)
+    made = put_together(subject.name, diff_graphs(before, after), journals, found)
     return Explained(subject, arguments, before, after, made)
 
 

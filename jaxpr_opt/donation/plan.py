@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,11 @@ class Argument:
     """Why it is not donated; empty where it is."""
     frame: Frame | None = None
     """The line that is in the way."""
+
+    @property
+    def root(self) -> str:
+        """The name of the whole argument."""
+        return re.split(r"[.\[]", self.path, maxsplit=1)[0]
 
     def __str__(self) -> str:
         what = f"{self.path} {self.type}"
@@ -121,7 +127,7 @@ def _listed(arguments: Iterable[Argument]) -> Iterator[RenderableType]:
         yield Padding(Text(str(each)), (0, 0, 0, 2))
     if rest := ordered[8:]:
         yield Padding(
-            Text(f"and {len(rest)} smaller, {bytes_text(sum(r.nbytes for r in rest))}"),
+            Text(f"and {len(rest)} more, {bytes_text(sum(r.nbytes for r in rest))}"),
             (0, 0, 0, 2),
         )
 

@@ -30,19 +30,10 @@ def check(fun: Callable[..., Any], options: dict[str, Any]) -> Check:
       program.
     """
     _, resolved = compat_ad.jit_options(jax.jit(fun, **options)) or (fun, {})
-    asked = {*resolved.get("donate_argnums", ()), *resolved.get("donate_argnames", ())}
-    static = {*resolved.get("static_argnums", ()), *resolved.get("static_argnames", ())}
     name = str(getattr(fun, "__name__", type(fun).__name__))
 
     def checked(args: Sequence[Any], kwargs: dict[str, Any], jaxpr: ClosedJaxpr) -> None:
-        arguments: dict[int | str, Any] = dict(enumerate(args))
-        arguments.update(sorted(kwargs.items()))
-        donated = [
-            owner in asked
-            for owner, argument in arguments.items()
-            if owner not in static
-            for _ in jax.tree.leaves(argument)
-        ]
+        donated = donated_arrays(resolved, args, kwargs)
         names = getattr(compat.debug_info(jaxpr), "arg_names", None) or ()
         wrong = [
             f"{names[i] if len(names) == len(donated) else f'argument {i}'} {_text(aval)}"
@@ -59,6 +50,28 @@ def check(fun: Callable[..., Any], options: dict[str, Any]) -> Check:
             )
 
     return checked
+
+
+def donated_arrays(
+    options: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> list[bool]:
+    """Which of the arrays of a call are donated.
+
+    Args:
+      options: as `compat_ad.jit_options` tells them.
+      args: those of the call, those that are static included.
+      kwargs: likewise.
+    """
+    asked = {*options.get("donate_argnums", ()), *options.get("donate_argnames", ())}
+    static = {*options.get("static_argnums", ()), *options.get("static_argnames", ())}
+    arguments: dict[int | str, Any] = dict(enumerate(args))
+    arguments.update(sorted(kwargs.items()))
+    return [
+        owner in asked
+        for owner, argument in arguments.items()
+        if owner not in static
+        for _ in jax.tree.leaves(argument)
+    ]
 
 
 def unusable(
