@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 import jaxpr_opt
 from jaxpr_opt import registry
 from jaxpr_opt.cli import reference
+from jaxpr_opt.lint import config
+from jaxpr_opt.lint.formats import WRITERS
+from jaxpr_opt.lint.options import MODES, Options, Spec
 from jaxpr_opt.lint.rule import rules
 
 DOCS = Path(jaxpr_opt.__file__).resolve().parent.parent / "docs"
@@ -37,6 +41,24 @@ def test_links_lead_somewhere_and_blocks_are_closed(name):
     links = re.findall(r"\]\(#([^)]*)\)", page)
     assert links and set(links) <= anchors
     assert len(re.findall(r"^```", page, re.MULTILINE)) % 2 == 0
+
+
+LINT = (DOCS / "lint.md").read_text()
+
+
+def test_the_page_about_lint_names_every_setting_and_format():
+    settings = [field.name for field in (*fields(Options), *fields(Spec))] + list(config.OWN)
+    names = [name.replace("_", "-") for name in settings] + ["text", *WRITERS, *MODES]
+    assert [name for name in names if not re.search(rf"[`\n.]{name}[`=. ]", LINT)] == []
+
+
+def test_the_settings_on_the_page_about_lint_are_settings():
+    blocks = re.findall(r"```toml\n(.*?)```", LINT, re.DOTALL)
+    assert len(blocks) == 2
+    file = DOCS / "pyproject.toml"
+    targets, project = (config.read(block, file) for block in blocks)
+    assert targets.targets["step"].spec.mode == "gradient"
+    assert project.baseline == DOCS / "lint-baseline.json"
 
 
 def test_pages_are_written_where_they_are_asked_for(tmp_path, monkeypatch, capsys):

@@ -27,7 +27,7 @@ def pages() -> dict[str, str]:
 def _rules() -> Iterator[str]:
     yield from ("# Rules", "", NOTE, "")
     yield (
-        "What `jaxpr-opt lint` looks for. `jaxpr-opt rule NAME` prints an entry of this"
+        "What [`jaxpr-opt lint`](lint.md) looks for. `jaxpr-opt rule NAME` prints an entry of this"
         " page. A comment `# jaxpr-opt: ignore[NAME]` says that a finding is known and fine."
     )
     for digit, family in FAMILIES.items():

@@ -156,10 +156,15 @@ def load(file: Path | None) -> Config:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TargetError(f"cannot read {file}: {getattr(error, 'strerror', error)}") from error
-    return _config(table(text, file), file)
+    return read(text, file)
 
 
-def table(text: str, file: Path) -> dict[str, Any]:
+def read(text: str, file: Path) -> Config:
+    """The settings in the text of a file; `file` is what paths are relative to."""
+    return _config(_lint_table(text, file), file)
+
+
+def _lint_table(text: str, file: Path) -> dict[str, Any]:
     """The table about linting."""
     try:
         found: Any = tomllib.loads(text)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpr_opt.lint import lint_target
-from jaxpr_opt.lint.config import Config, load
+from jaxpr_opt.lint.config import Config, load, read
 from jaxpr_opt.lint.discover import Asked, targets
 from jaxpr_opt.lint.options import Options, Scale, Spec
 from jaxpr_opt.lint.target import Target
@@ -80,10 +80,7 @@ scale = "steps=4,8"
 
 
 def load_text(text, folder):
-    from jaxpr_opt.lint import config
-
-    file = folder / "pyproject.toml"
-    return config._config(dict(config.table(text, file)), file)
+    return read(text, folder / "pyproject.toml")
 
 
 @pytest.mark.parametrize(
