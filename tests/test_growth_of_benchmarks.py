@@ -4,13 +4,15 @@ import pytest
 
 from bench.carried_arrays import FAMILIES
 from bench.growth import EXPECTED, agree, cases
+from jaxpr_opt import settings
 
 CASES = list(cases())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.group}: {case.name}")
 def test_exponents_are_within_a_tenth(case):
-    found = case.found()
+    with settings.override(verify=False):  # other tests look at every pass
+        found = case.found()
     assert agree(case.expected, found), f"found {found}, expected {case.expected}"
 
 
