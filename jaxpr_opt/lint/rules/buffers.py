@@ -31,20 +31,25 @@ class CarriedArrayWrittenASliceAtATime(Rule):
 
     Example::
 
-        def step(carry, i):
-            state, ys = carry
-            state = jnp.sin(state + xs[i])
-            return (state, ys.at[i].set(state)), None
+        def loss(xs):
+            def step(carry, i):
+                state, ys = carry
+                state = jnp.sin(state + xs[i])
+                return (state, ys.at[i].set(state)), None
 
-        (_, ys), _ = lax.scan(step, (x, jnp.zeros_like(xs)), jnp.arange(n))
+            init = jnp.zeros(()), jnp.zeros_like(xs)
+            (_, ys), _ = lax.scan(step, init, jnp.arange(xs.size))
+            return jnp.sum(ys**2)
 
     Instead::
 
-        def step(state, x):
-            state = jnp.sin(state + x)
-            return state, state
+        def loss(xs):
+            def step(state, x):
+                state = jnp.sin(state + x)
+                return state, state
 
-        _, ys = lax.scan(step, x, xs)
+            _, ys = lax.scan(step, jnp.zeros(()), xs)
+            return jnp.sum(ys**2)
 
     Thread: https://github.com/jax-ml/jax/issues/15906, https://github.com/jax-ml/jax/issues/10197,
     https://github.com/jax-ml/jax/issues/17640, https://github.com/jax-ml/jax/issues/17845
@@ -86,14 +91,25 @@ class SelectOverWholeArrayAroundAnUpdate(Rule):
 
     Example::
 
-        ys = jnp.where(done, ys, ys.at[i].set(y))
+        def loss(xs, stop):
+            def step(ys, i):
+                return jnp.where(i < stop, ys.at[i].set(jnp.sin(xs[i])), ys), None
+
+            ys, _ = lax.scan(step, jnp.zeros_like(xs), jnp.arange(xs.size))
+            return jnp.sum(ys**2)
 
     Instead::
 
-        ys = ys.at[i].set(jnp.where(done, ys[i], y))
+        def loss(xs, stop):
+            def step(_, inputs):
+                i, x = inputs
+                return None, jnp.where(i < stop, jnp.sin(x), 0)
 
-        # in a loop that is written for a batch, instead of vmapped
-        ys = ys.at[rows, i].set(jnp.where(done, ys[rows, i], y))
+            _, ys = lax.scan(step, None, (jnp.arange(xs.size), xs))
+            return jnp.sum(ys**2)
+
+        # or, where that is no stack: ys.at[i].set(jnp.where(p, y, ys[i])), in a batch
+        # ys.at[rows, i].set(jnp.where(p, y, ys[rows, i]))
 
     Thread: https://github.com/jax-ml/jax/issues/13522, https://github.com/jax-ml/jax/issues/8192
     """
@@ -127,15 +143,21 @@ class DenseZerosForASparseCotangent(Rule):
 
     Example::
 
-        def step(state, x):
-            return jnp.tanh(state * table[0] + x), None
+        def loss(table, xs):
+            def step(state, x):
+                return jnp.tanh(state * table[0] + x), None
 
-        lax.scan(step, state, xs)
+            return lax.scan(step, jnp.zeros(()), xs)[0]
 
     Instead::
 
-        row = table[0]
-        lax.scan(lambda state, x: (jnp.tanh(state * row + x), None), state, xs)
+        def loss(table, xs):
+            first = table[0]
+
+            def step(state, x):
+                return jnp.tanh(state * first + x), None
+
+            return lax.scan(step, jnp.zeros(()), xs)[0]
 
     Thread: https://github.com/jax-ml/jax/issues/851, https://github.com/jax-ml/jax/pull/38915
     """
@@ -169,15 +191,26 @@ class TableReadInsideNestedLoops(Rule):
 
     Example::
 
-        def sentence(state, ids):
-            return lax.scan(lambda s, i: (f(s, table[i]), None), state, ids)
+        def loss(table, ids):
+            def sentence(state, ids):
+                def word(state, i):
+                    return jnp.tanh(state + table[i]), None
 
-        lax.scan(sentence, state, all_ids)
+                return lax.scan(word, state, ids)[0], None
+
+            return jnp.sum(lax.scan(sentence, jnp.zeros(table.shape[1]), ids)[0])
 
     Instead::
 
-        rows = table[all_ids]  # one gather before the loops, whose gradient is one scatter
-        lax.scan(lambda s, rows: lax.scan(f, s, rows), state, rows)
+        def loss(table, ids):
+            def sentence(state, rows):
+                def word(state, row):
+                    return jnp.tanh(state + row), None
+
+                return lax.scan(word, state, rows)[0], None
+
+            rows = table[ids]  # one gather before the loops, whose gradient is one scatter
+            return jnp.sum(lax.scan(sentence, jnp.zeros(table.shape[1]), rows)[0])
 
     Thread: https://github.com/jax-ml/jax/issues/15906, https://github.com/FluxML/Zygote.jl/issues/323
     """

@@ -8,149 +8,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxpr_opt import registry
-from jaxpr_opt.analysis.skips import Skip
 from jaxpr_opt.analysis.summary import residual_bytes
-from jaxpr_opt.figures import bytes_text, formula_text
+from jaxpr_opt.figures import formula_text
 from jaxpr_opt.frames import Frame, raised_at
-from jaxpr_opt.ir import Cond, Op, Region, Scan, Value
-from jaxpr_opt.journal import Size, lengths_around, size_of
+from jaxpr_opt.ir import Op, Scan, Value
+from jaxpr_opt.journal import Size, size_of
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.pipeline import user_frame
-from jaxpr_opt.traits import spreads
 
-EARLY = "exit-loop-early"
 MANY_SCALARS = 32
-"""Scalars carried one by one: with 64 of them the gradient of jax#40150 took five times as long as
-with one array."""
-
-
-@register
-@dataclass(frozen=True)
-class LoopCouldStopEarly(Rule):
-    """
-    What: a scan stops for good at a step that its data decide, and takes all its steps regardless.
-
-    Why: a `cond` leaves out what a step computes, not what it stores: in the gradient each step
-    that does nothing still makes the residuals of one that does something, and the backward loop
-    reads them.  Under `vmap` it computes the step as well.  Time and memory go with the bound, not
-    with the steps taken.
-
-    Example::
-
-        def step(state, _):
-            return lax.cond(go_on(state), body, lambda s: s, state), None
-
-        jax.grad(lambda x: loss(lax.scan(step, x, None, length=4096)[0]))
-
-    Instead::
-
-        jax.grad(optimize(lambda x: ...))  # costs the steps that are taken
-
-        lax.scan(jax.checkpoint(step), x, None, length=4096)  # stores inputs of steps only
-
-        lax.while_loop(go_on, body, x)  # where nothing is differentiated
-
-    Thread: https://github.com/jax-ml/jax/issues/8239
-    """
-
-    code: ClassVar[str] = "JXO301"
-    name: ClassVar[str] = "loop-could-stop-early"
-
-    def check(self, subject: Subject) -> Iterator[Finding]:
-        instead = (
-            "put `jax.checkpoint` on the step, or use `lax.while_loop` where nothing is"
-            " differentiated"
-        )
-        for frame, loop in stopping(subject).items():
-            left = f"; `optimize` leaves it: {loop.refusal}" if loop.refusal else ""
-            yield self.finding(
-                subject,
-                says=f"all {loop.steps:,} steps are taken, though the loop may be done before",
-                reason=f"a step that does nothing still makes {bytes_text(loop.idle.nbytes)}{left}",
-                fix=instead if loop.refusal else f"`optimize` does it ({EARLY}); or {instead}",
-                frame=frame,
-                bytes=loop.idle.total,
-                formula=formula_text(loop.idle.nbytes, loop.idle.lengths),
-                fixed_by="" if loop.refusal else EARLY,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    """A loop, or a nest of loops in one line, that stops for good."""
-
-    idle: Size
-    """What a step makes that is not taken; in a nest, a step of the outermost loop."""
-    steps: int
-    """At most so many are taken."""
-    refusal: str
-    """Why `optimize` does not stop it early; empty if it does."""
-
-
-def stopping(subject: Subject) -> dict[Frame | None, Stopping]:
-    """The loops that are worth stopping early, by line."""
-    found: dict[Frame | None, Stopping] = {}
-    places = _early_places(subject)
-    for op in subject.graph.walk():
-        if isinstance(op, Scan) and (frame := user_frame(op)) in places and _stops(op):
-            known = found.get(frame)
-            found[frame] = Stopping(
-                max(_idle(op), known.idle if known else _idle(op), key=lambda size: size.total),
-                max(_steps(op), known.steps if known else 0),
-                places[frame],
-            )
-    return {frame: loop for frame, loop in found.items() if subject.is_worth(loop.idle.total)}
-
-
-def _early_places(subject: Subject) -> dict[Frame | None, str]:
-    """The lines of loops that the pass has found, with why it did not stop them early, if so."""
-    found: dict[Frame | None, str] = {}
-    for each in subject.report.passes:
-        if each.name == EARLY:
-            found.update((place.frame, place.reason) for place in each.refused)
-            found.update((place.frame, "") for place in each.done)
-    return found
-
-
-def _stops(scan: Scan) -> bool:
-    """Whether a loop whose step does nothing does nothing from then on."""
-    matches = registry.named(EARLY).find(scan)
-    return any(isinstance(each.skip, Skip) and each.skip.kind == "carried" for each in matches)
-
-
-def _steps(scan: Scan) -> int:
-    """How many steps the loops take that are written in one line, a scan being the innermost."""
-    steps, around = scan.length, scan.parent
-    while around is not None:
-        if isinstance(around, Scan) and user_frame(around) == user_frame(scan):
-            steps *= around.length
-        around = around.parent
-    return steps
-
-
-def _idle(scan: Scan) -> Size:
-    """What the steps of a scan make, whether or not they are skipped.
-
-    A step that stores what it starts from, as one under a checkpoint does, stores the least it can.
-    """
-    stored = sum(stack.value.nbytes for stack in scan.stacks if stack.value.op is not None)
-    return Size("", stored + _computed(scan.body), lengths_around(scan.body))
-
-
-def _computed(region: Region) -> int:
-    """Bytes that the ops of a region make outside of branches."""
-    total = 0
-    for op in region.ops:
-        if isinstance(op, Scan):
-            total += op.length * _computed(op.body)
-        elif op.regions:
-            total += 0 if isinstance(op, Cond) else sum(map(_computed, op.regions))
-        elif not spreads(op):
-            total += sum(result.nbytes for result in op.results)
-    return total
+"""Scalars that are carried one by one; fewer cost little beside what a step does."""
 
 
 @register
@@ -167,18 +36,23 @@ class WhileLoopOnADifferentiatedPath(Rule):
 
     Example::
 
-        def solve(x):
-            return lax.while_loop(lambda y: error(x, y) > tol, lambda y: newton(x, y), x)
+        def loss(x):
+            def newton(y):
+                return y - (y * y - x) / (2 * y)
 
-        jax.grad(solve)
+            return lax.while_loop(lambda y: abs(y * y - x) > 1e-3, newton, x)
 
     Instead::
 
-        def solve(x):  # at most 64 steps
-            step = lambda y, _: (lax.cond(error(x, y) > tol, newton, lambda x, y: y, x, y), None)
-            return lax.scan(step, x, None, length=64)[0]
+        @optimize  # costs the steps that are taken
+        def loss(x):
+            def newton(y):
+                return y - (y * y - x) / (2 * y)
 
-        jax.grad(optimize(solve))  # costs the steps that are taken
+            def step(y, _):
+                return lax.cond(abs(y * y - x) > 1e-3, newton, lambda y: y, y), None
+
+            return lax.scan(step, x, None, length=64)[0]  # at most 64 steps
 
     Thread: https://github.com/jax-ml/jax/issues/2129,
     https://github.com/google-deepmind/mujoco/issues/2259, https://github.com/google/brax/issues/290
@@ -220,15 +94,22 @@ class PredicateThatVmapTurnedIntoASelectOfLargeArrays(Rule):
 
     Example::
 
-        def step(h, t, length):
-            return lax.cond(t < length, lambda h: jnp.tanh(h @ w), lambda h: h, h)
+        def loss(w, hs, lengths):
+            def run(h, length):
+                def step(h, t):
+                    return lax.cond(t < length, lambda h: jnp.tanh(h @ w), lambda h: h, h), None
 
-        jax.vmap(step, (0, None, 0))(hs, t, lengths)
+                return lax.scan(step, h, jnp.arange(64))[0]
+
+            return jnp.sum(jax.vmap(run)(hs, lengths))
 
     Instead::
 
-        def step(hs, t, lengths):
-            return jnp.where((t < lengths)[:, None], jnp.tanh(hs @ w), hs)
+        def loss(w, hs, lengths):
+            def step(hs, t):
+                return jnp.where((t < lengths)[:, None], jnp.tanh(hs @ w), hs), None
+
+            return jnp.sum(lax.scan(step, hs, jnp.arange(64))[0])
 
     Thread: https://github.com/jax-ml/jax/issues/8409, https://github.com/jax-ml/jax/issues/7934
     """
@@ -295,13 +176,20 @@ class ManyScalarCarries(Rule):
 
     Example::
 
-        init = {name: jnp.zeros(()) for name in names}
-        lax.scan(lambda c, x: ({k: f(v, x) for k, v in c.items()}, None), init, xs)
+        def loss(rates, xs):
+            def step(nodes, x):
+                return {k: v + rates[0] * jnp.tanh(x - v) for k, v in nodes.items()}, None
+
+            init = {f"node{i}": jnp.zeros(()) for i in range(40)}
+            return sum(lax.scan(step, init, xs)[0].values())
 
     Instead::
 
-        init = jnp.zeros(len(names))
-        lax.scan(lambda c, x: (f(c, x), None), init, xs)
+        def loss(rates, xs):
+            def step(nodes, x):
+                return nodes + rates[0] * jnp.tanh(x - nodes), None
+
+            return jnp.sum(lax.scan(step, jnp.zeros(40), xs)[0])
 
     Thread: https://github.com/jax-ml/jax/issues/40150
     """

@@ -12,7 +12,7 @@ from jaxpr_opt.figures import formula_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
-from jaxpr_opt.lint.rules.control_flow import stopping
+from jaxpr_opt.lint.rules.stopping import stopping
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.residual_rows import Key, argument_names, key
