@@ -8,7 +8,7 @@ import pytest
 
 from jaxpr_opt import optimize
 from jaxpr_opt.lint.rule import named
-from jaxpr_opt.lint.run import check, lint
+from jaxpr_opt.lint.run import check, defaults, lint
 from jaxpr_opt.lint.subject import subject
 from jaxpr_opt.observe import name_of
 from tests.lint import threads
@@ -45,6 +45,13 @@ def test_what_optimize_is_said_to_fix_is_fixed(program, args):
     left = lint(optimize(program), *args)
     assert reported(left).isdisjoint(fixed)
     assert not any(each.fixed_by for each in left)
+
+
+def test_a_caller_who_gives_up_what_is_replaced_is_told_to_donate_it():
+    about = subject(threads.convolutions, threads.f32(2**10, 32, 32, 1))
+    assert check(about, defaults()) == ()
+    about.mode = "train-step"
+    assert reported(check(about, defaults())) == marked(threads.convolutions)
 
 
 def test_small_ones_are_not_worth_a_finding():

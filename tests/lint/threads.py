@@ -77,6 +77,15 @@ def one_element(table, xs):
     return lax.scan(step, jnp.zeros(()), xs)[0]
 
 
+def convolutions(x):  # finding: JXO501
+    """jax#926: an array of images is replaced, in four times the memory it takes."""
+    for _ in range(10):
+        kernel = jnp.ones((3, 3, 1, 1))
+        layout = ("NHWC", "HWIO", "NHWC")
+        x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+    return x
+
+
 # ---------------------------------------------------------------- threads
 
 

@@ -71,7 +71,7 @@ class CarriedArrayWrittenASliceAtATime(Rule):
                 fix=_fix(
                     place,
                     "read slices as `xs` of the scan and return them as its `ys`"
-                    if place.fixed_by.startswith("stack")
+                    if place.fixed_by in ("narrow-carried-arrays", "stack-carried-updates")
                     else "write first, then read what the next step needs, and carry that",
                 ),
                 **place.details,
