@@ -177,6 +177,9 @@ class Donating:
         graph = import_jaxpr(traced.jaxpr, "final", self.__name__)
         leaves = self._leaves(args, kwargs)
         allowed = [i for i in self._candidates(args, tree, given) if i not in excluded]
+        if given is not None:  # what keys of random numbers wrap is not looked at by `caller`
+            avals = traced.jaxpr.in_avals
+            allowed = [i for i in allowed if not _is_extended(avals[i])]
         found = donation(graph, allowed, self._shardings(leaves, tree), self._out_shardings(traced))
 
         def run(leaves: Sequence[Any]) -> Any:
@@ -235,6 +238,10 @@ def _fitting(variants: Sequence[Variant], leaves: Sequence[Any]) -> Variant | No
     """The variant for these arrays, of several for one structure."""
     made = tuple(map(compat.aval_of, leaves)) if variants else ()
     return next((each for each in variants if made in each.types), None)
+
+
+def _is_extended(aval: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended))
 
 
 def passed_twice(leaves: Sequence[Any], donated: Sequence[int]) -> Positions:

@@ -40,10 +40,12 @@ class Variant:
     donated: tuple[int, ...]
     types: set[Types]
     """The types that its donation was decided for."""
+    results: Any
+    """The structure of what the user's function returns."""
 
     def does_as(self, other: Variant) -> bool:
         """Whether the two donate the same arrays for the same results."""
-        return self.donation.pairs == other.donation.pairs
+        return self.donation.pairs == other.donation.pairs and self.results == other.results
 
 
 def compiled(
@@ -70,7 +72,7 @@ def compiled(
     outputs = _outputs(aliases, [_type(a) for a in traced.jaxpr.out_avals])
     if "out_shardings" in options or outputs == list(range(len(outputs))):
         outputs = []
-    trees: list[Any] = []
+    structure = jax.tree.structure(traced.out_info)
     types: set[Types] = {tuple(traced.jaxpr.in_avals)}
 
     def flat(*arrays: Any) -> Any:
@@ -81,13 +83,12 @@ def compiled(
         out = fun(leaves)
         if not outputs:
             return out
-        results, tree = jax.tree.flatten(out)
-        trees[:] = [tree]
+        results = jax.tree.leaves(out)
         return [results[j] for j in outputs]
 
     def restored(made: Sequence[Any]) -> Any:
         results = dict(zip(outputs, made, strict=True))
-        return jax.tree.unflatten(trees[0], [results[j] for j in range(len(outputs))])
+        return jax.tree.unflatten(structure, [results[j] for j in range(len(outputs))])
 
     flat.__name__ = flat.__qualname__ = name
     if "in_shardings" in options:
@@ -102,6 +103,7 @@ def compiled(
         donation=donation,
         donated=donated,
         types=types,
+        results=structure,
     )
 
 

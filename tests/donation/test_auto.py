@@ -737,6 +737,21 @@ def as_a_shard():
     return kept
 
 
+def as_the_data_of_a_key():
+    kept = []
+
+    def inner():
+        key = jax.random.wrap_key_data(jnp.arange(2, dtype=jnp.uint32) + 1)
+        kept.append(jax.random.key_data(key))
+        key = following(key)
+
+    inner()
+    return MADE * 0 + MADE if kept[0].tolist() == [1, 2] else kept[0]
+
+
+following = jaxpr_opt.optimize(lambda key: jax.random.split(key)[0], donate="auto")
+
+
 def as_a_numpy_array():
     x = make()
     kept = np.asarray(x)
