@@ -79,26 +79,27 @@ def given_up(
     """
     held = _frame_references(frame)  # before anything else refers to it
     call = _site(frame.f_code, frame.f_lasti)
-    reason = _unclear(frame, callee, args, kwargs, call, held)
+    unclear = _unclear(frame, callee, args, kwargs, call, held)
+    reasons = [unclear] if unclear else []
     found: list[int] = []
-    if not reason and isinstance(call, Site):
+    if not unclear and isinstance(call, Site):
         for i, name in enumerate(call.arguments):
             expected = EXPECTED.variable if name else EXPECTED.expression
             expected += EXPECTED.by_name if kwargs else 0
             if name is None:
-                reason = f"argument {i} is read again"
+                reasons.append(f"argument {i} is read again")
             elif _references(args, i) != expected:
-                reason = f"argument {i} is referred to elsewhere"
+                reasons.append(f"argument {i} is referred to elsewhere")
             elif why := shared(args[i]):
-                reason = f"argument {i} {why}"
+                reasons.append(f"argument {i} {why}")
             else:
                 found.append(i)
-        for i in sharing_memory([args[i] for i in found]):
-            reason = f"argument {found[i]} shares its memory with another array"
-            found[i] = -1
-    if reason and log.isEnabledFor(logging.DEBUG):
-        log.debug("%r: %s", callee, reason)
-    return frozenset(i for i in found if i >= 0)
+        if found and (together := sharing_memory([args[i] for i in found])):
+            reasons += [f"argument {found[i]} may share memory" for i in together]
+            found = [each for i, each in enumerate(found) if i not in together]
+    if reasons and log.isEnabledFor(logging.DEBUG):
+        log.debug("%r: %s", callee, "; ".join(reasons))
+    return frozenset(found)
 
 
 def _unclear(
@@ -222,12 +223,13 @@ def _children(value: Any) -> list[Any] | None:
         return []
     children = list(flattened[0])
     del flattened
-    held = gc.get_referents(value)
+    held: list[Any] = []
     if hasattr(value, "__dict__"):
         attributes = value.__dict__  # as objects have it, whoever asked for it has it for good
         if sys.getrefcount(attributes) != EXPECTED.attributes:
             return None
         held += attributes.values()
+    held += gc.get_referents(value)
     direct = set(map(id, held))
     return children if all(id(child) in direct for child in children) else None
 

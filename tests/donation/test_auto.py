@@ -151,6 +151,14 @@ def in_a_dataclass():
     return before, state.weights
 
 
+def in_an_object_whose_attributes_were_looked_at():
+    state = State(make(), 0)
+    len(state.__dict__)
+    before = place(state.weights)
+    state = update(state, 1.0)
+    return before, state.weights
+
+
 class Pair(collections.namedtuple("Pair", "a b")):
     __slots__ = ()
 
@@ -176,6 +184,7 @@ GIVEN_UP = [
     in_try_without_a_reader,
     in_containers,
     in_a_dataclass,
+    in_an_object_whose_attributes_were_looked_at,
     in_a_named_tuple,
 ]
 
