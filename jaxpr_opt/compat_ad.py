@@ -27,6 +27,7 @@ from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from jaxpr_opt import compat
+from jaxpr_opt.stack import with_room
 
 Mask = tuple[bool, ...]
 
@@ -290,6 +291,7 @@ def register(primitive: Primitive, rules: Rules) -> None:
     _ad.primitive_transposes[primitive] = rules.transpose
     _batching.fancy_primitive_batchers[primitive] = rules.batch
 
+    @with_room
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
         program = rules.lowered(**params)
         if not isinstance(program, ClosedJaxpr):

@@ -20,6 +20,7 @@ import jax
 from jax.core import Tracer
 
 from jaxpr_opt import settings
+from jaxpr_opt.stack import with_room
 
 if TYPE_CHECKING:
     from jaxpr_opt.donation.strict import Check
@@ -165,7 +166,7 @@ def _wrap(
         out = rules.call(jaxpr, pipeline, _name(fun), [x for x in operands if x is not None])
         return jax.tree.unflatten(out_trees[-1], out)
 
-    return _named(wrapped, fun)
+    return _named(with_room(wrapped), fun)
 
 
 def _named(wrapper: Callable[..., Any], fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -41,6 +41,7 @@ from jaxpr_opt import checking, compat, compat_ad, settings
 from jaxpr_opt.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.compat_ad import Mask
 from jaxpr_opt.pipeline import Pipeline
+from jaxpr_opt.stack import with_room
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +59,7 @@ def _remembered(method: Callable[P, T]) -> Callable[P, T]:
         memo: dict[Any, Any] = self._memo  # type: ignore[attr-defined]
         key = (method.__name__, *rest, compat_ad.context_key())
         if key not in memo:
-            memo[key] = method(*args, **kwargs)
+            memo[key] = with_room(method)(*args, **kwargs)
         return memo[key]  # type: ignore[no-any-return]
 
     return cached

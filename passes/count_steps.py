@@ -136,12 +136,11 @@ def _count_taken(skip: Skip, rw: Rewriter) -> Value:
     zero = rw.scalar(0, np.int32)
     carry = Carry(zero, rw.new_value(zero.aval, "taken"), zero, rw.new_value(zero.aval, "taken"))
     rw.set_scan(scan, carries=[*scan.carries, carry])
-    new_next = rw.insert(
-        lambda k, p: k + (p == skip.taken_when).astype(k.dtype),
-        carry.param,
-        skip.predicate,
-        before=end,
-    )
+
+    def count(k: jax.Array, p: jax.Array) -> jax.Array:
+        return lax.add(k, lax.convert_element_type(lax.eq(p, np.bool_(skip.taken_when)), k.dtype))
+
+    new_next = rw.insert(count, carry.param, skip.predicate, before=end)
     rw.set_scan(
         scan, carries=[*scan.carries[:-1], Carry(zero, carry.param, new_next, carry.result)]
     )

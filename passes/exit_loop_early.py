@@ -46,7 +46,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -171,10 +170,15 @@ def _last_step(skip: Skip, rw: Rewriter) -> Value:
     masks = rw.vectorize(skip.slice, skip.predicate, rows, length=n, before=scan)
 
     def last(p: jax.Array) -> jax.Array:
-        taken = (p == skip.taken_when).reshape(n, -1).any(axis=1)
-        return jnp.max(jnp.where(taken, jnp.arange(1, n + 1, dtype=np.int32), 0))
+        taken = lax.reduce_or(lax.reshape(_is_taken(skip, p), (n, p.size // n)), (1,))
+        after = lax.add(np.int32(1), lax.iota(np.int32, n))
+        return lax.reduce_max(lax.select(taken, after, lax.broadcast(np.int32(0), (n,))), (0,))
 
     return rw.insert(last, masks, before=scan)
+
+
+def _is_taken(skip: Skip, predicate: jax.Array) -> jax.Array:
+    return lax.eq(predicate, np.bool_(skip.taken_when))
 
 
 def _rows_below(mask: Prefix, n: int, bound: jax.Array) -> jax.Array:
@@ -184,7 +188,8 @@ def _rows_below(mask: Prefix, n: int, bound: jax.Array) -> jax.Array:
     clipped = lax.clamp(lax.full_like(bound, 0), bound, lax.full_like(bound, limit))
     below = lax.convert_element_type(clipped, np.int32)
     if a > 1 or mask.offset:
-        below = lax.div(lax.max(below - mask.offset + (a - 1), np.int32(0)), np.int32(a))
+        past = lax.add(lax.sub(below, np.int32(mask.offset)), np.int32(a - 1))
+        below = lax.div(lax.max(past, np.int32(0)), np.int32(a))
     return below
 
 
@@ -194,9 +199,10 @@ def _count(init: Value, step: Value, after: int | None, scan: Scan, rw: Rewriter
 
     def count(i: jax.Array, s: jax.Array) -> Any:
         if after is not None:
-            return i + s * jnp.int32(after).astype(i.dtype)
+            return lax.add(i, lax.mul(s, np.array(after).astype(i.dtype)[()]))
         rows = lax.iota(np.int32, n)
-        return i + s * (n - 1 - rows if scan.reverse else rows).astype(i.dtype)
+        steps = lax.sub(np.int32(n - 1), rows) if scan.reverse else rows
+        return lax.add(i, lax.mul(s, lax.convert_element_type(steps, i.dtype)))
 
     return rw.typed(count, init.aval if after is not None else None, init, step, before=scan)
 
@@ -204,7 +210,7 @@ def _count(init: Value, step: Value, after: int | None, scan: Scan, rw: Rewriter
 def _inits(skip: Skip, stop: Value, rw: Rewriter) -> list[Value]:
     """What the while loop starts from: the row number, the scan's carries, one buffer a stack."""
     scan, n = skip.scan, skip.scan.length
-    row = rw.insert(lambda b: b - 1 if scan.reverse else b - b, stop, before=scan)
+    row = rw.insert(lambda b: lax.sub(b, np.int32(1) if scan.reverse else b), stop, before=scan)
     steps = {c.param: step for c, step in skip.counters}
     carries = []
     for carry in scan.carries:
@@ -212,7 +218,8 @@ def _inits(skip: Skip, stop: Value, rw: Rewriter) -> list[Value]:
         if scan.reverse and skip.kind == "upfront" and carry.param in steps:
 
             def ahead(i: jax.Array, s: jax.Array, b: jax.Array) -> jax.Array:
-                return i + s * (n - b).astype(i.dtype)
+                left = lax.convert_element_type(lax.sub(np.int32(n), b), i.dtype)
+                return lax.add(i, lax.mul(s, left))
 
             init = rw.typed(ahead, init.aval, init, steps[carry.param], stop, before=scan)
         carries.append(init)
@@ -226,12 +233,19 @@ def _predicate(skip: Skip, inits: list[Value], stop: Value, rw: Rewriter) -> Reg
     scan = skip.scan
     region = rw.new_region(inits)
     row, end = region.params[0], region.terminator
-    go_on = rw.insert(lambda i, b: i >= 0 if scan.reverse else i < b, row, stop, before=end)
+
+    def in_range(i: jax.Array, b: jax.Array) -> jax.Array:
+        return lax.ge(i, np.int32(0)) if scan.reverse else lax.lt(i, b)
+
+    def and_taken(go_on: jax.Array, p: jax.Array) -> jax.Array:
+        return lax.bitwise_and(go_on, lax.reduce_or(_is_taken(skip, p), range(p.ndim)))
+
+    go_on = rw.insert(in_range, row, stop, before=end)
     if skip.kind == "carried":
         mapping = dict(zip((c.param for c in scan.carries), region.params[1:], strict=False))
         rw.clone(skip.slice, mapping, end)
         taken = mapping.get(skip.predicate, skip.predicate)
-        go_on = rw.insert(lambda g, p: g & (p == skip.taken_when).any(), go_on, taken, before=end)
+        go_on = rw.insert(and_taken, go_on, taken, before=end)
     rw.set_outputs(region, [go_on])
     return region
 
@@ -258,7 +272,8 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> R
         rw.typed(_write_row, b.aval, b, v, row, before=end)
         for b, v in zip(buffers, outputs[n:], strict=True)
     ]
-    following = rw.insert(lambda i: i - 1 if scan.reverse else i + 1, row, before=end)
+    onward = lax.sub if scan.reverse else lax.add
+    following = rw.insert(lambda i: onward(i, np.int32(1)), row, before=end)
     rw.set_outputs(region, [following, *outputs[:n], *written])
     return region
 
@@ -315,7 +330,8 @@ def _refilled(
 
     def fill(rows: jax.Array, d: jax.Array, row: jax.Array) -> jax.Array:
         number = lax.broadcasted_iota(np.int32, rows.shape, 0)
-        ran = number > d if scan.reverse and skip.kind == "carried" else number < d
-        return lax.select(ran, rows, jnp.broadcast_to(row, rows.shape))
+        ran = (lax.gt if scan.reverse and skip.kind == "carried" else lax.lt)(number, d)
+        axes = range(rows.ndim - row.ndim, rows.ndim)
+        return lax.select(ran, rows, lax.broadcast_in_dim(row, rows.shape, axes))
 
     return rw.typed(fill, buffer.aval, buffer, done, value, before=scan)
