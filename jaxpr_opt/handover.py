@@ -29,7 +29,7 @@ def make_cut(scan: Scan, cut: Cut, rw: Rewriter) -> None:
 
 def _store(scan: Scan, cut: Cut, rw: Rewriter) -> dict[Value, Value]:
     """Stack what the cut stores; the stacked array of each value."""
-    rows = available(scan)
+    rows = dict(available(scan))
     added = []
     for value in cut.stored:
         if value in rows:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -427,13 +427,27 @@ class Scan(Op):
 
     def carry_of(self, param: Value) -> Carry | None:
         """The carry whose parameter or result this is."""
-        return next((c for c in self.carries if param is c.param or param is c.result), None)
+        n = self.num_carries
+        index = _index(self.body.params[:n], param)
+        index = _index(self.results[:n], param) if index is None else index
+        if index is None:
+            return None
+        values = self.operands, self.body.params, self.body.outputs, self.results
+        return Carry(*(each[index] for each in values))
 
     def stream_of(self, param: Value) -> Stream | None:
-        return next((s for s in self.streams if param is s.param), None)
+        n = self.num_carries
+        index = _index(self.body.params[n:], param)
+        return None if index is None else Stream(self.operands[n + index], param)
 
     def stack_of(self, result: Value) -> Stack | None:
-        return next((s for s in self.stacks if result is s.result), None)
+        n = self.num_carries
+        index = _index(self.results[n:], result)
+        return None if index is None else Stack(self.body.outputs[n + index], result)
+
+
+def _index(values: tuple[Value, ...], value: Value) -> int | None:
+    return values.index(value) if value in values else None
 
 
 class While(Op):
@@ -522,6 +536,8 @@ class Graph:
     """Of a joint program, the inputs that its backward half starts from."""
     opened: bool = False
     """Whether calls that the first phase leaves alone (custom derivatives) were inlined."""
+    facts: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What analyses have found out, until the next edit (see `jaxpr_opt.analysis.facts`)."""
 
     def __post_init__(self) -> None:
         self.body.owner = self

@@ -72,6 +72,7 @@ class Rewriter:
     """Loops and conds put in place, for the driver to look at next."""
 
     def _record(self, action: str, op: Op | None) -> None:
+        self.graph.facts.clear()
         self.edits.append(
             Edit(action, op.name, op.source) if op is not None else Edit(action, "", None)
         )
@@ -338,10 +339,12 @@ class Rewriter:
 
     def add_param(self, region: Region, param: Value) -> None:
         """Give a region one more parameter, the last; its owner is about to be replaced."""
+        self.graph.facts.clear()
         region._set_params([*region.params, param])
 
     def detach_region(self, op: Op, index: int = 0) -> Region:
         """Take a region out of an op that is about to be erased, leaving an empty one behind."""
+        self.graph.facts.clear()
         region = op.regions[index]
         left = self.new_region()
         op.regions = (*op.regions[:index], left, *op.regions[index + 1 :])

@@ -20,6 +20,7 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.affine import Affine
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.induction import affine, component
 from jaxpr_opt.ir import Op, Value
 
@@ -140,6 +141,7 @@ class Access:
         )
 
 
+@remembered
 def access(op: Op) -> Access | None:
     """The window that an op reads, writes or adds to; None if it does not, or in another way."""
     rule = _RULES.get(op.name)

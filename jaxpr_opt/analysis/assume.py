@@ -31,6 +31,9 @@ RESHAPING = frozenset(
 
 _WRITES = frozenset({"dynamic_update_slice", "scatter"})
 
+_FORWARDING = frozenset({"add", "add_any", "convert_element_type", "select_n", "sub", *_WRITES})
+"""First-order ops that may be found to be one of their operands, not a splat."""
+
 _LAYING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
 """Ops that keep the order of the elements, if they keep their number."""
 
@@ -177,6 +180,14 @@ def _mirrors(read: Access, write: Access) -> bool:
         and numbers.operand_batching_dims == own.operand_batching_dims
         and numbers.start_indices_batching_dims == own.scatter_indices_batching_dims
     )
+
+
+def may_keep(carry: Carry) -> bool:
+    """Whether `Assumed.keeps` could say yes, whatever is assumed; told without a walk."""
+    if carry.next is carry.param or carry.param.dtype == bool:
+        return True
+    op = carry.next.op
+    return op is not None and (bool(op.regions) or op.name in _FORWARDING)
 
 
 Rule = Callable[[Op, list[Known]], Known | None]

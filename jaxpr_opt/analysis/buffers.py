@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.ir import Carry, Op, Region, Scan, While, backward_slice
 from jaxpr_opt.traits import is_cheap
 
@@ -36,6 +37,7 @@ class Buffer:
     ops: tuple[Op, ...]
 
 
+@remembered
 def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
     """The accesses of a carry; or how else it is used, in words."""
     body = loop.body

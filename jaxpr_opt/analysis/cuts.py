@@ -6,12 +6,13 @@ and the rest computed again where it is read.  A `Cut` names both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.assume import Assumed, Known
 from jaxpr_opt.analysis.constants import is_undefined
 from jaxpr_opt.analysis.cost import cost
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.routes import routes
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.ir import Cond, Constant, Op, Scan, Stack, Value, backward_slice
@@ -45,7 +46,8 @@ class Cut:
         return sum(stack.result.nbytes for stack, _ in self.residuals)
 
 
-def residuals(scan: Scan) -> list[Residual]:
+@remembered
+def residuals(scan: Scan) -> tuple[Residual, ...]:
     """Stacks that loops of as many steps read row by row, computed in a step of `scan`.
 
     A row that a skipped step leaves unspecified is read for steps that are taken only.
@@ -63,14 +65,15 @@ def residuals(scan: Scan) -> list[Residual]:
             continue
         if stack.result.uses and routes(stack.result) is not None:
             found.append((stack, known))
-    return found
+    return tuple(found)
 
 
 def _is_unspecified(known: Known) -> bool:
     return isinstance(known, Value) and is_undefined(known)
 
 
-def available(scan: Scan) -> dict[Value, Value]:
+@remembered
+def available(scan: Scan) -> Mapping[Value, Value]:
     """Values of a step that are stacked already, each with its stack."""
     return {value: s.result for s, value in residuals(scan)} | {
         s.value: s.result for s in scan.stacks

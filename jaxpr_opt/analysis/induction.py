@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxpr_opt.analysis.affine import RULES, Affine, reshaped, spread, stacked
 from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.intervals import (
     COMPARISONS,
     INTERVALS,
@@ -34,11 +35,13 @@ MAX_DEPTH = 48
 """Ops looked through on the way from an index to its origin."""
 
 
+@remembered
 def affine(value: Value) -> Affine | None:
     """The integers of an array as a function of its indices and of the steps around it."""
     return _Search().affine(value, 0)
 
 
+@remembered
 def component(vector: Value, number: int) -> Affine | None:
     """Element `number` of the last axis of an integer array, as a function of what is left.
 
@@ -47,6 +50,7 @@ def component(vector: Value, number: int) -> Affine | None:
     return _Search().component(vector, number, 0)
 
 
+@remembered
 def bounds(value: Value) -> Interval | None:
     """The least and the greatest value that an element of an array of integers may have."""
     return _Search().bounds(value, 0)

@@ -8,9 +8,9 @@ array of `n` rows can be sent the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.ir import Op, Scan, Use, Value
 
 
@@ -34,14 +34,15 @@ class Rows:
 Route = tuple[Split | Rows, ...]
 
 
-def routes(stacked: Value) -> Iterator[tuple[Route, Value]] | None:
+@remembered
+def routes(stacked: Value) -> tuple[tuple[Route, Value], ...] | None:
     """Every route from a stacked array to a row of it, with that row; None if it is read in any
     other way.
     """
     found: list[tuple[Route, Value]] = []
     if not _follow(stacked, stacked.shape[1:], (), found):
         return None
-    return iter(found)
+    return tuple(found)
 
 
 def _follow(

@@ -25,7 +25,8 @@ from typing import Literal
 
 import numpy as np
 
-from jaxpr_opt.analysis.assume import Assumed
+from jaxpr_opt.analysis.assume import Assumed, may_keep
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.ir import Carry, Cond, Constant, Op, Scan, Value, backward_slice
 from jaxpr_opt.traits import is_speculable
 
@@ -73,15 +74,22 @@ class Skip:
         return tuple(c for c in self.scan.carries if c.param not in counting)
 
 
-def find_skips(scan: Scan) -> Iterator[Skip | str]:
+@remembered
+def find_skips(scan: Scan) -> tuple[Skip | str, ...]:
     """The ways in which a scan skips; a string says why a candidate predicate is none."""
+    return tuple(_skips(scan))
+
+
+def _skips(scan: Scan) -> Iterator[Skip | str]:
     counters = tuple(_counters(scan))
     counting = {c.param for c, _ in counters}
+    keeping = [c for c in scan.carries if c.param not in counting]
+    if not keeping or not all(map(may_keep, keeping)):
+        return
     for predicate in _candidates(scan):
         for taken_when in (True, False):
             skipped = Assumed(scan.body, {predicate: not taken_when}, linear=scan.source.transposed)
-            changing = [c for c in scan.carries if c.param not in counting and not skipped.keeps(c)]
-            if changing or len(counting) == len(scan.carries):
+            if not all(map(skipped.keeps, keeping)):
                 continue
             kind, ops = _kind(scan, predicate, counting)
             if kind in ("carried", "upfront"):

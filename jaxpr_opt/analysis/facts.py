@@ -1,0 +1,50 @@
+"""What analyses have found out about a graph, until it changes.
+
+An analysis is asked the same thing again and again, by `find`, by `refuse`, by the next pass and by
+other analyses.  `remembered` keeps its answers on the graph; the rewriter, the only door through
+which a graph changes, throws all of them away at every edit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from jaxpr_opt.ir import Graph, Op, Region, Value
+
+About = TypeVar("About", bound=Op | Value)
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
+
+
+def remembered(
+    query: Callable[Concatenate[About, P], Answer],
+) -> Callable[Concatenate[About, P], Answer]:
+    """A query about an op or a value, answered once for each state of its graph.
+
+    Answers are shared: nobody may change one.  What is in no graph is asked about each time.
+    """
+
+    @functools.wraps(query)
+    def ask(about: About, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
+        graph = _home(about.region)
+        if graph is None:
+            return query(about, *args, **kwargs)
+        key = (query, about, *args, *kwargs.items())
+        facts: dict[Any, Answer] = graph.facts
+        if key not in facts:
+            facts[key] = query(about, *args, **kwargs)
+        return facts[key]
+
+    return ask
+
+
+def _home(region: Region | None) -> Graph | None:
+    """The graph that a region is in."""
+    while region is not None:
+        owner = region.owner
+        if not isinstance(owner, Op):
+            return owner
+        region = owner.region
+    return None

@@ -1,0 +1,89 @@
+"""What analyses find out is kept until the graph changes, and no longer."""
+
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpr_opt.analysis.access import access
+from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.analysis.induction import bounds
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Scan
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.testing import traced
+
+
+def program(x, i):
+    four, zero = np.uint32(4), np.uint32(0)
+    row = lax.dynamic_slice(x, (lax.rem(i, four), zero), (1, 3))
+    return lax.scan(lambda c, r: (c + r, c), row[0], x)[0]
+
+
+@pytest.fixture
+def graph():
+    return import_jaxpr(traced(program, "f32[8,3]", "u32[]"))
+
+
+def named(graph, name):
+    return next(op for op in graph.walk() if op.name == name)
+
+
+def test_an_answer_is_given_again(graph):
+    asked = []
+
+    @remembered
+    def question(op, number):
+        asked.append((op, number))
+        return [op, number]
+
+    read, scan = named(graph, "dynamic_slice"), named(graph, "scan")
+    assert question(read, 1) is question(read, 1)
+    assert question(read, 2) != question(scan, 2)
+    assert asked == [(read, 1), (read, 2), (scan, 2)]
+
+
+def test_queries_are_told_apart(graph):
+    (start, _) = named(graph, "dynamic_slice").operands[1:]
+    assert bounds(start) != access(named(graph, "dynamic_slice"))
+    assert bounds(start) == (0, 3)
+
+
+def test_a_rewrite_invalidates(graph):
+    rem = named(graph, "rem")
+    assert bounds(rem.result) == (0, 3)
+    rw = Rewriter(graph)
+    rw.set_operand(rem, 1, rw.scalar(6, np.uint32))
+    assert bounds(rem.result) == (0, 5)
+
+
+EDITS = {
+    "erase": lambda rw, op, scan: rw.erase(rw.undefined(op.result.aval, before=op).op),
+    "insert": lambda rw, op, scan: rw.insert(lax.neg, op.result, before=scan),
+    "move": lambda rw, op, scan: rw.move(op, scan),
+    "replace": lambda rw, op, scan: rw.replace(op.result, rw.undefined(op.result.aval, before=op)),
+    "set_operand": lambda rw, op, scan: rw.set_operand(op, 0, scan.streams[0].operand),
+    "set_scan": lambda rw, op, scan: rw.set_scan(scan, reverse=True),
+    "set_outputs": lambda rw, op, scan: rw.set_outputs(scan.body, scan.body.outputs),
+    "clone": lambda rw, op, scan: rw.clone([op], {}, scan),
+    "add_param": lambda rw, op, scan: rw.add_param(scan.body, rw.new_value(op.result.aval)),
+    "detach_region": lambda rw, op, scan: rw.detach_region(scan),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_every_edit_does(graph, edit):
+    rw, op, scan = Rewriter(graph), named(graph, "squeeze"), named(graph, "scan")
+    assert isinstance(scan, Scan)
+    bounds(graph.inputs[1])
+    assert graph.facts
+    EDITS[edit](rw, op, scan)
+    assert not graph.facts
+
+
+def test_what_is_in_no_graph_is_asked_each_time(graph):
+    asked = []
+    count = remembered(asked.append)
+    detached = Rewriter(graph).copy(named(graph, "squeeze"), {})
+    count(detached)
+    count(detached)
+    assert asked == [detached, detached]
