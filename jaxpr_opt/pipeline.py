@@ -12,6 +12,7 @@ in a warning and the program is optimised again without it; in strict mode the f
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 import weakref
@@ -128,7 +129,7 @@ class Pipeline:
 
     stages: tuple[tuple[Pass, ...], ...]
 
-    @property
+    @functools.cached_property
     def passes(self) -> tuple[Pass, ...]:
         """Every pass once, in order of first run."""
         return tuple(dict.fromkeys(each for stage in self.stages for each in stage))
@@ -202,12 +203,10 @@ class Pipeline:
         check = settings.current().check
         debug = settings.current().verify
         measure("", graph, journal)
-        if settled == "untidy" and not self._has_final_work(graph):
+        version, census = 0, Census(graph)
+        if settled == "untidy" and not self._has_final_work(census):
             return snapshots
-        version, ops = 0, list(graph.walk())
-        idle_since = {
-            each: 0 for each in self.passes if settled == "tidy" and each.phase != "final"
-        }
+        idle_since = {each: 0 for each in self.passes if _is_idle(each, settled)}
         for stage in self.stages:
             active = [p for p in stage if p.phase == "differentiable" or graph.phase == "final"]
             for _ in range(MAX_ROUNDS):
@@ -215,11 +214,11 @@ class Pipeline:
                 for each in active:
                     if idle_since.get(each) == version:
                         continue  # it found nothing in this very graph
-                    if not run_pass(each, graph, journal, debug, ops):
+                    if not run_pass(each, graph, journal, debug, census):
                         idle_since[each] = version
                     else:
                         fired = True
-                        version, ops = version + 1, list(graph.walk())
+                        version, census = version + 1, Census(graph)
                         measure(each.name, graph, journal)
                         if check:
                             snapshots.append((each.name, export(graph)))
@@ -252,10 +251,10 @@ class Pipeline:
         marked = any(op.name == "stop_gradient" for op in ops) and any(op.regions for op in ops)
         return None if graph.opened or marked else state
 
-    def _has_final_work(self, graph: Graph) -> bool:
+    def _has_final_work(self, census: Census) -> bool:
         """Whether a pass of the second phase would look at some op."""
         final = [p for p in self.passes if p.phase == "final" and not p.cleanup]
-        return any(_is_anchor(op, each) for op in graph.walk() for each in final)
+        return any(census.anchors(each) for each in final)
 
     def _exported(self, graph: Graph, original: ClosedJaxpr, journal: Journal) -> ClosedJaxpr:
         try:
@@ -279,11 +278,26 @@ class Pipeline:
 _settled: dict[int, tuple[weakref.ref[ClosedJaxpr], Pipeline, Settled]] = {}
 
 
+class Census:
+    """The ops of a graph in program order, and what kinds of ops they are: most passes look at few
+    kinds, and most programs have few.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.ops = list(graph.walk())
+        self.kinds = {(type(op), op.name) for op in self.ops}
+
+    def anchors(self, each: Pass) -> list[Op]:
+        """The ops that a pass is asked about."""
+        kinds = {kind for kind in self.kinds if _is_anchor(*kind, each)}
+        return [op for op in self.ops if (type(op), op.name) in kinds] if kinds else []
+
+
 def run_pass(
-    each: Pass, graph: Graph, journal: Journal, debug: bool = False, ops: Sequence[Op] = ()
+    each: Pass, graph: Graph, journal: Journal, debug: bool = False, census: Census | None = None
 ) -> bool:
     """Run one pass over every op of a graph until it finds nothing more to do; whether it changed
-    anything.  `ops` are those ops, if somebody knows.
+    anything.  `census` is that of the graph, if somebody knows.
 
     An op is asked again after each rewrite anchored at it, and structured ops a rewrite has made
     are asked next, so `find` always sees the graph as it is.
@@ -293,8 +307,7 @@ def run_pass(
     record.refusals.clear()
     fired = False
     try:
-        pending = [op for op in ops or graph.walk() if _is_anchor(op, each)]
-        pending.reverse()
+        pending = (census or Census(graph)).anchors(each)[::-1]
         while pending:
             op = pending[-1]
             rw = _rewrite_one(each, op, graph, record) if op.region is not None else None
@@ -302,7 +315,7 @@ def run_pass(
                 pending.pop()
             else:
                 fired = True
-                pending.extend(made for made in rw.made if _is_anchor(made, each))
+                pending.extend(made for made in rw.made if _is_anchor(type(made), made.name, each))
         if fired and debug:
             verify(graph)
     except (
@@ -314,8 +327,15 @@ def run_pass(
     return fired
 
 
-def _is_anchor(op: Op, each: Pass) -> bool:
-    return isinstance(op, each.anchors) and (each.primitives is None or op.name in each.primitives)
+def _is_idle(each: Pass, settled: Settled | None) -> bool:
+    """Whether a pass has nothing to do on a program that is settled, as it is."""
+    return each.phase != "final" and (
+        settled == "tidy" or (settled is not None and not each.cleanup)
+    )
+
+
+def _is_anchor(kind: type[Op], name: str, each: Pass) -> bool:
+    return issubclass(kind, each.anchors) and (each.primitives is None or name in each.primitives)
 
 
 def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewriter | None:

@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxpr_opt.analysis.constants import identity
-from jaxpr_opt.ir import TERMINATOR, Call, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.ir import TERMINATOR, Call, Constant, Graph, Op, Region, Remat, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_mergeable, spreads
@@ -88,6 +88,10 @@ class MergeCommonSubexpressions(Pass):
             rw.erase(op)
 
 
+Scope = dict[Hashable, list[Op]]
+"""Ops by their sketch."""
+
+
 class _Numbering:
     """`leader`: values that another value, their leader, can stand for; `ops`: those all of whose
     results have one.
@@ -97,27 +101,25 @@ class _Numbering:
         self.leader: dict[Value, Value] = {}
         self.ops: list[Op] = []
 
-    def visit(self, region: Region, seen: dict[Hashable, Op]) -> None:
-        """Number a region; `seen` maps functions of values to the op that computes them, where it
-        is in scope.
-        """
-        added: list[Hashable] = []
+    def visit(self, region: Region, seen: Scope) -> None:
+        """Number a region; `seen` are the ops that are in scope."""
+        added: list[list[Op]] = []
         for op in region.ops:
             if op.regions:
                 self.inside(op, seen)
             elif is_mergeable(op):
-                key = self.key(op)
-                first = seen.get(key) if key is not None else None
+                alike = seen.setdefault(self.sketch(op), [])
+                first = self.first(op, alike) if alike else None
                 if first is not None:
                     self.ops.append(op)
                     self.leader.update(zip(op.results, first.results, strict=True))
-                elif key is not None:
-                    seen[key] = op
-                    added.append(key)
-        for key in added:
-            del seen[key]
+                else:
+                    alike.append(op)
+                    added.append(alike)
+        for alike in added:
+            alike.pop()
 
-    def inside(self, op: Op, seen: dict[Hashable, Op]) -> None:
+    def inside(self, op: Op, seen: Scope) -> None:
         """Number the regions of an op, then the op's own slots (5)."""
         if isinstance(op, Scan):
             self.merge((self.of(s.operand), (s.param,)) for s in op.streams)
@@ -154,6 +156,16 @@ class _Numbering:
     def of(self, value: Value) -> Hashable:
         """What the value is, for comparison (2)."""
         return self.leader.get(value) or identity(value)
+
+    def sketch(self, op: Op) -> Hashable:
+        """What the op computes, roughly: ops that compute the same have the same."""
+        operands = (None if isinstance(v, Constant) else self.leader.get(v, v) for v in op.operands)
+        return (op.name, *operands)
+
+    def first(self, op: Op, alike: list[Op]) -> Op | None:
+        """The one of these ops that computes the same."""
+        key = self.key(op)
+        return next((each for each in alike if key is not None and self.key(each) == key), None)
 
     def key(self, op: Op) -> Hashable | None:
         """What the op computes, for comparison (1); None if its parameters cannot be compared."""
