@@ -183,7 +183,7 @@ class Rewriter:
         def total(*steps: jax.Array) -> jax.Array:
             value: Any = np.int32(number.offset)
             for step, (_, factor) in zip(steps, terms, strict=True):
-                value = step * np.int32(factor) + value
+                value = lax.add(lax.mul(step, np.int32(factor)), value)
             return jnp.asarray(value)
 
         return self.insert(total, *(step for step, _ in terms), before=before)

@@ -129,7 +129,8 @@ def _counted(match: Counted, result: Value) -> jax.Array:
     total = lax.full(shape, match.number.offset, dtype)
     for axis, stride in enumerate(match.number.strides):
         if stride:
-            total = total + lax.broadcasted_iota(dtype, shape, axis) * dtype.type(stride)
+            places = lax.broadcasted_iota(dtype, shape, axis)
+            total = lax.add(total, lax.mul(places, dtype.type(stride)))
     return total
 
 

@@ -202,5 +202,5 @@ class _Again:
         old = lax.dynamic_slice(array, starts, access.sizes, allow_negative_indices=False)
         if access.kind == "read":
             return access.from_window(old)
-        new = old + access.to_window(rest[count])
+        new = lax.add(old, access.to_window(rest[count]))
         return lax.dynamic_update_slice(array, new, starts, allow_negative_indices=False)

@@ -77,7 +77,7 @@ class SliceKnownWindows(Pass):
             old = _slice(array, starts, window.sizes)
             if window.kind == "read":
                 return window.from_window(old)
-            return _update(array, old + window.to_window(*value), starts)
+            return _update(array, lax.add(old, window.to_window(*value)), starts)
 
         update = () if window.kind == "read" else (window.value,)
         new = rw.typed(sliced, op.result.aval, window.array, *window.indices, *update, before=op)

@@ -237,7 +237,7 @@ class Window:
         """A row, the `number`-th that the access touches, after a write or an addition."""
         part = lax.index_in_dim(access.to_window(value), number, self.axis, keepdims=False)
         if access.kind == "add":
-            part = self._part(access, row, indices) + part
+            part = lax.add(self._part(access, row, indices), part)
         if part.shape != row.shape:
             start = self._across(access.starts(*indices))
             part = lax.dynamic_update_slice(row, part, start, allow_negative_indices=False)
