@@ -109,7 +109,7 @@ class Value:
 class Constant(Value):
     """A literal scalar or a captured array: defined everywhere, owned by nobody."""
 
-    __slots__ = ("value",)
+    __slots__ = ("value", "_scalar")
 
     def __init__(self, aval: Any, value: Any) -> None:
         super().__init__(aval)
@@ -120,6 +120,11 @@ class Constant(Value):
         """Its one element if all elements are equal and it is small enough to look at; else
         None.
         """
+        if not hasattr(self, "_scalar"):
+            self._scalar = self._looked_at()
+        return self._scalar
+
+    def _looked_at(self) -> Any:
         if self.nbytes > 256 or not isinstance(
             self.value, np.ndarray | np.generic | int | float | complex | bool
         ):
@@ -289,10 +294,13 @@ class Region:
 
     def walk(self) -> Iterator[Op]:
         """Every op in this region and below, parents first, in program order."""
-        for op in self.ops:
+        op = self.first
+        while op is not None:  # as in `ops`: a generator less for each op
+            following = op.next
             yield op
             for region in op.regions:
                 yield from region.walk()
+            op = op.next if op.region is self else following
 
     def contains(self, inner: Region | None) -> bool:
         """Whether `inner` is this region or nested in it."""

@@ -7,6 +7,7 @@ entered here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from jaxpr_opt.ir import UNDEFINED, Call, Op, Remat, While
@@ -93,7 +94,12 @@ def is_collective(op: Op) -> bool:
     """Whether other devices wait for this op; an asynchronous collective ends in `_start` and
     `_done`.
     """
-    return op.name.removesuffix("_start").removesuffix("_done") in COLLECTIVE
+    return _names_collective(op.name)
+
+
+@functools.cache
+def _names_collective(name: str) -> bool:
+    return name.removesuffix("_start").removesuffix("_done") in COLLECTIVE
 
 
 def is_pure(op: Op) -> bool:

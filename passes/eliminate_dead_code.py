@@ -73,8 +73,11 @@ class Liveness:
         if op in self.ops:
             return
         self.ops.add(op)
-        if op.parent is not None:
-            self._keep(op.parent)
+        if (around := op.parent) is not None:
+            self._keep(around)
+        if not op.regions:
+            self._read(op.operands)
+            return
         match op:
             case Scan() | Remat():
                 pass
@@ -85,8 +88,6 @@ class Liveness:
             case Call():
                 self._read(op.operands)  # (4)
                 self._read(op.body.outputs)
-            case _:
-                self._read(op.operands)
 
     def _trace(self, value: Value) -> None:
         """What a live value is made from."""
@@ -135,7 +136,8 @@ class EliminateDeadCode(Pass):
         if op.region is None or not isinstance(op.region.owner, Graph):
             return
         live = Liveness(op.region)
-        dead = sum(_dead(each, live) for each in op.region.walk())
+        suspects = (o for o in op.region.walk() if o.regions or o not in live.ops)
+        dead = sum(_dead(each, live) for each in suspects)
         if dead:
             yield DeadCode(op, f"{dead} ops or values are read by nobody", live)
 

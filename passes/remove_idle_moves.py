@@ -35,21 +35,6 @@ from jaxpr_opt.ir import Graph, Op, Value
 from jaxpr_opt.passes.simplify import Identity, Law, Laws, Simplify, involution
 
 
-@dataclass(frozen=True)
-class RemoveIdleMoves(Simplify):
-    """Remove reshapes to the same shape, transposes taken back, slices of everything."""
-
-    name: ClassVar[str] = "remove-idle-moves"
-
-    @property
-    def laws(self) -> Laws:
-        return LAWS
-
-    def find(self, op: Op) -> Iterator[Identity]:
-        if op.name not in MARKERS or _is_discrete(op) or _is_final(op):  # (3)
-            yield from super().find(op)
-
-
 def _is_discrete(op: Op) -> bool:
     """Whether it stops a gradient that is none."""
     dtype = op.result.dtype
@@ -144,3 +129,16 @@ LAWS: Laws = {
     "stop_gradient": (first,),
     "transpose": (transposed_back,),
 }
+
+
+@dataclass(frozen=True)
+class RemoveIdleMoves(Simplify):
+    """Remove reshapes to the same shape, transposes taken back, slices of everything."""
+
+    name: ClassVar[str] = "remove-idle-moves"
+    laws: ClassVar[Laws] = LAWS
+    primitives: ClassVar[frozenset[str]] = frozenset(LAWS)
+
+    def find(self, op: Op) -> Iterator[Identity]:
+        if op.name not in MARKERS or _is_discrete(op) or _is_final(op):  # (3)
+            yield from super().find(op)

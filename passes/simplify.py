@@ -73,52 +73,6 @@ class Identity(Match):
     plainer: Plainer | None = None
 
 
-@dataclass(frozen=True)
-class Simplify(Pass):
-    """Remove identities: x * 1, x + 0, a select with equal cases, a truth value made a number and
-    back.
-    """
-
-    name: ClassVar[str] = "simplify"
-    cleanup: ClassVar[bool] = True
-
-    @property
-    def laws(self) -> Laws:
-        """By primitive."""
-        return LAWS
-
-    def find(self, op: Op) -> Iterator[Identity]:
-        laws = self.laws.get(op.name)
-        if laws is None or not op.result.uses:
-            return
-        for law in laws:
-            known = law(op)
-            if isinstance(known, tuple):
-                yield Identity(op, f"{op.name} of {op.name} is one {op.name}", None, known)
-                return
-            if isinstance(known, Plainer):
-                yield Identity(op, f"{op.name} is said in plainer words", None, (), known)
-                return
-            if known is not None and known.aval == op.result.aval:  # (2)
-                yield Identity(op, f"{op.name} changes nothing", known)
-                return
-
-    def refuse(self, match: Identity) -> str | None:  # noqa: ARG002
-        return None  # a law that holds needs no leave
-
-    def rewrite(self, match: Identity, rw: Rewriter) -> None:
-        if match.value is not None:
-            rw.replace(match.op.result, match.value)
-            rw.erase(match.op)
-        if match.plainer is not None:
-            plainer, result = match.plainer, match.op.result
-            made = rw.typed(plainer.fun, result.aval, *plainer.operands, before=match.op)
-            rw.replace(result, made)
-            rw.erase(match.op)
-        for index, operand in enumerate(match.operands):
-            rw.set_operand(match.op, index, operand)
-
-
 def is_real(value: Value) -> bool:
     """Whether these are numbers with one part."""
     return jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
@@ -337,3 +291,45 @@ LAWS: Laws = {
     "sub": (neutral(0, right_only=True),),
     "xor": (neutral(0),),
 }
+
+
+@dataclass(frozen=True)
+class Simplify(Pass):
+    """Remove identities: x * 1, x + 0, a select with equal cases, a truth value made a number and
+    back.
+    """
+
+    name: ClassVar[str] = "simplify"
+    cleanup: ClassVar[bool] = True
+    laws: ClassVar[Laws] = LAWS
+    primitives: ClassVar[frozenset[str]] = frozenset(LAWS)
+
+    def find(self, op: Op) -> Iterator[Identity]:
+        if not op.result.uses:
+            return
+        for law in self.laws[op.name]:
+            known = law(op)
+            if isinstance(known, tuple):
+                yield Identity(op, f"{op.name} of {op.name} is one {op.name}", None, known)
+                return
+            if isinstance(known, Plainer):
+                yield Identity(op, f"{op.name} is said in plainer words", None, (), known)
+                return
+            if known is not None and known.aval == op.result.aval:  # (2)
+                yield Identity(op, f"{op.name} changes nothing", known)
+                return
+
+    def refuse(self, match: Identity) -> str | None:  # noqa: ARG002
+        return None  # a law that holds needs no leave
+
+    def rewrite(self, match: Identity, rw: Rewriter) -> None:
+        if match.value is not None:
+            rw.replace(match.op.result, match.value)
+            rw.erase(match.op)
+        if match.plainer is not None:
+            plainer, result = match.plainer, match.op.result
+            made = rw.typed(plainer.fun, result.aval, *plainer.operands, before=match.op)
+            rw.replace(result, made)
+            rw.erase(match.op)
+        for index, operand in enumerate(match.operands):
+            rw.set_operand(match.op, index, operand)
