@@ -201,6 +201,9 @@ def matching(
     straight = list(zip(rows, columns, strict=False))
     if all(kind(i, j) >= Kind.UPDATED for i, j in straight):
         return straight  # nothing can be better, and few programs need more
+    forced = _forced(rows[: len(columns)], columns, kind)
+    if len(forced) == len(straight):
+        return forced  # nothing can be better here either
     graph = nx.Graph()
     enough = 32 * len(rows)  # one pair more outweighs whatever kinds the others are
     for row, i in enumerate(rows):
@@ -212,3 +215,28 @@ def matching(
     found = nx.bipartite.minimum_weight_full_matching(graph, [("in", i) for i in rows])
     pairs = [(i, found["in", i][1]) for i in rows if ("in", i) in found]
     return [(i, j) for i, j in pairs if kind(i, j)]
+
+
+def _forced(
+    rows: Sequence[int], columns: Sequence[int], kind: Callable[[int, int], Kind]
+) -> list[tuple[int, int]]:
+    """Pairs that need no search: an input that can only become one output in place becomes it, and
+    so on with those that are left (Karp and Sipser, 1981).
+    """
+    targets = {i: {j for j in columns if kind(i, j) >= Kind.UPDATED} for i in rows}
+    sources: dict[int, list[int]] = {j: [] for j in columns}
+    for i, found in targets.items():
+        for j in found:
+            sources[j].append(i)
+    pairs = []
+    pending = [i for i in rows if len(targets[i]) == 1]
+    while pending:
+        i = pending.pop()
+        if targets[i]:
+            (j,) = targets[i]
+            pairs.append((i, j))
+            for other in sources[j]:
+                targets[other].discard(j)
+                if len(targets[other]) == 1:
+                    pending.append(other)
+    return sorted(pairs)

@@ -28,7 +28,6 @@ import logging
 import sys
 import sysconfig
 import weakref
-from collections import Counter
 from collections.abc import Sequence
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -37,6 +36,7 @@ import jax
 
 from jaxpr_opt import compat
 from jaxpr_opt.donation.bytecode import Site, site
+from jaxpr_opt.donation.sharing import sharing_memory
 
 log = logging.getLogger("jaxpr_opt.donation")
 """At level DEBUG, why arguments were not donated."""
@@ -277,43 +277,3 @@ def _measured(
     """Has the parameters of `given_up`, and counts as it does."""
     del callee, kwargs
     return _frame_references(frame), _references(args, 0)
-
-
-# -- memory --------------------------------------------------------------------------------------
-
-
-def sharing_memory(values: Sequence[Any]) -> list[int]:
-    """Which of some pytrees, by position, share memory with a living array, or may."""
-    leaves = [
-        [leaf for leaf in jax.tree.leaves(value) if type(leaf) is compat.Array] for value in values
-    ]
-    shardings = [leaf.sharding for each in leaves for leaf in each]
-    platforms = {
-        d.platform
-        for s in dict(zip(map(id, shardings), shardings, strict=True)).values()
-        for d in s.device_set
-    }
-    living = [array for platform in platforms for array in jax.live_arrays(platform)]
-    try:
-        places = [array.unsafe_buffer_pointer() for array in living]
-    except jax.errors.JaxRuntimeError:  # one is on several devices: its parts may be among ours
-        return list(range(len(values)))
-    place = dict(zip(map(id, living), places, strict=True))
-    count: dict[int, int] = Counter(places) if len(set(places)) < len(places) else {}
-    return [
-        i
-        for i, each in enumerate(leaves)
-        if any(
-            id(leaf) not in place or (count and leaf.size and count[place[id(leaf)]] > 1)
-            for leaf in each
-        )
-    ]
-
-
-def pointer(array: Any) -> int | None:
-    """Where an array is; None if it was deleted, is on several devices, or is none of JAX's."""
-    try:
-        place: int = array.unsafe_buffer_pointer()
-    except (AttributeError, jax.errors.JaxRuntimeError):
-        return None
-    return place

@@ -7,9 +7,9 @@ makes JAX pair each with the result it was matched with.  A call is then a call 
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import jax
 from jaxpr_opt import compat, compat_ad
 from jaxpr_opt.donation import caller
 from jaxpr_opt.donation.plan import Donation, donation
+from jaxpr_opt.donation.sharing import passed_twice, same_buffers
 from jaxpr_opt.donation.variant import Lowered, OtherTypesError, Variant, compiled
 from jaxpr_opt.importer import import_jaxpr
 
@@ -40,8 +41,9 @@ class Donating:
     """
 
     def __init__(self, fun: Callable[..., Any], mode: Mode, options: dict[str, Any]) -> None:
-        self.__wrapped__, self.mode = fun, mode
-        self.__name__, self.__doc__ = fun.__name__, fun.__doc__
+        self.__name__ = ""
+        functools.update_wrapper(self, fun, updated=())
+        self.mode = mode
         resolved = (compat_ad.jit_options(jax.jit(fun, **options)) or (fun, options))[1]
         self._nums = frozenset(resolved.pop("donate_argnums", ()))
         self._names = frozenset(resolved.pop("donate_argnames", ()))
@@ -242,27 +244,3 @@ def _fitting(variants: Sequence[Variant], leaves: Sequence[Any]) -> Variant | No
 
 def _is_extended(aval: Any) -> bool:
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended))
-
-
-def passed_twice(leaves: Sequence[Any], donated: Sequence[int]) -> Positions:
-    """Which of the donated arrays are passed more than once."""
-    if len(set(map(id, leaves))) == len(leaves):
-        return NOTHING
-    count = Counter(map(id, leaves))
-    return frozenset(
-        i for i in donated if count[id(leaves[i])] > 1 and isinstance(leaves[i], jax.Array)
-    )
-
-
-def same_buffers(leaves: Sequence[Any], donated: Sequence[int]) -> Positions:
-    """Which of the donated arrays share their memory with another: `jax.device_put` may make such
-    arrays, and `Array.addressable_shards`.
-    """
-    places = [_places(leaf) for leaf in leaves]
-    count = Counter(place for each in places for place in each)
-    return frozenset(i for i in donated if any(count[place] > 1 for place in places[i]))
-
-
-def _places(leaf: Any) -> set[int | None]:
-    shards = leaf.addressable_shards if isinstance(leaf, compat.Array) else ()
-    return {caller.pointer(shard.data) for shard in shards} - {None}

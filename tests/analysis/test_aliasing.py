@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import pytest
 from jax import lax
@@ -124,6 +125,23 @@ def test_many_of_a_type():
         zip(range(9), [6, 7, 8, 3, 4, 5, 0, 1, 2], strict=True)
     )
     assert set(reasons) == {9, 10, 11}
+
+
+def test_choices_that_force_others_need_no_search(monkeypatch):
+    """The first can only become one result, which leaves the second one, and the third."""
+
+    def nothing(*args, **kwargs):
+        raise AssertionError
+
+    def program(p, m, v):
+        m = m * 2
+        v = v + m
+        return v, m, p * v
+
+    monkeypatch.setattr(nx.bipartite, "minimum_weight_full_matching", nothing)
+    assert found(program, SQUARE, SQUARE, SQUARE)[0] == {
+        0: (2, "updated"), 1: (1, "updated"), 2: (0, "updated")
+    }  # fmt: skip
 
 
 def test_shardings_memories_and_layouts():

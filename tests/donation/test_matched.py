@@ -169,6 +169,19 @@ def test_shardings():
     assert state["a"].is_deleted()
 
 
+def test_it_looks_like_the_function():
+    def step(x, *, scale=1.0):
+        """Make a step."""
+        return x * scale
+
+    jitted = matched(step)
+    assert (jitted.__name__, jitted.__doc__) == ("step", "Make a step.")
+    assert jitted.__module__ == __name__
+    assert repr(jitted) == "<step, donate='matched'>"
+    assert isinstance(jitted, jax.stages.Wrapped)
+    assert jaxpr_opt.optimize(jitted) is jitted
+
+
 def test_methods():
     class Model:
         @jaxpr_opt.optimize(donate="matched", static_argnums=0)
