@@ -1,4 +1,4 @@
-# make demo | test | bench | lint | test-newest | test-browser | clean
+# make demo | test | test-libraries | bench | lint | test-newest | test-browser | clean
 #
 # A target makes the virtual environment it needs on first use: .venv from $(PYTHON), .venv-newest from
 # the newest Python of the machine. Stamps in it remember which extras of pyproject.toml are installed.
@@ -11,7 +11,7 @@ BENCH  ?=
 pip_install = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable
 versions = -c 'import jax, platform; print("Python", platform.python_version(), "JAX", jax.__version__)'
 
-.PHONY: demo test bench lint test-newest test-browser clean
+.PHONY: demo test bench lint test-newest test-libraries test-browser clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := test
 
@@ -36,6 +36,11 @@ test-newest: .venv-newest/stamp-test
 
 test-browser: .venv/stamp-browser
 	.venv/bin/python -m pytest --quiet tests/browser
+
+test-libraries: .venv/stamp-libraries .venv-newest/stamp-libraries
+	@for venv in .venv .venv-newest; do \
+		$$venv/bin/python $(versions) && $$venv/bin/python -m pytest $(PYTEST) -rs tests/test_libraries.py || exit; \
+	done
 
 clean:
 	rm -rf .venv .venv-newest build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -9,7 +9,9 @@ from rich.console import Console
 
 from bench.sweep import Options
 
-BENCHMARKS = ("bounded_while", "ragged_rnn", "carried_arrays", "pipeline_share", "growth")
+BENCHMARKS = (
+    "bounded_while", "ragged_rnn", "carried_arrays", "pipeline_share", "growth", "residuals",
+)  # fmt: skip
 
 
 def main() -> None:

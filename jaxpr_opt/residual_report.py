@@ -48,7 +48,7 @@ class Residuals:
     @property
     def unread_bytes(self) -> int:
         """Of what is handed over and never read: gone, where one `jit` has both halves in it."""
-        return sum(each.bytes for each in self.kept if not each.needed_by)
+        return sum(each.bytes for each in self.kept if each.is_unread)
 
     @property
     def optimized_bytes(self) -> int:
@@ -148,7 +148,7 @@ def _place(frame: Frame | None, near: Frame | None) -> str:
 
 
 def _verdict(row: Residual) -> Text | None:
-    if not row.needed_by:
+    if row.is_unread:
         return Text("read by nothing", "not bold yellow")
     if row.optimized_bytes < row.bytes:
         left = bytes_text(row.optimized_bytes) if row.optimized_bytes else "gone"

@@ -67,6 +67,11 @@ class Residual:
     could not."""
 
     @property
+    def is_unread(self) -> bool:
+        """Whether it is handed over in vain; what is known while tracing needs no reader."""
+        return not self.needed_by and self.kind != "constant"
+
+    @property
     def formula(self) -> str:
         """`256 x 4.19 MB`; empty for what is kept once."""
         times = [*self.lengths, *([self.count] if self.count > 1 else [])]
@@ -113,7 +118,7 @@ def _called(value: Value) -> str:
         is_carry = not isinstance(owner, Scan) or owner.carry_of(value) is not None
         return "carry" if is_carry else "row"
     if isinstance(value, Constant):
-        return "captured array"
+        return "captured array" if value.shape else "number"
     return value.name or (op.name if op is not None else "argument")
 
 

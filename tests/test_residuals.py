@@ -173,9 +173,14 @@ def test_a_training_step_is_taken_as_it_is():
 
 
 def test_a_function_that_keeps_nothing():
-    report = jaxpr_opt.residuals(lambda x: x * 2.0, X)
+    report = jaxpr_opt.residuals(lambda x: x + x, X)
     assert (report.kept, report.bytes) == ((), 0)
     assert str(report) == "grad(<lambda>) keeps nothing for a backward pass"
+
+
+def test_a_number_is_handed_over_too():
+    (row,) = jaxpr_opt.residuals(lambda x: x * 2.0, X).kept
+    assert (row.name, row.bytes, row.is_unread) == ("number", 4, False)
 
 
 @pytest.mark.parametrize(

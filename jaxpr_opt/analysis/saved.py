@@ -63,7 +63,8 @@ class Saved:
 def saved(graph: Graph, handed_over: Iterable[Value] | None = None) -> tuple[Saved, ...]:
     """What the gradients in a graph keep, each value once, in the order in which it is needed.
 
-    Scalars that are written in the program are not counted, arrays it has captured are.
+    Scalars that are written in the program are not counted, unless they are handed over; arrays it
+    has captured are.
 
     Args:
       graph: a program with both halves of a gradient in it.
@@ -81,8 +82,8 @@ def saved(graph: Graph, handed_over: Iterable[Value] | None = None) -> tuple[Sav
             if one is not None and one not in cotangents and depth[op] > _depth(one, depth):
                 crossing.setdefault(one, {})[Use(op, position)] = None
     if handed_over is not None:
-        values = [_one(value, captured) for value in handed_over]
-        crossing = {value: crossing.get(value, {}) for value in values if value is not None}
+        values = [_one(value, captured) or value for value in handed_over]
+        crossing = {value: crossing.get(value, {}) for value in values}
     return tuple(
         _saved(value, list(uses)) for value, uses in crossing.items() if not is_undefined(value)
     )
