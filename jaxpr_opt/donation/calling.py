@@ -25,6 +25,7 @@ from jaxpr_opt.importer import import_jaxpr
 Mode = Literal["matched", "auto"]
 Positions = frozenset[int]
 NOTHING: Positions = frozenset()
+ARGUMENTS = ("argnums", "argnames")
 
 
 class Donating:
@@ -38,16 +39,22 @@ class Donating:
       mode: what to donate.
       options: `jax.jit`'s; `donate_argnums` and `donate_argnames` say which arguments may be
         donated; without them all may.
+
+    Raises:
+      ValueError: the shardings say layouts, too.
     """
 
     def __init__(self, fun: Callable[..., Any], mode: Mode, options: dict[str, Any]) -> None:
         self.__name__ = ""
         functools.update_wrapper(self, fun, updated=())
         self.mode = mode
-        resolved = (compat_ad.jit_options(jax.jit(fun, **options)) or (fun, options))[1]
+        known = compat_ad.jit_options(jax.jit(fun, **options))
+        if known is None:
+            raise ValueError(f"optimize: donate={mode!r} does not go with layouts in shardings")
+        resolved = known[1]
         self._nums = frozenset(resolved.pop("donate_argnums", ()))
         self._names = frozenset(resolved.pop("donate_argnames", ()))
-        self._restricted = "donate_argnums" in options or "donate_argnames" in options
+        self._restricted = any(options.get(f"donate_{each}") is not None for each in ARGUMENTS)
         self._options = resolved
         static = {name: resolved[name] for name in resolved if name.startswith("static_")}
         self._static_nums = frozenset(static.get("static_argnums", ()))
@@ -184,19 +191,20 @@ class Donating:
             allowed = [i for i in allowed if not _is_extended(avals[i])]
         found = donation(graph, allowed, self._shardings(leaves, tree), self._out_shardings(traced))
 
-        def run(leaves: Sequence[Any]) -> Any:
-            given_args, given_kwargs = jax.tree.unflatten(tree, leaves)
-            return self._inlined(*self._joined(args, given_args), **{**kwargs, **given_kwargs})
+        positions = range(len(args))
+        fixed = {i: args[i] for i in positions if i in self._static_nums}
+        named = {name: x for name, x in kwargs.items() if name in self._static_names}
+
+        def run(leaves: Sequence[Any]) -> Any:  # lives on, so it must not refer to `args`
+            dynamic, dynamic_named = jax.tree.unflatten(tree, leaves)
+            others = iter(dynamic)
+            every = [fixed[i] if i in fixed else next(others) for i in positions]
+            return self._inlined(*every, **named, **dynamic_named)
 
         options = {k: v for k, v in self._options.items() if not k.startswith(("static_", "in_"))}
         if "in_shardings" in self._options:
             options["in_shardings"] = self._prefixed("in_shardings", tree.children()[0])
         return compiled(self.__name__, run, found, traced, options)
-
-    def _joined(self, args: tuple[Any, ...], dynamic: Sequence[Any]) -> list[Any]:
-        """`args` with others in the places of those that are not static."""
-        others = iter(dynamic)
-        return [x if i in self._static_nums else next(others) for i, x in enumerate(args)]
 
     def _candidates(
         self, args: tuple[Any, ...], tree: Any, given: frozenset[int] | None

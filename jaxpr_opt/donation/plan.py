@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from jaxpr_opt import compat
-from jaxpr_opt.analysis.aliasing import Aliasing, Buffer, aliasing
+from jaxpr_opt.analysis.aliasing import Alias, Buffer, aliasing
 from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.ir import Graph
@@ -71,15 +71,15 @@ class Donation:
     name: str
     arguments: tuple[Argument, ...]
     """Those that may be donated, in order."""
-    aliasing: Aliasing
-    """The same, by position among all arrays of the arguments and of the results."""
+    aliases: tuple[Alias, ...]
+    """What is donated, by position among all arrays of the arguments and of the results."""
     unread: bool = False
     """Whether one is donated that nothing reads, which `jax.jit` leaves out unless told to keep."""
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """Which array becomes which result, by position."""
-        return tuple((alias.input, alias.output) for alias in self.aliasing.aliases)
+        return tuple((alias.input, alias.output) for alias in self.aliases)
 
     @property
     def donated(self) -> tuple[Argument, ...]:
@@ -165,7 +165,7 @@ def donation(
         )
     ordered = tuple(arguments[i] for i in sorted(arguments))
     unread = any(not graph.inputs[alias.input].uses for alias in found.aliases)
-    return Donation(graph.name, ordered, found, unread)
+    return Donation(graph.name, ordered, found.aliases, unread)
 
 
 def _names(info: Any, field: str, otherwise: str, count: int) -> list[str]:

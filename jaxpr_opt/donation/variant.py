@@ -64,7 +64,7 @@ def compiled(
       traced: `fun` traced, for the types of its arrays and its results.
       options: for `jax.jit`; shardings of the arrays as a list.
     """
-    aliases = sorted(donation.aliasing.aliases, key=lambda alias: alias.output)
+    aliases = sorted(donation.aliases, key=lambda alias: alias.output)
     donated = tuple(alias.input for alias in aliases)
     count = len(traced.jaxpr.in_avals)
     inputs = (*donated, *(i for i in range(count) if i not in set(donated)))

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +90,18 @@ def test_an_argument_passed_twice_is_not_donated(alias):
         c = make()
     step(a, make(), c)
     assert a.is_deleted()
+
+
+@pytest.mark.parametrize("mode", ["matched", "auto"])
+def test_nothing_is_kept_of_the_first_call(mode):
+    step = jaxpr_opt.optimize(lambda x, batch: x + batch.sum(), donate=mode)
+
+    def run():
+        batch = make((3,))
+        step(make(), batch)
+        return weakref.ref(batch)
+
+    assert run()() is None
 
 
 def test_returned_arguments_are_moved():
