@@ -186,7 +186,7 @@ class Window:
         period = abs(self.stride)
         end = first + period * self.length
         part = lax.slice_in_dim(array, first, min(end, array.shape[self.axis]), axis=self.axis)
-        rows = jnp.moveaxis(part, self.axis, 0)
+        rows = _moved(part, self.axis, 0)
         missing = period * self.length - rows.shape[0]  # at most what no window touches
         if missing:
             rows = lax.concatenate([rows, jnp.zeros((missing, *rows.shape[1:]), rows.dtype)], 0)
@@ -210,7 +210,7 @@ class Window:
         if self.kept:
             rest = jnp.stack(kept)
             new = lax.concatenate([new, rest] if self.climbs else [rest, new], 0)
-        new = jnp.moveaxis(lax.slice_in_dim(new, 0, self.touched), 0, self.axis)
+        new = _moved(lax.slice_in_dim(new, 0, self.touched), 0, self.axis)
         if new.shape == array.shape:
             return new
         return lax.dynamic_update_slice_in_dim(array, new, self.first, self.axis)
@@ -414,6 +414,13 @@ def _scalarised(found: Buffer, window: Window, rows: list[Value], rw: Rewriter) 
             new[k] = rw.insert(write, current[k], each.value, *each.indices, before=op)
         rows_of[op.result] = new
     return rows_of[found.carry.next]
+
+
+def _moved(array: jax.Array, axis: int, to: int) -> jax.Array:
+    """The array with an axis at another place."""
+    order = [d for d in range(array.ndim) if d != axis]
+    order.insert(to, axis)
+    return lax.transpose(array, order)
 
 
 def _strong(x: jax.Array) -> jax.Array:
