@@ -319,9 +319,11 @@ class Region:
     def captures(self) -> list[Value]:
         """Values from outside that the region reads, each once, in order of first use."""
         found: dict[Value, None] = {}
+        inside: set[Region | None] = {self}
         for op in self.walk():
+            inside.update(op.regions)  # before the ops in them
             for value in op.operands:
-                if not isinstance(value, Constant) and not self.defines(value):
+                if not isinstance(value, Constant) and value.region not in inside:
                     found[value] = None
         return list(found)
 

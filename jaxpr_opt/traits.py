@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.ir import UNDEFINED, Call, Op, Remat, While
 
 SPREADING = frozenset({"broadcast_in_dim", "iota", UNDEFINED})
@@ -136,6 +137,7 @@ def is_arithmetic(op: Op) -> bool:
     return is_cheap(op) and op.name not in TRANSCENDENTAL
 
 
+@remembered
 def can_move(op: Op) -> bool:
     """Whether the op, with everything inside it, may run earlier or later under the same
     conditions and as often.
@@ -145,6 +147,7 @@ def can_move(op: Op) -> bool:
     )
 
 
+@remembered
 def is_speculable(op: Op) -> bool:
     """Whether the op may run where it did not before: pure, known to end, alone, and keeping no
     boundary.
