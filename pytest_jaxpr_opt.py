@@ -112,7 +112,7 @@ class LintTarget(pytest.Item):
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """What was found, without a traceback; what is wrong with the target, in one line."""
         from jaxpr_opt.lint.formats import text
-        from jaxpr_opt.report import plain
+        from jaxpr_opt.reports.report import plain
         from jaxpr_opt.targets import TargetError
 
         if isinstance(excinfo.value, LintError):  # pytest's summary shows the first line

@@ -20,9 +20,9 @@ from rich.table import Table
 from bench import bounded_while, carried_arrays, harness, ragged_rnn, report
 from bench.sweep import DOCS, Options
 from examples import ragged_rnn as rnn
-from jaxpr_opt import observe
 from jaxpr_opt.analysis.devices import keep_barriers
 from jaxpr_opt.analysis.growth import Growth, growth
+from jaxpr_opt.reports import observe
 from jaxpr_opt.targets import arguments_of, types
 
 PLAIN, OURS = "plain JAX", "jaxpr-opt"

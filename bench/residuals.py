@@ -27,10 +27,10 @@ from rich.table import Table
 from bench import carried_arrays, libraries, report, transformer
 from bench.sweep import DOCS, Options
 from examples import bounded_while, ragged_rnn
-from jaxpr_opt import observe
 from jaxpr_opt.analysis.liveness import peak_bytes
-from jaxpr_opt.figures import bytes_text
-from jaxpr_opt.residuals import residuals
+from jaxpr_opt.reports import observe
+from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.residuals import residuals
 
 FACTOR = 2.0
 """An estimated peak that is off by more is listed."""

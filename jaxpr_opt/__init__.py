@@ -4,19 +4,19 @@ from jaxpr_opt import settings as settings
 from jaxpr_opt.decorator import optimize as optimize
 
 try:
-    from jaxpr_opt.diff import GraphDiff as GraphDiff
     from jaxpr_opt.lint.run import lint as lint
     from jaxpr_opt.lint.target import lint_target as lint_target
     from jaxpr_opt.pipeline import Match as Match
     from jaxpr_opt.pipeline import Pass as Pass
     from jaxpr_opt.pipeline import PassError as PassError
     from jaxpr_opt.pipeline import Pipeline as Pipeline
-    from jaxpr_opt.report import Report as Report
-    from jaxpr_opt.report import diff as diff
-    from jaxpr_opt.report import explain as explain
-    from jaxpr_opt.residuals import residuals as residuals
+    from jaxpr_opt.reports.diff import GraphDiff as GraphDiff
+    from jaxpr_opt.reports.report import Report as Report
+    from jaxpr_opt.reports.report import diff as diff
+    from jaxpr_opt.reports.report import explain as explain
+    from jaxpr_opt.reports.residuals import residuals as residuals
+    from jaxpr_opt.reports.scaling import growth as growth
     from jaxpr_opt.rewriter import Rewriter as Rewriter
-    from jaxpr_opt.scaling import growth as growth
 except (ImportError, AttributeError):
     # A JAX we do not know: `optimize` warns, and leaves programs alone.
     if settings.current().strict:

@@ -1,4 +1,4 @@
-"""JAX's private parts that the differentiation boundary needs (see `jaxpr_opt.program`).
+"""JAX's private parts that the differentiation boundary needs (see `jaxpr_opt.boundary.program`).
 
 Two kinds of things: transformations of closed jaxprs, each with one result type on every version of
 JAX, and `register`, which puts a primitive's rules into JAX's tables and hides that their

@@ -3,7 +3,7 @@
 The result is a function jitted by `jax.jit` itself, so calls take its fast path and `lower`,
 `trace` and `eval_shape` are there.  What is jitted traces the user's function once to a jaxpr, lets
 the pipeline rewrite it, and leaves one equation, ``optimized``, with rules for every transformation
-(see `jaxpr_opt.program`).
+(see `jaxpr_opt.boundary.program`).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _wrap(
     fun: Callable[..., Any], pipeline: Pipeline, check: Check | None = None
 ) -> Callable[..., Any]:
     """`fun` with its program behind one equation; to be called under a trace of `jax.jit`."""
-    from jaxpr_opt import rules
+    from jaxpr_opt.boundary import rules
 
     config: Any = jax.config
 
@@ -215,7 +215,7 @@ def _check_jit_options(options: dict[str, Any]) -> None:
 def _engine_works() -> bool:
     """Whether the engine works with the installed JAX; warns where it does not."""
     try:
-        importlib.import_module("jaxpr_opt.program")
+        importlib.import_module("jaxpr_opt.boundary.program")
     except (ImportError, AttributeError) as error:
         if settings.current().strict:
             raise

@@ -8,8 +8,8 @@ from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.pipeline import Pass
-from jaxpr_opt.sampling import random_inputs
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, run_alone, traced
+from jaxpr_opt.testing.sampling import random_inputs
 
 
 def unspecified(like):

@@ -16,9 +16,9 @@ from jax.experimental import checkify
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxpr_opt import settings
+from jaxpr_opt.boundary.program import LinearMap, Program, optimized_p
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.pipeline import Match, Pass, Pipeline
-from jaxpr_opt.program import LinearMap, Program, optimized_p
 
 
 class PlainSums(Pass):

@@ -12,8 +12,8 @@ from jax import lax
 from rich.console import Console
 
 from jaxpr_opt.analysis.summary import summarize
-from jaxpr_opt.diff import diff_graphs
 from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.testing import traced
 from jaxpr_opt.text import to_text
 from tests.programs import PROGRAMS

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpr_opt import compat, exact
+from jaxpr_opt import compat
 from jaxpr_opt.analysis import cuts
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.passes import exit_loop_early
 from jaxpr_opt.registry import resolve
-from jaxpr_opt.testing import assert_close, evaluate_exactly
+from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
 from tests.generate import (
     BUFFERS,
     LOG,

@@ -12,9 +12,9 @@ from jax import lax
 
 import jaxpr_opt
 from examples import bounded_while, kv_cache
-from jaxpr_opt import residual_report
 from jaxpr_opt.cli import main
-from jaxpr_opt.residuals import ArgnumsError
+from jaxpr_opt.reports import residual_report
+from jaxpr_opt.reports.residuals import ArgnumsError
 
 W, X = np.eye(4, dtype=np.float32), np.ones((3, 4), np.float32)
 

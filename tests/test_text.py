@@ -10,8 +10,8 @@ from jax import lax
 
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Constant
-from jaxpr_opt.sampling import parse_type
 from jaxpr_opt.testing import traced
+from jaxpr_opt.testing.sampling import parse_type
 from jaxpr_opt.text import Names, to_text
 from jaxpr_opt.text_params import type_text
 from tests.programs import PROGRAMS

@@ -12,18 +12,19 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from rich.console import Console
 
-from jaxpr_opt import figures, observe, registry
+from jaxpr_opt import registry
 from jaxpr_opt.cli import documentation, linting, measure
-from jaxpr_opt.diff import diff_graphs
 from jaxpr_opt.donation.plan import donation
 from jaxpr_opt.frames import blame
 from jaxpr_opt.html import page
 from jaxpr_opt.ir import Graph
-from jaxpr_opt.report import Report, show
-from jaxpr_opt.report import report as put_together
-from jaxpr_opt.residual_report import Residuals
-from jaxpr_opt.residuals import ArgnumsError
-from jaxpr_opt.residuals import residuals as residuals_of
+from jaxpr_opt.reports import figures, observe
+from jaxpr_opt.reports.diff import diff_graphs
+from jaxpr_opt.reports.report import Report, show
+from jaxpr_opt.reports.report import report as put_together
+from jaxpr_opt.reports.residual_report import Residuals
+from jaxpr_opt.reports.residuals import ArgnumsError
+from jaxpr_opt.reports.residuals import residuals as residuals_of
 from jaxpr_opt.targets import (
     Arguments,
     TargetError,

@@ -32,7 +32,7 @@ from jaxpr_opt.lint.rule import (
 from jaxpr_opt.lint.rule import documentation as sections
 from jaxpr_opt.lint.run import Run
 from jaxpr_opt.lint.target import Target
-from jaxpr_opt.report import plain, show
+from jaxpr_opt.reports.report import plain, show
 from jaxpr_opt.targets import Arguments, TargetError, resolve
 
 

@@ -9,8 +9,8 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 
 from jaxpr_opt.exporter import export
-from jaxpr_opt.figures import Figure, bytes_text, seconds_text
 from jaxpr_opt.ir import Graph
+from jaxpr_opt.reports.figures import Figure, bytes_text, seconds_text
 
 
 class Compiled(NamedTuple):

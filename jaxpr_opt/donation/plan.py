@@ -13,9 +13,9 @@ from rich.text import Text
 
 from jaxpr_opt import compat
 from jaxpr_opt.analysis.aliasing import Alias, Buffer, aliasing
-from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.ir import Graph
+from jaxpr_opt.reports.figures import bytes_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Donation:
         }
 
     def __str__(self) -> str:
-        from jaxpr_opt.report import plain
+        from jaxpr_opt.reports.report import plain
 
         return plain(self)
 

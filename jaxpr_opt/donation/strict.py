@@ -11,8 +11,8 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat, compat_ad
-from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.ir import aval_bytes
+from jaxpr_opt.reports.figures import bytes_text
 
 Check = Callable[[Sequence[Any], dict[str, Any], ClosedJaxpr], None]
 _SHOWN = 3

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxpr_opt.analysis.saved import saved
-from jaxpr_opt.figures import SAME, Figure, bytes_text, factor, figures
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.prose import plural
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.lint.finding import Finding
-from jaxpr_opt.report import Report
+from jaxpr_opt.reports.figures import SAME, Figure, bytes_text, factor, figures
+from jaxpr_opt.reports.report import Report
 
 TOLD = 1.1
 """From which ratio on the verdict speaks of a figure."""

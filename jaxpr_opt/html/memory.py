@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.timeline import Loop, timeline
-from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import SIZE, Chart, Column, Stretch, chart
 from jaxpr_opt.html.markup import Markup, element
@@ -15,6 +14,7 @@ from jaxpr_opt.html.places import name
 from jaxpr_opt.html.prose import product
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.pipeline import user_frame
+from jaxpr_opt.reports.figures import bytes_text
 
 KINDS = {
     "temporary": "temporary",

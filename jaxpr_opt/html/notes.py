@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxpr_opt.account import PassReport, Place
-from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.html.markup import Content, Markup, element
 from jaxpr_opt.html.places import link
 from jaxpr_opt.html.prose import prose
 from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.reports.account import PassReport, Place
+from jaxpr_opt.reports.figures import bytes_text
 
 MARKS = {"error": "✗", "warning": "!", "note": "i", "done": "✓", "refused": "="}
 """Kinds of notes, and their signs: those of findings by severity, and those of passes."""

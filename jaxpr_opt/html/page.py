@@ -12,7 +12,7 @@ from jaxpr_opt.html import headline, hover, memory, notes, program, residuals, s
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.lint.finding import Finding
-from jaxpr_opt.report import Report
+from jaxpr_opt.reports.report import Report
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """The browser sees to it that the page loads nothing."""

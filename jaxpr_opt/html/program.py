@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from jaxpr_opt.account import PassReport, Place
-from jaxpr_opt.diff import DiffLine
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.html.markup import Markup, element, together
 from jaxpr_opt.html.places import key, link
 from jaxpr_opt.html.prose import plural, prose
-from jaxpr_opt.report import Report
+from jaxpr_opt.reports.account import PassReport, Place
+from jaxpr_opt.reports.diff import DiffLine
+from jaxpr_opt.reports.report import Report
 
 CONTEXT = 2
 """Unchanged lines shown around a change; longer stretches are folded."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpr_opt.analysis.saved import saved
-from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import is_installed
 from jaxpr_opt.html.excerpt import spans
 from jaxpr_opt.html.highlight import highlighted
@@ -18,7 +17,8 @@ from jaxpr_opt.html.places import anchor, key, short
 from jaxpr_opt.html.prose import plural
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.pipeline import user_frame
-from jaxpr_opt.residual_rows import frame_of
+from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.residual_rows import frame_of
 
 NOTES = 3
 """Notes shown below a line; more are folded."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jaxpr_opt.account import Place
-from jaxpr_opt.figures import formula_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.journal import Size, Waste
 from jaxpr_opt.lint.subject import Subject
+from jaxpr_opt.reports.account import Place
+from jaxpr_opt.reports.figures import formula_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.rule import Rule
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.report import plain
-from jaxpr_opt.scaling import GrowthReport
+from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.report import plain
+from jaxpr_opt.reports.scaling import GrowthReport
 
 How = Literal["comment", "path", "target", "baseline"]
 

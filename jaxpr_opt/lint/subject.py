@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from jaxpr_opt import observe
-from jaxpr_opt.account import PassReport, accounts
 from jaxpr_opt.analysis.growth import Growth, growth
 from jaxpr_opt.analysis.liveness import peak_bytes
 from jaxpr_opt.analysis.saved import Saved, saved
@@ -22,7 +20,9 @@ from jaxpr_opt.frames import Frame, blame, is_machinery
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.lint.options import Mode, Options
-from jaxpr_opt.residual_rows import Key, bytes_by_key
+from jaxpr_opt.reports import observe
+from jaxpr_opt.reports.account import PassReport, accounts
+from jaxpr_opt.reports.residual_rows import Key, bytes_by_key
 from jaxpr_opt.targets import Arguments, TargetError, types
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
-from jaxpr_opt import observe
 from jaxpr_opt.analysis.powers import parse_limit
 from jaxpr_opt.decorator import unwrap
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.modes import traceable
 from jaxpr_opt.lint.options import Options, Spec, parse
 from jaxpr_opt.lint.subject import Scaling, Subject, place
+from jaxpr_opt.reports import observe
 from jaxpr_opt.targets import (
     Arguments,
     TargetError,

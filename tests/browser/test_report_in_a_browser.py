@@ -8,10 +8,10 @@ import pytest
 from jax import lax
 
 from examples import bounded_while
-from jaxpr_opt import observe
-from jaxpr_opt.diff import diff_graphs
 from jaxpr_opt.html import page
-from jaxpr_opt.report import report
+from jaxpr_opt.reports import observe
+from jaxpr_opt.reports.diff import diff_graphs
+from jaxpr_opt.reports.report import report
 from tests.browser.chromium import missing
 
 if reason := missing():

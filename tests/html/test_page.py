@@ -13,16 +13,16 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxpr_opt import observe
-from jaxpr_opt.diff import diff_graphs
-from jaxpr_opt.figures import Figure, bytes_text, number_text
 from jaxpr_opt.html import page
 from jaxpr_opt.html.headline import verdict
 from jaxpr_opt.html.places import anchor
 from jaxpr_opt.html.program import tree
 from jaxpr_opt.html.source import margin
 from jaxpr_opt.lint import Finding
-from jaxpr_opt.report import report
+from jaxpr_opt.reports import observe
+from jaxpr_opt.reports.diff import diff_graphs
+from jaxpr_opt.reports.figures import Figure, bytes_text, number_text
+from jaxpr_opt.reports.report import report
 
 VOID = {"meta", "link", "input"}
 

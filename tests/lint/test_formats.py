@@ -12,7 +12,7 @@ from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.formats import WRITERS, github, text
 from jaxpr_opt.lint.result import Checked, Result, Suppressed
 from jaxpr_opt.lint.rule import rules
-from jaxpr_opt.report import plain
+from jaxpr_opt.reports.report import plain
 
 FIGURES = {"input_bytes": 1_000_000, "residual_bytes": 134_000_000, "peak_bytes": 240_000_000}
 

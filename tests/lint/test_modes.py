@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpr_opt import observe
 from jaxpr_opt.lint.modes import traceable
+from jaxpr_opt.reports import observe
 
 W = jax.ShapeDtypeStruct((3, 3), "float32")
 X = jax.ShapeDtypeStruct((3,), "float32")

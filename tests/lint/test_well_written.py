@@ -3,7 +3,7 @@
 import pytest
 
 from jaxpr_opt.lint.run import lint
-from jaxpr_opt.observe import name_of
+from jaxpr_opt.reports.observe import name_of
 from tests.lint import well_written
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.formats.text import cost_text, printable
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.result import Checked, Result, plural
+from jaxpr_opt.reports.figures import bytes_text
 
 MOST = 50
 """Findings that are listed: a comment on GitHub has 65,536 characters."""

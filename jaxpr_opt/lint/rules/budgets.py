@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jaxpr_opt.analysis.saved import Saved
-from jaxpr_opt.figures import NOTABLE, bytes_text
 from jaxpr_opt.frames import frame_text
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.options import Limit
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.residual_rows import frame_of
+from jaxpr_opt.reports.figures import NOTABLE, bytes_text
+from jaxpr_opt.reports.residual_rows import frame_of
 from jaxpr_opt.text_params import type_text
 
 GROWING = {"residual_bytes": "residuals have", "peak_bytes": "the estimated peak has"}

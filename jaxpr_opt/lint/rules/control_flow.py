@@ -9,7 +9,6 @@ from typing import ClassVar
 import numpy as np
 
 from jaxpr_opt.analysis.summary import residual_bytes
-from jaxpr_opt.figures import formula_text
 from jaxpr_opt.frames import Frame, raised_at
 from jaxpr_opt.ir import Op, Scan, Value
 from jaxpr_opt.journal import Size, size_of
@@ -17,6 +16,7 @@ from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.pipeline import user_frame
+from jaxpr_opt.reports.figures import formula_text
 
 MANY_SCALARS = 32
 """Scalars that are carried one by one; fewer cost little beside what a step does."""

@@ -10,10 +10,10 @@ from jaxpr_opt import compat_ad
 from jaxpr_opt.donation.calling import Donating
 from jaxpr_opt.donation.plan import Argument, donation
 from jaxpr_opt.donation.strict import donated_arrays, unusable
-from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
+from jaxpr_opt.reports.figures import bytes_text
 
 
 @register

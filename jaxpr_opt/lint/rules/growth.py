@@ -11,7 +11,7 @@ from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.scaling import LABELS, by_line
+from jaxpr_opt.reports.scaling import LABELS, by_line
 
 INSTEAD = {
     "residual_bytes": "keep less per step: `jax.checkpoint` keeps what the step is given",

@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from jaxpr_opt.analysis.cost import cost
-from jaxpr_opt.figures import formula_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Op, Remat, Scan, While
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.pipeline import user_frame
+from jaxpr_opt.reports.figures import formula_text
 
 ALL_OF_IT = 0.9
 """A checkpoint that does so much of the work of the one around it makes that one superfluous."""

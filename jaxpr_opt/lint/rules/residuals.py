@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.causes import Cause, Why, cause
 from jaxpr_opt.analysis.saved import Saved
-from jaxpr_opt.figures import formula_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.rules.stopping import stopping
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.pipeline import user_frame
-from jaxpr_opt.residual_rows import Key, argument_names, key
+from jaxpr_opt.reports.figures import formula_text
+from jaxpr_opt.reports.residual_rows import Key, argument_names, key
 
 FROM_OUTSIDE = ("drop-dummy-residuals", "forward-known-stacks", "hoist-invariant-residuals")
 """The passes that let the transpose read what is not made in the loop."""

@@ -16,11 +16,12 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from jaxpr_opt import figures, observe, settings
-from jaxpr_opt.account import PassReport, Place, accounts
-from jaxpr_opt.diff import GraphDiff, diff_graphs
+from jaxpr_opt import settings
 from jaxpr_opt.donation.plan import Donation, donation
 from jaxpr_opt.journal import Journal
+from jaxpr_opt.reports import figures, observe
+from jaxpr_opt.reports.account import PassReport, Place, accounts
+from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
 
 MAX_PLACES = 8
 """Places a pass lists; the rest are counted."""

@@ -10,10 +10,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.report import plain
-from jaxpr_opt.residual_rows import Residual
+from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.report import plain
+from jaxpr_opt.reports.residual_rows import Residual
 
 MAX_ROWS = 12
 """Rows that are shown; the rest are counted."""

@@ -1,4 +1,4 @@
-"""For tests: of programs (`jaxpr_opt.assertions`), and of passes.
+"""For tests: of programs (`jaxpr_opt.testing.assertions`), and of passes.
 
 For authors of passes: does a rewrite do what it says, and compute the same?
 
@@ -29,16 +29,16 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxpr_opt import compat, registry, settings
-from jaxpr_opt.agreement import assert_close, assert_same_bits, assert_same_derivatives
-from jaxpr_opt.assertions import assert_growth, assert_residual_bytes, assert_same
-from jaxpr_opt.diff import GraphDiff, diff_graphs
-from jaxpr_opt.exact import evaluate_exactly
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal, PassRecord
 from jaxpr_opt.pipeline import Pass, Pipeline
-from jaxpr_opt.sampling import EDGES, parse_type, random_inputs
+from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
+from jaxpr_opt.testing.agreement import assert_close, assert_same_bits, assert_same_derivatives
+from jaxpr_opt.testing.assertions import assert_growth, assert_residual_bytes, assert_same
+from jaxpr_opt.testing.exact import evaluate_exactly
+from jaxpr_opt.testing.sampling import EDGES, parse_type, random_inputs
 from jaxpr_opt.verify import verify
 
 __all__ = [

@@ -1,8 +1,8 @@
 """The difference of two graphs as one text: `-` only before, `+` only after, blank in both.
 
 Ops are compared, not lines: names play no part, and `after` is written with the names of `before`
-wherever a value is the same (`jaxpr_opt.diff_align`).  Regions are compared inside, so that a
-change deep in a loop is one line.  `jaxpr-opt diff` prints this, and tests quote it whole.
+wherever a value is the same (`jaxpr_opt.reports.diff_align`).  Regions are compared inside, so that
+a change deep in a loop is one line.  `jaxpr-opt diff` prints this, and tests quote it whole.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from jaxpr_opt.analysis.summary import Summary, summarize
-from jaxpr_opt.diff_align import Alignment
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Graph, Op, Region
 from jaxpr_opt.pipeline import user_frame
+from jaxpr_opt.reports.diff_align import Alignment
 from jaxpr_opt.text import Names, graph_opening, op_lines, opening, sections
 
 Gutter = Literal["-", "+", " "]

@@ -18,19 +18,20 @@ from typing import Any
 
 import jax
 
-from jaxpr_opt import observe, targets
-from jaxpr_opt.agreement import assert_close, assert_same_derivatives
+from jaxpr_opt import targets
 from jaxpr_opt.analysis.growth import MEASURES, Measure, Term, Trend
 from jaxpr_opt.analysis.powers import order_text, parse_limit
 from jaxpr_opt.analysis.saved import Saved, saved
-from jaxpr_opt.figures import bytes_text
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.lint.modes import traceable
-from jaxpr_opt.residual_rows import frame_of
-from jaxpr_opt.sampling import random_inputs
-from jaxpr_opt.scaling import LABELS, by_line, traced_growth
+from jaxpr_opt.reports import observe
+from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.residual_rows import frame_of
+from jaxpr_opt.reports.scaling import LABELS, by_line, traced_growth
 from jaxpr_opt.sizes import parse_bytes
+from jaxpr_opt.testing.agreement import assert_close, assert_same_derivatives
+from jaxpr_opt.testing.sampling import random_inputs
 
 MAX_LINES = 5
 """Lines of the source that a failure names."""

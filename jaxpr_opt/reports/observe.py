@@ -21,12 +21,12 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat_ad, registry, settings
 from jaxpr_opt.analysis.summary import summarize
+from jaxpr_opt.boundary.program import Program, optimized_linear_p, optimized_p
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph, Op, Value
 from jaxpr_opt.journal import Journal, collect_journals
 from jaxpr_opt.pipeline import Pass, PassError
-from jaxpr_opt.program import Program, optimized_linear_p, optimized_p
 from jaxpr_opt.rewriter import Rewriter
 
 _fresh: Any = jax.make_user_context(None)

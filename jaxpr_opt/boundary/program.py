@@ -37,8 +37,9 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import jax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from jaxpr_opt import checking, compat, compat_ad, settings
-from jaxpr_opt.checking import UNCHECKED, History, Snapshots
+from jaxpr_opt import compat, compat_ad, settings
+from jaxpr_opt.boundary import checking
+from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.compat_ad import Mask
 from jaxpr_opt.pipeline import Pipeline
 from jaxpr_opt.stack import with_room
@@ -101,7 +102,7 @@ class Program:
     name: str
     forward_mode: ForwardMode | None = None
     history: History = UNCHECKED
-    """In check mode, what must compute the same (see `jaxpr_opt.checking`)."""
+    """In check mode, what must compute the same (see `jaxpr_opt.boundary.checking`)."""
     _memo: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod

@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpr_opt import compat_ad, observe
+from jaxpr_opt import compat_ad
 from jaxpr_opt.analysis.saved import Saved, saved
 from jaxpr_opt.ir import Graph, aval_bytes
 from jaxpr_opt.journal import Journal, collect_journals
-from jaxpr_opt.residual_report import Residuals
-from jaxpr_opt.residual_rows import Key, bytes_by_key, compared
+from jaxpr_opt.reports import observe
+from jaxpr_opt.reports.residual_report import Residuals
+from jaxpr_opt.reports.residual_rows import Key, bytes_by_key, compared
 from jaxpr_opt.rewriter import Rewriter
 
 

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxpr_opt.analysis.summary import Summary
-from jaxpr_opt.figures import bytes_text, number_text
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.journal import Journal, PassRecord, Rewrite, Size, Waste
+from jaxpr_opt.reports.figures import bytes_text, number_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jaxpr_opt import observe, targets
+from jaxpr_opt import targets
 from jaxpr_opt.analysis import growth as analysis
 from jaxpr_opt.analysis.growth import Growth, Measure, Term, Trend
 from jaxpr_opt.analysis.powers import order_text
-from jaxpr_opt.figures import bytes_text, number_text
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.report import plain
+from jaxpr_opt.reports import observe
+from jaxpr_opt.reports.figures import bytes_text, number_text
+from jaxpr_opt.reports.report import plain
 
 LABELS: dict[Measure, tuple[str, Callable[[float], str]]] = {
     "residual_bytes": ("residuals", bytes_text),

@@ -1,6 +1,7 @@
 """JAX's rules for ``optimized`` and ``optimized_linear``, and the way in for `optimize`.
 
-What the rules do is said in `jaxpr_opt.program`; here they are put into the form JAX asks for.
+What the rules do is said in `jaxpr_opt.boundary.program`; here they are put into the form JAX asks
+for.
 """
 
 from __future__ import annotations
@@ -12,11 +13,18 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, no_effects
 from jax.interpreters import ad
 
-from jaxpr_opt import checking, compat_ad, settings
-from jaxpr_opt.checking import UNCHECKED
+from jaxpr_opt import compat_ad, settings
+from jaxpr_opt.boundary import checking
+from jaxpr_opt.boundary.checking import UNCHECKED
+from jaxpr_opt.boundary.program import (
+    ForwardMode,
+    LinearMap,
+    Program,
+    optimized_linear_p,
+    optimized_p,
+)
 from jaxpr_opt.compat_ad import Mask
 from jaxpr_opt.pipeline import Pipeline
-from jaxpr_opt.program import ForwardMode, LinearMap, Program, optimized_linear_p, optimized_p
 
 
 def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any]) -> Sequence[Any]:
