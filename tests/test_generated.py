@@ -168,7 +168,11 @@ def check_exact(recipe, mode, how, monkeypatch):
     first = pipeline.run(jaxpr).jaxpr
     programs = [first, pipeline.run(first, "final").jaxpr, pipeline.run(jaxpr, "final").jaxpr]
     for args in sets:
-        want, said = heard(evaluate_exactly, jaxpr, *args)
+        try:
+            want, said = heard(evaluate_exactly, jaxpr, *args)
+        except TypeError as error:  # of a custom_vjp in a loop JAX says so when it runs
+            assert "forward-mode" in str(error), error
+            return
         for label, program in zip(("differentiable", "both", "final"), programs, strict=True):
             with monkeypatch.context() as patch:
                 patch.setattr(exact.compat, "undefined", garbage)
