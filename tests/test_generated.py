@@ -171,7 +171,8 @@ def check_exact(recipe, mode, how, monkeypatch):
         try:
             want, said = heard(evaluate_exactly, jaxpr, *args)
         except TypeError as error:  # of a custom_vjp in a loop JAX says so when it runs
-            assert "forward-mode" in str(error), error
+            if "forward-mode" not in str(error):
+                raise
             return
         for label, program in zip(("differentiable", "both", "final"), programs, strict=True):
             with monkeypatch.context() as patch:
