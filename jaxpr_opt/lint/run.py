@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,6 +72,21 @@ def check(about: Subject, chosen: Collection[Rule]) -> tuple[Finding, ...]:
     return tuple(sorted((f for f in located if (f.code, f.frame) not in said), key=badness))
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile.
+
+    It would walk a program that only grows, again and again: 40% of the time for a large one.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _explained(about: Subject, chosen: Collection[Rule]) -> list[Finding]:
     """What rules say of a function that could not be traced; none if that is not theirs to say."""
     return [finding for rule in chosen for finding in rule.explain(about)]
@@ -103,7 +120,10 @@ class Run:
     def result(self, targets: Sequence[Target]) -> Result:
         """Look at every target; one that cannot be traced does not keep the others from it."""
         started = time.perf_counter()
-        checked = [self._checked(target) for target in targets]
+        checked: list[Checked] = []
+        for target in targets:
+            with _uncollected():
+                checked.append(self._checked(target))
         checked = self._with_unused_comments(checked)
         seconds = time.perf_counter() - started
         return Result(tuple(checked), self.rules, self.config.root, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import jax
@@ -109,6 +110,25 @@ def test_a_rule_that_breaks_is_named():
     )
     with pytest.raises(ZeroDivisionError):
         run(target, rules=(Breaks(),))
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_garbage_is_collected_as_before(is_enabled):
+    """A target that cannot be traced changes nothing about that."""
+    seen = []
+
+    def program(x):
+        seen.append(gc.isenabled())
+        raise ValueError
+
+    was_enabled = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        checked = run(Target(name="raises", function=program, given=("f32[]",)), rules=())
+        assert "raised while tracing" in checked.targets[0].error
+        assert (seen, gc.isenabled()) == ([False], is_enabled)
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
 
 
 def test_linting_what_is_no_function():
