@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from jax.extend.core import ClosedJaxpr
 
+from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.exporter import export
 from jaxpr_opt.ir import Constant, Graph, Op, Value, backward_slice, depending_on
 from jaxpr_opt.rewriter import Rewriter
@@ -59,11 +60,6 @@ def split(graph: Graph, num_primals: int, num_outputs: int) -> Split:
     return Split(export(forward), export(backward), tuple(where))
 
 
-def _inputs(op: Op) -> list[Value]:
-    """Operands and captured values of an op."""
-    return [*op.operands, *(v for region in op.regions for v in region.captures())]
-
-
 def _crossing(
     backward: dict[Op, None], gradients: tuple[Value, ...], cotangents: set[Value]
 ) -> tuple[list[Value], list[Op]]:
@@ -88,7 +84,7 @@ def _crossing(
             needed[value] = None
 
     for op in backward:
-        for value in _inputs(op):
+        for value in inputs(op):
             need(value)
     for value in gradients:
         need(value)
@@ -117,5 +113,5 @@ def _needed(ops: list[Op], outputs: list[Value] | tuple[Value, ...]) -> list[Op]
     for op in reversed(ops):
         if op.effects or not live.isdisjoint(op.results):
             kept.append(op)
-            live.update(_inputs(op))
+            live.update(inputs(op))
     return kept[::-1]

@@ -55,6 +55,7 @@ from jax import lax
 from jax.extend.core.primitives import broadcast_in_dim_p
 
 from jaxpr_opt.analysis.constants import identity, is_undefined
+from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -254,7 +255,7 @@ def _why_varying(match: Varying) -> str:
             continue
         if not can_move(op):
             return f"{value.label} depends on {op.name}, which must run at every step"
-        inputs = [*op.operands, *(v for region in op.regions for v in region.captures())]
-        pending.extend(v for v in inputs if v not in seen)
-        seen.update(inputs)
+        read = inputs(op)
+        pending.extend(v for v in read if v not in seen)
+        seen.update(read)
     return f"the loop takes {scan.length} steps"
