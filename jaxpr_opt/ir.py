@@ -355,6 +355,13 @@ class Region:
         for param in self.params:
             param.owner = self
 
+    def ancestor(self, op: Op) -> Op | None:
+        """The op of this region that `op` is, or is inside of; None if it is elsewhere."""
+        around: Op | None = op
+        while around is not None and around.region is not self:
+            around = around.parent
+        return around
+
     def order(self, op: Op) -> int:
         """Position of `op` in this region, for comparison only."""
         if not self._numbered:
@@ -605,13 +612,17 @@ def enclosing_shard_map(op: Op) -> Call | None:
     return around if isinstance(around, Call) else None
 
 
+def inputs(op: Op) -> tuple[Value, ...]:
+    """What an op reads: its operands, then what its regions read from outside."""
+    return (*op.operands, *(v for region in op.regions for v in region.captures()))
+
+
 def depending_on(values: Iterable[Value], ops: Iterable[Op]) -> dict[Op, None]:
     """Those of `ops`, given in program order, that depend on one of `values`, in order."""
     tainted = set(values)
     found: dict[Op, None] = {}
     for op in ops:
-        inputs = (*op.operands, *(v for region in op.regions for v in region.captures()))
-        if not tainted.isdisjoint(inputs):
+        if not tainted.isdisjoint(inputs(op)):
             found[op] = None
             tainted.update(op.results)
     return found
@@ -639,6 +650,5 @@ def backward_slice(roots: Iterable[Value], stop: Callable[[Value], bool]) -> lis
             continue
         visited.add(value)
         stack.append((value, True))
-        inputs = [*op.operands, *(v for region in op.regions for v in region.captures())]
-        stack.extend((v, False) for v in reversed(inputs))
+        stack.extend((v, False) for v in reversed(inputs(op)))
     return list(order)

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Graph, Op, Phase, Region, Scan, Value, While
 from jaxpr_opt.text_params import type_text
-
-Frame = tuple[str, int, str]
-"""`(file, line, function)` in the user's program."""
 
 Waste = Literal["copy", "select", "zeros"]
 """What a step does with a whole array of which it changes a piece: copies it to write into it,

@@ -24,10 +24,10 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat, settings
 from jaxpr_opt.exporter import export
+from jaxpr_opt.frames import Frame
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph, Op, Phase, Value
 from jaxpr_opt.journal import (
-    Frame,
     Journal,
     PassRecord,
     Refusal,

@@ -68,6 +68,9 @@ LINEAR_IN = {
 }  # fmt: skip
 """Which operands must be zero for the result to be (symbolically) zero."""
 
+IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul"})
+"""The first operand becomes the result where nobody else reads it."""
+
 COLLECTIVE = frozenset({
     "all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "pbroadcast",
     "pbroadcast_dynamic", "pgather", "pmax", "pmin", "ppermute", "precv", "preduced", "psend",

@@ -65,7 +65,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Extent, access
+from jaxpr_opt.analysis.access import WRITES, Extent, access
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.buffers import MAX_ADDED, renames
 from jaxpr_opt.analysis.constants import is_weak, uniform
@@ -79,7 +79,6 @@ from jaxpr_opt.traits import is_pure
 SUMS = frozenset({"add", "add_any"})
 ADDING = frozenset({"scatter-add", "scatter_add"})
 SCATTERS = frozenset({"scatter", *ADDING})
-WRITES = frozenset({"dynamic_update_slice", *SCATTERS})
 MAX_PIECES = 32
 """Terms of a sum that are looked at."""
 LARGE, SLOWER = 1 << 18, 8
@@ -227,16 +226,16 @@ class Sum(Match):
 
     @property
     def loop(self) -> Pieces | None:
-        """The loop that adds all pieces, each step to a window of its own, so that it may add to
-        the array itself (2).
+        """The loop that adds all pieces, each step to a window of its own, too wide to be stacked
+        first (stack-carried-updates): it may add to the array itself (2).
         """
         (link, *others) = self.chain.links
         if others or not isinstance(link, Pieces) or len(link.inner.links) > 1:
             return None
         (piece,) = link.inner.links
-        if not isinstance(piece, Piece) or piece.repeats or not _moves(piece, link.op):
+        if not isinstance(piece, Piece) or piece.repeats or prod(piece.update.shape) <= MAX_ADDED:
             return None
-        return link if dominates(self.array, link.op) else None
+        return link if _moves(piece, link.op) and dominates(self.array, link.op) else None
 
     @property
     def is_disjoint(self) -> bool:
@@ -289,7 +288,7 @@ class AccumulateSparseCotangents(Pass):
             return f"{array.label} is read afterwards, so that it would be copied"
         if not _is_buffer(array, op.parent):
             return f"{array.label} is made anew in each step"
-        if match.is_disjoint or _is_wide(match.loop):
+        if match.is_disjoint or match.loop is not None:
             return None
         return self._why_not_moved(match)
 
@@ -321,7 +320,7 @@ class AccumulateSparseCotangents(Pass):
         result = match.op.result
         if match.is_disjoint:
             made = _add(match, rw)
-        elif (loop := match.loop) is not None and _is_wide(loop):
+        elif (loop := match.loop) is not None:
             rw.set_operand(loop.op, loop.op.results.index(loop.result), match.array)
             made = loop.result
         else:
@@ -463,9 +462,7 @@ def _read_after(array: Value, op: Op) -> bool:
     region = op.region
     assert region is not None
     for user in array.users:
-        around: Op | None = user
-        while around is not None and around.region is not region:
-            around = around.parent
+        around = region.ancestor(user)
         if around is None or (around is not op and region.order(around) > region.order(op)):
             return True
     return sum(use.op is op for use in array.uses) > 1
@@ -480,15 +477,6 @@ def _is_buffer(array: Value, loop: Scan | While) -> bool:
             return False
         array = op.operands[0]
     return any(array is carry.param for carry in loop.carries)
-
-
-def _is_wide(loop: Pieces | None) -> bool:
-    """Whether the rows a loop adds are too large to be stacked first (stack-carried-updates)."""
-    if loop is None:
-        return False
-    (piece,) = loop.inner.links
-    assert isinstance(piece, Piece)
-    return prod(piece.update.shape) > MAX_ADDED
 
 
 def _own_windows(link: Link) -> bool:

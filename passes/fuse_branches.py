@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.ir import (
     Cond,
     Graph,
@@ -79,7 +80,7 @@ class FuseBranches(Pass):
         for op in _needed(first, second):  # (2)
             if not can_move(op):
                 return f"{op.name} stays between the two conds"
-            if not results.isdisjoint(_inputs(op)):
+            if not results.isdisjoint(inputs(op)):
                 return f"{op.name}, made from the first cond, is read by the second"
         return None
 
@@ -115,11 +116,6 @@ def _inside(region: Region) -> Callable[[Use], bool]:
     return lambda use: region.contains(use.op.region)
 
 
-def _inputs(op: Op) -> list[Value]:
-    """What an op reads, inside and out."""
-    return [*op.operands, *(v for region in op.regions for v in region.captures())]
-
-
 def _previous(cond: Cond) -> Cond | None:
     """The last cond before this one, on the same selector and in the same region."""
     assert cond.region is not None
@@ -140,12 +136,12 @@ def _needed(first: Cond, second: Cond) -> list[Op]:
     def is_before(value: Value) -> bool:
         return value.op is None or value.region is not region or region.order(value.op) <= start
 
-    return backward_slice(_inputs(second), is_before)
+    return backward_slice(inputs(second), is_before)
 
 
 def _pays(first: Cond, second: Cond) -> bool:
     """Whether fusing saves more than a branch."""
-    if not set(first.results).isdisjoint(_inputs(second)):
+    if not set(first.results).isdisjoint(inputs(second)):
         return True
     between = first.next
     while between is not None and between is not second and is_cheap(between):

@@ -47,7 +47,7 @@ from typing import ClassVar
 
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.buffers import is_read_for
 from jaxpr_opt.analysis.devices import keep_barriers
 from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, While, backward_slice
@@ -78,9 +78,7 @@ class ReadBeforeOverwriting(Pass):
 
     name: ClassVar[str] = "read-before-overwriting"
     phase: ClassVar[Phase] = "final"
-    primitives: ClassVar[frozenset[str]] = frozenset(
-        {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"}
-    )
+    primitives: ClassVar[frozenset[str]] = WRITES
 
     def find(self, op: Op) -> Iterator[Overwriting]:
         write, body = access(op), _body(op)
@@ -118,8 +116,8 @@ class ReadBeforeOverwriting(Pass):
     def rewrite(self, match: Overwriting, rw: Rewriter) -> None:
         body, array = match.body, match.write.array
         if match.whole_is_read:
-            following = next(op for op in body.ops if body.order(op) > body.order(match.op))
-            _barred(rw, [match.op.result], following, ())
+            assert match.op.next is not None
+            _barred(rw, [match.op.result], match.op.next, ())
         if not match.read_for_others:
             return
         first, other = _schedule(match)

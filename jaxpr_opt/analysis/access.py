@@ -27,6 +27,10 @@ from jaxpr_opt.ir import Op, Value
 Kind = Literal["read", "write", "add"]
 
 
+WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
+"""The primitives that write or add to a window."""
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A window along one axis: `size` elements from `start`, None if that is not known."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.ir import Carry, Op, Region, Scan, While, backward_slice
+from jaxpr_opt.ir import Carry, Op, Scan, While, backward_slice
 from jaxpr_opt.traits import is_cheap
 
 NEVER_REPEATED = frozenset({
@@ -125,13 +125,6 @@ def is_read_for(write: Op, reader: Op) -> bool:
         if op not in needed:
             return False
         if op is reader or (is_cheap(op) and op.name not in NEVER_REPEATED):
-            pending.extend(_within(region, user) for v in op.results for user in v.users)
+            users = (region.ancestor(user) for v in op.results for user in v.users)
+            pending.extend(user for user in users if user is not None)
     return True
-
-
-def _within(region: Region, op: Op) -> Op:
-    """The op of a region that an op is, or is inside of."""
-    while op.region is not region:
-        assert op.parent is not None
-        op = op.parent
-    return op

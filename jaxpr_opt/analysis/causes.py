@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxpr_opt.analysis.constants import is_undefined
-from jaxpr_opt.analysis.liveness import IN_PLACE
+from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.saved import Saved, inside
 from jaxpr_opt.ir import Cond, Constant, Graph, Op, Region, Scan, Value, backward_slice
-from jaxpr_opt.traits import moves
+from jaxpr_opt.traits import IN_PLACE, moves
 
 Why = Literal["dummy", "input", "invariant", "stream", "buffer"]
 
@@ -135,6 +135,5 @@ def _moves(loop: Scan, row: Value) -> bool:
         if value.owner is loop.body:
             return True
         if value.op is not None:
-            captured = [v for region in value.op.regions for v in region.captures()]
-            pending += [*value.op.operands, *captured]
+            pending += inputs(value.op)
     return False

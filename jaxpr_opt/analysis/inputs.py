@@ -1,12 +1,8 @@
-"""What an op reads."""
+"""What an op reads, remembered until the graph changes."""
 
 from __future__ import annotations
 
+from jaxpr_opt import ir
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.ir import Op, Value
 
-
-@remembered
-def inputs(op: Op) -> tuple[Value, ...]:
-    """Its operands, then what its regions read from outside."""
-    return (*op.operands, *(v for region in op.regions for v in region.captures()))
+inputs = remembered(ir.inputs)

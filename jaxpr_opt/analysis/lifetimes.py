@@ -10,12 +10,10 @@ from functools import reduce
 from operator import or_
 
 from jaxpr_opt.ir import Call, Cond, Graph, Op, Remat, Scan, Value, While
-from jaxpr_opt.traits import ELEMENTWISE
+from jaxpr_opt.traits import ELEMENTWISE, IN_PLACE
 
 RESHAPING = frozenset({"copy", "copy_p", "expand_dims", "reshape", "squeeze", "stop_gradient"})
 """The result has the elements of the operand, in the same order."""
-UPDATING = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul"})
-"""The first operand becomes the result."""
 
 
 class Kind(IntEnum):
@@ -128,6 +126,6 @@ def overwrites(op: Op, argument: Value, result: Value) -> bool:
         return reads == 1 and any(c.init is argument and c.result is result for c in op.carries)
     if isinstance(op, Cond | Call | Remat):
         return True
-    if op.name in UPDATING:
+    if op.name in IN_PLACE:
         return op.operands[0] is argument and argument not in op.operands[1:]
     return op.name in ELEMENTWISE | RESHAPING

@@ -13,10 +13,7 @@ from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
 from jaxpr_opt.ir import Constant, Graph, Op, Region, Scan, Value, While
-from jaxpr_opt.traits import spreads
-
-IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul"})
-"""The first operand becomes the result where nobody else reads it."""
+from jaxpr_opt.traits import IN_PLACE, spreads
 
 
 class Moment(NamedTuple):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.ir import Call, Cond, Constant, Op, Remat, Use, Value
 
 VIEWS = frozenset({
@@ -108,8 +109,7 @@ def _needs(op: Op, earlier: Op) -> bool:
     pending, seen = [op], {op}
     while pending:
         each = pending.pop()
-        captured = (value for inner in each.regions for value in inner.captures())
-        for value in (*each.operands, *captured):
+        for value in inputs(each):
             maker = value.op
             if maker is earlier:
                 return True

@@ -27,6 +27,7 @@ import numpy as np
 
 from jaxpr_opt.analysis.assume import Assumed, may_keep
 from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.ir import Carry, Cond, Constant, Op, Scan, Value, backward_slice
 from jaxpr_opt.traits import is_speculable
 
@@ -180,9 +181,7 @@ def _kind(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list
     ops = backward_slice([predicate], lambda v: v.region is not body)
     if any(not is_speculable(op) for op in ops):
         return "its predicate has effects or may not end", ops
-    reads = {
-        v for op in ops for v in (*op.operands, *(c for r in op.regions for c in r.captures()))
-    } | {predicate}
+    reads = {v for op in ops for v in inputs(op)} | {predicate}
     params = {v for v in reads if v.owner is body}
     streams = {s.param for s in scan.streams}
     moving, kept = params & (streams | counting), params - streams - counting

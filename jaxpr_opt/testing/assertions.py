@@ -32,6 +32,7 @@ from jaxpr_opt.reports.scaling import LABELS, by_line, traced_growth
 from jaxpr_opt.sizes import parse_bytes
 from jaxpr_opt.testing.agreement import assert_close, assert_same_derivatives
 from jaxpr_opt.testing.sampling import random_inputs
+from jaxpr_opt.text_params import type_text
 
 MAX_LINES = 5
 """Lines of the source that a failure names."""
@@ -94,7 +95,7 @@ def _largest(kept: Sequence[Saved]) -> Iterator[str]:
         lines.setdefault(frame_of(fact.made), []).append(fact)
     by_size = sorted(lines.items(), key=lambda item: -_total(item[1]))
     for frame, facts in by_size[:MAX_LINES]:
-        shape = max(facts, key=lambda fact: fact.nbytes).value.aval.str_short(short_dtypes=True)
+        shape = type_text(max(facts, key=lambda fact: fact.nbytes).value.aval)
         values = shape if len(facts) == 1 else f"{len(facts)} values, the largest {shape}"
         where = "" if frame is None else f" ({frame_text(frame)})"
         yield f"  {bytes_text(_total(facts)):>8}  {values}{where}"
