@@ -20,7 +20,7 @@ from rich.table import Table
 from bench import bounded_while, carried_arrays, harness, ragged_rnn, report
 from bench.sweep import DOCS, Options
 from examples import ragged_rnn as rnn
-from jaxpr_opt.analysis.devices import keep_barriers
+from jaxpr_opt.analysis.devices import fence
 from jaxpr_opt.analysis.growth import Growth, growth
 from jaxpr_opt.reports import observe
 from jaxpr_opt.targets import arguments_of, types
@@ -51,8 +51,8 @@ FORWARD, FORWARD_COPIES = Powers(1, 0, 1), Powers(2, 0, 1)
 STEPS_TAKEN = Powers(0, 1, 1, iteration=0)
 """The loop ends when it is done; of each step its input, a small vector, has its place."""
 
-ORDERED, ORDERED_FORWARD = (LINEAR, FORWARD) if keep_barriers() else (COPIES, FORWARD_COPIES)
-"""With barriers in it, where XLA keeps them."""
+ORDERED, ORDERED_FORWARD = (LINEAR, FORWARD) if fence() else (COPIES, FORWARD_COPIES)
+"""With what orders reads and writes, where XLA heeds it."""
 
 EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "slices": (COPIES, LINEAR),

@@ -22,43 +22,64 @@ writes that do not depend on each other; it fuses a read with a write, and a wri
 computes with the whole buffer; and it repeats a write in the read that follows.  Each time it
 copies the buffer, in every step.  Barriers keep them apart: one between the reads of a version and
 its overwriting, one between the write that made the version and its reads, one between a write that
-has read the buffer and what computes with all of it.  A barrier is the identity, so it is always
-sound.  It is there where
+has read the buffer and what computes with all of it.
+
+JAX 0.10 drops barriers before it places copies.  On a CPU a conditional stands in for the first
+kind: windows go through it, and the write waits for a zero that comes out of it::
+
+    y, zero = cond (population_count i <= 32) { yield x, 0 } else { yield 0.0, 1 }
+    d = dynamic_update_slice c y (add j zero)
+
+Both are the identity, so they are always sound.  They are there where
 
 1. the loop hands one buffer on, from the start of a step to its end: by writes of windows and
    elementwise;
 2. all else that reads the version that is overwritten are windows, in the loop's body, at places
-   that do not depend on the write, nor on an op that must stay behind one that is not needed;
+   that do not depend on the write, nor on an op that must stay behind one that is not needed; or
+   what the write waits for anyway;
 3. something other than the write is made of what is read, or something whole of what is written:
    XLA handles ``c[i] = f(c[j])`` by itself;
 4. the buffer is large enough for a copy to matter;
-5. nothing differentiates the loop any more (the final phase), and XLA keeps a barrier until it has
-   placed its copies: since JAX 0.11.
+5. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
+   has placed its copies; for a conditional there is an index that is not constant, and no
+   `shard_map` around, whose types tell zeros from what varies over a mesh.
 
-Cost: ops on both sides of a barrier are not fused.
+Cost: ops on both sides of a fence are not fused.
 Source: https://github.com/jax-ml/jax/issues/17845, https://github.com/jax-ml/jax/issues/17640.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jax import lax
+import jax
+import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.buffers import is_read_for
-from jaxpr_opt.analysis.devices import keep_barriers
-from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, While, backward_slice
+from jaxpr_opt.analysis.devices import fence
+from jaxpr_opt.fences import barrier, branch
+from jaxpr_opt.ir import (
+    Constant,
+    Op,
+    Phase,
+    Region,
+    Scan,
+    Value,
+    While,
+    backward_slice,
+    enclosing_shard_map,
+)
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import ELEMENTWISE, can_move
 
 BARRIER = "optimization_barrier"
-MIN_BYTES = 4096
-"""Copying less costs no more than a step of a loop does anyway."""
+MIN_BYTES = {"barrier": 4096, "branch": 32768}
+"""Copying less costs no more than a step of a loop does anyway, or than a conditional in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +89,21 @@ class Overwriting(Match):
     write: Access
     body: Region
     readers: tuple[Op, ...]
-    read_for_others: bool
+    unordered: tuple[Op, ...]
+    """Those that XLA does not order before the write."""
     whole_is_read: bool
+
+    @property
+    def fenced(self) -> tuple[Op, ...]:
+        """Reads of windows that have to be kept apart from the write."""
+        every = fence() == "barrier" or self.whole_is_read
+        return tuple(each for each in (self.readers if every else self.unordered) if _reads(each))
+
+    @property
+    def clock(self) -> Value | None:
+        """An index that is known before the write, if it is not constant."""
+        known = [*(v for each in self.fenced for v in _indices(each)), *self.write.indices]
+        return next((v for v in known if not isinstance(v, Constant)), None)
 
 
 @dataclass(frozen=True)
@@ -82,15 +116,18 @@ class ReadBeforeOverwriting(Pass):
 
     def find(self, op: Op) -> Iterator[Overwriting]:
         write, body = access(op), _body(op)
-        if write is None or body is None or write.array.nbytes < MIN_BYTES:  # (4)
-            return
+        if write is None or body is None or write.array.nbytes < MIN_BYTES[fence() or "barrier"]:
+            return  # (4)
         readers = tuple(each for each in write.array.users if each is not op)
-        for_others = not all(is_read_for(op, each) for each in readers)
-        whole = bool(readers) and any(each.name in ELEMENTWISE for each in op.result.users)
-        if for_others or whole:  # (3)
+        unordered = tuple(each for each in readers if not is_read_for(op, each))
+        whole = any(each.name in ELEMENTWISE for each in op.result.users)
+        whole = whole and any(each.region is body for each in readers)
+        if unordered or whole:  # (3)
             says = f"{write.array.label} is read before it is overwritten, not copied"
-            waste: Waste | None = "copy" if for_others and _are_windows(readers, whole) else None
-            args = op, says, write, body, readers, for_others, whole
+            # Where all of it is read, too, a copy is little besides.
+            copied = unordered and not whole and all(map(_reads, readers))
+            waste: Waste | None = "copy" if copied else None
+            args = op, says, write, body, readers, unordered, whole
             yield Overwriting(*args, about=op.result, waste=waste)
 
     def refuse(self, match: Overwriting) -> str | None:
@@ -99,50 +136,74 @@ class ReadBeforeOverwriting(Pass):
         if not _is_handed_on(write, body):  # (1)
             return f"{name} is not one buffer from the start of a step to its end"
         for reader in match.readers:  # (2)
-            found = access(reader)
-            if found is None or found.kind != "read" or found.array is not write.array:
+            if reader in match.unordered and not _reads(reader):
                 return f"{name} is read whole by {reader.name}"
             if reader.region is not body:
                 return f"{name} is read inside of {reader.parent.name if reader.parent else ''}"
+        if fence() is None:  # (5)
+            return "this version of XLA drops barriers before it places copies"
+        if fence() == "branch" and (reason := _unbranched(match)):
+            return reason
         first, other = _schedule(match)
         if match.op in first:
             return f"where {name} is read depends on what overwrites it"
         if not all(can_move(op) for op in first if body.order(op) > body.order(other)):
             return f"what tells where {name} is read must stay where it is"
-        if not keep_barriers():  # (5)
-            return "this version of XLA drops barriers before it places copies"
         return None
 
     def rewrite(self, match: Overwriting, rw: Rewriter) -> None:
-        body, array = match.body, match.write.array
-        if match.whole_is_read:
-            assert match.op.next is not None
-            _barred(rw, [match.op.result], match.op.next, ())
-        if not match.read_for_others:
-            return
+        body, op = match.body, match.op
         first, other = _schedule(match)
-        for op in first:
-            if body.order(op) > body.order(other):
-                rw.move(op, other)
-        if array.op is not None and array.op.name != BARRIER:
-            earliest = min(match.readers, key=body.order)
-            array = _barred(rw, [array], earliest, ())[0]
-        _barred(rw, [*(reader.result for reader in match.readers), array], other, first)
+        for each in first:
+            if body.order(each) > body.order(other):
+                rw.move(each, other)
+        reads = [each.result for each in match.fenced]
+        if fence() == "branch":
+            at = _INDEX[op.name]
+            index = op.operands[at]
+            assert match.clock is not None
+            zero = branch(rw, reads, match.clock, index.dtype, other, first)
+            rw.set_operand(op, at, rw.insert(jnp.add, index, zero, before=op))
+            return
+        if match.whole_is_read:
+            assert op.next is not None
+            barrier(rw, [op.result], op.next)
+        if match.unordered:
+            array = match.write.array
+            if array.op is not None and array.op.name != BARRIER:
+                earliest = min(match.readers, key=body.order)
+                array = barrier(rw, [array], earliest)[0]
+            barrier(rw, [*reads, array], other, first)
 
 
-def _barred(rw: Rewriter, values: list[Value], before: Op, but: Iterable[Op]) -> tuple[Value, ...]:
-    """A barrier that `values` go through on their way to all that reads them, `but` for some."""
-    made = rw.insert_many(lambda *given: lax.optimization_barrier(given), *values, before=before)
-    unbarred = {made[0].op, *(each for op in but for each in op.walk())}
-    for old, new in zip(values, made, strict=True):
-        rw.replace(old, new, lambda use: use.op not in unbarred)
-    return made
+_INDEX = {name: 2 if name == "dynamic_update_slice" else 1 for name in WRITES}
+"""Which operand of a write says where, or begins to."""
 
 
-def _are_windows(readers: Iterable[Op], whole: bool) -> bool:
-    """Whether windows are all that is read: where the whole is, a copy is little besides."""
-    known = map(access, readers)
-    return not whole and all(each is not None and each.kind == "read" for each in known)
+def _reads(op: Op) -> bool:
+    """Whether an op reads a window."""
+    found = access(op)
+    return found is not None and found.kind == "read"
+
+
+def _indices(op: Op) -> tuple[Value, ...]:
+    """What says where the window is that an op reads."""
+    found = access(op)
+    return found.indices if found is not None else ()
+
+
+def _unbranched(match: Overwriting) -> str | None:
+    """Why there is no conditional."""
+    name = match.write.array.label
+    if not match.fenced:
+        return f"this version of XLA drops barriers, and no window of {name} is read"
+    if match.clock is None:
+        return f"where {name} is read and written is known, and so would be a predicate"
+    if enclosing_shard_map(match.op) is not None:
+        return "zeros are of another type than what varies over the mesh"
+    if any(jnp.issubdtype(each.result.dtype, jax.dtypes.extended) for each in match.fenced):
+        return f"there are no zeros like what is read of {name}"
+    return None
 
 
 def _body(op: Op) -> Region | None:
@@ -155,7 +216,8 @@ def _schedule(match: Overwriting) -> tuple[dict[Op, None], Op]:
     """The ops of the body that must run before the reads, and these, in program order; and the
     first op that is none of them.
     """
-    roots = [match.write.array, *(reader.result for reader in match.readers)]
+    clock = [match.clock] if fence() == "branch" and match.clock is not None else []
+    roots = [match.write.array, *(reader.result for reader in match.fenced), *clock]
     found = set(backward_slice(roots, lambda value: value.region is not match.body))
     first = dict.fromkeys(op for op in match.body.ops if op in found)
     return first, next(op for op in match.body.ops if op not in first)

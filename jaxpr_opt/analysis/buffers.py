@@ -124,7 +124,9 @@ def is_read_for(write: Op, reader: Op) -> bool:
         op = pending.pop()
         if op not in needed:
             return False
-        if op is reader or (is_cheap(op) and op.name not in NEVER_REPEATED):
+        known = access(op)
+        reads = known is not None and known.kind == "read"
+        if reads or (is_cheap(op) and op.name not in NEVER_REPEATED):
             users = (region.ancestor(user) for v in op.results for user in v.users)
             pending.extend(user for user in users if user is not None)
     return True

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import jax
+
 from jaxpr_opt import compat
 from jaxpr_opt.ir import Op, Value, enclosing_shard_map
+
+Fence = Literal["barrier", "branch"]
+"""See `jaxpr_opt.fences`."""
 
 
 def agreed(value: Value, op: Op) -> bool:
@@ -18,6 +25,12 @@ def agreed(value: Value, op: Op) -> bool:
     return varying is not None and not varying
 
 
-def keep_barriers() -> bool:
-    """Whether XLA still keeps what a barrier orders in order when it places copies."""
-    return compat.KEEPS_BARRIERS
+def fence() -> Fence | None:
+    """What keeps XLA from moving a read past a write until it has placed its copies, if anything.
+
+    Since JAX 0.11 a barrier does.  Before, XLA dropped barriers first; a conditional stays, and
+    costs nothing on a CPU, where no other device has to be told of its predicate.
+    """
+    if compat.KEEPS_BARRIERS:
+        return "barrier"
+    return "branch" if jax.default_backend() == "cpu" else None

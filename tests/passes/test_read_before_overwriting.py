@@ -7,7 +7,6 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import compat
-from jaxpr_opt.analysis import devices
 from jaxpr_opt.passes import read_before_overwriting
 from jaxpr_opt.passes.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.registry import resolve
@@ -21,7 +20,7 @@ PLACES = ("f32[8]", "i32[4]", "i32[4]")
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Programs here are small, and about what is done where it helps."""
-    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 0)
+    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", {"barrier": 0, "branch": 0})
     monkeypatch.setattr(compat, "KEEPS_BARRIERS", True)
 
 
@@ -347,15 +346,178 @@ def test_a_window_that_is_cleared():
 
 def test_a_small_buffer(monkeypatch):
     """(4)"""
-    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 33)
+    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", {"barrier": 33})
     alone(BARRED, stepping(moved), *PLACES, fires=False)
 
 
-def test_an_xla_that_drops_barriers(monkeypatch):
-    """(5)"""
+@pytest.fixture
+def branching(monkeypatch):
+    """A version of XLA that drops barriers before it places copies, on a CPU."""
     monkeypatch.setattr(compat, "KEEPS_BARRIERS", False)
-    program = stepping(moved)
-    check_refuses(BARRED, program, *PLACES, because="drops barriers")
+
+
+def test_a_window_moves_where_barriers_are_dropped(branching):
+    """(5) It is read in a conditional, and the write waits for a zero that comes out of it."""
+    check_rewrite(BARRED, stepping(moved), *PLACES, diff="""
+          fn (c:f32[8], i:i32[4], j:i32[4]) {
+            c1:f32[8], ys:f32[4,2] = scan[4] carry(c=c) xs(x=i, x1=j) {
+        -     d:f32[2] = dynamic_slice c x
+        +     p:i32[] = population_count x
+        +     l:bool[] = le p 32
+        +     c2:i32[] = convert_element_type l
+        +     r:f32[2], r1:i32[] = cond l {
+        +       d:f32[2] = dynamic_slice c x
+        +       yield d, 0
+        +     } else {
+        +       b:f32[2] = broadcast_in_dim 0.0
+        +       yield b, 1
+        +     }
+        +     a:i32[] = add x1 r1
+        -     d1:f32[8] = dynamic_update_slice c d x1
+        +     d1:f32[8] = dynamic_update_slice c r a
+        -     yield carry(d1) ys(d)
+        +     yield carry(d1) ys(r)
+            }
+            return c1, ys
+          }
+        """,
+    )  # fmt: skip
+
+
+def test_the_whole_is_read_where_barriers_are_dropped(branching):
+    """(5) What a write needs is kept apart from it, too: the rest is fused and done in place."""
+
+    def step(c, i, j):
+        return write(c, jnp.sin(read(c, i)), i) + j, None
+
+    check_rewrite(BARRED, stepping(step), *PLACES, diff="""
+          fn (c:f32[8], i:i32[4], j:i32[4]) {
+            c1:f32[8] = scan[4] carry(c=c) xs(x=i, x1=j) {
+        -     d:f32[2] = dynamic_slice c x
+        +     p:i32[] = population_count x
+        +     l:bool[] = le p 32
+        +     c2:i32[] = convert_element_type l
+        +     r:f32[2], r1:i32[] = cond l {
+        +       d:f32[2] = dynamic_slice c x
+        +       yield d, 0
+        +     } else {
+        +       b:f32[2] = broadcast_in_dim 0.0
+        +       yield b, 1
+        +     }
+        -     s:f32[2] = sin d
+        +     s:f32[2] = sin r
+        +     a1:i32[] = add x r1
+        -     d1:f32[8] = dynamic_update_slice c s x
+        +     d1:f32[8] = dynamic_update_slice c s a1
+              c1:f32[] = convert_element_type x1
+              a:f32[8] = add d1 c1
+              yield carry(a)
+            }
+            return c1
+          }
+        """,
+    )  # fmt: skip
+
+
+def test_a_product_with_the_whole_where_barriers_are_dropped(branching):
+    """(2) The write waits for it anyway; not so for the window that is kept."""
+
+    def step(c, i, j):
+        return write(c, jnp.sum(c * j)[None], i), read(c, i, 1)
+
+    check_rewrite(BARRED, stepping(step), *PLACES, diff="""
+          fn (c:f32[8], i:i32[4], j:i32[4]) {
+            c1:f32[8], ys:f32[4,1] = scan[4] carry(c=c) xs(x=i, x1=j) {
+        +     p:i32[] = population_count x
+        +     l:bool[] = le p 32
+        +     c2:i32[] = convert_element_type l
+        +     r1:f32[1], r2:i32[] = cond l {
+        +       d1:f32[1] = dynamic_slice c x
+        +       yield d1, 0
+        +     } else {
+        +       b1:f32[1] = broadcast_in_dim 0.0
+        +       yield b1, 1
+        +     }
+              c1:f32[] = convert_element_type x1
+              m:f32[8] = mul c c1
+              r:f32[] = reduce_sum[axes=(0,)] m
+              b:f32[1] = broadcast_in_dim r
+        +     a:i32[] = add x r2
+        -     d:f32[8] = dynamic_update_slice c b x
+        +     d:f32[8] = dynamic_update_slice c b a
+        -     d1:f32[1] = dynamic_slice c x
+        -     yield carry(d) ys(d1)
+        +     yield carry(d) ys(r1)
+            }
+            return c1, ys
+          }
+        """,
+    )  # fmt: skip
+
+
+def test_one_window_after_the_other_where_barriers_are_dropped(branching):
+    """Where a window is read depends on another: that one stays where it is, and goes through."""
+
+    def step(c, i, j):
+        first = read(c, i, 1)
+        x = read(c, first[0])
+        return write(c, x, j), (x, first)
+
+    alone(BARRED, stepping(step), "i32[8]", *PLACES[1:], fires=True)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "i8", "u32", "c64", "bf16"])
+def test_zeros_of_every_kind(branching, dtype):
+    """(5)"""
+    alone(BARRED, stepping(moved), f"{dtype}[8]", *PLACES[1:], fires=True)
+
+
+def test_a_scatter_where_barriers_are_dropped(branching):
+    """A row that is out of range stays so."""
+
+    def step(c, i, j):
+        return c.at[j - 2].set(c[i], mode="drop", wrap_negative_indices=False), c[i]
+
+    alone(BARRED, stepping(step), *PLACES, fires=True)
+
+
+def test_keys(branching):
+    """(5) There is no key that is zero."""
+
+    def program(seed, i, j):
+        keys = jax.random.split(jax.random.key(seed), 8)
+        return jax.random.key_data(stepping(moved)(keys, i, j)[0])
+
+    check_refuses(BARRED, program, "u32[]", *PLACES[1:], because="there are no zeros like")
+
+
+def test_constant_places(branching):
+    """(5) XLA would know the predicate."""
+    step = stepping(lambda c, i, j: (write(c, read(c, 2), 0), read(c, 2)))
+    check_refuses(BARRED, step, *PLACES, because="and so would be a predicate")
+
+
+def test_no_window_is_read(branching):
+    """(5) A conditional that the whole goes through copies it."""
+    step = stepping(lambda c, i, j: (write(c, jnp.sum(c)[None], j) + 1, None))
+    check_refuses(BARRED, step, *PLACES, because="no window of float32[8] is read")
+
+
+def test_on_a_mesh(branching):
+    """(5) Zeros are the same on every device, what is read is not."""
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.sharding.PartitionSpec("i")
+
+    def program(c, i, j):
+        return jax.shard_map(stepping(moved), mesh=mesh, in_specs=spread, out_specs=spread)(c, i, j)
+
+    check_refuses(BARRED, program, *PLACES, because="varies over the mesh")
+
+
+def test_not_on_other_devices(branching, monkeypatch):
+    """(5) Each conditional would be reported to the host."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    check_refuses(BARRED, stepping(moved), *PLACES, because="drops barriers")
 
 
 def test_only_at_the_end():
@@ -374,9 +536,12 @@ def test_not_in_a_loop():
     alone(BARRED, program, *PLACES, fires=False)
 
 
-@pytest.mark.skipif(not devices.keep_barriers(), reason="(5) this XLA drops barriers")
-def test_the_copy_is_gone():
-    """What it is all for: XLA's program has no copy of the buffer left in the loop."""
+@pytest.mark.parametrize("kept", {False, compat.KEEPS_BARRIERS})
+def test_the_copy_is_gone(kept, monkeypatch):
+    """What it is all for: XLA's program has no copy of the buffer left in the loop, whichever fence
+    keeps it away, of those that this XLA heeds.
+    """
+    monkeypatch.setattr(compat, "KEEPS_BARRIERS", kept)
     program = stepping(lambda c, i, j: (write(c, read(c, i + 1), i), read(c, i, 1)))
     args = jnp.zeros(8192), jnp.arange(4), jnp.arange(4)
     jaxpr = resolve([BARRED]).run(traced(program, *args), "final").jaxpr

@@ -60,11 +60,9 @@ def test_the_version_before_the_write():
               a:f32[] = add x1 r
               b:f32[1] = broadcast_in_dim a
         +     d1:f32[1] = dynamic_slice c x
-        +     o:f32[1], o1:f32[1] = optimization_barrier b d1
-        -     d:f32[8] = dynamic_update_slice c b x
-        +     d:f32[8] = dynamic_update_slice c o x
+              d:f32[8] = dynamic_update_slice c b x
         -     yield carry(d) ys(c)
-        +     yield carry(d) ys(o1)
+        +     yield carry(d) ys(d1)
             }
             b1:f32[8] = broadcast_in_dim 0.0
         -   c1:f32[8] = scan[6, reverse] carry(c=b1) xs(x=ys) {
@@ -98,11 +96,9 @@ def test_the_version_after_the_write():
               a:f32[] = add x1 r
               b:f32[1] = broadcast_in_dim a
         +     d1:f32[1] = dynamic_slice c x
-        +     o:f32[1], o1:f32[1] = optimization_barrier b d1
-        -     d:f32[8] = dynamic_update_slice c b x
-        +     d:f32[8] = dynamic_update_slice c o x
+              d:f32[8] = dynamic_update_slice c b x
         -     yield carry(d) ys(d)
-        +     yield carry(d) ys(o1)
+        +     yield carry(d) ys(d1)
             }
             b1:f32[8] = broadcast_in_dim 0.0
         -   c1:f32[8] = scan[6, reverse] carry(c=b1) xs(x=ys) {
@@ -140,17 +136,13 @@ def test_a_version_between_two_writes():
         +   c:f32[32], ys1:f32[6,1], ys2:f32[6,1] = scan[6] carry(c=b) xs(x=at, x1=xs) {
               b:f32[1] = broadcast_in_dim x1
         +     d2:f32[1] = dynamic_slice c x
-        +     o:f32[1], o1:f32[1] = optimization_barrier b d2
-        -     d:f32[32] = dynamic_update_slice c b x
-        +     d:f32[32] = dynamic_update_slice c o x
+              d:f32[32] = dynamic_update_slice c b x
               a:f32[] = add x1 1.0
               b1:f32[1] = broadcast_in_dim a
         +     d3:f32[1] = dynamic_slice d x
-        +     o2:f32[1], o3:f32[1] = optimization_barrier b1 d3
-        -     d1:f32[32] = dynamic_update_slice d b1 x
-        +     d1:f32[32] = dynamic_update_slice d o2 x
+              d1:f32[32] = dynamic_update_slice d b1 x
         -     yield carry(d1) ys(d)
-        +     yield carry(d1) ys(o3, o1)
+        +     yield carry(d1) ys(d3, d2)
             }
             b1:f32[32] = broadcast_in_dim 0.0
         -   c1:f32[32] = scan[6, reverse] carry(c=b1) xs(x=ys) {
