@@ -192,8 +192,9 @@ class Rewriter:
         """The number of the step that a scan around an op is in, as a stream of it."""
         assert scan.body.contains(before.region)
         for stream in scan.streams:
-            op = stream.operand.op
-            if op is not None and op.name == "iota" and stream.operand.dtype == np.int32:
+            numbers = stream.operand
+            counts = numbers.op is not None and numbers.op.name == "iota"
+            if counts and numbers.dtype == np.int32 and len(numbers.shape) == 1:
                 return stream.param
         numbers = self.insert(lambda: lax.iota(np.int32, scan.length), before=scan)
         param = self.new_value(self.row_aval(numbers), "step")

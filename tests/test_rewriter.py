@@ -210,6 +210,20 @@ def test_new_loops_and_branches():
     computes_the_same(graph, expected, "bool[]", "f32[3]", "f32[8,3]")
 
 
+@pytest.mark.parametrize(("shape", "streams"), [((8,), 1), ((8, 1), 2), ((8, 2), 2)])
+def test_the_number_of_a_step_is_a_stream_of_numbers(shape, streams):
+    """Also where rows of an iota are read that are arrays."""
+    axis = len(shape) - 1
+    graph = graph_of(lambda: lax.scan(lambda c, r: (c + r.sum(), None), jnp.int32(0),
+                                      lax.broadcasted_iota(jnp.int32, shape, axis)))  # fmt: skip
+    rw, scan = Rewriter(graph), op_of(graph, "scan")
+    number = rw.step(scan, before=scan.body.terminator)
+    assert number.shape == ()
+    assert len(scan.streams) == streams
+    rw.set_outputs(scan.body, [number])
+    assert int(evaluate_exactly(graph)[0]) == 7
+
+
 def test_an_empty_region_has_no_terminator():
     with pytest.raises(AssertionError, match="without a terminator"):
         _ = Region().terminator

@@ -33,6 +33,20 @@ def get(array, i, j):
     return jnp.reshape(window, ())
 
 
+def pair(array, i, j):
+    return lax.dynamic_slice(array, (i, j), (2, 1)) * 2
+
+
+def numbered(array, numbers):
+    """Two scans that write elements of the rows with these numbers."""
+
+    def outer(array, i):
+        return lax.scan(lambda a, j: (put(a, get(a, i[0], j) * 2, i[0], j), None), array,
+                        jnp.arange(4))[0], None  # fmt: skip
+
+    return lax.scan(outer, array, numbers)[0]
+
+
 def test_one_row():
     """Each element is read and written in its turn."""
 
@@ -87,6 +101,12 @@ VARIANTS = {
     ),
     "set, with the index checked": lambda a: nested(lambda a, i, j: a.at[i, j].set(a[i, j] + 1), a),
     "added to": lambda a: nested(lambda a, i, j: a.at[i, j].add(1.0), a),
+    "windows of two rows": lambda a: nested(
+        lambda a, i, j: lax.dynamic_update_slice(a, pair(a, i, j), (i + 1, j)), a, rows=6
+    ),
+    "rows numbered by an array of one column": lambda a: numbered(
+        a, lax.broadcasted_iota(jnp.int32, (8, 1), 0)
+    ),
     "read whole after the loop": lambda a: jnp.sum(
         nested(lambda a, i, j: put(a, get(a, i, j) * 2, i, j), a) * a
     ),
@@ -119,6 +139,10 @@ STAY = {
     "most of the rows": lambda a: nested(
         lambda a, i, j: put(a, get(a, i + 4, j) + 1, i, j), a, rows=4
     ),
+    "rows that part": lambda a: nested(
+        lambda a, i, j: put(a, get(a, 2 * i, j) + 1, i, j), a, rows=4
+    ),
+    "always the same row": lambda a: nested(lambda a, i, j: put(a, get(a, 3, j) + 1, 3, j), a),
     "data-dependent": lambda a: nested(lambda a, i, j: put(a, get(a, i * i % 7, j) + 1, i, j), a),
 }
 
