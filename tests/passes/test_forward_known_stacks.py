@@ -167,6 +167,11 @@ def test_what_was_computed():
     alone(FORWARD, stacking(lambda xs, i: read(xs, i) + read(xs, 0)), "f32[4]", fires=False)
 
 
+def test_what_was_written():
+    """(2) Neither is an array with a window written."""
+    alone(FORWARD, stacking(lambda xs, i: xs.at[i].set(7.0)), "f32[4]", fires=False)
+
+
 def test_what_is_read_of_a_carry():
     """(2) It changes while the loop runs."""
 
