@@ -5,7 +5,7 @@
     program ::= step at the top, on arguments Args
     step    ::= Keep | Grow | Bend | Stir | Count | Toggle | Write | Look | Draw | Turn | Halve
               | Say | Then(step, step) | If(test, step, step, how) | Loop(step, ...)
-              | Checkpoint(step, policy) | Custom(step, rule)
+              | Checkpoint(step, policy) | Custom(step, rule) | Alias | Capture(step)
     test    ::= Below | Small | Flag | Masked | Early | Never | Not(test) | Both(test, test)
 
 A step maps a state, a dictionary of arrays of several dtypes, to the next one, and may emit an
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,8 @@ class Env(NamedTuple):
     row: Any
     flag: Any
     time: Any
+    above: Any
+    """The number of the step of the loop around the one it is in."""
 
 
 LOG: list[float] = []
@@ -188,11 +190,13 @@ class Toggle:
         return {**state, "go": state["go"] & new if self.absorbing else new}, ()
 
 
-Place = Literal["count", "time", "next", "back", "first", "square"]
+Place = Literal["count", "time", "next", "back", "first", "square", "above", "data"]
 
 
 def place(at: Place, state: State, env: Env) -> Any:
-    """An index: counted as far as steps are taken, affine in the step or not, or constant."""
+    """An index: counted as far as steps are taken, affine in the step or not, constant, that of an
+    outer loop, or one that nobody knows.
+    """
     match at:
         case "count":
             return state["i"].astype(jnp.int32)
@@ -206,41 +210,93 @@ def place(at: Place, state: State, env: Env) -> Any:
             return jnp.int32(0)
         case "square":
             return env.time * env.time % 3
+        case "above":
+            return env.above
+        case "data":
+            return 2 * lax.argmax(state["x"], 0, jnp.int32) - 1
+
+
+def real(x: Any) -> Any:
+    """Numbers of any kind, to compute with."""
+    return jnp.real(x).astype(jnp.float32)
+
+
+How = Literal[
+    "set", "clip", "marked", "add", "twice", "slice", "pair", "element", "where", "mask", "column"
+]
 
 
 @dataclass(frozen=True)
 class Write:
-    """Write a row of a carried buffer, and read others, or all, before or after."""
+    """Write to a carried buffer, and read of it, or all of it, before or after."""
 
     at: Place = "count"
-    how: Literal["set", "add", "slice", "where", "mask", "column"] = "set"
+    how: How = "set"
     reads: tuple[int, ...] = (-1,)
     early: bool = False
     whole: bool = False
+    fills: bool = False
 
     def __call__(self, state, env):
         old, at = state["buffer"], place(self.at, state, env)
-        row = state["x"] * 0.5 + (old[0] * 0.1 if self.whole else 0.0)
-        new = self._written(old, row, at, state, env)
+        row = state["x"] * 0.5 + (real(old[0]) * 0.1 if self.whole else 0.0)
+        new = self._written(old, row.astype(old.dtype), at, state, env)
         source = old if self.early else new
-        read = sum((0.3 * source[at + k] for k in self.reads), start=jnp.zeros(WIDTH))
-        whole = 0.1 * env.w[0] * (source @ env.w)[:WIDTH] if self.whole else 0.0
+        read = sum((0.3 * self._read(source, at, k, env) for k in self.reads), jnp.zeros(WIDTH))
+        whole = 0.1 * env.w[0] * (real(source) @ env.w)[:WIDTH] if self.whole else 0.0
         return {**state, "buffer": new, "x": state["x"] + read + whole}, ()
 
     def _written(self, buffer, row, at, state, env):
         match self.how:
             case "set":
                 return buffer.at[at].set(row)
+            case "clip":
+                return buffer.at[at].set(row, mode="clip")
+            case "marked":
+                return buffer.at[at].set(row, unique_indices=True, indices_are_sorted=True)
             case "add":
                 return buffer.at[at].add(row, mode="drop")
+            case "twice":
+                return buffer.at[jnp.stack([at, at // 2])].add(row)
             case "slice":
                 return lax.dynamic_update_slice(buffer, row[None], (at, 0))
+            case "pair":
+                return lax.dynamic_update_slice(buffer, jnp.stack([row, row[::-1]]), (at, 0))
+            case "element":
+                return buffer.at[at, env.time].set(row[0])
             case "where":
                 return jnp.where(state["x"][0] < env.bound, buffer.at[at].set(row), buffer)
             case "mask":
                 return jnp.where(jnp.arange(len(buffer))[:, None] == at, row, buffer)
             case "column":
                 return buffer.at[:WIDTH, at % WIDTH].set(row)
+
+    def _read(self, buffer, at, k, env):
+        """A row; of elements, the one `k` rows and the one `k` columns away."""
+        if self.how == "element":
+            return real(buffer[at + k, env.time]) - real(buffer[at, env.time + k])
+        if self.fills:
+            return real(buffer.at[at + k].get(mode="fill", fill_value=1))
+        return real(buffer[at + k])
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A second name of a carried buffer, which stays what it was."""
+
+    def __call__(self, state, env):
+        old = real(state["twin"][1]) * 0.1
+        return {**state, "twin": state["buffer"], "x": state["x"] + old}, ()
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A step whose outer array is a carried buffer."""
+
+    step: Step
+
+    def __call__(self, state, env):
+        return self.step(state, env._replace(xs=real(state["buffer"][:ROWS])))[0], ()
 
 
 @dataclass(frozen=True)
@@ -337,26 +393,29 @@ class Loop:
 
     def __call__(self, state, env):
         if self.kind == "fori":
-            return lax.fori_loop(0, self.length, lambda t, s: self.step(s, env)[0], state), ()
+            return lax.fori_loop(0, self.length, self._counted(env), state), ()
         if self.kind == "while":
             return self._while(state, env), ()
         rows = self._rows(env)
         options = {"reverse": self.kind == "reverse", "unroll": 2 if self.kind == "unrolled" else 1}
 
         def body(state, row):
-            inner = env._replace(**row)
+            inner = env._replace(**row, above=env.time)
             new, _ = self.step(state, inner)
             return new, self._emit(state, inner)
 
         state, ys = lax.scan(body, state, rows, length=self.length, **options)
         return self._read(state, ys), (() if ys is None else (ys,))
 
+    def _counted(self, env):
+        return lambda t, s: self.step(s, env._replace(time=t, above=env.time))[0]
+
     def _while(self, state, env):
         def go_on(both):
             return (both[0] < self.length) & self.test(both[1], env)
 
         def body(both):
-            return both[0] + 1, self.step(both[1], env)[0]
+            return both[0] + 1, self._counted(env)(*both)
 
         return lax.while_loop(go_on, body, (0, state))[1]
 
@@ -445,17 +504,23 @@ class Recipe:
 
     step: Step
     counter: Literal["int32", "int8", "uint8"] = "int32"
-    empty: bool = True
+    start: Literal["zeros", "rows", "nan"] = "zeros"
+    """What the buffer is at first,"""
+    dtype: Literal["float32", "int32", "bool", "complex64"] = "float32"
+    """of what kind,"""
+    returned: Literal["whole", "row"] = "whole"
+    """and what is wanted of it in the end."""
 
     def __call__(self, *args: Any) -> dict[str, Any]:
         x, w, xs, mask, n, bound = args
         numbers = lax.iota(jnp.int32, ROWS)
-        env = Env(w, xs, mask, numbers, n, bound, xs[0], mask[0], jnp.int32(0))
+        env = Env(w, xs, mask, numbers, n, bound, xs[0], mask[0], numbers[0], numbers[0])
         state = {
             "x": x,
             "i": jnp.zeros((), self.counter),
             "go": bound < 100.0,
-            "buffer": jnp.zeros((ROWS + 2, WIDTH)) if self.empty else jnp.outer(jnp.arange(6.0), w),
+            "buffer": self._buffer(w),
+            "twin": self._buffer(w),
             "key": jax.random.key(0),
             "z": jnp.complex64(1.0 + 1.0j),
             "h": jnp.ones(WIDTH, jnp.bfloat16),
@@ -466,12 +531,24 @@ class Recipe:
                 del state[name]
         env = env._replace(n=n.astype(self.counter)) if "Early" not in used else env
         state, emitted = self.step(state, env)
+        if self.returned == "row" and "buffer" in state:
+            state["buffer"] = state["buffer"][ROWS]
         if "key" in state:
             state["key"] = jax.random.key_data(state["key"])
         return {**state, **{f"stack{k}": ys for k, ys in enumerate(emitted)}}
 
+    def _buffer(self, w):
+        match self.start:
+            case "zeros":
+                rows = jnp.zeros((ROWS + 2, WIDTH))
+            case "rows":
+                rows = jnp.outer(jnp.arange(ROWS + 2.0), w)
+            case "nan":
+                rows = jnp.full((ROWS + 2, WIDTH), jnp.nan)
+        return rows.astype(self.dtype)
 
-_OPTIONAL = {"buffer": "Write", "key": "Draw", "z": "Turn", "h": "Halve"}
+
+_OPTIONAL = {"buffer": "Write", "twin": "Alias", "key": "Draw", "z": "Turn", "h": "Halve"}
 
 
 # -- strategies -----------------------------------------------------------------------------------
@@ -492,15 +569,16 @@ SIMPLE = st.one_of(
     st.builds(Look, st.deferred(lambda: PLACES)),
 )
 
-PLACES = st.sampled_from(["time", "time", "next", "back", "count", "first", "square"])
+PLACES = st.sampled_from(["time", "time", *get_args(Place)])
 
 WRITES = st.builds(
     Write,
     PLACES,
-    st.sampled_from(["set", "set", "add", "slice", "where", "mask", "column"]),
+    st.sampled_from(["set", *get_args(How)]),
     st.sampled_from([(-1,), (), (0,), (1,), (-1, -2), (0, -1, 1)]),
     st.booleans(),
-    st.sampled_from([False] * 5 + [True]),
+    st.sampled_from([False, False, False, True]),
+    st.sampled_from([False, False, True]),
 )
 
 
@@ -549,11 +627,63 @@ RECIPES = st.builds(
     Recipe,
     _loops(STEPS) | _nests(STEPS) | STEPS,
     st.sampled_from(["int32"] * 4 + ["int8", "uint8"]),
-    st.booleans(),
+    st.sampled_from(["zeros", "rows"]),
 )
 
-BUFFERS = st.builds(Recipe, _loops(st.builds(Then, WRITES, SIMPLE) | WRITES), empty=st.booleans())
+STRAIGHT = st.builds(
+    Write,
+    st.sampled_from(["time", "next", "above"]),
+    st.sampled_from(["set", "clip", "marked", "add", "element"]),
+    st.sampled_from([(), (0,), (1,), (0, 1), (-1,)]),
+    st.booleans(),
+)
+"""Writes to rows that are known, most of them in range."""
+
+BLIND = st.builds(Write, PLACES, st.sampled_from(get_args(How)), st.just(()))
+"""Writes without reads."""
+
+TOUCHES = st.one_of(
+    WRITES,
+    STRAIGHT,
+    st.builds(Then, WRITES, SIMPLE),
+    st.builds(Then, st.builds(Then, WRITES, SIMPLE | st.just(Alias())), WRITES),
+    st.builds(Then, WRITES, st.builds(Capture, _loops(SIMPLE))),
+    st.builds(
+        If,
+        TESTS,
+        BLIND | BLIND | WRITES,
+        st.just(Keep()) | WRITES,
+        st.sampled_from(["cond", "cond", "done", "select"]),
+    ),
+)
+
+BUFFERS = st.builds(
+    Recipe,
+    _loops(TOUCHES) | _loops(TOUCHES) | _loops(_loops(TOUCHES)),
+    st.sampled_from(["int32"] * 4 + ["int8", "uint8"]),
+    st.sampled_from(["zeros", "rows", "zeros", "rows", "nan"]),
+    st.sampled_from(["float32"] * 5 + ["int32", "bool", "complex64"]),
+    st.sampled_from(["whole", "row"]),
+)
 """Loops that write a buffer in every step."""
+
+TABLES = st.builds(
+    Recipe,
+    _loops(
+        st.builds(
+            Loop,
+            st.builds(
+                Then,
+                st.builds(Look, PLACES),
+                st.builds(replace, WRITES, at=st.just("above")) | st.builds(Look, PLACES),
+            ),
+            st.sampled_from([3, 3, 2, 1]),
+            st.sampled_from(["scan", "scan", "reverse", "fori"]),
+        )
+    ),
+    start=st.sampled_from(["zeros", "rows"]),
+)
+"""Loops of loops that read a table anywhere, and fill another row by row."""
 
 
 def arguments(n: int, bound: float, seed: int = 0) -> Args:

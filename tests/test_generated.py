@@ -20,13 +20,21 @@ from hypothesis import strategies as st
 from jaxpr_opt import compat
 from jaxpr_opt.analysis import cuts
 from jaxpr_opt.decorator import optimize
-from jaxpr_opt.passes import exit_loop_early
+from jaxpr_opt.passes import (
+    accumulate_sparse_cotangents,
+    exit_loop_early,
+    read_before_overwriting,
+    undo_carried_writes,
+)
+from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.pipeline import Pipeline
 from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
 from tests.generate import (
     BUFFERS,
     LOG,
     RECIPES,
+    TABLES,
     Args,
     Early,
     Grow,
@@ -58,6 +66,18 @@ def eager(monkeypatch):
     """Every rewrite pays, and unspecified values are garbage when asked for."""
     monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 0)
     monkeypatch.setattr(cuts, "_work", lambda op: 0.0)
+    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 0)
+    monkeypatch.setattr(accumulate_sparse_cotangents, "MAX_ADDED", 1)
+    monkeypatch.setattr(undo_carried_writes, "WORTHWHILE", 0)
+
+
+def eager_pipeline():
+    """The passes, one of which may carry a second array however small the first."""
+    moves = AccumulateSparseCotangents(dense_factor=0, dense_bytes=0)
+    stages = resolve().stages
+    return Pipeline(
+        tuple(tuple(moves if p.name == moves.name else p for p in stage) for stage in stages)
+    )
 
 
 def garbage(aval):
@@ -164,7 +184,7 @@ def check_exact(recipe, mode, how, monkeypatch):
     jaxpr = traced(fun, sets[0])
     if jaxpr is None:
         return
-    pipeline = resolve()
+    pipeline = eager_pipeline()
     first = pipeline.run(jaxpr).jaxpr
     programs = [first, pipeline.run(first, "final").jaxpr, pipeline.run(jaxpr, "final").jaxpr]
     for args in sets:
@@ -257,7 +277,7 @@ def test_the_same_bits(mode, count, eager, monkeypatch):
     search()
 
 
-@pytest.mark.parametrize(("mode", "count"), [("values", 8), ("grad", 6)])
+@pytest.mark.parametrize(("mode", "count"), [("values", 4), ("grad", 4)])
 def test_the_same_bits_in_a_batch(mode, count, eager, monkeypatch):
     @examples(count)
     @given(RECIPES, st.sampled_from(["state", "steps", "all"]))
@@ -267,10 +287,10 @@ def test_the_same_bits_in_a_batch(mode, count, eager, monkeypatch):
     search()
 
 
-@pytest.mark.parametrize(("mode", "count"), [("values", 10), ("grad", 10), ("jvp", 3), ("hvp", 2)])
+@pytest.mark.parametrize(("mode", "count"), [("values", 8), ("grad", 8), ("jvp", 3), ("hvp", 2)])
 def test_carried_buffers(mode, count, eager, monkeypatch):
     @examples(count)
-    @given(BUFFERS, st.sampled_from(["none", "none", "state", "all"]))
+    @given(BUFFERS | BUFFERS | TABLES, st.sampled_from(["none", "none", "state", "all"]))
     def search(recipe, how):
         check_exact(recipe, mode, how, monkeypatch)
 
@@ -278,6 +298,6 @@ def test_carried_buffers(mode, count, eager, monkeypatch):
 
 
 @examples(6)
-@given(RECIPES | BUFFERS, st.sampled_from(sorted(MODES)), st.sampled_from(sorted(BATCHED)))
+@given(RECIPES | BUFFERS | TABLES, st.sampled_from(sorted(MODES)), st.sampled_from(sorted(BATCHED)))
 def test_derivatives_of_an_optimized_function(recipe, mode, how):
     check_decorated(recipe, mode, how)
