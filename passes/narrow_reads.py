@@ -13,7 +13,8 @@ After::
     r = select_n p x y
 
 What a batched ``cond`` hands to its branches, and what the transpose of one reads of a cotangent,
-is selected whole for one element to be read.  Sound when
+is selected whole for one element to be read.  Of a table that a loop has filled row by row, often
+the last row is all that is wanted; `vmap` transposes the table before.  Sound when
 
 1. the array is a select, and all that anyone reads of it are windows;
 2. the predicate at the window is known (`jaxpr_opt.analysis.predicates`); the cases are read as the
@@ -21,8 +22,13 @@ is selected whole for one element to be read.  Sound when
 3. or the array is a broadcast, along all axes on which the window is but a part, and out of range
    is clamped: then where the window is does not matter.
 
-Cost: an element of each case instead of all of the array.
-Source: https://github.com/jax-ml/jax/issues/8192; XLA does so for slices, but not for gathers.
+4. or it is a slice, and the array is put together of parts, maybe transposed, one of which all of
+   the slice is in (`jaxpr_opt.analysis.parts`); all that anyone reads of the array is such slices,
+   and a loop stacks another part, which is then not needed for it.
+
+Cost: an element of each case instead of all of the array; of an array put together, nothing.
+Source: https://github.com/jax-ml/jax/issues/8192; XLA does so for slices, but not for gathers,
+nor for slices of a transposed concatenation.
 """
 
 from __future__ import annotations
@@ -35,6 +41,7 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.parts import Part, part, stacked_by
 from jaxpr_opt.analysis.predicates import AtWindow, predicate_at, spread_at
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -57,15 +64,29 @@ class ReadOfBroadcast(Match):
     at_window: AtWindow
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadOfPart(Match):
+    """A slice of what is put together of several parts."""
+
+    part: Part
+
+
 @dataclass(frozen=True)
 class NarrowReads(Pass):
-    """A window of a select -> a select between windows; of a broadcast -> a smaller broadcast."""
+    """A window of a select -> a select between windows; of a broadcast -> a smaller broadcast; of
+    a concatenation -> of one part.
+    """
 
     name: ClassVar[str] = "narrow-reads"
 
-    primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather"})
+    primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather", "slice"})
 
     def find(self, op: Op) -> Iterator[Match]:
+        if op.name == "slice":
+            found = part(op) if op.result.uses else None
+            if found is not None:
+                yield ReadOfPart(op, "slice of a concatenation is one of a part of it", found)
+            return
         made_by = op.operands[0].op
         if made_by is None or made_by.name not in ("select_n", "broadcast_in_dim"):
             return
@@ -85,6 +106,8 @@ class NarrowReads(Pass):
         if isinstance(match, ReadOfBroadcast):
             fills = match.op.params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
             return "rows out of range are filled" if fills else None  # (3)
+        if isinstance(match, ReadOfPart):
+            return _is_needed_whole(match.part)
         assert isinstance(match, ReadOfSelect)
         array = match.select.result
         whole = [op.name for op in array.users if not _reads_a_window(op, array)]
@@ -98,6 +121,8 @@ class NarrowReads(Pass):
         op = match.op
         if isinstance(match, ReadOfBroadcast):
             fun, operands = _spread_out(match)
+        elif isinstance(match, ReadOfPart):
+            fun, operands = match.part.read, (match.part.array,)
         else:
             assert isinstance(match, ReadOfSelect)
             fun, operands = _read_cases(match)
@@ -109,6 +134,19 @@ def _reads_a_window(op: Op, array: Value) -> bool:
     """Whether all that an op takes of the array is a window."""
     read = access(op)
     return read is not None and read.kind == "read" and array not in read.indices
+
+
+def _is_needed_whole(found: Part) -> str | None:
+    _, *between = found.path
+    for op in between:
+        others = (u for u in op.result.users if u not in found.path and part(u) is None)
+        other = next(others, None)
+        if other is not None:
+            return f"the array is needed whole by {other.name}"  # (4)
+    parts = between[-1].operands
+    if not any(stacked_by(each) for each in parts if each is not found.array):
+        return "no loop stacks what is not read"  # (4)
+    return None
 
 
 Code = Callable[..., jax.Array]

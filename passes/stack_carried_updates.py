@@ -35,7 +35,9 @@ Sound when
 Rows that no window touches keep the value they start with.
 
 Cost: the window's rows must be small (few of them, no much larger than what is read and written).
-A buffer that is only updated in place by slices stays: XLA does that well.
+A buffer that is only updated in place by slices stays: XLA does that well.  So does one that is
+read, too, if XLA need not copy it for that, nothing is differentiated, and rows that leave the
+window are wanted later, in another order or with others: that takes a second buffer.
 Source: https://github.com/jax-ml/jax/issues/15906, https://github.com/jax-ml/jax/issues/17640;
 scalar replacement of array references (Callahan, Carr and Kennedy, 1990).
 """
@@ -59,6 +61,7 @@ from jaxpr_opt.analysis.buffers import (
     Buffer,
     buffer,
     copied_by,
+    is_differentiated,
     is_read_for,
     renames,
 )
@@ -94,6 +97,8 @@ class StackCarriedUpdates(Pass):
 
     name: ClassVar[str] = "stack-carried-updates"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+    even_in_place: bool = False
+    """Also where XLA does as well."""
 
     def find(self, op: Op) -> Iterator[Sliding]:
         assert isinstance(op, Scan)
@@ -108,7 +113,9 @@ class StackCarriedUpdates(Pass):
 
     def refuse(self, match: Sliding) -> str | None:
         plan = _plan(match)
-        return plan if isinstance(plan, str) else None
+        if isinstance(plan, str):
+            return plan
+        return None if self.even_in_place else _needless(match, plan)
 
     def rewrite(self, match: Sliding, rw: Rewriter) -> None:
         plan = _plan(match)
@@ -159,6 +166,16 @@ class Window:
     def first(self) -> int:
         """The lowest row that any step touches."""
         return min(self.start(0), self.start(-1))
+
+    @property
+    def held(self) -> range:
+        """The rows that the window holds in the end."""
+        start = self.start(-1) + (self.entering if self.climbs else 0)
+        return range(start, start + self.kept)
+
+    def is_put_together(self, shape: tuple[int, ...]) -> bool:
+        """Whether what is stacked is not yet the array, with its rows in order."""
+        return self.axis != 0 or self.stride != 1 or self.kept > 0 or self.length != shape[0]
 
     @property
     def touched(self) -> int:
@@ -294,6 +311,34 @@ def _sliding(scan: Scan, found: Buffer, axis: int) -> Window | None:
     low = min(start.offset for start, _ in starts)
     high = max(start.offset + size for start, size in starts)
     return Window(axis, stride, low, high - low, scan.length, scan.reverse)
+
+
+def _needless(match: Sliding, window: Window) -> str | None:
+    """Why the array is better left as it is: XLA updates it in place, and would make two."""
+    found = match.buffer
+    assert isinstance(found, Buffer)
+    if copied_by(found) is not None or is_differentiated(match.scan):
+        return None
+    array = found.carry.result
+    if window.is_put_together(array.shape) and _is_wanted(array, window):
+        name = found.carry.param.name or "the buffer"
+        return f"XLA updates {name} in place, and rows that are stacked would be copied into it"
+    return None
+
+
+def _is_wanted(array: Value, window: Window) -> bool:
+    """Whether anything reads other rows of the array than those the window holds in the end."""
+    for op in array.users:
+        if renames(op) and not _is_wanted(op.result, window):
+            continue
+        read = access(op) if op.name == "slice" else None
+        start = None if read is None else read.window[window.axis].start
+        if read is None or start is None or not start.is_constant:
+            return True
+        size = read.window[window.axis].size
+        if start.offset not in window.held or start.offset + size > window.held.stop:
+            return True
+    return False
 
 
 def _too_costly(found: Buffer, window: Window, name: str) -> str | None:

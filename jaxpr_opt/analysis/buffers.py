@@ -97,6 +97,15 @@ def copied_by(found: Buffer) -> Op | None:
     return None
 
 
+@remembered
+def is_differentiated(loop: Op) -> bool:
+    """Whether the program that a loop is in computes cotangents, maybe by way of this loop."""
+    region = loop.region
+    while region is not None and region.parent is not None:
+        region = region.parent
+    return region is not None and any(op.source.transposed for op in region.walk())
+
+
 def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:
     return position < len(loop.carries) and loop.carries[position].param is carry.param
 

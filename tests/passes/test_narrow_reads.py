@@ -8,6 +8,7 @@ from jax import lax
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.passes.narrow_reads import NarrowReads
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from tests.loops import alone
 
 NARROW = NarrowReads()
 
@@ -195,3 +196,77 @@ def test_left_alone(program):
     """(2, 3) Where the window is matters, or is not known to be the predicate's."""
     graph = import_jaxpr(traced(program, "f32[8]", "i32[]", "i32[]"))
     assert not run_alone((NARROW,), graph).record(NARROW.name, False).rewrites
+
+
+def filled(xs, axis=0):
+    """A table that a loop stacks, and one more row."""
+    last, rows = lax.scan(lambda c, x: (jnp.sin(c + x), c), xs[0], xs)
+    return jnp.moveaxis(jnp.concatenate([rows, last[None]]), 0, axis)
+
+
+def test_the_last_row_of_a_table():
+    """(4) Not read through the table, transposed or not."""
+    check_rewrite(
+        NARROW,
+        lambda xs: filled(xs, axis=1)[1:, 8:],
+        "f32[8,3]",
+        diff="""
+          fn (xs:f32[8,3]) {
+            s:f32[1,3] = slice[:1, :] xs
+            s1:f32[3] = squeeze s
+            c:f32[3], ys:f32[8,3] = scan[8] carry(c=s1) xs(x=xs) {
+              a:f32[3] = add c x
+              s:f32[3] = sin a
+              yield carry(s) ys(c)
+            }
+            b:f32[1,3] = broadcast_in_dim c
+            c1:f32[9,3] = concatenate[dimension=0] ys b
+            t:f32[3,9] = transpose c1
+        -   s2:f32[2,1] = slice[1:, 8:] t
+        +   s3:f32[1,2] = slice[:, 1:] b
+        +   t1:f32[2,1] = transpose s3
+        -   return s2
+        +   return t1
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(lambda t: (t[8], t[8, 1:]), id="two slices"),
+        pytest.param(lambda t: (t[8], t[2:7:2]), id="a slice of the other part"),
+        pytest.param(lambda t: lax.slice(t, (8, 0), (9, 3), (1, 2)), id="strided"),
+        pytest.param(lambda t: t.T[1:, 8], id="transposed"),
+    ],
+)
+def test_parts_of_a_table(read):
+    """(4)"""
+    alone(NARROW, lambda xs: read(filled(xs)), "f32[8,3]", fires=True)
+
+
+@pytest.mark.parametrize(
+    ("read", "because"),
+    [
+        (lambda t: (t[8], t.sum()), "needed whole by reduce_sum"),
+        (lambda t: (t[8], t[7:]), "needed whole by slice"),
+        (lambda t: (t[8], t), "needed whole by yield"),
+        (lambda t: (t[8], t[jnp.argmax(t[8])]), "needed whole"),
+    ],
+)
+def test_a_table_needed_whole(read, because):
+    """(4) Then it is made anyway."""
+    check_refuses(NARROW, lambda xs: read(filled(xs)), "f32[8,3]", because=because)
+
+
+def test_parts_that_no_loop_stacks():
+    """(4) XLA does as well."""
+    program = lambda x, y: jnp.concatenate([jnp.sin(x), y]).T[:, 8:]
+    check_refuses(NARROW, program, "f32[8,3]", "f32[2,3]", because="no loop stacks what is not")
+
+
+@pytest.mark.parametrize("rows", [slice(7, 9), slice(0, 0)])
+def test_a_slice_of_two_parts_or_of_none(rows):
+    """(4)"""
+    alone(NARROW, lambda xs: filled(xs)[rows], "f32[8,3]", fires=False)

@@ -9,7 +9,7 @@ from jaxpr_opt.passes.stack_carried_updates import MAX_KEPT, StackCarriedUpdates
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
 
-STACK = StackCarriedUpdates()
+STACK = StackCarriedUpdates(even_in_place=True)
 
 
 def loop(step, buffer, *, start=0, length=None, stride=1, reverse=False):
@@ -354,3 +354,55 @@ def test_wide_rows_that_are_read_for_something_else_are_streamed():
         return lax.scan(step, b, jnp.arange(4))
 
     alone(STACK, program, "f32[4,300]", "f32[4,300]", fires=True)
+
+
+def recurrent(ys):
+    """Of a window of two rows one is kept, so the rows that are stacked are not all."""
+    return loop(lambda b, i: put(b, jnp.sin(get(b, i - 1)), i), ys, start=1, length=7)
+
+
+BETTER_LEFT = {
+    "whole": recurrent,
+    "a row that has left": lambda ys: recurrent(ys)[3],
+    "a row that has left, and one that has not": lambda ys: recurrent(ys)[6:],
+    "rows from the data": lambda ys: recurrent(ys)[jnp.argmax(ys)],
+    "columns": lambda ys: jax.vmap(recurrent, 1, 1)(ys[:, None]),
+    "downwards": lambda ys: loop(lambda b, i: put(b, get(b, 7 - i) + 1.0, 7 - i), ys),
+    "every second row": lambda ys: loop(
+        lambda b, i: put(b, get(b, 2 * i) + 1.0, 2 * i), ys, length=4
+    ),
+    "a part": lambda ys: loop(lambda b, i: put(b, get(b, i) + 1.0, i), ys, length=5),
+}
+
+
+@pytest.mark.parametrize("wanted", BETTER_LEFT)
+def test_what_xla_updates_in_place_and_would_have_to_put_together_stays(wanted):
+    """Cost: a second buffer."""
+    because = "XLA updates the buffer in place, and rows that are stacked"
+    check_refuses(StackCarriedUpdates(), BETTER_LEFT[wanted], "f32[8]", because=because)
+
+
+def shared(ys):
+    """What is read is written, and added up: XLA copies the buffer."""
+
+    def step(carry, i):
+        b, total = carry
+        y = get(b, i - 1)
+        return (put(b, jnp.sin(y), i), total + y), None
+
+    return lax.scan(step, (ys, 0.0), jnp.arange(1, 8))[0]
+
+
+BETTER_STACKED = {
+    "the last row": lambda ys: recurrent(ys)[7],
+    "nothing": lambda ys: (recurrent(ys), ys)[1],
+    "the stack is the array": lambda ys: loop(lambda b, i: put(b, get(b, i) + 1.0, i), ys),
+    "XLA copies": shared,
+    "a gradient": jax.grad(lambda ys: jnp.sum(recurrent(ys))),
+}
+
+
+@pytest.mark.parametrize("wanted", BETTER_STACKED)
+def test_what_gains_is_stacked(wanted):
+    """Cost: no buffer any more, no second one, no copies, no cotangents of the whole."""
+    alone(StackCarriedUpdates(), BETTER_STACKED[wanted], "f32[8]", fires=True)

@@ -1,0 +1,78 @@
+"""What an array is put together of, and where in that a slice of it lies.
+
+`part(op)` follows a slice through transposes and changes of weak type to a concatenation, and into
+the one operand that all of it lies in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+from jax import lax
+
+from jaxpr_opt.analysis.buffers import renames
+from jaxpr_opt.ir import Op, Scan, Value
+
+VIEWS = frozenset({"transpose", "rev", "reshape", "slice", "squeeze"})
+"""Ops that show elements of their operand in another place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A slice of `array`, which is one operand of a concatenation."""
+
+    array: Value
+    bounds: tuple[slice, ...]
+    """What the slice takes of it along each axis."""
+    order: tuple[int, ...]
+    """Which axis of the array is which axis of what is read."""
+    path: tuple[Op, ...]
+    """The ops from the slice to the concatenation, which is the last."""
+
+    def read(self, array: jax.Array) -> jax.Array:
+        """What the slice reads."""
+        starts, limits, strides = zip(
+            *((b.start, b.stop, b.step) for b in self.bounds), strict=True
+        )
+        return lax.transpose(lax.slice(array, starts, limits, strides), self.order)
+
+
+def part(op: Op) -> Part | None:
+    """The part of a concatenation that a `slice` lies in; None if it is in no single one."""
+    if op.name != "slice" or not op.result.shape or 0 in op.result.shape:
+        return None
+    params, value = op.params, op.operands[0]
+    strides = params["strides"] or (1,) * len(value.shape)
+    bounds = [
+        slice(*each)
+        for each in zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+    ]
+    order, path = tuple(range(len(bounds))), [op]
+    while (made := value.op) is not None:
+        path.append(made)
+        if made.name == "concatenate":
+            axis = made.params["dimension"]
+            for operand in made.operands:
+                size, taken = operand.shape[axis], bounds[axis]
+                if taken.start >= 0 and taken.stop <= size:
+                    return Part(operand, tuple(bounds), order, tuple(path))
+                bounds[axis] = slice(taken.start - size, taken.stop - size, taken.step)
+            return None
+        if made.name == "transpose":
+            permutation = made.params["permutation"]
+            bounds = [bounds[permutation.index(axis)] for axis in range(len(bounds))]
+            order = tuple(permutation[axis] for axis in order)
+        elif not renames(made):
+            return None
+        value = made.operands[0]
+    return None
+
+
+def stacked_by(value: Value) -> Scan | None:
+    """The loop that stacks what an array shows; None if it is no such array."""
+    while (made := value.op) is not None and (made.name in VIEWS or renames(made)):
+        value = made.operands[0]
+    loop = value.op
+    stacks = isinstance(loop, Scan) and any(stack.result is value for stack in loop.stacks)
+    return loop if isinstance(loop, Scan) and stacks else None
