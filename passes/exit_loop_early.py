@@ -49,6 +49,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.analysis.access import read_window, write_window
 from jaxpr_opt.analysis.devices import agreed
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
@@ -280,17 +281,13 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> R
 
 def _read_row(operand: jax.Array, row: jax.Array) -> jax.Array:
     start: list[Any] = [row, *(0 for _ in operand.shape[1:])]
-    window = lax.dynamic_slice(
-        operand, start, (1, *operand.shape[1:]), allow_negative_indices=False
-    )
+    window = read_window(operand, start, (1, *operand.shape[1:]))
     return lax.squeeze(window, (0,))
 
 
 def _write_row(buffer: jax.Array, value: jax.Array, row: jax.Array) -> jax.Array:
     start: list[Any] = [row, *(0 for _ in value.shape)]
-    return lax.dynamic_update_slice(
-        buffer, lax.expand_dims(value, (0,)), start, allow_negative_indices=False
-    )
+    return write_window(buffer, lax.expand_dims(value, (0,)), start)
 
 
 def _in_skipped_steps(

@@ -41,7 +41,7 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.access import Access, access, read_window
 from jaxpr_opt.analysis.affine import Affine, stacked
 from jaxpr_opt.analysis.induction import affine
 from jaxpr_opt.ir import Op, Scan, Stack, Value
@@ -173,13 +173,9 @@ def _windows(match: Copied, rw: Rewriter) -> Value:
     values = [rw.steps(low, before=scan) for low in dynamic]
 
     def windows(array: jax.Array, *values: jax.Array) -> jax.Array:
-        if values:
-            given = iter(values)
-            at = [low.offset if low.is_constant else next(given) for low in lows]
-            part = lax.dynamic_slice(array, at, sizes, allow_negative_indices=False)
-        else:
-            first = [low.offset for low in lows]
-            part = lax.slice(array, first, [a + n for a, n in zip(first, sizes, strict=True)])
+        given = iter(values)
+        at = [low.offset if low.is_constant else next(given) for low in lows]
+        part = read_window(array, at, sizes)
         if size == 1:
             part = lax.slice_in_dim(part, 0, None, abs(stride), moving)
         split = (*part.shape[:moving], scan.length, size, *part.shape[moving + 1 :])

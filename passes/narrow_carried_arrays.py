@@ -46,7 +46,7 @@ from typing import Any, ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access
+from jaxpr_opt.analysis.access import Access, read_window, write_window
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.buffers import Buffer, buffer, copied_by
 from jaxpr_opt.analysis.constants import uniform
@@ -147,11 +147,11 @@ def _narrow(match: Narrow, rw: Rewriter) -> None:
 
     def taken(array: jax.Array, at: jax.Array) -> jax.Array:
         where = [at if d == rows.axis else 0 for d in range(len(shape))]
-        return lax.dynamic_slice(array, where, shape, allow_negative_indices=False)
+        return read_window(array, where, shape)
 
     def put(array: jax.Array, part: jax.Array, at: jax.Array) -> jax.Array:
         where = [at if d == rows.axis else 0 for d in range(len(shape))]
-        return lax.dynamic_update_slice(array, part, where, allow_negative_indices=False)
+        return write_window(array, part, where)
 
     init = rw.typed(taken, carry.init.aval, carry.init, start, before=scan)
     param, result = rw.new_value(init.aval, carry.param.name), rw.new_value(init.aval)
@@ -198,9 +198,9 @@ class _Again:
         starts[axis] = start.offset - self.rows.start.offset
         if access.kind == "write":
             new = access.to_window(rest[count])
-            return lax.dynamic_update_slice(array, new, starts, allow_negative_indices=False)
-        old = lax.dynamic_slice(array, starts, access.sizes, allow_negative_indices=False)
+            return write_window(array, new, starts)
+        old = read_window(array, starts, access.sizes)
         if access.kind == "read":
             return access.from_window(old)
         new = lax.add(old, access.to_window(rest[count]))
-        return lax.dynamic_update_slice(array, new, starts, allow_negative_indices=False)
+        return write_window(array, new, starts)

@@ -84,7 +84,7 @@ class NarrowReads(Pass):
     def find(self, op: Op) -> Iterator[Match]:
         if op.name == "slice":
             found = part(op) if op.result.uses else None
-            if found is not None:
+            if found is not None and _is_of_a_stack(found):
                 yield ReadOfPart(op, "slice of a concatenation is one of a part of it", found)
             return
         made_by = op.operands[0].op
@@ -143,10 +143,13 @@ def _is_needed_whole(found: Part) -> str | None:
         other = next(others, None)
         if other is not None:
             return f"the array is needed whole by {other.name}"  # (4)
-    parts = between[-1].operands
-    if not any(stacked_by(each) for each in parts if each is not found.array):
-        return "no loop stacks what is not read"  # (4)
     return None
+
+
+def _is_of_a_stack(found: Part) -> bool:
+    """Whether a loop stacks what is not read (4): else XLA does as well."""
+    parts = found.path[-1].operands
+    return any(stacked_by(each) for each in parts if each is not found.array)
 
 
 Code = Callable[..., jax.Array]

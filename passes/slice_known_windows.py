@@ -27,12 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.access import Access, access, read_window, write_window
 from jaxpr_opt.ir import Op
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -73,23 +73,13 @@ class SliceKnownWindows(Pass):
             value = rest[len(window.indices) :]
             starts = window.starts(*rest[: len(window.indices)])
             if window.kind == "write":
-                return _update(array, window.to_window(*value), starts)
-            old = _slice(array, starts, window.sizes)
+                return write_window(array, window.to_window(*value), starts)
+            old = read_window(array, starts, window.sizes)
             if window.kind == "read":
                 return window.from_window(old)
-            return _update(array, lax.add(old, window.to_window(*value)), starts)
+            return write_window(array, lax.add(old, window.to_window(*value)), starts)
 
         update = () if window.kind == "read" else (window.value,)
         new = rw.typed(sliced, op.result.aval, window.array, *window.indices, *update, before=op)
         rw.replace(op.result, new)
         rw.erase(op)
-
-
-def _slice(array: jax.Array, starts: list[Any], sizes: tuple[int, ...]) -> jax.Array:
-    if all(isinstance(start, int) for start in starts):
-        return lax.slice(array, starts, [a + n for a, n in zip(starts, sizes, strict=True)])
-    return lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
-
-
-def _update(array: jax.Array, window: jax.Array, starts: list[Any]) -> jax.Array:
-    return lax.dynamic_update_slice(array, window, starts, allow_negative_indices=False)

@@ -55,7 +55,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, Extent, access
+from jaxpr_opt.analysis.access import Access, Extent, access, read_window, write_window
 from jaxpr_opt.analysis.buffers import (
     MAX_ADDED,
     Buffer,
@@ -257,15 +257,13 @@ class Window:
             part = lax.add(self._part(access, row, indices), part)
         if part.shape != row.shape:
             start = self._across(access.starts(*indices))
-            part = lax.dynamic_update_slice(row, part, start, allow_negative_indices=False)
+            part = write_window(row, part, start)
         return _strong(part)
 
     def _part(self, access: Access, row: jax.Array, indices: Sequence[jax.Array]) -> jax.Array:
         """The window within a row."""
         starts, sizes = self._across(access.starts(*indices)), self._across(access.sizes)
-        if all(isinstance(start, int) for start in starts):
-            return lax.slice(row, starts, [a + n for a, n in zip(starts, sizes, strict=True)])
-        return lax.dynamic_slice(row, starts, sizes, allow_negative_indices=False)
+        return read_window(row, starts, sizes)
 
     def _across(self, axes: Sequence[Any]) -> list[Any]:
         """Without the axis along which the window moves."""

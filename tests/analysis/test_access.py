@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from jaxpr_opt import compat
-from jaxpr_opt.analysis.access import access
+from jaxpr_opt.analysis.access import access, read_window, write_window
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 from tests.watch import watch
@@ -202,6 +202,23 @@ def test_other_types(dtype):
     x = (X % 3).astype(dtype)
     step = lambda x, i, n, u: (x[i], x.at[i].set(x[n]), x.at[n, i].set(x[i, n]))
     assert described(looped(step), x=x)
+
+
+def test_windows_at_numbers_and_computed_starts():
+    """In x64 mode a number is an int64, and JAX wants starts of one type."""
+
+    def moved(x, i):
+        window = read_window(x, [2, i], (1, 2))
+        return write_window(x, window, [i, 0]), read_window(x, [1, 2], (2, 1))
+
+    x = np.arange(12.0).reshape(3, 4)
+    want = x.copy()
+    want[1, :2] = x[2, 1:3]
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            written, corner = jax.jit(moved)(x, jnp.int32(1))
+            np.testing.assert_array_equal(written, want)
+            np.testing.assert_array_equal(corner, x[1:3, 2:3])
 
 
 def test_index_vectors_that_are_residuals():

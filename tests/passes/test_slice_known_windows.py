@@ -185,3 +185,14 @@ def test_what_is_no_set_stays():
     """A scatter that multiplies or applies a function."""
     alone(SLICE, lambda x: x.at[1].multiply(2.0), "f32[5]", fires=False)
     alone(SLICE, lambda x: x.at[1].apply(jnp.sin), "f32[5]", fires=False)
+
+
+def test_rows_of_doubles():
+    """The index is an int32, which JAX makes of it; the column is a number."""
+    with jax.enable_x64(True):
+
+        def program(ys, xs):
+            step = lambda i, ys: ys.at[i].set(xs[i] + ys[i])
+            return lax.fori_loop(0, 4, step, ys)
+
+        alone(SLICE, program, "f64[4,3]", "f64[4,3]", fires=True)
