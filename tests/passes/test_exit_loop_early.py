@@ -468,3 +468,20 @@ def test_a_step_that_is_cheaper_than_the_question(monkeypatch):
     graph = alone(EXIT, stopping(), "f32[3]", "f32[]", fires=False)
     assert not any(isinstance(op, While) for op in graph.walk())
     alone(EXIT, stopping(), "f32[9000]", "f32[]", fires=True)
+
+
+def test_steps_that_are_cheaper_than_all_their_predicates(monkeypatch):
+    """A prefix sum by doubling: each element has a predicate of its own, in every step."""
+    monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 4096)
+
+    def program(x, step=jnp.roll):
+        places = jnp.arange(x.shape[0])
+
+        def body(x, s):
+            return x + jnp.where(places >= s, step(x, s), 0.0), None
+
+        return lax.scan(body, x, 2 ** jnp.arange(4))[0]
+
+    check_refuses(EXIT, program, "f32[2048]", because="not much cheaper than its steps")
+    wide = lambda x: program(x, lambda x, s: jnp.sin(jnp.outer(x, x)).sum(1))
+    alone(EXIT, wide, "f32[300]", fires=True)
