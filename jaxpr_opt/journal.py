@@ -63,6 +63,8 @@ class Rewrite:
     """Of what it was about, if the pass tells."""
     waste: Waste | None = None
     """What it saves in each step of a loop, if the pass tells."""
+    tidies: bool = False
+    """Whether it only tidies up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,9 @@ class Journal:
 
     @property
     def changed(self) -> bool:
-        """Whether a pass other than a cleanup fired."""
-        return any(r.rewrites for r in self.records.values() if not r.cleanup)
+        """Whether a pass other than a cleanup fired, and did more than tidy up."""
+        records = (record for record in self.records.values() if not record.cleanup)
+        return any(not rewrite.tidies for record in records for rewrite in record.rewrites)
 
 
 _listeners: list[tuple[list[Journal], Measure | None]] = []

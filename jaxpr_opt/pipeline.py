@@ -67,6 +67,9 @@ class Match:
     waste: Waste | None = field(default=None, kw_only=True)
     """What XLA would otherwise do with all of it in each step of a loop, if that is known; None
     where XLA does as well, and the rewrite is for other passes to see through."""
+    tidies: bool = field(default=False, kw_only=True)
+    """Whether it only tidies up, as clean-up passes do: alone it is no reason to touch a
+    program."""
 
 
 class Pass:
@@ -349,7 +352,9 @@ def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewrit
         rw = Rewriter(graph, match.op)
         each.rewrite(match, rw)
         assert rw.edits, f"{each.name} accepted a match but changed nothing: {match.says}"
-        record.rewrites.append(Rewrite(match.says, frame, len(rw.edits), size, match.waste))
+        record.rewrites.append(
+            Rewrite(match.says, frame, len(rw.edits), size, match.waste, match.tidies)
+        )
         return rw
     return None
 

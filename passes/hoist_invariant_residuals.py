@@ -39,7 +39,8 @@ Sound when
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 
-Cost: a residual of n rows becomes one value; an op runs once instead of n times.
+Cost: a residual of n rows becomes one value; an op runs once instead of n times.  A little
+arithmetic XLA takes out as well: alone it is no reason to touch a program.
 Source: MLIR's scf loop-invariant code motion; https://github.com/jax-ml/jax/issues/8239 is what
 happens to weights without it on jax 0.10.
 """
@@ -59,7 +60,10 @@ from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import can_move, spreads
+from jaxpr_opt.traits import can_move, is_arithmetic, spreads
+
+LITTLE = 1024
+"""Bytes of what is computed before a loop that alone is no reason to touch a program."""
 
 Maker = Callable[[Rewriter], Value]
 """Makes a value before the loop, or tells which it is."""
@@ -102,9 +106,10 @@ class HoistInvariantResiduals(Pass):
         leaving = _leaving(op) if isinstance(op, Scan) and op.length > 0 else ()
         if leaving:
             names = ", ".join(each.name for each in leaving if not spreads(each)) or "a broadcast"
-            yield Leaving(
-                op, f"{names}: the same at every step, computed once before the loop", leaving
-            )
+            says = f"{names}: the same at every step, computed once before the loop"
+            size = sum(v.nbytes for each in leaving for v in each.results)
+            little = size <= LITTLE and all(map(is_arithmetic, leaving))
+            yield Leaving(op, says, leaving, tidies=little)
         values = tuple((old, make) for old, make in _repeated(op) if old.uses)
         if values:
             names = ", ".join(old.label for old, _ in values)

@@ -6,8 +6,10 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+from jaxpr_opt.passes import DEFAULT
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.pipeline import Pipeline
+from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 
 HOIST = HoistInvariantResiduals()
 
@@ -392,3 +394,26 @@ def test_nothing_leaves_a_branch():
         return lax.scan(step, jnp.zeros(3), ps)
 
     check_refuses(HOIST, program, "f32[3]", "bool[8]", because="depends on the stream")
+
+
+@pytest.mark.parametrize(
+    ("shared", "touched"),
+    [
+        pytest.param(lambda w, b: b * 2.0 + 1.0, False, id="a number"),
+        pytest.param(lambda w, b: w[0] * b, False, id="a row"),
+        pytest.param(lambda w, b: w * b, True, id="a matrix"),
+        pytest.param(lambda w, b: w[0] @ w[1], True, id="a product"),
+        pytest.param(lambda w, b: jnp.sin(b), True, id="a sine"),
+    ],
+)
+def test_a_little_arithmetic_alone_is_no_reason_to_touch_a_program(shared, touched):
+    """Cost: XLA takes it out as well."""
+
+    def program(w, b):
+        step = lambda c, _: (jnp.tanh(c) + shared(w, b), None)
+        return lax.scan(step, w, None, length=5)[0]
+
+    jaxpr = traced(program, "f32[40,40]", "f32[]")
+    result = Pipeline(DEFAULT).run(jaxpr)
+    assert result.changed == touched
+    assert (result.jaxpr is jaxpr) != touched
