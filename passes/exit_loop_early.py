@@ -50,7 +50,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import read_window, write_window
+from jaxpr_opt.analysis.access import access, read_window, write_window
 from jaxpr_opt.analysis.devices import agreed
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
@@ -158,12 +158,18 @@ def _rounds_alike(skip: Skip) -> bool:
 
 
 def _work(body: Region) -> float:
-    """Bytes a step makes; a step with a loop inside is always worth it."""
+    """Bytes a step makes, of an array that it writes to the window only; a step with a loop inside
+    is always worth it.
+    """
     total = 0
     for op in body.walk():
         if op.name in ("scan", "while"):
             return float("inf")
-        total += sum(v.nbytes for v in op.results)
+        known = access(op)
+        if known is None or known.kind == "read":
+            total += sum(v.nbytes for v in op.results)
+        else:
+            total += known.nbytes
     return total
 
 

@@ -485,3 +485,20 @@ def test_steps_that_are_cheaper_than_all_their_predicates(monkeypatch):
     check_refuses(EXIT, program, "f32[2048]", because="not much cheaper than its steps")
     wide = lambda x: program(x, lambda x, s: jnp.sin(jnp.outer(x, x)).sum(1))
     alone(EXIT, wide, "f32[300]", fires=True)
+
+
+@pytest.mark.parametrize(("width", "fires"), [(3, False), (3000, True)])
+def test_a_step_that_writes_to_a_large_array_in_place(monkeypatch, width, fires):
+    """It costs the window."""
+    monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 4096)
+
+    def program(bound, table):
+        def step(table, i):
+            options = {"axis": 0, "allow_negative_indices": False}
+            old = lax.dynamic_index_in_dim(table, i, keepdims=False, **options)
+            new = jnp.where(i < bound, jnp.sin(old), old)
+            return lax.dynamic_update_index_in_dim(table, new, i, **options), None
+
+        return lax.scan(step, table, jnp.arange(500))[0]
+
+    alone(EXIT, program, "i32[]", f"f32[500,{width}]", fires=fires)
