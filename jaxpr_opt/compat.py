@@ -32,6 +32,11 @@ KEEPS_BARRIERS: bool = hasattr(_core.Jaxpr, "with_consts")
 Nothing of JAX tells; what came with that version stands for it.
 """
 
+COMPILES_LOOPS_WHOLE: bool = not hasattr(_core, "ClosedJaxpr")
+"""Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step, too:
+since JAX 0.12. Nothing of JAX tells; what went with that version stands for it.
+"""
+
 
 class Opened(NamedTuple):
     """A jaxpr with its constants beside it, the same on every version."""

@@ -16,6 +16,7 @@ from jaxpr_opt.passes.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.fuse_branches import FuseBranches
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
+from jaxpr_opt.passes.join_scalar_stacks import JoinScalarStacks
 from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressions
 from jaxpr_opt.passes.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.narrow_reads import NarrowReads
@@ -71,6 +72,7 @@ DEFAULT = (
     RESIDUALS,
     # When nothing can differentiate any more.
     (ExitLoopEarly(), *CLEANUP),
+    (JoinScalarStacks(),),
     # Nothing moves any more.
     (ReadBeforeOverwriting(),),
 )

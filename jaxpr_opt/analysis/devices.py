@@ -34,3 +34,8 @@ def fence() -> Fence | None:
     if compat.KEEPS_BARRIERS:
         return "barrier"
     return "branch" if jax.default_backend() == "cpu" else None
+
+
+def compile_loops_whole() -> bool:
+    """Whether XLA:CPU makes one function of a loop whose steps read rows of scalars."""
+    return compat.COMPILES_LOOPS_WHOLE
