@@ -47,7 +47,7 @@ Source: Griewank and Walther, "Evaluating Derivatives", ch. 4 (recording prevalu
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -56,48 +56,19 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.constants import is_weak
-from jaxpr_opt.analysis.skips import find_skip
-from jaxpr_opt.ir import Carry, Constant, Op, Scan, Stack, Stream, Value, depending_on
+from jaxpr_opt.analysis.versions import UPDATE, Versions, indices, stacked_versions
+from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value, depending_on
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-
-WORTHWHILE = 2
-"""What is stored must shrink by more: each step reads and writes a window more in both loops."""
-
-UPDATE = {"dynamic_update_slice": 1, "scatter": 2}
-"""The ops that write windows, and which operand they write; the array is the first."""
-
-RENAMING = frozenset({"convert_element_type", "copy", "copy_p"})
-"""The same elements, if the dtype stays: weak types are none of ours."""
 
 DROP = lax.GatherScatterMode.FILL_OR_DROP
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class History:
-    """How a step makes a carry, told backwards."""
-
-    writes: tuple[Op, ...]
-    """The last one first."""
-    versions: Mapping[Value, int]
-    """How many writes come after each version of the buffer."""
-    obstacle: str | None
-    """What makes a version but is no write; those before it are not known (1)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Stacked(Match):
-    """A carry, the stacks of its versions, and how many writes come after each."""
+    """Versions of a carry that are stacked."""
 
-    carry: Carry
-    history: History
-    stacks: Mapping[Stack, int]
-
-    @property
-    def readers(self) -> list[Scan]:
-        """The loops that read the stacks, if they may be undone."""
-        users = dict.fromkeys(op for stack in self.stacks for op in stack.result.users)
-        return [op for op in users if isinstance(op, Scan)]
+    versions: Versions
 
 
 @dataclass(frozen=True)
@@ -109,149 +80,68 @@ class UndoCarriedWrites(Pass):
 
     def find(self, op: Op) -> Iterator[Stacked]:
         assert isinstance(op, Scan)
-        written = {_type(each.result) for each in op.body.walk() if _is_write(each)}
-        for carry in op.carries:
-            if carry.is_invariant or _type(carry.param) not in written:
-                continue
-            history = _history(op, carry)
-            versions = {s: history.versions.get(_original(s.value)) for s in op.stacks}
-            stacks = {s: k for s, k in versions.items() if k is not None and s.result.uses}
-            if stacks:
-                count = op.length * len(stacks)
-                says = f"{count} versions of {_name(carry)} become one, its writes are undone"
-                yield Stacked(op, says, carry, history, stacks)
+        for each in stacked_versions(op):
+            count = op.length * len(each.stacks)
+            says = f"{count} versions of {each.name} become one, its writes are undone"
+            yield Stacked(op, says, each)
 
     def refuse(self, match: Stacked) -> str | None:
-        if match.history.obstacle is not None:  # (1)
-            return match.history.obstacle
-        for stack in match.stacks:
-            reason = _other_use(match, stack)
-            if reason is not None:  # (2)
-                return reason
-        if any(find_skip(reader) is not None for reader in match.readers):
-            return f"the loop that reads {_name(match.carry)} may stop early"
-        return _too_large(match)
+        return match.versions.refusal()  # (1), (2)
 
     def rewrite(self, match: Stacked, rw: Rewriter) -> None:
-        scan = match.op
-        assert isinstance(scan, Scan)
-        rows = {s.value: s.result for s in scan.stacks if s not in match.stacks}
+        scan, versions = match.versions.scan, match.versions
+        rows = {s.value: s.result for s in scan.stacks if s not in versions.stacks}
         rows |= {s.param: s.operand for s in scan.streams}
-        kept = [_keep(write, rw) for write in match.history.writes]
-        new = [v for v in (*kept, *_varying(match)) if v not in rows]
+        varying, readers = versions.varying, versions.readers
+        kept = [_keep(write, rw) for write in versions.writes]
+        new = [v for v in (*kept, *varying) if v not in rows]
         added = [Stack(v, rw.new_value(rw.stacked_aval(v, scan.length), v.name)) for v in new]
         rows |= {s.value: s.result for s in added}
         rw.set_scan(scan, stacks=[*scan.stacks, *added])
-        for reader in match.readers:
-            _walk_back(match, reader, kept, rows, rw)
-        rw.set_scan(scan, stacks=[s for s in scan.stacks if s not in match.stacks])
-
-
-def _history(scan: Scan, carry: Carry) -> History:
-    """The versions of a carry in a step, from the one that leaves it to the one that enters."""
-    writes: list[Op] = []
-    version, versions = _original(carry.next), {}
-    while version is not carry.param:
-        versions[version] = len(writes)
-        op = version.op
-        if op is None or op.region is not scan.body or not _is_write(op):
-            versions[carry.param] = len(writes)
-            by = op.name if op is not None else "another value"
-            return History((), versions, f"{_name(carry)} is replaced by {by}, not written to")
-        writes.append(op)
-        version = _original(op.operands[0])
-    versions[carry.param] = len(writes)
-    return History(tuple(writes), versions, None)
-
-
-def _original(value: Value) -> Value:
-    """What a value is another name of."""
-    while (op := value.op) and op.name in RENAMING and op.operands[0].dtype == value.dtype:
-        value = op.operands[0]
-    return value
-
-
-def _is_write(op: Op) -> bool:
-    if op.name not in UPDATE or op.params.get("update_jaxpr") is not None:
-        return False
-    sharding = getattr(op.result.aval, "sharding", None)
-    return sharding is None or all(part is None for part in sharding.spec)
-
-
-def _indices(write: Op) -> list[Value]:
-    """The operands that say where."""
-    return [v for at, v in enumerate(write.operands) if at not in {0, UPDATE[write.name]}]
-
-
-def _varying(match: Stacked) -> list[Value]:
-    """The indices that are computed in a step, each once."""
-    assert isinstance(match.op, Scan)
-    found = dict.fromkeys(v for write in match.history.writes for v in _indices(write))
-    return [v for v in found if not isinstance(v, Constant) and match.op.body.defines(v)]
-
-
-def _other_use(match: Stacked, stack: Stack) -> str | None:
-    """A use of a stack that is not row by row, from the last row to the first of those written."""
-    assert isinstance(match.op, Scan)
-    name = _name(match.carry)
-    for op, position in stack.result.uses:
-        if not isinstance(op, Scan) or position < op.num_carries:
-            return f"the stack of {name} is read by {op.name} too"
-        if op.reverse == match.op.reverse:
-            return f"the stack of {name} is read in the order in which it is written"
-    return None
-
-
-def _too_large(match: Stacked) -> str | None:
-    """Why nothing would be gained."""
-    scan = match.op
-    assert isinstance(scan, Scan)
-    there = {s.value for s in scan.stacks if s not in match.stacks} | {*scan.body.params}
-    there -= {c.param for c in scan.carries}
-    windows = sum(w.operands[UPDATE[w.name]].nbytes for w in match.history.writes)
-    indices = sum(v.nbytes for v in _varying(match) if v not in there)
-    old = sum(s.result.nbytes for s in match.stacks)
-    new = len(match.readers) * match.carry.result.nbytes + scan.length * (windows + indices)
-    if old < WORTHWHILE * new:
-        return f"{old:,} bytes are stacked; the buffer and what is overwritten take {new:,}"
-    return None
+        for reader in readers:
+            here = {v: _stream(reader, rows[v], rw) for v in (*kept, *varying)}
+            _walk_back(versions, reader, kept, here, rw)
+        rw.set_scan(scan, stacks=[s for s in scan.stacks if s not in versions.stacks])
 
 
 def _keep(write: Op, rw: Rewriter) -> Value:
     """What a write replaces."""
-    return rw.insert(partial(_read, write), write.operands[0], *_indices(write), before=write)
+    return rw.insert(partial(_read, write), write.operands[0], *indices(write), before=write)
 
 
 def _walk_back(
-    match: Stacked, reader: Scan, kept: Sequence[Value], rows: Mapping[Value, Value], rw: Rewriter
+    versions: Versions,
+    reader: Scan,
+    kept: Sequence[Value],
+    here: Mapping[Value, Value],
+    rw: Rewriter,
 ) -> None:
     """Carry the buffer through a loop that reads its versions, undoing the writes."""
-    here = {v: _stream(reader, rows[v], rw) for v in (*kept, *_varying(match))}
-    writes, aval, end = match.history.writes, match.carry.result.aval, reader.body.terminator
+    writes, aval, end = versions.writes, versions.carry.result.aval, reader.body.terminator
     start = reader.body.first or end
 
     def undo(number: int, version: Value, before: Op) -> Value:
         write = writes[number]
-        operands = [version, here[kept[number]], *(here.get(v, v) for v in _indices(write))]
+        operands = [version, here[kept[number]], *(here.get(v, v) for v in indices(write))]
         return rw.typed(partial(_write, write), aval, *operands, before=before)
 
-    undone = {stack.result: count for stack, count in match.stacks.items()}
+    undone = {stack.result: count for stack, count in versions.stacks.items()}
     last = max(undone[s.operand] for s in reader.streams if s.operand in undone)
-    versions = [rw.new_value(aval, match.carry.param.name)]
+    met = [rw.new_value(aval, versions.carry.param.name)]
     for number in range(last):
-        versions.append(undo(number, versions[-1], start))
+        met.append(undo(number, met[-1], start))
     if last > 0:
-        versions[last] = rw.typed(lax.optimization_barrier, aval, versions[last], before=start)
+        met[last] = rw.typed(lax.optimization_barrier, aval, met[last], before=start)
     for stream in reader.streams:
         if stream.operand in undone:
-            version = versions[undone[stream.operand]]
+            version = met[undone[stream.operand]]
             rw.replace(stream.param, _as_weak(version, stream.param, start, rw))
-    version = versions[last]
+    version = met[last]
     if last < len(writes):
         version = _after_readers(version, reader, rw)
     for number in range(last, len(writes)):
         version = undo(number, version, end)
-    back = Carry(match.carry.result, versions[0], version, rw.new_value(aval))
+    back = Carry(versions.carry.result, met[0], version, rw.new_value(aval))
     streams = [s for s in reader.streams if s.operand not in undone]
     rw.set_scan(reader, carries=[*reader.carries, back], streams=streams)
 
@@ -291,15 +181,15 @@ def _in_order(*values: jax.Array) -> Sequence[jax.Array]:
     return barred
 
 
-def _read(write: Op, array: jax.Array, *indices: jax.Array) -> jax.Array:
+def _read(write: Op, array: jax.Array, *at: jax.Array) -> jax.Array:
     """What a write replaces, with the shape of what it writes.
 
     Of rows that the write drops anything is read: they are dropped again when written back.
     """
     shape = write.operands[UPDATE[write.name]].shape
     if write.name == "dynamic_update_slice":  # negative indices have been wrapped around already
-        return lax.dynamic_slice(array, indices, shape, allow_negative_indices=False)
-    (index,), numbers = indices, write.params["dimension_numbers"]
+        return lax.dynamic_slice(array, at, shape, allow_negative_indices=False)
+    (index,), numbers = at, write.params["dimension_numbers"]
     missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     window = iter(shape[d] for d in numbers.update_window_dims)
     mirrored = lax.GatherDimensionNumbers(
@@ -320,18 +210,10 @@ def _read(write: Op, array: jax.Array, *indices: jax.Array) -> jax.Array:
     )
 
 
-def _write(write: Op, array: jax.Array, value: jax.Array, *indices: jax.Array) -> jax.Array:
+def _write(write: Op, array: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
     """What the same write makes of another array and another value."""
     assert write.primitive is not None
-    operands = [array, *indices]
+    operands = [array, *at]
     operands.insert(UPDATE[write.name], value)
     result: jax.Array = write.primitive.bind(*operands, **write.params)
     return result
-
-
-def _type(value: Value) -> tuple[Hashable, ...]:
-    return value.shape, value.dtype
-
-
-def _name(carry: Carry) -> str:
-    return carry.param.name or f"the carry {carry.param.aval.str_short()}"

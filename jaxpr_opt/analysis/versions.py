@@ -1,0 +1,151 @@
+"""Versions of a buffer that a loop carries and writes to, as its transposed loop needs them.
+
+A step makes versions of the buffer, one by each write.  A loop that takes the steps in the opposite
+order meets every version if it starts with the last one and undoes the writes, last first: the
+versions it reads then need not be stacked.  `restored` are the values that need no stack for this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.ir import Carry, Constant, Op, Scan, Stack, Value
+
+WORTHWHILE = 2
+"""What is stored must shrink by more: each step reads and writes a window more in both loops."""
+
+UPDATE = {"dynamic_update_slice": 1, "scatter": 2}
+"""The ops that write windows, and which operand they write; the array is the first."""
+
+RENAMING = frozenset({"convert_element_type", "copy", "copy_p"})
+"""The same elements, if the dtype stays: weak types are none of ours."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Versions:
+    """How a step makes a carry, told backwards, and which stacks are of versions of it."""
+
+    scan: Scan
+    carry: Carry
+    writes: tuple[Op, ...]
+    """The last one first."""
+    stacks: Mapping[Stack, int]
+    """How many writes come after each version that is stacked."""
+    obstacle: str | None
+    """What makes a version but is no write; those before it are not known."""
+
+    @property
+    def readers(self) -> list[Scan]:
+        """The loops that read the stacks, if the writes may be undone."""
+        users = dict.fromkeys(op for stack in self.stacks for op in stack.result.users)
+        return [op for op in users if isinstance(op, Scan)]
+
+    @property
+    def name(self) -> str:
+        return self.carry.param.name or f"the carry {self.carry.param.aval.str_short()}"
+
+    @property
+    def varying(self) -> list[Value]:
+        """The indices that are computed in a step, each once."""
+        found = dict.fromkeys(v for write in self.writes for v in indices(write))
+        body = self.scan.body
+        return [v for v in found if not isinstance(v, Constant) and body.defines(v)]
+
+    def refusal(self) -> str | None:
+        """Why the writes cannot be undone, or why nothing would be gained."""
+        if self.obstacle is not None:
+            return self.obstacle
+        for stack in self.stacks:
+            reason = self._other_use(stack)
+            if reason is not None:
+                return reason
+        if any(find_skip(reader) is not None for reader in self.readers):
+            return f"the loop that reads {self.name} may stop early"
+        return self._too_large()
+
+    def _other_use(self, stack: Stack) -> str | None:
+        """A use that is not row by row, from the last row written to the first."""
+        for op, position in stack.result.uses:
+            if not isinstance(op, Scan) or position < op.num_carries:
+                return f"the stack of {self.name} is read by {op.name} too"
+            if op.reverse == self.scan.reverse:
+                return f"the stack of {self.name} is read in the order in which it is written"
+        return None
+
+    def _too_large(self) -> str | None:
+        scan = self.scan
+        there = {s.value for s in scan.stacks if s not in self.stacks} | {*scan.body.params}
+        there -= {c.param for c in scan.carries}
+        windows = sum(w.operands[UPDATE[w.name]].nbytes for w in self.writes)
+        numbers = sum(v.nbytes for v in self.varying if v not in there)
+        old = sum(s.result.nbytes for s in self.stacks)
+        new = len(self.readers) * self.carry.result.nbytes + scan.length * (windows + numbers)
+        if old < WORTHWHILE * new:
+            return f"{old:,} bytes are stacked; the buffer and what is overwritten take {new:,}"
+        return None
+
+
+def stacked_versions(scan: Scan) -> Iterator[Versions]:
+    """The carries of which a loop stacks versions."""
+    written = {_type(each.result) for each in scan.body.walk() if _is_write(each)}
+    for carry in scan.carries:
+        if carry.is_invariant or _type(carry.param) not in written:
+            continue
+        writes, versions, obstacle = _history(scan, carry)
+        after = {s: versions.get(_original(s.value)) for s in scan.stacks}
+        stacks = {s: k for s, k in after.items() if k is not None and s.result.uses}
+        if stacks:
+            yield Versions(scan, carry, writes, stacks, obstacle)
+
+
+@remembered
+def restored(scan: Scan) -> frozenset[Value]:
+    """Values of a step that are stacked, and need not be: writes to a buffer can be undone."""
+    undone = (each for each in stacked_versions(scan) if each.refusal() is None)
+    return frozenset(stack.value for each in undone for stack in each.stacks)
+
+
+def _history(scan: Scan, carry: Carry) -> tuple[tuple[Op, ...], dict[Value, int], str | None]:
+    """The writes from the version that leaves a step to the one that enters it, the versions with
+    the number of writes that come after each, and what is no write.
+    """
+    writes: list[Op] = []
+    version, versions = _original(carry.next), {}
+    while version is not carry.param:
+        versions[version] = len(writes)
+        op = version.op
+        if op is None or op.region is not scan.body or not _is_write(op):
+            versions[carry.param] = len(writes)
+            by = op.name if op is not None else "another value"
+            name = carry.param.name or f"the carry {carry.param.aval.str_short()}"
+            return (), versions, f"{name} is replaced by {by}, not written to"
+        writes.append(op)
+        version = _original(op.operands[0])
+    versions[carry.param] = len(writes)
+    return tuple(writes), versions, None
+
+
+def indices(write: Op) -> list[Value]:
+    """The operands that say where."""
+    return [v for at, v in enumerate(write.operands) if at not in {0, UPDATE[write.name]}]
+
+
+def _original(value: Value) -> Value:
+    """What a value is another name of."""
+    while (op := value.op) and op.name in RENAMING and op.operands[0].dtype == value.dtype:
+        value = op.operands[0]
+    return value
+
+
+def _is_write(op: Op) -> bool:
+    if op.name not in UPDATE or op.params.get("update_jaxpr") is not None:
+        return False
+    sharding = getattr(op.result.aval, "sharding", None)
+    return sharding is None or all(part is None for part in sharding.spec)
+
+
+def _type(value: Value) -> tuple[Hashable, ...]:
+    return value.shape, value.dtype
