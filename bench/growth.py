@@ -70,7 +70,7 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "trajectories": (QUADRATIC, LINEAR),
     "replay": (COPIES, ORDERED),
     "KV cache, decoding": (FORWARD_COPIES, FORWARD_COPIES),
-    "KV cache, gradient": (QUADRATIC, QUADRATIC),
+    "KV cache, gradient": (QUADRATIC, COPIES),
     "embeddings": (LINEAR, LINEAR),
     "embeddings, nested": (COPIES, LINEAR),
     "parameters by layer": (LINEAR, LINEAR),

@@ -66,7 +66,7 @@ DEFAULT = (
     # Only now can the masks of the transposed loops be compared, so that they merge too.
     (*RESIDUALS, CollapseLoops("upfront")),
     # What the loops hand to each other is settled when there is one loop and one transposed loop.
-    (*RESIDUALS, *PIECES, UndoCarriedWrites(), NarrowResiduals()),
+    (*RESIDUALS, *PIECES, NarrowResiduals(), UndoCarriedWrites()),
     (ReplaySteps(),),
     (IsolateSkippedSteps(),),
     RESIDUALS,

@@ -1,5 +1,5 @@
-"""Keep what a residual is cheaply made from, where that is smaller, and make it again where it is
-read.
+"""Keep what residuals are cheaply made from, where that is smaller, and make them again where they
+are read.
 
 Before::
 
@@ -27,34 +27,53 @@ After::
       f a b d
     }
 
+A minimum cut decides what of a step is stored for all residuals of a loop at once.
+
 Sound when
 
-1. the stack is read only row by row, in loops or nests of loops of as many steps;
-2. its value is made by few cheap ops, which are repeated in the loops that read it, from values
-   defined outside of the loop, rows of its streams, and values that are stacked, now or already.
+1. the stacks are read only row by row, in loops or nests of loops of as many steps;
+2. their values are made by pure first-order ops, which are repeated in the loops that read them,
+   from values defined outside of the loop, rows of its streams, and values that are stacked, now
+   or already.
 
-Cost: the values newly stacked are smaller than the one no longer stacked, by a factor unless the
-loop skips, as one that runs all its steps recomputes in each.  Where nothing else needs the cheap
-ops, they only move.
-Source: the masks of a vmapped cond, https://github.com/jax-ml/jax/issues/8239 with a batch.
+Cost: movement and basic arithmetic are free beside reading what they are made of.  They are
+repeated if what is newly stacked is smaller than what no longer is, by a factor unless the loop
+skips, as one that runs all its steps recomputes in each.  Where nothing else needs them, they only
+move.
+
+A product is as much work as a step does anyway, and is repeated in one case only: attention over a
+cache that the loop writes to.  The readers have each version of the cache, as `undo-carried-writes`
+restores it for them; they multiply with it themselves; and a row of the product is longer than what
+the cache was multiplied with: as long as the cache, which has as many rows as the loop has steps.
+Stacked, they would take memory with the square of the steps.  What is then made of such rows in
+linear time (a softmax) is made again with them, while a sum over them is stored, which costs less.
+Other products are left alone: whether an array is as long as the loop shapes do not tell.
+
+Source: the masks of a vmapped cond, https://github.com/jax-ml/jax/issues/8239 with a batch; Dao et
+al., "FlashAttention" (arXiv:2205.14135), which stores the sums of attention rows and multiplies
+again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
+from math import inf, prod
 from typing import ClassVar
 
-from jaxpr_opt.analysis.cuts import Cut, available, cut, residuals
+from jaxpr_opt.analysis.cost import cost
+from jaxpr_opt.analysis.cuts import Cut, available, cheapest, residuals
+from jaxpr_opt.analysis.routes import routes
 from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.analysis.versions import restored
 from jaxpr_opt.handover import make_cut
-from jaxpr_opt.ir import Constant, Op, Scan, Value
+from jaxpr_opt.ir import Op, Scan, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_arithmetic
+from jaxpr_opt.traits import is_arithmetic, is_speculable
 
-MAX_DEPTH = 8
-"""How many ops in a row are repeated for one residual."""
+STORING = 8
+"""How many bytes moved within a step are as good as one that is stored for another loop."""
 
 WORTHWHILE = 3
 """What a loop that runs all its steps stores must shrink by more: a mask of bools instead of
@@ -62,11 +81,12 @@ floats is worth it, another order of the same arrays is not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wide(Match):
-    """A residual, and the cut at the values it would be made from."""
+class Handover(Match):
+    """A loop whose residuals are made by what may be repeated, and the cheapest cut, if that is
+    not at the residuals.
+    """
 
-    cut: Cut
-    factor: int
+    cut: Cut | None
 
 
 @dataclass(frozen=True)
@@ -76,45 +96,100 @@ class NarrowResiduals(Pass):
     name: ClassVar[str] = "narrow-residuals"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Wide]:
+    def find(self, op: Op) -> Iterator[Handover]:
         assert isinstance(op, Scan)
         found = residuals(op)
-        stacked = available(op)
-        factor = WORTHWHILE if found and find_skip(op) is None else 1
-        for stack, value in found:
-            leaves = _cheapest(value, op, stacked, MAX_DEPTH)
-            narrow = cut(op, [(stack, value)], keep=leaves.__contains__)
-            if narrow is not None and narrow.ops:
-                sources = ", ".join(leaf.label for leaf in leaves) or "outer values"
-                says = f"{value.label} is made again from {sources}"
-                yield Wide(op, says, narrow, factor, at=value.op, about=value)
+        prices = _prices(op) if found else None
+        made = [v for _, v in found if prices and v.op and prices.repeat(v.op) is not None]
+        if prices is None or not made:
+            return
+        narrow = cheapest(op, found, prices.store, prices.repeat)
+        if narrow is not None:
+            made = [value for _, value in narrow.residuals]
+        verb = "is" if len(made) == 1 else "are"
+        sources = _labels(narrow.stored) if narrow and narrow.stored else "less"
+        largest = max(made, key=lambda value: value.nbytes)
+        says = f"{_labels(made)} {verb} made again from {sources}"
+        yield Handover(op, says, narrow, at=largest.op, about=largest)
 
-    def refuse(self, match: Wide) -> str | None:
-        ((_, value),) = match.cut.residuals
-        assert isinstance(match.op, Scan)
-        nbytes = match.cut.new_bytes // max(match.op.length, 1)
-        if nbytes * match.factor >= value.nbytes:
-            takes = f"{value.label} takes {value.nbytes} bytes a step"
-            return f"{takes}, what it is made from {nbytes}"
+    def refuse(self, match: Handover) -> str | None:
+        if match.cut is None:
+            return "what they are made from is not smaller"
         return None
 
-    def rewrite(self, match: Wide, rw: Rewriter) -> None:
-        assert isinstance(match.op, Scan)
+    def rewrite(self, match: Handover, rw: Rewriter) -> None:
+        assert isinstance(match.op, Scan) and match.cut is not None
         make_cut(match.op, match.cut, rw)
 
 
-def _cheapest(
-    value: Value, scan: Scan, stacked: Mapping[Value, Value], depth: int
-) -> dict[Value, int]:
-    """Values of a step from which a value can be made, for the fewest bytes stacked anew (2)."""
-    if isinstance(value, Constant) or not scan.body.defines(value):
-        return {}
-    if depth < MAX_DEPTH and (value in stacked or scan.stream_of(value) is not None):
-        return {value: 0}
-    whole = {value: value.nbytes}
-    if depth == 0 or value.op is None or not is_arithmetic(value.op):
-        return whole
-    parts: dict[Value, int] = {}
-    for operand in value.op.operands:
-        parts |= _cheapest(operand, scan, stacked, depth - 1)
-    return parts if depth == MAX_DEPTH or sum(parts.values()) < value.nbytes else whole
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """What stacks and repeated ops cost, in bytes moved in a step."""
+
+    free: Set[Value]
+    """Values that the readers have, or will have, whatever is stacked."""
+    stacked: Set[Value]
+    restored: Set[Value]
+    rows: Set[Op]
+    """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
+    factor: int
+
+    def store(self, value: Value) -> int:
+        if value in self.free:
+            return 0
+        return STORING * value.nbytes * (1 if value in self.stacked else self.factor)
+
+    def repeat(self, op: Op) -> int | None:
+        made = sum(v.nbytes for v in op.results)
+        if is_arithmetic(op):
+            return made
+        if op in self.rows:
+            return made + sum(v.nbytes for v in op.operands if v not in self.restored)
+        return None
+
+
+def _prices(scan: Scan) -> _Prices:
+    stacked, whole = available(scan).keys(), restored(scan)
+    kept = stacked - {value for _, value in residuals(scan)}
+    free = kept | whole | {stream.param for stream in scan.streams}
+    factor = WORTHWHILE if find_skip(scan) is None else 1
+    return _Prices(free, stacked, whole, _rows(scan, whole), factor)
+
+
+def _rows(scan: Scan, whole: Set[Value]) -> Set[Op]:
+    """The ops that multiply with a restored buffer, and what is made of that in linear time."""
+    found: set[Op] = set()
+    made: set[Value] = set()
+    for op in scan.body.ops if whole else ():
+        if op.regions or op.is_terminator or not is_speculable(op):
+            continue
+        if _multiplies(op, whole, scan) or (_is_linear(op) and not made.isdisjoint(op.operands)):
+            found.add(op)
+            made.update(op.results)
+    return found
+
+
+def _multiplies(op: Op, whole: Set[Value], scan: Scan) -> bool:
+    """Whether rows come of a buffer for no more work than the readers do with it anyway."""
+    buffers = [v for v in op.operands if v in whole]
+    others = sum(v.nbytes for v in op.operands if v not in whole)
+    if len(buffers) != 1 or sum(v.nbytes for v in op.results) <= WORTHWHILE * others:
+        return False
+    stacks = [stack.result for stack in scan.stacks if stack.value is buffers[0]]
+    read = [row.users for stack in stacks for _, row in routes(stack) or ()]
+    least, most = prod(buffers[0].shape), min(map(_work, read))
+    return least <= _work([op]) <= most
+
+
+def _is_linear(op: Op) -> bool:
+    return _work([op]) <= sum(prod(v.shape) for v in op.operands)
+
+
+def _work(ops: Iterable[Op]) -> float:
+    """Floating point operations; infinite if not known."""
+    flops = [cost(op).flops for op in ops]
+    return sum(inf if each is None else each for each in flops)
+
+
+def _labels(values: Iterable[Value]) -> str:
+    return ", ".join(dict.fromkeys(value.label for value in values))

@@ -4,8 +4,10 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt.ir import Scan
 from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
 from jaxpr_opt.testing import check_refuses, check_rewrite
+from tests.loops import alone
 
 NARROW = NarrowResiduals()
 
@@ -190,18 +192,31 @@ def test_two_readers():
 
 
 @pytest.mark.parametrize(
-    ("residual", "because"),
+    "residual",
     [
-        pytest.param(lambda w, c, x, t: t * t, "what it is made from 12", id="as large"),
-        pytest.param(
-            lambda w, c, x, t: t * (c @ w), "what it is made from", id="two of them are larger"
-        ),
+        pytest.param(lambda w, c, x, t: t * t, id="as large"),
+        pytest.param(lambda w, c, x, t: t * (c @ w), id="two of them are larger"),
     ],
 )
-def test_nothing_is_gained(residual, because):
+def test_nothing_is_gained(residual):
     """Cost: what it is made from is no smaller."""
     program = forth_and_back(residual, lambda g, w, r: g * r)
-    check_refuses(NARROW, program, *TYPES, simplify=True, because=because)
+    check_refuses(NARROW, program, *TYPES, simplify=True, because="is not smaller")
+
+
+def test_what_pays_together():
+    """Of what four residuals are made, no smaller than one of them, one stack is left."""
+
+    def four(w, c, x, t):
+        return t * t, t + 1.0, 2.0 - t, t * 3.0
+
+    def transposed(g, w, rows):
+        return g * rows[0] + rows[1] * rows[2] + rows[3]
+
+    program = forth_and_back(four, transposed)
+    graph = alone(NARROW, program, *TYPES, fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert [stack.value.op.name for stack in forward.stacks] == ["tanh"]
 
 
 def test_not_made_of_cheap_ops():
@@ -291,3 +306,97 @@ def test_stack_that_is_a_carry_of_another_loop_stays():
         }
         """,
     )
+
+
+def attending(weigh, transposed, write=lax.dynamic_update_slice, **options):
+    """A loop that writes rows into a cache and attends to it, and its transpose."""
+
+    def program(cache, xs, ct):
+        def step(cache, inputs):
+            i, x = inputs
+            cache = write(cache, x[None], (i, 0), allow_negative_indices=False)
+            return cache, (cache, weigh(cache, x))
+
+        back = lambda g, rows: (transposed(g, *rows), None)
+        cache, rows = lax.scan(step, cache, (jnp.arange(len(xs)), xs))
+        return cache, lax.scan(back, ct, rows, reverse=not options)[0]
+
+    return program
+
+
+CACHE = "f32[24,2]", "f32[24,2]", "f32[2]"
+softmax = lambda cache, x: (e := jnp.exp(cache @ x)) / e.sum()
+weighed = lambda g, cache, row: (row * (cache @ g)) @ cache
+
+
+def test_rows_as_long_as_a_cache_that_is_written():
+    """(2) The readers have the cache: they multiply with it again, and sums are stored."""
+    check_rewrite(
+        NARROW,
+        attending(softmax, weighed),
+        *CACHE,
+        simplify=True,
+        saves_bytes=24 * (96 - 4),
+        diff="""
+          fn (cache:f32[24,2], xs:f32[24,2], ct:f32[2]) {
+            i:i32[24] = iota
+        -   c:f32[24,2], ys:f32[24,24,2], ys1:f32[24,24] = scan[24] carry(c=cache) xs(x=i, x1=xs) {
+        +   c:f32[24,2], ys:f32[24,24,2], ys2:f32[24] = scan[24] carry(c=cache) xs(x=i, x1=xs) {
+              b:f32[1,2] = broadcast_in_dim x1
+              d:f32[24,2] = dynamic_update_slice c b x 0
+              d1:f32[24] = dot_general d x1
+              e:f32[24] = exp d1
+              r:f32[] = reduce_sum[axes=(0,)] e
+        -     d2:f32[24] = div e r
+        -     yield carry(d) ys(d, d2)
+        +     yield carry(d) ys(d, r)
+            }
+        -   c1:f32[2] = scan[24, reverse] carry(c=ct) xs(x=ys, x1=ys1) {
+        +   c1:f32[2] = scan[24, reverse] carry(c=ct) xs(x=ys, x2=ys2, xs1=xs) {
+        +     d3:f32[24] = dot_general x xs1
+        +     e1:f32[24] = exp d3
+        +     d4:f32[24] = div e1 x2
+              d:f32[24] = dot_general x c
+        -     m:f32[24] = mul x1 d
+        +     m:f32[24] = mul d4 d
+              d1:f32[2] = dot_general m x
+              yield carry(d1)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+WIDE = "f32[24,24]", "f32[24,24]", "f32[24]"
+MATRIX = jnp.linspace(-1.0, 1.0, 48).reshape(24, 2)
+
+
+def decay(cache, row, _, **options):
+    """Makes a cache from another without writing to it."""
+    return cache * 0.5 + row
+
+
+@pytest.mark.parametrize(
+    ("program", "types"),
+    [
+        pytest.param(attending(softmax, weighed, decay), CACHE, id="of what is not restored"),
+        pytest.param(attending(softmax, weighed, reverse=False), CACHE, id="nor in this order"),
+        pytest.param(attending(lambda _, x: jnp.exp(MATRIX @ x), weighed), CACHE, id="of a weight"),
+        pytest.param(attending(softmax, weighed), WIDE, id="short rows"),
+        pytest.param(
+            attending(softmax, lambda g, cache, row: g + cache[0] * row[0]),
+            CACHE,
+            id="more work than is done",
+        ),
+        pytest.param(
+            attending(lambda cache, x: jnp.exp(cache[3]), weighed), WIDE, id="a part of the cache"
+        ),
+        pytest.param(
+            attending(lambda cache, x: jnp.sort(cache @ x), weighed), CACHE, id="longer than linear"
+        ),
+    ],
+)
+def test_products_that_are_not_repeated(program, types):
+    """Cost: they are as much work as a step, or save too little."""
+    alone(NARROW, program, *types, fires=False)
