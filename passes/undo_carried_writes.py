@@ -27,7 +27,9 @@ After::
 A step makes versions of the buffer, one by each write; the loop that reads them starts with the
 last one of the last step and undoes the writes, last first, so that it meets every version.  What
 was overwritten is written back, not computed back, hence exact whatever it is, and wherever the
-window: indices that are clamped are clamped alike, rows that are dropped are dropped again.
+window: indices that are clamped are clamped alike, rows that are dropped are dropped again.  Where
+no other step writes, that is what entered the loop: if it is one number, as in an array of zeros,
+it is neither read nor stacked.
 
 Sound when
 
@@ -93,19 +95,24 @@ class UndoCarriedWrites(Pass):
         rows = {s.value: s.result for s in scan.stacks if s not in versions.stacks}
         rows |= {s.param: s.operand for s in scan.streams}
         varying, readers = versions.varying, versions.readers
-        kept = [_keep(write, rw) for write in versions.writes]
-        new = [v for v in (*kept, *varying) if v not in rows]
+        kept = [_keep(write, versions, rw) for write in versions.writes]
+        made = [v for v in (*kept, *varying) if scan.body.defines(v)]
+        new = [v for v in made if v not in rows]
         added = [Stack(v, rw.new_value(rw.stacked_aval(v, scan.length), v.name)) for v in new]
         rows |= {s.value: s.result for s in added}
         rw.set_scan(scan, stacks=[*scan.stacks, *added])
         for reader in readers:
-            here = {v: _stream(reader, rows[v], rw) for v in (*kept, *varying)}
+            here = {v: _stream(reader, rows[v], rw) for v in made}
             _walk_back(versions, reader, kept, here, rw)
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s not in versions.stacks])
 
 
-def _keep(write: Op, rw: Rewriter) -> Value:
-    """What a write replaces."""
+def _keep(write: Op, versions: Versions, rw: Rewriter) -> Value:
+    """What a write replaces, read before it if it is not known."""
+    position, number = UPDATE[write.name], versions.replaced
+    if number is not None:
+        shape, dtype = write.operands[position].shape, write.operands[0].dtype
+        return rw.insert(lambda: lax.full(shape, number, dtype), before=versions.scan)
     return rw.insert(partial(_read, write), write.operands[0], *indices(write), before=write)
 
 
@@ -122,7 +129,7 @@ def _walk_back(
 
     def undo(number: int, version: Value, before: Op) -> Value:
         write = writes[number]
-        operands = [version, here[kept[number]], *(here.get(v, v) for v in indices(write))]
+        operands = [version, *(here.get(v, v) for v in (kept[number], *indices(write)))]
         return rw.typed(partial(_write, write), aval, *operands, before=before)
 
     undone = {stack.result: count for stack, count in versions.stacks.items()}

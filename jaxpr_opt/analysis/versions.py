@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from jaxpr_opt.analysis.access import access
+from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.ir import Carry, Constant, Op, Scan, Stack, Value
@@ -54,6 +57,18 @@ class Versions:
         body = self.scan.body
         return [v for v in found if not isinstance(v, Constant) and body.defines(v)]
 
+    @property
+    def replaced(self) -> Any:
+        """The number that all of what the writes replace is known to be, else None: that of the
+        array that enters the loop, if each step writes once, and where no other does.
+        """
+        if len(self.writes) != 1 or self.carry.init.nbytes == 0:
+            return None
+        found = access(self.writes[0])
+        extents = found.window if found is not None else ()
+        starts = [(e.start.steps.get(self.scan, 0), e.size) for e in extents if e.start]
+        return uniform(self.carry.init) if any(abs(k) >= n for k, n in starts) else None
+
     def refusal(self) -> str | None:
         """Why the writes cannot be undone, or why nothing would be gained."""
         if self.obstacle is not None:
@@ -79,7 +94,8 @@ class Versions:
         scan = self.scan
         there = {s.value for s in scan.stacks if s not in self.stacks} | {*scan.body.params}
         there -= {c.param for c in scan.carries}
-        windows = sum(w.operands[UPDATE[w.name]].nbytes for w in self.writes)
+        kept = self.writes if self.replaced is None else ()
+        windows = sum(w.operands[UPDATE[w.name]].nbytes for w in kept)
         numbers = sum(v.nbytes for v in self.varying if v not in there)
         old = sum(s.result.nbytes for s in self.stacks)
         new = len(self.readers) * self.carry.result.nbytes + scan.length * (windows + numbers)

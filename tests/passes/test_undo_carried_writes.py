@@ -186,6 +186,75 @@ def full(b, i, x):
     return lax.dynamic_update_slice(b, x + b[1:], (i,))
 
 
+def test_what_was_there_from_the_start():
+    """Nothing is read or stacked of a place that no other step writes to."""
+
+    def program(xs):
+        step = lambda b, i, x: (c := put(b, i, x + b.sum()), c)
+        return forth_and_back(step)(jnp.full(8, 7.0, jnp.float32), jnp.arange(6), xs)
+
+    check_rewrite(
+        UNDO,
+        program,
+        "f32[6]",
+        saves_bytes=6 * 32,
+        diff="""
+          fn (xs:f32[6]) {
+            b:f32[8] = broadcast_in_dim 7.0
+            i:i32[6] = iota
+        +   b2:f32[1] = broadcast_in_dim 7.0
+        -   c:f32[8], ys:f32[6,8] = scan[6] carry(c=b) xs(x=i, x1=xs) {
+        +   c:f32[8] = scan[6] carry(c=b) xs(x=i, x1=xs) {
+              r:f32[] = reduce_sum[axes=(0,)] c
+              a:f32[] = add x1 r
+              b:f32[1] = broadcast_in_dim a
+              d:f32[8] = dynamic_update_slice c b x
+        -     yield carry(d) ys(d)
+        +     yield carry(d)
+            }
+            b1:f32[8] = broadcast_in_dim 0.0
+        -   c1:f32[8] = scan[6, reverse] carry(c=b1) xs(x=ys) {
+        +   c1:f32[8], c2:f32[8] = scan[6, reverse] carry(c=b1, c2=c) xs(x2=i) {
+              m:f32[8] = mul c 0.5
+        -     a:f32[8] = add m x
+        +     a:f32[8] = add m c2
+        +     o:f32[8], o1:f32[8] = optimization_barrier c2 a
+        +     d1:f32[8] = dynamic_update_slice o b2 x2
+        -     yield carry(a)
+        +     yield carry(o1, d1)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+def overlapping(b, i, x):
+    """A window of two elements, one of which the next step overwrites."""
+    c = lax.dynamic_update_slice(b, jnp.stack([x, x]), (i,), allow_negative_indices=False)
+    return c, c
+
+
+@pytest.mark.parametrize(
+    ("step", "buffer", "at"),
+    [
+        pytest.param(lambda b, i, x: (c := put(b, i, x), c), jnp.arange(32.0), 1, id="not one"),
+        pytest.param(lambda b, i, x: (c := put(b, i, x), c), jnp.zeros(32), 0, id="twice"),
+        pytest.param(lambda b, i, x: (c := put(b, i, x), c), jnp.zeros(32), 9, id="clamped"),
+        pytest.param(overlapping, jnp.zeros(32), 1, id="overlapping"),
+        pytest.param(
+            lambda b, i, x: (c := put(put(b, i, x), i + 1, x), c), jnp.zeros(32), 1, id="two"
+        ),
+    ],
+)
+def test_what_was_not_there_from_the_start(step, buffer, at):
+    """It is stacked, as other steps write to the same places, or it is not one number."""
+    program = lambda xs: forth_and_back(step)(buffer, jnp.arange(6) * at, xs)
+    graph = alone(UNDO, program, "f32[6]", fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert forward.stacks
+
+
 @pytest.mark.parametrize("write", [put, drop, far, rows, clipped, promised, full])
 def test_wherever_the_window_is(write):
     """Data-dependent, repeated, clamped, dropped: the very elements are restored."""
