@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import jax
 from jax import lax
 
 from jaxpr_opt.analysis.cuts import Cut, available
+from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.routes import Route, Rows, Split, routes
 from jaxpr_opt.ir import Cond, Op, Outcome, Region, Scan, Stack, Stream, Value, reads
 from jaxpr_opt.rewriter import Rewriter
@@ -67,13 +69,32 @@ def _replay(
     last = route[-1]
     assert isinstance(last, Rows)
     needed = reads(cut.ops)
-    inputs = [*((v, rows[v]) for v in cut.stored), *((s.param, s.operand) for s in scan.streams)]
-    mapping = {value: _send(operand, route, rw) for value, operand in inputs if value in needed}
-    first = _common_region(last.scan, [row for row, _ in read]).first
-    assert first is not None
-    rw.clone(cut.ops, mapping, first)
+    known = [*((v, rows[v]) for v in cut.stored), *((s.param, s.operand) for s in scan.streams)]
+    mapping = {value: _send(operand, route, rw) for value, operand in known if value in needed}
+    for op, start in _places(last.scan, read, cut):
+        rw.clone([op], mapping, start)
     for row, value in read:
         rw.replace(row, mapping[value])
+
+
+def _places(scan: Scan, read: list[tuple[Value, Value]], cut: Cut) -> Iterator[tuple[Op, Op]]:
+    """What makes what is read, in order, each with the op before which it goes: at the start of the
+    one branch in which it is needed, else of the step.
+    """
+    needed: dict[Value, set[Region]] = {}
+    for row, value in read:
+        needed.setdefault(value, set()).add(_home(scan, row))
+    homes: dict[Op, Region] = {}
+    for op in reversed(cut.ops):
+        found = set[Region]().union(*(needed.get(value, ()) for value in op.results))
+        if found:
+            homes[op] = found.pop() if len(found) == 1 else scan.body
+        for value in inputs(op) if op in homes else ():
+            needed.setdefault(value, set()).add(homes[op])
+    starts = {region: region.first for region in homes.values()}
+    for op in cut.ops:
+        if op in homes and (start := starts[homes[op]]) is not None:
+            yield op, start
 
 
 def _send(array: Value, route: Route, rw: Rewriter) -> Value:
@@ -108,10 +129,10 @@ def _unread(
     assert not any(value.uses for value in gone)
 
 
-def _common_region(scan: Scan, values: list[Value]) -> Region:
-    """The branch in which all of `values` are read, else the body."""
+def _home(scan: Scan, row: Value) -> Region:
+    """The branch in which a row is read, if that is one, else the body."""
     homes: set[Region] = set()
-    for use in (use for value in values for use in value.uses):
+    for use in row.uses:
         region = use.op.region
         while region is not None and region is not scan.body and isinstance(region.owner, Op):
             if region.owner.region is scan.body:

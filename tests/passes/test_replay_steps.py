@@ -65,9 +65,9 @@ def test_a_step_is_replayed():
         +     s2:f32[1] = slice[:1] x1
         +     s3:f32[] = squeeze s2
         +     l1:bool[] = lt s3 bound
-        +     c3:f32[3] = cos x1
         -     r:f32[3] = cond n {
         +     r:f32[3] = cond l1 {
+        +       c3:f32[3] = cos x1
         -       m:f32[3] = mul c x1
         +       m:f32[3] = mul c c3
                 yield m
