@@ -24,8 +24,8 @@ Sound when
    the nearest element instead;
 3. a sum is of one element and of zeros: x + 0 is x, up to the sign of zero.
 
-Cost: an element instead of the array.  Inside loops only: elsewhere an array is made once in any
-case.
+Cost: an element instead of the array, unless elementwise ops compute with all of it anyway.  Inside
+loops only: elsewhere an array is made once in any case.
 Source: https://github.com/jax-ml/jax/issues/13522
 """
 
@@ -46,6 +46,10 @@ from jaxpr_opt.analysis.predicates import spread
 from jaxpr_opt.ir import Op, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import ELEMENTWISE
+
+NARROWED = frozenset({"add", "add_any", "convert_element_type", "copy"})
+"""Elementwise ops that are not computed where an operand is zero, or not at all."""
 
 CLIP = lax.GatherScatterMode.CLIP
 
@@ -107,6 +111,11 @@ class RecognizeOneHot(Pass):
         known = bounds(mask.number)
         if known is None or known[0] < mask.offset or known[1] >= mask.offset + n:
             return "the index may be out of range"  # (2)
+        kept = match.op.operands[2 if mask.negated else 1]
+        if uniform(kept) is not None and all(
+            _takes_all(user, mask) for user in match.op.result.users
+        ):
+            return "all of it is computed with, the number around the row included"
         return None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
@@ -136,6 +145,18 @@ def one_hot(predicate: Value) -> OneHot | None:
             rows = tuple(axes[d] for d in rows)
             return OneHot(axes[along[0]], counted.offset, source, rows, op.name == "ne")
     return None
+
+
+def _takes_all(op: Op, mask: OneHot) -> bool:
+    """Whether an elementwise op computes with every place along the axis, so that XLA makes the row
+    and what is around it on the way; sums, and choices that are the same for all, may be narrowed.
+    """
+    if op.name == "select_n":
+        root, axes = spread(op.operands[0])
+        return (
+            root.region is not None and mask.axis in axes and root.shape[axes.index(mask.axis)] > 1
+        )
+    return op.name in ELEMENTWISE and op.name not in NARROWED
 
 
 def _in_a_loop(op: Op) -> bool:

@@ -235,3 +235,29 @@ def untouched(program):
     graph = import_jaxpr(traced(program, "f32[8]"))
     record = run_alone((RECOGNIZE,), graph).record(RECOGNIZE.name, False)
     assert not record.rewrites
+
+
+@pytest.mark.parametrize(
+    ("use", "because"),
+    [
+        (lambda s, b, i: lax.select_n(lax.gt(b, i * 1.0), s, b), "all of it is computed with"),
+        (lambda s, b, i: jnp.sin(s) * b, "all of it is computed with"),
+        (lambda s, b, i: b + s, None),
+        (lambda s, b, i: lax.select_n(b[0] > 1.0, s, b), None),
+        (lambda s, b, i: b + s.sum(), None),
+    ],
+)
+def test_one_row_among_numbers(use, because):
+    """Cost: where an elementwise op computes with all of it, XLA makes the row on the way."""
+
+    def program(b):
+        def step(b, i):
+            return use(lax.select_n(places(i), jnp.zeros(N), b), b, i)
+
+        return loop(step, b, lax.iota("int32", N))
+
+    if because is None:
+        graph = import_jaxpr(traced(program, "f32[8]"))
+        assert run_alone((RECOGNIZE,), graph).record(RECOGNIZE.name, False).rewrites
+    else:
+        check_refuses(RECOGNIZE, program, "f32[8]", because=because)
