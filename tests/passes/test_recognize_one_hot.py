@@ -203,12 +203,50 @@ def test_a_place_that_may_be_none(numbers):
             id="not one number",
         ),
         pytest.param(lambda i: lax.eq(lax.rev(lax.iota("int32", N), (0,)), i), id="backwards"),
+        pytest.param(lambda i: lax.eq(lax.iota("int32", N) + i, np.int32(4)), id="that move"),
         pytest.param(lambda i: lax.eq(lax.iota("float32", N), i.astype("float32")), id="floats"),
     ],
 )
 def test_other_masks(mask):
     """(1) Comparisons that are not of a place with a number."""
     untouched(lambda b: loop(lambda b, i: lax.select_n(mask(i), b, -b), b, lax.iota("int32", 4)))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(
+            lambda i: (
+                lax.broadcasted_iota("int32", (4, 2), 0) + lax.broadcasted_iota("int32", (4, 2), 1)
+                == i
+            ),
+            id="along the diagonal",
+        ),
+        pytest.param(
+            lambda i: lax.broadcast_in_dim(
+                lax.broadcasted_iota("int32", (4, 1), 0) == i.reshape(1), (4, 2), (0, 1)
+            ),
+            id="a list of one number",
+        ),
+    ],
+)
+def test_masks_of_two_axes(mask):
+    """(1) More places than one, and no number a row."""
+
+    def program(b):
+        step = lambda b, i: lax.select_n(mask(i), b, -b)
+        return loop(step, b.reshape(4, 2), lax.iota("int32", 4))
+
+    untouched(program)
+
+
+def test_a_sum_of_what_may_be_dropped():
+    """(3) Out of range it is of zeros alone."""
+
+    def program(b):
+        return loop(lambda b, i: b + jnp.zeros(N).at[i * i].set(b[0]).sum(), b, jnp.arange(4))
+
+    untouched(program)
 
 
 def test_other_sums():

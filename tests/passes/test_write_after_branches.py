@@ -125,6 +125,14 @@ REFUSED = [
         lambda b, i, x: lax.cond(x > 0, lambda: update(b, x, i), lambda: 2 * b), None, id="changed"
     ),
     pytest.param(
+        lambda b, i, x: lax.switch(i, [lambda: update(b, x, i), lambda: b, lambda: 2 * b]),
+        None,
+        id="changed in a third",
+    ),
+    pytest.param(
+        lambda b, i, x: lax.cond(x > 0, lambda: b.at[i].add(x), lambda: b), None, id="added to"
+    ),
+    pytest.param(
         lambda b, i, x: lax.cond(x > 0, lambda: update(b, x, i), lambda: update(b, x, 0)),
         None,
         id="written in both",
