@@ -246,21 +246,26 @@ def _broadcast(
 
 
 def _why_varying(match: Varying) -> str:
-    """On what the value of a stack depends: the first reason found."""
+    """On what the value of a stack depends: the first reason found, regions looked into last."""
     scan, value = match.op, match.stack.value
     assert isinstance(scan, Scan)
-    pending, seen = [value], {value}
-    while pending:
-        current = pending.pop()
-        if current.region is scan.body and current.op is None:
-            role = "carry" if scan.carry_of(current) is not None else "stream"
-            return f"{value.label} depends on the {role} {current.label}"
-        op = current.op
-        if op is None or not scan.body.defines(current):
-            continue
-        if not can_move(op):
-            return f"{value.label} depends on {op.name}, which must run at every step"
-        read = inputs(op)
+    pending, seen, around = [value], {value}, list[Op]()
+    while pending or around:
+        if not pending:
+            op = around.pop()
+            if not can_move(op):
+                return f"{value.label} depends on {op.name}, which must run at every step"
+            read = inputs(op)
+        else:
+            current = pending.pop()
+            if current.region is scan.body and current.op is None:
+                role = "carry" if scan.carry_of(current) is not None else "stream"
+                return f"{value.label} depends on the {role} {current.label}"
+            if current.op is None or not scan.body.defines(current):
+                continue
+            read = current.op.operands
+            if current.op.regions or not can_move(current.op):
+                around.append(current.op)
         pending.extend(v for v in read if v not in seen)
         seen.update(read)
     return f"the loop takes {scan.length} steps"
