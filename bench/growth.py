@@ -27,7 +27,7 @@ from jaxpr_opt.targets import arguments_of, types
 
 PLAIN, OURS = "plain JAX", "jaxpr-opt"
 SIZES = (2**12, 2**13, 2**14)
-UNROLLED = {PLAIN: (8, 16, 32), OURS: (2, 4, 8)}
+UNROLLED = {PLAIN: (8, 16, 32), OURS: (4, 8, 16)}
 """The program is as long as the size."""
 BOUNDS = (64, 128, 256)
 TOLERANCE = 0.1

@@ -18,13 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpr_opt import compat
-from jaxpr_opt.analysis import cuts
+from jaxpr_opt.analysis import cuts, versions
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.passes import (
     accumulate_sparse_cotangents,
     exit_loop_early,
     read_before_overwriting,
-    undo_carried_writes,
 )
 from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.pipeline import Pipeline
@@ -66,9 +65,9 @@ def eager(monkeypatch):
     """Every rewrite pays, and unspecified values are garbage when asked for."""
     monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 0)
     monkeypatch.setattr(cuts, "_work", lambda op: 0.0)
-    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 0)
+    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", {"barrier": 0, "branch": 0})
     monkeypatch.setattr(accumulate_sparse_cotangents, "MAX_ADDED", 1)
-    monkeypatch.setattr(undo_carried_writes, "WORTHWHILE", 0)
+    monkeypatch.setattr(versions, "WORTHWHILE", 0)
 
 
 def eager_pipeline():
