@@ -50,6 +50,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.assume import Assumed, Known, Splat
 from jaxpr_opt.analysis.expressions import same_expression
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.masks import Prefix, implies, prefix, steps_mask, tested_value
 from jaxpr_opt.analysis.skips import Skip, find_skips, predicate_root
 from jaxpr_opt.ir import UNDEFINED, Carry, Cond, Op, Scan, Stack, Value, backward_slice, reads
@@ -101,11 +102,11 @@ class CollapseLoops(Pass):
                 yield Nest(op, says, skip, conds[0], inner)
 
     def refuse(self, match: Nest) -> str | None:
-        plan = _plan(match)
+        plan = _plan(match.outer, match)
         return plan if isinstance(plan, str) else None
 
     def rewrite(self, match: Nest, rw: Rewriter) -> None:
-        plan = _plan(match)
+        plan = _plan(match.outer, match)
         assert isinstance(plan, _Plan)
         _merge(match, plan, rw)
 
@@ -131,8 +132,10 @@ class _Plan:
     """Whether `p` must be asked too (condition 2b)."""
 
 
-def _plan(nest: Nest) -> _Plan | str:
-    outer, inner, skip = nest.outer, nest.inner, nest.skip
+@remembered
+def _plan(outer: Scan, nest: Nest) -> _Plan | str:
+    """How a nest becomes one loop; found once, for `refuse` and for `rewrite`."""
+    inner, skip = nest.inner, nest.skip
     if not outer.length or not inner.length or outer.reverse != inner.reverse:
         return "a loop is empty, or the two run in opposite directions"
     if any(loop.params["unroll"] != 1 for loop in (outer, inner)):
