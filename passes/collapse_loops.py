@@ -268,9 +268,8 @@ def _merge(nest: Nest, plan: _Plan, rw: Rewriter) -> None:
     outer, inner = nest.outer, nest.inner
     n, m = outer.length, inner.length
     rows = {s.param: s.operand for s in outer.streams}
-    streams = [
-        rw.insert(lambda x: _merged(x, n, m), rows[s.operand], before=outer) for s in inner.streams
-    ]
+    read = [rows[s.operand] for s in inner.streams]
+    streams = [*rw.insert_many(lambda *xs: [_merged(x, n, m) for x in xs], *read, before=outer)]
     body = inner.body
     if plan.joint:
         streams.append(_joint(nest, rw))
@@ -293,15 +292,18 @@ def _merge(nest: Nest, plan: _Plan, rw: Rewriter) -> None:
     )
     for carry, result in zip(plan.carries, flat.results, strict=False):
         rw.replace(carry.result, result)
-    for stack, source, every in zip(outer.stacks, plan.sources, flat.results[count:], strict=True):
-        split = rw.insert(lambda x: lax.reshape(x, (n, m, *x.shape[1:])), every, before=outer)
-        if not isinstance(source, Stack):
-            split = rw.insert(
-                lambda x: lax.index_in_dim(x, m - 1 if outer.reverse else 0, 1, keepdims=False),
-                split,
-                before=outer,
-            )
-        rw.replace(stack.result, split)
+    last = m - 1 if outer.reverse else 0
+
+    def split(*stacks: jax.Array) -> list[jax.Array]:
+        rows = [lax.reshape(x, (n, m, *x.shape[1:])) for x in stacks]
+        return [
+            x if isinstance(source, Stack) else lax.index_in_dim(x, last, 1, keepdims=False)
+            for x, source in zip(rows, plan.sources, strict=True)
+        ]
+
+    made = rw.insert_many(split, *flat.results[count:], before=outer)
+    for stack, result in zip(outer.stacks, made, strict=True):
+        rw.replace(stack.result, result)
     rw.erase(outer)
 
 
@@ -343,5 +345,5 @@ def _gate(predicate: Value, gate: Value, rw: Rewriter) -> None:
     assert home is not None
     after = predicate.op.next if predicate.op is not None else home.first
     assert after is not None
-    both = rw.insert(lambda g, q: g & q, gate, predicate, before=after)
+    both = rw.insert(lax.bitwise_and, gate, predicate, before=after)
     rw.replace(predicate, both, where=lambda use: use.op is not both.op)
