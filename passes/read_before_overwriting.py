@@ -38,7 +38,7 @@ Both are the identity, so they are always sound.  They are there where
    that do not depend on the write, nor on an op that must stay behind one that is not needed; or
    what the write waits for anyway;
 3. something other than the write is made of what is read, or something whole of what is written:
-   XLA handles ``c[i] = f(c[j])`` by itself;
+   XLA handles ``c[i] = f(c[j])`` by itself, if the version it reads is not behind a conditional;
 4. the buffer is large enough for a copy to matter;
 5. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
    has placed its copies; for a conditional there is an index that is not constant, and no
@@ -96,8 +96,7 @@ class Overwriting(Match):
     @property
     def fenced(self) -> tuple[Op, ...]:
         """Reads of windows that have to be kept apart from the write."""
-        every = fence() == "barrier" or self.whole_is_read
-        return tuple(each for each in (self.readers if every else self.unordered) if _reads(each))
+        return tuple(each for each in self.readers if _reads(each))
 
     @property
     def clock(self) -> Value | None:
@@ -119,7 +118,8 @@ class ReadBeforeOverwriting(Pass):
         if write is None or body is None or write.array.nbytes < MIN_BYTES[fence() or "barrier"]:
             return  # (4)
         readers = tuple(each for each in write.array.users if each is not op)
-        unordered = tuple(each for each in readers if not is_read_for(op, each))
+        late = _follows_a_branch(write, body)
+        unordered = tuple(each for each in readers if late or not is_read_for(op, each))
         whole = any(each.name in ELEMENTWISE for each in op.result.users)
         whole = whole and any(each.region is body for each in readers)
         if unordered or whole:  # (3)
@@ -184,6 +184,15 @@ def _reads(op: Op) -> bool:
     """Whether an op reads a window."""
     found = access(op)
     return found is not None and found.kind == "read"
+
+
+def _follows_a_branch(write: Access, body: Region) -> bool:
+    """Whether what is overwritten was made by a write that waited for a conditional: XLA repeats
+    such a write in the read that follows.
+    """
+    made = access(write.array.op) if write.array.op is not None else None
+    read_inside = made is not None and any(each.region is not body for each in made.array.users)
+    return read_inside and fence() == "branch"
 
 
 def _indices(op: Op) -> tuple[Value, ...]:

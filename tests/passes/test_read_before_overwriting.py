@@ -466,6 +466,53 @@ def test_one_window_after_the_other_where_barriers_are_dropped(branching):
     alone(BARRED, stepping(step), "i32[8]", *PLACES[1:], fires=True)
 
 
+def test_a_read_of_what_such_a_write_made(branching):
+    """(3) Even for its own write: XLA would repeat the one before in it."""
+
+    def step(c, i, j):
+        c, x = moved(c, i, j)
+        return write(c, read(c, i, 1), j), x
+
+    check_rewrite(BARRED, stepping(step), *PLACES, diff="""
+          fn (c:f32[8], i:i32[4], j:i32[4]) {
+            c1:f32[8], ys:f32[4,2] = scan[4] carry(c=c) xs(x=i, x1=j) {
+        -     d:f32[2] = dynamic_slice c x
+        +     p:i32[] = population_count x
+        +     l:bool[] = le p 32
+        +     r:f32[2], r1:i32[] = cond l {
+        +       d:f32[2] = dynamic_slice c x
+        +       yield d, 0
+        +     } else {
+        +       b:f32[2] = broadcast_in_dim 0.0
+        +       yield b, 1
+        +     }
+        +     a:i32[] = add x1 r1
+        -     d1:f32[8] = dynamic_update_slice c d x1
+        +     d1:f32[8] = dynamic_update_slice c r a
+        -     d2:f32[1] = dynamic_slice d1 x
+        +     p1:i32[] = population_count x
+        +     l1:bool[] = le p1 32
+        +     c2:i32[] = convert_element_type l1
+        +     r2:f32[1], r3:i32[] = cond l1 {
+        +       d2:f32[1] = dynamic_slice d1 x
+        +       yield d2, 0
+        +     } else {
+        +       b:f32[1] = broadcast_in_dim 0.0
+        +       yield b, 1
+        +     }
+        +     c3:i32[] = convert_element_type l
+        +     a1:i32[] = add x1 r3
+        -     d3:f32[8] = dynamic_update_slice d1 d2 x1
+        +     d3:f32[8] = dynamic_update_slice d1 r2 a1
+        -     yield carry(d3) ys(d)
+        +     yield carry(d3) ys(r)
+            }
+            return c1, ys
+          }
+        """,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", ["bool", "i8", "u32", "c64", "bf16"])
 def test_zeros_of_every_kind(branching, dtype):
     """(5)"""
