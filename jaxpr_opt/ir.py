@@ -604,6 +604,14 @@ def reads(ops: Iterable[Op]) -> set[Value]:
     return {value for op in ops for inner in op.walk() for value in inner.operands}
 
 
+def phase_of(op: Op) -> Phase | None:
+    """What may still happen to the program that an op is in."""
+    while op.parent is not None:
+        op = op.parent
+    owner = op.region.owner if op.region is not None else None
+    return owner.phase if isinstance(owner, Graph) else None
+
+
 def enclosing_shard_map(op: Op) -> Call | None:
     """The innermost `shard_map` whose body `op` is in."""
     around = op.parent

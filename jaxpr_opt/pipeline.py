@@ -142,15 +142,20 @@ class Pipeline:
             self, stages=tuple(tuple(p for p in stage if p.name != name) for stage in self.stages)
         )
 
-    def run(self, jaxpr: ClosedJaxpr, phase: Phase = "differentiable") -> Result:
-        """Optimise a closed jaxpr; the result computes the same."""
+    def run(
+        self, jaxpr: ClosedJaxpr, phase: Phase = "differentiable", *, tidy: bool = False
+    ) -> Result:
+        """Optimise a closed jaxpr; the result computes the same.
+
+        Where passes do no more than tidy up, that is dropped, unless asked for.
+        """
         started = time.perf_counter()
         graph, journal, snapshots = self._optimized(jaxpr, phase)
         out = jaxpr
-        if journal.changed:
+        if journal.changed or (tidy and journal.touched):
             out = self._exported(graph, jaxpr, journal)
         if phase == "differentiable":
-            self._settle(out, tidy=journal.changed or not journal.touched)
+            self._settle(out, tidy=out is not jaxpr or not journal.touched)
         journal.seconds = time.perf_counter() - started
         publish(journal)
         return Result(out, journal, tuple(snapshots))

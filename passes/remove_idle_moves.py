@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxpr_opt.ir import Graph, Op, Value
+from jaxpr_opt.ir import Op, Value, phase_of
 from jaxpr_opt.passes.simplify import Identity, Law, Laws, Simplify, involution
 
 
@@ -39,13 +39,6 @@ def _is_discrete(op: Op) -> bool:
     """Whether it stops a gradient that is none."""
     dtype = op.result.dtype
     return op.name == "stop_gradient" and isinstance(dtype, np.dtype) and dtype.kind in "biu"
-
-
-def _is_final(op: Op) -> bool:
-    while op.parent is not None:
-        op = op.parent
-    owner = op.region.owner if op.region is not None else None
-    return isinstance(owner, Graph) and owner.phase == "final"
 
 
 def first(op: Op) -> Value:
@@ -140,5 +133,5 @@ class RemoveIdleMoves(Simplify):
     primitives: ClassVar[frozenset[str]] = frozenset(LAWS)
 
     def find(self, op: Op) -> Iterator[Identity]:
-        if op.name not in MARKERS or _is_discrete(op) or _is_final(op):  # (3)
+        if op.name not in MARKERS or _is_discrete(op) or phase_of(op) == "final":  # (3)
             yield from super().find(op)

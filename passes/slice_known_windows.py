@@ -19,7 +19,8 @@ see slices only.  Sound when
 2. the window is in range at every step, so that clamping, dropping and filling change nothing, and
    no index is negative.
 
-Cost: none; a slice needs no checks.
+Cost: none; a slice needs no checks.  But the transpose of an addition is a read, that of a read and
+a write clears the window and adds to it: additions stay as long as they may be differentiated.
 Source: https://github.com/jax-ml/jax/issues/8192.
 """
 
@@ -30,10 +31,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access, access, read_window, write_window
-from jaxpr_opt.ir import Op
+from jaxpr_opt.analysis.buffers import is_differentiated
+from jaxpr_opt.ir import Op, phase_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -64,6 +67,8 @@ class SliceKnownWindows(Pass):
     def refuse(self, match: Located) -> str | None:
         if not match.access.is_located:  # (1, 2)
             return "where the window starts, and that it is in range, is not known"
+        if match.access.kind == "add" and _may_be_differentiated(match.op):
+            return "what is added is only read in a transpose, what is written is cleared, too"
         return None
 
     def rewrite(self, match: Located, rw: Rewriter) -> None:
@@ -83,3 +88,9 @@ class SliceKnownWindows(Pass):
         new = rw.typed(sliced, op.result.aval, window.array, *window.indices, *update, before=op)
         rw.replace(op.result, new)
         rw.erase(op)
+
+
+def _may_be_differentiated(op: Op) -> bool:
+    """Whether JAX may still transpose the program, which is none of its own gradient."""
+    still = phase_of(op) == "differentiable"
+    return still and jnp.issubdtype(op.result.dtype, jnp.inexact) and not is_differentiated(op)

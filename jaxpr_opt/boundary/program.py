@@ -103,6 +103,8 @@ class Program:
     forward_mode: ForwardMode | None = None
     history: History = UNCHECKED
     """In check mode, what must compute the same (see `jaxpr_opt.boundary.checking`)."""
+    changed: bool = False
+    """Whether passes made it what it is: then tidying up what batching makes of it is worth it."""
     _memo: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
@@ -113,12 +115,15 @@ class Program:
         name: str,
         forward_mode: ForwardMode | None = None,
         history: History = UNCHECKED,
+        *,
+        tidy: bool = False,
     ) -> Program:
         """A program after the differentiable phase of its pipeline."""
-        result = pipeline.run(jaxpr, "differentiable")
+        result = pipeline.run(jaxpr, "differentiable", tidy=tidy)
         if settings.current().check and not compat_ad.has_side_effects(jaxpr):
             history = (history or checking.begin(jaxpr)).followed_by(result.snapshots)
-        return cls(result.jaxpr, pipeline, name, forward_mode, history)
+        changed = result.jaxpr is not jaxpr
+        return cls(result.jaxpr, pipeline, name, forward_mode, history, changed)
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -154,7 +159,7 @@ class Program:
         history = self.history.mapped(lambda f: lambda *args: _at(f(*args), keep), len(keep))
         jaxpr = compat_ad.select_outputs(self.jaxpr, used)
         self.pipeline.settle_part(self.jaxpr, jaxpr)
-        return Program(jaxpr, self.pipeline, self.name, mode, history)
+        return Program(jaxpr, self.pipeline, self.name, mode, history, self.changed)
 
     @_remembered
     def needed(self, used: Mask) -> tuple[Program, Mask]:
@@ -169,7 +174,7 @@ class Program:
         if jaxpr is self.jaxpr:
             return self, inputs
         self.pipeline.settle_part(self.jaxpr, jaxpr)
-        return Program(jaxpr, self.pipeline, self.name), inputs
+        return Program(jaxpr, self.pipeline, self.name, changed=self.changed), inputs
 
     def tangents_left(self) -> Mask:
         """Which outputs of a forward-mode program are tangents; empty if none is left."""
@@ -205,7 +210,7 @@ class Program:
             lambda f: checking.vmap(f, axis, dims, dims_out), self.history.outputs
         )
         return Program.optimized(
-            jaxpr, self.pipeline, f"vmap({self.name})", None, history
+            jaxpr, self.pipeline, f"vmap({self.name})", None, history, tidy=self.changed
         ), dims_out
 
     @_remembered
@@ -253,7 +258,7 @@ class Program:
             history = self._backward_history(plain, nonzero, nonzero_in, snapshots)
             history = history.guarded(split.forward, split.residuals, split.backward)
         linear = LinearMap(
-            Program(backward, self.pipeline, f"vjp({self.name})", None, history),
+            Program(backward, self.pipeline, f"vjp({self.name})", None, history, True),
             len(residuals),
             tuple(
                 a.to_tangent_aval()
@@ -267,7 +272,7 @@ class Program:
             ),
             nonzero_in,
         )
-        forward = Program(split.forward, self.pipeline, self.name, None, self.history)
+        forward = Program(split.forward, self.pipeline, self.name, None, self.history, True)
         return Halves(forward, residuals, linear, plain.nonzero_out)
 
     def _backward_history(

@@ -109,7 +109,7 @@ def _split(
     num_known = len(parts.unknown_out) - sum(parts.unknown_out)
     made = _half(parts.known, program, num_known)(*values)
     residuals = [values[i] if kind == "input" else made[i] for kind, i in parts.residuals]
-    staged = Program(parts.unknown, program.pipeline, program.name)
+    staged = Program(parts.unknown, program.pipeline, program.name, changed=program.changed)
     return (
         made[:num_known],
         parts.unknown_out,
@@ -157,7 +157,7 @@ def _half(jaxpr: ClosedJaxpr, program: Program, num_outputs: int) -> Program:
     history = UNCHECKED
     if settings.current().check and not compat_ad.has_side_effects(jaxpr):
         history = replace(checking.begin(jaxpr), outputs=num_outputs)
-    return Program(jaxpr, program.pipeline, program.name, None, history)
+    return Program(jaxpr, program.pipeline, program.name, None, history, program.changed)
 
 
 def _rebuild(jaxpr: ClosedJaxpr, num_outputs: int, params: dict[str, Any]) -> dict[str, Any]:

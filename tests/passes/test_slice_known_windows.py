@@ -6,8 +6,10 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+import jaxpr_opt
+from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 
 SLICE = SliceKnownWindows()
@@ -88,18 +90,18 @@ def test_read_of_a_batch():
 def test_constant_place():
     check_rewrite(
         SLICE,
-        lambda x: x.at[2, 1].add(3.0),
-        "f32[4,5]",
+        lambda x: x.at[2, 1].add(3),
+        "i32[4,5]",
         diff="""
-          fn (x:f32[4,5]) {
+          fn (x:i32[4,5]) {
             b:i32[1] = broadcast_in_dim 2
             b1:i32[1] = broadcast_in_dim 1
             c:i32[2] = concatenate[dimension=0] b b1
-        -   s:f32[4,5] = scatter-add[inserted_window_dims=(0, 1), scatter_dims_to_operand_dims=(0, 1), indices_are_sorted, unique_indices, mode=fill_or_drop] x c 3.0
-        +   s1:f32[1,1] = slice[2:3, 1:2] x
-        +   r:f32[1,1] = reshape 3.0
-        +   a:f32[1,1] = add s1 r
-        +   d:f32[4,5] = dynamic_update_slice x a 2 1
+        -   s:i32[4,5] = scatter-add[inserted_window_dims=(0, 1), scatter_dims_to_operand_dims=(0, 1), indices_are_sorted, unique_indices, mode=fill_or_drop] x c 3
+        +   s1:i32[1,1] = slice[2:3, 1:2] x
+        +   r:i32[1,1] = reshape 3
+        +   a:i32[1,1] = add s1 r
+        +   d:i32[4,5] = dynamic_update_slice x a 2 1
         -   return s
         +   return d
           }
@@ -113,12 +115,11 @@ FOUND = {
     "a column": lambda x, i: x.at[:, i].set(jnp.arange(5.0)),
     "part of a row": lambda x, i: x.at[i, 1:3].set(jnp.arange(2.0)),
     "an element": lambda x, i: x.at[i, 4 - i].set(7.0),
-    "an element, added to": lambda x, i: x.at[i, 4 - i].add(x[0, 0]),
     "dropped if out of range": lambda x, i: x.at[i].set(2.0, mode="drop"),
     "filled if out of range": lambda x, i: x + x.at[i].get(mode="fill", fill_value=3.0),
     "filled with NaN": lambda x, i: x + x.at[i, 0].get(mode="fill"),
     "a batch": lambda x, i: jax.vmap(lambda row: row.at[i].set(row[0]))(x),
-    "a batch of columns": lambda x, i: jax.vmap(lambda c: c.at[i].add(c[0]), 1, 1)(x),
+    "a batch of columns": lambda x, i: jax.vmap(lambda c: c.at[i].set(c[0]), 1, 1)(x),
     "a batch, indices repeated": lambda x, i: jax.vmap(lambda row, j: row.at[j].set(1.0))(
         x, jnp.broadcast_to(i, (5,))
     ),
@@ -135,6 +136,38 @@ def test_same_bits(case):
     graph = alone(SLICE, program, "f32[5,5]", fires=True)
     left = {op.name for op in graph.walk()} & {"gather", "scatter", "scatter-add"}
     assert not left
+
+
+def added(x):
+    return lax.fori_loop(0, 5, lambda i, x: x.at[i, 4 - i].add(x[0, 0]), x)
+
+
+def test_an_addition_that_may_be_differentiated():
+    """Cost: its transpose is a read; a read and a write are cleared and added to as well."""
+    check_refuses(SLICE, added, "f32[5,5]", because="only read in a transpose")
+
+
+@pytest.mark.parametrize("program", [added, jax.grad(lambda x: added(x).sum())])
+def test_an_addition_that_will_not_be_differentiated(program):
+    """When it is compiled, or in a program that computes cotangents."""
+    phase = "final" if program is added else "differentiable"
+    graph = import_jaxpr(traced(program, "f32[5,5]"), phase)
+    run_alone((SLICE,), graph)
+    assert not {op.name for op in graph.walk()} & {"scatter", "scatter-add"}
+
+
+def test_what_vmap_makes_of_an_optimised_program():
+    """JAX batches slices with one index into gathers and scatters; they are slices again."""
+
+    @jaxpr_opt.optimize
+    def program(xs):
+        def step(i, ys):
+            return ys.at[i].set(jnp.sin(ys[i - 1] * xs[i]))
+
+        return lax.fori_loop(1, 6, step, xs).sum()
+
+    batch = jax.make_jaxpr(jax.vmap(jax.grad(program)))(jnp.ones((3, 6)))
+    assert "scatter[" not in str(batch)
 
 
 KINDS = "i32[5]", "bool[5]", "c64[5]", "bf16[5]", "u8[5,2]"
