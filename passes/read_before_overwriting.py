@@ -124,8 +124,8 @@ class ReadBeforeOverwriting(Pass):
         whole = whole and any(each.region is body for each in readers)
         if unordered or whole:  # (3)
             says = f"{write.array.label} is read before it is overwritten, not copied"
-            # Where all of it is read, too, a copy is little besides.
-            copied = unordered and not whole and all(map(_reads, readers))
+            # Where all of it is read, too, a copy is little besides; one after a branch is our own.
+            copied = not whole and not late and all(map(_reads, readers))
             waste: Waste | None = "copy" if copied else None
             args = op, says, write, body, readers, unordered, whole
             yield Overwriting(*args, about=op.result, waste=waste)
