@@ -604,12 +604,18 @@ def reads(ops: Iterable[Op]) -> set[Value]:
     return {value for op in ops for inner in op.walk() for value in inner.operands}
 
 
-def phase_of(op: Op) -> Phase | None:
-    """What may still happen to the program that an op is in."""
+def program_of(op: Op) -> Graph | None:
+    """The program that an op is in."""
     while op.parent is not None:
         op = op.parent
     owner = op.region.owner if op.region is not None else None
-    return owner.phase if isinstance(owner, Graph) else None
+    return owner if isinstance(owner, Graph) else None
+
+
+def phase_of(op: Op) -> Phase | None:
+    """What may still happen to the program that an op is in."""
+    program = program_of(op)
+    return program.phase if program is not None else None
 
 
 def enclosing_shard_map(op: Op) -> Call | None:

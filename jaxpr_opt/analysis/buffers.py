@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.ir import Carry, Op, Scan, While, backward_slice
+from jaxpr_opt.ir import Carry, Op, Scan, While, backward_slice, program_of
 from jaxpr_opt.traits import is_cheap
 
 NEVER_REPEATED = frozenset({
@@ -100,10 +100,8 @@ def copied_by(found: Buffer) -> Op | None:
 @remembered
 def is_differentiated(loop: Op) -> bool:
     """Whether the program that a loop is in computes cotangents, maybe by way of this loop."""
-    region = loop.region
-    while region is not None and region.parent is not None:
-        region = region.parent
-    return region is not None and any(op.source.transposed for op in region.walk())
+    program = program_of(loop)
+    return program is not None and any(op.source.transposed for op in program.walk())
 
 
 def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:

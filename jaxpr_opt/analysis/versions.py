@@ -48,7 +48,7 @@ class Versions:
 
     @property
     def name(self) -> str:
-        return self.carry.param.name or f"the carry {self.carry.param.aval.str_short()}"
+        return _name(self.carry)
 
     @property
     def varying(self) -> list[Value]:
@@ -136,12 +136,15 @@ def _history(scan: Scan, carry: Carry) -> tuple[tuple[Op, ...], dict[Value, int]
         if op is None or op.region is not scan.body or not _is_write(op):
             versions[carry.param] = len(writes)
             by = op.name if op is not None else "another value"
-            name = carry.param.name or f"the carry {carry.param.aval.str_short()}"
-            return (), versions, f"{name} is replaced by {by}, not written to"
+            return (), versions, f"{_name(carry)} is replaced by {by}, not written to"
         writes.append(op)
         version = _original(op.operands[0])
     versions[carry.param] = len(writes)
     return tuple(writes), versions, None
+
+
+def _name(carry: Carry) -> str:
+    return carry.param.name or f"the carry {carry.param.aval.str_short()}"
 
 
 def indices(write: Op) -> list[Value]:
