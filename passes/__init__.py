@@ -27,6 +27,7 @@ from jaxpr_opt.passes.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.replay_steps import ReplaySteps
 from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
+from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.passes.simplify import Simplify
 from jaxpr_opt.passes.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
@@ -66,7 +67,7 @@ DEFAULT = (
     # Only now can the masks of the transposed loops be compared, so that they merge too.
     (*RESIDUALS, CollapseLoops("upfront")),
     # What the loops hand to each other is settled when there is one loop and one transposed loop.
-    (*RESIDUALS, *PIECES, NarrowResiduals(), UndoCarriedWrites()),
+    (*RESIDUALS, *PIECES, NarrowResiduals(), ShareShiftedStacks(), UndoCarriedWrites()),
     (ReplaySteps(),),
     (IsolateSkippedSteps(),),
     RESIDUALS,

@@ -64,6 +64,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.cuts import Cut, available, cheapest, residuals
 from jaxpr_opt.analysis.routes import routes
+from jaxpr_opt.analysis.shifts import readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.analysis.versions import restored
 from jaxpr_opt.handover import make_cut
@@ -151,9 +152,15 @@ class _Prices:
 def _prices(scan: Scan) -> _Prices:
     stacked, whole = available(scan).keys(), restored(scan)
     kept = stacked - {value for _, value in residuals(scan)}
-    free = kept | whole | {stream.param for stream in scan.streams}
+    free = kept | whole | {stream.param for stream in scan.streams} | _next(scan)
     factor = WORTHWHILE if find_skip(scan) is None else 1
     return _Prices(free, stacked, whole, _rows(scan, whole), factor)
+
+
+def _next(scan: Scan) -> Set[Value]:
+    """What `share-shifted-stacks` reads of the next step's stacks, if all residuals can be."""
+    back = all(not isinstance(readers_back(scan, s.result), str) for s, _ in residuals(scan))
+    return shifted(scan).keys() if back else frozenset()
 
 
 def _rows(scan: Scan, whole: Set[Value]) -> Set[Op]:

@@ -1,0 +1,103 @@
+"""Keep what one step leaves and the next begins with once, not twice.
+
+Before::
+
+    h, r, k = scan[8] carry(c=z) xs(x=xs) {
+      t = tanh (add (dot_general w c) x)
+      yield carry(t) ys(c, t)
+    }
+    g = scan[8, reverse] carry(d=ct) xs(a=r, b=k) { f a b d }
+
+After::
+
+    h, r = scan[8] carry(c=z) xs(x=xs) {
+      t = tanh (add (dot_general w c) x)
+      yield carry(t) ys(c)
+    }
+    g, _ = scan[8, reverse] carry(d=ct, b=h) xs(a=r) {
+      ...
+      yield carry(f a b d, a)
+    }
+
+The transpose of a recurrent network reads the state that a step began with, for the weights, and
+the one that it ended with, for its activation.  Sound when
+
+1. the one stack is of a carry's parameter, the other of the same carry's next value;
+2. the second is read only row by row, in loops of as many steps that run the other way: the row
+   that such a loop reads of the first stack in a step is what it needs of the second one in the
+   next step, and in its first step it needs the carry's result;
+3. none of these loops skips steps, and what is carried has the type of the rows.
+
+Cost: the loops that read carry one row more, and the loop that stacks writes one row less.
+Source: the residuals of `lax.scan` are those of its body, each on its own; a step by itself does
+not know that another one follows, https://github.com/jax-ml/jax/pull/4517.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.shifts import readers_back, shifted
+from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shifted(Match):
+    """A stack of what a carry is after each step, and the one of what it is before."""
+
+    stack: Stack
+    carry: Carry
+    earlier: Stack
+
+
+@dataclass(frozen=True)
+class ShareShiftedStacks(Pass):
+    """Stacks of a carry before and after each step -> one of them."""
+
+    name: ClassVar[str] = "share-shifted-stacks"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[Shifted]:
+        assert isinstance(op, Scan)
+        known = shifted(op)
+        for stack in op.stacks if known else ():
+            if stack.value in known and stack.result.uses:
+                carry, earlier = known[stack.value]
+                says = f"{stack.value.label} is {carry.param.label} of the next step, kept once"
+                yield Shifted(op, says, stack, carry, earlier, about=stack.result)
+
+    def refuse(self, match: Shifted) -> str | None:
+        assert isinstance(match.op, Scan)
+        found = readers_back(match.op, match.stack.result)  # (2)
+        if isinstance(found, str):
+            return found
+        if any(row.aval != match.carry.result.aval for _, row in found):  # (3)
+            return "the carry is of another type than the rows"
+        return None
+
+    def rewrite(self, match: Shifted, rw: Rewriter) -> None:
+        scan, gone = match.op, match.stack.result
+        assert isinstance(scan, Scan)
+        found = readers_back(scan, gone)
+        assert not isinstance(found, str)
+        for reader, row in found:
+            _carry(reader, row, match, rw)
+        rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not gone])
+
+
+def _carry(reader: Scan, row: Value, match: Shifted, rw: Rewriter) -> None:
+    """Make a loop carry a row of the earlier stack to the step that needs it."""
+    streams = [s for s in reader.streams if s.param is not row]
+    earlier = next((s for s in streams if s.operand is match.earlier.result), None)
+    if earlier is None:
+        operand = match.earlier.result
+        earlier = Stream(operand, rw.new_value(rw.row_aval(operand), operand.name))
+        streams.append(earlier)
+    param, last = rw.new_value(row.aval, row.name), rw.new_value(row.aval)
+    carried = Carry(match.carry.result, param, earlier.param, last)
+    rw.replace(row, param)
+    rw.set_scan(reader, carries=[*reader.carries, carried], streams=streams)
