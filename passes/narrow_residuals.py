@@ -64,7 +64,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.cuts import Cut, available, cheapest, residuals
 from jaxpr_opt.analysis.routes import routes
-from jaxpr_opt.analysis.shifts import readers_back, shifted
+from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.analysis.versions import restored
 from jaxpr_opt.handover import make_cut
@@ -158,9 +158,12 @@ def _prices(scan: Scan) -> _Prices:
 
 
 def _next(scan: Scan) -> Set[Value]:
-    """What `share-shifted-stacks` reads of the next step's stacks, if all residuals can be."""
-    back = all(not isinstance(readers_back(scan, s.result), str) for s, _ in residuals(scan))
-    return shifted(scan).keys() if back else frozenset()
+    """What all that reads a residual can have of the next step's (`share-shifted-stacks`)."""
+    read = [readers_back(scan, stack.result) for stack, _ in residuals(scan)]
+    readers = [each for found in read if not isinstance(found, str) for each in found]
+    if any(isinstance(found, str) for found in read):
+        return frozenset()
+    return {value for value in shifted(scan) if is_good_part(value, readers)}
 
 
 def _rows(scan: Scan, whole: Set[Value]) -> Set[Op]:

@@ -28,7 +28,8 @@ the one that it ended with, for its activation.  Sound when
    next step, and in its first step it needs the carry's result;
 3. none of these loops skips steps, and what is carried has the type of the rows.
 
-Cost: the loops that read carry one row more, and the loop that stacks writes one row less.
+Cost: the loops that read carry one row more, and the loop that stacks writes one row less.  So it
+fires only if that row is a good part of what is streamed.
 Source: the residuals of `lax.scan` are those of its body, each on its own; a step by itself does
 not know that another one follows, https://github.com/jax-ml/jax/pull/4517.
 """
@@ -39,7 +40,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.shifts import readers_back, shifted
+from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -77,6 +78,8 @@ class ShareShiftedStacks(Pass):
             return found
         if any(row.aval != match.carry.result.aval for _, row in found):  # (3)
             return "the carry is of another type than the rows"
+        if not is_good_part(match.carry.param, found):
+            return "it is a small part of what the loop streams"
         return None
 
     def rewrite(self, match: Shifted, rw: Rewriter) -> None:

@@ -234,6 +234,18 @@ def test_of_different_carries():
     alone(SHARE, program, "f32[3]", fires=False)
 
 
+def test_a_small_part():
+    """Carrying a row costs time: not for a fifth of what the loop reads."""
+
+    def program(x, wide):
+        last, (before, after) = forward()(x)
+        body = lambda d, rows: (d * rows[0] + rows[1] + jnp.sum(rows[2]), None)  # noqa: E731
+        return lax.scan(body, last, (before, after, wide), reverse=True)[0]
+
+    alone(SHARE, program, "f32[3]", "f32[4,3]", fires=True)
+    check_refuses(SHARE, program, "f32[3]", "f32[4,9]", because="a small part of what the loop")
+
+
 @pytest.mark.parametrize("above", [True, False])
 def test_a_recurrent_network(above):
     """The gradient keeps the states, and neither them twice nor the derivatives of `tanh`."""
