@@ -202,7 +202,7 @@ def test_read_by_a_nest_of_loops():
     def program(x):
         last, (before, after) = forward()(x)
         rows = after.reshape(2, 2, 3)
-        inner = lambda d, rows: (back(d, (rows, rows)), None)  # noqa: E731
+        inner = lambda d, rows: (back(d, (rows, rows)), None)
         return lax.scan(inner, last, rows, reverse=True)[0], before
 
     check_refuses(SHARE, program, "f32[3]", because="in another order than from the last step")
@@ -212,7 +212,7 @@ def test_a_loop_that_skips():
     """(3) What is carried would have to pass the steps that are skipped."""
 
     def program(x):
-        stop = lambda c: lax.cond(jnp.sum(c) > 0, jnp.sin, lambda c: c, c)  # noqa: E731
+        stop = lambda c: lax.cond(jnp.sum(c) > 0, jnp.sin, lambda c: c, c)
         last, stacks = forward(stop)(x)
         return back(last, stacks)
 
@@ -239,7 +239,7 @@ def test_a_small_part():
 
     def program(x, wide):
         last, (before, after) = forward()(x)
-        body = lambda d, rows: (d * rows[0] + rows[1] + jnp.sum(rows[2]), None)  # noqa: E731
+        body = lambda d, rows: (d * rows[0] + rows[1] + jnp.sum(rows[2]), None)
         return lax.scan(body, last, (before, after, wide), reverse=True)[0]
 
     alone(SHARE, program, "f32[3]", "f32[4,3]", fires=True)
@@ -252,7 +252,7 @@ def test_a_recurrent_network(above):
     n, width = 16, 32
 
     def loss(w, xs):
-        step = lambda h, x: (jnp.tanh(h @ w + x), None)  # noqa: E731
+        step = lambda h, x: (jnp.tanh(h @ w + x), None)
         return jnp.sum(lax.scan(step, jnp.zeros(width), xs)[0])
 
     gradient = optimize(jax.grad(loss)) if above else jax.grad(optimize(loss))
