@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpr_opt import compat
+from jaxpr_opt import compat, subtotals
 from jaxpr_opt.analysis import cuts, versions
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.passes import (
@@ -67,12 +67,13 @@ def eager(monkeypatch):
     monkeypatch.setattr(cuts, "_work", lambda op: 0.0)
     monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", {"barrier": 0, "branch": 0})
     monkeypatch.setattr(accumulate_sparse_cotangents, "MAX_ADDED", 1)
+    monkeypatch.setattr(subtotals, "WIDE", 0)
     monkeypatch.setattr(versions, "WORTHWHILE", 0)
 
 
 def eager_pipeline():
-    """The passes, one of which may carry a second array however small the first."""
-    moves = AccumulateSparseCotangents(dense_factor=0, dense_bytes=0)
+    """The passes, one of which adds up elsewhere however small the array."""
+    moves = AccumulateSparseCotangents(dense_factor=0, slot_bytes=0, dense_bytes=0)
     stages = resolve().stages
     return Pipeline(
         tuple(tuple(moves if p.name == moves.name else p for p in stage) for stage in stages)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt import subtotals
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Scan
 from jaxpr_opt.passes import accumulate_sparse_cotangents
@@ -16,8 +17,8 @@ from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 
 DIRECT = AccumulateSparseCotangents()
-ALWAYS = AccumulateSparseCotangents(dense_factor=0, dense_bytes=0)
-"""Carries a second array however small the first."""
+ALWAYS = AccumulateSparseCotangents(dense_factor=0, slot_bytes=0, dense_bytes=0)
+"""Adds up elsewhere however small the array."""
 
 
 def looped(step):
@@ -358,7 +359,7 @@ def test_a_buffer_of_another_loop():
     check_refuses(DIRECT, program, *TYPES, because="made anew in each step")
 
 
-# ---------------------------------------------------------------- a second array is carried
+# ---------------------------------------------------------------- added up elsewhere
 
 
 def rows(table, toks):
@@ -401,6 +402,12 @@ TOKENS = np.array([[0, 3, 3], [5, 5, 5], [-1, 2, 9], [3, 0, -9]], np.int32)
 """Repeated, negative, out of range."""
 
 
+@pytest.fixture
+def slots(monkeypatch):
+    """Rows of two numbers have slots, too."""
+    monkeypatch.setattr(subtotals, "WIDE", 0)
+
+
 @pytest.mark.parametrize("loss", [nested, deep, many, pair, tail])
 def test_a_table(loss):
     """(2) Pieces of one step are added up first: the same bits."""
@@ -408,6 +415,153 @@ def test_a_table(loss):
     for special in (None, np.inf, np.nan):
         given = table if special is None else table.at[3, 1].set(special)
         alone(ALWAYS, jax.grad(loss), given, TOKENS, fires=True)
+
+
+def elements(table, toks):
+    """Columns of a table of two axes of rows."""
+
+    def loss(table, toks):
+        def inner(h, t):
+            row = lax.dynamic_slice(table, (t, 0, 1), (1, 2, 1)).reshape(2)
+            return jnp.tanh(h + row), None
+
+        step = lambda h, ts: (lax.scan(inner, h, ts * 2 - 1)[0], None)
+        return jnp.sum(lax.scan(step, jnp.ones(2), toks)[0])
+
+    return loss(jnp.stack([table, 2 * table], axis=2), toks)
+
+
+@pytest.mark.parametrize("loss", [nested, deep, elements])
+def test_a_table_and_slots(slots, loss):
+    """(2) Steps that come to the same row share a slot, those out of range that of the last row."""
+    table = jnp.asarray(np.random.default_rng(0).standard_normal((7, 2)), jnp.float32)
+    for special in (None, np.inf, np.nan):
+        given = table if special is None else table.at[3, 1].set(special)
+        graph = alone(ALWAYS, jax.grad(loss), given, TOKENS, fires=True)
+        assert any(
+            v.dtype == np.int32 and op.name == "dynamic_update_slice"
+            for op in graph.walk()
+            for v in op.results
+        )
+
+
+def test_slots_in_double_precision(slots):
+    with jax.enable_x64(True):
+        table = jnp.asarray(np.random.default_rng(0).standard_normal((7, 2)))
+        alone(ALWAYS, jax.grad(nested), table, TOKENS.astype(np.int64), fires=True)
+
+
+def test_each_step_adds_to_a_slot():
+    """A row of four numbers; where it belongs is known before the inner loop runs."""
+
+    def program(c, us, idx):
+        def outer(c, x):
+            def inner(t, x):
+                u, i = x
+                return lax.dynamic_update_slice(
+                    t, lax.dynamic_slice(t, (i, 0), (1, 4)) + u, (i, 0)
+                ), None
+
+            return c + lax.scan(inner, jnp.zeros((8, 4)), x)[0], None
+
+        return lax.scan(outer, c, (us, idx))[0]
+
+    check_rewrite(
+        ALWAYS,
+        program,
+        "f32[8,4]",
+        "f32[5,3,1,4]",
+        "i32[5,3]",
+        simplify=True,
+        diff="""
+          fn (c:f32[8,4], us:f32[5,3,1,4], idx:i32[5,3]) {
+        +   b1:i32[8] = broadcast_in_dim 0
+        -   c1:f32[8,4] = scan[5] carry(c=c) xs(x=us, x1=idx) {
+        +   c1:f32[8,4], c2:i32[8] = scan[5] carry(c=c, scratch=b1) xs(x=us, x1=idx) {
+        -     b:f32[8,4] = broadcast_in_dim 0.0
+        +     l1:bool[3] = lt x1 0
+        +     a2:i32[3] = add x1 8
+        +     s1:i32[3] = select_n l1 x1 a2
+        +     i:i32[3] = iota
+        +     c2:i32[8] = scan[3] carry(c2=scratch) xs(x2=i, x3=s1) {
+        +       r:i32[1] = reshape x2
+        +       d2:i32[8] = dynamic_update_slice c2 r x3
+        +       yield carry(d2)
+        +     }
+        +     b1:f32[3,1,4] = broadcast_in_dim 0.0
+        +     c3:f32[3,1,4] = scan[3] carry(sums=b1) xs(x2=x, x3=x1) {
+        +       l:bool[] = lt x3 0
+        +       a:i32[] = add x3 8
+        +       s:i32[] = select_n l x3 a
+        +       d2:i32[1] = dynamic_slice c2 s
+        +       r:i32[] = reshape d2
+        +       d3:f32[1,1,4] = dynamic_slice sums r 0 0
+        +       s1:f32[1,4] = squeeze d3
+        +       a2:f32[1,4] = add s1 x2
+        +       b1:f32[1,1,4] = broadcast_in_dim a2
+        +       d4:f32[3,1,4] = dynamic_update_slice sums b1 r 0 0
+        +       yield carry(d4)
+        +     }
+        -     c1:f32[8,4] = scan[3] carry(c=b) xs(x=x, x1=x1) {
+        +     c1:f32[8,4] = scan[3] carry(c=c) xs(x=c3, x1=s1) {
+        -       l:bool[] = lt x1 0
+        -       a:i32[] = add x1 8
+        -       s:i32[] = select_n l x1 a
+        -       d:f32[1,4] = dynamic_slice c s 0
+        +       d:f32[1,4] = dynamic_slice c x1 0
+                a1:f32[1,4] = add d x
+        -       d1:f32[8,4] = dynamic_update_slice c a1 s 0
+        +       d1:f32[8,4] = dynamic_update_slice c a1 x1 0
+                yield carry(d1)
+              }
+        -     a:f32[8,4] = add c c1
+        -     yield carry(a)
+        +     yield carry(c1, c2)
+            }
+            return c1
+          }
+        """,
+    )
+
+
+def test_where_it_belongs_is_found_by_the_loop(slots):
+    """Then a second array is carried: what is added may come to any window."""
+
+    def program(c, us, idx):
+        def outer(c, x):
+            def inner(carry, x):
+                t, j = carry
+                u, i = x
+                t = lax.dynamic_update_slice(t, lax.dynamic_slice(t, (j, 0), (1, 4)) + u, (j, 0))
+                return (t, (j + i) % 8), None
+
+            return c + lax.scan(inner, (jnp.zeros((8, 4)), 0), x)[0][0], None
+
+        return lax.scan(outer, c, (us, idx))[0]
+
+    graph = alone(ALWAYS, program, "f32[8,4]", "f32[5,3,1,4]", "i32[5,3]", fires=True)
+    (outer,) = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert [c.param.shape for c in outer.carries] == [(8, 4), (8, 4)]
+
+
+def test_windows_of_several_places(slots):
+    """Two rows may overlap in one of them: no slot is theirs alone."""
+
+    def program(c, us, idx):
+        def outer(c, x):
+            def inner(t, x):
+                u, i = x
+                return lax.dynamic_update_slice(
+                    t, lax.dynamic_slice(t, (i, 0), (2, 4)) + u, (i, 0)
+                ), None
+
+            return c + lax.scan(inner, jnp.zeros((8, 4)), x)[0], None
+
+        return lax.scan(outer, c, (us, idx))[0]
+
+    graph = alone(ALWAYS, program, "f32[8,4]", "f32[5,3,2,4]", "i32[5,3]", fires=True)
+    (outer,) = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert [c.param.shape for c in outer.carries] == [(8, 4), (8, 4)]
 
 
 def test_the_array_is_cleared():

@@ -1,0 +1,331 @@
+"""What is added to an array: pieces, one after the other, each to a window of it.
+
+Transposes of reads make a dense array of zeros with a piece in it: `dynamic_update_slice`,
+`scatter` and `scatter-add` into zeros, `pad`, `concatenate`, sums of these, and loops that add them
+up.  All are one form here, a `Chain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.access import WRITES, Extent, access
+from jaxpr_opt.analysis.affine import Affine
+from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.analysis.expressions import same_expression
+from jaxpr_opt.ir import Carry, Op, Scan, Value
+
+SUMS = frozenset({"add", "add_any"})
+ADDING = frozenset({"scatter-add", "scatter_add"})
+SCATTERS = frozenset({"scatter", *ADDING})
+MAX_PIECES = 32
+"""Terms of a sum that are looked at."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """`op` adds `update` to a window of `base`, or of zeros if that is None."""
+
+    op: Op
+    base: Value | None
+    update: Value
+    indices: tuple[Value, ...] = ()
+    starts: tuple[int, ...] = ()
+    """Where the window is, if that does not depend on operands."""
+
+    @property
+    def result(self) -> Value:
+        return self.op.result
+
+    @property
+    def nbytes(self) -> int:
+        return self.update.nbytes
+
+    @property
+    def count(self) -> int:
+        """How many windows are touched."""
+        return 1
+
+    @property
+    def innermost(self) -> Piece:
+        """The op that puts something into zeros."""
+        return self
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether XLA makes the array: it sees through writes and scatters in the step itself."""
+        return self.op.name not in WRITES
+
+    def read(self, array: Any, *indices: Any) -> Any:
+        """The window of `array`, with the shape of the update."""
+        if self.op.name in SCATTERS:
+            return _mirrored(self.op, array, *indices)
+        where = indices or self._constants  # indices are normalised: bound, not called again
+        return lax.dynamic_slice_p.bind(array, *where, slice_sizes=self.update.shape)
+
+    def write(self, array: Any, value: Any, *indices: Any) -> Any:
+        """`array` with `value` in the window."""
+        if self.op.name in SCATTERS:
+            numbers, kept = self.op.params["dimension_numbers"], _kept(self.op)
+            return lax.scatter(array, indices[0], value, numbers, **kept)
+        return lax.dynamic_update_slice_p.bind(array, value, *(indices or self._constants))
+
+    def add(self, array: Any, update: Any, *indices: Any) -> Any:
+        """`array` with `update` added to the window."""
+        if self.op.name in ADDING:
+            assert self.op.primitive is not None
+            return self.op.primitive.bind(array, *indices, update, **self.op.params)
+        return self.write(array, lax.add(self.read(array, *indices), update), *indices)
+
+    @property
+    def _constants(self) -> tuple[Any, ...]:
+        return tuple(np.int32(start) for start in self.starts)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether an element may be added to twice; of several that are written, one stays."""
+        if self.op.name not in ADDING:
+            return False
+        batched = self.op.params["dimension_numbers"].scatter_indices_batching_dims
+        lead = self.indices[0].shape[:-1]
+        windows = prod(n for d, n in enumerate(lead) if d not in batched)
+        return windows > 1 and not self.op.params["unique_indices"]
+
+    @property
+    def window(self) -> tuple[Extent, ...]:
+        """Where it adds; nothing if that cannot be told."""
+        if self.starts:
+            sizes = zip(self.starts, self.update.shape, strict=True)
+            return tuple(Extent(Affine(start), size) for start, size in sizes)
+        found = access(self.op)
+        return found.window if found is not None else ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """The loop `op` does nothing with a carry but add pieces to it, the same windows each step."""
+
+    op: Scan
+    carry: Carry
+    inner: Chain
+
+    @property
+    def base(self) -> Value:
+        return self.carry.init
+
+    @property
+    def result(self) -> Value:
+        return self.carry.result
+
+    @property
+    def nbytes(self) -> int:
+        return self.op.length * self.inner.nbytes
+
+    @property
+    def count(self) -> int:
+        return self.op.length * sum(link.count for link in self.inner.links)
+
+    @property
+    def innermost(self) -> Piece:
+        return self.inner.links[-1].innermost
+
+    @property
+    def is_dense(self) -> bool:
+        return True
+
+
+Link = Piece | Pieces
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """Pieces added to `root` one after the other, or to zeros if it is None."""
+
+    root: Value | None
+    links: tuple[Link, ...]
+
+    @property
+    def starts_at_zero(self) -> bool:
+        return bool(self.links) and (self.root is None or uniform(self.root) == 0)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(link.nbytes for link in self.links)
+
+
+def added(value: Value, depth: int = 0) -> Chain:
+    """The pieces that `value` is the sum of, and what they are added to."""
+    op = value.op
+    if op is None or depth > MAX_PIECES:
+        return Chain(value, ())
+    if op.name in SUMS:
+        return _term(op, depth) or Chain(value, ())
+    link = _link(value)
+    if link is None:
+        return Chain(value, ())
+    if link.base is None or uniform(link.base) == 0:
+        return Chain(link.base, (link,))
+    before = added(link.base, depth + 1)
+    return Chain(before.root, (*before.links, link))
+
+
+def _term(op: Op, depth: int) -> Chain | None:
+    """A piece that is an array of its own, added to others or to a carry."""
+    for rest, dense in (op.operands, op.operands[::-1]):
+        piece = _link(dense)
+        if isinstance(piece, Piece) and (piece.base is None or uniform(piece.base) == 0):
+            before = added(rest, depth + 1)
+            owner = rest.region.owner if rest.op is None and rest.region is not None else None
+            if isinstance(owner, Scan) or (before.starts_at_zero and not piece.repeats):
+                return Chain(before.root, (*before.links, replace(piece, base=rest)))
+    return None
+
+
+def _link(value: Value) -> Link | None:
+    """The last that was added to a value."""
+    op = value.op
+    if isinstance(op, Scan):
+        return _repeated(op, value)
+    if op is None or not jnp.issubdtype(value.dtype, jnp.number):
+        return None
+    if op.name == "pad":
+        return _padded(op)
+    if op.name == "concatenate":
+        return _joined(op)
+    if op.name == "dynamic_update_slice":
+        array, update, *starts = op.operands
+        return _written(Piece(op, array, update, tuple(starts)))
+    if op.name not in SCATTERS:
+        return None
+    array, index, update = op.operands
+    piece = Piece(op, array, update, (index,))
+    if op.name in ADDING:
+        return piece
+    return _written(piece) if op.params.get("update_jaxpr") is None else None  # none applied
+
+
+def _repeated(scan: Scan, result: Value) -> Pieces | None:
+    """A carry to which each step adds pieces."""
+    carry = scan.carry_of(result)
+    if carry is None:
+        return None
+    inner = added(carry.next)
+    return Pieces(scan, carry, inner) if inner.links and inner.root is carry.param else None
+
+
+def _padded(op: Op) -> Piece | None:
+    """An array with zeros around it."""
+    array, filler = op.operands
+    config = op.params["padding_config"]
+    if uniform(filler) != 0 or any(low < 0 or high < 0 or inner for low, high, inner in config):
+        return None
+    return Piece(op, None, array, starts=tuple(low for low, _, _ in config))
+
+
+def _joined(op: Op) -> Piece | None:
+    """A concatenation of zeros and one array that is not."""
+    axis, at, found = op.params["dimension"], 0, None
+    for operand in op.operands:
+        if uniform(operand) != 0:
+            if found is not None:
+                return None
+            starts = [0] * len(operand.shape)
+            starts[axis] = at
+            found = Piece(op, None, operand, starts=tuple(starts))
+        at += operand.shape[axis]
+    return found
+
+
+def _written(piece: Piece) -> Piece | None:
+    """A write into zeros; or of what it replaces plus something."""
+    assert piece.base is not None
+    if uniform(piece.base) == 0:
+        return piece
+    total = piece.update.op
+    if total is None or total.name not in SUMS:
+        return None
+    for old, update in (total.operands, total.operands[::-1]):
+        if update.shape == piece.update.shape and _is_read_of(old, piece):
+            return replace(piece, update=update)
+    return None
+
+
+def _is_read_of(value: Value, piece: Piece) -> bool:
+    """Whether `value` is what a write replaces."""
+    op, write = value.op, piece.op
+    if op is None:
+        return False
+    if len(op.operands) != len(piece.indices) + 1 or op.operands[0] is not piece.base:
+        return False
+    pairs = zip(op.operands[1:], piece.indices, strict=True)
+    if not all(same_expression(a, b, {}) for a, b in pairs):
+        return False
+    if write.name == "dynamic_update_slice":
+        return op.name == "dynamic_slice"
+    numbers, sizes = _mirror(write)
+    wanted = {"dimension_numbers": numbers, "slice_sizes": sizes, "mode": write.params["mode"]}
+    return op.name == "gather" and all(op.params[k] == v for k, v in wanted.items())
+
+
+def apart(a: Sequence[Extent], b: Sequence[Extent]) -> bool:
+    """Whether two windows never have an element in common."""
+    for first, second in zip(a, b, strict=False):
+        if first.start is None or second.start is None:
+            continue
+        distance = second.start - first.start
+        if distance.is_constant and not -second.size < distance.offset < first.size:
+            return True
+    return False
+
+
+def own_windows(link: Link) -> bool:
+    """Whether some loop's windows are known, and a step of it has one of its own."""
+    if isinstance(link, Piece):
+        return False
+    return any(moves(inner, link.op) or own_windows(inner) for inner in link.inner.links)
+
+
+def moves(link: Link, loop: Scan) -> bool:
+    """Whether a window is known, and no two steps of a loop have an element of it in common."""
+    window = link.window if isinstance(link, Piece) else ()
+    return bool(window) and any(
+        extent.start is not None and abs(extent.start.steps.get(loop, 0)) >= extent.size
+        for extent in window
+    )
+
+
+def _kept(op: Op) -> dict[str, Any]:
+    """The parameters that a gather and a scatter have in common."""
+    return {k: op.params[k] for k in ("indices_are_sorted", "unique_indices", "mode")}
+
+
+def _mirror(op: Op) -> tuple[lax.GatherDimensionNumbers, tuple[int, ...]]:
+    """How a gather reads the windows that a scatter writes, and their size."""
+    numbers = op.params["dimension_numbers"]
+    array, _, update = op.operands
+    missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    kept = iter(numbers.update_window_dims)
+    sizes = tuple(
+        1 if axis in missing else update.shape[next(kept)] for axis in range(len(array.shape))
+    )
+    mirrored = lax.GatherDimensionNumbers(
+        offset_dims=numbers.update_window_dims,
+        collapsed_slice_dims=numbers.inserted_window_dims,
+        start_index_map=numbers.scatter_dims_to_operand_dims,
+        operand_batching_dims=numbers.operand_batching_dims,
+        start_indices_batching_dims=numbers.scatter_indices_batching_dims,
+    )
+    return mirrored, sizes
+
+
+def _mirrored(op: Op, array: Any, index: Any) -> Any:
+    """The windows that a scatter writes; those out of range, which it drops, read as zero."""
+    numbers, sizes = _mirror(op)
+    return lax.gather(array, index, numbers, sizes, fill_value=0, **_kept(op))
