@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.cuts import Cut, available
 from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.analysis.routes import Route, Rows, Split, routes
+from jaxpr_opt.analysis.routes import Route, Rows, Split, Stacked, routes
 from jaxpr_opt.ir import Cond, Op, Outcome, Region, Scan, Stack, Stream, Value, reads
 from jaxpr_opt.rewriter import Rewriter
 
@@ -20,7 +20,7 @@ def make_cut(scan: Scan, cut: Cut, rw: Rewriter) -> None:
     rows = _store(scan, cut, rw)
     by_route: dict[Route, list[tuple[Value, Value]]] = {}
     for stack, value in cut.residuals:
-        for route, row in routes(stack.result) or ():
+        for route, row in routes(stack.result, nests=True) or ():
             by_route.setdefault(route, []).append((row, value))
     for route, read in by_route.items():
         _replay(route, read, scan, cut, rows, rw)
@@ -32,15 +32,10 @@ def make_cut(scan: Scan, cut: Cut, rw: Rewriter) -> None:
 def _store(scan: Scan, cut: Cut, rw: Rewriter) -> dict[Value, Value]:
     """Stack what the cut stores; the stacked array of each value."""
     rows = dict(available(scan))
-    added = []
     for value in cut.stored:
-        if value in rows:
-            continue
-        visible = value if value.region is scan.body else _yielded(value, rw)
-        made = rw.new_value(rw.stacked_aval(value, scan.length), value.name)
-        added.append(Stack(visible, made))
-        rows[value] = made
-    rw.set_scan(scan, stacks=[*scan.stacks, *added])
+        if value not in rows:
+            visible = value if value.region is scan.body else _yielded(value, rw)
+            rows[value] = _stacked(visible, scan, rw)
     return rows
 
 
@@ -103,6 +98,8 @@ def _send(array: Value, route: Route, rw: Rewriter) -> Value:
         if isinstance(hop, Split):
             lead = len(hop.op.operands[0].shape) - len(hop.op.result.shape) + len(hop.sizes)
             array = rw.insert(partial(_split, hop.sizes, lead), array, before=hop.op)
+        elif isinstance(hop, Stacked):
+            array = _stacked(array, hop.scan, rw)
         else:
             present = next((s for s in hop.scan.streams if s.operand is array), None)
             if present is None:
@@ -110,6 +107,18 @@ def _send(array: Value, route: Route, rw: Rewriter) -> Value:
                 rw.set_scan(hop.scan, streams=[*hop.scan.streams, present])
             array = present.param
     return array
+
+
+def _stacked(value: Value, scan: Scan, rw: Rewriter) -> Value:
+    """The stack of a value of a loop's step; of a row of a stream, its operand."""
+    stream = scan.stream_of(value)
+    if stream is not None:
+        return stream.operand
+    present = next((s.result for s in scan.stacks if s.value is value), None)
+    if present is None:
+        present = rw.new_value(rw.stacked_aval(value, scan.length), value.name)
+        rw.set_scan(scan, stacks=[*scan.stacks, Stack(value, present)])
+    return present
 
 
 def _split(sizes: tuple[int, ...], lead: int, x: jax.Array) -> jax.Array:
@@ -124,6 +133,8 @@ def _unread(
         for hop in reversed(route):
             if isinstance(hop, Rows):
                 rw.set_scan(hop.scan, streams=[s for s in hop.scan.streams if s.param.uses])
+            elif isinstance(hop, Stacked):
+                rw.set_scan(hop.scan, stacks=[s for s in hop.scan.stacks if s.result.uses])
             elif not hop.op.result.uses and hop.op.region is not None:
                 rw.erase(hop.op)
     assert not any(value.uses for value in gone)

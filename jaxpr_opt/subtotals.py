@@ -154,9 +154,9 @@ def _marked(found: Slots, marks: jax.Array, *rows: jax.Array) -> jax.Array:
 
 def _into_slot(found: Slots, sums: Any, marks: Any, update: Any, *indices: Any) -> Any:
     at = found.read(marks, *indices)
-    old = lax.dynamic_index_in_dim(sums, at, keepdims=False, allow_negative_indices=False)
-    new = lax.add(old, update)
-    return lax.dynamic_update_index_in_dim(sums, new, at, 0, allow_negative_indices=False)
+    old = lax.dynamic_index_in_dim(sums, at, allow_negative_indices=False)
+    new = lax.add(old, lax.expand_dims(update, (0,)))  # as it is read and written: in one fusion
+    return lax.dynamic_update_slice_in_dim(sums, new, at, 0, allow_negative_indices=False)
 
 
 def _from_slots(found: Slots, total: jax.Array, sums: jax.Array, *rows: jax.Array) -> jax.Array:

@@ -31,10 +31,11 @@ A minimum cut decides what of a step is stored for all residuals of a loop at on
 
 Sound when
 
-1. the stacks are read only row by row, in loops or nests of loops of as many steps;
+1. the stacks are read only row by row, in loops or nests of loops of as many steps; they may be
+   stacked again by loops around the one that makes them;
 2. their values are made by pure first-order ops, which are repeated in the loops that read them,
-   from values defined outside of the loop, rows of its streams, and values that are stacked, now
-   or already.
+   from values defined outside of all these loops, rows of their streams, and values that are
+   stacked, now or already.
 
 Cost: movement and basic arithmetic are free beside reading what they are made of.  They are
 repeated if what is newly stacked is smaller than what no longer is, by a factor unless the loop
@@ -62,7 +63,7 @@ from math import inf, prod
 from typing import ClassVar
 
 from jaxpr_opt.analysis.cost import cost
-from jaxpr_opt.analysis.cuts import Cut, available, cheapest, residuals
+from jaxpr_opt.analysis.cuts import Cut, cheapest, handed_over, residuals
 from jaxpr_opt.analysis.routes import routes
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
@@ -99,7 +100,7 @@ class NarrowResiduals(Pass):
 
     def find(self, op: Op) -> Iterator[Handover]:
         assert isinstance(op, Scan)
-        found = residuals(op)
+        found = residuals(op, nests=True)
         prices = _prices(op) if found else None
         made = [v for _, v in found if prices and v.op and prices.repeat(v.op) is not None]
         if prices is None or not made:
@@ -129,7 +130,8 @@ class _Prices:
 
     free: Set[Value]
     """Values that the readers have, or will have, whatever is stacked."""
-    stacked: Set[Value]
+    present: Set[Value]
+    """Values that are stacked already, or streamed."""
     restored: Set[Value]
     rows: Set[Op]
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
@@ -138,7 +140,7 @@ class _Prices:
     def store(self, value: Value) -> int:
         if value in self.free:
             return 0
-        return STORING * value.nbytes * (1 if value in self.stacked else self.factor)
+        return STORING * value.nbytes * (1 if value in self.present else self.factor)
 
     def repeat(self, op: Op) -> int | None:
         made = sum(v.nbytes for v in op.results)
@@ -150,16 +152,16 @@ class _Prices:
 
 
 def _prices(scan: Scan) -> _Prices:
-    stacked, whole = available(scan).keys(), restored(scan)
-    kept = stacked - {value for _, value in residuals(scan)}
-    free = kept | whole | {stream.param for stream in scan.streams} | _next(scan)
+    found, whole = residuals(scan, nests=True), restored(scan)
+    present, read = handed_over(scan, found), {value for _, value in found}
+    free = (present - read) | whole | _next(scan)
     factor = WORTHWHILE if find_skip(scan) is None else 1
-    return _Prices(free, stacked, whole, _rows(scan, whole), factor)
+    return _Prices(free, present, whole, _rows(scan, whole), factor)
 
 
 def _next(scan: Scan) -> Set[Value]:
     """What all that reads a residual can have of the next step's (`share-shifted-stacks`)."""
-    read = [readers_back(scan, stack.result) for stack, _ in residuals(scan)]
+    read = [readers_back(scan, stack.result) for stack, _ in residuals(scan, nests=True)]
     readers = [each for found in read if not isinstance(found, str) for each in found]
     if any(isinstance(found, str) for found in read):
         return frozenset()

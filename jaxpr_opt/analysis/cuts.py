@@ -14,7 +14,7 @@ Source: AOTAutograd's min-cut partitioner, https://dev-discuss.pytorch.org/t/467
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import networkx as nx
@@ -24,7 +24,7 @@ from jaxpr_opt.analysis.constants import is_undefined
 from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.analysis.routes import routes
+from jaxpr_opt.analysis.routes import Stacked, routes
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.ir import Cond, Constant, Op, Scan, Stack, Value, backward_slice
 
@@ -61,8 +61,9 @@ class Cut:
 
 
 @remembered
-def residuals(scan: Scan) -> tuple[Residual, ...]:
-    """Stacks that loops of as many steps read row by row, computed in a step of `scan`.
+def residuals(scan: Scan, *, nests: bool = False) -> tuple[Residual, ...]:
+    """Stacks that loops of as many steps read row by row, computed in a step of `scan`; with those
+    that loops around it stack, if `nests`.
 
     A row that a skipped step leaves unspecified is read for steps that are taken only.
     """
@@ -77,7 +78,7 @@ def residuals(scan: Scan) -> tuple[Residual, ...]:
             known = taken[stack.value]  # only then
         if not isinstance(known, Value) or known.op is None or not scan.body.defines(known):
             continue
-        if stack.result.uses and routes(stack.result) is not None:
+        if stack.result.uses and routes(stack.result, nests=nests) is not None:
             found.append((stack, known))
     return tuple(found)
 
@@ -89,9 +90,63 @@ def _is_unspecified(known: Known) -> bool:
 @remembered
 def available(scan: Scan) -> Mapping[Value, Value]:
     """Values of a step that are stacked already, each with its stack."""
-    return {value: s.result for s, value in residuals(scan)} | {
+    return {value: s.result for s, value in residuals(scan, nests=True)} | {
         s.value: s.result for s in scan.stacks
     }
+
+
+def outermost(scan: Scan, found: Iterable[Residual]) -> Scan:
+    """The loop around `scan` that no residual is stacked beyond; itself if it is in no nest.
+
+    What is defined outside of it is known to all that reads the residuals.
+    """
+    beyond = {
+        hop.scan
+        for stack, _ in found
+        for route, _ in routes(stack.result, nests=True) or ()
+        for hop in route
+        if isinstance(hop, Stacked)
+    }
+    loops: list[Scan] = [scan]
+    around = scan.parent
+    while around is not None:
+        if isinstance(around, Scan) and around in beyond:
+            loops.append(around)
+        around = around.parent
+    return loops[-1]
+
+
+def handed_over(scan: Scan, found: Iterable[Residual]) -> Set[Value]:
+    """Values of a step that all that reads the residuals can have as they are: rows of streams, and
+    what is stacked as far as the residuals are.
+    """
+    nest = outermost(scan, found)
+    streams = streamed(scan, nest)
+    return streams | {v for v, stack in available(scan).items() if _leaves(stack, nest)}
+
+
+def streamed(scan: Scan, nest: Scan) -> Set[Value]:
+    """Rows of streams of a step that are rows of rows of streams of a nest."""
+    return {stream.param for stream in scan.streams if _enters(stream.operand, scan, nest)}
+
+
+def _enters(operand: Value, scan: Scan, nest: Scan) -> bool:
+    """Whether what a loop streams is streamed by all loops of a nest around it."""
+    around = scan.parent
+    if scan is nest or not isinstance(around, Scan):
+        return scan is nest
+    stream = around.stream_of(operand)
+    return stream is not None and _enters(stream.operand, around, nest)
+
+
+def _leaves(stack: Value, nest: Scan) -> bool:
+    """Whether a stack is stacked by all loops of a nest."""
+    return stack.region is nest.region or any(
+        _leaves(around.results[position], nest)
+        for op, position in stack.uses
+        if op.is_terminator and isinstance(around := op.parent, Scan)
+        if position >= around.num_carries
+    )
 
 
 def cut(scan: Scan, found: Sequence[Residual], keep: Callable[[Value], bool]) -> Cut | None:
@@ -110,7 +165,7 @@ def cut(scan: Scan, found: Sequence[Residual], keep: Callable[[Value], bool]) ->
         for v in dict.fromkeys(_reads_in_order(ops))
         if v not in inner and v not in params and body.defines(v)
     ]
-    streams = {s.param for s in scan.streams}
+    streams = streamed(scan, outermost(scan, found))
     stored = [v for v in leaves if v not in streams]
     if not chosen or any(not _can_store(v, scan) for v in stored):
         return None
@@ -129,6 +184,7 @@ def cheapest(
     an op again does, None that it must not be.  Where cuts cost the same, least is computed again.
     """
     body, network = scan.body, nx.DiGraph()
+    nest = outermost(scan, found).body
     residual = {value: None for _, value in found}
     network.add_edges_from((value, SINK) for value in residual)
     pending = list(residual)
@@ -140,7 +196,8 @@ def cheapest(
         network.add_edge(maker, value, **_capacity(store(value) if storable else None))
         if op is None or SOURCE in network.pred.get(op, ()):
             continue
-        price = repeat(op)
+        hidden = any(nest.defines(v) and not body.defines(v) for v in inputs(op))
+        price = None if hidden else repeat(op)
         network.add_edge(SOURCE, op, **_capacity(price))
         needed = [] if price is None else [v for v in dict.fromkeys(inputs(op)) if body.defines(v)]
         pending.extend(v for v in needed if v not in network)

@@ -4,6 +4,9 @@ A forward loop stacks `[n, ...]`; a loop of as many steps reads it row by row.  
 is a nest of loops, the array is first split, `[n, ...] -> [a, b, ...]`, the outer loop reads rows
 `[b, ...]` of it and the inner one rows of those.  A `Route` names these hops, so that another
 array of `n` rows can be sent the same way.
+
+A forward loop may be in another one, which stacks its stacks, and the loop that reads them in one
+that reads these row by row: a *nest*.
 """
 
 from __future__ import annotations
@@ -31,37 +34,54 @@ class Rows:
     scan: Scan
 
 
-Route = tuple[Split | Rows, ...]
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """`scan`, in whose body the array is made, stacks it."""
+
+    scan: Scan
+
+
+Route = tuple[Split | Rows | Stacked, ...]
 
 
 @remembered
-def routes(stacked: Value) -> tuple[tuple[Route, Value], ...] | None:
+def routes(stacked: Value, *, nests: bool = False) -> tuple[tuple[Route, Value], ...] | None:
     """Every route from a stacked array to a row of it, with that row; None if it is read in any
-    other way.
+    other way.  Through loops around the one that stacks it only if `nests`.
     """
     found: list[tuple[Route, Value]] = []
-    if not _follow(stacked, stacked.shape[1:], (), found):
+    if not _follow(stacked, stacked.shape[1:], (), found, nests):
         return None
     return tuple(found)
 
 
 def _follow(
-    array: Value, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]]
+    array: Value, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]], nests: bool
 ) -> bool:
     if array.shape == row and hops:
         found.append((hops, array))
         return True
-    return all(_hop(use, row, hops, found) for use in array.uses)
+    return all(_hop(use, row, hops, found, nests) for use in array.uses)
 
 
-def _hop(use: Use, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]]) -> bool:
+def _hop(
+    use: Use, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]], nests: bool
+) -> bool:
     op = use.op
     if isinstance(op, Scan) and use.position >= op.num_carries:
-        return _follow(op.body.params[use.position], row, (*hops, Rows(op)), found)
+        return _follow(op.body.params[use.position], row, (*hops, Rows(op)), found, nests)
+    around = op.parent
+    if (
+        nests
+        and op.is_terminator
+        and isinstance(around, Scan)
+        and use.position >= around.num_carries
+    ):
+        return _follow(around.results[use.position], row, (*hops, Stacked(around)), found, nests)
     if op.name != "reshape" or op.params.get("dimensions") is not None:
         return False
     # Only the leading axes may be reshaped: what they hold, a row, must stay whole.
     lead = len(op.result.shape) - len(row)
     if lead < 1 or op.result.shape[lead:] != row:
         return False
-    return _follow(op.result, row, (*hops, Split(op, op.result.shape[:lead])), found)
+    return _follow(op.result, row, (*hops, Split(op, op.result.shape[:lead])), found, nests)

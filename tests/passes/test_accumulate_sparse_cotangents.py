@@ -496,10 +496,9 @@ def test_each_step_adds_to_a_slot():
         +       d2:i32[1] = dynamic_slice c2 s
         +       r:i32[] = reshape d2
         +       d3:f32[1,1,4] = dynamic_slice sums r 0 0
-        +       s1:f32[1,4] = squeeze d3
-        +       a2:f32[1,4] = add s1 x2
-        +       b1:f32[1,1,4] = broadcast_in_dim a2
-        +       d4:f32[3,1,4] = dynamic_update_slice sums b1 r 0 0
+        +       b1:f32[1,1,4] = broadcast_in_dim x2
+        +       a2:f32[1,1,4] = add d3 b1
+        +       d4:f32[3,1,4] = dynamic_update_slice sums a2 r 0 0
         +       yield carry(d4)
         +     }
         -     c1:f32[8,4] = scan[3] carry(c=b) xs(x=x, x1=x1) {

@@ -106,6 +106,143 @@ def test_what_is_stacked_already():
     )
 
 
+def nests(residuals, transposed):
+    """The same in a loop over sequences, each of which starts anew."""
+
+    def program(w, c, xs, ct):
+        def sequence(total, xs):
+            outer = jnp.cos(total)
+
+            def step(c, x):
+                t = jnp.tanh(c @ w + x)
+                return t, residuals(outer, c, x, t)
+
+            h, r = lax.scan(step, c, xs)
+            return total + h, r
+
+        def back(g, r):
+            return lax.scan(lambda g, r: (transposed(g, w, r), None), g, r, reverse=True)[0], None
+
+        h, r = lax.scan(sequence, c, xs)
+        return h, lax.scan(back, ct, r, reverse=True)[0]
+
+    return program
+
+
+NESTED = "f32[3,3]", "f32[3]", "f32[4,8,3]", "f32[3]"
+
+
+def test_in_nests_of_loops():
+    """(1) From a stack of stacks, and from a stream of streams."""
+    program = nests(
+        lambda o, c, x, t: (t, 1.0 - t, x * 2.0), lambda g, w, r: g * r[0] * r[1] + r[2]
+    )
+    check_rewrite(
+        NARROW,
+        program,
+        *NESTED,
+        simplify=True,
+        saves_bytes=4 * 8 * 2 * 12,
+        diff="""
+          fn (w:f32[3,3], c:f32[3], xs:f32[4,8,3], ct:f32[3]) {
+        -   c1:f32[3], ys:f32[4,8,3], ys1:f32[4,8,3], ys2:f32[4,8,3] = scan[4] carry(c1=c) xs(x=xs) {
+        +   c1:f32[3], ys:f32[4,8,3] = scan[4] carry(c1=c) xs(x=xs) {
+        -     c2:f32[3], ys:f32[8,3], ys1:f32[8,3], ys2:f32[8,3] = scan[8] carry(c=c) xs(x=x) {
+        +     c2:f32[3], ys:f32[8,3] = scan[8] carry(c=c) xs(x=x) {
+                d:f32[3] = dot_general c w
+                a:f32[3] = add d x
+                t:f32[3] = tanh a
+        -       s:f32[3] = sub 1.0 t
+        -       m:f32[3] = mul x 2.0
+        -       yield carry(t) ys(t, s, m)
+        +       yield carry(t) ys(t)
+              }
+              a:f32[3] = add c1 c2
+        -     yield carry(a) ys(ys, ys1, ys2)
+        +     yield carry(a) ys(ys)
+            }
+        -   c2:f32[3] = scan[4, reverse] carry(c=ct) xs(x=ys, x1=ys1, x2=ys2) {
+        +   c2:f32[3] = scan[4, reverse] carry(c=ct) xs(x=ys, x1=xs) {
+        -     c1:f32[3] = scan[8, reverse] carry(c=c) xs(x=x, x1=x1, x2=x2) {
+        +     c1:f32[3] = scan[8, reverse] carry(c=c) xs(x=x, x1=x1) {
+        +       s1:f32[3] = sub 1.0 x
+        +       m2:f32[3] = mul x1 2.0
+                m:f32[3] = mul c x
+        -       m1:f32[3] = mul m x1
+        +       m1:f32[3] = mul m s1
+        -       a:f32[3] = add m1 x2
+        +       a:f32[3] = add m1 m2
+                yield carry(a)
+              }
+              yield carry(c1)
+            }
+            return c1, c2
+          }
+        """,
+    )
+
+
+def test_deeper_nests():
+    """(1)"""
+
+    def program(w, c, xs, ct):
+        inner = nests(lambda o, c, x, t: (t, 1.0 - t), lambda g, w, r: g * r[0] * r[1])
+
+        def outer(c, xs):
+            h, g = inner(w, c, xs, ct)
+            return h, g
+
+        return lax.scan(outer, c, xs)
+
+    alone(NARROW, program, "f32[3,3]", "f32[3]", "f32[2,4,8,3]", "f32[3]", fires=True)
+
+
+def test_what_only_the_outer_step_knows():
+    """(2) The loops that read are in another one: they do not see it, and it is not stacked."""
+    program = nests(lambda o, c, x, t: o * 2.0, lambda g, w, r: g * r)
+    check_refuses(NARROW, program, *NESTED, because="not smaller")
+
+
+def test_a_stream_of_what_the_outer_step_makes():
+    """(2) Its rows would have to be stacked by the outer loop."""
+
+    def program(c, xs, ct):
+        def sequence(total, xs):
+            made = jnp.cos(xs + total)
+            step = lambda c, m: (jnp.sin(c + m), m * 2.0)
+            h, r = lax.scan(step, c, made)
+            return total + h, r
+
+        def back(g, r):
+            return lax.scan(lambda g, r: (g * r, None), g, r, reverse=True)[0], None
+
+        h, r = lax.scan(sequence, c, xs)
+        return h, lax.scan(back, ct, r, reverse=True)[0]
+
+    check_refuses(NARROW, program, "f32[3]", "f32[4,8,3]", "f32[3]", because="not smaller")
+
+
+def test_a_stack_that_the_outer_step_keeps():
+    """(2) It is there for the outer step only: the outer loop would have to stack it."""
+
+    def program(w, c, xs, ct):
+        def sequence(total, xs):
+            def step(c, x):
+                t = jnp.tanh(c @ w + x)
+                return t, (t, 1.0 - t)
+
+            h, (ts, r) = lax.scan(step, c, xs)
+            return total + h + jnp.sum(ts, 0), r
+
+        def back(g, r):
+            return lax.scan(lambda g, r: (g * r, None), g, r, reverse=True)[0], None
+
+        h, r = lax.scan(sequence, c, xs)
+        return h, lax.scan(back, ct, r, reverse=True)[0]
+
+    check_refuses(NARROW, program, *NESTED, because="not smaller")
+
+
 def test_what_is_streamed_already():
     """(2) The rows of a stream are there for the reader too."""
     program = forth_and_back(lambda w, c, x, t: x * 2.0 + w[0], lambda g, w, r: g * r)
