@@ -38,7 +38,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.pieces import Chain, Link, Piece, Pieces
-from jaxpr_opt.ir import Carry, Op, Scan, Stack, Value, backward_slice
+from jaxpr_opt.ir import Carry, Op, Scan, Stack, Use, Value, backward_slice, depending_on
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_pure, is_speculable
 
@@ -96,7 +96,7 @@ def slots(chain: Chain) -> Slots | None:
     itemsize = np.dtype(np.int32).itemsize
     if not axes or any(piece.update.shape[axis] != 1 for axis in axes):
         return None
-    if piece.nbytes < WIDE * itemsize:
+    if piece.nbytes < WIDE * itemsize or not _is_only_added_to(link):
         return None
 
     def stop(value: Value) -> bool:
@@ -108,6 +108,14 @@ def slots(chain: Chain) -> Slots | None:
     known = all(is_speculable(op) and not op.regions for op in made)
     carried = any(carry.param in read for carry in scan.carries)
     return Slots(scan, link.carry, piece, axes, tuple(made)) if known and not carried else None
+
+
+def _is_only_added_to(link: Pieces) -> bool:
+    """Whether nothing but the next step's sum is made of what has been added up."""
+    body, end = link.op.body, link.op.body.terminator
+    made = [op for op in depending_on([link.carry.param], body.ops) if op is not end]
+    leave = [use for op in made for value in op.results for use in value.uses if use.op not in made]
+    return leave == [Use(end, link.op.carries.index(link.carry))]
 
 
 def through_slots(found: Slots, total: Value, before: Op, rw: Rewriter) -> Value:
@@ -126,7 +134,8 @@ def through_slots(found: Slots, total: Value, before: Op, rw: Rewriter) -> Value
         c if c.param is not found.carry.param else replace(c, next=c.param) for c in loop.carries
     ]
     rw.set_scan(loop, carries=[*kept, Carry(zeros, sums, added, end)])
-    erase_unread(piece.op, rw)
+    if found.carry.next.op is not None:
+        erase_unread(found.carry.next.op, rw)
     _hand_on(start, marks, loops, rw)
     return rw.insert(partial(_from_slots, found), total, end, *rows, before=before)
 

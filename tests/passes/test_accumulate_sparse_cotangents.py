@@ -543,6 +543,27 @@ def test_where_it_belongs_is_found_by_the_loop(slots):
     assert [c.param.shape for c in outer.carries] == [(8, 4), (8, 4)]
 
 
+@pytest.mark.parametrize("seen", [lambda t, i: t[0], lambda t, i: jnp.sum(t * i)])
+def test_sums_that_are_seen_on_the_way(seen):
+    """Somebody reads what has been added up so far: that is in no slot."""
+
+    def program(c, us, idx):
+        def outer(c, x):
+            def inner(t, x):
+                u, i = x
+                old = lax.dynamic_slice(t, (i, 0), (1, 4))
+                return lax.dynamic_update_slice(t, old + u, (i, 0)), seen(t, i)
+
+            t, ys = lax.scan(inner, jnp.zeros((8, 4)), x)
+            return c + t, ys
+
+        return lax.scan(outer, c, (us, idx))
+
+    graph = alone(ALWAYS, program, "f32[8,4]", "f32[5,3,1,4]", "i32[5,3]", fires=True)
+    (outer,) = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert [c.param.shape for c in outer.carries] == [(8, 4), (8, 4)]
+
+
 def test_windows_of_several_places(slots):
     """Two rows may overlap in one of them: no slot is theirs alone."""
 
