@@ -101,7 +101,9 @@ def copied_by(found: Buffer) -> Op | None:
 def is_differentiated(loop: Op) -> bool:
     """Whether the program that a loop is in computes cotangents, maybe by way of this loop."""
     program = program_of(loop)
-    return program is not None and any(op.source.transposed for op in program.walk())
+    if program is None or program.cotangents:
+        return program is not None
+    return any(op.source.transposed for op in program.walk())
 
 
 def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:

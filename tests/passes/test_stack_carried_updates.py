@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.passes.stack_carried_updates import MAX_KEPT, StackCarriedUpdates
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
@@ -406,3 +407,19 @@ BETTER_STACKED = {
 def test_what_gains_is_stacked(wanted):
     """Cost: no buffer any more, no second one, no copies, no cotangents of the whole."""
     alone(StackCarriedUpdates(), BETTER_STACKED[wanted], "f32[8]", fires=True)
+
+
+def test_a_gradient_of_what_was_left_in_place():
+    """Alone the program is left in place; with its transpose, seen as one program, it is not."""
+
+    def loss(xs):
+        def body(i, ys):
+            return ys.at[i].set(jnp.sin(ys[i - 1]) * xs[i])
+
+        return jnp.sum(lax.fori_loop(1, xs.size, body, xs) ** 2)
+
+    def used(gradient):
+        compiled = jax.jit(gradient).lower(jnp.ones(4096)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert used(jax.grad(optimize(loss))) <= 1.1 * used(optimize(jax.grad(loss)))
