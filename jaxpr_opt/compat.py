@@ -146,13 +146,27 @@ def with_weak_type(aval: Any, weak_type: bool) -> Any:
     return aval.update(weak_type=weak_type) if hasattr(aval, "weak_type") else aval
 
 
+def is_local(aval: Any) -> bool:
+    """Whether the type says nothing of devices."""
+    return isinstance(aval, _core.ShapedArray) and bool(aval.sharding.mesh.empty)
+
+
+def reshaped(aval: Any, shape: Sequence[int]) -> Any:
+    """A type that says nothing of devices, of another shape."""
+    return aval.update(shape=tuple(shape), sharding=None)
+
+
 def stacked(aval: Any, length: int) -> Any:
     """The type of an array of `length` rows of this type, as `lax.scan` stacks them."""
+    if is_local(aval):  # ten times as fast
+        return reshaped(aval, (length, *aval.shape))
     return _core.unmapped_aval(length, 0, aval)
 
 
 def row(aval: Any) -> Any:
     """The type of one row of an array of this type, as `lax.scan` reads them."""
+    if is_local(aval):
+        return reshaped(aval, aval.shape[1:])
     return _core.mapped_aval(aval.shape[0], 0, aval)
 
 
@@ -247,10 +261,13 @@ def user_frame(info: Any) -> Frame | None:
 
     Of the code that called into libraries, if there is any: nobody edits an installed file.
     """
-    if info is None or info.traceback is None:
-        return None
+    return None if info is None or info.traceback is None else _user_frame(info.traceback)
+
+
+@functools.lru_cache(maxsize=1024)
+def _user_frame(traceback: Any) -> Frame | None:
     innermost: Frame | None = None
-    for each in _source_info.user_frames(info.traceback):
+    for each in _source_info.user_frames(traceback):
         if is_machinery(each.file_name):
             continue
         frame = (each.file_name, each.start_line, each.function_name)

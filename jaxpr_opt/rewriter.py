@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core.primitives import reshape_p
 
 from jaxpr_opt import compat
 from jaxpr_opt.analysis.affine import Affine
@@ -150,10 +151,14 @@ class Rewriter:
         """`insert` for functions of several results."""
         with self._context():
             jaxpr = compat.trace(fun, [v.aval for v in operands])
-        origin = before if self.anchor is None or before.source.info is not None else self.anchor
+        origin = self._origin(before)
         values = splice(jaxpr, operands, before, origin.source, self.graph.phase == "final")
         self._record("insert", origin)
         return tuple(values)
+
+    def _origin(self, before: Op) -> Op:
+        """Where new code is from."""
+        return before if self.anchor is None or before.source.info is not None else self.anchor
 
     def _context(self) -> AbstractContextManager[None]:
         """Where code next to the anchor is traced: in the `shard_map` around it, if any."""
@@ -171,6 +176,22 @@ class Rewriter:
         weak = aval is not None and getattr(aval, "weak_type", False)
         typed = (lambda *args: compat.weaken(fun(*args), aval)) if weak else fun
         return self.insert(typed, *operands, before=before)
+
+    def reshape(self, array: Value, shape: Sequence[int], *, before: Op) -> Value:
+        """The same elements in another shape; made without tracing, which takes ten times as long,
+        and merging loops takes many.
+        """
+        if not compat.is_local(array.aval):
+            return self.insert(lambda x: lax.reshape(x, shape), array, before=before)
+        made = Op(
+            "reshape",
+            [array],
+            [compat.reshaped(array.aval, shape)],
+            primitive=reshape_p,
+            params={"new_sizes": tuple(shape), "dimensions": None, "sharding": None},
+            source=self._origin(before).source,
+        )
+        return self.place(made, before).result
 
     def undefined(self, aval: Any, *, before: Op) -> Value:
         """An unspecified value: whoever reads it takes what comes."""

@@ -43,9 +43,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
-import jax
 from jax import lax
 
 from jaxpr_opt.analysis.assume import Assumed, Known, Splat
@@ -269,7 +269,7 @@ def _merge(nest: Nest, plan: _Plan, rw: Rewriter) -> None:
     n, m = outer.length, inner.length
     rows = {s.param: s.operand for s in outer.streams}
     read = [rows[s.operand] for s in inner.streams]
-    streams = [*rw.insert_many(lambda *xs: [_merged(x, n, m) for x in xs], *read, before=outer)]
+    streams = [rw.reshape(x, (n * m, *x.shape[2:]), before=outer) for x in read]
     body = inner.body
     if plan.joint:
         streams.append(_joint(nest, rw))
@@ -293,22 +293,12 @@ def _merge(nest: Nest, plan: _Plan, rw: Rewriter) -> None:
     for carry, result in zip(plan.carries, flat.results, strict=False):
         rw.replace(carry.result, result)
     last = m - 1 if outer.reverse else 0
-
-    def split(*stacks: jax.Array) -> list[jax.Array]:
-        rows = [lax.reshape(x, (n, m, *x.shape[1:])) for x in stacks]
-        return [
-            x if isinstance(source, Stack) else lax.index_in_dim(x, last, 1, keepdims=False)
-            for x, source in zip(rows, plan.sources, strict=True)
-        ]
-
-    made = rw.insert_many(split, *flat.results[count:], before=outer)
-    for stack, result in zip(outer.stacks, made, strict=True):
-        rw.replace(stack.result, result)
+    split = [rw.reshape(x, (n, m, *x.shape[1:]), before=outer) for x in flat.results[count:]]
+    for stack, rows, source in zip(outer.stacks, split, plan.sources, strict=True):
+        of_outer = partial(lax.index_in_dim, index=last, axis=1, keepdims=False)
+        made = rows if isinstance(source, Stack) else rw.insert(of_outer, rows, before=outer)
+        rw.replace(stack.result, made)
     rw.erase(outer)
-
-
-def _merged(x: jax.Array, n: int, m: int) -> jax.Array:
-    return lax.reshape(x, (n * m, *x.shape[2:]))
 
 
 def _flat_outputs(nest: Nest, plan: _Plan, rw: Rewriter) -> tuple[list[Value], list[object]]:
