@@ -57,7 +57,8 @@ class Affine:
 def spread(found: Affine, shape: tuple[int, ...]) -> Affine:
     """In its plainest form for this shape; where JAX takes a scalar for an array, of all axes."""
     pairs = zip_longest(found.strides, shape, fillvalue=0)
-    return replace(found, strides=tuple(stride if n > 1 else 0 for stride, n in pairs))
+    strides = tuple(stride if n > 1 else 0 for stride, n in pairs)
+    return found if strides == found.strides else replace(found, strides=strides)
 
 
 def stacked(row: Affine, scan: Scan) -> Affine:

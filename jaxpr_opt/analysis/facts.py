@@ -8,7 +8,7 @@ which a graph changes, throws all of them away at every edit.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from jaxpr_opt.ir import Graph, Op, Region, Value
@@ -38,6 +38,12 @@ def remembered(
         return facts[key]
 
     return ask
+
+
+def memory(about: Op | Value, of: Hashable) -> dict[Any, Any]:
+    """A dictionary that is kept as long as the answers, for what is found out beside them."""
+    graph = _home(about.region)
+    return {} if graph is None else graph.facts.setdefault(of, {})
 
 
 def _home(region: Region | None) -> Graph | None:

@@ -13,13 +13,15 @@ Both compute with the integers the program computes with: what might wrap around
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxpr_opt.analysis.affine import RULES, Affine, reshaped, spread, stacked
 from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.analysis.facts import memory, remembered
 from jaxpr_opt.analysis.intervals import (
     COMPARISONS,
     INTERVALS,
@@ -38,7 +40,7 @@ MAX_DEPTH = 48
 @remembered
 def affine(value: Value) -> Affine | None:
     """The integers of an array as a function of its indices and of the steps around it."""
-    return _Search().affine(value, 0)
+    return _Search(value).affine(value, 0)
 
 
 @remembered
@@ -47,29 +49,35 @@ def component(vector: Value, number: int) -> Affine | None:
 
     An index vector need not be affine as a whole: its components are joined by `concatenate`.
     """
-    return _Search().component(vector, number, 0)
+    return _Search(vector).component(vector, number, 0)
 
 
 @remembered
 def bounds(value: Value) -> Interval | None:
     """The least and the greatest value that an element of an array of integers may have."""
-    return _Search().bounds(value, 0)
+    return _Search(value).bounds(value, 0)
 
 
 def _is_integer(value: Value) -> bool:
     return isinstance(value.dtype, np.dtype) and value.dtype.kind in "iu"
 
 
-def _representable(value: Value) -> tuple[int, int]:
-    info = np.iinfo(value.dtype)
+@functools.cache
+def _representable(dtype: np.dtype[Any]) -> tuple[int, int]:
+    info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
 
 class _Search:
-    """One question: values in progress are unknown, so that a carry is not explained by itself."""
+    """One question: values in progress are unknown, so that a carry is not explained by itself.
 
-    def __init__(self) -> None:
-        self.known: dict[tuple[Value, int | None], Affine | None] = {}
+    What is found on the way is known to the next question, too; what is not found may only be in
+    progress.
+    """
+
+    def __init__(self, about: Value) -> None:
+        self.known: dict[tuple[Value, int | None], Affine] = memory(about, _Search)
+        self.unknown: set[tuple[Value, int | None]] = set()
         self.ranges: dict[Value, Interval | None] = {}
 
     # ------------------------------------------------------------ affine
@@ -89,19 +97,22 @@ class _Search:
         find: Callable[[Value, int], Affine | None],
     ) -> Affine | None:
         key = (value, number)
-        if key not in self.known:
-            if depth > MAX_DEPTH or not _is_integer(value):
-                return None
-            self.known[key] = None
-            found = find(value, depth + 1)
-            if found is not None:
-                shape = value.shape if number is None else value.shape[:-1]
-                found = spread(found, shape)
-                low, high = _representable(value)
-                least, most = found.range(shape)
-                found = found if low <= least and most <= high else None
-            self.known[key] = found
-        return self.known[key]
+        if key in self.known:
+            return self.known[key]
+        if key in self.unknown or depth > MAX_DEPTH or not _is_integer(value):
+            return None
+        self.unknown.add(key)
+        found = find(value, depth + 1)
+        if found is None:
+            return None
+        shape = value.shape if number is None else value.shape[:-1]
+        found = spread(found, shape)
+        low, high = _representable(value.dtype)
+        least, most = found.range(shape)
+        if least < low or high < most:
+            return None
+        self.known[key] = found
+        return found
 
     def _find(self, value: Value, depth: int) -> Affine | None:
         number = uniform(value)
@@ -144,7 +155,7 @@ class _Search:
         init = self.affine(carry.init, depth) if step is not None else None
         if init is None or step is None:
             return None
-        low, high = _representable(carry.param)
+        low, high = _representable(carry.param.dtype)
         last = init.range(())
         reach = step * scan.length
         fits = low <= last[0] + min(reach, 0) and last[1] + max(reach, 0) <= high
@@ -210,7 +221,7 @@ class _Search:
             if known is not None:
                 self.ranges[value] = known.range(value.shape)
             else:
-                low, high = (0, 1) if value.dtype == bool else _representable(value)
+                low, high = (0, 1) if value.dtype == bool else _representable(value.dtype)
                 found = self._bounds_of(value, depth + 1)
                 fits = found is not None and low <= found[0] and found[1] <= high
                 self.ranges[value] = found if fits else (low, high)
@@ -259,7 +270,7 @@ class _Search:
 
 def decide(predicate: Value) -> bool | None:
     """What a test of integers is known to be, at every element and in every step."""
-    found = _Search().bounds(predicate, 0) if predicate.dtype == bool else None
+    found = _Search(predicate).bounds(predicate, 0) if predicate.dtype == bool else None
     return bool(found[0]) if found is not None and found[0] == found[1] else None
 
 
