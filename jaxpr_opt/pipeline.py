@@ -13,6 +13,7 @@ in a warning and the program is optimised again without it; in strict mode the f
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 import warnings
 import weakref
@@ -214,16 +215,16 @@ class Pipeline:
         version, census = 0, Census(graph)
         if settled == "untidy" and not self._has_final_work(census):
             return snapshots
-        idle_since = {each: 0 for each in self.passes if _is_idle(each, settled)}
+        idle_since = {id(each): 0 for each in self.passes if _is_idle(each, settled)}
         for stage in self.stages:
             active = [p for p in stage if p.phase == "differentiable" or graph.phase == "final"]
             for _ in range(MAX_ROUNDS):
                 fired = False
                 for each in active:
-                    if idle_since.get(each) == version:
+                    if idle_since.get(id(each)) == version:
                         continue  # it found nothing in this very graph
                     if not run_pass(each, graph, journal, debug, census):
-                        idle_since[each] = version
+                        idle_since[id(each)] = version
                     else:
                         fired = True
                         version, census = version + 1, Census(graph)
@@ -292,13 +293,14 @@ class Census:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.ops = list(graph.walk())
-        self.kinds = {(type(op), op.name) for op in self.ops}
+        self.kinds: dict[tuple[type[Op], str], list[tuple[int, Op]]] = {}
+        for number, op in enumerate(graph.walk()):
+            self.kinds.setdefault((type(op), op.name), []).append((number, op))
 
     def anchors(self, each: Pass) -> list[Op]:
         """The ops that a pass is asked about."""
-        kinds = {kind for kind in self.kinds if _is_anchor(*kind, each)}
-        return [op for op in self.ops if (type(op), op.name) in kinds] if kinds else []
+        found = [ops for kind, ops in self.kinds.items() if _is_anchor(*kind, each)]
+        return [op for _, op in sorted(itertools.chain(*found))]
 
 
 def run_pass(
@@ -310,7 +312,7 @@ def run_pass(
     An op is asked again after each rewrite anchored at it, and structured ops a rewrite has made
     are asked next, so `find` always sees the graph as it is.
     """
-    record, before = journal.record(each.name, each.cleanup), list(journal.records)
+    record = journal.record(each.name, each.cleanup)
     started = time.perf_counter()
     record.refusals.clear()
     fired = False
@@ -329,7 +331,7 @@ def run_pass(
     except (
         Exception
     ) as error:  # the contract: a failing pass never takes the user's program down with it
-        raise PassError(each.name, [n for n in before if n != each.name], error) from error
+        raise PassError(each.name, [n for n in journal.records if n != each.name], error) from error
     finally:
         record.seconds += time.perf_counter() - started
     return fired
@@ -343,7 +345,8 @@ def _is_idle(each: Pass, settled: Settled | None) -> bool:
 
 
 def _is_anchor(kind: type[Op], name: str, each: Pass) -> bool:
-    return issubclass(kind, each.anchors) and (each.primitives is None or name in each.primitives)
+    named = each.primitives is None or name in each.primitives
+    return named and issubclass(kind, each.anchors)
 
 
 def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewriter | None:

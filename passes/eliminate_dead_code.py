@@ -56,24 +56,21 @@ class Liveness:
         self.ops: set[Op] = set()
         self._pending: list[Value] = []
         for op in body.walk():
-            if op.effects:  # (1)
+            if op.effects and op not in self.ops:  # (1)
                 self._keep(op)
         self._read(body.outputs)
         while self._pending:
             self._trace(self._pending.pop())
 
     def _read(self, values: Iterable[Value]) -> None:
-        for value in values:
-            if value.owner is not None and value not in self.values:
-                self.values.add(value)
-                self._pending.append(value)
+        new = [value for value in values if value not in self.values and value.owner is not None]
+        self.values.update(new)
+        self._pending.extend(new)
 
     def _keep(self, op: Op) -> None:
         """The op stays, hence the ops around it and what says whether it runs."""
-        if op in self.ops:
-            return
         self.ops.add(op)
-        if (around := op.parent) is not None:
+        if (around := op.parent) is not None and around not in self.ops:
             self._keep(around)
         if not op.regions:
             self._read(op.operands)
@@ -93,7 +90,8 @@ class Liveness:
         """What a live value is made from."""
         owner = value.owner
         if isinstance(owner, Op):
-            self._keep(owner)
+            if owner not in self.ops:
+                self._keep(owner)
             if owner.regions:
                 self._result(owner, owner.results.index(value))
         elif isinstance(owner, Region) and isinstance(owner.owner, Op):

@@ -100,6 +100,7 @@ class _Numbering:
     def __init__(self) -> None:
         self.leader: dict[Value, Value] = {}
         self.ops: list[Op] = []
+        self._keys: dict[Op, Hashable | None] = {}
 
     def visit(self, region: Region, seen: Scope) -> None:
         """Number a region; `seen` are the ops that are in scope."""
@@ -145,13 +146,15 @@ class _Numbering:
 
     def merge(self, slots: Iterable[tuple[Hashable, tuple[Value, ...]]]) -> None:
         """Slots with the same key hold the same values."""
-        first: dict[Hashable, tuple[Value, ...]] = {}
+        seen: dict[Hashable, list[tuple[Value, ...]]] = {}
         for key, values in slots:
-            known = first.setdefault((key, *(v.aval for v in values)), values)
-            if known is not values:
-                self.leader.update(
-                    (old, new) for old, new in zip(values, known, strict=True) if old.uses
-                )
+            alike = seen.setdefault(key, [])
+            first = next((each for each in alike if _types(each) == _types(values)), None)
+            if first is None:
+                alike.append(values)
+            else:
+                pairs = zip(values, first, strict=True)
+                self.leader.update((old, new) for old, new in pairs if old.uses)
 
     def of(self, value: Value) -> Hashable:
         """What the value is, for comparison (2)."""
@@ -169,6 +172,11 @@ class _Numbering:
 
     def key(self, op: Op) -> Hashable | None:
         """What the op computes, for comparison (1); None if its parameters cannot be compared."""
+        if op not in self._keys:
+            self._keys[op] = self._key(op)
+        return self._keys[op]
+
+    def _key(self, op: Op) -> Hashable | None:
         params = tuple((name, _exact(value)) for name, value in op.params.items())
         key = (
             op.primitive,
@@ -183,6 +191,10 @@ class _Numbering:
         except TypeError:
             return None
         return key
+
+
+def _types(values: tuple[Value, ...]) -> list[Any]:
+    return [value.aval for value in values]
 
 
 def _exact(value: Any) -> Any:

@@ -114,9 +114,12 @@ class ReadBeforeOverwriting(Pass):
     primitives: ClassVar[frozenset[str]] = WRITES
 
     def find(self, op: Op) -> Iterator[Overwriting]:
-        write, body = access(op), _body(op)
-        if write is None or body is None or write.array.nbytes < MIN_BYTES[fence() or "barrier"]:
+        body = _body(op)
+        if body is None or op.operands[0].nbytes < MIN_BYTES[fence() or "barrier"]:
             return  # (4)
+        write = access(op)
+        if write is None:
+            return
         readers = tuple(each for each in write.array.users if each is not op)
         late = _follows_a_branch(write, body)
         unordered = tuple(each for each in readers if late or not is_read_for(op, each))

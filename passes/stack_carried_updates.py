@@ -125,8 +125,10 @@ class StackCarriedUpdates(Pass):
 
 def _writes(op: Op, array: Value) -> bool:
     """Whether an op writes a window of an array, or renames it."""
-    known = access(op)
-    return renames(op) if known is None else known.kind != "read" and known.array is array
+    if renames(op):
+        return True
+    known = access(op) if op.operands[0] is array else None
+    return known is not None and known.kind != "read"
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,8 @@ class Assumed:
             return self._cond(op)
         if isinstance(op, Scan):
             return self._scan(op) if self._linear else []
-        if len(op.results) != 1 or op.regions or op.effects:
+        told = op.name in _RULES or op.name in _WRITES or (self._linear and op.name in LINEAR_IN)
+        if not told or len(op.results) != 1 or op.regions or op.effects:
             return []
         return [self._first_order(op, [self[v] for v in op.operands])]
 

@@ -127,15 +127,25 @@ def is_read_for(write: Op, reader: Op) -> bool:
     assert region is not None
     if reader.region is not region:
         return True  # how XLA orders what inner loops read is not known
-    needed = {*backward_slice(write.operands, lambda v: v.region is not region), write}
-    pending = [reader]
+    needed = _needed_for(write)
+    pending, seen = [reader], set[Op]()
     while pending:
         op = pending.pop()
         if op not in needed:
             return False
+        if op in seen:
+            continue
+        seen.add(op)
         known = access(op)
         reads = known is not None and known.kind == "read"
         if reads or (is_cheap(op) and op.name not in NEVER_REPEATED):
             users = (region.ancestor(user) for v in op.results for user in v.users)
             pending.extend(user for user in users if user is not None)
     return True
+
+
+@remembered
+def _needed_for(write: Op) -> frozenset[Op]:
+    """A write, and the ops of its region that its operands are made of."""
+    made_of = backward_slice(write.operands, lambda v: v.region is not write.region)
+    return frozenset((*made_of, write))

@@ -24,10 +24,10 @@ def uniform(value: Value) -> Any:
 
     Sees through broadcasts, slices and reshapes, and through conversions of integers.
     """
-    while value.op is not None and value.op.name in _SPREAD:
-        value = value.op.operands[0]
-    if value.op is not None and value.op.name == "convert_element_type":
-        (source,) = value.op.operands
+    while (op := value.op) is not None and op.name in _SPREAD:
+        value = op.operands[0]
+    if op is not None and op.name == "convert_element_type":
+        (source,) = op.operands
         number = uniform(source) if _is_numeric(source, "biu") else None
         if number is None or not _is_numeric(value, "biuf"):
             return None
