@@ -294,9 +294,9 @@ def _merge(nest: Nest, plan: _Plan, rw: Rewriter) -> None:
         rw.replace(carry.result, result)
     last = m - 1 if outer.reverse else 0
     split = [rw.reshape(x, (n, m, *x.shape[1:]), before=outer) for x in flat.results[count:]]
-    for stack, rows, source in zip(outer.stacks, split, plan.sources, strict=True):
+    for stack, both, source in zip(outer.stacks, split, plan.sources, strict=True):
         of_outer = partial(lax.index_in_dim, index=last, axis=1, keepdims=False)
-        made = rows if isinstance(source, Stack) else rw.insert(of_outer, rows, before=outer)
+        made = both if isinstance(source, Stack) else rw.insert(of_outer, both, before=outer)
         rw.replace(stack.result, made)
     rw.erase(outer)
 

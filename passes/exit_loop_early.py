@@ -50,7 +50,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import access, read_window, write_window
+from jaxpr_opt.analysis.access import WRITES, access, read_window, write_window
 from jaxpr_opt.analysis.devices import agreed
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
@@ -165,11 +165,8 @@ def _work(body: Region) -> float:
     for op in body.walk():
         if op.name in ("scan", "while"):
             return float("inf")
-        known = access(op)
-        if known is None or known.kind == "read":
-            total += sum(v.nbytes for v in op.results)
-        else:
-            total += known.nbytes
+        write = access(op) if op.name in WRITES else None
+        total += sum(v.nbytes for v in op.results) if write is None else write.nbytes
     return total
 
 

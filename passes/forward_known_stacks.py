@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar
 
 import jax
@@ -126,12 +127,13 @@ class ForwardKnownStacks(Pass):
 
 def _counted(match: Counted, result: Value) -> jax.Array:
     shape, dtype = result.shape, result.dtype
-    total = lax.full(shape, match.number.offset, dtype)
-    for axis, stride in enumerate(match.number.strides):
+    number = match.number
+    terms = [lax.full(shape, number.offset, dtype)] if number.offset or number.is_constant else []
+    for axis, stride in enumerate(number.strides):
         if stride:
             places = lax.broadcasted_iota(dtype, shape, axis)
-            total = lax.add(total, lax.mul(places, dtype.type(stride)))
-    return total
+            terms.append(places if stride == 1 else lax.mul(places, dtype.type(stride)))
+    return reduce(lax.add, terms)
 
 
 def _read(value: Value, scan: Scan) -> tuple[Access | None, tuple[Op, ...]]:

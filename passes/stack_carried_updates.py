@@ -55,7 +55,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, Extent, access, read_window, write_window
+from jaxpr_opt.analysis.access import (
+    WRITES,
+    Access,
+    Extent,
+    access,
+    read_window,
+    write_window,
+)
 from jaxpr_opt.analysis.buffers import (
     MAX_ADDED,
     Buffer,
@@ -125,10 +132,8 @@ class StackCarriedUpdates(Pass):
 
 def _writes(op: Op, array: Value) -> bool:
     """Whether an op writes a window of an array, or renames it."""
-    if renames(op):
-        return True
-    known = access(op) if op.operands[0] is array else None
-    return known is not None and known.kind != "read"
+    writes = op.name in WRITES and op.operands[0] is array and access(op) is not None
+    return writes or renames(op)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,12 +136,15 @@ def is_read_for(write: Op, reader: Op) -> bool:
         if op in seen:
             continue
         seen.add(op)
-        known = access(op)
-        reads = known is not None and known.kind == "read"
-        if reads or (is_cheap(op) and op.name not in NEVER_REPEATED):
+        if (is_cheap(op) and op.name not in NEVER_REPEATED) or _reads(op):
             users = (region.ancestor(user) for v in op.results for user in v.users)
             pending.extend(user for user in users if user is not None)
     return True
+
+
+def _reads(op: Op) -> bool:
+    known = access(op)
+    return known is not None and known.kind == "read"
 
 
 @remembered
