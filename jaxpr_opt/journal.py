@@ -97,6 +97,8 @@ class Journal:
     phase: Phase
     records: dict[str, PassRecord] = field(default_factory=dict)
     failures: list[tuple[str, str]] = field(default_factory=list)
+    tells: bool = True
+    """Whether somebody may read why places were left alone."""
     seconds: float = 0.0
     trail: list[tuple[str, Any]] = field(default_factory=list)
     """`(pass, what was measured after it)` each time one fired, the start first; empty unless
@@ -133,6 +135,11 @@ def collect_journals(measure: Measure | None = None) -> Iterator[list[Journal]]:
         yield journals
     finally:
         _listeners[:] = [each for each in _listeners if each[0] is not journals]
+
+
+def is_collected() -> bool:
+    """Whether anybody will be handed journals."""
+    return bool(_listeners)
 
 
 def publish(journal: Journal) -> None:

@@ -13,7 +13,6 @@ in a warning and the program is optimised again without it; in strict mode the f
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 import warnings
 import weakref
@@ -34,6 +33,7 @@ from jaxpr_opt.journal import (
     Refusal,
     Rewrite,
     Waste,
+    is_collected,
     measure,
     publish,
     size_of,
@@ -68,6 +68,8 @@ class Match:
     waste: Waste | None = field(default=None, kw_only=True)
     """What XLA would otherwise do with all of it in each step of a loop, if that is known; None
     where XLA does as well, and the rewrite is for other passes to see through."""
+    is_refused: bool = field(default=False, kw_only=True)
+    """Whether `refuse` always says why not: it is found only where somebody is told."""
     tidies: bool = field(default=False, kw_only=True)
     """Whether it only tidies up, as clean-up passes do: alone it is no reason to touch a
     program."""
@@ -183,7 +185,7 @@ class Pipeline:
         pipeline = self
         failures: list[tuple[str, str]] = []
         while True:
-            journal = Journal(phase, failures=failures)
+            journal = Journal(phase, failures=failures, tells=is_collected())
             graph = import_jaxpr(jaxpr, phase)
             if num_primals is not None:
                 graph.cotangents = graph.inputs[num_primals:]
@@ -288,19 +290,21 @@ _settled: dict[int, tuple[weakref.ref[ClosedJaxpr], Pipeline, Settled]] = {}
 
 
 class Census:
-    """The ops of a graph in program order, and what kinds of ops they are: most passes look at few
-    kinds, and most programs have few.
+    """The ops of a graph by name, each with its place in program order: most passes look at ops of
+    few names, and most programs have few.
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.kinds: dict[tuple[type[Op], str], list[tuple[int, Op]]] = {}
-        for number, op in enumerate(graph.walk()):
-            self.kinds.setdefault((type(op), op.name), []).append((number, op))
+        self.named: dict[str, list[tuple[int, Op]]] = {}
+        for place, op in enumerate(graph.walk()):
+            self.named.setdefault(op.name, []).append((place, op))
 
     def anchors(self, each: Pass) -> list[Op]:
         """The ops that a pass is asked about."""
-        found = [ops for kind, ops in self.kinds.items() if _is_anchor(*kind, each)]
-        return [op for _, op in sorted(itertools.chain(*found))]
+        named = each.primitives
+        names = self.named if named is None else named.intersection(self.named)
+        found = [p for name in names for p in self.named[name] if isinstance(p[1], each.anchors)]
+        return [op for _, op in sorted(found)]
 
 
 def run_pass(
@@ -320,12 +324,12 @@ def run_pass(
         pending = (census or Census(graph)).anchors(each)[::-1]
         while pending:
             op = pending[-1]
-            rw = _rewrite_one(each, op, graph, record) if op.region is not None else None
+            rw = _rewrite_one(each, op, graph, record, journal) if op.region is not None else None
             if rw is None:
                 pending.pop()
             else:
                 fired = True
-                pending.extend(made for made in rw.made if _is_anchor(type(made), made.name, each))
+                pending.extend(made for made in rw.made if _is_anchor(made, each))
         if fired and debug:
             verify(graph)
     except (
@@ -344,13 +348,17 @@ def _is_idle(each: Pass, settled: Settled | None) -> bool:
     )
 
 
-def _is_anchor(kind: type[Op], name: str, each: Pass) -> bool:
-    named = each.primitives is None or name in each.primitives
-    return named and issubclass(kind, each.anchors)
+def _is_anchor(op: Op, each: Pass) -> bool:
+    named = each.primitives is None or op.name in each.primitives
+    return named and isinstance(op, each.anchors)
 
 
-def _rewrite_one(each: Pass, op: Op, graph: Graph, record: PassRecord) -> Rewriter | None:
+def _rewrite_one(
+    each: Pass, op: Op, graph: Graph, record: PassRecord, journal: Journal
+) -> Rewriter | None:
     for match in each.find(op):
+        if match.is_refused and not journal.tells:
+            continue
         frame = user_frame(match.at or match.op)
         size = None if match.about is None else size_of(match.about)
         reason = each.refuse(match)

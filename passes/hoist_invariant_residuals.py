@@ -122,7 +122,7 @@ class HoistInvariantResiduals(Pass):
                     and op.body.defines(stack.value)
                 ):
                     says = f"{stack.value.label} would be kept once instead of {op.length} times"
-                    yield Varying(op, says, stack)
+                    yield Varying(op, says, stack, is_refused=True)
 
     def refuse(self, match: Match) -> str | None:
         if isinstance(match, Varying):
