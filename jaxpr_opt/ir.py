@@ -371,8 +371,7 @@ class Region:
         return op._order
 
 
-@dataclass(frozen=True, slots=True)
-class Carry:
+class Carry(NamedTuple):
     """A loop-carried value: `init` enters, `param` is it at the start of a step, `next` at its
     end.
     """
@@ -387,16 +386,14 @@ class Carry:
         return self.next is self.param
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(NamedTuple):
     """An extensive input of a scan: row `i` of `operand` is `param` at step `i`."""
 
     operand: Value
     param: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(NamedTuple):
     """An extensive output of a scan: `value` of step `i` is row `i` of `result`."""
 
     value: Value
@@ -487,8 +484,7 @@ class While(Op):
         return tuple(map(Carry, self.operands, self.body.params, self.body.outputs, self.results))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """One result of a cond with the value each branch gives it."""
 
     result: Value

@@ -28,7 +28,7 @@ window that comes again adds zero.  It takes pieces of any form, several loops, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -131,7 +131,7 @@ def through_slots(found: Slots, total: Value, before: Op, rw: Rewriter) -> Value
     operands = (sums, marks, piece.update, *found.indices)
     added = rw.insert(partial(_into_slot, found), *operands, before=loop.body.terminator)
     kept = [
-        c if c.param is not found.carry.param else replace(c, next=c.param) for c in loop.carries
+        c if c.param is not found.carry.param else c._replace(next=c.param) for c in loop.carries
     ]
     rw.set_scan(loop, carries=[*kept, Carry(zeros, sums, added, end)])
     if found.carry.next.op is not None:
@@ -315,7 +315,7 @@ def _carried_zeros(aval: Any, loops: Sequence[Scan], rw: Rewriter) -> Value:
 def _hand_on(start: Value, end: Value, loops: Sequence[Scan], rw: Rewriter) -> None:
     """Make each loop hand `end` to its next step, from the inside out; it came in as `start`."""
     for loop in loops:
-        carries = [replace(c, next=end) if c.param is start else c for c in loop.carries]
+        carries = [c._replace(next=end) if c.param is start else c for c in loop.carries]
         ((start, end),) = [(c.init, c.result) for c in carries if c.next is end]
         rw.set_scan(loop, carries=carries)
 

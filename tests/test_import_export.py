@@ -187,10 +187,15 @@ def test_a_line_of_a_library_is_told_as_the_line_that_calls_it(tmp_path, monkeyp
     layer = importlib.import_module("a_layer")
     for installed, expected in [(False, layer.__file__), (True, __file__)]:
         monkeypatch.setattr(frames, "_INSTALLED", (str(tmp_path),) if installed else ())
-        frames.is_installed.cache_clear()
+        _forget_frames()
         _, graph, _ = round_trip(lambda x: layer.f(x), X)  # noqa: PLW0108
         assert compat.user_frame(next(graph.walk()).source.info)[0] == expected
+    _forget_frames()
+
+
+def _forget_frames():
     frames.is_installed.cache_clear()
+    compat._user_frame.cache_clear()
 
 
 def test_the_name_of_an_inlined_function_goes_in_front():
