@@ -217,6 +217,7 @@ class Pipeline:
         version, census = 0, Census(graph)
         if settled == "untidy" and not self._has_final_work(census):
             return snapshots
+        # By identity: passes without options are equal in hash, and slow to be told apart.
         idle_since = {id(each): 0 for each in self.passes if _is_idle(each, settled)}
         for stage in self.stages:
             active = [p for p in stage if p.phase == "differentiable" or graph.phase == "final"]

@@ -233,3 +233,20 @@ def test_export_is_the_inverse_of_import_after_edits():
     graph = graph_of(loop, *LOOP)
     again = import_jaxpr(export(graph))
     assert to_text(again) == to_text(graph)
+
+
+@pytest.mark.parametrize("argument", ["f32[6,4]", jax.ShapeDtypeStruct((6, 4), "int8")])
+@pytest.mark.parametrize("weak", [False, True])
+def test_a_reshape_is_what_tracing_makes(argument, weak):
+    """The same op, of the same type, from the same place."""
+    graph = graph_of(lambda x: jnp.sin(x) if x.dtype == jnp.float32 else -x, argument)
+    (x,), end = graph.inputs, graph.body.terminator
+    x.aval = x.aval.update(weak_type=weak)
+    rw = Rewriter(graph)
+    made = rw.reshape(x, (2, 3, 4), before=end)
+    traced_too = rw.insert(lambda x: lax.reshape(x, (2, 3, 4)), x, before=end)
+    assert made.aval == traced_too.aval
+    assert made.aval.weak_type == traced_too.aval.weak_type == weak
+    assert made.op.params == traced_too.op.params
+    assert made.op.primitive is traced_too.op.primitive
+    assert (made.op.source, len(rw.edits)) == (traced_too.op.source, 2)

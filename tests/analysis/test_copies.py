@@ -98,3 +98,15 @@ def test_a_read_that_is_needed_after_the_write_makes_a_copy(step):
 @pytest.mark.parametrize("step", IN_PLACE)
 def test_a_read_for_the_write_alone_does_not(step):
     assert copied_by(found(step)) is None
+
+
+def test_a_way_is_walked_once_however_many_lead_to_it():
+    """Each of these values is read twice for the next: 2^64 ways from the read to the write."""
+
+    def step(a, s, i):
+        row = a[i]
+        for _ in range(64):
+            row = row + row * s
+        return a.at[i].set(row), s
+
+    assert copied_by(found(step)) is None

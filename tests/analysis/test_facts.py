@@ -5,7 +5,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.analysis.access import access
-from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.analysis.facts import memory, remembered
 from jaxpr_opt.analysis.induction import bounds
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Scan
@@ -78,6 +78,15 @@ def test_every_edit_does(graph, edit):
     assert graph.facts
     EDITS[edit](rw, op, scan)
     assert not graph.facts
+
+
+def test_what_is_found_on_the_way_is_kept_as_long(graph):
+    rem = named(graph, "rem")
+    assert memory(rem, "notes") is memory(rem.result, "notes")
+    memory(rem, "notes")["found"] = 1
+    assert not memory(rem, "others")
+    Rewriter(graph).insert(lax.neg, rem.result, before=named(graph, "scan"))
+    assert not memory(rem, "notes")
 
 
 def test_what_is_in_no_graph_is_asked_each_time(graph):

@@ -1,11 +1,14 @@
 """What is the same at every step leaves the loop; what is not, stays."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+from jaxpr_opt.journal import collect_journals
 from jaxpr_opt.passes import DEFAULT
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.pipeline import Pipeline
@@ -417,3 +420,21 @@ def test_a_little_arithmetic_alone_is_no_reason_to_touch_a_program(shared, touch
     result = Pipeline(DEFAULT).run(jaxpr)
     assert result.changed == touched
     assert (result.jaxpr is jaxpr) != touched
+
+
+def test_why_a_residual_varies_is_found_out_for_those_who_are_told(monkeypatch):
+    asked = []
+    module = sys.modules[HoistInvariantResiduals.__module__]
+    monkeypatch.setattr(module, "_why_varying", lambda match: asked.append(match) or "it does")
+
+    def program(xs):
+        rows = lax.scan(lambda c, x: (c + x, jnp.sin(x)), 0.0, xs)[1]
+        return lax.scan(lambda c, x: (c + x, None), 0.0, rows)[0]
+
+    pipeline, jaxpr = Pipeline(((HOIST,),)), traced(program, "f32[8]")
+    pipeline.run(jaxpr)
+    assert not asked
+    with collect_journals() as journals:
+        pipeline.run(jaxpr)
+    assert asked
+    assert [r.reason for r in journals[0].records[HOIST.name].refusals] == ["it does"]
