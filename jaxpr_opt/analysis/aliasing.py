@@ -32,8 +32,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import networkx as nx
-
 from jaxpr_opt.analysis.lifetimes import Kind, Lifetimes
 from jaxpr_opt.ir import Graph, Op
 
@@ -204,6 +202,8 @@ def matching(
     forced = _forced(rows[: len(columns)], columns, kind)
     if len(forced) == len(straight):
         return forced  # nothing can be better here either
+    import networkx as nx  # 0.2 s, and seldom needed
+
     graph = nx.Graph()
     enough = 32 * len(rows)  # one pair more outweighs whatever kinds the others are
     for row, i in enumerate(rows):

@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-import networkx as nx
-
 from jaxpr_opt.analysis.assume import Assumed, Known
 from jaxpr_opt.analysis.constants import is_undefined
 from jaxpr_opt.analysis.cost import cost
@@ -183,6 +181,8 @@ def cheapest(
     """The cut that costs least; `store` is what a stack of a value costs, `repeat` what computing
     an op again does, None that it must not be.  Where cuts cost the same, least is computed again.
     """
+    import networkx as nx  # 0.2 s, and most programs have nothing to cut
+
     body, network = scan.body, nx.DiGraph()
     nest = outermost(scan, found).body
     residual = {value: None for _, value in found}
