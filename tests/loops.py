@@ -44,3 +44,8 @@ def alone(each: Pass, program, *args, fires: bool) -> Graph:
         if concrete:
             break
     return graph
+
+
+def memory(fun, *args) -> int:
+    """Temporary bytes of a compiled program."""
+    return jax.jit(fun).lower(*args).compile().memory_analysis().temp_size_in_bytes
