@@ -32,7 +32,9 @@ Now each loop moves along one axis, as `stack-carried-updates` wants it.  Sound 
 2. along one axis, every window starts at the same affine function of steps of loops further out,
    up to a constant, and is in range at every step.
 
-Cost: the rows are copied out and back, so the loop must touch about as much of them.
+Cost: the rows are copied out and back, so the loop must touch about as much of them.  An array that
+XLA updates in place stays, unless all that is wanted of it are the rows that the last steps hold:
+then it need not be at all.
 Source: row by row, then element by element: https://github.com/jax-ml/jax/issues/10197.
 """
 
@@ -48,7 +50,15 @@ from jax import lax
 
 from jaxpr_opt.analysis.access import Access, read_window, write_window
 from jaxpr_opt.analysis.affine import Affine
-from jaxpr_opt.analysis.buffers import Buffer, buffer, copied_by
+from jaxpr_opt.analysis.buffers import (
+    Buffer,
+    buffer,
+    copied_by,
+    is_in_place,
+    is_made_by_a_loop,
+    is_read_outside,
+    original,
+)
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.ir import Carry, Op, Scan, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -66,6 +76,14 @@ class Rows:
     start: Affine
     size: int
 
+    @property
+    def held(self) -> range:
+        """Those that a step after the last would find where they are."""
+        turns = [(0 if s.reverse else s.length - 1, k) for s, k in self.start.steps.items()]
+        last = self.start.offset + sum(step * k for step, k in turns)
+        onward = sum(-k if s.reverse else k for s, k in self.start.steps.items())
+        return range(last + max(onward, 0), last + min(onward, 0) + self.size)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Narrow(Match):
@@ -81,6 +99,8 @@ class NarrowCarriedArrays(Pass):
 
     name: ClassVar[str] = "narrow-carried-arrays"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+    even_in_place: bool = False
+    """Also where XLA does as well."""
 
     def find(self, op: Op) -> Iterator[Narrow]:
         assert isinstance(op, Scan)
@@ -103,7 +123,7 @@ class NarrowCarriedArrays(Pass):
         touched = scan.length * sum(prod(access.sizes) for access in match.buffer.accesses)
         if window > MAX_SPARSENESS * touched:
             return "a row is much larger than what the loop reads and writes of it"
-        return None
+        return None if self.even_in_place else _needless(match)
 
     def rewrite(self, match: Narrow, rw: Rewriter) -> None:
         _narrow(match, rw)
@@ -132,6 +152,28 @@ def _rows(scan: Scan, found: Buffer) -> Rows | None:
         if 2 * size <= n:
             return Rows(axis, Affine(low, (), known[0].steps), size)
     return None
+
+
+def _needless(match: Narrow) -> str | None:
+    """Why the array is better left as it is: XLA updates it in place, and it has to be there."""
+    found, rows = match.buffer, match.rows
+    outer = _outermost(found)
+    if outer is found.carry or not is_in_place(found):
+        return None
+    if is_read_outside(outer.result, rows.axis, rows.held) or is_made_by_a_loop(outer.init):
+        return f"XLA updates {found.carry.param.name or 'the array'} in place"
+    return None
+
+
+def _outermost(found: Buffer) -> Carry:
+    """What the array is to the outermost loop that does nothing but hand it on to the inner one."""
+    carry, loop = found.carry, found.loop
+    while isinstance(outer := loop.parent, Scan):
+        handed = outer.carry_of(original(carry.init))
+        if handed is None or original(handed.next) is not carry.result:
+            break
+        carry, loop = handed, outer
+    return carry
 
 
 def _shape(match: Narrow) -> tuple[int, ...]:

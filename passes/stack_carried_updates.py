@@ -36,8 +36,10 @@ Rows that no window touches keep the value they start with.
 
 Cost: the window's rows must be small (few of them, no much larger than what is read and written).
 A buffer that is only updated in place by slices stays: XLA does that well.  So does one that is
-read, too, if XLA need not copy it for that, nothing is differentiated, and rows that leave the
-window are wanted later, in another order or with others: that takes a second buffer.
+read, too, if XLA need not copy it for that, and the rows take a second buffer: those that leave the
+window are wanted later, in another order or with others, or those that enter are what another loop
+has left.  In a gradient that is worth it for rows that are stacked as they lie in the buffer, and
+for small buffers.
 Source: https://github.com/jax-ml/jax/issues/15906, https://github.com/jax-ml/jax/issues/17640;
 scalar replacement of array references (Callahan, Carr and Kennedy, 1990).
 """
@@ -69,7 +71,9 @@ from jaxpr_opt.analysis.buffers import (
     buffer,
     copied_by,
     is_differentiated,
+    is_made_by_a_loop,
     is_read_for,
+    is_read_outside,
     renames,
 )
 from jaxpr_opt.analysis.constants import is_weak, uniform
@@ -80,6 +84,9 @@ from jaxpr_opt.rewriter import Rewriter
 
 MAX_KEPT = 8
 """Rows carried from step to step: each is moved on in every one."""
+
+MIN_BYTES = 4096
+"""A second buffer of less costs nothing beside a step of a transposed loop."""
 
 MAX_SPARSENESS = 4
 """How much larger the window's rows may be than what is read and written of them."""
@@ -185,6 +192,12 @@ class Window:
         return self.axis != 0 or self.stride != 1 or self.kept > 0 or self.length != shape[0]
 
     @property
+    def incoming(self) -> range:
+        """All rows that enter the window."""
+        start = self.first + (self.kept if self.climbs else 0)
+        return range(start, start + self.touched - self.kept)
+
+    @property
     def touched(self) -> int:
         """From the lowest to the highest row that any step touches."""
         return abs(self.stride) * (self.length - 1) + self.size
@@ -193,7 +206,7 @@ class Window:
         """For each step the rows that enter, `(length, entering, ...)`, or `(length, ...)` if that
         is one.
         """
-        blocks = self._blocks(array, self.first + (self.kept if self.climbs else 0))
+        blocks = self._blocks(array, self.incoming.start)
         blocks = lax.slice_in_dim(blocks, 0, self.entering, axis=1)
         blocks = blocks if self.stride > 0 else lax.rev(blocks, (0,))
         row = blocks.shape[2:]
@@ -320,30 +333,19 @@ def _sliding(scan: Scan, found: Buffer, axis: int) -> Window | None:
 
 def _needless(match: Sliding, window: Window) -> str | None:
     """Why the array is better left as it is: XLA updates it in place, and would make two."""
-    found = match.buffer
+    carry, found = match.carry, match.buffer
     assert isinstance(found, Buffer)
-    if copied_by(found) is not None or is_differentiated(match.scan):
+    if copied_by(found) is not None or not window.is_put_together(carry.param.shape):
         return None
-    array = found.carry.result
-    if window.is_put_together(array.shape) and _is_wanted(array, window):
-        name = found.carry.param.name or "the buffer"
+    differentiated = is_differentiated(match.scan)
+    if differentiated and (carry.param.nbytes < MIN_BYTES or not (window.axis or window.kept)):
+        return None
+    name = carry.param.name or "the buffer"
+    if is_read_outside(carry.result, window.axis, window.held):
         return f"XLA updates {name} in place, and rows that are stacked would be copied into it"
+    if not differentiated and is_made_by_a_loop(carry.init):
+        return f"XLA updates {name} in place, and rows that are streamed in would be copied"
     return None
-
-
-def _is_wanted(array: Value, window: Window) -> bool:
-    """Whether anything reads other rows of the array than those the window holds in the end."""
-    for op in array.users:
-        if renames(op) and not _is_wanted(op.result, window):
-            continue
-        read = access(op) if op.name == "slice" else None
-        start = None if read is None else read.window[window.axis].start
-        if read is None or start is None or not start.is_constant:
-            return True
-        size = read.window[window.axis].size
-        if start.offset not in window.held or start.offset + size > window.held.stop:
-            return True
-    return False
 
 
 def _too_costly(found: Buffer, window: Window, name: str) -> str | None:
@@ -428,7 +430,7 @@ def _entering(
     """The rows that enter the window in a step, and the stream that brings them."""
     if not window.entering:
         return [], []
-    first, number = scan.body.first, uniform(init)
+    first, number = scan.body.first, _number(init, window)
     assert first is not None
     if number is not None:
         shape = tuple(n for d, n in enumerate(init.shape) if d != window.axis)
@@ -438,6 +440,33 @@ def _entering(
     param = rw.new_value(rw.row_aval(blocks))
     rows = [param] if window.entering == 1 else rw.insert_many(list, param, before=first)
     return list(rows), [Stream(blocks, param)]
+
+
+def _number(init: Value, window: Window) -> Any:
+    """The number that all rows that enter are known to be, else None: what is written to others
+    before the loop does not matter.
+    """
+    array, axis, rows = init, window.axis, window.incoming
+    while (op := array.op) is not None:
+        written = access(op)
+        if written is not None and written.kind != "read":
+            extent = written.window[axis]
+            if extent.start is None or not extent.start.is_constant:
+                break
+            if extent.start.offset < rows.stop and rows.start < extent.start.offset + extent.size:
+                break
+        elif op.name == "broadcast_in_dim" and _is_kept(op, axis):
+            axis = op.params["broadcast_dimensions"].index(axis)
+        elif not renames(op):
+            break
+        array = op.operands[0]
+    return uniform(array)
+
+
+def _is_kept(spread: Op, axis: int) -> bool:
+    """Whether an axis of a broadcast is one of its operand, as it was."""
+    dims, (array,) = spread.params["broadcast_dimensions"], spread.operands[:1]
+    return axis in dims and array.shape[dims.index(axis)] == spread.result.shape[axis]
 
 
 def _scalarised(found: Buffer, window: Window, rows: list[Value], rw: Rewriter) -> list[Value]:

@@ -1,14 +1,16 @@
 """An inner loop carries the rows that it touches."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.passes.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.testing import check_refuses, check_rewrite
-from tests.loops import alone
+from tests.loops import alone, memory
 
-NARROW = NarrowCarriedArrays()
+NARROW = NarrowCarriedArrays(even_in_place=True)
 
 
 def nested(step, array, *, rows=None, columns=None, first=0):
@@ -161,3 +163,98 @@ def test_long_rows_stay():
         "f32[8,100]",
         because="much larger than what the loop reads and writes",
     )
+
+
+def table(a):
+    """Each element from those above and to the left."""
+
+    def step(a, i, j):
+        return put(a, get(a, i - 1, j) + get(a, i, j - 1), i, j)
+
+    def outer(a, i):
+        return lax.scan(lambda a, j: (step(a, i, j), None), a, jnp.arange(1, 4))[0], None
+
+    return lax.scan(outer, a, jnp.arange(1, 8))[0]
+
+
+BETTER_LEFT = {
+    "whole": table,
+    "a row that has been left": lambda a: table(a)[3],
+    "two rows": lambda a: table(a)[6:],
+    "rows from the data": lambda a: table(a)[jnp.argmax(a[0])],
+    "what another loop has left": lambda a: table(
+        lax.scan(lambda a, i: (a.at[i].set(i * 1.0), None), a, jnp.arange(8))[0]
+    )[7, 3],
+    "one row": lambda a: nested(lambda a, i, j: put(a, get(a, i, j) * 2, i, j), a)[7],
+}
+
+
+@pytest.mark.parametrize("wanted", BETTER_LEFT)
+def test_what_xla_updates_in_place_and_has_to_be_there_stays(wanted):
+    """Cost: rows copied out and back, and no less memory."""
+    because = "XLA updates the array in place"
+    check_refuses(NarrowCarriedArrays(), BETTER_LEFT[wanted], "f32[8,4]", because=because)
+
+
+def row_of_zeros(xs, i):
+    step = lambda a, j: (put(a, get(a, i, j) + xs[i, j], i, j), None)
+    return lax.scan(step, jnp.zeros((8, 4)), jnp.arange(4))[0]
+
+
+def copied(a):
+    """What is read is written, and added up."""
+
+    def inner(carry, ij):
+        a, total = carry
+        x = get(a, *ij)
+        return (put(a, jnp.sin(x), *ij), total + x), None
+
+    def outer(carry, i):
+        return lax.scan(inner, carry, (jnp.full(4, i), jnp.arange(4)))[0], None
+
+    return lax.scan(outer, (a, 0.0), jnp.arange(8))[0]
+
+
+BETTER_NARROW = {
+    "the last row": lambda a: table(a)[7],
+    "its last element": lambda a: table(a)[7, 3],
+    "XLA copies": copied,
+    "a gradient": jax.grad(lambda a: jnp.sum(table(a))),
+    "zeros that are made in each step": lambda xs: lax.scan(
+        lambda c, i: (c, row_of_zeros(xs, i)), None, jnp.arange(8)
+    )[1],
+}
+
+
+@pytest.mark.parametrize("wanted", BETTER_NARROW)
+def test_what_gains_is_narrowed(wanted):
+    """Cost: no table any more, no copies, no zeros."""
+    alone(NarrowCarriedArrays(), BETTER_NARROW[wanted], "f32[8,4]", fires=True)
+
+
+def corner(x, whole):
+    a = jnp.full((128, 128), 2.0).at[0, 0].set(x)
+    filled = nested(
+        lambda a, i, j: put(a, get(a, i - 1, j) + get(a, i, j), i, j), a, rows=127, first=1
+    )
+    return filled if whole else filled[-1, -1]
+
+
+def test_a_table_of_which_the_last_element_is_wanted_takes_a_row():
+    """65 kB in plain JAX."""
+    assert memory(optimize(lambda x: corner(x, whole=False)), 1.0) < 4096
+
+
+def test_a_table_takes_no_second_one():
+    plain = memory(lambda x: jnp.sin(corner(x, whole=True)), 1.0)
+    assert memory(optimize(lambda x: jnp.sin(corner(x, whole=True))), 1.0) <= plain
+
+
+def test_a_table_is_narrowed_for_its_gradient():
+    """Whether it will be differentiated was not known when the value was optimised."""
+
+    def loss(a):
+        return jnp.sum(jnp.cos(BETTER_LEFT["what another loop has left"](jnp.sin(a))))
+
+    a = jnp.ones((8, 4))
+    assert memory(jax.grad(optimize(loss)), a) <= memory(optimize(jax.grad(loss)), a) + 64
