@@ -45,10 +45,11 @@ move.
 A product is as much work as a step does anyway, and is repeated in one case only: attention over a
 cache that the loop writes to.  The readers have each version of the cache, as `undo-carried-writes`
 restores it for them; they multiply with it themselves; and a row of the product is longer than what
-the cache was multiplied with: as long as the cache, which has as many rows as the loop has steps.
-Stacked, they would take memory with the square of the steps.  What is then made of such rows in
-linear time (a softmax) is made again with them, while a sum over them is stored, which costs less.
-Other products are left alone: whether an array is as long as the loop shapes do not tell.
+the cache was multiplied with: as long as the cache, which has about as many rows as the loop has
+steps.  Stacked, they would take memory with the square of the steps; rows of a window of a few would
+not.  What is then made of such rows in linear time (a softmax) is made again with them, while a sum
+over them is stored, which costs less.  Other products are left alone: whether an array is as long as
+the loop shapes do not tell.
 
 Source: the masks of a vmapped cond, https://github.com/jax-ml/jax/issues/8239 with a batch; Dao et
 al., "FlashAttention" (arXiv:2205.14135), which stores the sums of attention rows and multiplies
@@ -186,6 +187,8 @@ def _multiplies(op: Op, whole: Set[Value], scan: Scan) -> bool:
     buffers = [v for v in op.operands if v in whole]
     others = sum(v.nbytes for v in op.operands if v not in whole)
     if len(buffers) != 1 or sum(v.nbytes for v in op.results) <= WORTHWHILE * others:
+        return False
+    if WORTHWHILE * max(buffers[0].shape) < scan.length:
         return False
     stacks = [stack.result for stack in scan.stacks if stack.value is buffers[0]]
     read = [row.users for stack in stacks for _, row in routes(stack) or ()]

@@ -500,6 +500,7 @@ def test_rows_as_long_as_a_cache_that_is_written():
     )
 
 
+SLIDING = "f32[24,2]", "f32[99,2]", "f32[2]"
 WIDE = "f32[24,24]", "f32[24,24]", "f32[24]"
 MATRIX = jnp.linspace(-1.0, 1.0, 48).reshape(24, 2)
 
@@ -516,6 +517,7 @@ def decay(cache, row, _, **options):
         pytest.param(attending(softmax, weighed, reverse=False), CACHE, id="nor in this order"),
         pytest.param(attending(lambda _, x: jnp.exp(MATRIX @ x), weighed), CACHE, id="of a weight"),
         pytest.param(attending(softmax, weighed), WIDE, id="short rows"),
+        pytest.param(attending(softmax, weighed), SLIDING, id="a window of few rows"),
         pytest.param(
             attending(softmax, lambda g, cache, row: g + cache[0] * row[0]),
             CACHE,
