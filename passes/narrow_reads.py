@@ -24,7 +24,9 @@ the last row is all that is wanted; `vmap` transposes the table before.  Sound w
 
 4. or it is a slice, and the array is put together of parts, maybe transposed, one of which all of
    the slice is in (`jaxpr_opt.analysis.parts`); all that anyone reads of the array is such slices,
-   and a loop stacks another part, which is then not needed for it.
+   and a loop stacks another part, which is then not needed for it;
+5. or it is a window that a loop reads of such an array, and it is in one part at every step: then
+   nobody puts the array together.
 
 Cost: an element of each case instead of all of the array; of an array put together, nothing.
 Source: https://github.com/jax-ml/jax/issues/8192; XLA does so for slices, but not for gathers,
@@ -41,7 +43,7 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access, access
-from jaxpr_opt.analysis.parts import Part, part, stacked_by
+from jaxpr_opt.analysis.parts import Part, PartAt, part, stacked_by
 from jaxpr_opt.analysis.predicates import AtWindow, predicate_at, spread_at
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -66,9 +68,9 @@ class ReadOfBroadcast(Match):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadOfPart(Match):
-    """A slice of what is put together of several parts."""
+    """A slice or a window of what is put together of several parts."""
 
-    part: Part
+    part: Part | PartAt
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,10 @@ class NarrowReads(Pass):
     primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather", "slice"})
 
     def find(self, op: Op) -> Iterator[Match]:
+        found = part(op) if op.result.uses else None
+        if found is not None and (_is_of_a_stack(found) or isinstance(found, PartAt)):
+            yield ReadOfPart(op, f"{op.name} of a concatenation is one of a part of it", found)
         if op.name == "slice":
-            found = part(op) if op.result.uses else None
-            if found is not None and _is_of_a_stack(found):
-                yield ReadOfPart(op, "slice of a concatenation is one of a part of it", found)
             return
         made_by = op.operands[0].op
         if made_by is None or made_by.name not in ("select_n", "broadcast_in_dim"):
@@ -122,7 +124,7 @@ class NarrowReads(Pass):
         if isinstance(match, ReadOfBroadcast):
             fun, operands = _spread_out(match)
         elif isinstance(match, ReadOfPart):
-            fun, operands = match.part.read, (match.part.array,)
+            fun, operands = match.part.read, (match.part.array, *op.operands[1:])
         else:
             assert isinstance(match, ReadOfSelect)
             fun, operands = _read_cases(match)
@@ -136,17 +138,19 @@ def _reads_a_window(op: Op, array: Value) -> bool:
     return read is not None and read.kind == "read" and array not in read.indices
 
 
-def _is_needed_whole(found: Part) -> str | None:
-    _, *between = found.path
+def _is_needed_whole(found: Part | PartAt) -> str | None:
+    op, *between = found.path
+    if isinstance(found, PartAt) and op.region is between[-1].region:
+        return "XLA puts nothing together for what it reads once"  # (5)
     for op in between:
         others = (u for u in op.result.users if u not in found.path and part(u) is None)
         other = next(others, None)
         if other is not None:
-            return f"the array is needed whole by {other.name}"  # (4)
+            return f"the array is needed whole by {other.name}"  # (4, 5)
     return None
 
 
-def _is_of_a_stack(found: Part) -> bool:
+def _is_of_a_stack(found: Part | PartAt) -> bool:
     """Whether a loop stacks what is not read (4): else XLA does as well."""
     parts = found.path[-1].operands
     return any(stacked_by(each) for each in parts if each is not found.array)

@@ -46,10 +46,10 @@ A product is as much work as a step does anyway, and is repeated in one case onl
 cache that the loop writes to.  The readers have each version of the cache, as `undo-carried-writes`
 restores it for them; they multiply with it themselves; and a row of the product is longer than what
 the cache was multiplied with: as long as the cache, which has about as many rows as the loop has
-steps.  Stacked, they would take memory with the square of the steps; rows of a window of a few would
-not.  What is then made of such rows in linear time (a softmax) is made again with them, while a sum
-over them is stored, which costs less.  Other products are left alone: whether an array is as long as
-the loop shapes do not tell.
+steps.  Stacked, they would take memory with the square of the steps; rows of a window of a few
+would not.  What is then made of such rows in linear time (a softmax) is made again with them, while
+a sum over them is stored, which costs less.  Other products are left alone: whether an array is as
+long as the loop shapes do not tell.
 
 Source: the masks of a vmapped cond, https://github.com/jax-ml/jax/issues/8239 with a batch; Dao et
 al., "FlashAttention" (arXiv:2205.14135), which stores the sums of attention rows and multiplies

@@ -1,7 +1,7 @@
-"""What an array is put together of, and where in that a slice of it lies.
+"""What an array is put together of, and where in that a slice or a window of it lies.
 
 `part(op)` follows a slice through transposes and changes of weak type to a concatenation, and into
-the one operand that all of it lies in.
+the one operand that all of it lies in; and a window at an index of which the range is known.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import jax
 from jax import lax
 
+from jaxpr_opt.analysis.access import Access, access, read_window
 from jaxpr_opt.analysis.buffers import renames
 from jaxpr_opt.ir import Op, Scan, Value
 
@@ -38,8 +39,61 @@ class Part:
         return lax.transpose(lax.slice(array, starts, limits, strides), self.order)
 
 
-def part(op: Op) -> Part | None:
-    """The part of a concatenation that a `slice` lies in; None if it is in no single one."""
+@dataclass(frozen=True, slots=True)
+class PartAt:
+    """A window of `array`, which is one operand of a concatenation, at an index that varies."""
+
+    array: Value
+    access: Access
+    axis: int
+    """The axis of what is read along which the concatenation puts its operands together."""
+    offset: int
+    """Where the array begins in that."""
+    order: tuple[int, ...]
+    """Which axis of the array is which axis of what is read."""
+    path: tuple[Op, ...]
+    """The ops from the read to the concatenation, which is the last."""
+
+    def read(self, array: jax.Array, *indices: jax.Array) -> jax.Array:
+        """What is read of the window."""
+        starts, sizes = self.access.starts(*indices), self.access.sizes
+        starts[self.axis] = starts[self.axis] - self.offset
+        back = [self.order.index(axis) for axis in range(len(sizes))]
+        window = read_window(array, [starts[d] for d in back], [sizes[d] for d in back])
+        return self.access.from_window(lax.transpose(window, self.order))
+
+
+def part(op: Op) -> Part | PartAt | None:
+    """The part of a concatenation that what is read lies in; None if it is in no single one."""
+    read = access(op)
+    if read is None or read.kind != "read":
+        return _sliced(op)
+    return _sliced(op) or _indexed(read)
+
+
+def _indexed(read: Access) -> PartAt | None:
+    value, path, order = read.array, [read.op], tuple(range(len(read.window)))
+    while (made := value.op) is not None and (made.name == "transpose" or renames(made)):
+        if made.name == "transpose":
+            order = tuple(made.params["permutation"][axis] for axis in order)
+        path.append(made)
+        value = made.operands[0]
+    if made is None or made.name != "concatenate" or not read.is_located:
+        return None
+    dimension, offset = made.params["dimension"], 0
+    axis = order.index(dimension)
+    extent = read.window[axis]
+    assert extent.start is not None
+    low, high = extent.start.range(())
+    for operand in made.operands:
+        size = operand.shape[dimension]
+        if offset <= low and high + extent.size <= offset + size:
+            return PartAt(operand, read, axis, offset, order, (*path, made))
+        offset += size
+    return None
+
+
+def _sliced(op: Op) -> Part | None:
     if op.name != "slice" or not op.result.shape or 0 in op.result.shape:
         return None
     params, value = op.params, op.operands[0]

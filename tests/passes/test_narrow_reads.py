@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.passes.narrow_reads import NarrowReads
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
-from tests.loops import alone
+from tests.loops import alone, memory
 
 NARROW = NarrowReads()
 
@@ -270,3 +271,109 @@ def test_parts_that_no_loop_stacks():
 def test_a_slice_of_two_parts_or_of_none(rows):
     """(4)"""
     alone(NARROW, lambda xs: filled(xs)[rows], "f32[8,3]", fires=False)
+
+
+def upwards(table, *, low=0, steps=8, rows=1):
+    """A loop that reads rows of a table in the opposite order."""
+
+    def step(c, i):
+        at = low + steps - 1 - i
+        return c * jnp.sum(read(table, at, 0, sizes=(rows, 3))) + 1.0, None
+
+    return lax.scan(step, 1.0, jnp.arange(steps))[0]
+
+
+def test_a_loop_reads_one_part():
+    """(5) Not put together for a loop that reads the stacked rows only."""
+    check_rewrite(
+        NARROW,
+        lambda xs: upwards(filled(xs)),
+        "f32[8,3]",
+        simplify=True,
+        diff="""
+          fn (xs:f32[8,3]) {
+            s:f32[1,3] = slice[:1, :] xs
+            s1:f32[3] = squeeze s
+            c:f32[3], ys:f32[8,3] = scan[8] carry(c=s1) xs(x=xs) {
+              a:f32[3] = add c x
+              s:f32[3] = sin a
+              yield carry(s) ys(c)
+            }
+        -   b:f32[1,3] = broadcast_in_dim c
+        -   c1:f32[9,3] = concatenate[dimension=0] ys b
+            i:i32[8] = iota
+            c2:f32[] = scan[8] carry(c=1.0) xs(x=i) {
+              s:i32[] = sub 7 x
+        -     d:f32[1,3] = dynamic_slice c1 s 0
+        +     d:f32[1,3] = dynamic_slice ys s 0
+              r:f32[] = reduce_sum[axes=(0, 1)] d
+              c2:f32[] = convert_element_type c
+              m:f32[] = mul c2 r
+              a:f32[] = add m 1.0
+              yield carry(a)
+            }
+            return c2
+          }
+        """,
+    )
+
+
+PARTS = {
+    "the last part": lambda table: upwards(table, low=8, steps=1),
+    "one and then another": lambda table: upwards(table) + upwards(table, low=8, steps=1),
+    "and a slice": lambda table: upwards(table) + table[8, 0],
+    "transposed": lambda table: upwards(table.T.T),
+    "checked indices": lambda table: lax.scan(
+        lambda c, i: (c + table[7 - i], None), jnp.zeros(3), jnp.arange(8)
+    )[0],
+    "of a transposed table": lambda table: lax.scan(
+        lambda c, i: (c + table.T[:, 7 - i], None), jnp.zeros(3), jnp.arange(8)
+    )[0],
+}
+
+
+@pytest.mark.parametrize("reads", PARTS)
+def test_windows_of_one_part(reads):
+    """(5)"""
+    alone(NARROW, lambda xs: PARTS[reads](filled(xs)), "f32[8,3]", fires=True)
+
+
+WHOLE = {
+    "of two parts": lambda table: upwards(table, steps=9),
+    "of both at once": lambda table: upwards(table, rows=2),
+    "wanted whole": lambda table: (upwards(table), table),
+    "from the data": lambda table: lax.scan(
+        lambda c, _: (c + read(table, jnp.int32(c[0]), 0, sizes=(1, 3))[0], None),
+        jnp.zeros(3), jnp.arange(8),
+    )[0],
+    "read once": lambda table: read(table, jnp.int32(3), 0, sizes=(1, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reads", WHOLE)
+def test_windows_of_what_is_put_together(reads):
+    """(5) It is needed whole, or XLA does not put it together."""
+    alone(NARROW, lambda xs: WHOLE[reads](filled(xs)), "f32[8,3]", fires=False)
+
+
+def test_what_is_solved_backwards_takes_no_copy_of_what_was_eliminated():
+    """Coefficients that XLA copies in every step, so that they are stacked; 49 kB before."""
+
+    def solve(a):
+        def forward(i, cd):
+            c, d = cd
+            pivot = 4.0 - c[i - 1]
+            return c.at[i].set(1.0 / pivot), d.at[i].set((a[i] - d[i - 1]) / pivot)
+
+        def back(i, x):
+            j = 4094 - i
+            return x.at[j].set(d[j] - c[j] * x[j + 1])
+
+        start = jnp.zeros(4096).at[0].set(0.25)
+        c, d = lax.fori_loop(1, 4096, forward, (start, start))
+        return lax.fori_loop(0, 4095, back, jnp.zeros(4096).at[4095].set(d[4095]))
+
+    a = jnp.ones(4096)
+    assert memory(optimize(solve), a) <= memory(solve, a)
+    batch = jnp.ones((3, 4096))
+    assert memory(optimize(jax.vmap(solve)), batch) <= memory(jax.vmap(solve), batch)
