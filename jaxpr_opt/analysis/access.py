@@ -43,18 +43,24 @@ class Extent:
 class Access:
     """A window of `array` that is read, written or added to.
 
-    `value` is what is read, or what is written or added; `axes[d]` is the axis of the array that
-    its axis `d` is, None for one of size 1 that is none.
+    `axes[d]` is the axis of the array that axis `d` of its value is, None for one of size 1 that is
+    none.
     """
 
     op: Op
     kind: Kind
     array: Value
     window: tuple[Extent, ...]
-    value: Value
     axes: tuple[int | None, ...]
     indices: tuple[Value, ...]
     """The operands that say where."""
+
+    @property
+    def value(self) -> Value:
+        """What is read, or what is written or added: looked up, as another may take its place."""
+        if self.kind == "read":
+            return self.op.result
+        return self.op.operands[1 if self.op.name == "dynamic_update_slice" else 2]
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -210,7 +216,7 @@ def _plain(
     op: Op, kind: Kind, value: Value, window: Sequence[Extent], indices: Sequence[Value]
 ) -> Access:
     axes = tuple(range(len(value.shape)))
-    return Access(op, kind, op.operands[0], tuple(window), value, axes, tuple(indices))
+    return Access(op, kind, op.operands[0], tuple(window), axes, tuple(indices))
 
 
 def _gather(op: Op) -> Access | None:
@@ -276,7 +282,7 @@ class _Where:
             else:
                 window.append(Extent(Affine(0), sizes[axis]))
         axes = self._axes(array, value)
-        return Access(op, kind, array, tuple(window), value, axes, (index,))
+        return Access(op, kind, array, tuple(window), axes, (index,))
 
     def _axes(self, array: Value, value: Value) -> tuple[int | None, ...]:
         """For each axis of the value, the axis of the array that it is."""

@@ -102,6 +102,44 @@ def test_recurrence_on_its_own_buffer():
     )
 
 
+def test_a_row_that_is_moved_on_as_it_is():
+    """What is written is what was read, with no op between them."""
+
+    def program(ys):
+        def step(b, i):
+            row = lax.dynamic_slice(b, (i - 1, 0), (1, 3), allow_negative_indices=False)
+            return lax.dynamic_update_slice(b, row, (i, 0), allow_negative_indices=False)
+
+        return loop(step, ys, start=1, length=7)
+
+    check_rewrite(
+        STACK,
+        program,
+        "f32[8,3]",
+        simplify=True,
+        diff="""
+          fn (ys:f32[8,3]) {
+        -   i:i32[7] = iota
+        -   a:i32[7] = add 1 i
+        +   s1:f32[1,3] = slice[:1, :] ys
+        +   s2:f32[3] = squeeze s1
+        -   c:f32[8,3] = scan[7] carry(c=ys) xs(x=a) {
+        +   c1:f32[3], ys1:f32[7,3] = scan[7] carry(c1=s2) {
+        -     s:i32[] = sub x 1
+        -     d:f32[1,3] = dynamic_slice c s 0
+        -     d1:f32[8,3] = dynamic_update_slice c d x 0
+        -     yield carry(d1)
+        +     yield carry(c1) ys(c1)
+            }
+        +   s3:f32[1,3] = stack[axis=0] c1
+        +   c2:f32[8,3] = concatenate[dimension=0] ys1 s3
+        -   return c
+        +   return c2
+          }
+        """,
+    )
+
+
 def test_cotangent_buffer():
     """As JAX transposes ``ys.at[i].set(f(xs[i]))``: read and cleared at `i`, accumulated at `i`."""
 
