@@ -27,7 +27,8 @@ After::
 A step makes versions of the buffer, one by each write; the loop that reads them starts with the
 last one of the last step and undoes the writes, last first, so that it meets every version.  What
 was overwritten is written back, not computed back, hence exact whatever it is, and wherever the
-window: indices that are clamped are clamped alike, rows that are dropped are dropped again.  Where
+window: indices that are clamped are clamped alike, rows that are dropped are dropped again.  A view
+of a version (a transpose for `q @ keys.T`, the pages of a table) is made of it again.  Where
 no other step writes, that is what entered the loop: if it is one number, as in an array of zeros,
 it is neither read nor stacked.
 
@@ -132,24 +133,27 @@ def _walk_back(
         operands = [version, *(here.get(v, v) for v in (kept[number], *indices(write)))]
         return rw.typed(partial(_write, write), aval, *operands, before=before)
 
-    undone = {stack.result: count for stack, count in versions.stacks.items()}
-    last = max(undone[s.operand] for s in reader.streams if s.operand in undone)
+    undone = {stack.result: stack for stack in versions.stacks}
+    read = {s: undone[s.operand] for s in reader.streams if s.operand in undone}
+    last = max(versions.stacks[stack] for stack in read.values())
     met = [rw.new_value(aval, versions.carry.param.name)]
     for number in range(last):
         met.append(undo(number, met[-1], start))
     if last > 0:
         met[last] = rw.typed(lax.optimization_barrier, aval, met[last], before=start)
-    for stream in reader.streams:
-        if stream.operand in undone:
-            version = met[undone[stream.operand]]
-            rw.replace(stream.param, _as_weak(version, stream.param, start, rw))
+    for stream, stack in read.items():
+        made = versions.views[stack]
+        like = made[0].operands[0] if made else stream.param
+        renamed = {like: _as_weak(met[versions.stacks[stack]], like, start, rw)}
+        rw.clone(made, renamed, start)
+        rw.replace(stream.param, renamed[made[-1].result if made else like])
     version = met[last]
     if last < len(writes):
         version = _after_readers(version, reader, rw)
     for number in range(last, len(writes)):
         version = undo(number, version, end)
     back = Carry(versions.carry.result, met[0], version, rw.new_value(aval))
-    streams = [s for s in reader.streams if s.operand not in undone]
+    streams = [s for s in reader.streams if s not in read]
     rw.set_scan(reader, carries=[*reader.carries, back], streams=streams)
 
 

@@ -2,7 +2,8 @@
 
 A step makes versions of the buffer, one by each write.  A loop that takes the steps in the opposite
 order meets every version if it starts with the last one and undoes the writes, last first: the
-versions it reads then need not be stacked.  `restored` are the values that need no stack for this.
+versions it reads then need not be stacked, nor views of them: transposed, rounded, rows gathered at
+indices from outside of the loop.  `restored` are the values that need no stack for this.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.ir import Carry, Constant, Op, Scan, Stack, Value
+from jaxpr_opt.traits import is_arithmetic
 
 WORTHWHILE = 2
 """What is stored must shrink by more: each step reads and writes a window more in both loops."""
@@ -36,7 +38,9 @@ class Versions:
     writes: tuple[Op, ...]
     """The last one first."""
     stacks: Mapping[Stack, int]
-    """How many writes come after each version that is stacked."""
+    """How many writes come after each version that is stacked, or of which a view is."""
+    views: Mapping[Stack, tuple[Op, ...]]
+    """What makes that view of the version, first to last."""
     obstacle: str | None
     """What makes a version but is no write; those before it are not known."""
 
@@ -111,10 +115,12 @@ def stacked_versions(scan: Scan) -> Iterator[Versions]:
         if carry.is_invariant or _type(carry.param) not in written:
             continue
         writes, versions, obstacle = _history(scan, carry)
-        after = {s: versions.get(_original(s.value)) for s in scan.stacks}
-        stacks = {s: k for s, k in after.items() if k is not None and s.result.uses}
-        if stacks:
-            yield Versions(scan, carry, writes, stacks, obstacle)
+        views = {s: _view(s.value, versions, scan) for s in scan.stacks if s.result.uses}
+        found = {s: view for s, view in views.items() if view is not None}
+        if found:
+            stacks = {s: versions[version] for s, (version, _) in found.items()}
+            made = {s: ops for s, (_, ops) in found.items()}
+            yield Versions(scan, carry, writes, stacks, made, obstacle)
 
 
 @remembered
@@ -157,6 +163,29 @@ def _original(value: Value) -> Value:
     while (op := value.op) and op.name in RENAMING and op.operands[0].dtype == value.dtype:
         value = op.operands[0]
     return value
+
+
+def _view(
+    value: Value, versions: Mapping[Value, int], scan: Scan
+) -> tuple[Value, tuple[Op, ...]] | None:
+    """The version that a value is, or is a view of, and what makes it of that."""
+    ops: list[Op] = []
+    while (version := _original(value)) not in versions:
+        op = value.op
+        if op is None or op.region is not scan.body or not _makes_view(op, scan):
+            return None
+        ops.append(op)
+        value = op.operands[0]
+    return version, tuple(reversed(ops))
+
+
+def _makes_view(op: Op, scan: Scan) -> bool:
+    """Whether the first operand, and what is there outside of the loop, give the result for no more
+    work than reading it.
+    """
+    if not op.operands or not (is_arithmetic(op) or op.name == "gather"):
+        return False
+    return not any(map(scan.body.defines, op.operands[1:]))
 
 
 def _is_write(op: Op) -> bool:

@@ -341,6 +341,89 @@ def test_other_names():
     alone(UNDO, forth_and_back(step), "f32[32]", *TYPES[1:], fires=True)
 
 
+def test_a_view():
+    """As for `q @ keys.T`: it is made of the version again."""
+    check_rewrite(
+        UNDO,
+        forth_and_back(lambda b, i, x: (at_row(b, i, x), b.T)),
+        "f32[4,2]",
+        *TYPES[1:],
+        saves_bytes=6 * (32 - 8),
+        diff="""
+          fn (b:f32[4,2], at:i32[6], xs:f32[6]) {
+        -   c:f32[4,2], ys:f32[6,2,4] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+        +   c:f32[4,2], ys1:f32[6,1,2] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+              b:f32[1,2] = broadcast_in_dim x1
+        +     d1:f32[1,2] = dynamic_slice c x 0
+              d:f32[4,2] = dynamic_update_slice c b x 0
+              t:f32[2,4] = transpose c
+        -     yield carry(d) ys(t)
+        +     yield carry(d) ys(d1)
+            }
+            b1:f32[2,4] = broadcast_in_dim 0.0
+        -   c1:f32[2,4] = scan[6, reverse] carry(c=b1) xs(x=ys) {
+        +   c1:f32[2,4], c2:f32[4,2] = scan[6, reverse] carry(c=b1, c2=c) xs(x2=ys1, at1=at) {
+        +     d1:f32[4,2] = dynamic_update_slice c2 x2 at1 0
+        +     o:f32[4,2] = optimization_barrier d1
+        +     t1:f32[2,4] = transpose o
+              m:f32[2,4] = mul c 0.5
+        -     a:f32[2,4] = add m x
+        +     a:f32[2,4] = add m t1
+        -     yield carry(a)
+        +     yield carry(a, o)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+def at_row(b, i, x):
+    row = jnp.full((1, *b.shape[1:]), x)
+    return lax.dynamic_update_slice(b, row, (i, 0), allow_negative_indices=False)
+
+
+PAGES = jnp.array([5, 2, 2, 9, *range(28)])[:, None]
+
+
+def rows(b, at):
+    """As a table of pages says."""
+    numbers = lax.GatherDimensionNumbers((1,), (0,), (0,))
+    return lax.gather(b, at, numbers, (1, b.shape[1]), mode="clip")
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        pytest.param(lambda b: b.T.reshape(4, 16), id="of a view"),
+        pytest.param(lambda b: b.astype(jnp.bfloat16), id="rounded"),
+        pytest.param(lambda b: rows(b, PAGES), id="rows gathered"),
+        pytest.param(lambda b: b[:24], id="a part"),
+        pytest.param(lambda b: (b, b.T, b * 2.0), id="several"),
+        pytest.param(lambda b: jnp.copy(b).T, id="of another name"),
+    ],
+)
+def test_views(view):
+    """Which one is read: the one before the write, and the one after it."""
+    for step in (
+        lambda b, i, x: (at_row(b, i, x), view(b)),
+        lambda b, i, x: ((c := at_row(b, i, x)), view(c)),
+    ):
+        alone(UNDO, forth_and_back(step), "f32[32,2]", *TYPES[1:], fires=True)
+
+
+def test_a_view_of_weak_type():
+    def program(at, xs):
+        def step(b, i):
+            return put(b, i, xs[0]), b.reshape(2, 16)
+
+        _, views = lax.scan(step, lax.broadcast(1.0, (32,)), at)
+        start = jnp.zeros((2, 16))
+        return lax.scan(lambda a, v: (a + v, None), start, views, reverse=True)[0]
+
+    alone(UNDO, program, *TYPES[1:], fires=True)
+
+
 def test_a_batch():
     """Each row has an index of its own."""
     program = jax.vmap(forth_and_back(lambda b, i, x: (put(b, i, x), b)), (0, 0, None))
@@ -521,11 +604,19 @@ def test_nothing_to_say_of_a_carry_that_is_not_written_to():
     assert not any(list(UNDO.find(op)) for op in graph.walk() if isinstance(op, Scan))
 
 
-def test_another_dtype_is_not_another_name():
-    """What is stacked is computed from the buffer, not a version of it."""
-    step = lambda b, i, x: (put(b, i, x), b.astype(int))
-    program = forth_and_back(step, lambda a, v: a + v)
-    alone(UNDO, program, "f32[32]", *TYPES[1:], fires=False)
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(lambda b, x: b * x, id="with something of the step"),
+        pytest.param(
+            lambda b, x: rows(b[:, None], jnp.int32(b)[:, None]), id="rows at indices of it"
+        ),
+        pytest.param(lambda b, _: jnp.exp(b), id="more work than reading it"),
+    ],
+)
+def test_what_is_no_view(made):
+    step = lambda b, i, x: (put(b, i, x), made(b, x))
+    alone(UNDO, forth_and_back(step), "f32[32]", *TYPES[1:], fires=False)
 
 
 def loss(xs):
