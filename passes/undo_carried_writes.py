@@ -27,15 +27,17 @@ After::
 A step makes versions of the buffer, one by each write; the loop that reads them starts with the
 last one of the last step and undoes the writes, last first, so that it meets every version.  What
 was overwritten is written back, not computed back, hence exact whatever it is, and wherever the
-window: indices that are clamped are clamped alike, rows that are dropped are dropped again.  A view
-of a version (a transpose for `q @ keys.T`, the pages of a table) is made of it again.  Where
+window: indices that are clamped are clamped alike, rows that are dropped are dropped again.  Where
 no other step writes, that is what entered the loop: if it is one number, as in an array of zeros,
 it is neither read nor stacked.
 
 Sound when
 
 1. a step makes its carry from the one before by writes of windows and by nothing else;
-2. every use of a stacked version is as rows of a loop that takes the steps in the opposite order.
+2. every use of a stacked version is as rows of a loop that takes the steps in the opposite order;
+3. what is stacked is a version, or a view of one, which is made of it again (the transpose in
+   ``q @ keys.T``, a rounded cache, the pages in a table): by movement, basic arithmetic and gathers
+   that read nothing else of the step.
 
 Cost: one buffer for each loop that reads, and n windows (with their indices, where those are not
 there yet), against n buffers: worth it if smaller by a factor.  A loop that may stop early is left
@@ -83,7 +85,7 @@ class UndoCarriedWrites(Pass):
 
     def find(self, op: Op) -> Iterator[Stacked]:
         assert isinstance(op, Scan)
-        for each in stacked_versions(op):
+        for each in stacked_versions(op):  # (3)
             count = op.length * len(each.stacks)
             says = f"{count} versions of {each.name} become one, its writes are undone"
             yield Stacked(op, says, each)

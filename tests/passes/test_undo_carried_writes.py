@@ -649,3 +649,29 @@ def test_a_gradient_in_little_memory(gradient):
     assert_close(jax.grad(loss)(xs), gradient(xs))
     along = lambda f: jax.jit(jax.grad(lambda x: jnp.vdot(f(x), xs)))(xs)
     assert_close(along(jax.grad(loss)), along(gradient))
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        pytest.param(lambda q, keys: q @ keys.T, id="transposed"),
+        pytest.param(lambda q, keys: (keys.astype(jnp.bfloat16) @ q).astype(q.dtype), id="rounded"),
+        pytest.param(lambda q, keys: keys[::-1] @ q, id="in another order"),
+    ],
+)
+def test_attention_in_little_memory(scores):
+    """Neither views of the cache nor the rows that are multiplied with them are stacked."""
+
+    def loss(xs):
+        def step(keys, i):
+            keys = keys.at[i].set(jnp.sin(xs[i]))
+            return keys, jax.nn.softmax(scores(xs[i], keys)) @ keys
+
+        return jnp.sum(lax.scan(step, jnp.zeros_like(xs), jnp.arange(len(xs)))[1] ** 2)
+
+    xs = jnp.linspace(0.0, 1.0, 200 * 4).reshape(200, 4)
+    used = lambda f: jax.jit(f).lower(xs).compile().memory_analysis().temp_size_in_bytes
+    assert used(jax.grad(loss)) > 200 * xs.nbytes
+    for gradient in (optimize(jax.grad(loss)), jax.grad(optimize(loss))):
+        assert used(gradient) < 20 * xs.nbytes
+        assert_close(jax.grad(loss)(xs), gradient(xs))
