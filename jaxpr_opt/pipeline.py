@@ -89,6 +89,8 @@ class Pass:
     """`find` is asked about ops of these classes only,"""
     primitives: ClassVar[frozenset[str] | None] = None
     """and of these names, if not None."""
+    at_once: ClassVar[bool] = False
+    """Whether one rewrite does all there is to do at an op, which is then not asked again."""
     cleanup: ClassVar[bool] = False
     """Whether it only tidies up after others: alone it is no reason to touch a program."""
 
@@ -314,8 +316,8 @@ def run_pass(
     """Run one pass over every op of a graph until it finds nothing more to do; whether it changed
     anything.  `census` is that of the graph, if somebody knows.
 
-    An op is asked again after each rewrite anchored at it, and structured ops a rewrite has made
-    are asked next, so `find` always sees the graph as it is.
+    An op is asked again after each rewrite anchored at it, but by passes that do all at once, and
+    structured ops a rewrite has made are asked next, so `find` always sees the graph as it is.
     """
     record = journal.record(each.name, each.cleanup)
     started = time.perf_counter()
@@ -326,9 +328,9 @@ def run_pass(
         while pending:
             op = pending[-1]
             rw = _rewrite_one(each, op, graph, record, journal) if op.region is not None else None
-            if rw is None:
+            if rw is None or each.at_once:
                 pending.pop()
-            else:
+            if rw is not None:
                 fired = True
                 pending.extend(made for made in rw.made if _is_anchor(made, each))
         if fired and debug:

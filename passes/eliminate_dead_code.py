@@ -127,6 +127,7 @@ class EliminateDeadCode(Pass):
 
     name: ClassVar[str] = "eliminate-dead-code"
     cleanup: ClassVar[bool] = True
+    at_once: ClassVar[bool] = True
 
     primitives: ClassVar[frozenset[str]] = frozenset({TERMINATOR})
 
@@ -160,22 +161,18 @@ def _slots(op: Op, live: Liveness) -> list[bool]:
     """For each slot of a structured op, whether it is live: carries then streams then stacks;
     results.
     """
-
-    def some(*values: Value) -> bool:
-        return any(v in live.values for v in values)
-
+    values = live.values
     match op:
         case Scan():
-            carries = [some(c.param, c.result) for c in op.carries]
-            rest = [
-                some(v) for v in (*(s.param for s in op.streams), *(s.result for s in op.stacks))
-            ]
-            return carries + rest
+            n, params, results = op.num_carries, op.body.params, op.results
+            carries = zip(params[:n], results[:n], strict=True)
+            rest = (*params[n:], *results[n:])
+            return [p in values or r in values for p, r in carries] + [v in values for v in rest]
         case While():
-            params = zip(op.predicate.params, op.body.params, op.results, strict=True)
-            return [some(*each) for each in params]
+            slots = zip(op.predicate.params, op.body.params, op.results, strict=True)
+            return [not values.isdisjoint(slot) for slot in slots]
         case _:
-            return [some(v) for v in op.results]
+            return [v in values for v in op.results]
 
 
 def _sweep(region: Region, live: Liveness, rw: Rewriter) -> None:
