@@ -57,6 +57,26 @@ def divided_by_one_number(a, s, i):
     return put(a, new, i + 1), new.sum()
 
 
+def best_of_two(a, s, i):
+    found = jnp.stack([a[i], a[i + 1]])
+    return put(a, found.max(), i), found.min()
+
+
+def best_of_a_padded_window(a, s, i):
+    found = jnp.pad(window(a, i), (1, 0))
+    return put(a, found.max(), i), found.min()
+
+
+def best_of_two_windows(a, s, i):
+    found = jnp.concatenate([window(a, i), window(a, i + 2)])
+    return put(a, found.max(), i), found.min()
+
+
+def totalled(a, s, i):
+    total = window(a, i).sum()
+    return put(a, total, i), total
+
+
 def renamed_before_the_write(a, s, i):
     read = window(a, i)
     return put(jnp.array(a, copy=True), read + s, i), read.sum()
@@ -89,10 +109,11 @@ def only_written(a, s, i):
 COPIED = [
     total_of_what_is_cleared, kept_beside_what_it_becomes, read_beside_an_addition, swapped,
     renamed_in_between, renamed_before_the_write, computed_before_the_write, read_and_carried,
-    divided_by_one_number,
+    divided_by_one_number, best_of_two, best_of_a_padded_window, best_of_two_windows,
 ]  # fmt: skip
 IN_PLACE = [
-    read_for_the_write, computed_at_some_cost, divided_by_many, read_after_the_write, only_written,
+    read_for_the_write, computed_at_some_cost, divided_by_many, totalled, read_after_the_write,
+    only_written,
 ]  # fmt: skip
 
 
