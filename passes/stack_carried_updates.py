@@ -38,8 +38,8 @@ Cost: the window's rows must be small (few of them, no much larger than what is 
 A buffer that is only updated in place by slices stays: XLA does that well.  So does one that is
 read, too, if XLA need not copy it for that, and the rows take a second buffer: those that leave the
 window are wanted later, in another order or with others, or those that enter are what another loop
-has left; or if the step writes but a part of a row.  In a gradient that is worth it: batched
-trajectories take 1.3 times as long in place.
+has left; or if the step writes but a part of a row.  In a gradient that is worth it where rows only
+leave, as batched trajectories take 1.3 times as long in place, and for small buffers.
 Source: https://github.com/jax-ml/jax/issues/15906, https://github.com/jax-ml/jax/issues/17640;
 scalar replacement of array references (Callahan, Carr and Kennedy, 1990).
 """
@@ -70,7 +70,7 @@ from jaxpr_opt.analysis.buffers import (
     Buffer,
     buffer,
     copied_by,
-    is_in_place,
+    is_differentiated,
     is_made_by_a_loop,
     is_read_for,
     is_read_outside,
@@ -84,6 +84,9 @@ from jaxpr_opt.rewriter import Rewriter
 
 MAX_KEPT = 8
 """Rows carried from step to step: each is moved on in every one."""
+
+MIN_BYTES = 4096
+"""A second buffer of less costs nothing beside a step of a transposed loop."""
 
 MAX_SPARSENESS = 4
 """How much larger the window's rows may be than what is read and written of them."""
@@ -332,14 +335,17 @@ def _needless(match: Sliding, window: Window) -> str | None:
     """Why the array is better left as it is: XLA updates it in place, and would make two."""
     carry, found = match.carry, match.buffer
     assert isinstance(found, Buffer)
-    if not is_in_place(found) or not window.is_put_together(carry.param.shape):
+    if copied_by(found) is not None or not window.is_put_together(carry.param.shape):
+        return None
+    differentiated = is_differentiated(match.scan)
+    if differentiated and (carry.param.nbytes < MIN_BYTES or not window.kept):
         return None
     name = carry.param.name or "the buffer"
     if is_read_outside(carry.result, window.axis, window.held):
         return f"XLA updates {name} in place, and rows that are stacked would be copied into it"
-    if is_made_by_a_loop(carry.init):
+    if not differentiated and is_made_by_a_loop(carry.init):
         return f"XLA updates {name} in place, and rows that are streamed in would be copied"
-    if _is_partly_written(found, window):
+    if not differentiated and _is_partly_written(found, window):
         return f"XLA updates {name} in place, and of a row all but what is written would be moved"
     return None
 

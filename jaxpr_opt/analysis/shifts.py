@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from jaxpr_opt.analysis.devices import compile_loops_whole
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.skips import find_skip
@@ -18,6 +19,10 @@ GOOD_PART = 3
 """How many such rows a loop may read in a step for it to pay that it carries one instead.  Measured
 on CPU, 4096 steps: networks that keep half as much take as long as before, but a loop that reads
 one row less of five took 1.0 to 1.4 times as long."""
+
+LARGE = 1024
+"""Bytes of a row that always pays where XLA compiles loops of less as a whole, and no others: one
+carry more can make a loop of small rows ten times as slow (jax 0.10)."""
 
 Reader = tuple[Scan, Value]
 """A loop that reads a stack, and the row it reads in a step."""
@@ -48,6 +53,8 @@ def readers_back(scan: Scan, stacked: Value) -> tuple[Reader, ...] | str:
 
 def is_good_part(row: Value, readers: Iterable[Reader]) -> bool:
     """Whether a row that is not streamed, but carried, is much of what is streamed."""
+    if row.nbytes < LARGE and not compile_loops_whole():
+        return False
     loops = {scan for scan, _ in readers}
     return all(
         sum(s.param.nbytes for s in scan.streams) <= GOOD_PART * row.nbytes for scan in loops

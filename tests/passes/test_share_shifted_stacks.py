@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt import optimize
+from jaxpr_opt import compat, optimize
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
 
 SHARE = ShareShiftedStacks()
+
+
+@pytest.fixture(autouse=True)
+def _loops_are_compiled_whole(monkeypatch):
+    monkeypatch.setattr(compat, "COMPILES_LOOPS_WHOLE", True)
 
 
 def forward(step=jnp.sin, *, length=4, reverse=False):
@@ -244,6 +249,18 @@ def test_a_small_part():
 
     alone(SHARE, program, "f32[3]", "f32[4,3]", fires=True)
     check_refuses(SHARE, program, "f32[3]", "f32[4,9]", because="a small part of what the loop")
+
+
+def test_small_rows_where_small_loops_are_compiled_whole(monkeypatch):
+    """A carry more, and XLA calls each op by itself."""
+    monkeypatch.setattr(compat, "COMPILES_LOOPS_WHOLE", False)
+
+    def program(x):
+        last, stacks = forward()(x)
+        return back(last, stacks)
+
+    alone(SHARE, program, "f32[255]", fires=False)
+    alone(SHARE, program, "f32[256]", fires=True)
 
 
 @pytest.mark.parametrize("above", [True, False])
