@@ -29,7 +29,7 @@ the one that it ended with, for its activation.  Sound when
 3. none of these loops skips steps, and what is carried has the type of the rows.
 
 Cost: the loops that read carry one row more, and the loop that stacks writes one row less.  So it
-fires only if that row is a good part of what is streamed.
+fires only if that row is large, and a good part of what is streamed.
 Source: the residuals of `lax.scan` are those of its body, each on its own; a step by itself does
 not know that another one follows, https://github.com/jax-ml/jax/pull/4517.
 """
@@ -79,7 +79,7 @@ class ShareShiftedStacks(Pass):
         if any(row.aval != match.carry.result.aval for _, row in found):  # (3)
             return "the carry is of another type than the rows"
         if not is_good_part(match.carry.param, found):
-            return "it is a small part of what the loop streams"
+            return "it is small, or a small part of what the loop streams"
         return None
 
     def rewrite(self, match: Shifted, rw: Rewriter) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from jaxpr_opt.analysis.devices import compile_loops_whole
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.skips import find_skip
@@ -20,9 +19,10 @@ GOOD_PART = 3
 on CPU, 4096 steps: networks that keep half as much take as long as before, but a loop that reads
 one row less of five took 1.0 to 1.4 times as long."""
 
-LARGE = 1024
-"""Bytes of a row that always pays where XLA compiles loops of less as a whole, and no others: one
-carry more can make a loop of small rows ten times as slow (jax 0.10)."""
+LARGE = 4096
+"""Bytes of a row for which it always pays: a carry more made loops of rows of 32 to 256 bytes 1.4
+times as slow (jax 0.12) to ten times (0.10, where XLA calls each op of all but small loops by
+itself)."""
 
 Reader = tuple[Scan, Value]
 """A loop that reads a stack, and the row it reads in a step."""
@@ -53,7 +53,7 @@ def readers_back(scan: Scan, stacked: Value) -> tuple[Reader, ...] | str:
 
 def is_good_part(row: Value, readers: Iterable[Reader]) -> bool:
     """Whether a row that is not streamed, but carried, is much of what is streamed."""
-    if row.nbytes < LARGE and not compile_loops_whole():
+    if row.nbytes < LARGE:
         return False
     loops = {scan for scan, _ in readers}
     return all(

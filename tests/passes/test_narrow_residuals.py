@@ -534,3 +534,20 @@ def decay(cache, row, _, **options):
 def test_products_that_are_not_repeated(program, types):
     """Cost: they are as much work as a step, or save too little."""
     alone(NARROW, program, *types, fires=False)
+
+
+def test_a_small_part_of_what_is_streamed():
+    """Cost: making it again takes time in each step."""
+
+    def program(wide, row, ct):
+        def step(c, x):
+            t = jnp.tanh(c + x[:3])
+            return t, (t, 1.0 - t)
+
+        h, r = lax.scan(step, row, wide)
+        back = lambda g, r: (g * r[0] * r[1] + jnp.sum(r[2]), None)
+        return h, lax.scan(back, ct, (*r, wide), reverse=True)[0]
+
+    types = "f32[3]", "f32[3]"
+    alone(NARROW, program, "f32[8,9]", *types, fires=True)
+    check_refuses(NARROW, program, "f32[8,99]", *types, because="a small part of what is streamed")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt import compat, optimize
+from jaxpr_opt import optimize
+from jaxpr_opt.analysis import shifts
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
@@ -15,8 +16,8 @@ SHARE = ShareShiftedStacks()
 
 
 @pytest.fixture(autouse=True)
-def _loops_are_compiled_whole(monkeypatch):
-    monkeypatch.setattr(compat, "COMPILES_LOOPS_WHOLE", True)
+def _small_rows_too(monkeypatch):
+    monkeypatch.setattr(shifts, "LARGE", 0)
 
 
 def forward(step=jnp.sin, *, length=4, reverse=False):
@@ -251,16 +252,16 @@ def test_a_small_part():
     check_refuses(SHARE, program, "f32[3]", "f32[4,9]", because="a small part of what the loop")
 
 
-def test_small_rows_where_small_loops_are_compiled_whole(monkeypatch):
-    """A carry more, and XLA calls each op by itself."""
-    monkeypatch.setattr(compat, "COMPILES_LOOPS_WHOLE", False)
+def test_small_rows(monkeypatch):
+    """A carry more takes longer than what it saves."""
+    monkeypatch.setattr(shifts, "LARGE", 4096)
 
     def program(x):
         last, stacks = forward()(x)
         return back(last, stacks)
 
-    alone(SHARE, program, "f32[255]", fires=False)
-    alone(SHARE, program, "f32[256]", fires=True)
+    check_refuses(SHARE, program, "f32[1023]", because="small")
+    alone(SHARE, program, "f32[1024]", fires=True)
 
 
 @pytest.mark.parametrize("above", [True, False])
