@@ -39,7 +39,7 @@ Sound when
 
 Cost: movement and basic arithmetic are free beside reading what they are made of.  They are
 repeated if what is newly stacked is smaller than what no longer is, by a factor, and by a good part
-of what is streamed, unless the loop skips: one that runs all its steps recomputes in each.  Where
+of what is read, unless the loop skips: one that runs all its steps recomputes in each.  Where
 nothing else needs them, they only move.
 
 A product is as much work as a step does anyway, and is repeated in one case only: attention over a
@@ -65,15 +65,15 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.cuts import Cut, cheapest, handed_over, residuals
-from jaxpr_opt.analysis.routes import Rows, routes
+from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.analysis.versions import restored
 from jaxpr_opt.handover import make_cut
-from jaxpr_opt.ir import Op, Scan, Value
+from jaxpr_opt.ir import Op, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_arithmetic, is_speculable
+from jaxpr_opt.traits import is_arithmetic, is_speculable, moves
 
 STORING = 8
 """How many bytes moved within a step are as good as one that is stored for another loop."""
@@ -83,8 +83,8 @@ WORTHWHILE = 3
 floats is worth it, another order of the same arrays is not."""
 
 GOOD_PART = 8
-"""What a loop that runs all its steps streams may be as many times as large as what is saved: with
-less, a chart of spans took 1.4 to 2 times as long for a mask that it made again."""
+"""What stacks a loop that runs all its steps reads may be as many times as large as what is saved:
+with less, a chart of spans took 1.4 to 2 times as long for a mask that it made again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,8 +123,10 @@ class NarrowResiduals(Pass):
         assert isinstance(match.op, Scan)
         if match.cut is None:
             return "what they are made from is not smaller"
+        if not all(_is_read_once(match.op, route) for route in _ways(match.cut)):
+            return "they are read more often than they are made"
         if find_skip(match.op) is None and not _is_good_part(match.cut):
-            return "they are a small part of what is streamed"
+            return "they are a small part of what is stacked"
         return None
 
     def rewrite(self, match: Handover, rw: Rewriter) -> None:
@@ -167,14 +169,42 @@ def _prices(scan: Scan) -> _Prices:
     return _Prices(free, present, whole, _rows(scan, whole), factor)
 
 
+def _ways(cut: Cut) -> Iterator[Route]:
+    for stack, _ in cut.residuals:
+        yield from (route for route, _ in routes(stack.result, nests=True) or ())
+
+
+def _is_read_once(scan: Scan, route: Route) -> bool:
+    """Whether the loops around one that reads rows are on the way to them, or around `scan` too."""
+    on_way = [hop.scan for hop in route if isinstance(hop, Rows)]
+    loop = on_way[-1].parent
+    while loop is not None and not any(region.contains(scan.region) for region in loop.regions):
+        if isinstance(loop, Scan | While) and loop not in on_way:
+            return False
+        loop = loop.parent
+    return True
+
+
 def _is_good_part(cut: Cut) -> bool:
-    """Whether what is no longer stacked is much of what any loop that reads it streams."""
-    found = (
-        found for stack, _ in cut.residuals for found in routes(stack.result, nests=True) or ()
-    )
-    readers = {hop.scan for (*_, hop), _ in found if isinstance(hop, Rows)}
-    streamed = [sum(stream.operand.nbytes for stream in scan.streams) for scan in readers]
-    return max(streamed, default=0) <= GOOD_PART * (cut.old_bytes - cut.new_bytes)
+    """Whether what is no longer stacked is much of what any loop that reads it reads of stacks."""
+    ends = (route[-1] for route in _ways(cut))
+    readers = {end.scan for end in ends if isinstance(end, Rows)}
+    read = [sum(s.operand.nbytes for s in r.streams if _is_kept(s.operand)) for r in readers]
+    return max(read, default=0) <= GOOD_PART * (cut.old_bytes - cut.new_bytes)
+
+
+def _is_kept(array: Value) -> bool:
+    """Whether a loop has stacked an array, or what it is a row of, and nothing will restore it."""
+    op, owner = array.op, array.region.owner if array.region is not None else None
+    if isinstance(op, Scan):
+        stack = op.stack_of(array)
+        if stack is None or stack.value in restored(op):
+            return False
+        return not isinstance(stack.value.op, Scan) or _is_kept(stack.value)
+    if op is not None:
+        return moves(op) and any(map(_is_kept, op.operands))
+    stream = owner.stream_of(array) if isinstance(owner, Scan) else None
+    return stream is not None and _is_kept(stream.operand)
 
 
 def _next(scan: Scan) -> Set[Value]:

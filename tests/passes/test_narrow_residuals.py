@@ -1,5 +1,7 @@
 """A residual that is cheaply made from less is made again by its reader."""
 
+import functools
+
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -536,18 +538,40 @@ def test_products_that_are_not_repeated(program, types):
     alone(NARROW, program, *types, fires=False)
 
 
-def test_a_small_part_of_what_is_streamed():
-    """Cost: making it again takes time in each step."""
+def test_a_small_part_of_what_is_stacked():
+    """Cost: making it again takes time in each step.  What is streamed anyway does not count."""
 
-    def program(wide, row, ct):
+    def program(wide, row, ct, stacked):
         def step(c, x):
             t = jnp.tanh(c + x[:3])
-            return t, (t, 1.0 - t)
+            return t, (t, 1.0 - t, jnp.exp(x) if stacked else None)
 
         h, r = lax.scan(step, row, wide)
+        r = r if stacked else (*r[:2], wide)
         back = lambda g, r: (g * r[0] * r[1] + jnp.sum(r[2]), None)
-        return h, lax.scan(back, ct, (*r, wide), reverse=True)[0]
+        return h, lax.scan(back, ct, r, reverse=True)[0]
 
+    some, all_ = (functools.partial(program, stacked=stacked) for stacked in (False, True))
     types = "f32[3]", "f32[3]"
-    alone(NARROW, program, "f32[8,9]", *types, fires=True)
-    check_refuses(NARROW, program, "f32[8,99]", *types, because="a small part of what is streamed")
+    alone(NARROW, all_, "f32[8,9]", *types, fires=True)
+    alone(NARROW, some, "f32[8,99]", *types, fires=True)
+    check_refuses(NARROW, all_, "f32[8,99]", *types, because="a small part of what is stacked")
+
+
+def test_read_more_often_than_made():
+    """Cost: what is made once before a loop would be made again in each of its steps."""
+
+    def program(c, xs):
+        made = lax.scan(lambda c, x: (c, x * 2.0), None, xs)[1]
+
+        def outer(c, _):
+            return lax.scan(lambda c, m: (jnp.sin(c * m), None), c, made)[0], None
+
+        return lax.scan(outer, c, length=5)[0]
+
+    def once(c, xs):
+        kept = lax.scan(lambda c, x: (c, (x * 2.0, x)), None, xs)[1]
+        return lax.scan(lambda c, m: (jnp.sin(c * m[0]) + m[1], None), c, kept)[0]
+
+    alone(NARROW, once, "f32[3]", "f32[8,3]", fires=True)
+    check_refuses(NARROW, program, "f32[3]", "f32[8,3]", because="more often than they are made")
