@@ -64,7 +64,7 @@ from math import inf, prod
 from typing import ClassVar
 
 from jaxpr_opt.analysis.cost import cost
-from jaxpr_opt.analysis.cuts import Cut, cheapest, handed_over, residuals
+from jaxpr_opt.analysis.cuts import Cut, available, cheapest, handed_over, residuals
 from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
@@ -125,7 +125,7 @@ class NarrowResiduals(Pass):
             return "what they are made from is not smaller"
         if not all(_is_read_once(match.op, route) for route in _ways(match.cut)):
             return "they are read more often than they are made"
-        if find_skip(match.op) is None and not _is_good_part(match.cut):
+        if find_skip(match.op) is None and not _is_good_part(match.op, match.cut):
             return "they are a small part of what is stacked"
         return None
 
@@ -185,12 +185,14 @@ def _is_read_once(scan: Scan, route: Route) -> bool:
     return True
 
 
-def _is_good_part(cut: Cut) -> bool:
+def _is_good_part(scan: Scan, cut: Cut) -> bool:
     """Whether what is no longer stacked is much of what any loop that reads it reads of stacks."""
     ends = (route[-1] for route in _ways(cut))
     readers = {end.scan for end in ends if isinstance(end, Rows)}
     read = [sum(s.operand.nbytes for s in r.streams if _is_kept(s.operand)) for r in readers]
-    return max(read, default=0) <= GOOD_PART * (cut.old_bytes - cut.new_bytes)
+    shared = sum(v.nbytes for v in cut.stored if v in _next(scan) and v not in available(scan))
+    saved = cut.old_bytes - cut.new_bytes + shared * scan.length
+    return max(read, default=0) <= GOOD_PART * saved
 
 
 def _is_kept(array: Value) -> bool:

@@ -267,7 +267,7 @@ def test_small_rows(monkeypatch):
 @pytest.mark.parametrize("above", [True, False])
 def test_a_recurrent_network(above):
     """The gradient keeps the states, and neither them twice nor the derivatives of `tanh`."""
-    n, width = 16, 32
+    n, width = 512, 32
 
     def loss(w, xs):
         step = lambda h, x: (jnp.tanh(h @ w + x), None)
@@ -278,5 +278,5 @@ def test_a_recurrent_network(above):
     xs = jax.random.normal(jax.random.key(1), (n, width))
     compiled = jax.jit(gradient).lower(w, xs).compile()
     states = n * width * 4
-    assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * states + 2 * w.nbytes
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * states
     np.testing.assert_allclose(compiled(w, xs), jax.jit(jax.grad(loss))(w, xs), rtol=1e-5)
