@@ -190,8 +190,9 @@ def _is_good_part(scan: Scan, cut: Cut) -> bool:
     ends = (route[-1] for route in _ways(cut))
     readers = {end.scan for end in ends if isinstance(end, Rows)}
     read = [sum(s.operand.nbytes for s in r.streams if _is_kept(s.operand)) for r in readers]
-    shared = sum(v.nbytes for v in cut.stored if v in _next(scan) and v not in available(scan))
-    saved = cut.old_bytes - cut.new_bytes + shared * scan.length
+    shared, present = _next(scan), available(scan)
+    free = sum(v.nbytes for v in cut.stored if v in shared and v not in present)
+    saved = cut.old_bytes - cut.new_bytes + free * scan.length
     return max(read, default=0) <= GOOD_PART * saved
 
 

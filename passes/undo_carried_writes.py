@@ -60,6 +60,7 @@ from typing import ClassVar
 import jax
 from jax import lax
 
+from jaxpr_opt.analysis.access import mirrored, window_sizes
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.versions import UPDATE, Versions, indices, stacked_versions
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value, depending_on
@@ -199,24 +200,15 @@ def _read(write: Op, array: jax.Array, *at: jax.Array) -> jax.Array:
 
     Of rows that the write drops anything is read: they are dropped again when written back.
     """
-    shape = write.operands[UPDATE[write.name]].shape
     if write.name == "dynamic_update_slice":  # negative indices have been wrapped around already
+        shape = write.operands[UPDATE[write.name]].shape
         return lax.dynamic_slice(array, at, shape, allow_negative_indices=False)
-    (index,), numbers = at, write.params["dimension_numbers"]
-    missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    window = iter(shape[d] for d in numbers.update_window_dims)
-    mirrored = lax.GatherDimensionNumbers(
-        offset_dims=numbers.update_window_dims,
-        collapsed_slice_dims=numbers.inserted_window_dims,
-        start_index_map=numbers.scatter_dims_to_operand_dims,
-        operand_batching_dims=numbers.operand_batching_dims,
-        start_indices_batching_dims=numbers.scatter_indices_batching_dims,
-    )
+    (index,) = at
     return lax.gather(
         array,
         index,
-        dimension_numbers=mirrored,
-        slice_sizes=[1 if axis in missing else next(window) for axis in range(array.ndim)],
+        dimension_numbers=mirrored(write),
+        slice_sizes=window_sizes(write),
         unique_indices=write.params["unique_indices"],
         indices_are_sorted=write.params["indices_are_sorted"],
         mode="clip" if write.params["mode"] == DROP else write.params["mode"],

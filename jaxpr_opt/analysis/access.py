@@ -31,6 +31,26 @@ WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_a
 """The primitives that write or add to a window."""
 
 
+def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
+    """How a gather reads the windows that a scatter writes."""
+    numbers = scatter.params["dimension_numbers"]
+    return lax.GatherDimensionNumbers(
+        offset_dims=numbers.update_window_dims,
+        collapsed_slice_dims=numbers.inserted_window_dims,
+        start_index_map=numbers.scatter_dims_to_operand_dims,
+        operand_batching_dims=numbers.operand_batching_dims,
+        start_indices_batching_dims=numbers.scatter_indices_batching_dims,
+    )
+
+
+def window_sizes(scatter: Op) -> tuple[int, ...]:
+    """The sizes of one window that a scatter writes, along all axes of the array."""
+    numbers, (array, _, update) = scatter.params["dimension_numbers"], scatter.operands
+    missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    kept = (update.shape[axis] for axis in numbers.update_window_dims)
+    return tuple(1 if axis in missing else next(kept) for axis in range(len(array.shape)))
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A window along one axis: `size` elements from `start`, None if that is not known."""
@@ -121,33 +141,16 @@ class Access:
         if self.op.name == "dynamic_update_slice":
             shape = self.value.shape
             return lax.dynamic_slice(array, indices, shape, allow_negative_indices=False)
-        numbers = self.op.params["dimension_numbers"]
-        mirrored = lax.GatherDimensionNumbers(
-            offset_dims=numbers.update_window_dims,
-            collapsed_slice_dims=numbers.inserted_window_dims,
-            start_index_map=numbers.scatter_dims_to_operand_dims,
-            operand_batching_dims=numbers.operand_batching_dims,
-            start_indices_batching_dims=numbers.scatter_indices_batching_dims,
-        )
         (index,) = indices
         return lax.gather(
             array,
             index,
-            mirrored,
-            self.sizes_of_one,
+            mirrored(self.op),
+            window_sizes(self.op),
             unique_indices=self.op.params["unique_indices"],
             indices_are_sorted=self.op.params["indices_are_sorted"],
             mode=self.op.params["mode"],
             fill_value=0,
-        )
-
-    @property
-    def sizes_of_one(self) -> tuple[int, ...]:
-        """The window's shape in one row of a batch."""
-        numbers = self.op.params["dimension_numbers"]
-        return tuple(
-            1 if axis in numbers.operand_batching_dims else size
-            for axis, size in enumerate(self.sizes)
         )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import WRITES, Extent, access
+from jaxpr_opt.analysis.access import WRITES, Extent, access, mirrored, window_sizes
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.expressions import same_expression
@@ -269,7 +269,7 @@ def _is_read_of(value: Value, piece: Piece) -> bool:
         return False
     if write.name == "dynamic_update_slice":
         return op.name == "dynamic_slice"
-    numbers, sizes = _mirror(write)
+    numbers, sizes = mirrored(write), window_sizes(write)
     wanted = {"dimension_numbers": numbers, "slice_sizes": sizes, "mode": write.params["mode"]}
     return op.name == "gather" and all(op.params[k] == v for k, v in wanted.items())
 
@@ -306,26 +306,7 @@ def _kept(op: Op) -> dict[str, Any]:
     return {k: op.params[k] for k in ("indices_are_sorted", "unique_indices", "mode")}
 
 
-def _mirror(op: Op) -> tuple[lax.GatherDimensionNumbers, tuple[int, ...]]:
-    """How a gather reads the windows that a scatter writes, and their size."""
-    numbers = op.params["dimension_numbers"]
-    array, _, update = op.operands
-    missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    kept = iter(numbers.update_window_dims)
-    sizes = tuple(
-        1 if axis in missing else update.shape[next(kept)] for axis in range(len(array.shape))
-    )
-    mirrored = lax.GatherDimensionNumbers(
-        offset_dims=numbers.update_window_dims,
-        collapsed_slice_dims=numbers.inserted_window_dims,
-        start_index_map=numbers.scatter_dims_to_operand_dims,
-        operand_batching_dims=numbers.operand_batching_dims,
-        start_indices_batching_dims=numbers.scatter_indices_batching_dims,
-    )
-    return mirrored, sizes
-
-
 def _mirrored(op: Op, array: Any, index: Any) -> Any:
     """The windows that a scatter writes; those out of range, which it drops, read as zero."""
-    numbers, sizes = _mirror(op)
+    numbers, sizes = mirrored(op), window_sizes(op)
     return lax.gather(array, index, numbers, sizes, fill_value=0, **_kept(op))
