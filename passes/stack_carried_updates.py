@@ -34,7 +34,7 @@ Sound when
 
 Rows that no window touches keep the value they start with.
 
-Cost: the window's rows must be small (few of them, no much larger than what is read and written).
+Cost: the window's rows must be small (few of them, not much larger than what is read and written).
 A buffer that is only updated in place by slices stays: XLA does that well.  So does one that is
 read, too, if XLA need not copy it for that, and the rows take a second buffer: those that leave the
 window are wanted later, in another order or with others, or those that enter are what another loop
@@ -46,7 +46,7 @@ scalar replacement of array references (Callahan, Carr and Kennedy, 1990).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -59,11 +59,8 @@ from jax import lax
 
 from jaxpr_opt.analysis.access import (
     WRITES,
-    Access,
     Extent,
     access,
-    read_window,
-    write_window,
 )
 from jaxpr_opt.analysis.buffers import (
     MAX_ADDED,
@@ -77,6 +74,7 @@ from jaxpr_opt.analysis.buffers import (
     renames,
 )
 from jaxpr_opt.analysis.constants import is_weak, uniform
+from jaxpr_opt.analysis.sliding import Window, sliding
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
@@ -143,153 +141,6 @@ def _writes(op: Op, array: Value) -> bool:
     return writes or renames(op)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Rows ``stride * step + low``, `size` of them, along `axis` of an array of which the scan
-    takes `length` steps.  With a stride of 0 it stands still, and all its rows are kept.
-    """
-
-    axis: int
-    stride: int
-    low: int
-    size: int
-    length: int
-    reverse: bool
-
-    @property
-    def entering(self) -> int:
-        """Rows that are new in each step; as many leave after it."""
-        return min(abs(self.stride), self.size)
-
-    @property
-    def kept(self) -> int:
-        """Rows that stay in the window."""
-        return self.size - self.entering
-
-    @property
-    def climbs(self) -> bool:
-        """Whether the window moves to higher rows as the loop runs."""
-        return (self.stride > 0) != self.reverse
-
-    def start(self, turn: int) -> int:
-        """The first row of the window in the first step that runs (0) or the last (-1)."""
-        step = 0 if (turn == 0) != self.reverse else self.length - 1
-        return self.stride * step + self.low
-
-    @property
-    def first(self) -> int:
-        """The lowest row that any step touches."""
-        return min(self.start(0), self.start(-1))
-
-    @property
-    def held(self) -> range:
-        """The rows that the window holds in the end."""
-        start = self.start(-1) + (self.entering if self.climbs else 0)
-        return range(start, start + self.kept)
-
-    def is_put_together(self, shape: tuple[int, ...]) -> bool:
-        """Whether what is stacked is not yet the array, with its rows in order."""
-        return self.axis != 0 or self.stride != 1 or self.kept > 0 or self.length != shape[0]
-
-    @property
-    def incoming(self) -> range:
-        """All rows that enter the window."""
-        start = self.first + (self.kept if self.climbs else 0)
-        return range(start, start + self.touched - self.kept)
-
-    @property
-    def touched(self) -> int:
-        """From the lowest to the highest row that any step touches."""
-        return abs(self.stride) * (self.length - 1) + self.size
-
-    def entering_rows(self, array: jax.Array) -> jax.Array:
-        """For each step the rows that enter, `(length, entering, ...)`, or `(length, ...)` if that
-        is one.
-        """
-        blocks = self._blocks(array, self.incoming.start)
-        blocks = lax.slice_in_dim(blocks, 0, self.entering, axis=1)
-        blocks = blocks if self.stride > 0 else lax.rev(blocks, (0,))
-        row = blocks.shape[2:]
-        return lax.reshape(blocks, (self.length, *row)) if self.entering == 1 else blocks
-
-    def kept_rows(self, array: jax.Array) -> list[jax.Array]:
-        """What the window holds already before the first step."""
-        start = self.start(0) + (0 if self.climbs else self.entering)
-        rows = range(start, start + self.kept)
-        return [lax.index_in_dim(array, row, self.axis, keepdims=False) for row in rows]
-
-    def _blocks(self, array: jax.Array, first: int) -> jax.Array:
-        """The rows from `first` on, a block of as many as the window moves by for each step."""
-        period = abs(self.stride)
-        end = first + period * self.length
-        part = lax.slice_in_dim(array, first, min(end, array.shape[self.axis]), axis=self.axis)
-        rows = _moved(part, self.axis, 0)
-        missing = period * self.length - rows.shape[0]  # at most what no window touches
-        if missing:
-            rows = lax.concatenate([rows, jnp.zeros((missing, *rows.shape[1:]), rows.dtype)], 0)
-        return lax.reshape(rows, (self.length, period, *rows.shape[1:]))
-
-    def result(self, array: jax.Array, *rows: jax.Array) -> jax.Array:
-        """The array after the loop: from the rows that left after each step, if any do, and those
-        in the window at the end.
-        """
-        if not self.entering:
-            return jnp.stack(rows, self.axis)
-        left, *kept = rows
-        left = left if self.stride > 0 else lax.rev(left, (0,))
-        row = left.shape[1 if self.entering == 1 else 2 :]
-        period = abs(self.stride)
-        if period > self.entering:  # rows between the windows
-            between = self._blocks(array, self.first)[:, self.entering :]
-            blocks = lax.reshape(left, (self.length, self.entering, *row))
-            left = lax.concatenate([blocks, between], 1)
-        new = lax.reshape(left, (self.length * period, *row))
-        if self.kept:
-            rest = jnp.stack(kept)
-            new = lax.concatenate([new, rest] if self.climbs else [rest, new], 0)
-        new = _moved(lax.slice_in_dim(new, 0, self.touched), 0, self.axis)
-        if new.shape == array.shape:
-            return new
-        return lax.dynamic_update_slice_in_dim(array, new, self.first, self.axis)
-
-    # What an access does to the window's rows.
-
-    def pieces(self, access: Access) -> range:
-        """Which of the window's rows an access touches."""
-        extent = access.window[self.axis]
-        assert extent.start is not None
-        low = extent.start.offset - self.low
-        return range(low, low + extent.size)
-
-    def read(self, access: Access, *operands: jax.Array) -> jax.Array:
-        """What is read of the rows that `pieces` names, given with the indices of the access."""
-        count = len(operands) - len(access.indices)
-        rows, indices = operands[:count], operands[count:]
-        parts = [lax.expand_dims(self._part(access, row, indices), (self.axis,)) for row in rows]
-        return access.from_window(lax.concatenate(parts, self.axis))
-
-    def written(
-        self, access: Access, number: int, row: jax.Array, value: jax.Array, *indices: jax.Array
-    ) -> jax.Array:
-        """A row, the `number`-th that the access touches, after a write or an addition."""
-        part = lax.index_in_dim(access.to_window(value), number, self.axis, keepdims=False)
-        if access.kind == "add":
-            part = lax.add(self._part(access, row, indices), part)
-        if part.shape != row.shape:
-            start = self._across(access.starts(*indices))
-            part = write_window(row, part, start)
-        return _strong(part)
-
-    def _part(self, access: Access, row: jax.Array, indices: Sequence[jax.Array]) -> jax.Array:
-        """The window within a row."""
-        starts, sizes = self._across(access.starts(*indices)), self._across(access.sizes)
-        return read_window(row, starts, sizes)
-
-    def _across(self, axes: Sequence[Any]) -> list[Any]:
-        """Without the axis along which the window moves."""
-        return [each for axis, each in enumerate(axes) if axis != self.axis]
-
-
 def _plan(match: Sliding) -> Window | str:
     """The window that all accesses are in, or why there is none."""
     scan, found = match.scan, match.buffer
@@ -313,22 +164,10 @@ def _plan(match: Sliding) -> Window | str:
         return Window(standing, 0, 0, size, scan.length, scan.reverse)
     if len(moving) != 1:
         return f"the windows of {name} move along {len(moving)} axes"
-    window = _sliding(scan, found, *moving)
+    window = sliding(scan, found.accesses, *moving)
     if window is None:
         return f"the windows of {name} do not move alike"
     return _too_costly(found, window, name) or window
-
-
-def _sliding(scan: Scan, found: Buffer, axis: int) -> Window | None:
-    """The least window along an axis that all accesses are in, if they move alike (2)."""
-    extents = [access.window[axis] for access in found.accesses]
-    starts = [(e.start, e.size) for e in extents if e.start is not None]
-    stride = starts[0][0].steps.get(scan, 0)
-    if not stride or any(s.steps != {scan: stride} for s, _ in starts):
-        return None
-    low = min(start.offset for start, _ in starts)
-    high = max(start.offset + size for start, size in starts)
-    return Window(axis, stride, low, high - low, scan.length, scan.reverse)
 
 
 def _needless(match: Sliding, window: Window) -> str | None:
@@ -505,13 +344,6 @@ def _scalarised(found: Buffer, window: Window, rows: list[Value], rw: Rewriter) 
             new[k] = rw.insert(write, current[k], each.value, *each.indices, before=op)
         rows_of[op.result] = new
     return rows_of[found.carry.next]
-
-
-def _moved(array: jax.Array, axis: int, to: int) -> jax.Array:
-    """The array with an axis at another place."""
-    order = [d for d in range(array.ndim) if d != axis]
-    order.insert(to, axis)
-    return lax.transpose(array, order)
 
 
 def _strong(x: jax.Array) -> jax.Array:
