@@ -17,8 +17,8 @@ SPREADING = frozenset({"broadcast_in_dim", "iota", UNDEFINED})
 """Results are larger than what they are made from, which costs nothing to redo."""
 
 MOVING = frozenset({
-    "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "expand_dims", "iota", "reshape",
-    "rev", "slice", "squeeze", "stop_gradient", "tile", "transpose", UNDEFINED,
+    "broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape", "rev", "slice",
+    "squeeze", "stop_gradient", "tile", "transpose", UNDEFINED,
 })  # fmt: skip
 """Values are moved, not computed."""
 
@@ -49,17 +49,17 @@ TOTAL = ELEMENTWISE | MOVING | frozenset({
     "random_seed", "random_split", "random_unwrap", "random_wrap", "reduce_and", "reduce_max",
     "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_window_max",
     "reduce_window_min", "reduce_window_sum", "reduce_xor", "scatter", "scatter-add",
-    "scatter-max", "scatter-min", "scatter-mul", "scatter-sub", "scatter_add", "scatter_max",
-    "scatter_min", "scatter_mul", "scatter_sub", "select_and_gather_add", "select_and_scatter_add",
-    "sort", "split", "stack", "threefry2x32", "top_k", "triangular_solve", "unstack", "zeta",
+    "scatter-max", "scatter-min", "scatter-mul", "scatter-sub", "select_and_gather_add",
+    "select_and_scatter_add", "sort", "split", "stack", "threefry2x32", "top_k",
+    "triangular_solve", "unstack", "zeta",
 })  # fmt: skip
 """First-order functions that are defined everywhere, terminate, and give the same result for the
 same operands."""
 
 LINEAR_IN = {
     "add_any": "all", "broadcast_in_dim": "all", "concatenate": "all", "conj": "all",
-    "convert_element_type": "all", "copy": "all", "copy_p": "all", "cumsum": "all",
-    "dot_general": "any", "dynamic_slice": "first", "gather": "first",
+    "convert_element_type": "all", "copy": "all", "cumsum": "all", "dot_general": "any",
+    "dynamic_slice": "first", "gather": "first",
     "conv_general_dilated": "any", "div": "first", "imag": "all", "mul": "any", "neg": "all",
     "pad": "all", "real": "all", "reduce_sum": "all", "reshape": "all", "rev": "all",
     "scatter-add": "base and updates", "select_n": "cases", "slice": "all", "squeeze": "all",
@@ -73,9 +73,9 @@ IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter
 
 COLLECTIVE = frozenset({
     "all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "pbroadcast",
-    "pbroadcast_dynamic", "pgather", "pmax", "pmin", "ppermute", "precv", "preduced", "psend",
-    "psum", "psum2", "psum_invariant", "ragged_all_to_all", "reduce_scatter", "unreduced_pmax",
-    "unreduced_pmin", "unreduced_psum", "unreduced_reduce_scatter",
+    "pbroadcast_dynamic", "pmax", "pmin", "ppermute", "precv", "preduced", "psend", "psum",
+    "psum_invariant", "ragged_all_to_all", "reduce_scatter", "unreduced_pmax", "unreduced_pmin",
+    "unreduced_psum", "unreduced_reduce_scatter",
 })  # fmt: skip
 """Every device of an axis must take part: which branch they are in and how often they run must not
 change."""
@@ -83,7 +83,7 @@ change."""
 ANCHORED = frozenset({"after_all", "create_token", "dce_sink", "optimization_barrier", "tie"})
 """Without effects in JAX's eyes, but meant to stay where they are."""
 
-UNREPEATABLE = frozenset({"infeed", "outfeed", "rng_uniform"})
+UNREPEATABLE = frozenset({"rng_uniform"})
 """The same operands need not give the same result."""
 
 

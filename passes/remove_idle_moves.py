@@ -107,7 +107,6 @@ LAWS: Laws = {
     "broadcast_in_dim": (first,),
     "concatenate": (first,),
     "copy": (first,),
-    "copy_p": (first,),
     "dynamic_slice": (first,),
     "dynamic_update_slice": (overwritten,),
     "name": (first,),

@@ -55,9 +55,7 @@ class SliceKnownWindows(Pass):
     name: ClassVar[str] = "slice-known-windows"
     cleanup: ClassVar[bool] = True
 
-    primitives: ClassVar[frozenset[str]] = frozenset(
-        {"gather", "scatter", "scatter-add", "scatter_add"}
-    )
+    primitives: ClassVar[frozenset[str]] = frozenset({"gather", "scatter", "scatter-add"})
 
     def find(self, op: Op) -> Iterator[Located]:
         found = access(op) if op.result.uses else None

@@ -27,7 +27,7 @@ from jaxpr_opt.ir import Op, Value
 Kind = Literal["read", "write", "add"]
 
 
-WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
+WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 """The primitives that write or add to a window."""
 
 
@@ -313,6 +313,5 @@ _RULES: dict[str, Any] = {
     "gather": _gather,
     "scatter": _scatter,
     "scatter-add": _scatter,
-    "scatter_add": _scatter,
     "slice": _slice,
 }

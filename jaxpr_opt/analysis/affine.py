@@ -271,7 +271,6 @@ RULES: dict[str, Rule] = {
     "convert_element_type": _same,
     "copy": _same,
     "dynamic_slice": _read,
-    "expand_dims": _squeezed,
     "iota": _iota,
     "max": _extreme(lambda a, b: a >= b),
     "min": _extreme(lambda a, b: a <= b),

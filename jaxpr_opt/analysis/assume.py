@@ -25,7 +25,7 @@ from jaxpr_opt.ir import Carry, Cond, Constant, Op, Region, Scan, Value
 from jaxpr_opt.traits import LINEAR_IN
 
 RESHAPING = frozenset(
-    {"broadcast_in_dim", "copy", "expand_dims", "reshape", "rev", "slice", "squeeze", "transpose"}
+    {"broadcast_in_dim", "copy", "reshape", "rev", "slice", "squeeze", "transpose"}
 )
 
 
@@ -34,7 +34,7 @@ _WRITES = frozenset({"dynamic_update_slice", "scatter"})
 _FORWARDING = frozenset({"add", "add_any", "convert_element_type", "select_n", "sub", *_WRITES})
 """First-order ops that may be found to be one of their operands, not a splat."""
 
-_LAYING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
+_LAYING = frozenset({"broadcast_in_dim", "reshape", "squeeze"})
 """Ops that keep the order of the elements, if they keep their number."""
 
 

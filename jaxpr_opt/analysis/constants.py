@@ -14,7 +14,7 @@ SMALL = 64
 
 _HOST = (np.ndarray, np.generic, int, float, complex)
 _SPREAD = frozenset({
-    "broadcast_in_dim", "copy", "dynamic_slice", "expand_dims", "reshape", "rev", "slice",
+    "broadcast_in_dim", "copy", "dynamic_slice", "reshape", "rev", "slice",
     "squeeze", "transpose",
 })  # fmt: skip
 

@@ -8,7 +8,7 @@ Interval = tuple[int, int]
 """The least and the greatest value."""
 
 SAME_ELEMENTS = frozenset({
-    "broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "expand_dims", "reshape",
+    "broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "reshape",
     "rev", "slice", "squeeze", "stop_gradient", "transpose",
 })  # fmt: skip
 

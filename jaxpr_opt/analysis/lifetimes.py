@@ -12,7 +12,7 @@ from operator import or_
 from jaxpr_opt.ir import Call, Cond, Graph, Op, Remat, Scan, Value, While
 from jaxpr_opt.traits import ELEMENTWISE, IN_PLACE
 
-RESHAPING = frozenset({"copy", "copy_p", "expand_dims", "reshape", "squeeze", "stop_gradient"})
+RESHAPING = frozenset({"copy", "reshape", "squeeze", "stop_gradient"})
 """The result has the elements of the operand, in the same order."""
 
 

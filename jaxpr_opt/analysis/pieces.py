@@ -23,8 +23,7 @@ from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.ir import Carry, Op, Scan, Value
 
 SUMS = frozenset({"add", "add_any"})
-ADDING = frozenset({"scatter-add", "scatter_add"})
-SCATTERS = frozenset({"scatter", *ADDING})
+SCATTERS = frozenset({"scatter", "scatter-add"})
 MAX_PIECES = 32
 """Terms of a sum that are looked at."""
 
@@ -79,7 +78,7 @@ class Piece:
 
     def add(self, array: Any, update: Any, *indices: Any) -> Any:
         """`array` with `update` added to the window."""
-        if self.op.name in ADDING:
+        if self.op.name == "scatter-add":
             assert self.op.primitive is not None
             return self.op.primitive.bind(array, *indices, update, **self.op.params)
         return self.write(array, lax.add(self.read(array, *indices), update), *indices)
@@ -91,7 +90,7 @@ class Piece:
     @property
     def repeats(self) -> bool:
         """Whether an element may be added to twice; of several that are written, one stays."""
-        if self.op.name not in ADDING:
+        if self.op.name != "scatter-add":
             return False
         batched = self.op.params["dimension_numbers"].scatter_indices_batching_dims
         lead = self.indices[0].shape[:-1]
@@ -206,7 +205,7 @@ def _link(value: Value) -> Link | None:
         return None
     array, index, update = op.operands
     piece = Piece(op, array, update, (index,))
-    if op.name in ADDING:
+    if op.name == "scatter-add":
         return piece
     return _written(piece) if op.params.get("update_jaxpr") is None else None  # none applied
 

@@ -32,15 +32,7 @@ from jaxpr_opt.ir import Carry, Cond, Constant, Op, Scan, Value, backward_slice
 from jaxpr_opt.traits import is_speculable
 
 _VIEWS = frozenset(
-    {
-        "broadcast_in_dim",
-        "convert_element_type",
-        "copy",
-        "expand_dims",
-        "reshape",
-        "squeeze",
-        "stop_gradient",
-    }
+    {"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "stop_gradient"}
 )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpr_opt.analysis.access import access
+from jaxpr_opt.analysis.buffers import original
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.skips import find_skip
@@ -24,9 +25,6 @@ WORTHWHILE = 2
 
 UPDATE = {"dynamic_update_slice": 1, "scatter": 2}
 """The ops that write windows, and which operand they write; the array is the first."""
-
-RENAMING = frozenset({"convert_element_type", "copy", "copy_p"})
-"""The same elements, if the dtype stays: weak types are none of ours."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +133,7 @@ def _history(scan: Scan, carry: Carry) -> tuple[tuple[Op, ...], dict[Value, int]
     the number of writes that come after each, and what is no write.
     """
     writes: list[Op] = []
-    version, versions = _original(carry.next), {}
+    version, versions = original(carry.next), {}
     while version is not carry.param:
         versions[version] = len(writes)
         op = version.op
@@ -144,7 +142,7 @@ def _history(scan: Scan, carry: Carry) -> tuple[tuple[Op, ...], dict[Value, int]
             by = op.name if op is not None else "another value"
             return (), versions, f"{_name(carry)} is replaced by {by}, not written to"
         writes.append(op)
-        version = _original(op.operands[0])
+        version = original(op.operands[0])
     versions[carry.param] = len(writes)
     return tuple(writes), versions, None
 
@@ -158,19 +156,12 @@ def indices(write: Op) -> list[Value]:
     return [v for at, v in enumerate(write.operands) if at not in {0, UPDATE[write.name]}]
 
 
-def _original(value: Value) -> Value:
-    """What a value is another name of."""
-    while (op := value.op) and op.name in RENAMING and op.operands[0].dtype == value.dtype:
-        value = op.operands[0]
-    return value
-
-
 def _view(
     value: Value, versions: Mapping[Value, int], scan: Scan
 ) -> tuple[Value, tuple[Op, ...]] | None:
     """The version that a value is, or is a view of, and what makes it of that."""
     ops: list[Op] = []
-    while (version := _original(value)) not in versions:
+    while (version := original(value)) not in versions:
         op = value.op
         if op is None or op.region is not scan.body or not _makes_view(op, scan):
             return None
