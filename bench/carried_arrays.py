@@ -21,6 +21,7 @@ from examples import carried_slices as slices
 from examples import shifted_rows as shifts
 
 HAND = "by hand"
+KEPT = "by hand, products kept"
 
 Function = Callable[..., Any]
 
@@ -154,7 +155,14 @@ FAMILIES = [
         rollouts.arguments,
         2048,
     ),
-    Family("replay", rollouts.replay, rollouts.replay_by_hand, rollouts.replay_arguments, 8192),
+    Family(
+        "replay",
+        rollouts.replay,
+        rollouts.replay_by_hand,
+        rollouts.replay_arguments,
+        8192,
+        others={KEPT: lambda: functools.partial(rollouts.replay_by_hand, keep=True)},
+    ),
     Family(
         "KV cache, decoding",
         kv_cache.decode,
@@ -173,7 +181,12 @@ FAMILIES = [
         16384,
     ),
     Family(
-        "parameters by layer", lookups.layers, lookups.layers_by_hand, lookups.layers_arguments, 128
+        "parameters by layer",
+        lookups.layers,
+        lookups.layers_by_hand,
+        lookups.layers_arguments,
+        128,
+        others={KEPT: lambda: functools.partial(lookups.layers_by_hand, keep=True)},
     ),
     Family(
         "shifts (jax#17845)",

@@ -8,6 +8,7 @@ observations, updated in place. In the gradient plain JAX handles the whole buff
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -72,50 +73,56 @@ def replay(policy: jax.Array, states: jax.Array, picks: jax.Array) -> jax.Array:
     return jnp.mean(jax.vmap(rollout)(states, picks) ** 2)
 
 
-@jax.custom_vjp
-def replay_by_hand(policy: jax.Array, states: jax.Array, picks: jax.Array) -> jax.Array:
-    """The gradient needs what a step mixed, not the memory; its own is updated in place."""
-    return _replay_forward(policy, states, picks)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def replay_by_hand(
+    policy: jax.Array, states: jax.Array, picks: jax.Array, keep: bool = False
+) -> jax.Array:
+    """The gradient needs what a step mixed, not the memory; its own is updated in place. The
+    policy's answer it keeps too, or multiplies again.
+    """
+    return _replay_forward(policy, states, picks, keep)[0]
 
 
 def _replay_forward(
-    policy: jax.Array, states: jax.Array, picks: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    policy: jax.Array, states: jax.Array, picks: jax.Array, keep: bool
+) -> tuple[jax.Array, tuple[Any, ...]]:
     batch, steps = picks.shape
     rows, capacity = jnp.arange(batch), steps // 2
 
-    def step(carry: tuple[Any, Any], inputs: tuple[Any, Any]) -> tuple[Any, jax.Array]:
+    def step(carry: tuple[Any, Any], inputs: tuple[Any, Any]) -> tuple[Any, Any]:
         states, memory = carry
         t, pick = inputs
         mixed = 0.5 * (states + memory[pick, rows])
-        states = advance(policy, mixed)
-        return (states, memory.at[t % capacity].set(states)), mixed
+        answer = jnp.tanh(mixed @ policy)
+        states = mixed + 0.1 * answer - 0.01 * mixed
+        return (states, memory.at[t % capacity].set(states)), (mixed, answer if keep else None)
 
     init = states, jnp.zeros((capacity, *states.shape))
-    (_, memory), mixed = lax.scan(step, init, (jnp.arange(steps), picks.T))
-    return jnp.mean(memory**2), (policy, picks, memory, mixed)
+    (_, memory), kept = lax.scan(step, init, (jnp.arange(steps), picks.T))
+    return jnp.mean(memory**2), (policy, picks, memory, kept)
 
 
 def _replay_backward(
-    residuals: tuple[jax.Array, ...], ct: jax.Array
+    keep: bool, residuals: tuple[Any, ...], ct: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
-    policy, picks, memory, mixed = residuals
+    policy, picks, memory, kept = residuals
     batch, steps = picks.shape
     rows, capacity = jnp.arange(batch), steps // 2
 
     def step(carry: tuple[Any, Any, Any], inputs: tuple[Any, ...]) -> tuple[Any, None]:
         ct_policy, ct_states, ct_memory = carry
-        t, pick, mixed = inputs
-        _, transpose = jax.vjp(advance, policy, mixed)
-        ct_step, ct_mixed = transpose(ct_states)
+        t, pick, (mixed, answer) = inputs
+        answer = answer if keep else jnp.tanh(mixed @ policy)
+        ct_sum = 0.1 * ct_states * (1 - answer**2)
+        ct_mixed = 0.99 * ct_states + ct_sum @ policy.T
         # XLA:CPU copies a buffer that is written after it was read: the read comes last.
         ct_memory = ct_memory.at[t % capacity].set(0).at[pick, rows].add(0.5 * ct_mixed)
         ct_states = 0.5 * ct_mixed + ct_memory[(t - 1) % capacity]
-        return (ct_policy + ct_step, ct_states, ct_memory), None
+        return (ct_policy + mixed.T @ ct_sum, ct_states, ct_memory), None
 
     ct_memory = 2 * ct * memory / memory.size
     init = jnp.zeros_like(policy), ct_memory[(steps - 1) % capacity], ct_memory
-    inputs = jnp.arange(steps), picks.T, mixed
+    inputs = jnp.arange(steps), picks.T, kept
     (ct_policy, ct_states, ct_memory), _ = lax.scan(step, init, inputs, reverse=True)
     return ct_policy, ct_states - ct_memory[-1], None
 
