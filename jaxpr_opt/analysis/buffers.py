@@ -105,11 +105,15 @@ def copied_by(found: Buffer) -> Op | None:
 
 @remembered
 def is_differentiated(loop: Op) -> bool:
-    """Whether the program that a loop is in computes cotangents, maybe by way of this loop."""
+    """Whether the program that a loop is in computes cotangents, maybe by way of this loop: not if
+    all of them are computed within each of its steps.
+    """
     program = program_of(loop)
     if program is None:
         return False
-    return bool(program.cotangents) or any(op.source.transposed for op in program.walk())
+    within = {op for region in loop.regions for op in region.walk()}
+    transposed = (op for op in program.walk() if op.source.transposed)
+    return bool(program.cotangents) or any(op not in within for op in transposed)
 
 
 def is_in_place(found: Buffer) -> bool:

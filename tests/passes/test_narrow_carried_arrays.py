@@ -186,6 +186,9 @@ BETTER_LEFT = {
         lax.scan(lambda a, i: (a.at[i].set(i * 1.0), None), a, jnp.arange(8))[0]
     )[7, 3],
     "one row": lambda a: nested(lambda a, i, j: put(a, get(a, i, j) * 2, i, j), a)[7],
+    "a gradient in each step": lambda a: nested(
+        lambda a, i, j: put(a, sum(jax.value_and_grad(jnp.sin)(get(a, i, j))), i, j), a
+    ),
 }
 
 
