@@ -401,6 +401,16 @@ def recurrent(ys):
     return loop(lambda b, i: put(b, jnp.sin(get(b, i - 1)), i), ys, start=1, length=7)
 
 
+def doubled(ys):
+    """Windows of two rows, of which one is kept."""
+
+    def step(b, i):
+        window = lax.dynamic_slice(b, (i,), (2,), allow_negative_indices=False)
+        return lax.dynamic_update_slice(b, window * 2.0, (i,), allow_negative_indices=False)
+
+    return loop(step, ys, length=7)
+
+
 BETTER_LEFT = {
     "whole": recurrent,
     "a row that has left": lambda ys: recurrent(ys)[3],
@@ -412,6 +422,7 @@ BETTER_LEFT = {
         lambda b, i: put(b, get(b, 2 * i) + 1.0, 2 * i), ys, length=4
     ),
     "a part": lambda ys: loop(lambda b, i: put(b, get(b, i) + 1.0, i), ys, length=5),
+    "several rows at once, in a gradient": jax.grad(lambda ys: jnp.sum(doubled(ys))),
 }
 
 
