@@ -6,6 +6,7 @@ Each stage runs to a fixpoint before the next begins.
 from __future__ import annotations
 
 from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.passes.add_in_place import AddInPlace
 from jaxpr_opt.passes.collapse_loops import CollapseLoops
 from jaxpr_opt.passes.count_steps import CountSteps
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
@@ -72,7 +73,7 @@ DEFAULT = (
     (IsolateSkippedSteps(),),
     RESIDUALS,
     # When nothing can differentiate any more.
-    (ExitLoopEarly(), *CLEANUP),
+    (ExitLoopEarly(), AddInPlace(), *CLEANUP),
     (JoinScalarStacks(),),
     # Nothing moves any more.
     (ReadBeforeOverwriting(),),

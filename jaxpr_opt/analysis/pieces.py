@@ -90,12 +90,16 @@ class Piece:
     @property
     def repeats(self) -> bool:
         """Whether an element may be added to twice; of several that are written, one stays."""
-        if self.op.name != "scatter-add":
-            return False
+        return self.op.name == "scatter-add" and self.collides
+
+    @property
+    def collides(self) -> bool:
+        """Whether two windows of a scatter may be the same."""
         batched = self.op.params["dimension_numbers"].scatter_indices_batching_dims
         lead = self.indices[0].shape[:-1]
         windows = prod(n for d, n in enumerate(lead) if d not in batched)
-        return windows > 1 and not self.op.params["unique_indices"]
+        clamped = self.op.params["mode"] == lax.GatherScatterMode.CLIP
+        return windows > 1 and (clamped or not self.op.params["unique_indices"])
 
     @property
     def window(self) -> tuple[Extent, ...]:
@@ -173,6 +177,12 @@ def added(value: Value, depth: int = 0) -> Chain:
         return Chain(link.base, (link,))
     before = added(link.base, depth + 1)
     return Chain(before.root, (*before.links, link))
+
+
+def added_by(op: Op) -> Piece | None:
+    """The piece that a write adds to what it replaces."""
+    link = _link(op.result)
+    return link if isinstance(link, Piece) and link.update not in op.operands else None
 
 
 def _term(op: Op, depth: int) -> Chain | None:
