@@ -30,7 +30,9 @@ Now each loop moves along one axis, as `stack-carried-updates` wants it.  Sound 
 
 1. the carry is read and written by windows only (`jaxpr_opt.analysis.buffers`);
 2. along one axis, every window starts at the same affine function of steps of loops further out,
-   up to a constant, and is in range at every step.
+   up to a constant, and is in range at every step;
+3. along the others it may be anywhere; but a gather or scatter stays one unless that is known: it
+   may be out of range, and in each row of a batch elsewhere.
 
 Cost: the rows are copied out and back, so the loop must touch about as much of them.  An array that
 XLA updates in place stays, unless all that is wanted of it are the rows that the last steps hold:
@@ -233,11 +235,14 @@ class _Again:
 
     def __call__(self, array: jax.Array, *rest: jax.Array) -> jax.Array:
         access, axis = self.access, self.rows.axis
-        count = len(access.indices)
-        starts: list[Any] = access.starts(*rest[:count])
         start = access.window[axis].start
         assert start is not None
-        starts[axis] = start.offset - self.rows.start.offset
+        row = start.offset - self.rows.start.offset
+        if not access.is_located and "dimension_numbers" in access.op.params:
+            return self._indexed(array, row, *rest)
+        count = len(access.indices)
+        starts: list[Any] = access.starts(*rest[:count])
+        starts[axis] = row
         if access.kind == "write":
             new = access.to_window(rest[count])
             return write_window(array, new, starts)
@@ -246,3 +251,14 @@ class _Again:
             return access.from_window(old)
         new = lax.add(old, access.to_window(rest[count]))
         return write_window(array, new, starts)
+
+    def _indexed(
+        self, array: jax.Array, row: int, index: jax.Array, *update: jax.Array
+    ) -> jax.Array:
+        """The same gather or scatter, but for the row (3)."""
+        op, at = self.access.op, self.access.component(self.rows.axis)
+        rows = lax.full((*index.shape[:-1], 1), row, index.dtype)
+        index = lax.concatenate([index[..., :at], rows, index[..., at + 1 :]], index.ndim - 1)
+        assert op.primitive is not None
+        again: jax.Array = op.primitive.bind(array, index, *update, **op.params)
+        return again

@@ -114,6 +114,9 @@ class Access:
     def starts(self, *indices: jax.Array) -> list[Any]:
         """Where the window starts on each axis, from the operands that say so; of a window whose
         start is known to be constant, that.
+
+        A gather or scatter must be located: each row of a batch may have a place of its own, out of
+        range too.
         """
         return [
             extent.start.offset
@@ -126,12 +129,17 @@ class Access:
         if "dimension_numbers" not in self.op.params:
             return indices[axis]
         (index,) = indices
+        at = (*(0 for _ in index.shape[:-1]), self.component(axis))
+        return lax.reshape(lax.slice(index, at, [i + 1 for i in at]), ())
+
+    def component(self, axis: int) -> int:
+        """Which component of its index tells a gather or scatter where it starts along an axis."""
         numbers = self.op.params["dimension_numbers"]
         indexed = getattr(numbers, "start_index_map", None)
         if indexed is None:
             indexed = numbers.scatter_dims_to_operand_dims
-        at = (*(0 for _ in index.shape[:-1]), indexed.index(axis))
-        return lax.reshape(lax.slice(index, at, [i + 1 for i in at]), ())
+        found: int = indexed.index(axis)
+        return found
 
     def read(self, array: jax.Array, *indices: jax.Array) -> jax.Array:
         """What a write or an addition replaces, with the shape of its value.

@@ -123,6 +123,37 @@ def test_variants(variant):
     assert all(carry.param.shape != (8, 4) for op in inner for carry in op.carries)
 
 
+ANYWHERE = {
+    "set": lambda a, to: nested(lambda a, i, j: a.at[i, to[j]].set(a[i, j] + 1), a),
+    "set, or clamped": lambda a, to: nested(
+        lambda a, i, j: a.at[i, to[j]].set(a[i, j] + 1, mode="clip"), a
+    ),
+    "added to": lambda a, to: nested(lambda a, i, j: a.at[i, to[j]].add(a[i, j]), a),
+    "multiplied": lambda a, to: nested(lambda a, i, j: put(a, get(a, i, to[j]) * 2, i, j), a),
+    "filled": lambda a, to: nested(
+        lambda a, i, j: put(a, a.at[i, to[j]].get(mode="fill", fill_value=7.0), i, j), a
+    ),
+    "the column first": lambda a, to: nested(
+        lambda a, i, j: a.at[to[j], i].set(a[j, i] + 1), a.T, rows=8, columns=4
+    ),
+}
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("case", ANYWHERE)
+def test_places_from_the_data(case, batched):
+    """(3) Out of range, where one is filled and another dropped; in each row of a batch another."""
+    a, to = jnp.arange(32.0).reshape(8, 4), jnp.array([3, 9, -1, 0])
+    program = ANYWHERE[case]
+    if batched:
+        program, a, to = (
+            jax.vmap(program),
+            jnp.stack([a, -a, a + 1]),
+            jnp.stack([to, -to, to[::-1]]),
+        )
+    alone(NARROW, program, a, to, fires=True)
+
+
 def test_the_inner_loop_takes_no_step():
     alone(
         NARROW,
