@@ -1,4 +1,4 @@
-"""Algebra of single equations: what is known without looking past an operand's own operands.
+"""Algebra of single equations: what follows from an operand's own operands, or from its range.
 
 Before::
 
@@ -16,13 +16,16 @@ Each rule is a line of the table at the end, its law beside it.  Sound when
 1. the law holds bit for bit, for NaN, infinities and the bounds of integers, up to the sign of
    zero: x + 0 is x, but x * 0 is not 0; x * 1 is x for real numbers, but not for complex ones
    (1 is 1 + 0i, and 0 * inf is NaN);
-2. the replacement has the type of the result: shape, dtype, weak type and sharding.
+2. the replacement has the type of the result: shape, dtype, weak type and sharding;
+3. a range holds in every step of the loops around, where nothing can wrap around
+   (`jaxpr_opt.analysis.induction`).
 
 Cost: every rule removes an op, or puts one that says it more plainly in its place, so that selects
 on one predicate are seen to be that: ``not p`` for ``(int)p == 0``, ``p ? a : b`` for what is
 selected by a number or by ``not p``.
 Source: the algebra of XLA's simplifier, where it is exact; done here for other passes to see
-through.
+through.  XLA knows no ranges: in a loop over the cells of a table that is filled in place, a
+sixth of the time was JAX's ``i < 0 ? i + n : i``.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.analysis.induction import bounds
+from jaxpr_opt.analysis.constants import is_weak, uniform
+from jaxpr_opt.analysis.induction import bounds, decide
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -126,16 +129,24 @@ def is_bool(value: Value) -> bool:
     return bool(value.dtype == bool)
 
 
-def selected(op: Op) -> Value | None:
+def selected(op: Op) -> Value | Plainer | None:
     """A select on a known predicate, with equal cases, or of false and true."""
     which, *cases = op.operands
     known = uniform(which)
+    known = decide(which) if known is None else known  # (3)
     if known is not None:
-        return cases[int(known)] if 0 <= int(known) < len(cases) else None
+        return _as_strong(cases[int(known)], op) if 0 <= int(known) < len(cases) else None
     if all(_same(v, cases[0]) for v in cases[1:]):
         return cases[0]
     truth = len(cases) == 2 and uniform(cases[0]) == 0 and uniform(cases[1]) == 1
     return which if truth else None
+
+
+def _as_strong(value: Value, op: Op) -> Value | Plainer:
+    """A value in the place of an op's result: a counter's type is weak, that of an index is not."""
+    if not is_weak(value) or is_weak(op.result):
+        return value
+    return Plainer(lambda x: lax.convert_element_type(x, x.dtype), (value,))  # (2)
 
 
 def _same(a: Value, b: Value) -> bool:

@@ -46,14 +46,11 @@ def test_parameters_by_layer():
             i:i32[4] = iota
         -   c:f32[3], ys:f32[4,3,3] = scan[4] carry(c=x) xs(x=i) {
         +   c:f32[3] = scan[4] carry(c=x) xs(x=i) {
-              l:bool[] = lt x 0
-              a:i32[] = add x 4
-              s:i32[] = select_n l x a
-              d:f32[1,3,3] = dynamic_slice ws s 0 0
-              s1:f32[3,3] = squeeze d
-              d1:f32[3] = dot_general s1 c
+              d:f32[1,3,3] = dynamic_slice ws x 0 0
+              s:f32[3,3] = squeeze d
+              d1:f32[3] = dot_general s c
               t:f32[3] = tanh d1
-        -     yield carry(t) ys(s1)
+        -     yield carry(t) ys(s)
         +     yield carry(t)
             }
         -   return c, ys

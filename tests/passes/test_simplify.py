@@ -19,7 +19,8 @@ def left_of(program, *args):
     run_alone((SIMPLIFY,), after)
     inputs = [inputs_of(v.aval) for v in before.inputs]
     assert_same_bits(evaluate_exactly(before, *inputs), evaluate_exactly(after, *inputs))
-    return [op.name for op in after.walk() if not op.is_terminator and op.result.uses]
+    ops = (op for op in after.walk() if not op.is_terminator)
+    return [op.name for op in ops if any(v.uses for v in op.results)]
 
 
 def inputs_of(aval):
@@ -309,3 +310,97 @@ def test_clamps():
           }
         """,
     )
+
+
+def test_an_index_that_is_never_negative():
+    """(3) A counter, and one more: JAX asks of each whether it counts from the end."""
+
+    def program(xs):
+        return lax.fori_loop(1, 5, lambda i, total: total + xs[i - 1] * xs[i], 0.0)
+
+    check_rewrite(
+        SIMPLIFY,
+        program,
+        "f32[5]",
+        diff="""
+          fn (xs:f32[5]) {
+            c:i32[], c1:f32[] = scan[4] carry(c=1, c1=0.0) {
+              a:i32[] = add c 1
+              s:i32[] = sub c 1
+              l:bool[] = lt s 0
+              c2:i32[] = convert_element_type s
+              a1:i32[] = add c2 5
+        -     s1:i32[] = select_n l s a1
+        +     c5:i32[] = convert_element_type s
+        -     d:f32[1] = dynamic_slice xs s1
+        +     d:f32[1] = dynamic_slice xs c5
+              s2:f32[] = squeeze d
+              l1:bool[] = lt c 0
+              c3:i32[] = convert_element_type c
+              a2:i32[] = add c3 5
+        -     s3:i32[] = select_n l1 c a2
+        +     c6:i32[] = convert_element_type c
+        -     d1:f32[1] = dynamic_slice xs s3
+        +     d1:f32[1] = dynamic_slice xs c6
+              s4:f32[] = squeeze d1
+              m:f32[] = mul s2 s4
+              c4:f32[] = convert_element_type c1
+              a3:f32[] = add c4 m
+              yield carry(a, a3)
+            }
+            return c1
+          }
+        """,
+    )
+
+
+def steps(index, *, first=0, dtype="int32"):
+    """Select in each of four steps, by the sign of what is made of a counter and of data."""
+
+    def program(xs, data):
+        def step(carry, at):
+            i, xs = carry
+            return (i + np.asarray(1, dtype), lax.select_n(index(i, at) < 0, xs, -xs)), None
+
+        return lax.scan(step, (np.asarray(first, dtype), xs), data)[0][1]
+
+    return program
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(steps(lambda i, at: at), id="from the data"),
+        pytest.param(steps(lambda i, at: i, first=-1), id="negative at first"),
+        pytest.param(steps(lambda i, at: i - 1), id="one before"),
+        pytest.param(steps(lambda i, at: 2 - i), id="negative at last"),
+        pytest.param(steps(lambda i, at: i, first=125, dtype="int8"), id="wraps around"),
+        pytest.param(steps(lambda i, at: i + np.int8(125), dtype="int8"), id="wraps, added"),
+    ],
+)
+def test_a_sign_that_is_not_the_same_in_all_steps_is_asked_for(program):
+    """(3)"""
+    assert "select_n" in left_of(program, "f32[6]", "i32[4]")
+
+
+def test_the_sign_of_what_a_while_counts_is_asked_for():
+    """(3) It may take any number of steps."""
+
+    def program(xs, n):
+        return lax.while_loop(
+            lambda c: c[0] < n,
+            lambda c: (c[0] + 1, lax.select_n(c[0] < 0, c[1], -c[1])),
+            (n - 2, xs),
+        )[1]
+
+    assert "select_n" in left_of(program, "f32[6]", "i32[]")
+
+
+def test_known_ranges():
+    """(3) Of whole masks; and where no step is taken."""
+
+    def program(xs, x):
+        inside = jnp.where(lax.iota("int32", 6) < 6, xs, 0.0)
+        return inside, lax.scan(lambda c, i: (jnp.where(i < 0, c, -c), None), x, jnp.arange(0))[0]
+
+    assert "select_n" not in left_of(program, "f32[6]", "f32[]")
