@@ -41,7 +41,8 @@ window are wanted later, in another order or with others, or those that enter ar
 has left; or if the step writes but a part of a row.  In a gradient that is worth it where rows only
 leave, as batched trajectories take 1.3 times as long in place, and for small buffers; but not if
 several rows are read or written at once, which would be put together and taken apart in every step
-(windows of 8 rows on JAX 0.10: 7 times as long).
+(windows of 8 rows on JAX 0.10: 7 times as long).  Rows that all stay are moved by nobody, if they
+are put together for the loop and read one by one after it.
 Source: https://github.com/jax-ml/jax/issues/15906, https://github.com/jax-ml/jax/issues/17640;
 scalar replacement of array references (Callahan, Carr and Kennedy, 1990).
 """
@@ -66,6 +67,7 @@ from jaxpr_opt.analysis.access import (
 )
 from jaxpr_opt.analysis.buffers import (
     MAX_ADDED,
+    PUT_TOGETHER,
     Buffer,
     buffer,
     copied_by,
@@ -73,6 +75,7 @@ from jaxpr_opt.analysis.buffers import (
     is_made_by_a_loop,
     is_read_for,
     is_read_outside,
+    original,
     renames,
 )
 from jaxpr_opt.analysis.constants import is_weak, uniform
@@ -187,7 +190,9 @@ def _needless(match: Sliding, window: Window) -> str | None:
         return f"XLA updates {name} in place, and rows that are stacked would be copied into it"
     if not differentiated and is_made_by_a_loop(carry.init):
         return f"XLA updates {name} in place, and rows that are streamed in would be copied"
-    if not differentiated and _is_partly_written(found, window):
+    if differentiated or _comes_apart(found, window):
+        return None
+    if _is_partly_written(found, window):
         return f"XLA updates {name} in place, and of a row all but what is written would be moved"
     return None
 
@@ -195,6 +200,18 @@ def _needless(match: Sliding, window: Window) -> str | None:
 def _is_touched_by_rows(found: Buffer, window: Window) -> bool:
     """Whether no access is to several rows at once."""
     return all(len(window.pieces(each)) == 1 for each in found.accesses)
+
+
+def _comes_apart(found: Buffer, window: Window) -> bool:
+    """Whether rows that stay are put together for the loop only, and taken apart after it."""
+    axis, made = window.axis, original(found.carry.init).op
+    if window.entering or made is None or made.name not in PUT_TOGETHER:
+        return False
+    along = made.params.get("dimension", made.params.get("axis"))
+    whole = found.carry.result
+    reads = [access(user) for user in whole.users]
+    in_rows = all(r is not None and r.array is whole and r.sizes[axis] == 1 for r in reads)
+    return in_rows and along == axis and len(made.operands) == window.size
 
 
 def _is_partly_written(found: Buffer, window: Window) -> bool:

@@ -458,6 +458,92 @@ def test_rows_of_which_a_part_is_written_stay():
     check_refuses(StackCarriedUpdates(), program, "f32[8,4]", because=because)
 
 
+def next_row(together, wanted):
+    """A row of a table of the row above, and of what is to the left; in place."""
+
+    def at(b, i, j):
+        return lax.dynamic_slice(b, (i, j), (1, 1), allow_negative_indices=False)
+
+    def step(b, j):
+        cell = at(b, 0, j) + jnp.sin(at(b, 1, j - 1))
+        return lax.dynamic_update_slice(b, cell, (1, j), allow_negative_indices=False)
+
+    return lambda x, y: wanted(loop(step, together(x, y), start=1, length=3))
+
+
+def rows(x, y):
+    return lax.concatenate([x[None], y[None]], 0)
+
+
+def test_rows_that_are_put_together_for_a_loop_are_told_apart():
+    """Cost: nothing is moved."""
+    check_rewrite(
+        StackCarriedUpdates(),
+        next_row(rows, lambda b: b[1]),
+        "f32[4]",
+        "f32[4]",
+        simplify=True,
+        diff="""
+          fn (x:f32[4], y:f32[4]) {
+            b:f32[1,4] = broadcast_in_dim x
+            b1:f32[1,4] = broadcast_in_dim y
+            c:f32[2,4] = concatenate[dimension=0] b b1
+            i:i32[3] = iota
+            a:i32[3] = add 1 i
+        -   c1:f32[2,4] = scan[3] carry(c=c) xs(x=a) {
+        -     d:f32[1,1] = dynamic_slice c 0 x
+        -     s:i32[] = sub x 1
+        -     d1:f32[1,1] = dynamic_slice c 1 s
+        -     s1:f32[1,1] = sin d1
+        -     a:f32[1,1] = add d s1
+        -     d2:f32[2,4] = dynamic_update_slice c a 1 x
+        -     yield carry(d2)
+        -   }
+        +   s2:f32[1,4] = slice[:1, :] c
+        +   s3:f32[4] = squeeze s2
+        -   s:f32[1,4] = slice[1:, :] c1
+        +   s:f32[1,4] = slice[1:, :] c
+            s1:f32[4] = squeeze s
+        +   c2:f32[4], c3:f32[4] = scan[3] carry(c2=s3, c3=s1) xs(x1=a) {
+        +     d3:f32[1] = dynamic_slice c2 x1
+        +     b2:f32[1,1] = broadcast_in_dim d3
+        +     s:i32[] = sub x1 1
+        +     d4:f32[1] = dynamic_slice c3 s
+        +     b3:f32[1,1] = broadcast_in_dim d4
+        +     s2:f32[1,1] = sin b3
+        +     a1:f32[1,1] = add b2 s2
+        +     s3:f32[1] = squeeze a1
+        +     d5:f32[4] = dynamic_update_slice c3 s3 x1
+        +     yield carry(c2, d5)
+        +   }
+        +   s4:f32[2,4] = stack[axis=0] c2 c3
+        +   s5:f32[1,4] = slice[1:, :] s4
+        +   s6:f32[4] = squeeze s5
+        -   return s1
+        +   return s6
+          }
+        """,
+    )
+
+
+IN_ONE = {
+    "what comes in one": next_row(lambda x, y: jnp.sort(rows(x, y)), lambda b: b[1]),
+    "two rows in one": next_row(
+        lambda x, y: lax.concatenate([rows(x, y), x[None]], 0), lambda b: b[1]
+    ),
+    "columns": next_row(lambda x, y: lax.concatenate([rows(x, y)[:, :2]] * 2, 1), lambda b: b[1]),
+    "what is wanted whole": next_row(rows, jnp.sort),
+    "what is wanted in columns": next_row(rows, lambda b: b[:, 1]),
+}
+
+
+@pytest.mark.parametrize("program", IN_ONE.values(), ids=IN_ONE)
+def test_rows_that_come_or_go_in_one_stay(program):
+    """Cost: they would be moved."""
+    because = "XLA updates the buffer in place"
+    check_refuses(StackCarriedUpdates(), program, "f32[4]", "f32[4]", because=because)
+
+
 def linear(ys):
     """Sums so far, in place; so is their cotangent, and no row is kept for it."""
     sums = loop(lambda b, i: put(b, get(b, i) + get(b, i - 1), i), ys, start=1, length=ys.size - 1)
