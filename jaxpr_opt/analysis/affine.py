@@ -218,7 +218,7 @@ def _transposed(search: Search, op: Op, depth: int) -> Affine | None:
 def _sliced(search: Search, op: Op, depth: int) -> Affine | None:
     (array,), starts = op.operands, op.params["start_indices"]
     source = search.affine(array, depth)
-    if source is None and op.result.shape[-1] == 1:
+    if source is None and op.result.shape[-1:] == (1,):
         part = search.component(array, starts[-1], depth)
         source = replace(part, strides=(*part.strides, 0)) if part is not None else None
     if source is None:

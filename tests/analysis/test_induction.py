@@ -687,3 +687,8 @@ def test_whatever_is_said_of_random_programs_is_so():
     assert sum(f.affine is None and any(f.components) for f in said) > 10
     assert sum(f.affine is None and f.bounds is not None for f in said) > 100
     assert sum(f.decide is not None for f in said) > 10
+
+
+def test_a_slice_of_a_scalar():
+    """Rows of a list are scalars, and what is read of them is a slice."""
+    assert told(lambda i: lax.slice(i, (), ()), "i32[]") == [None]
