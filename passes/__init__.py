@@ -23,6 +23,7 @@ from jaxpr_opt.passes.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.narrow_reads import NarrowReads
 from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
+from jaxpr_opt.passes.read_after_writing import ReadAfterWriting
 from jaxpr_opt.passes.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.passes.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
@@ -76,5 +77,5 @@ DEFAULT = (
     (ExitLoopEarly(), AddInPlace(), *CLEANUP),
     (JoinScalarStacks(),),
     # Nothing moves any more.
-    (ReadBeforeOverwriting(),),
+    (ReadBeforeOverwriting(), ReadAfterWriting()),
 )

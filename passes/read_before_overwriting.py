@@ -58,7 +58,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import WRITES, Access, access
-from jaxpr_opt.analysis.buffers import is_read_for
+from jaxpr_opt.analysis.buffers import BARRIER, is_handed_on, is_read_for, loop_body
 from jaxpr_opt.analysis.devices import fence
 from jaxpr_opt.fences import barrier, branch
 from jaxpr_opt.ir import (
@@ -66,9 +66,7 @@ from jaxpr_opt.ir import (
     Op,
     Phase,
     Region,
-    Scan,
     Value,
-    While,
     backward_slice,
     enclosing_shard_map,
 )
@@ -77,7 +75,6 @@ from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import ELEMENTWISE, can_move
 
-BARRIER = "optimization_barrier"
 MIN_BYTES = {"barrier": 4096, "branch": 32768}
 """Copying less costs no more than a step of a loop does anyway, or than a conditional in it."""
 
@@ -114,7 +111,7 @@ class ReadBeforeOverwriting(Pass):
     primitives: ClassVar[frozenset[str]] = WRITES
 
     def find(self, op: Op) -> Iterator[Overwriting]:
-        body = _body(op)
+        body = loop_body(op)
         if body is None or op.operands[0].nbytes < MIN_BYTES[fence() or "barrier"]:
             return  # (4)
         write = access(op)
@@ -136,7 +133,7 @@ class ReadBeforeOverwriting(Pass):
     def refuse(self, match: Overwriting) -> str | None:
         write, body = match.write, match.body
         name = write.array.label
-        if not _is_handed_on(write, body):  # (1)
+        if not is_handed_on(write, body):  # (1)
             return f"{name} is not one buffer from the start of a step to its end"
         for reader in match.readers:  # (2)
             if reader in match.unordered and not _reads(reader):
@@ -218,12 +215,6 @@ def _unbranched(match: Overwriting) -> str | None:
     return None
 
 
-def _body(op: Op) -> Region | None:
-    """The body of a loop that an op is right in."""
-    loop = op.parent
-    return op.region if isinstance(loop, Scan | While) and op.region is loop.body else None
-
-
 def _schedule(match: Overwriting) -> tuple[dict[Op, None], Op]:
     """The ops of the body that must run before the reads, and these, in program order; and the
     first op that is none of them.
@@ -233,41 +224,3 @@ def _schedule(match: Overwriting) -> tuple[dict[Op, None], Op]:
     found = set(backward_slice(roots, lambda value: value.region is not match.body))
     first = dict.fromkeys(op for op in match.body.ops if op in found)
     return first, next(op for op in match.body.ops if op not in first)
-
-
-def _is_handed_on(write: Access, body: Region) -> bool:
-    """Whether what a write overwrites is a carry's at the start of a step, and what it makes the
-    same carry's at the end.
-    """
-    loop = body.owner
-    assert isinstance(loop, Scan | While)
-    return any(
-        _becomes(carry.param, write.array) and _becomes(write.op.result, carry.next)
-        for carry in loop.carries
-    )
-
-
-def _becomes(earlier: Value, later: Value) -> bool:
-    """Whether one version of a buffer is made of another in place: by writes, barriers and
-    elementwise ops.
-    """
-    pending, seen = [later], {later}
-    while pending:
-        version = pending.pop()
-        if version is earlier:
-            return True
-        op = version.op
-        if op is None or op.region is not earlier.region:
-            continue
-        if op.name == BARRIER:
-            made_of = [op.operands[op.results.index(version)]]
-        elif op.name in ELEMENTWISE:
-            made_of = [
-                v for v in op.operands if v.shape == version.shape and v.dtype == version.dtype
-            ]
-        else:
-            found = access(op)
-            made_of = [found.array] if found is not None and found.kind != "read" else []
-        pending += [v for v in made_of if v not in seen]
-        seen.update(made_of)
-    return False

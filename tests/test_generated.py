@@ -23,6 +23,7 @@ from jaxpr_opt.decorator import optimize
 from jaxpr_opt.passes import (
     accumulate_sparse_cotangents,
     exit_loop_early,
+    read_after_writing,
     read_before_overwriting,
 )
 from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
@@ -66,6 +67,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 0)
     monkeypatch.setattr(cuts, "_work", lambda op: 0.0)
     monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", {"barrier": 0, "branch": 0})
+    monkeypatch.setattr(read_after_writing, "MIN_BYTES", 0)
     monkeypatch.setattr(accumulate_sparse_cotangents, "MAX_ADDED", 1)
     monkeypatch.setattr(subtotals, "WIDE", 0)
     monkeypatch.setattr(versions, "WORTHWHILE", 0)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.ir import Carry, Op, Scan, Value, While, backward_slice, program_of
-from jaxpr_opt.traits import is_cheap
+from jaxpr_opt.ir import Carry, Op, Region, Scan, Value, While, backward_slice, program_of
+from jaxpr_opt.traits import ELEMENTWISE, is_cheap
 
 NEVER_REPEATED = frozenset({
     "atan2", "cbrt", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem",
@@ -24,6 +24,8 @@ NEVER_REPEATED = frozenset({
 
 PUT_TOGETHER = frozenset({"concatenate", "pad", "stack"})
 """Ops that XLA computes once for each fusion that reads them, though each element is a choice."""
+
+BARRIER = "optimization_barrier"
 
 MAX_ADDED = 256
 """Elements of a row that is seen in one step only, which XLA adds to in place as fast as it stacks
@@ -176,6 +178,50 @@ def is_repeated(op: Op) -> bool:
             by.op is not None and by.op.name == "broadcast_in_dim"
         )
     return op.name in PUT_TOGETHER or (is_cheap(op) and op.name not in NEVER_REPEATED)
+
+
+def loop_body(op: Op) -> Region | None:
+    """The body of a loop that an op is right in."""
+    loop = op.parent
+    return op.region if isinstance(loop, Scan | While) and op.region is loop.body else None
+
+
+def is_handed_on(write: Access, body: Region) -> bool:
+    """Whether what a write overwrites is a carry's at the start of a step, and what it makes the
+    same carry's at the end.
+    """
+    loop = body.owner
+    assert isinstance(loop, Scan | While)
+    return any(
+        _becomes(carry.param, write.array) and _becomes(write.op.result, carry.next)
+        for carry in loop.carries
+    )
+
+
+def _becomes(earlier: Value, later: Value) -> bool:
+    """Whether one version of a buffer is made of another in place: by writes, barriers and
+    elementwise ops.
+    """
+    pending, seen = [later], {later}
+    while pending:
+        version = pending.pop()
+        if version is earlier:
+            return True
+        op = version.op
+        if op is None or op.region is not earlier.region:
+            continue
+        if op.name == BARRIER:
+            made_of = [op.operands[op.results.index(version)]]
+        elif op.name in ELEMENTWISE:
+            made_of = [
+                v for v in op.operands if v.shape == version.shape and v.dtype == version.dtype
+            ]
+        else:
+            found = access(op)
+            made_of = [found.array] if found is not None and found.kind != "read" else []
+        pending += [v for v in made_of if v not in seen]
+        seen.update(made_of)
+    return False
 
 
 def is_read_for(write: Op, reader: Op) -> bool:

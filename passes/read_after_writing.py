@@ -1,0 +1,170 @@
+"""Keep a write into a carried buffer apart from the reads of it that follow, so that it need not be
+copied.
+
+Before::
+
+    c_n = scan[n] carry(c=c_0, t=0) xs(x) {
+      c1 = dynamic_update_slice c x t
+      y = dynamic_slice c1 (sub t 1)
+      z = dot_general y w
+      yield carry(c1, (add t 1)) ys(z)
+    }
+
+After::
+
+    c_n = scan[n] carry(c=c_0, t=0) xs(x) {
+      d = dynamic_update_slice c x t
+      c1 = optimization_barrier d
+      y = dynamic_slice c1 (sub t 1)
+      z = dot_general y w
+      yield carry(c1, (add t 1)) ys(z)
+    }
+
+XLA fuses a read with what has made the array: it writes once for the buffer, and again, so far as
+it needs it, in the read.  That reads the version from before the write, so the write is done in a
+copy, in every step.  A cache of which a step multiplies the last few entries is such a buffer.
+
+JAX 0.10 drops barriers before it places copies.  On a CPU a conditional stands in for it, in which
+the window is read, and whose predicate is always true::
+
+    y = cond (population_count j <= 32) { yield (dynamic_slice c1 j) } else { yield 0.0 }
+
+Both are the identity, so they are always sound.  They are there where
+
+1. the loop hands one buffer on, from the start of a step to its end, and the write is the last;
+2. the step reads a window of that, and multiplies it as it is: else XLA fuses the read with what
+   computes with it; and where that is, is not looked up in an array, which it would fuse;
+3. the buffer is large enough for a copy to matter;
+4. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
+   has placed its copies; for a conditional there is an index that is not constant, and no
+   `shard_map` around, whose types tell zeros from what varies over a mesh.
+
+Cost: ops on both sides of a fence are not fused.  Before a write that overwrites what was read,
+`read-before-overwriting` does the same.
+Source: measured, on two caches of 2048 rows of 8 of which 16 are read: 3.0 -> 0.6 ms on JAX 0.12,
+and 4.3 -> 1.5 ms on 0.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.access import WRITES, Access, access
+from jaxpr_opt.analysis.buffers import is_handed_on, loop_body, renames
+from jaxpr_opt.analysis.devices import fence
+from jaxpr_opt.fences import barrier, branch
+from jaxpr_opt.ir import (
+    Constant,
+    Op,
+    Phase,
+    Region,
+    Scan,
+    Value,
+    backward_slice,
+    enclosing_shard_map,
+)
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+MIN_BYTES = 4096
+"""Copying less costs no more than a step of a loop does anyway."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Following(Match):
+    """A write that makes the version a step leaves, and the windows that are read of that."""
+
+    write: Access
+    body: Region
+    reads: tuple[Access, ...]
+
+
+@dataclass(frozen=True)
+class ReadAfterWriting(Pass):
+    """Write and read -> write, barrier, read."""
+
+    name: ClassVar[str] = "read-after-writing"
+    phase: ClassVar[Phase] = "final"
+    primitives: ClassVar[frozenset[str]] = WRITES
+
+    def find(self, op: Op) -> Iterator[Following]:
+        body, write = loop_body(op), access(op)
+        if body is None or write is None or op.operands[0].nbytes < MIN_BYTES:
+            return  # (3)
+        reads = tuple(_reads(write, body))
+        if reads:
+            says = f"{write.array.label} is read after it is written, not copied"
+            yield Following(op, says, write, body, reads, about=op.result, waste="copy")
+
+    def refuse(self, match: Following) -> str | None:
+        name = match.write.array.label
+        if not is_handed_on(match.write, match.body):  # (1)
+            return f"{name} is not one buffer from the start of a step to its end"
+        if fence() is None:  # (4)
+            return "this version of XLA drops barriers before it places copies"
+        return _unbranched(match) if fence() == "branch" else None
+
+    def rewrite(self, match: Following, rw: Rewriter) -> None:
+        if fence() == "barrier":
+            after = match.op.next
+            assert after is not None
+            barrier(rw, [match.op.result], after)
+            return
+        for read in match.reads:
+            clock, after = _clock(read), read.op.next
+            assert clock is not None
+            assert after is not None
+            branch(rw, [read.op.result], clock, clock.dtype, after, ())
+
+
+def _reads(write: Access, body: Region) -> Iterator[Access]:
+    """The windows of the version that is left that XLA would write again (1, 2)."""
+    version = write.op.result
+    if version not in body.terminator.operands:
+        return
+    for user in version.users:
+        read = access(user) if user.region is body else None
+        if read is None or read.kind != "read" or read.array is not version:
+            continue
+        if _is_multiplied(user.result) and not _is_of_data(read, body):
+            yield read
+
+
+def _is_multiplied(window: Value) -> bool:
+    """Whether an operand of a product is the window, maybe in another shape."""
+    return any(
+        user.name == "dot_general" or (_shows(user) and _is_multiplied(user.result))
+        for user in window.users
+    )
+
+
+def _shows(op: Op) -> bool:
+    """Whether the result is all of the operand, as XLA has it in memory."""
+    return op.name in ("reshape", "squeeze") or renames(op)
+
+
+def _is_of_data(read: Access, body: Region) -> bool:
+    """Whether where a window is, is made of elements that the step looks up in arrays."""
+    made_of = backward_slice(read.indices, lambda value: value.region is not body)
+    loop = body.owner
+    rows = [stream.param for stream in loop.streams] if isinstance(loop, Scan) else []
+    values = {*read.indices, *(v for op in made_of for v in op.operands)}
+    looked_up = (found for op in made_of if (found := access(op)) is not None)
+    return not values.isdisjoint(rows) or any(found.indices for found in looked_up)
+
+
+def _unbranched(match: Following) -> str | None:
+    """Why there is no conditional."""
+    name = match.write.array.label
+    if any(_clock(each) is None for each in match.reads):
+        return f"where {name} is read is known, and so would be a predicate"
+    if enclosing_shard_map(match.op) is not None:
+        return "zeros are of another type than what varies over the mesh"
+    return None
+
+
+def _clock(read: Access) -> Value | None:
+    """An index that is not constant."""
+    return next((v for v in read.indices if not isinstance(v, Constant)), None)
