@@ -56,6 +56,14 @@ TOTAL = ELEMENTWISE | MOVING | frozenset({
 """First-order functions that are defined everywhere, terminate, and give the same result for the
 same operands."""
 
+ROUNDED_BY_PLACE = frozenset({"acosh", "asinh", "atan", "erf", "erfc"})
+"""Elementwise, but XLA:CPU rounds an element of a vector otherwise than a scalar: measured, but for
+`erfc`, which is made of `erf`."""
+
+VECTOR = 8
+"""Lengths whose multiples XLA:CPU computes without a remainder, which it rounds otherwise: `exp` of
+three elements is not `exp` of one (jax 0.10), nor `tanh` of ten (0.12, in double precision)."""
+
 LINEAR_IN = {
     "add_any": "all", "broadcast_in_dim": "all", "concatenate": "all", "conj": "all",
     "convert_element_type": "all", "copy": "all", "cumsum": "all", "dot_general": "any",
@@ -138,6 +146,13 @@ def is_cheap(op: Op) -> bool:
 def is_arithmetic(op: Op) -> bool:
     """Whether redoing the op is free beside reading its operands: movement and basic arithmetic."""
     return is_cheap(op) and op.name not in TRANSCENDENTAL
+
+
+def same_in_vectors(op: Op) -> bool:
+    """Whether the op on a vector gives what it gives on each element, bit by bit; on one that is a
+    multiple of `VECTOR` long, if it is transcendental.
+    """
+    return op.name in ELEMENTWISE and op.name not in ROUNDED_BY_PLACE and is_pure(op)
 
 
 @remembered

@@ -22,6 +22,7 @@ from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressio
 from jaxpr_opt.passes.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.narrow_reads import NarrowReads
 from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
+from jaxpr_opt.passes.pack_scalars import PackScalars
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.read_after_writing import ReadAfterWriting
 from jaxpr_opt.passes.read_before_overwriting import ReadBeforeOverwriting
@@ -72,6 +73,8 @@ DEFAULT = (
     (*RESIDUALS, *PIECES, NarrowResiduals(), ShareShiftedStacks(), UndoCarriedWrites()),
     (ReplaySteps(),),
     (IsolateSkippedSteps(),),
+    # Nothing looks at scalars one by one any more, and gradients are to be of vectors.
+    (PackScalars(),),
     RESIDUALS,
     # When nothing can differentiate any more.
     (ExitLoopEarly(), AddInPlace(), *CLEANUP),

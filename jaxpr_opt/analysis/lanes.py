@@ -1,0 +1,75 @@
+"""Where single elements come from, through what only takes arrays apart and puts them together."""
+
+from __future__ import annotations
+
+from math import prod
+
+from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.ir import Op, Region, Value
+
+Lane = tuple[Value, int]
+"""An element of a value, counted in row-major order."""
+
+
+def element(array: Value, index: int, region: Region) -> Lane:
+    """The element of a value made in `region`, or from outside, that this element is."""
+    while array.op is not None and array.region is region:
+        found = _moved(array.op, array, index)
+        if found is None:
+            break
+        array, index = found
+    return array, index
+
+
+def size(value: Value) -> int:
+    """How many elements."""
+    return prod(value.shape)
+
+
+def _moved(op: Op, array: Value, index: int) -> Lane | None:
+    """Of which operand an element of a result is which element, if the op computes nothing."""
+    match op.name, len(array.shape), len(op.operands[0].shape) if op.operands else 0:
+        case "squeeze", _, _:
+            return op.operands[0], index
+        case "convert_element_type", _, _ if op.operands[0].dtype == array.dtype:
+            return op.operands[0], index  # weak types are not told apart
+        case "reshape", _, _ if op.params["dimensions"] is None:
+            return op.operands[0], index
+        case "broadcast_in_dim", _, _ if size(op.operands[0]) == 1:
+            return op.operands[0], 0
+        case (("slice" | "dynamic_slice" | "dynamic_update_slice"), 1, _):
+            return _in_window(op, index)
+        case "concatenate", 1, _:
+            return _in_turn(op, index)
+        case "stack", 1, _:
+            return op.operands[index], 0
+        case "split", 1, _:
+            return op.operands[0], sum(op.params["sizes"][: op.results.index(array)]) + index
+        case "unstack", 0, 1:
+            return op.operands[0], op.results.index(array)
+    return None
+
+
+def _in_window(op: Op, index: int) -> Lane | None:
+    """The same of what reads a window of an array, or writes one."""
+    array, where = op.operands[0], op.operands[-1]
+    if op.name == "slice":
+        strides = op.params["strides"]
+        return array, op.params["start_indices"][0] + index * (strides[0] if strides else 1)
+    window = op.operands[1] if op.name == "dynamic_update_slice" else op.result
+    number = uniform(where)
+    if number is None:
+        return None
+    start = min(max(int(number), 0), size(array) - size(window))
+    if op.name == "dynamic_slice":
+        return array, start + index
+    return (window, index - start) if start <= index < start + size(window) else (array, index)
+
+
+def _in_turn(op: Op, index: int) -> Lane:
+    """The same of arrays one after another."""
+    for operand in op.operands:
+        if index < size(operand):
+            return operand, index
+        index -= size(operand)
+    raise AssertionError("an index out of range")
