@@ -27,7 +27,7 @@ from jaxpr_opt.targets import arguments_of, types
 
 PLAIN, OURS = "plain JAX", "jaxpr-opt"
 SIZES = (2**12, 2**13, 2**14)
-UNROLLED = {PLAIN: (8, 16, 32), OURS: (4, 8, 16)}
+UNROLLED = (8, 16, 32)
 """The program is as long as the size."""
 BOUNDS = (64, 128, 256)
 TOLERANCE = 0.1
@@ -142,7 +142,7 @@ def cases() -> Iterator[Case]:
         made = dict(family.candidates())
         unrolled = family.name.startswith("many carries")
         for name in (PLAIN, OURS):
-            sizes = UNROLLED[name] if unrolled else SIZES
+            sizes = UNROLLED if unrolled else SIZES
             at = {n: (made[name], _types(family.arguments, n)) for n in sizes}
             yield Case(family.name, name, at, ("carried_arrays", family.name, name))
     bounds = [p for p in bounded_while.programs(quick=False) if p.size in BOUNDS]
