@@ -4,7 +4,7 @@
 
     program ::= step at the top, on arguments Args
     step    ::= Keep | Grow | Bend | Stir | Count | Toggle | Write | Look | Draw | Turn | Halve
-              | Say | Then(step, step) | If(test, step, step, how) | Loop(step, ...)
+              | Name | Say | Then(step, step) | If(test, step, step, how) | Loop(step, ...)
               | Checkpoint(step, policy) | Custom(step, rule) | Alias | Capture(step)
     test    ::= Below | Small | Flag | Masked | Early | Never | Not(test) | Both(test, test)
 
@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 ROWS, WIDTH = 4, 3
+NODES = 5
 State = dict[str, Any]
 Step = Callable[[State, "Env"], tuple[State, tuple[Any, ...]]]
 Test = Callable[[State, "Env"], Any]
@@ -336,6 +337,26 @@ class Halve:
 
 
 @dataclass(frozen=True)
+class Name:
+    """Scalars by name, each made of itself and of one some places on, or of the row at the ends."""
+
+    how: Literal["tanh", "sin", "log", "sqrt", "reciprocal"]
+    shift: int
+    ring: bool
+    summed: bool
+
+    def __call__(self, state, env):
+        new, total = {}, state["x"]
+        for k in range(NODES):
+            at = k + self.shift
+            inside = self.ring or 0 <= at < NODES
+            other = state[f"node{at % NODES}"] if inside else env.row[0]
+            new[f"node{k}"] = getattr(jnp, self.how)(state[f"node{k}"]) * other + env.w[0]
+            total = total + new[f"node{k}"] ** 2 if self.summed else total
+        return {**state, **new, "x": total}, ()
+
+
+@dataclass(frozen=True)
 class Say:
     """An effect, whose order counts."""
 
@@ -524,6 +545,7 @@ class Recipe:
             "key": jax.random.key(0),
             "z": jnp.complex64(1.0 + 1.0j),
             "h": jnp.ones(WIDTH, jnp.bfloat16),
+            **{f"node{k}": w[0] * k for k in range(NODES)},
         }
         used = repr(self.step)
         for name, word in _OPTIONAL.items():
@@ -549,6 +571,7 @@ class Recipe:
 
 
 _OPTIONAL = {"buffer": "Write", "twin": "Alias", "key": "Draw", "z": "Turn", "h": "Halve"}
+_OPTIONAL |= {f"node{k}": "Name" for k in range(NODES)}
 
 
 # -- strategies -----------------------------------------------------------------------------------
@@ -684,6 +707,19 @@ TABLES = st.builds(
     start=st.sampled_from(["zeros", "rows"]),
 )
 """Loops of loops that read a table anywhere, and fill another row by row."""
+
+NODE = st.builds(
+    Name,
+    st.sampled_from(["tanh", "sin", "log", "sqrt", "reciprocal"]),
+    st.integers(-2, 2),
+    st.booleans(),
+    st.booleans(),
+)
+
+NAMES = st.builds(
+    Recipe, _loops(NODE | st.builds(Then, NODE, NODE | SIMPLE) | _loops(NODE)), st.just("int32")
+)
+"""Loops that carry scalars by name."""
 
 
 def arguments(n: int, bound: float, seed: int = 0) -> Args:

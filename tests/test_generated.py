@@ -23,6 +23,7 @@ from jaxpr_opt.decorator import optimize
 from jaxpr_opt.passes import (
     accumulate_sparse_cotangents,
     exit_loop_early,
+    pack_scalars,
     read_after_writing,
     read_before_overwriting,
 )
@@ -33,6 +34,7 @@ from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
 from tests.generate import (
     BUFFERS,
     LOG,
+    NAMES,
     RECIPES,
     TABLES,
     Args,
@@ -71,6 +73,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(accumulate_sparse_cotangents, "MAX_ADDED", 1)
     monkeypatch.setattr(subtotals, "WIDE", 0)
     monkeypatch.setattr(versions, "WORTHWHILE", 0)
+    monkeypatch.setattr(pack_scalars, "WORTHWHILE", 1)
 
 
 def eager_pipeline():
@@ -293,6 +296,16 @@ def test_the_same_bits_in_a_batch(mode, count, eager, monkeypatch):
 def test_carried_buffers(mode, count, eager, monkeypatch):
     @examples(count)
     @given(BUFFERS | BUFFERS | TABLES, st.sampled_from(["none", "none", "state", "all"]))
+    def search(recipe, how):
+        check_exact(recipe, mode, how, monkeypatch)
+
+    search()
+
+
+@pytest.mark.parametrize(("mode", "count"), [("values", 5), ("grad", 5), ("jvp", 2), ("hvp", 1)])
+def test_scalars_by_name(mode, count, eager, monkeypatch):
+    @examples(count)
+    @given(NAMES, st.sampled_from(["none", "none", "steps", "all"]))
     def search(recipe, how):
         check_exact(recipe, mode, how, monkeypatch)
 
