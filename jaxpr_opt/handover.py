@@ -1,8 +1,10 @@
-"""Make a cut: store what it stores, compute the residuals again where they are read."""
+"""Hand less from one loop to another: what a cut stores, of which the residuals are computed again
+where they are read; one stack of rows instead of many of scalars.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import jax
@@ -13,6 +15,17 @@ from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.routes import Route, Rows, Split, Stacked, routes
 from jaxpr_opt.ir import Cond, Op, Outcome, Region, Scan, Stack, Stream, Value, reads
 from jaxpr_opt.rewriter import Rewriter
+
+
+def stack_of_rows(scan: Scan, scalars: Iterable[Value], rw: Rewriter) -> Stack:
+    """A stack of rows of scalars of a step, which is not one of the scan's yet."""
+    row = rw.insert(_row, *scalars, before=scan.body.terminator)
+    return Stack(row, rw.new_value(rw.stacked_aval(row, scan.length)))
+
+
+def _row(*scalars: jax.Array) -> jax.Array:
+    row = lax.concatenate([lax.expand_dims(each, (0,)) for each in scalars], 0)
+    return lax.convert_element_type(row, row.dtype)  # of no weak type
 
 
 def make_cut(scan: Scan, cut: Cut, rw: Rewriter) -> None:

@@ -47,6 +47,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.devices import compile_loops_whole
+from jaxpr_opt.handover import stack_of_rows
 from jaxpr_opt.ir import Op, Phase, Scan, Stack, Stream, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -93,22 +94,17 @@ class JoinScalarStacks(Pass):
     def rewrite(self, match: Alike, rw: Rewriter) -> None:
         scan, joined = match.op, match.stacks
         assert isinstance(scan, Scan)
-        row = rw.insert(_row, *(s.value for s in joined), before=scan.body.terminator)
-        rows = rw.new_value(rw.stacked_aval(row, scan.length))
+        rows = stack_of_rows(scan, (s.value for s in joined), rw)
         numbers = {stack.result: number for number, stack in enumerate(joined)}
         for reader in joined[0].result.users:
             assert isinstance(reader, Scan)
-            _read_rows(reader, rows, numbers, rw)
+            _read_rows(reader, rows.result, numbers, rw)
         others = [stack for stack in scan.stacks if stack.result not in numbers]
-        rw.set_scan(scan, stacks=[*others, Stack(row, rows)])
+        rw.set_scan(scan, stacks=[*others, rows])
 
 
 def _is_scalar(value: Value) -> bool:
     return value.shape == () and isinstance(value.dtype, np.dtype) and not is_weak(value)
-
-
-def _row(*scalars: jax.Array) -> jax.Array:
-    return lax.concatenate([lax.expand_dims(each, (0,)) for each in scalars], 0)
 
 
 def _read_rows(scan: Scan, rows: Value, numbers: Mapping[Value, int], rw: Rewriter) -> None:

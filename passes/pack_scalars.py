@@ -54,7 +54,8 @@ from jax import lax
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Piece, Vector
 from jaxpr_opt.analysis.packs import packing
-from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.handover import stack_of_rows
+from jaxpr_opt.ir import Carry, Op, Scan, Stream, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import VECTOR, is_arithmetic
@@ -161,9 +162,8 @@ class _Writer:
         assert isinstance(maker, Scan)
         scalars = {s.result: s.value for s in maker.stacks}
         values = [scalars[s.operand] for s in column.streams]
-        row = rw.insert(_row, *values, before=maker.body.terminator)
-        param = rw.new_value(row.aval, "row")
-        stack = Stack(row, rw.new_value(rw.stacked_aval(row, maker.length)))
+        stack = stack_of_rows(maker, values, rw)
+        param = rw.new_value(stack.value.aval, "row")
         streams = [s for s in scan.streams if s not in column.streams]
         rw.set_scan(scan, streams=[*streams, Stream(stack.result, param)])
         rw.set_scan(maker, stacks=[*(s for s in maker.stacks if s.result not in operands), stack])
@@ -240,8 +240,3 @@ def _take(vector: Value, wanted: Sequence[tuple[Value, int]], before: Op, rw: Re
     for (old, _), new in zip(wanted, made, strict=True):
         weak = is_weak(old)
         rw.replace(old, rw.typed(lambda x: x, old.aval, new, before=before) if weak else new)
-
-
-def _row(*scalars: jax.Array) -> jax.Array:
-    row = lax.concatenate([lax.expand_dims(each, (0,)) for each in scalars], 0)
-    return lax.convert_element_type(row, row.dtype)  # of no weak type
