@@ -41,6 +41,9 @@ TRANSCENDENTAL = frozenset({
 })  # fmt: skip
 """Elementwise, but an element takes as long as moving ten."""
 
+SUMS = frozenset({"add", "add_any"})
+"""Sums of two; the second is what JAX adds cotangents by."""
+
 TOTAL = ELEMENTWISE | MOVING | frozenset({
     "argmax", "argmin", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cholesky",
     "concatenate", "conv_general_dilated", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum",

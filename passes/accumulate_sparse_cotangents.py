@@ -60,12 +60,13 @@ import jax.numpy as jnp
 from jaxpr_opt.analysis.access import WRITES
 from jaxpr_opt.analysis.buffers import MAX_ADDED, renames
 from jaxpr_opt.analysis.constants import is_weak
-from jaxpr_opt.analysis.pieces import SUMS, Chain, Piece, Pieces, added, apart, moves, own_windows
+from jaxpr_opt.analysis.pieces import Chain, Piece, Pieces, added, apart, moves, own_windows
 from jaxpr_opt.ir import Op, Scan, Value, While, dominates
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.subtotals import erase_unread, slots, through_array, through_slots
+from jaxpr_opt.traits import SUMS
 
 LARGE, SLOWER = 1 << 18, 8
 """XLA compiles a small loop as one function, which it does not do to loops over large arrays."""

@@ -47,9 +47,8 @@ def kind(op: Op) -> Hashable | None:
 
 def families(values: Iterable[Value], body: Region, least: int) -> Iterator[list[Value]]:
     """Floats that a region computes alike, at least so many, each once and in program order."""
-    order = {op: number for number, op in enumerate(body.ops)}
-    floats = [v for v in dict.fromkeys(values) if v.op in order and is_float(v)]
-    floats.sort(key=lambda v: order[v.op] if v.op else 0)
+    made = {v: v.op for v in values if v.op is not None and v.op.region is body and is_float(v)}
+    floats = sorted(made, key=lambda v: body.order(made[v]))
     for group in _groups(floats, lambda v: _sketch(v, 1)):
         yield from _told_apart(group, 2, least)
 

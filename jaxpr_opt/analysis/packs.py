@@ -23,14 +23,11 @@ from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.lanes import element, size
 from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Row
 from jaxpr_opt.ir import Op, Scan, Stream, Value
-from jaxpr_opt.traits import can_move
+from jaxpr_opt.traits import SUMS, can_move
 
 MIN_LANES = 4
 """Lanes that are worth being a vector: on CPU, loops of four are as fast as with scalars (jax 0.12)
 or faster, up to 30 times with six (0.10, which calls every op of all but small loops by itself)."""
-
-SUMS = frozenset({"add", "add_any"})
-"""Of their terms, many are often computed alike: of a loss, of what is shared in a gradient."""
 
 MANY = 1024
 """Elements of arrays that are not looked at one by one."""
@@ -39,16 +36,16 @@ MANY = 1024
 @remembered
 def packing(scan: Scan) -> Packing | None:
     """How to compute the step of a scan with vectors, if there is anything to be packed."""
-    ways = (_packed(scan, backwards) for backwards in (scan.reverse, not scan.reverse))
+    arrays = _arrays(scan)
+    ways = (_packed(scan, arrays, backwards) for backwards in (scan.reverse, not scan.reverse))
     return max(filter(None, ways), key=lambda found: found.saved, default=None)
 
 
-def _packed(scan: Scan, backwards: bool) -> Packing | None:
+def _packed(scan: Scan, arrays: dict[Value, Lanes], backwards: bool) -> Packing | None:
     """The same, with lanes in the order in which they are computed, or backwards: what JAX has
     transposed computes last what was computed first, and reads its streams of it.
     """
-    found = Packing(scan)
-    rows, arrays = _rows(scan, backwards), _arrays(scan)
+    found, rows = Packing(scan), _rows(scan, backwards)
     for row in rows:
         found.places.update((c.param, (row, i)) for i, c in enumerate(row.carries))
     _grow(found, [*(row.lanes for row in rows), *arrays.values()])
@@ -78,7 +75,9 @@ def _rows(scan: Scan, backwards: bool) -> list[Row]:
 
 
 def _sums(scan: Scan, backwards: bool) -> Iterator[list[Value]]:
-    """What is computed alike of the terms of sums; the sums themselves stay as they are."""
+    """What is computed alike of the terms of sums: of a loss, of what is shared in a gradient.  The
+    sums themselves stay as they are.
+    """
     for op in scan.body.ops:
         if op.name not in SUMS or any(user.name == op.name for user in op.result.users):
             continue

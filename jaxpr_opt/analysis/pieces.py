@@ -21,8 +21,8 @@ from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.ir import Carry, Op, Scan, Value
+from jaxpr_opt.traits import SUMS
 
-SUMS = frozenset({"add", "add_any"})
 SCATTERS = frozenset({"scatter", "scatter-add"})
 MAX_PIECES = 32
 """Terms of a sum that are looked at."""

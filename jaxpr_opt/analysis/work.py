@@ -26,7 +26,7 @@ from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.reuse import buffer_of, is_view, takes_over
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Use, Value, While
-from jaxpr_opt.traits import is_pure, spreads
+from jaxpr_opt.traits import SUMS, is_pure, spreads
 
 READS = frozenset({"dynamic_slice", "gather", "slice", "split"})
 """Of the first operand no more is touched than what is read of it."""
@@ -35,7 +35,6 @@ WRITES = frozenset({
     "scatter-sub",
 })  # fmt: skip
 """The result is the first operand, but for a window that the other operands tell."""
-ADDS = frozenset({"add", "add_any"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ def _once(op: Op) -> int:
         return _bytes(*op.operands[1:]) + _copied(Use(op, 0))
     if (write := _choice(op)) is not None:
         return 2 * _bytes(*write.operands[1:]) + _copied(Use(write, 0), op)
-    for position in (0, 1) if op.name in ADDS else ():
+    for position in (0, 1) if op.name in SUMS else ():
         window = op.operands[1 - position].op
         if window is not None and _is_embedding(window):
             return 2 * _bytes(*window.operands[1:]) + _copied(Use(op, position))
@@ -179,7 +178,7 @@ def _is_embedding(op: Op) -> bool:
         return False
     base, (user,) = buffer_of(op.operands[0]).op, op.result.users
     indices = op.operands[2:] if op.name == "dynamic_update_slice" else op.operands[1:2]
-    if base is None or base.name != "broadcast_in_dim" or user.name not in ADDS:
+    if base is None or base.name != "broadcast_in_dim" or user.name not in SUMS:
         return False
     return not all(map(_is_known, indices))
 
