@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.ir import Cond, Op, Value
+from jaxpr_opt.ir import Cond, Constant, Op, Value
 from jaxpr_opt.rewriter import Rewriter
 
 
@@ -27,6 +27,11 @@ def barrier(
     made = rw.insert_many(lambda *given: lax.optimization_barrier(given), *values, before=before)
     _replace(rw, values, made, but)
     return made
+
+
+def variable(indices: Iterable[Value]) -> Value | None:
+    """An index that is not constant, for a predicate that XLA does not find out."""
+    return next((v for v in indices if not isinstance(v, Constant)), None)
 
 
 def branch(

@@ -54,9 +54,8 @@ from typing import ClassVar
 from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.buffers import is_handed_on, loop_body, renames
 from jaxpr_opt.analysis.devices import fence
-from jaxpr_opt.fences import barrier, branch
+from jaxpr_opt.fences import barrier, branch, variable
 from jaxpr_opt.ir import (
-    Constant,
     Op,
     Phase,
     Region,
@@ -113,10 +112,10 @@ class ReadAfterWriting(Pass):
             barrier(rw, [match.op.result], after)
             return
         for read in match.reads:
-            clock, after = _clock(read), read.op.next
-            assert clock is not None
+            index, after = variable(read.indices), read.op.next
+            assert index is not None
             assert after is not None
-            branch(rw, [read.op.result], clock, clock.dtype, after, ())
+            branch(rw, [read.op.result], index, index.dtype, after, ())
 
 
 def _reads(write: Access, body: Region) -> Iterator[Access]:
@@ -158,13 +157,8 @@ def _is_of_data(read: Access, body: Region) -> bool:
 def _unbranched(match: Following) -> str | None:
     """Why there is no conditional."""
     name = match.write.array.label
-    if any(_clock(each) is None for each in match.reads):
+    if any(variable(each.indices) is None for each in match.reads):
         return f"where {name} is read is known, and so would be a predicate"
     if enclosing_shard_map(match.op) is not None:
         return "zeros are of another type than what varies over the mesh"
     return None
-
-
-def _clock(read: Access) -> Value | None:
-    """An index that is not constant."""
-    return next((v for v in read.indices if not isinstance(v, Constant)), None)

@@ -60,9 +60,8 @@ import jax.numpy as jnp
 from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.buffers import BARRIER, is_handed_on, is_read_for, loop_body
 from jaxpr_opt.analysis.devices import fence
-from jaxpr_opt.fences import barrier, branch
+from jaxpr_opt.fences import barrier, branch, variable
 from jaxpr_opt.ir import (
-    Constant,
     Op,
     Phase,
     Region,
@@ -99,7 +98,7 @@ class Overwriting(Match):
     def clock(self) -> Value | None:
         """An index that is known before the write, if it is not constant."""
         known = [*(v for each in self.fenced for v in _indices(each)), *self.write.indices]
-        return next((v for v in known if not isinstance(v, Constant)), None)
+        return variable(known)
 
 
 @dataclass(frozen=True)
