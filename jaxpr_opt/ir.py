@@ -88,6 +88,11 @@ class Value:
         return getattr(self.aval, "dtype", None)
 
     @property
+    def size(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of one copy; 0 for what has no size (tokens, refs)."""
         return aval_bytes(self.aval)

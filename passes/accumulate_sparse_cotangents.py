@@ -52,7 +52,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from math import prod
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -89,7 +88,7 @@ class Sum(Match):
         if others or not isinstance(link, Pieces) or len(link.inner.links) > 1:
             return None
         (piece,) = link.inner.links
-        if not isinstance(piece, Piece) or piece.repeats or prod(piece.update.shape) <= MAX_ADDED:
+        if not isinstance(piece, Piece) or piece.repeats or piece.update.size <= MAX_ADDED:
             return None
         return link if moves(piece, link.op) and dominates(self.array, link.op) else None
 

@@ -43,7 +43,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any, ClassVar
 
 import jax
@@ -113,7 +112,7 @@ class ExitLoopEarly(Pass):
         if skip.kind == "upfront" and first_rows(skip) is None:
             if not _rounds_alike(skip):
                 return "its predicates may round differently when computed all at once"
-            if ASKED_AT_ONCE * _work(scan.body) < MIN_STEP_BYTES * prod(skip.predicate.shape):
+            if ASKED_AT_ONCE * _work(scan.body) < MIN_STEP_BYTES * skip.predicate.size:
                 return "to ask all its predicates is not much cheaper than its steps"
         for stack in scan.stacks:
             if isinstance(reason := skipped_row(skip, stack), str):

@@ -60,7 +60,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
-from math import inf, prod
+from math import inf
 from typing import ClassVar
 
 from jaxpr_opt.analysis.cost import cost
@@ -242,12 +242,12 @@ def _multiplies(op: Op, whole: Set[Value], scan: Scan) -> bool:
         return False
     stacks = [stack.result for stack in scan.stacks if stack.value is buffers[0]]
     read = [row.users for stack in stacks for _, row in routes(stack) or ()]
-    least, most = prod(buffers[0].shape), min(map(_work, read))
+    least, most = buffers[0].size, min(map(_work, read))
     return least <= _work([op]) <= most
 
 
 def _is_linear(op: Op) -> bool:
-    return _work([op]) <= sum(prod(v.shape) for v in op.operands)
+    return _work([op]) <= sum(v.size for v in op.operands)
 
 
 def _work(ops: Iterable[Op]) -> float:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -97,7 +96,7 @@ def _keeps_order(op: Op) -> bool:
     if op.name == "reshape":
         return op.params.get("dimensions") is None
     if op.name == "broadcast_in_dim":  # its dimensions are in order
-        return len(op.operands) == 1 and prod(op.operands[0].shape) == prod(op.result.shape)
+        return len(op.operands) == 1 and op.operands[0].size == op.result.size
     return op.name == "squeeze"
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from jaxpr_opt import compat
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.analysis.lanes import size
 from jaxpr_opt.ir import Op, Region, Value
 from jaxpr_opt.traits import same_in_vectors
 
@@ -37,7 +36,7 @@ def kind(op: Op) -> Hashable | None:
         op.operands[0].dtype == op.result.dtype or op.params["weak_type"]
     ):
         return None  # it tells weak types apart, which vectors do not have
-    if not all(size(v) == 1 and isinstance(v.dtype, np.dtype) for v in values):
+    if not all(v.size == 1 and isinstance(v.dtype, np.dtype) for v in values):
         return None
     if not all(compat.is_local(v.aval) for v in values):
         return None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil, log2, prod
 
 from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While
 from jaxpr_opt.traits import ELEMENTWISE, MOVING
 
 
@@ -118,10 +118,6 @@ def _rule(name: str) -> Rule | None:
     return _elementwise if name in ELEMENTWISE else None
 
 
-def _size(value: Value) -> int:
-    return prod(value.shape)
-
-
 @flops(
     "bitcast_convert_type", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad",
     "optimization_barrier", "random_unwrap", "random_wrap", "scatter", "split",
@@ -135,7 +131,7 @@ def _moving(_: Op) -> int:
     "digamma", "erf_inv", "erfc", "igamma", "lgamma", "nextafter", "population_count", "sinh",
 )  # fmt: skip
 def _elementwise(op: Op) -> int:
-    return _size(op.results[0])
+    return op.results[0].size
 
 
 @flops(
@@ -144,17 +140,17 @@ def _elementwise(op: Op) -> int:
     "reduce_xor",
 )  # fmt: skip
 def _reduction(op: Op) -> int:
-    return _size(op.operands[0])
+    return op.operands[0].size
 
 
 @flops("scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
 def _scatter(op: Op) -> int:
-    return _size(op.operands[2])
+    return op.operands[2].size
 
 
 @flops("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum")
 def _window(op: Op) -> int:
-    return _size(op.results[0]) * int(prod(op.params["window_dimensions"]))
+    return op.results[0].size * int(prod(op.params["window_dimensions"]))
 
 
 @flops("sort", "top_k")
@@ -162,14 +158,14 @@ def _sort(op: Op) -> int:
     """Comparisons of a merge sort."""
     axis = op.params.get("dimension", op.params.get("axis", -1))
     length = int(op.operands[0].shape[axis])
-    return _size(op.operands[0]) * ceil(log2(max(length, 2)))
+    return op.operands[0].size * ceil(log2(max(length, 2)))
 
 
 @flops("dot_general")
 def _dot_general(op: Op) -> int:
     (contracted, _), _ = op.params["dimension_numbers"]
     depth = prod(int(op.operands[0].shape[axis]) for axis in contracted)
-    return 2 * _size(op.result) * depth
+    return 2 * op.result.size * depth
 
 
 @flops("conv_general_dilated")
@@ -177,4 +173,4 @@ def _convolution(op: Op) -> int:
     """The kernel already has only the input features of one group."""
     kernel = op.operands[1]
     features = int(kernel.shape[op.params["dimension_numbers"].rhs_spec[0]])
-    return 2 * _size(op.result) * (_size(kernel) // max(features, 1))
+    return 2 * op.result.size * (kernel.size // max(features, 1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.ir import Op, Region, Value
 
@@ -21,11 +19,6 @@ def element(array: Value, index: int, region: Region) -> Lane:
     return array, index
 
 
-def size(value: Value) -> int:
-    """How many elements."""
-    return prod(value.shape)
-
-
 def _moved(op: Op, array: Value, index: int) -> Lane | None:
     """Of which operand an element of a result is which element, if the op computes nothing."""
     match op.name, len(array.shape), len(op.operands[0].shape) if op.operands else 0:
@@ -35,7 +28,7 @@ def _moved(op: Op, array: Value, index: int) -> Lane | None:
             return op.operands[0], index  # weak types are not told apart
         case "reshape", _, _ if op.params["dimensions"] is None:
             return op.operands[0], index
-        case "broadcast_in_dim", _, _ if size(op.operands[0]) == 1:
+        case "broadcast_in_dim", _, _ if op.operands[0].size == 1:
             return op.operands[0], 0
         case (("slice" | "dynamic_slice" | "dynamic_update_slice"), 1, _):
             return _in_window(op, index)
@@ -60,16 +53,16 @@ def _in_window(op: Op, index: int) -> Lane | None:
     number = uniform(where)
     if number is None:
         return None
-    start = min(max(int(number), 0), size(array) - size(window))
+    start = min(max(int(number), 0), array.size - window.size)
     if op.name == "dynamic_slice":
         return array, start + index
-    return (window, index - start) if start <= index < start + size(window) else (array, index)
+    return (window, index - start) if start <= index < start + window.size else (array, index)
 
 
 def _in_turn(op: Op, index: int) -> Lane:
     """The same of arrays one after another."""
     for operand in op.operands:
-        if index < size(operand):
+        if index < operand.size:
             return operand, index
-        index -= size(operand)
+        index -= operand.size
     raise AssertionError("an index out of range")

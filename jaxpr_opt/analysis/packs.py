@@ -20,7 +20,7 @@ from itertools import count, pairwise
 
 from jaxpr_opt.analysis.alike import families, is_float, kind
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.analysis.lanes import element, size
+from jaxpr_opt.analysis.lanes import element
 from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Row
 from jaxpr_opt.ir import Op, Scan, Stream, Value
 from jaxpr_opt.traits import SUMS, can_move
@@ -107,8 +107,8 @@ def _arrays(scan: Scan) -> dict[Value, Lanes]:
         written = op.name == "dynamic_update_slice" and op.result in nexts
         if not (joined or written) or len(op.result.shape) != 1 or not is_float(op.result):
             continue
-        if MIN_LANES <= size(op.result) < MANY:
-            whole = range(size(op.result))
+        if MIN_LANES <= op.result.size < MANY:
+            whole = range(op.result.size)
             found[op.result] = tuple(element(op.result, i, scan.body) for i in whole)
     return found
 
