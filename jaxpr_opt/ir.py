@@ -37,7 +37,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jax.extend.core import Primitive
 
-Phase = Literal["differentiable", "final"]
+Phase = Literal["differentiable", "differentiated", "final"]
+"""What JAX may still do to a program: differentiate it; differentiate it again, as it computes
+cotangents, or is about to; nothing."""
 
 TERMINATOR = "yield"
 UNDEFINED = "undefined"
@@ -549,7 +551,6 @@ class Graph:
     name: str = "fn"
     debug_info: Any = None
     phase: Phase = "differentiable"
-    """`differentiable`: JAX may still differentiate the result; `final`: nothing can any more."""
     cotangents: tuple[Value, ...] = ()
     """Of a joint program, the inputs that its backward half starts from."""
     opened: bool = False

@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from jax.extend.core import ClosedJaxpr
 
@@ -46,6 +46,8 @@ Settled = Literal["tidy", "untidy"]
 """A program on which the first phase has nothing to do, or only to tidy up, which alone it never
 does.
 """
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 MAX_ROUNDS = 32
 """Rounds of one stage before it is declared divergent: no program tried needed more than 9."""
@@ -85,6 +87,7 @@ class Pass:
     name: ClassVar[str]
     """kebab-case, the file's name."""
     phase: ClassVar[Phase] = "differentiable"
+    """From which phase on it runs."""
     anchors: ClassVar[tuple[type[Op], ...]] = (Op,)
     """`find` is asked about ops of these classes only,"""
     primitives: ClassVar[frozenset[str] | None] = None
@@ -159,7 +162,7 @@ class Pipeline:
         out = jaxpr
         if journal.changed or (tidy and journal.touched):
             out = self._exported(graph, jaxpr, journal)
-        if phase == "differentiable":
+        if phase == "differentiable" or (phase == "differentiated" and out is not jaxpr):
             self._settle(out, tidy=out is not jaxpr or not journal.touched)
         journal.seconds = time.perf_counter() - started
         publish(journal)
@@ -191,8 +194,11 @@ class Pipeline:
             graph = import_jaxpr(jaxpr, phase)
             if num_primals is not None:
                 graph.cotangents = graph.inputs[num_primals:]
+            settled = pipeline._settled_as(jaxpr, graph)
+            if graph.cotangents or (phase == "differentiable" and _is_derivative(graph)):
+                graph.phase = "differentiated"
             try:
-                snapshots = pipeline.apply(graph, journal, pipeline._settled_as(jaxpr, graph))
+                snapshots = pipeline.apply(graph, journal, settled)
             except PassError as error:
                 if settings.current().strict:
                     raise
@@ -222,7 +228,7 @@ class Pipeline:
         # By identity: passes without options are equal in hash, and slow to be told apart.
         idle_since = {id(each): 0 for each in self.passes if _is_idle(each, settled)}
         for stage in self.stages:
-            active = [p for p in stage if p.phase == "differentiable" or graph.phase == "final"]
+            active = [p for p in stage if PHASES.index(p.phase) <= PHASES.index(graph.phase)]
             for _ in range(MAX_ROUNDS):
                 fired = False
                 for each in active:
@@ -258,6 +264,8 @@ class Pipeline:
 
     def _settled_as(self, jaxpr: ClosedJaxpr, graph: Graph) -> Settled | None:
         """Whether the first phase has just been here, and the second sees nothing new."""
+        if graph.phase == "differentiated":
+            return "tidy"  # it only asks for what is to be done before
         reference, by, state = _settled.get(id(jaxpr), (None, None, None))
         if graph.phase != "final" or reference is None or reference() is not jaxpr or by != self:
             return None
@@ -267,8 +275,8 @@ class Pipeline:
 
     def _has_final_work(self, census: Census) -> bool:
         """Whether a pass of the second phase would look at some op."""
-        final = [p for p in self.passes if p.phase == "final" and not p.cleanup]
-        return any(census.anchors(each) for each in final)
+        later = [p for p in self.passes if p.phase != "differentiable" and not p.cleanup]
+        return any(census.anchors(each) for each in later)
 
     def _exported(self, graph: Graph, original: ClosedJaxpr, journal: Journal) -> ClosedJaxpr:
         try:
@@ -346,9 +354,14 @@ def run_pass(
 
 def _is_idle(each: Pass, settled: Settled | None) -> bool:
     """Whether a pass has nothing to do on a program that is settled, as it is."""
-    return each.phase != "final" and (
+    return each.phase == "differentiable" and (
         settled == "tidy" or (settled is not None and not each.cleanup)
     )
+
+
+def _is_derivative(graph: Graph) -> bool:
+    """Whether a program computes cotangents."""
+    return any(op.source.transposed for op in graph.walk())
 
 
 def _is_anchor(op: Op, each: Pass) -> bool:

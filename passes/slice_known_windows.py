@@ -90,5 +90,5 @@ class SliceKnownWindows(Pass):
 
 def _may_be_differentiated(op: Op) -> bool:
     """Whether JAX may still transpose the program, which is none of its own gradient."""
-    still = phase_of(op) == "differentiable"
+    still = phase_of(op) != "final"
     return still and jnp.issubdtype(op.result.dtype, jnp.inexact) and not is_differentiated(op)

@@ -6,7 +6,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt import compat
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Graph
+from jaxpr_opt.ir import Graph, Phase
 from jaxpr_opt.pipeline import Pass
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, run_alone, traced
 from jaxpr_opt.testing.sampling import random_inputs
@@ -22,13 +22,13 @@ def keep(x):
     return x
 
 
-def alone(each: Pass, program, *args, fires: bool) -> Graph:
+def alone(each: Pass, program, *args, fires: bool, phase: Phase | None = None) -> Graph:
     """The graph after one pass, which fires or not; it gives the same bits as before.
 
     Where a whole diff would hide the point; arguments are arrays, or types as text.
     """
     jaxpr: ClosedJaxpr = traced(program, *args)
-    graph = import_jaxpr(jaxpr, each.phase)
+    graph = import_jaxpr(jaxpr, phase or each.phase)
     record = run_alone((each,), graph).record(each.name, each.cleanup)
     assert bool(record.rewrites) == fires, record
     exported = export(graph)

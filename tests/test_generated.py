@@ -74,6 +74,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(subtotals, "WIDE", 0)
     monkeypatch.setattr(versions, "WORTHWHILE", 0)
     monkeypatch.setattr(pack_scalars, "WORTHWHILE", 1)
+    monkeypatch.setattr(pack_scalars, "WIDE", 0)
 
 
 def eager_pipeline():

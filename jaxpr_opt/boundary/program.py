@@ -41,6 +41,7 @@ from jaxpr_opt import compat, compat_ad, settings
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.compat_ad import Mask
+from jaxpr_opt.ir import Phase
 from jaxpr_opt.pipeline import Pipeline
 from jaxpr_opt.stack import with_room
 
@@ -116,10 +117,11 @@ class Program:
         forward_mode: ForwardMode | None = None,
         history: History = UNCHECKED,
         *,
+        phase: Phase = "differentiable",
         tidy: bool = False,
     ) -> Program:
         """A program after the differentiable phase of its pipeline."""
-        result = pipeline.run(jaxpr, "differentiable", tidy=tidy)
+        result = pipeline.run(jaxpr, phase, tidy=tidy)
         if settings.current().check and not compat_ad.has_side_effects(jaxpr):
             history = (history or checking.begin(jaxpr)).followed_by(result.snapshots)
         changed = result.jaxpr is not jaxpr
@@ -223,7 +225,19 @@ class Program:
         return Program.optimized(jaxpr, self.pipeline, f"transpose({self.name})"), nonzero_in
 
     @_remembered
+    def differentiated(self) -> Program:
+        """The program as reverse mode is to see it."""
+        made = Program.optimized(
+            self.jaxpr, self.pipeline, self.name, None, self.history, phase="differentiated"
+        )
+        return made if made.changed else self
+
     def linearized(self, nonzero: Mask, is_vjp: bool) -> Halves:
+        """The program taken apart, after what is to be done before."""
+        return (self.differentiated() if is_vjp else self).halves(nonzero, is_vjp)
+
+    @_remembered
+    def halves(self, nonzero: Mask, is_vjp: bool) -> Halves:
         """The program taken apart; optimised as a whole where its tangent will be transposed."""
         plain = compat_ad.linearize(self.jaxpr, nonzero, is_vjp=is_vjp)
         if is_vjp and any(plain.nonzero_out):

@@ -23,6 +23,7 @@ from jaxpr_opt.pipeline import Pass
 ITEM = re.compile(r"(?P<indent> *)(?P<marker>\d+\.|\([a-z0-9]\)|[-*]) +(?P<text>.*)")
 WHEN = {
     "differentiable": "when traced and when lowered; the result may still be differentiated",
+    "differentiated": "where the program computes a gradient, or is about to, and when lowered",
     "final": "when lowered, as nothing can be differentiated any more",
 }
 
