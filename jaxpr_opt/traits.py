@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
+import numpy as np
+
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.ir import UNDEFINED, Call, Op, Remat, While
 
@@ -21,6 +23,9 @@ MOVING = frozenset({
     "squeeze", "stop_gradient", "tile", "transpose", UNDEFINED,
 })  # fmt: skip
 """Values are moved, not computed."""
+
+ARRANGING = frozenset({"concatenate", "dynamic_slice", "pad", "split", "stack", "unstack"})
+"""Values are put beside each other, or taken apart."""
 
 ELEMENTWISE = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
@@ -40,6 +45,9 @@ TRANSCENDENTAL = frozenset({
     "sinh", "tan", "tanh",
 })  # fmt: skip
 """Elementwise, but an element takes as long as moving ten."""
+
+TRANSCENDENTAL_IF_COMPLEX = frozenset({"abs", "div", "integer_pow", "rsqrt", "sign", "sqrt"})
+"""Of complex numbers these take as long: they are scaled, so that nothing overflows on the way."""
 
 SUMS = frozenset({"add", "add_any"})
 """Sums of two; the second is what JAX adds cotangents by."""
@@ -148,6 +156,10 @@ def is_cheap(op: Op) -> bool:
 
 def is_arithmetic(op: Op) -> bool:
     """Whether redoing the op is free beside reading its operands: movement and basic arithmetic."""
+    if op.name in TRANSCENDENTAL_IF_COMPLEX and np.issubdtype(
+        op.operands[0].dtype, np.complexfloating
+    ):
+        return False
     return is_cheap(op) and op.name not in TRANSCENDENTAL
 
 

@@ -60,7 +60,7 @@ from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import can_move, is_arithmetic, spreads
+from jaxpr_opt.traits import ARRANGING, can_move, is_arithmetic, spreads
 
 LITTLE = 1024
 """Bytes of what is computed before a loop that alone is no reason to touch a program."""
@@ -108,7 +108,7 @@ class HoistInvariantResiduals(Pass):
             names = ", ".join(each.name for each in leaving if not spreads(each)) or "a broadcast"
             says = f"{names}: the same at every step, computed once before the loop"
             size = sum(v.nbytes for each in leaving for v in each.results)
-            little = size <= LITTLE and all(map(is_arithmetic, leaving))
+            little = size <= LITTLE and all(map(_is_little, leaving))
             yield Leaving(op, says, leaving, tidies=little)
         values = tuple((old, make) for old, make in _repeated(op) if old.uses)
         if values:
@@ -137,6 +137,11 @@ class HoistInvariantResiduals(Pass):
             case Repeated():
                 for old, make in match.values:
                     rw.replace(old, make(rw))
+
+
+def _is_little(op: Op) -> bool:
+    """Whether computing it in every step costs next to nothing, if it is small."""
+    return is_arithmetic(op) or op.name in ARRANGING
 
 
 def _leaving(scan: Scan) -> tuple[Op, ...]:

@@ -404,6 +404,7 @@ def test_nothing_leaves_a_branch():
     [
         pytest.param(lambda w, b: b * 2.0 + 1.0, False, id="a number"),
         pytest.param(lambda w, b: w[0] * b, False, id="a row"),
+        pytest.param(lambda w, b: jnp.stack([w[0, 0], b])[1], False, id="a few numbers"),
         pytest.param(lambda w, b: w * b, True, id="a matrix"),
         pytest.param(lambda w, b: w[0] @ w[1], True, id="a product"),
         pytest.param(lambda w, b: jnp.sin(b), True, id="a sine"),

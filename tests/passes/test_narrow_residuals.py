@@ -353,6 +353,20 @@ def test_what_pays_together():
     assert [stack.value.op.name for stack in forward.stacks] == ["tanh"]
 
 
+@pytest.mark.parametrize(
+    ("made", "repeated"), [(lambda z: z * z, True), (lambda z: z / jnp.abs(z), False)]
+)
+def test_complex_numbers(made, repeated):
+    """(2) They are quickly multiplied, but divided as slowly as a sine is computed."""
+
+    def program(zs, ct):
+        step = lambda c, z: (c * z, (z, made(z)))
+        c, (_, ys) = lax.scan(step, ct, zs)
+        return c, lax.scan(lambda g, y: (g * y, None), ct, ys, reverse=True)[0]
+
+    alone(NARROW, program, "c64[8,3]", "c64[3]", fires=repeated)
+
+
 def test_not_made_of_cheap_ops():
     """(2) Condition: cheap ops."""
     program = forth_and_back(lambda w, c, x, t: jnp.cumsum(x), lambda g, w, r: g * r)
