@@ -63,7 +63,7 @@ from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import ARRANGING, can_move, is_arithmetic, spreads
 
 LITTLE = 1024
-"""Bytes of what is computed before a loop that alone is no reason to touch a program."""
+"""Bytes of a value that is computed before a loop: alone no reason to touch a program."""
 
 Maker = Callable[[Rewriter], Value]
 """Makes a value before the loop, or tells which it is."""
@@ -107,7 +107,7 @@ class HoistInvariantResiduals(Pass):
         if leaving:
             names = ", ".join(each.name for each in leaving if not spreads(each)) or "a broadcast"
             says = f"{names}: the same at every step, computed once before the loop"
-            size = sum(v.nbytes for each in leaving for v in each.results)
+            size = max(v.nbytes for each in leaving for v in each.results)
             little = size <= LITTLE and all(map(_is_little, leaving))
             yield Leaving(op, says, leaving, tidies=little)
         values = tuple((old, make) for old, make in _repeated(op) if old.uses)
