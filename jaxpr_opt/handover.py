@@ -10,6 +10,7 @@ from functools import partial
 import jax
 from jax import lax
 
+from jaxpr_opt.analysis.constants import strong
 from jaxpr_opt.analysis.cuts import Cut, available
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.routes import Route, Rows, Split, Stacked, routes
@@ -25,7 +26,7 @@ def stack_of_rows(scan: Scan, scalars: Iterable[Value], rw: Rewriter) -> Stack:
 
 def _row(*scalars: jax.Array) -> jax.Array:
     row = lax.concatenate([lax.expand_dims(each, (0,)) for each in scalars], 0)
-    return lax.convert_element_type(row, row.dtype)  # of no weak type
+    return strong(row)
 
 
 def make_cut(scan: Scan, cut: Cut, rw: Rewriter) -> None:

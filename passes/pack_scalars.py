@@ -54,7 +54,7 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.buffers import is_differentiated
-from jaxpr_opt.analysis.constants import is_weak
+from jaxpr_opt.analysis.constants import is_weak, strong
 from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Piece, Vector
 from jaxpr_opt.analysis.packs import packing
 from jaxpr_opt.handover import stack_of_rows
@@ -211,8 +211,7 @@ class _Writer:
 
 def _joined(pieces: Sequence[Piece], sources: Sequence[jax.Array]) -> jax.Array:
     """Elements of several arrays beside each other."""
-    parts = [_part(*each) for each in zip(pieces, sources, strict=True)]
-    parts = [lax.convert_element_type(each, each.dtype) for each in parts]  # of no weak type
+    parts = [strong(_part(*each)) for each in zip(pieces, sources, strict=True)]
     return parts[0] if len(parts) == 1 else lax.concatenate(parts, 0)
 
 

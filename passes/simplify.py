@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.constants import is_weak, uniform
+from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.induction import bounds, decide
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -146,7 +146,7 @@ def _as_strong(value: Value, op: Op) -> Value | Plainer:
     """A value in the place of an op's result: a counter's type is weak, that of an index is not."""
     if not is_weak(value) or is_weak(op.result):
         return value
-    return Plainer(lambda x: lax.convert_element_type(x, x.dtype), (value,))  # (2)
+    return Plainer(strong, (value,))  # (2)
 
 
 def _same(a: Value, b: Value) -> bool:

@@ -55,10 +55,8 @@ from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxpr_opt.analysis.access import (
     WRITES,
@@ -78,7 +76,7 @@ from jaxpr_opt.analysis.buffers import (
     original,
     renames,
 )
-from jaxpr_opt.analysis.constants import is_weak, uniform
+from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.sliding import Window, sliding
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.journal import Waste
@@ -262,7 +260,7 @@ def _is_constant(extent: Extent) -> bool:
 def _slide(match: Sliding, window: Window, rw: Rewriter) -> None:
     scan, carry, found = match.scan, match.carry, match.buffer
     assert isinstance(found, Buffer)
-    init = rw.insert(_strong, carry.init, before=scan) if is_weak(carry.init) else carry.init
+    init = rw.insert(strong, carry.init, before=scan) if is_weak(carry.init) else carry.init
     number = uniform(init) if _is_partly_written(found, window) else _number(init, window)
     entering, streams = _entering(scan, init, number, window, rw)
     kept = list(rw.insert_many(window.kept_rows, init, before=scan)) if window.kept else []
@@ -369,8 +367,3 @@ def _scalarised(found: Buffer, window: Window, rows: list[Value], rw: Rewriter) 
             new[k] = rw.insert(write, current[k], each.value, *each.indices, before=op)
         rows_of[op.result] = new
     return rows_of[found.carry.next]
-
-
-def _strong(x: jax.Array) -> jax.Array:
-    """The same without weak type."""
-    return lax.convert_element_type(x, x.dtype)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+import jax
 import numpy as np
+from jax import lax
 
 from jaxpr_opt.ir import UNDEFINED, Constant, Value
 
@@ -47,6 +49,11 @@ def is_undefined(value: Value) -> bool:
 def is_weak(value: Value) -> bool:
     """Whether the type is weak: it gives way to the other operand's."""
     return bool(getattr(value.aval, "weak_type", False))
+
+
+def strong(x: jax.Array) -> jax.Array:
+    """The same numbers, not of weak type."""
+    return lax.convert_element_type(x, x.dtype)
 
 
 def identity(value: Value) -> Hashable:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access, read_window, write_window
+from jaxpr_opt.analysis.constants import strong
 from jaxpr_opt.ir import Scan
 
 
@@ -160,7 +161,7 @@ class Window:
         if part.shape != row.shape:
             start = self._across(access.starts(*indices))
             part = write_window(row, part, start)
-        return lax.convert_element_type(part, part.dtype)  # not of weak type
+        return strong(part)
 
     def _part(self, access: Access, row: jax.Array, indices: Sequence[jax.Array]) -> jax.Array:
         """The window within a row."""
