@@ -47,7 +47,9 @@ CLEANUP = (
     EliminateDeadCode(),
 )
 
-RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
+OUTWARDS = (HoistInvariantResiduals(), DropDummyResiduals())
+
+RESIDUALS = (*CLEANUP, *OUTWARDS)
 
 PIECES = (
     SliceKnownWindows(),
@@ -62,8 +64,12 @@ PIECES = (
 )
 
 DEFAULT = (
-    # Residuals that need not be: outer values, dummies of untaken branches, what is made and used
-    # under one predicate.  Arrays that a loop reads and writes a piece at a time.
+    # Residuals that need not be: outer values, dummies of untaken branches.  They leave a nest of
+    # loops level by level, and no other pass has to look at each.
+    CLEANUP,
+    OUTWARDS,
+    # What is made and used under one predicate.  Arrays that a loop reads and writes a piece at a
+    # time.
     (*RESIDUALS, *PIECES, FuseBranches(), PushRematIntoBranches()),
     # Loops of loops that stop for good become one loop, and their predicates one number.
     (CollapseLoops(), CountSteps()),
