@@ -301,13 +301,15 @@ class Region:
 
     def walk(self) -> Iterator[Op]:
         """Every op in this region and below, parents first, in program order."""
-        op = self.first
-        while op is not None:  # as in `ops`: a generator less for each op
-            following = op.next
-            yield op
-            for region in op.regions:
-                yield from region.walk()
-            op = op.next if op.region is self else following
+        inside = [self.ops]  # no generator for each level: nests of loops are deep
+        while inside:
+            for op in inside[-1]:
+                yield op
+                if op.regions:
+                    inside.extend(region.ops for region in reversed(op.regions))
+                    break
+            else:
+                inside.pop()
 
     def contains(self, inner: Region | None) -> bool:
         """Whether `inner` is this region or nested in it."""
