@@ -375,9 +375,11 @@ def _rewrite_one(
     for match in each.find(op):
         if match.is_refused and not journal.tells:
             continue
+        reason = each.refuse(match)
+        if reason is not None and not journal.tells:
+            continue
         frame = user_frame(match.at or match.op)
         size = None if match.about is None else size_of(match.about)
-        reason = each.refuse(match)
         if reason is not None:
             record.refusals[Refusal(match.says, reason, frame, size, match.waste)] = None
             continue
