@@ -235,7 +235,13 @@ def is_read_for(write: Op, reader: Op) -> bool:
     assert region is not None
     if reader.region is not region:
         return True  # how XLA orders what inner loops read is not known
-    needed = _needed_for(write)
+    first = region.order(reader)  # what comes before it is not made of what it reads
+
+    def is_before(value: Value) -> bool:
+        op = value.op
+        return op is None or op.region is not region or region.order(op) < first
+
+    needed = {write, *backward_slice(write.operands, is_before)}
     pending, seen = [reader], set[Op]()
     while pending:
         op = pending.pop()
@@ -253,10 +259,3 @@ def is_read_for(write: Op, reader: Op) -> bool:
 def _reads(op: Op) -> bool:
     known = access(op)
     return known is not None and known.kind == "read"
-
-
-@remembered
-def _needed_for(write: Op) -> frozenset[Op]:
-    """A write, and the ops of its region that its operands are made of."""
-    made_of = backward_slice(write.operands, lambda v: v.region is not write.region)
-    return frozenset((*made_of, write))

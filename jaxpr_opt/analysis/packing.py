@@ -92,11 +92,12 @@ class Packing:
         body = self.scan.body
         for value in values:
             place, _ = self.places.get(value, (None, 0))
-            op = body.ancestor(value.op) if value.op is not None else None
             if isinstance(place, Pack):
                 yield place
-            elif place is None and op is not None:
-                yield op
+            elif place is None and value.op is not None:
+                op = body.ancestor(value.op)
+                if op is not None:
+                    yield op
 
     def read(self, unit: Op | Pack) -> list[Value]:
         """What is read where a unit of the step is computed."""
