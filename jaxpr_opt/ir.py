@@ -206,6 +206,12 @@ class Op:
         for index, value in enumerate(operands):
             value.uses[Use(self, index)] = None
 
+    def _set_operand(self, index: int, value: Value) -> None:
+        use = Use(self, index)
+        del self.operands[index].uses[use]
+        self.operands = (*self.operands[:index], value, *self.operands[index + 1 :])
+        value.uses[use] = None
+
     @property
     def result(self) -> Value:
         """The only result."""

@@ -105,10 +105,8 @@ class Rewriter:
 
     def set_operand(self, op: Op, index: int, value: Value) -> None:
         """Make one operand of `op` read `value`."""
-        operands = list(op.operands)
-        if operands[index] is not value:
-            operands[index] = value
-            op._set_operands(tuple(operands))
+        if op.operands[index] is not value:
+            op._set_operand(index, value)
             self._record("modify", op)
 
     # -- ops
