@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.ir import UNDEFINED, Call, Op, Remat, While
+from jaxpr_opt.ir import TERMINATOR, UNDEFINED, Call, Op, Remat, While
 
 SPREADING = frozenset({"broadcast_in_dim", "iota", UNDEFINED})
 """Results are larger than what they are made from, which costs nothing to redo."""
@@ -105,6 +105,8 @@ ANCHORED = frozenset({"after_all", "create_token", "dce_sink", "optimization_bar
 UNREPEATABLE = frozenset({"rng_uniform"})
 """The same operands need not give the same result."""
 
+_FIXED = ANCHORED | UNREPEATABLE | {TERMINATOR}
+
 
 def spreads(op: Op) -> bool:
     """Whether the result is only its operands spread out, so that it should be made where it is
@@ -129,17 +131,12 @@ def is_pure(op: Op) -> bool:
     """Whether the op itself may be removed, duplicated or moved about in its region: no effects,
     nothing to stay next to.
     """
-    return (
-        not op.effects
-        and not op.is_terminator
-        and op.name not in ANCHORED
-        and op.name not in UNREPEATABLE
-    )
+    return op.name not in _FIXED and not op.effects
 
 
 def is_mergeable(op: Op) -> bool:
     """Whether one of two such ops on the same operands can stand for both."""
-    return is_pure(op) and not op.regions and not is_collective(op)
+    return not op.regions and is_pure(op) and not is_collective(op)
 
 
 def moves(op: Op) -> bool:
