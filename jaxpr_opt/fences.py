@@ -7,14 +7,17 @@ A fence is the identity, for everyone but XLA.  `analysis.devices.fence` tells w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.ir import Cond, Constant, Op, Value
+from jaxpr_opt import compat
+from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.rewriter import Rewriter
 
 
@@ -24,54 +27,95 @@ def barrier(
     """An optimization barrier that values go through on their way to all that reads them, `but` for
     some ops.
     """
-    made = rw.insert_many(lambda *given: lax.optimization_barrier(given), *values, before=before)
-    _replace(rw, values, made, but)
-    return made
+    return _through(rw, lambda *given: lax.optimization_barrier(given), values, before, but)
 
 
-def variable(indices: Iterable[Value]) -> Value | None:
-    """An index that is not constant, for a predicate that XLA does not find out."""
-    return next((v for v in indices if not isinstance(v, Constant)), None)
+def division(
+    rw: Rewriter, values: Sequence[Value], before: Op, but: Iterable[Op] = ()
+) -> tuple[Value, ...]:
+    """A division by one that values go through on their way to all that reads them, `but` for some
+    ops; the quotients, which are integers.
 
-
-def branch(
-    rw: Rewriter, values: Sequence[Value], clock: Value, dtype: Any, before: Op, but: Iterable[Op]
-) -> Value:
-    """A conditional that values go through on their way to all that reads them, `but` for some ops;
-    a scalar zero that comes out of it, too.
-
-    Its predicate always holds, which XLA does not find out: no integer, as the `clock` is one, has
-    more bits than its width.
+    XLA does not divide again in each fusion that reads a quotient.  It does not find out either
+    that no integer has more bits set than its width, so that each is divided by one.  LLVM does:
+    when the program runs, nothing is divided.
     """
 
-    def taken(*given: jax.Array) -> tuple[jax.Array, ...]:
-        return (*given, jnp.zeros((), dtype))
+    def program(*given: jax.Array) -> tuple[jax.Array, ...]:
+        same, quotients = zip(*map(_divided, given), strict=True)
+        return (*same, *itertools.chain(*quotients))
 
-    def never(*given: jax.Array) -> tuple[jax.Array, ...]:
-        return (*map(jnp.zeros_like, given), jnp.ones((), dtype))
-
-    def program(clock: jax.Array, *given: jax.Array) -> tuple[jax.Array, ...]:
-        number = clock.ravel()[0] if clock.ndim else clock
-        always = lax.population_count(number) <= 8 * clock.dtype.itemsize
-        made: tuple[jax.Array, ...] = lax.cond(always, taken, never, *given)
-        return made
-
-    *made, zero = rw.insert_many(program, clock, *values, before=before)
-    _replace(rw, values, made, but)
-    fence = zero.op
-    assert isinstance(fence, Cond)
-    end = fence.branches[True].terminator
-    for value in values:
-        if value.op is not None and all(use.op is end for use in value.uses):
-            rw.move(value.op, end)
-    return zero
+    return _through(rw, program, values, before, but)[len(values) :]
 
 
-def _replace(
-    rw: Rewriter, values: Sequence[Value], made: Sequence[Value], but: Iterable[Op]
-) -> None:
-    fence = made[0].op
-    assert fence is not None
-    unfenced = {*fence.walk(), *(each for op in but for each in op.walk())}
-    for old, new in zip(values, made, strict=True):
-        rw.replace(old, new, lambda use: use.op not in unfenced)
+def zero(rw: Rewriter, quotients: Sequence[Value], dtype: Any, before: Op) -> Value:
+    """A scalar zero that is made of quotients, for what has to wait for them."""
+
+    def program(*given: jax.Array) -> jax.Array:
+        firsts = (lax.slice(each, (0,) * each.ndim, (1,) * each.ndim) for each in given)
+        zeros = (_zeros(first).reshape(()).astype(dtype) for first in firsts)
+        return functools.reduce(lax.add, zeros)
+
+    return rw.insert(program, *quotients, before=before)
+
+
+def can_be_divided(value: Value) -> bool:
+    """Whether a value is made of bytes, at least one of them.  Keys hide what they are made of."""
+    dtype = value.dtype
+    whole = dtype == jnp.bool_
+    if jnp.issubdtype(dtype, jnp.number):
+        info = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
+        whole = info(dtype).bits >= 8
+    return bool(whole) and value.nbytes > 0
+
+
+def is_divided(value: Value) -> bool:
+    """Whether a value goes through such a division."""
+    return any(
+        user.name == "population_count" or (user.name in _BITS and is_divided(user.result))
+        for user in value.users
+    )
+
+
+_BITS = frozenset({"bitcast_convert_type", "convert_element_type", "imag", "real"})
+"""What makes the integers that are divided."""
+
+
+def _divided(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    """What is made of quotients again, and these."""
+    if jnp.iscomplexobj(x):
+        (real, first), (imag, second) = _divided(lax.real(x)), _divided(lax.imag(x))
+        return lax.complex(real, imag), first + second
+    if x.dtype == jnp.bool_:
+        bits = x.astype(jnp.uint8)
+    else:
+        bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    quotient = lax.div(bits, lax.add(_zeros(bits), lax.full_like(bits, 1)))
+    if x.dtype == jnp.bool_:
+        return quotient.astype(jnp.bool_), [quotient]
+    same = lax.bitcast_convert_type(quotient, x.dtype)
+    return compat.weaken(same, compat.aval_of(x)), [quotient]
+
+
+def _zeros(bits: jax.Array) -> jax.Array:
+    """How often more than their width goes into the number of bits that are set."""
+    shift = (8 * bits.dtype.itemsize).bit_length()
+    return lax.shift_right_logical(lax.population_count(bits), lax.full_like(bits, shift))
+
+
+def _through(
+    rw: Rewriter,
+    fence: Callable[..., Sequence[jax.Array]],
+    values: Sequence[Value],
+    before: Op,
+    but: Iterable[Op],
+) -> tuple[Value, ...]:
+    """What a fence before an op makes of values.  All that has read them reads that, `but` for some
+    ops, and what is in them.
+    """
+    unfenced = {each for op in but for each in op.walk()}
+    uses = [{use for use in value.uses if use.op not in unfenced} for value in values]
+    made = rw.insert_many(fence, *values, before=before)
+    for old, new, fenced in zip(values, made, uses, strict=False):
+        rw.replace(old, new, fenced.__contains__)
+    return made

@@ -24,10 +24,8 @@ XLA fuses a read with what has made the array: it writes once for the buffer, an
 it needs it, in the read.  That reads the version from before the write, so the write is done in a
 copy, in every step.  A cache of which a step multiplies the last few entries is such a buffer.
 
-JAX 0.10 drops barriers before it places copies.  On a CPU a conditional stands in for it, in which
-the window is read, and whose predicate is always true::
-
-    y = cond (population_count j <= 32) { yield (dynamic_slice c1 j) } else { yield 0.0 }
+JAX 0.10 drops barriers before it fuses.  On a CPU a division by one stands in for it, which the
+window goes through; see `read-before-overwriting`.
 
 Both are the identity, so they are always sound.  They are there where
 
@@ -36,8 +34,7 @@ Both are the identity, so they are always sound.  They are there where
    computes with it; and where that is, is not looked up in an array, which it would fuse;
 3. the buffer is large enough for a copy to matter;
 4. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
-   has placed its copies; for a conditional there is an index that is not constant, and no
-   `shard_map` around, whose types tell zeros from what varies over a mesh.
+   has placed its copies; what is divided has bits.
 
 Cost: ops on both sides of a fence are not fused.  Before a write that overwrites what was read,
 `read-before-overwriting` does the same.
@@ -54,16 +51,8 @@ from typing import ClassVar
 from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.buffers import is_handed_on, loop_body, renames
 from jaxpr_opt.analysis.devices import fence
-from jaxpr_opt.fences import barrier, branch, variable
-from jaxpr_opt.ir import (
-    Op,
-    Phase,
-    Region,
-    Scan,
-    Value,
-    backward_slice,
-    enclosing_shard_map,
-)
+from jaxpr_opt.fences import barrier, can_be_divided, division
+from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, backward_slice
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -103,7 +92,9 @@ class ReadAfterWriting(Pass):
             return f"{name} is not one buffer from the start of a step to its end"
         if fence() is None:  # (4)
             return "this version of XLA drops barriers before it places copies"
-        return _unbranched(match) if fence() == "branch" else None
+        if fence() == "division" and not can_be_divided(match.write.array):
+            return f"{name} has no bits that can be divided"
+        return None
 
     def rewrite(self, match: Following, rw: Rewriter) -> None:
         if fence() == "barrier":
@@ -112,10 +103,9 @@ class ReadAfterWriting(Pass):
             barrier(rw, [match.op.result], after)
             return
         for read in match.reads:
-            index, after = variable(read.indices), read.op.next
-            assert index is not None
+            after = read.op.next
             assert after is not None
-            branch(rw, [read.op.result], index, index.dtype, after, ())
+            division(rw, [read.op.result], after)
 
 
 def _reads(write: Access, body: Region) -> Iterator[Access]:
@@ -152,13 +142,3 @@ def _is_of_data(read: Access, body: Region) -> bool:
     values = {*read.indices, *(v for op in made_of for v in op.operands)}
     looked_up = (found for op in made_of if (found := access(op)) is not None)
     return not values.isdisjoint(rows) or any(found.indices for found in looked_up)
-
-
-def _unbranched(match: Following) -> str | None:
-    """Why there is no conditional."""
-    name = match.write.array.label
-    if any(variable(each.indices) is None for each in match.reads):
-        return f"where {name} is read is known, and so would be a predicate"
-    if enclosing_shard_map(match.op) is not None:
-        return "zeros are of another type than what varies over the mesh"
-    return None

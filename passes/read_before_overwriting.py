@@ -24,10 +24,13 @@ copies the buffer, in every step.  Barriers keep them apart: one between the rea
 its overwriting, one between the write that made the version and its reads, one between a write that
 has read the buffer and what computes with all of it.
 
-JAX 0.10 drops barriers before it places copies.  On a CPU a conditional stands in for the first
-kind: windows go through it, and the write waits for a zero that comes out of it::
+JAX 0.10 drops barriers before it fuses.  On a CPU a division by one stands in for the first kind:
+windows go through it, and the write waits for a zero that is made of the quotient::
 
-    y, zero = cond (population_count i <= 32) { yield x, 0 } else { yield 0.0, 1 }
+    b = bitcast_convert_type x
+    q = div b (add (shift_right_logical (population_count b) 6) 1)
+    y = bitcast_convert_type q
+    zero = shift_right_logical (population_count q) 6
     d = dynamic_update_slice c y (add j zero)
 
 Both are the identity, so they are always sound.  They are there where
@@ -38,11 +41,10 @@ Both are the identity, so they are always sound.  They are there where
    that do not depend on the write, nor on an op that must stay behind one that is not needed; or
    what the write waits for anyway;
 3. something other than the write is made of what is read, or something whole of what is written:
-   XLA handles ``c[i] = f(c[j])`` by itself, if the version it reads is not behind a conditional;
+   XLA handles ``c[i] = f(c[j])`` by itself, or ``c[i] = f(c[i])`` after a division;
 4. the buffer is large enough for a copy to matter;
 5. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
-   has placed its copies; for a conditional there is an index that is not constant, and no
-   `shard_map` around, whose types tell zeros from what varies over a mesh.
+   has placed its copies; a division has a window to divide, and bits.
 
 Cost: ops on both sides of a fence are not fused.
 Source: https://github.com/jax-ml/jax/issues/17845, https://github.com/jax-ml/jax/issues/17640.
@@ -54,28 +56,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import WRITES, Access, access
-from jaxpr_opt.analysis.buffers import BARRIER, is_handed_on, is_read_for, loop_body
+from jaxpr_opt.analysis.buffers import BARRIER, is_handed_on, is_read_for, is_repeated, loop_body
 from jaxpr_opt.analysis.devices import fence
-from jaxpr_opt.fences import barrier, branch, variable
-from jaxpr_opt.ir import (
-    Op,
-    Phase,
-    Region,
-    Value,
-    backward_slice,
-    enclosing_shard_map,
-)
+from jaxpr_opt.fences import barrier, can_be_divided, division, is_divided, zero
+from jaxpr_opt.ir import Op, Phase, Region, Value, backward_slice, depending_on
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import ELEMENTWISE, can_move
 
-MIN_BYTES = {"barrier": 4096, "branch": 32768}
-"""Copying less costs no more than a step of a loop does anyway, or than a conditional in it."""
+MIN_BYTES = 4096
+"""Copying less costs no more than a step of a loop does anyway."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,13 +86,7 @@ class Overwriting(Match):
     @property
     def fenced(self) -> tuple[Op, ...]:
         """Reads of windows that have to be kept apart from the write."""
-        return tuple(each for each in self.readers if _reads(each))
-
-    @property
-    def clock(self) -> Value | None:
-        """An index that is known before the write, if it is not constant."""
-        known = [*(v for each in self.fenced for v in _indices(each)), *self.write.indices]
-        return variable(known)
+        return tuple(each for each in self.readers if _reads(each) and each.result.nbytes)
 
 
 @dataclass(frozen=True)
@@ -111,20 +99,21 @@ class ReadBeforeOverwriting(Pass):
 
     def find(self, op: Op) -> Iterator[Overwriting]:
         body = loop_body(op)
-        if body is None or op.operands[0].nbytes < MIN_BYTES[fence() or "barrier"]:
+        if body is None or op.operands[0].nbytes < MIN_BYTES:
             return  # (4)
         write = access(op)
         if write is None:
             return
         readers = tuple(each for each in write.array.users if each is not op)
-        late = _follows_a_branch(write, body)
-        unordered = tuple(each for each in readers if late or not is_read_for(op, each))
+        left = [each for each in readers if not _is_divided(each)]
+        repeated = [each for each in left if _repeats(write, each)]
+        unordered = tuple(each for each in left if each in repeated or not is_read_for(op, each))
         whole = any(each.name in ELEMENTWISE for each in op.result.users)
-        whole = whole and any(each.region is body for each in readers)
+        whole = whole and any(each.region is body for each in left)
         if unordered or whole:  # (3)
             says = f"{write.array.label} is read before it is overwritten, not copied"
-            # Where all of it is read, too, a copy is little besides; one after a branch is our own.
-            copied = not whole and not late and all(map(_reads, readers))
+            # Where all of it is read, too, a copy is little besides; after a division it is ours.
+            copied = not whole and not repeated and all(map(_reads, readers))
             waste: Waste | None = "copy" if copied else None
             args = op, says, write, body, readers, unordered, whole
             yield Overwriting(*args, about=op.result, waste=waste)
@@ -141,7 +130,7 @@ class ReadBeforeOverwriting(Pass):
                 return f"{name} is read inside of {reader.parent.name if reader.parent else ''}"
         if fence() is None:  # (5)
             return "this version of XLA drops barriers before it places copies"
-        if fence() == "branch" and (reason := _unbranched(match)):
+        if fence() == "division" and (reason := _undivided(match)):
             return reason
         first, other = _schedule(match)
         if match.op in first:
@@ -157,12 +146,13 @@ class ReadBeforeOverwriting(Pass):
             if body.order(each) > body.order(other):
                 rw.move(each, other)
         reads = [each.result for each in match.fenced]
-        if fence() == "branch":
+        if fence() == "division":
+            reads += [value for value in _made_on_the_way(reads, first) if value not in reads]
             at = _INDEX[op.name]
             index = op.operands[at]
-            assert match.clock is not None
-            zero = branch(rw, reads, match.clock, index.dtype, other, first)
-            rw.set_operand(op, at, rw.insert(jnp.add, index, zero, before=op))
+            quotients = division(rw, reads, other, first)
+            waiting = zero(rw, quotients, index.dtype, op)
+            rw.set_operand(op, at, rw.insert(jnp.add, index, waiting, before=op))
             return
         if match.whole_is_read:
             assert op.next is not None
@@ -185,13 +175,24 @@ def _reads(op: Op) -> bool:
     return found is not None and found.kind == "read"
 
 
-def _follows_a_branch(write: Access, body: Region) -> bool:
-    """Whether what is overwritten was made by a write that waited for a conditional: XLA repeats
-    such a write in the read that follows.
+def _made_on_the_way(reads: list[Value], first: dict[Op, None]) -> Iterator[Value]:
+    """What tells where to read next and is needed later, too: XLA would read again to make it."""
+    for op in depending_on(reads, first):
+        if is_repeated(op) and can_be_divided(op.result) and {*op.result.users} - first.keys():
+            yield op.result
+
+
+def _repeats(write: Access, reader: Op) -> bool:
+    """Whether a read of what a write made that waited for a division may repeat that write: if XLA
+    does not fuse it with the write that follows, as that is at another place.
     """
     made = access(write.array.op) if write.array.op is not None else None
-    read_inside = made is not None and any(each.region is not body for each in made.array.users)
-    return read_inside and fence() == "branch"
+    waited = made is not None and any(map(_is_divided, made.array.users))
+    return waited and _indices(reader) != write.indices
+
+
+def _is_divided(op: Op) -> bool:
+    return _reads(op) and is_divided(op.result)
 
 
 def _indices(op: Op) -> tuple[Value, ...]:
@@ -200,17 +201,13 @@ def _indices(op: Op) -> tuple[Value, ...]:
     return found.indices if found is not None else ()
 
 
-def _unbranched(match: Overwriting) -> str | None:
-    """Why there is no conditional."""
+def _undivided(match: Overwriting) -> str | None:
+    """Why there is no division."""
     name = match.write.array.label
     if not match.fenced:
         return f"this version of XLA drops barriers, and no window of {name} is read"
-    if match.clock is None:
-        return f"where {name} is read and written is known, and so would be a predicate"
-    if enclosing_shard_map(match.op) is not None:
-        return "zeros are of another type than what varies over the mesh"
-    if any(jnp.issubdtype(each.result.dtype, jax.dtypes.extended) for each in match.fenced):
-        return f"there are no zeros like what is read of {name}"
+    if not can_be_divided(match.write.array):
+        return f"{name} has no bits that can be divided"
     return None
 
 
@@ -218,8 +215,7 @@ def _schedule(match: Overwriting) -> tuple[dict[Op, None], Op]:
     """The ops of the body that must run before the reads, and these, in program order; and the
     first op that is none of them.
     """
-    clock = [match.clock] if fence() == "branch" and match.clock is not None else []
-    roots = [match.write.array, *(reader.result for reader in match.fenced), *clock]
+    roots = [match.write.array, *(reader.result for reader in match.fenced)]
     found = set(backward_slice(roots, lambda value: value.region is not match.body))
     first = dict.fromkeys(op for op in match.body.ops if op in found)
     return first, next(op for op in match.body.ops if op not in first)

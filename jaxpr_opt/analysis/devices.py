@@ -9,7 +9,7 @@ import jax
 from jaxpr_opt import compat
 from jaxpr_opt.ir import Op, Value, enclosing_shard_map
 
-Fence = Literal["barrier", "branch"]
+Fence = Literal["barrier", "division"]
 """See `jaxpr_opt.fences`."""
 
 
@@ -28,12 +28,12 @@ def agreed(value: Value, op: Op) -> bool:
 def fence() -> Fence | None:
     """What keeps XLA from moving a read past a write until it has placed its copies, if anything.
 
-    Since JAX 0.11 a barrier does.  Before, XLA dropped barriers first; a conditional stays, and
-    costs nothing on a CPU, where no other device has to be told of its predicate.
+    Since JAX 0.11 a barrier does.  Before, XLA dropped barriers first; on a CPU it does not fuse
+    divisions again and again, as other devices may.
     """
     if compat.KEEPS_BARRIERS:
         return "barrier"
-    return "branch" if jax.default_backend() == "cpu" else None
+    return "division" if jax.default_backend() == "cpu" else None
 
 
 def compile_loops_whole() -> bool:
