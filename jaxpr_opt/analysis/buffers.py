@@ -25,6 +25,13 @@ NEVER_REPEATED = frozenset({
 PUT_TOGETHER = frozenset({"concatenate", "pad", "stack"})
 """Ops that XLA computes once for each fusion that reads them, though each element is a choice."""
 
+REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
+
+MAX_REPEATED = 16384
+"""Bytes of a window that XLA:CPU reads again to reduce it; of a larger one it makes an array once,
+for the write and for reductions, but not for what computes element by element.
+"""
+
 BARRIER = "optimization_barrier"
 
 MAX_ADDED = 256
@@ -242,10 +249,13 @@ def is_read_for(write: Op, reader: Op) -> bool:
         return op is None or op.region is not region or region.order(op) < first
 
     needed = {write, *backward_slice(write.operands, is_before)}
+    if reader not in needed:
+        return False
+    large = reader.results[0].nbytes >= MAX_REPEATED
     pending, seen = [reader], set[Op]()
     while pending:
         op = pending.pop()
-        if op not in needed:
+        if op not in needed and not (large and (is_repeated(op) or _reduces(op))):
             return False
         if op in seen:
             continue
@@ -254,6 +264,11 @@ def is_read_for(write: Op, reader: Op) -> bool:
             users = (region.ancestor(user) for v in op.results for user in v.users)
             pending.extend(user for user in users if user is not None)
     return True
+
+
+def _reduces(op: Op) -> bool:
+    """Whether an op makes less of an array, a number of each row or of all of it."""
+    return op.name in REDUCTIONS or (op.name == "dot_general" and not op.result.shape)
 
 
 def _reads(op: Op) -> bool:
