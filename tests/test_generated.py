@@ -69,6 +69,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 0)
     monkeypatch.setattr(cuts, "_work", lambda op: 0.0)
     monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 0)
+    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES_WHOLE", 0)
     monkeypatch.setattr(read_after_writing, "MIN_BYTES", 0)
     monkeypatch.setattr(accumulate_sparse_cotangents, "MAX_ADDED", 1)
     monkeypatch.setattr(subtotals, "WIDE", 0)

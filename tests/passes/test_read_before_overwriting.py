@@ -21,6 +21,7 @@ PLACES = ("f32[8]", "i32[4]", "i32[4]")
 def small_buffers(monkeypatch):
     """Programs here are small, and about what is done where it helps."""
     monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 0)
+    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES_WHOLE", 0)
     monkeypatch.setattr(compat, "KEEPS_BARRIERS", True)
 
 
@@ -348,6 +349,14 @@ def test_a_small_buffer(monkeypatch):
     """(4)"""
     monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 33)
     alone(BARRED, stepping(moved), *PLACES, fires=False)
+
+
+@pytest.mark.parametrize("least", [32, 33])
+def test_a_small_buffer_of_which_all_is_read(least, monkeypatch):
+    """(4) A copy is little besides."""
+    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES_WHOLE", least)
+    step = stepping(lambda c, i, j: (write(c, jnp.sin(read(c, i)), i) + 1, read(c, i)))
+    alone(BARRED, step, *PLACES, fires=least == 32)
 
 
 @pytest.fixture
