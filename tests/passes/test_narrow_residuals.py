@@ -328,7 +328,8 @@ def test_two_readers():
 @pytest.mark.parametrize(
     "residual",
     [
-        pytest.param(lambda w, c, x, t: t * t, id="as large"),
+        pytest.param(lambda w, c, x, t: (c @ w) ** 2, id="as large"),
+        pytest.param(lambda w, c, x, t: (t * t).astype(jnp.bfloat16), id="smaller"),
         pytest.param(lambda w, c, x, t: t * (c @ w), id="two of them are larger"),
     ],
 )
@@ -336,6 +337,23 @@ def test_nothing_is_gained(residual):
     """Cost: what it is made from is no smaller."""
     program = forth_and_back(residual, lambda g, w, r: g * r)
     check_refuses(NARROW, program, *TYPES, simplify=True, because="is not smaller")
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_a_sine_that_is_carried(carried):
+    """Cost: it is there, and what is stored XLA computes from the start."""
+
+    def program(c, xs, ct):
+        def step(c, x):
+            s = jnp.sin(c + x)
+            return s if carried else s + c, s * s
+
+        h, r = lax.scan(step, c, xs)
+        return h, lax.scan(lambda g, r: (g * r, None), ct, r, reverse=True)[0]
+
+    graph = alone(NARROW, program, *TYPES[1:], fires=carried)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert [stack.value.op.name for stack in forward.stacks] == ["sin" if carried else "mul"]
 
 
 def test_what_pays_together():
