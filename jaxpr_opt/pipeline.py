@@ -223,7 +223,7 @@ class Pipeline:
         debug = settings.current().verify
         measure("", graph, journal)
         version, census = 0, Census(graph)
-        if settled == "untidy" and not self._has_final_work(census):
+        if settled == "untidy" and not self._has_later_work(census):
             return snapshots
         # By identity: passes without options are equal in hash, and slow to be told apart.
         idle_since = {id(each): 0 for each in self.passes if _is_idle(each, settled)}
@@ -263,7 +263,7 @@ class Pipeline:
         _settled[key] = (weakref.ref(jaxpr, lambda _: _settled.pop(key, None)), self, state)
 
     def _settled_as(self, jaxpr: ClosedJaxpr, graph: Graph) -> Settled | None:
-        """Whether the first phase has just been here, and the second sees nothing new."""
+        """Whether the first phase has just been here, and a later one sees nothing new."""
         if graph.phase == "differentiated":
             return "tidy"  # it only asks for what is to be done before
         reference, by, state = _settled.get(id(jaxpr), (None, None, None))
@@ -273,8 +273,8 @@ class Pipeline:
         marked = any(op.name == "stop_gradient" for op in ops) and any(op.regions for op in ops)
         return None if graph.opened or marked else state
 
-    def _has_final_work(self, census: Census) -> bool:
-        """Whether a pass of the second phase would look at some op."""
+    def _has_later_work(self, census: Census) -> bool:
+        """Whether a pass of a later phase would look at some op."""
         later = [p for p in self.passes if p.phase != "differentiable" and not p.cleanup]
         return any(census.anchors(each) for each in later)
 

@@ -91,8 +91,7 @@ class PackScalars(Pass):
         for scan in (*(user for user in readers if isinstance(user, Scan)), op):
             found = packing(scan)
             if found is not None and (scan is op or _is_worthwhile(found)):
-                count = sum(len(pack.ops) for pack in found.packs)
-                says = f"{count} operations on scalars are {len(found.packs)} on vectors"
+                says = f"{found.replaced} operations on scalars are {len(found.packs)} on vectors"
                 yield Packed(scan, says, found)
 
     def refuse(self, match: Packed) -> str | None:
@@ -112,8 +111,7 @@ class PackScalars(Pass):
 
 
 def _is_worthwhile(found: Packing) -> bool:
-    before = sum(len(pack.ops) for pack in found.packs)
-    return before >= WORTHWHILE * (before - found.saved)
+    return found.replaced >= WORTHWHILE * (found.replaced - found.saved)
 
 
 @dataclass(eq=False, slots=True)

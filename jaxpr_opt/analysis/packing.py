@@ -80,6 +80,11 @@ class Packing:
         return tuple(found)
 
     @property
+    def replaced(self) -> int:
+        """How many operations on scalars are done by the packs."""
+        return sum(len(pack.ops) for pack in self.packs)
+
+    @property
     def vectors(self) -> Iterator[Lanes]:
         """Every vector that is put together."""
         for pack in self.packs:
@@ -124,10 +129,9 @@ class Packing:
     @property
     def saved(self) -> int:
         """How many operations a step has less."""
-        before = sum(len(pack.ops) for pack in self.packs)
         inner = (lanes for lanes in dict.fromkeys(self.vectors) if not self.is_outer(lanes))
         made = sum(len(pieces) for pieces in map(self.pieces, inner) if len(pieces) > 1)
-        return before - len(self.packs) - made - len(self.scalars)
+        return self.replaced - len(self.packs) - made - len(self.scalars)
 
     def is_outer(self, lanes: Lanes) -> bool:
         """Whether a vector of these lanes can be put together before the loop."""

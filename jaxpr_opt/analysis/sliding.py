@@ -106,7 +106,7 @@ class Window:
         period = abs(self.stride)
         end = first + period * self.length
         part = lax.slice_in_dim(array, first, min(end, array.shape[self.axis]), axis=self.axis)
-        rows = _moved(part, self.axis, 0)
+        rows = jnp.moveaxis(part, self.axis, 0)
         missing = period * self.length - rows.shape[0]  # at most what no window touches
         if missing:
             rows = lax.concatenate([rows, jnp.zeros((missing, *rows.shape[1:]), rows.dtype)], 0)
@@ -130,7 +130,7 @@ class Window:
         if self.kept:
             rest = jnp.stack(kept)
             new = lax.concatenate([new, rest] if self.climbs else [rest, new], 0)
-        new = _moved(lax.slice_in_dim(new, 0, self.touched), 0, self.axis)
+        new = jnp.moveaxis(lax.slice_in_dim(new, 0, self.touched), 0, self.axis)
         if new.shape == array.shape:
             return new
         return lax.dynamic_update_slice_in_dim(array, new, self.first, self.axis)
@@ -171,13 +171,6 @@ class Window:
     def _across(self, axes: Sequence[Any]) -> list[Any]:
         """Without the axis along which the window moves."""
         return [each for axis, each in enumerate(axes) if axis != self.axis]
-
-
-def _moved(array: jax.Array, source: int, target: int) -> jax.Array:
-    """The array with an axis at another place."""
-    order = [axis for axis in range(array.ndim) if axis != source]
-    order.insert(target, source)
-    return lax.transpose(array, order)
 
 
 def sliding(scan: Scan, accesses: Iterable[Access], axis: int) -> Window | None:
