@@ -12,12 +12,15 @@ from jaxpr_opt.passes.count_steps import CountSteps
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
+from jaxpr_opt.passes.expand_combining_scatters import ExpandCombiningScatters
 from jaxpr_opt.passes.fold_constants import FoldConstants
 from jaxpr_opt.passes.forward_known_stacks import ForwardKnownStacks
+from jaxpr_opt.passes.forward_written_windows import ForwardWrittenWindows
 from jaxpr_opt.passes.fuse_branches import FuseBranches
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.join_scalar_stacks import JoinScalarStacks
+from jaxpr_opt.passes.join_selected_parts import JoinSelectedParts
 from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressions
 from jaxpr_opt.passes.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.narrow_reads import NarrowReads
@@ -55,7 +58,10 @@ PIECES = (
     SliceKnownWindows(),
     ForwardKnownStacks(),
     RecognizeOneHot(),
+    ExpandCombiningScatters(),
+    ForwardWrittenWindows(),
     SinkSelectIntoUpdate(),
+    JoinSelectedParts(),
     WriteAfterBranches(),
     NarrowReads(),
     AccumulateSparseCotangents(),

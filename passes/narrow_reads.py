@@ -19,16 +19,21 @@ the last row is all that is wanted; `vmap` transposes the table before.  Sound w
 1. the array is a select, and all that anyone reads of it are windows;
 2. the predicate at the window is known (`jaxpr_opt.analysis.predicates`); the cases are read as the
    array is, so that rows out of range are what the gather says;
-3. or the array is a broadcast, along all axes on which the window is but a part, and out of range
-   is clamped: then where the window is does not matter.
+3. or the array is a broadcast, along all axes on which the window is but a part, and what is out of
+   range is clamped, or filled with what the array is full of: then where the window is does not
+   matter.
 
 4. or it is a slice, and the array is put together of parts, maybe transposed, one of which all of
    the slice is in (`jaxpr_opt.analysis.parts`); all that anyone reads of the array is such slices,
    and a loop stacks another part, which is then not needed for it;
-5. or it is a window that a loop reads of such an array, and it is in one part at every step: then
+5. or it is what a loop's step computes by basic arithmetic, element by element, of arrays of its
+   size, and all that anyone reads of it are such windows: an element out of range, if it is filled,
+   is zero, and so is what a product, a sum or a difference makes of zeros;
+6. or it is a window that a loop reads of such an array, and it is in one part at every step: then
    nobody puts the array together.
 
-Cost: an element of each case instead of all of the array; of an array put together, nothing.
+Cost: an element of each case instead of all of the array; of an array put together, nothing.  XLA
+reads sums and products (5) as narrowly; but what they are made of need not be kept whole then.
 Source: https://github.com/jax-ml/jax/issues/8192; XLA does so for slices, but not for gathers,
 nor for slices of a transposed concatenation.
 """
@@ -37,17 +42,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.access import Access, access, reads_window
+from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.parts import Part, PartAt, part, stacked_by
 from jaxpr_opt.analysis.predicates import AtWindow, predicate_at, spread_at
-from jaxpr_opt.ir import Op, Value
+from jaxpr_opt.ir import Op, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
+
+RING = frozenset({"add", "add_any", "mul", "neg", "sub"})
+"""Elementwise ops that make zero of zeros, and cost no more than reading their operands."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +65,14 @@ class ReadOfSelect(Match):
     """A window read of what `select` makes."""
 
     select: Op
+    access: Access
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadOfArithmetic(Match):
+    """A window read of what `made_by` computes element by element."""
+
+    made_by: Op
     access: Access
 
 
@@ -90,7 +108,7 @@ class NarrowReads(Pass):
         if op.name == "slice":
             return
         made_by = op.operands[0].op
-        if made_by is None or made_by.name not in ("select_n", "broadcast_in_dim"):
+        if made_by is None or made_by.name not in {"select_n", "broadcast_in_dim", *RING}:
             return
         read = access(op)
         if read is None or not op.result.uses:
@@ -99,6 +117,10 @@ class NarrowReads(Pass):
             spread = spread_at(read, read.array)
             if spread is not None:
                 yield ReadOfBroadcast(op, f"{op.name} of a broadcast is one", *spread)
+        elif made_by.name in RING:
+            if made_by.region is op.region and isinstance(op.parent, Scan | While):
+                says = f"{op.name} of what {made_by.name} makes of arrays is made of windows"
+                yield ReadOfArithmetic(op, says, made_by, read, tidies=True)
         elif len(made_by.operands) == 3 and made_by.operands[0].dtype == bool:
             yield ReadOfSelect(
                 op, f"{op.name} of a select selects from what it reads", made_by, read
@@ -106,13 +128,15 @@ class NarrowReads(Pass):
 
     def refuse(self, match: Match) -> str | None:
         if isinstance(match, ReadOfBroadcast):
-            fills = match.op.params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
-            return "rows out of range are filled" if fills else None  # (3)
+            known = _fill(match.op) in (None, uniform(match.root))
+            return None if known else "rows out of range are filled"  # (3)
         if isinstance(match, ReadOfPart):
             return _is_needed_whole(match.part)
-        assert isinstance(match, ReadOfSelect)
-        array = match.select.result
-        whole = [op.name for op in array.users if not _reads_a_window(op, array)]
+        assert isinstance(match, ReadOfSelect | ReadOfArithmetic)
+        array = match.access.array
+        if isinstance(match, ReadOfArithmetic) and not _is_elementwise(match):
+            return "it is not made of windows out of range as it is of others"  # (5)
+        whole = [op.name for op in array.users if not reads_window(op, array)]
         if whole:
             return f"the array is needed whole by {whole[0]}"  # (1)
         if 2 * match.access.nbytes > array.nbytes:
@@ -125,6 +149,8 @@ class NarrowReads(Pass):
             fun, operands = _spread_out(match)
         elif isinstance(match, ReadOfPart):
             fun, operands = match.part.read, (match.part.array, *op.operands[1:])
+        elif isinstance(match, ReadOfArithmetic):
+            fun, operands = _read_operands(match)
         else:
             assert isinstance(match, ReadOfSelect)
             fun, operands = _read_cases(match)
@@ -132,21 +158,15 @@ class NarrowReads(Pass):
         rw.erase(op)
 
 
-def _reads_a_window(op: Op, array: Value) -> bool:
-    """Whether all that an op takes of the array is a window."""
-    read = access(op)
-    return read is not None and read.kind == "read" and array not in read.indices
-
-
 def _is_needed_whole(found: Part | PartAt) -> str | None:
     op, *between = found.path
     if isinstance(found, PartAt) and op.region is between[-1].region:
-        return "XLA puts nothing together for what it reads once"  # (5)
+        return "XLA puts nothing together for what it reads once"  # (6)
     for op in between:
         others = (u for u in op.result.users if u not in found.path and part(u) is None)
         other = next(others, None)
         if other is not None:
-            return f"the array is needed whole by {other.name}"  # (4, 5)
+            return f"the array is needed whole by {other.name}"  # (4, 6)
     return None
 
 
@@ -167,6 +187,35 @@ def _spread_out(match: ReadOfBroadcast) -> tuple[Code, tuple[Value, ...]]:
         return spread if spread.shape == shape else lax.broadcast_in_dim(spread, shape, ())
 
     return fun, (match.root,)
+
+
+def _fill(read: Op) -> Any:
+    """What stands for rows out of range, if they are filled."""
+    if read.params.get("mode") != lax.GatherScatterMode.FILL_OR_DROP:
+        return None
+    number = read.params["fill_value"]
+    return "unknown" if number is None else number
+
+
+def _is_elementwise(match: ReadOfArithmetic) -> bool:
+    """Whether the window is made of the same windows of all operands, out of range, too."""
+    if not match.access.is_located and _fill(match.op) not in (None, 0):
+        return False
+    return all(value.shape == match.access.array.shape for value in match.made_by.operands)
+
+
+def _read_operands(match: ReadOfArithmetic) -> tuple[Code, tuple[Value, ...]]:
+    op, made_by, count = match.op, match.made_by, len(match.made_by.operands)
+    assert op.primitive is not None and made_by.primitive is not None
+    read = partial(op.primitive.bind, **op.params)
+    make = partial(made_by.primitive.bind, **made_by.params)
+
+    def fun(*values: jax.Array) -> jax.Array:
+        operands, indices = values[:count], values[count:]
+        made: jax.Array = make(*(read(each, *indices) for each in operands))
+        return made
+
+    return fun, (*made_by.operands, *match.access.indices)
 
 
 def _read_cases(match: ReadOfSelect) -> tuple[Code, tuple[Value, ...]]:

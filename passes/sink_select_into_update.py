@@ -23,10 +23,6 @@ may be writes, each of one window after another, as long as they end at the same
 
     select_n p (write (write b i u) j v) (write b k w)
 
-and so may the two parts of a cotangent, which are zero where the other is not::
-
-    add (select_n p c 0) (write (select_n p 0 c) i 0)  =  select_n p c (write c i 0)
-
 Sound when
 
 1. both cases are one array outside of the windows that are written; selects by the same predicate
@@ -53,7 +49,6 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access, access
-from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.journal import Waste
@@ -84,13 +79,12 @@ class SinkSelectIntoUpdate(Pass):
 
     name: ClassVar[str] = "sink-select-into-update"
 
-    primitives: ClassVar[frozenset[str]] = frozenset({"select_n", "add", "add_any"})
+    primitives: ClassVar[frozenset[str]] = frozenset({"select_n"})
 
     def find(self, op: Op) -> Iterator[Sinkable]:
-        choice = _choice(op)
-        if choice is None:
+        if len(op.operands) != 3 or op.operands[0].dtype != bool:
             return
-        which, cases = choice
+        which, *cases = op.operands
         versions = [list(_versions(v, which, case, op)) for case, v in enumerate(cases)]
         for left in versions[0]:
             for right in versions[1]:
@@ -136,43 +130,6 @@ class _Version:
     array: Value
     writes: tuple[tuple[int, Access], ...] = ()
     between: tuple[Op, ...] = ()
-
-
-def _choice(op: Op) -> tuple[Value, tuple[Value, Value]] | None:
-    """The predicate and the two cases of an op that is a select, or a sum of parts one of which is
-    zero.
-    """
-    if op.name == "select_n" and len(op.operands) == 3 and op.operands[0].dtype == bool:
-        which, *cases = op.operands
-        return which, (cases[0], cases[1])
-    if op.name != "select_n":
-        for mine, other in (op.operands, op.operands[::-1]):
-            part = mine.op
-            if part is None or part.name != "select_n" or len(part.operands) != 3:
-                continue
-            if mine.shape != other.shape:
-                continue  # a scalar is added to every element
-            which, *cases = part.operands
-            if uniform(cases[1]) == 0 and _vanishes(other, which, 0):
-                return which, (mine, other)
-            if uniform(cases[0]) == 0 and _vanishes(other, which, 1):
-                return which, (other, mine)
-    return None
-
-
-def _vanishes(value: Value, which: Value, case: int) -> bool:
-    """Whether an array is zero wherever `which` is `case`: masked, then cleared."""
-    for _ in range(MAX_WRITES):
-        op = value.op
-        if op is None:
-            break
-        if op.name == "select_n" and op.operands[0] is which:
-            return bool(uniform(op.operands[1 + case]) == 0)
-        clears = access(op)
-        if clears is None or clears.kind == "read" or uniform(clears.value) != 0:
-            break
-        value = clears.array
-    return False
 
 
 def _versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[_Version]:

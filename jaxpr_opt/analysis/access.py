@@ -20,6 +20,7 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.affine import Affine
+from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.induction import affine, component
 from jaxpr_opt.ir import Op, Value
@@ -27,8 +28,14 @@ from jaxpr_opt.ir import Op, Value
 Kind = Literal["read", "write", "add"]
 
 
-WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
+UPDATE = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2}
+"""Which operand the primitives that write or add to windows write; the array is the first."""
+
+WRITES = frozenset(UPDATE)
 """The primitives that write or add to a window."""
+
+COMBINING = {"scatter-max": lax.max, "scatter-min": lax.min, "scatter-mul": lax.mul}
+"""The primitives that write what they make of a window and of an update, and what makes it."""
 
 
 def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
@@ -49,6 +56,29 @@ def window_sizes(scatter: Op) -> tuple[int, ...]:
     missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     kept = (update.shape[axis] for axis in numbers.update_window_dims)
     return tuple(1 if axis in missing else next(kept) for axis in range(len(array.shape)))
+
+
+def places(write: Op) -> list[Value]:
+    """The operands that say where an op writes or adds to windows."""
+    return [v for at, v in enumerate(write.operands) if at not in {0, UPDATE[write.name]}]
+
+
+def is_same_window(read: Op, write: Op) -> bool:
+    """Whether one op reads, of whatever array, the windows that another writes or adds to, clamped
+    or dropped alike if they are out of range.
+    """
+    if read.name not in {"dynamic_slice", "gather"} or not read.operands:
+        return False
+    here, there = read.operands[1:], places(write)
+    if len(here) != len(there):
+        return False
+    if not all(same_expression(a, b, {}) for a, b in zip(here, there, strict=True)):
+        return False
+    if write.name == "dynamic_update_slice":
+        return read.name == "dynamic_slice" and read.result.shape == write.operands[1].shape
+    numbers, sizes = mirrored(write), window_sizes(write)
+    wanted = {"dimension_numbers": numbers, "slice_sizes": sizes, "mode": write.params["mode"]}
+    return read.name == "gather" and all(read.params[k] == v for k, v in wanted.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +219,18 @@ def access(op: Op) -> Access | None:
     return rule(op) if rule is not None and not _is_sharded(op.operands[0]) else None
 
 
+@remembered
+def combined(op: Op) -> Access | None:
+    """The window that an op combines with an update and writes; None if it does not, or several."""
+    return _scatter(op) if op.name in COMBINING and not _is_sharded(op.operands[0]) else None
+
+
+def reads_window(op: Op, array: Value) -> bool:
+    """Whether all that an op takes of the array is a window."""
+    read = access(op)
+    return read is not None and read.kind == "read" and array not in read.indices
+
+
 def _is_sharded(value: Value) -> bool:
     """Whether the type says which devices hold which part: then windows are not local."""
     sharding = getattr(value.aval, "sharding", None)
@@ -258,7 +300,7 @@ def _scatter(op: Op) -> Access | None:
     missing = {*where.collapsed, *where.batching}
     kept = iter(where.window_dims)
     sizes = [1 if d in missing else update.shape[next(kept)] for d in range(len(array.shape))]
-    kind: Kind = "write" if op.name == "scatter" else "add"
+    kind: Kind = "add" if op.name == "scatter-add" else "write"
     return where.access(op, kind, array, indices, update, sizes)
 
 

@@ -16,10 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import WRITES, Extent, access, mirrored, window_sizes
+from jaxpr_opt.analysis.access import (
+    WRITES,
+    Extent,
+    access,
+    is_same_window,
+    mirrored,
+    window_sizes,
+)
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.ir import Carry, Op, Scan, Value
 from jaxpr_opt.traits import SUMS
 
@@ -268,19 +274,8 @@ def _written(piece: Piece) -> Piece | None:
 
 def _is_read_of(value: Value, piece: Piece) -> bool:
     """Whether `value` is what a write replaces."""
-    op, write = value.op, piece.op
-    if op is None:
-        return False
-    if len(op.operands) != len(piece.indices) + 1 or op.operands[0] is not piece.base:
-        return False
-    pairs = zip(op.operands[1:], piece.indices, strict=True)
-    if not all(same_expression(a, b, {}) for a, b in pairs):
-        return False
-    if write.name == "dynamic_update_slice":
-        return op.name == "dynamic_slice"
-    numbers, sizes = mirrored(write), window_sizes(write)
-    wanted = {"dimension_numbers": numbers, "slice_sizes": sizes, "mode": write.params["mode"]}
-    return op.name == "gather" and all(op.params[k] == v for k, v in wanted.items())
+    op = value.op
+    return op is not None and op.operands[0] is piece.base and is_same_window(op, piece.op)
 
 
 def apart(a: Sequence[Extent], b: Sequence[Extent]) -> bool:

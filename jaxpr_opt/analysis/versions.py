@@ -12,19 +12,17 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxpr_opt.analysis.access import access
+from jaxpr_opt.analysis.access import UPDATE, access, places
 from jaxpr_opt.analysis.buffers import original
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.analysis.masks import steps_mask
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.ir import Carry, Constant, Op, Scan, Stack, Value
 from jaxpr_opt.traits import is_arithmetic
 
 WORTHWHILE = 2
 """What is stored must shrink by more: each step reads and writes a window more in both loops."""
-
-UPDATE = {"dynamic_update_slice": 1, "scatter": 2}
-"""The ops that write windows, and which operand they write; the array is the first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +53,7 @@ class Versions:
     @property
     def varying(self) -> list[Value]:
         """The indices that are computed in a step, each once."""
-        found = dict.fromkeys(v for write in self.writes for v in indices(write))
+        found = dict.fromkeys(v for write in self.writes for v in places(write))
         body = self.scan.body
         return [v for v in found if not isinstance(v, Constant) and body.defines(v)]
 
@@ -79,9 +77,17 @@ class Versions:
             reason = self._other_use(stack)
             if reason is not None:
                 return reason
-        if any(find_skip(reader) is not None for reader in self.readers):
+        if any(map(self._may_stop, self.readers)):
             return f"the loop that reads {self.name} may stop early"
         return self._too_large()
+
+    def _may_stop(self, reader: Scan) -> bool:
+        """Whether the steps that a loop skips are known to be the first or the last ones."""
+        skip, made_by = find_skip(reader), find_skip(self.scan)
+        if skip is None:
+            return False
+        for_good = any(each is not None and each.kind == "carried" for each in (skip, made_by))
+        return for_good or steps_mask(skip) is not None
 
     def _other_use(self, stack: Stack) -> str | None:
         """A use that is not row by row, from the last row written to the first."""
@@ -151,11 +157,6 @@ def _name(carry: Carry) -> str:
     return carry.param.name or f"the carry {carry.param.aval.str_short()}"
 
 
-def indices(write: Op) -> list[Value]:
-    """The operands that say where."""
-    return [v for at, v in enumerate(write.operands) if at not in {0, UPDATE[write.name]}]
-
-
 def _view(
     value: Value, versions: Mapping[Value, int], scan: Scan
 ) -> tuple[Value, tuple[Op, ...]] | None:
@@ -180,7 +181,7 @@ def _makes_view(op: Op, scan: Scan) -> bool:
 
 
 def _is_write(op: Op) -> bool:
-    if op.name not in UPDATE or op.params.get("update_jaxpr") is not None:
+    if op.name not in UPDATE or (op.name == "scatter" and op.params.get("update_jaxpr")):
         return False
     sharding = getattr(op.result.aval, "sharding", None)
     return sharding is None or all(part is None for part in sharding.spec)

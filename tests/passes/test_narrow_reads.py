@@ -205,6 +205,116 @@ def filled(xs, axis=0):
     return jnp.moveaxis(jnp.concatenate([rows, last[None]]), 0, axis)
 
 
+def looped(step):
+    """A loop over places, each step of which has arrays `a` and a row of `b`."""
+
+    def program(a, b, at):
+        return lax.scan(lambda n, ib: (n, step(a, ib[1], ib[0])), 0.0, (at, b))[1]
+
+    return program
+
+
+def test_a_window_of_a_product():
+    """(5) What is out of range is zero, whatever it is of."""
+    check_rewrite(
+        NARROW,
+        looped(lambda a, b, i: (a * b).at[i].get(mode="fill", fill_value=0)),
+        "f32[8]",
+        "f32[3,8]",
+        "i32[3]",
+        diff="""
+            fn (a:f32[8], b:f32[3,8], at:i32[3]) {
+              ys:f32[3] = scan[3] xs(x=at, x1=b) {
+                m:f32[8] = mul a x1
+                l:bool[] = lt x 0
+                a1:i32[] = add x 8
+                s:i32[] = select_n l x a1
+                b:i32[1] = broadcast_in_dim s
+          -     g:f32[] = gather[collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1,), unique_indices, indices_are_sorted, mode=fill_or_drop, fill_value=0] m b
+          +     g:f32[] = gather[collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1,), unique_indices, indices_are_sorted, mode=fill_or_drop, fill_value=0] a b
+          +     g1:f32[] = gather[collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1,), unique_indices, indices_are_sorted, mode=fill_or_drop, fill_value=0] x1 b
+          +     m1:f32[] = mul g g1
+          -     yield ys(g)
+          +     yield ys(m1)
+              }
+              return ys
+            }
+        """,  # noqa: E501
+    )
+
+
+PLACES = jnp.array([-20, -16, -1, 0, 3, 15, 16, 99])
+
+
+@pytest.mark.parametrize("make", [lax.add, lax.sub, lax.mul, lambda a, b: -b])
+@pytest.mark.parametrize("mode", ["fill", "clip"])
+def test_windows_of_sums_and_products(make, mode):
+    """(5) In range or not; NaN and infinity stay where they are."""
+    special = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 0.0, 1.0, 3.0, 1e-40, 7.0], jnp.float32)
+    a, b = jnp.repeat(special, 2), jnp.stack([jnp.roll(jnp.tile(special, 2), n) for n in range(8)])
+    step = lambda a, b, i: make(a, b).at[i].get(mode=mode, fill_value=0)
+    alone(NARROW, looped(step), a, b, PLACES, fires=True)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u32", "bf16", "c64"])
+def test_products_of_dtypes(dtype):
+    """(5) Several windows, each for itself; overflow wraps around as it does."""
+
+    def step(a, b, i):
+        made = a * b - a
+        window = lambda j: made.at[j].get(mode="clip")
+        return window(i), window(i + 1), lax.dynamic_slice(made, (i,), (2,))
+
+    alone(NARROW, looped(step), f"{dtype}[16]", f"{dtype}[8,16]", PLACES, fires=True)
+
+
+def summed(a, b, i):
+    made = a * b
+    return made[i], made.sum()
+
+
+def before_the_loop(a, b, at):
+    made = a * b[0]
+    return lax.scan(lambda n, i: (n, made[i]), 0.0, at)[1]
+
+
+@pytest.mark.parametrize(
+    ("step", "because"),
+    [
+        pytest.param(
+            lambda a, b, i: (a * b).at[i].get(mode="fill"), "it is not made of windows", id="filled"
+        ),
+        pytest.param(
+            lambda a, b, i: (a * 2.0).at[i].get(mode="clip"),
+            "it is not made of windows",
+            id="by one number",
+        ),
+        pytest.param(summed, "needed whole by reduce_sum", id="needed whole"),
+        pytest.param(
+            lambda a, b, i: read(a * b, i, sizes=(5,)),
+            "the window is most of the array",
+            id="most of it",
+        ),
+    ],
+)
+def test_refused_products(step, because):
+    """(5) and cost."""
+    check_refuses(NARROW, looped(step), "f32[8]", "f32[3,8]", "i32[3]", because=because)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(before_the_loop, id="made before the loop"),
+        pytest.param(lambda a, b, at: (a * b[0])[at[0]], id="not in a loop"),
+        pytest.param(looped(lambda a, b, i: jnp.sin(b)[i]), id="another function"),
+    ],
+)
+def test_products_left_alone(program):
+    """(5) XLA reads what it makes, or makes it once."""
+    alone(NARROW, program, "f32[8]", "f32[3,8]", "i32[3]", fires=False)
+
+
 def test_the_last_row_of_a_table():
     """(4) Not read through the table, transposed or not."""
     check_rewrite(
@@ -284,7 +394,7 @@ def upwards(table, *, low=0, steps=8, rows=1):
 
 
 def test_a_loop_reads_one_part():
-    """(5) Not put together for a loop that reads the stacked rows only."""
+    """(6) Not put together for a loop that reads the stacked rows only."""
     check_rewrite(
         NARROW,
         lambda xs: upwards(filled(xs)),
@@ -334,7 +444,7 @@ PARTS = {
 
 @pytest.mark.parametrize("reads", PARTS)
 def test_windows_of_one_part(reads):
-    """(5)"""
+    """(6)"""
     alone(NARROW, lambda xs: PARTS[reads](filled(xs)), "f32[8,3]", fires=True)
 
 
@@ -352,7 +462,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("reads", WHOLE)
 def test_windows_of_what_is_put_together(reads):
-    """(5) It is needed whole, or XLA does not put it together."""
+    """(6) It is needed whole, or XLA does not put it together."""
     alone(NARROW, lambda xs: WHOLE[reads](filled(xs)), "f32[8,3]", fires=False)
 
 

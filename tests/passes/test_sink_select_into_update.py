@@ -283,38 +283,6 @@ def test_selects_on_the_way():
     )
 
 
-def test_the_transpose():
-    """What a cotangent keeps where the row did not write, and loses where it did."""
-
-    def program(p, ct, i):
-        zeros = jnp.zeros(8)
-        cleared = update(lax.select_n(p, zeros, ct), jnp.zeros(1), i)
-        return lax.select_n(p, ct, zeros) + cleared
-
-    check_rewrite(
-        SINK,
-        program,
-        "bool[]",
-        "f32[8]",
-        "i32[]",
-        diff="""
-            fn (p:bool[], ct:f32[8], i:i32[]) {
-              b:f32[8] = broadcast_in_dim 0.0
-              s:f32[8] = select_n p b ct
-              b1:f32[1] = broadcast_in_dim 0.0
-          -   d:f32[8] = dynamic_update_slice s b1 i
-              s1:f32[8] = select_n p ct b
-          -   a:f32[8] = add s1 d
-          +   d1:f32[1] = dynamic_slice ct i
-          +   s2:f32[1] = select_n p d1 b1
-          +   d2:f32[8] = dynamic_update_slice ct s2 i
-          -   return a
-          +   return d2
-            }
-        """,
-    )
-
-
 @pytest.mark.parametrize(
     ("program", "args"),
     [
@@ -347,21 +315,6 @@ def test_the_transpose():
             lambda p, b, u, i: lax.select_n(p, b, b, update(b, u, i)),
             ["i32[]", "f32[8]", "f32[2]", "i32[]"],
             id="three cases",
-        ),
-        pytest.param(
-            lambda p, ct, u, i: (
-                lax.select_n(p, ct, jnp.zeros(8)) + update(lax.select_n(p, jnp.zeros(8), ct), u, i)
-            ),
-            ["bool[]", "f32[8]", "f32[1]", "i32[]"],
-            id="a sum whose parts are not apart",
-        ),
-        pytest.param(
-            lambda p, ct, i: (
-                lax.select_n(p, ct, jnp.ones(8))
-                + update(lax.select_n(p, jnp.zeros(8), ct), jnp.zeros(1), i)
-            ),
-            ["bool[]", "f32[8]", "i32[]"],
-            id="a sum with ones",
         ),
     ],
 )

@@ -255,7 +255,12 @@ def test_what_was_not_there_from_the_start(step, buffer, at):
     assert forward.stacks
 
 
-@pytest.mark.parametrize("write", [put, drop, far, rows, clipped, promised, full])
+def added(b, i, x):
+    """To three elements, two of which may be the same."""
+    return b.at[jnp.stack([i, i, i + 1])].add(x)
+
+
+@pytest.mark.parametrize("write", [put, drop, far, rows, clipped, promised, full, added])
 def test_wherever_the_window_is(write):
     """Data-dependent, repeated, clamped, dropped: the very elements are restored."""
     long = lambda b: jnp.concatenate([b, jnp.ones(64)])
@@ -564,9 +569,9 @@ def stops(b, at, xs):
             id="1 multiplied before the write",
         ),
         pytest.param(
-            forth_and_back(lambda b, i, x: (b.at[i].add(put(b, i, x)[0]), b)),
-            "is replaced by scatter-add, not written to",
-            id="1 added to",
+            forth_and_back(lambda b, i, x: (b.at[i].multiply(put(b, i, x)[0]), b)),
+            "is replaced by scatter-mul, not written to",
+            id="1 multiplied in place",
         ),
         pytest.param(
             forth_and_back(lambda b, i, x: (put(b, i, x).at[i].apply(jnp.sin), b)),

@@ -1,0 +1,100 @@
+"""Read a window, combine, and write it, where one op that does all three would touch the array.
+
+Before::
+
+    c_n = scan[n] carry(c=c_0) xs(i=is, u=us) {
+      d = scatter-mul c i u
+      m = broadcast_in_dim p
+      e = select_n m c d
+      yield carry(e)
+    }
+
+After::
+
+    c_n = scan[n] carry(c=c_0) xs(i=is, u=us) {
+      r = gather c i
+      s = mul r u
+      d = scatter c i s
+      m = broadcast_in_dim p
+      e = select_n m c d
+      yield carry(e)
+    }
+
+``c.at[i].multiply(u)`` and its kin are in place by themselves.  But JAX differentiates a product
+by keeping all of the array for each step, and a select between what it makes and what it is made of
+is one between arrays.  Other passes know what to do with reads and writes.  Sound when
+
+1. it is one window, or one in each row of a batch, so that no element is combined twice
+   (`jaxpr_opt.analysis.access`);
+2. reads mirror writes: windows out of range are clamped alike, and of those that are dropped it
+   does not matter what is read;
+3. they are real numbers: XLA:CPU rounds products of complex ones otherwise where it scatters them.
+
+Where a loop does it, to an array that is selected from next, or whose gradient is computed here.
+
+Cost: none once another pass has gone on from there.
+Source: https://github.com/jax-ml/jax/issues/8192, `scatter_mul` in jax/_src/lax/slicing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpr_opt.analysis.access import COMBINING, Access, combined
+from jaxpr_opt.analysis.buffers import is_differentiated
+from jaxpr_opt.ir import Op, Scan, While
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Combining(Match):
+    """A scatter that combines, and its window."""
+
+    access: Access
+
+
+@dataclass(frozen=True)
+class ExpandCombiningScatters(Pass):
+    """Combine in place -> read, combine, write."""
+
+    name: ClassVar[str] = "expand-combining-scatters"
+    cleanup: ClassVar[bool] = True
+    primitives: ClassVar[frozenset[str]] = frozenset(COMBINING)
+
+    def find(self, op: Op) -> Iterator[Combining]:
+        found = combined(op) if op.result.uses and isinstance(op.parent, Scan | While) else None
+        if found is not None:
+            yield Combining(op, f"{op.name} of one window reads it and writes it", found)
+
+    def refuse(self, match: Combining) -> str | None:
+        op = match.op
+        if jnp.issubdtype(op.result.dtype, jnp.complexfloating):
+            return "products of complex numbers are rounded otherwise"  # (3)
+        if any(user.name == "select_n" for user in op.result.users) or is_differentiated(op):
+            return None
+        return "nothing selects from it, and no gradient of it is computed here"
+
+    def rewrite(self, match: Combining, rw: Rewriter) -> None:
+        op, window = match.op, match.access
+
+        def expanded(array: jax.Array, index: jax.Array, update: jax.Array) -> jax.Array:
+            new = COMBINING[op.name](window.read(array, index), update)
+            return lax.scatter(
+                array,
+                index,
+                new,
+                op.params["dimension_numbers"],
+                indices_are_sorted=op.params["indices_are_sorted"],
+                unique_indices=op.params["unique_indices"],
+                mode=op.params["mode"],
+            )
+
+        rw.replace(op.result, rw.typed(expanded, op.result.aval, *op.operands, before=op))
+        rw.erase(op)

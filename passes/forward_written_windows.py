@@ -1,0 +1,113 @@
+"""Take what was written to a window instead of reading it back.
+
+Before::
+
+    d = scatter[mode=fill_or_drop] c i u
+    r = gather[mode=fill_or_drop, fill_value=nan] d i
+
+After::
+
+    d = scatter[mode=fill_or_drop] c i u
+    o = and (ge i 0) (le i 7)           # c has 8 elements
+    r = select_n o nan u
+
+Sound when
+
+1. the same window is read as is written, clamped alike where it is out of range: one window, or one
+   in each row of a batch, so that nothing else is written to it (`jaxpr_opt.analysis.access`);
+2. windows that are dropped read as what the gather fills in, which is a number; the index is of a
+   type that can tell all places, as JAX 0.10 drops all writes at others;
+3. what is added to is known to be zeros; or it is read instead of the sum.
+
+Cost: one read less, or none more; XLA copies a buffer that is read between two writes.
+Source: store-to-load forwarding.  The derivative of `jax.lax.scatter_min` counts ties by adding to
+zeros, once for all that is written and once for what stays, and reads the counts back: two arrays
+of zeros in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.access import Access, access, is_same_window
+from jaxpr_opt.analysis.constants import is_weak, strong, uniform
+from jaxpr_opt.ir import Op
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadBack(Match):
+    """A read of the window that `write` has just written, or added to."""
+
+    write: Access
+
+
+@dataclass(frozen=True)
+class ForwardWrittenWindows(Pass):
+    """Write and read back -> write."""
+
+    name: ClassVar[str] = "forward-written-windows"
+    cleanup: ClassVar[bool] = True
+    primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather"})
+
+    def find(self, op: Op) -> Iterator[ReadBack]:
+        made_by = op.operands[0].op
+        write = access(made_by) if made_by is not None and op.result.uses else None
+        if write is None or write.kind == "read":
+            return
+        read = access(op)
+        if read is not None and is_same_window(op, write.op):
+            yield ReadBack(op, f"{op.name} reads what {write.op.name} has written", write)
+
+    def refuse(self, match: ReadBack) -> str | None:
+        op = match.op
+        if not _may_be_filled(op, match.write):
+            return None
+        if op.params["fill_value"] is None or not isinstance(op.result.dtype, np.dtype):
+            return f"what {op.name} fills in is not a number"  # (2)
+        if max(match.write.array.shape) > np.iinfo(op.operands[1].dtype).max:
+            return "the index cannot tell all places"  # (2)
+        return None
+
+    def rewrite(self, match: ReadBack, rw: Rewriter) -> None:
+        read, write = match.op, match.write
+        to_zeros = uniform(write.array) == 0
+
+        def forwarded(value: jax.Array, *rest: jax.Array) -> jax.Array:
+            array, indices = rest[0], rest[1:]
+            value = strong(value) if is_weak(write.value) else value
+            if write.kind == "add" and not to_zeros:
+                value = lax.add(write.read(array, *indices), value)
+            if not _may_be_filled(read, write):
+                return value
+            filled = lax.full_like(value, read.params["fill_value"])
+            return lax.select_n(_in_range(write, *indices), filled, value)
+
+        operands = (write.value, write.array, *write.indices)
+        rw.replace(read.result, rw.typed(forwarded, read.result.aval, *operands, before=read))
+        rw.erase(read)
+
+
+def _may_be_filled(read: Op, write: Access) -> bool:
+    """Whether what is read may be out of range, and a number stands for it then."""
+    dropped = read.params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
+    return dropped and not write.is_located
+
+
+def _in_range(write: Access, index: jax.Array) -> jax.Array:
+    """Which elements of its value a scatter does not drop."""
+    numbers = write.op.params["dimension_numbers"]
+    axes = numbers.scatter_dims_to_operand_dims
+    last = [write.array.shape[d] - write.window[d].size for d in axes]
+    rows = jnp.all((index >= 0) & (index <= jnp.array(last, index.dtype)), axis=-1)
+    shape = write.value.shape
+    lead = [d for d in range(len(shape)) if d not in numbers.update_window_dims]
+    return lax.broadcast_in_dim(rows, shape, lead)

@@ -1,0 +1,213 @@
+"""What was written to a window, or added to it, is not read back."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.passes.forward_written_windows import ForwardWrittenWindows
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from tests.loops import alone
+
+FORWARD = ForwardWrittenWindows()
+TYPES = "f32[8]", "f32[2]", "i32[]"
+
+
+SCATTERED = lax.ScatterDimensionNumbers((), (0,), (0,))
+GATHERED = lax.GatherDimensionNumbers((), (0,), (0,))
+
+
+def write(b, u, i):
+    return lax.dynamic_update_slice(b, u, (i,), allow_negative_indices=False)
+
+
+def read(b, i, size=2):
+    return lax.dynamic_slice(b, (i,), (size,), allow_negative_indices=False)
+
+
+def test_a_slice():
+    """(1) Clamped alike."""
+
+    def program(b, u, i):
+        written = write(b, u, i)
+        return written, read(written, i) * 2.0
+
+    check_rewrite(
+        FORWARD,
+        program,
+        *TYPES,
+        diff="""
+            fn (b:f32[8], u:f32[2], i:i32[]) {
+              d:f32[8] = dynamic_update_slice b u i
+          -   d1:f32[2] = dynamic_slice d i
+          -   m:f32[2] = mul d1 2.0
+          +   m:f32[2] = mul u 2.0
+              return d, m
+            }
+        """,
+    )
+
+
+def test_a_row_that_may_be_out_of_range():
+    """(2) Then it reads as what the gather fills in."""
+
+    def program(b, u, i):
+        written = lax.scatter(b, i, u, SCATTERED, mode="drop")
+        return written, lax.gather(written, i, GATHERED, (1,), mode="fill", fill_value=7.0)
+
+    check_rewrite(
+        FORWARD,
+        program,
+        "f32[8]",
+        "f32[]",
+        "i32[1]",
+        diff="""
+            fn (b:f32[8], u:f32[], i:i32[1]) {
+              s:f32[8] = scatter[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=fill_or_drop] b i u
+          -   g:f32[] = gather[collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1,), mode=fill_or_drop, fill_value=7.0] s i
+          +   g1:bool[1] = ge i 0
+          +   l:bool[1] = le i [7]
+          +   a:bool[1] = and g1 l
+          +   r:bool[] = reduce_and[axes=(0,)] a
+          +   s1:f32[] = select_n r 7.0 u
+          -   return s, g
+          +   return s, s1
+            }
+        """,  # noqa: E501
+    )
+
+
+def test_additions():
+    """(3) To zeros, or to what is read instead."""
+
+    def program(b, u, i):
+        counts = lax.scatter_add(jnp.zeros(8), i, u, SCATTERED, mode="clip")
+        sums = lax.scatter_add(b, i, u, SCATTERED, mode="clip")
+        of = lambda array: lax.gather(array, i, GATHERED, (1,), mode="clip")
+        return of(counts), of(sums), counts, sums
+
+    check_rewrite(
+        FORWARD,
+        program,
+        "f32[8]",
+        "f32[]",
+        "i32[1]",
+        diff="""
+            fn (b:f32[8], u:f32[], i:i32[1]) {
+              b1:f32[8] = broadcast_in_dim 0.0
+              s:f32[8] = scatter-add[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=clip] b1 i u
+              s1:f32[8] = scatter-add[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=clip] b i u
+          -   g:f32[] = gather[collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1,), mode=clip] s i
+          +   g:f32[] = gather[collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1,), mode=clip] b i
+          -   g1:f32[] = gather[collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1,), mode=clip] s1 i
+          +   a:f32[] = add g u
+          -   return g, g1, s, s1
+          +   return u, a, s, s1
+            }
+        """,  # noqa: E501
+    )
+
+
+PLACES = [-99, -8, -1, 0, 3, 6, 7, 8, 99]
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
+@pytest.mark.parametrize("change", [lax.scatter, lax.scatter_add])
+@pytest.mark.parametrize("width", [1, 3])
+def test_wherever_the_window_is(mode, change, width):
+    """(1), (2) In each row of a batch, in range or not; of one axis, or of two."""
+
+    def program(b, u, i):
+        def one(b, u, i):
+            written = change(
+                b, i[None], u, lax.ScatterDimensionNumbers((0,), (0,), (0,)), mode=mode
+            )
+            rows = lax.GatherDimensionNumbers((0,), (0,), (0,))
+            return lax.gather(
+                written, i[None], rows, (1, width), mode=mode, fill_value=7.0
+            ), written
+
+        return jax.vmap(one)(b, u, i)
+
+    within = [i for i in PLACES if mode != "promise_in_bounds" or 0 <= i < 8]
+    count = len(within)
+    b = jnp.arange(count * 8 * 3.0).reshape(count, 8, 3)
+    u = jnp.arange(1.0, count * width + 1).reshape(count, width)
+    alone(FORWARD, program, b, u, jnp.array(within), fires=True)
+
+
+def test_indices_too_small_to_be_out_of_range():
+    """(2) An int8 reaches no place beyond 200; JAX 0.10 drops whatever it tells to write."""
+
+    def program(b, u, i):
+        written = lax.scatter(b, i, u, SCATTERED, mode="drop")
+        return lax.gather(written, i, GATHERED, (1,), mode="fill", fill_value=7.0)
+
+    types = "f32[200]", "f32[]", "i8[1]"
+    check_refuses(FORWARD, program, *types, because="the index cannot tell all places")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "i8", "u32", "bf16", "c64"])
+def test_dtypes(dtype):
+    """The filler is one of the type."""
+
+    def program(b, u, i):
+        return b.at[i].set(u).at[i].get(mode="fill")
+
+    alone(FORWARD, program, f"{dtype}[8]", f"{dtype}[]", "i32[]", fires=True)
+
+
+def test_64_bits():
+    with jax.enable_x64(True):
+        program = lambda b, u, i: b.at[i].set(u).at[i].get(mode="fill")
+        alone(FORWARD, program, "f64[8]", "f64[]", "i64[]", fires=True)
+
+
+def test_weak_types():
+    """What is read is not of weak type, what is written may be."""
+    program = lambda b, i: lax.dynamic_slice(
+        lax.dynamic_update_slice(b, jnp.full(2, 3.0), (i,)), (i,), (2,)
+    )
+    alone(FORWARD, program, "f32[8]", "i32[]", fires=True)
+
+
+def test_nan():
+    """What is written to zeros is not added to them; NaN is what it was."""
+
+    def program(u, i):
+        return read(write(jnp.zeros(8), u, i), i)
+
+    alone(FORWARD, program, jnp.array([jnp.nan, -jnp.inf]), jnp.int32(3), fires=True)
+
+
+def test_keys():
+    """(2) No number stands for a key."""
+
+    def program(b, u, i):
+        return b.at[i].set(u).at[i].get(mode="fill")
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    check_refuses(FORWARD, program, keys, keys[0], jnp.int32(3), because="is not a number")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lambda b, u, i: read(write(b, u, i), i + 1), id="1 another place"),
+        pytest.param(lambda b, u, i: read(write(b, u, i), i, 1), id="1 another size"),
+        pytest.param(lambda b, u, i: read(write(write(b, u, i), u, 3), i), id="1 written over"),
+        pytest.param(lambda b, u, i: write(b, u, i)[i], id="1 normalised for one of them"),
+        pytest.param(
+            lambda b, u, i: b.at[i].set(1.0, mode="drop").at[i].get(mode="clip"),
+            id="1 dropped, but clamped",
+        ),
+        pytest.param(
+            lambda b, u, i: b.at[jnp.stack([i, i])].set(u)[jnp.stack([i, i])], id="1 twice"
+        ),
+        pytest.param(lambda b, u, i: b.at[i].multiply(2.0)[i], id="1 multiplied"),
+    ],
+)
+def test_other_reads(program):
+    graph = import_jaxpr(traced(program, *TYPES))
+    assert not run_alone((FORWARD,), graph).record(FORWARD.name, FORWARD.cleanup).rewrites
