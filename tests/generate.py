@@ -223,8 +223,9 @@ def real(x: Any) -> Any:
 
 
 How = Literal[
-    "set", "clip", "marked", "add", "twice", "slice", "pair", "element", "where", "mask", "column"
-]
+    "set", "clip", "marked", "add", "twice", "slice", "pair", "element", "where", "mask", "column",
+    "multiply", "min", "max", "scaled"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -267,10 +268,20 @@ class Write:
                 return buffer.at[at, env.time].set(row[0])
             case "where":
                 return jnp.where(state["x"][0] < env.bound, buffer.at[at].set(row), buffer)
+            case "multiply" | "min" | "max":
+                return self._combined(self.how, buffer, row, at)
+            case "scaled":
+                scaled = self._combined("multiply", buffer, row, at)
+                return jnp.where(state["x"][0] < env.bound, scaled, buffer)
             case "mask":
                 return jnp.where(jnp.arange(len(buffer))[:, None] == at, row, buffer)
             case "column":
                 return buffer.at[:WIDTH, at % WIDTH].set(row)
+
+    def _combined(self, how, buffer, row, at):
+        """What JAX combines only if they are real numbers."""
+        how = how if jnp.issubdtype(buffer.dtype, jnp.floating) else "set"
+        return getattr(buffer.at[at], how)(row, mode="drop")
 
     def _read(self, buffer, at, k, env):
         """A row; of elements, the one `k` rows and the one `k` columns away."""
