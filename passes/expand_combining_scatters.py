@@ -4,9 +4,7 @@ Before::
 
     c_n = scan[n] carry(c=c_0) xs(i=is, u=us) {
       d = scatter-mul c i u
-      m = broadcast_in_dim p
-      e = select_n m c d
-      yield carry(e)
+      yield carry(d)
     }
 
 After::
@@ -15,14 +13,12 @@ After::
       r = gather c i
       s = mul r u
       d = scatter c i s
-      m = broadcast_in_dim p
-      e = select_n m c d
-      yield carry(e)
+      yield carry(d)
     }
 
 ``c.at[i].multiply(u)`` and its kin are in place by themselves.  But JAX differentiates a product
-by keeping all of the array for each step, and a select between what it makes and what it is made of
-is one between arrays.  Other passes know what to do with reads and writes.  Sound when
+by keeping all of the array for each step, and a minimum by counting its ties in arrays of zeros.
+Other passes know what to do with reads and writes.  Sound when
 
 1. it is one window, or one in each row of a batch, so that no element is combined twice
    (`jaxpr_opt.analysis.access`);
@@ -30,7 +26,7 @@ is one between arrays.  Other passes know what to do with reads and writes.  Sou
    does not matter what is read;
 3. they are real numbers: XLA:CPU rounds products of complex ones otherwise where it scatters them.
 
-Where a loop does it, to an array that is selected from next, or whose gradient is computed here.
+Where a loop does it whose gradient is computed here: else XLA might copy what is read and written.
 
 Cost: none once another pass has gone on from there.
 Source: https://github.com/jax-ml/jax/issues/8192, `scatter_mul` in jax/_src/lax/slicing.py.
@@ -77,9 +73,7 @@ class ExpandCombiningScatters(Pass):
         op = match.op
         if jnp.issubdtype(op.result.dtype, jnp.complexfloating):
             return "products of complex numbers are rounded otherwise"  # (3)
-        if any(user.name == "select_n" for user in op.result.users) or is_differentiated(op):
-            return None
-        return "nothing selects from it, and no gradient of it is computed here"
+        return None if is_differentiated(op) else "no gradient of it is computed here"
 
     def rewrite(self, match: Combining, rw: Rewriter) -> None:
         op, window = match.op, match.access

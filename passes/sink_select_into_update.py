@@ -27,7 +27,8 @@ Sound when
 
 1. both cases are one array outside of the windows that are written; selects by the same predicate
    are seen through, as only one of their cases counts;
-2. where the predicate discards a write, it writes what is there, or adds zero, or is dropped;
+2. where the predicate discards a write, it writes what is there, or adds zero, multiplies by one,
+   takes the minimum with infinity, or is dropped;
    `Access` knows ops of one window per row only, so that no element is written twice, and reads
    mirror writes, so that rows out of range are clamped or dropped alike;
 3. the predicate at the window is the predicate's own elements: those it is a broadcast of, where
@@ -48,7 +49,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.access import Access, access, combined, neutral
 from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.journal import Waste
@@ -140,12 +141,17 @@ def _versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[_Ve
     yield _Version(seen)
     for _ in range(MAX_WRITES):
         op = seen.op
-        write = access(op) if op is not None and op.region is anchor.region else None
+        write = _write(op) if op is not None and op.region is anchor.region else None
         if op is None or write is None or write.kind == "read":
             return
         writes, between = ((case, write), *writes), (*between, *through, op)
         seen, through = _seen_through(write.array, which, case)
         yield _Version(seen, writes, between)
+
+
+def _write(op: Op) -> Access | None:
+    """The window that an op writes, adds to, or combines with what may change nothing."""
+    return access(op) or (combined(op) if neutral(op) is not None else None)
 
 
 def _seen_through(value: Value, which: Value, case: int) -> tuple[Value, tuple[Op, ...]]:
@@ -161,11 +167,11 @@ def _written(
 ) -> Value:
     """The write into `array`; where `which` does not say `case`, of what is there."""
     predicate, at_window = predicate_at(write, which)
-    primitive, params = write.op.primitive, write.op.params
+    primitive, params, nothing = write.op.primitive, write.op.params, neutral(write.op)
     assert primitive is not None
 
     def fun(array: Any, predicate: Any, value: Any, *indices: Any) -> Any:
-        kept = write.read(array, *indices) if write.kind == "write" else lax.full_like(value, 0)
+        kept = write.read(array, *indices) if nothing is None else lax.full_like(value, nothing)
         cases = (value, kept) if case == 0 else (kept, value)
         new = lax.select_n(at_window(predicate, *indices), *cases)
         if write.op.name == "dynamic_update_slice":
@@ -183,6 +189,8 @@ def _dropped(
     params, primitive = write.op.params, write.op.primitive
     if write.is_located or params.get("mode") != lax.GatherScatterMode.FILL_OR_DROP:
         return None
+    if neutral(write.op) is not None:
+        return None  # nothing is read, and under `vmap` one window for all rows stays that
     rows = predicate_of_rows(write, which)
     axes = params["dimension_numbers"].scatter_dims_to_operand_dims
     outside = max(array.shape)

@@ -250,8 +250,8 @@ class Write:
 
     def _written(self, buffer, row, at, state, env):
         match self.how:
-            case "set":
-                return buffer.at[at].set(row)
+            case "set" | "multiply" | "min" | "max":
+                return self._combined(self.how, buffer, row, at)
             case "clip":
                 return buffer.at[at].set(row, mode="clip")
             case "marked":
@@ -266,20 +266,17 @@ class Write:
                 return lax.dynamic_update_slice(buffer, jnp.stack([row, row[::-1]]), (at, 0))
             case "element":
                 return buffer.at[at, env.time].set(row[0])
-            case "where":
-                return jnp.where(state["x"][0] < env.bound, buffer.at[at].set(row), buffer)
-            case "multiply" | "min" | "max":
-                return self._combined(self.how, buffer, row, at)
-            case "scaled":
-                scaled = self._combined("multiply", buffer, row, at)
-                return jnp.where(state["x"][0] < env.bound, scaled, buffer)
+            case "where" | "scaled":
+                how = "set" if self.how == "where" else "multiply"
+                new = self._combined(how, buffer, row, at)
+                return jnp.where(state["x"][0] < env.bound, new, buffer)
             case "mask":
                 return jnp.where(jnp.arange(len(buffer))[:, None] == at, row, buffer)
             case "column":
                 return buffer.at[:WIDTH, at % WIDTH].set(row)
 
     def _combined(self, how, buffer, row, at):
-        """What JAX combines only if they are real numbers."""
+        """Set, if they are not real numbers: no others are combined."""
         how = how if jnp.issubdtype(buffer.dtype, jnp.floating) else "set"
         return getattr(buffer.at[at], how)(row, mode="drop")
 

@@ -17,6 +17,8 @@ from math import prod
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.affine import Affine
@@ -36,6 +38,24 @@ WRITES = frozenset(UPDATE)
 
 COMBINING = {"scatter-max": lax.max, "scatter-min": lax.min, "scatter-mul": lax.mul}
 """The primitives that write what they make of a window and of an update, and what makes it."""
+
+
+def neutral(write: Op) -> Any:
+    """The number that changes nothing where an op adds it, or combines it; None if it is written,
+    or if there is none: 1 is 1 + 0i, and 0 * inf is NaN.
+    """
+    dtype, name = write.operands[0].dtype, write.name
+    if name == "scatter-add":
+        return 0
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    if name not in COMBINING or not (is_float or jnp.issubdtype(dtype, jnp.integer)):
+        return None
+    if name == "scatter-mul":
+        return 1
+    if is_float:
+        return np.inf if name == "scatter-min" else -np.inf
+    bounds = np.iinfo(dtype)
+    return bounds.max if name == "scatter-min" else bounds.min
 
 
 def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:

@@ -23,6 +23,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.loops import alone
 
 SINK = SinkSelectIntoUpdate()
 
@@ -217,6 +218,31 @@ def test_additions():
             }
         """,  # noqa: E501
     )
+
+
+@pytest.mark.parametrize("how", ["add", "multiply", "min", "max"])
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "bfloat16", "float32"])
+def test_numbers_that_change_nothing(how, dtype):
+    """(2) Where p is false, also NaN is multiplied by one, and compared with infinity."""
+
+    def program(p, b, u, i):
+        return jnp.where(p[:, None], changed(b, u, i), b)
+
+    @jax.vmap
+    def changed(b, u, i):
+        return getattr(b.at[i], how)(u, mode="drop")
+
+    numbers = jnp.array([0, 1, 3, 100, jnp.inf, -jnp.inf, jnp.nan, -0.0])
+    b = jnp.tile(numbers, (8, 1)).astype(dtype)
+    p, i = jnp.arange(8) % 2 == 0, jnp.array([6, 6, 4, 4, -1, 99, 5, 5])
+    alone(SINK, program, p, b, b[0, ::-1], i, fires=True)
+    alone(SINK, program, ~p, b, b[0, ::-1], i, fires=True)
+
+
+def test_products_of_complex_numbers():
+    """(2) None changes nothing: they are read."""
+    program = lambda p, b, u, i: jnp.where(p, b.at[i].multiply(u), b)
+    alone(SINK, program, "bool[]", "c64[8]", "c64[]", "i32[]", fires=False)
 
 
 def test_writes_in_both_cases():
