@@ -18,6 +18,7 @@ from bench.harness import Program, optimizer, optional
 from bench.sweep import Options, sweep
 from examples import alignment, kv_cache, lookups, many_carries, ragged_writes, rollouts
 from examples import carried_slices as slices
+from examples import scaled_in_place as scaled
 from examples import shifted_rows as shifts
 
 HAND = "by hand"
@@ -202,6 +203,14 @@ FAMILIES = [
         shifts.moves_by_hand,
         shifts.arguments,
         4096,
+        gradient=(0, 1),
+    ),
+    Family(
+        "multiplied in place",
+        scaled.ledger,
+        scaled.ledger_by_hand,
+        scaled.arguments,
+        8192,
         gradient=(0, 1),
     ),
     Family(

@@ -76,6 +76,7 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "parameters by layer": (LINEAR, LINEAR),
     "shifts (jax#17845)": (FORWARD_COPIES, ORDERED_FORWARD),
     "shifts, gradient (jax#17640)": (COPIES, ORDERED),
+    "multiplied in place": (QUADRATIC, LINEAR),
     "many carries (jax#40150)": (COPIES, LINEAR),
     "bounded while, nested": (Powers(1.15, 1, 1), STEPS_TAKEN),
     "bounded while, single": (LINEAR, STEPS_TAKEN),

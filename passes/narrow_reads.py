@@ -118,7 +118,7 @@ class NarrowReads(Pass):
             if spread is not None:
                 yield ReadOfBroadcast(op, f"{op.name} of a broadcast is one", *spread)
         elif made_by.name in RING:
-            if made_by.region is op.region and isinstance(op.parent, Scan | While):
+            if _is_of_windows(read, made_by):
                 says = f"{op.name} of what {made_by.name} makes of arrays is made of windows"
                 yield ReadOfArithmetic(op, says, made_by, read, tidies=True)
         elif len(made_by.operands) == 3 and made_by.operands[0].dtype == bool:
@@ -134,8 +134,6 @@ class NarrowReads(Pass):
             return _is_needed_whole(match.part)
         assert isinstance(match, ReadOfSelect | ReadOfArithmetic)
         array = match.access.array
-        if isinstance(match, ReadOfArithmetic) and not _is_elementwise(match):
-            return "it is not made of windows out of range as it is of others"  # (5)
         whole = [op.name for op in array.users if not reads_window(op, array)]
         if whole:
             return f"the array is needed whole by {whole[0]}"  # (1)
@@ -197,11 +195,15 @@ def _fill(read: Op) -> Any:
     return "unknown" if number is None else number
 
 
-def _is_elementwise(match: ReadOfArithmetic) -> bool:
-    """Whether the window is made of the same windows of all operands, out of range, too."""
-    if not match.access.is_located and _fill(match.op) not in (None, 0):
+def _is_of_windows(read: Access, made_by: Op) -> bool:
+    """Whether a step computes an array that it reads, and the window is made of the same windows of
+    all operands, out of range, too.
+    """
+    if made_by.region is not read.op.region or not isinstance(read.op.parent, Scan | While):
         return False
-    return all(value.shape == match.access.array.shape for value in match.made_by.operands)
+    if not read.is_located and _fill(read.op) not in (None, 0):
+        return False
+    return all(value.shape == read.array.shape for value in made_by.operands)
 
 
 def _read_operands(match: ReadOfArithmetic) -> tuple[Code, tuple[Value, ...]]:
