@@ -44,18 +44,17 @@ def neutral(write: Op) -> Any:
     """The number that changes nothing where an op adds it, or combines it; None if it is written,
     or if there is none: 1 is 1 + 0i, and 0 * inf is NaN.
     """
-    dtype, name = write.operands[0].dtype, write.name
+    name = write.name
     if name == "scatter-add":
         return 0
-    is_float = jnp.issubdtype(dtype, jnp.floating)
-    if name not in COMBINING or not (is_float or jnp.issubdtype(dtype, jnp.integer)):
+    dtype = write.operands[0].dtype if name in COMBINING else np.dtype(bool)
+    if jnp.issubdtype(dtype, jnp.floating):
+        low, high = -np.inf, np.inf
+    elif jnp.issubdtype(dtype, jnp.integer):
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    else:
         return None
-    if name == "scatter-mul":
-        return 1
-    if is_float:
-        return np.inf if name == "scatter-min" else -np.inf
-    bounds = np.iinfo(dtype)
-    return bounds.max if name == "scatter-min" else bounds.min
+    return {"scatter-mul": 1, "scatter-min": high, "scatter-max": low}[name]
 
 
 def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:

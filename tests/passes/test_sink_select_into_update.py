@@ -328,6 +328,11 @@ def test_selects_on_the_way():
             id="the other case of the same predicate",
         ),
         pytest.param(
+            lambda p, b, u, i: lax.select_n(p, lax.iota("float32", 8), update(b, u, i)),
+            ["bool[]", "f32[8]", "f32[2]", "i32[]"],
+            id="made of nothing",
+        ),
+        pytest.param(
             lambda p, b, u, i: lax.select_n(p, b, -update(b, u, i)),
             ["bool[]", "f32[8]", "f32[2]", "i32[]"],
             id="not only written",
