@@ -4,7 +4,7 @@ where they are read; one stack of rows instead of many of scalars.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -41,6 +41,15 @@ def make_cut(scan: Scan, cut: Cut, rw: Rewriter) -> None:
     gone = {stack.result for stack, _ in cut.residuals}
     _unread(gone, by_route, rw)
     rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result not in gone])
+
+
+def send(scan: Scan, stack: Stack, made: Sequence[tuple[Op, Value, Route]], rw: Rewriter) -> None:
+    """Stack values of a step instead of what ops make of rows of a stack at the ends of routes."""
+    for op, value, route in made:
+        rw.replace(op.result, _send(_stacked(value, scan, rw), route, rw))
+        rw.erase(op)
+    _unread({stack.result}, [route for _, _, route in made], rw)
+    rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not stack.result])
 
 
 def _store(scan: Scan, cut: Cut, rw: Rewriter) -> dict[Value, Value]:
@@ -139,11 +148,9 @@ def _split(sizes: tuple[int, ...], lead: int, x: jax.Array) -> jax.Array:
     return lax.reshape(x, (*sizes, *x.shape[lead:]))
 
 
-def _unread(
-    gone: set[Value], by_route: dict[Route, list[tuple[Value, Value]]], rw: Rewriter
-) -> None:
+def _unread(gone: set[Value], ways: Iterable[Route], rw: Rewriter) -> None:
     """Take the residuals out of the loops that read them no more, innermost first."""
-    for route in by_route:
+    for route in ways:
         for hop in reversed(route):
             if isinstance(hop, Rows):
                 rw.set_scan(hop.scan, streams=[s for s in hop.scan.streams if s.param.uses])

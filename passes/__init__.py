@@ -38,6 +38,7 @@ from jaxpr_opt.passes.simplify import Simplify
 from jaxpr_opt.passes.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
+from jaxpr_opt.passes.stack_read_windows import StackReadWindows
 from jaxpr_opt.passes.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.passes.write_after_branches import WriteAfterBranches
 
@@ -82,7 +83,14 @@ DEFAULT = (
     # Only now can the masks of the transposed loops be compared, so that they merge too.
     (*RESIDUALS, CollapseLoops("upfront")),
     # What the loops hand to each other is settled when there is one loop and one transposed loop.
-    (*RESIDUALS, *PIECES, NarrowResiduals(), ShareShiftedStacks(), UndoCarriedWrites()),
+    (
+        *RESIDUALS,
+        *PIECES,
+        StackReadWindows(),
+        NarrowResiduals(),
+        ShareShiftedStacks(),
+        UndoCarriedWrites(),
+    ),
     (ReplaySteps(),),
     (IsolateSkippedSteps(),),
     # Nothing looks at scalars one by one any more, and gradients are to be of vectors.

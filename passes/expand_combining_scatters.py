@@ -43,8 +43,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.access import COMBINING, Access, combined
-from jaxpr_opt.analysis.buffers import is_differentiated
-from jaxpr_opt.ir import Op, Scan, While
+from jaxpr_opt.analysis.buffers import is_differentiated, is_in_a_loop
+from jaxpr_opt.ir import Op, Phase, phase_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -61,19 +61,22 @@ class ExpandCombiningScatters(Pass):
     """Combine in place -> read, combine, write."""
 
     name: ClassVar[str] = "expand-combining-scatters"
-    cleanup: ClassVar[bool] = True
+    phase: ClassVar[Phase] = "differentiated"
     primitives: ClassVar[frozenset[str]] = frozenset(COMBINING)
 
     def find(self, op: Op) -> Iterator[Combining]:
-        found = combined(op) if op.result.uses and isinstance(op.parent, Scan | While) else None
+        found = combined(op) if op.result.uses and is_in_a_loop(op) else None
         if found is not None:
-            yield Combining(op, f"{op.name} of one window reads it and writes it", found)
+            says = f"{op.name} of one window reads it and writes it"
+            yield Combining(op, says, found, tidies=is_differentiated(op))
 
     def refuse(self, match: Combining) -> str | None:
         op = match.op
         if jnp.issubdtype(op.result.dtype, jnp.complexfloating):
             return "products of complex numbers are rounded otherwise"  # (3)
-        return None if is_differentiated(op) else "no gradient of it is computed here"
+        if phase_of(op) == "differentiated" or is_differentiated(op):
+            return None
+        return "no gradient of it is computed here"
 
     def rewrite(self, match: Combining, rw: Rewriter) -> None:
         op, window = match.op, match.access

@@ -49,10 +49,11 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access, access, reads_window
+from jaxpr_opt.analysis.buffers import is_in_a_loop
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.parts import Part, PartAt, part, stacked_by
 from jaxpr_opt.analysis.predicates import AtWindow, predicate_at, spread_at
-from jaxpr_opt.ir import Op, Scan, Value, While
+from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -199,7 +200,7 @@ def _is_of_windows(read: Access, made_by: Op) -> bool:
     """Whether a step computes an array that it reads, and the window is made of the same windows of
     all operands, out of range, too.
     """
-    if made_by.region is not read.op.region or not isinstance(read.op.parent, Scan | While):
+    if made_by.region is not read.op.region or not is_in_a_loop(read.op):
         return False
     if not read.is_located and _fill(read.op) not in (None, 0):
         return False

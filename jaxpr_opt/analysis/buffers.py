@@ -187,6 +187,12 @@ def is_repeated(op: Op) -> bool:
     return op.name in PUT_TOGETHER or (is_cheap(op) and op.name not in NEVER_REPEATED)
 
 
+def is_in_a_loop(op: Op) -> bool:
+    """Whether a loop is around an op, maybe around a branch that it is in."""
+    around = op.parent
+    return around is not None and (isinstance(around, Scan | While) or is_in_a_loop(around))
+
+
 def loop_body(op: Op) -> Region | None:
     """The body of a loop that an op is right in."""
     loop = op.parent

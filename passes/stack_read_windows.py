@@ -1,0 +1,110 @@
+"""Stack the window that will be read of an array, not the array.
+
+Before::
+
+    c_n, cs = scan[n] carry(c=c_0) xs(i=is) {
+      d = f c i
+      yield carry(d) ys(c)
+    }
+    g = scan[n, reverse] carry(c=ct) xs(a=cs, i=is) {
+      r = gather a i
+      e = h c r
+      yield carry(e)
+    }
+
+After::
+
+    c_n, rs = scan[n] carry(c=c_0) xs(i=is) {
+      d = f c i
+      r = gather c i
+      yield carry(d) ys(r)
+    }
+    g = scan[n, reverse] carry(c=ct) xs(r=rs) {
+      e = h c r
+      yield carry(e)
+    }
+
+The transpose of a product is a product with what was multiplied; of a product in a window it needs
+no more than the window, but JAX keeps the array, for each step.  Sound when
+
+1. the stack is read row by row, in loops or nests of loops of as many steps, and of a row nothing
+   is read but windows (`jaxpr_opt.analysis.access`);
+2. where they are is computed from what the step that stacks has as well: rows of the same streams
+   and of its stacks, and what is outside of both (`jaxpr_opt.analysis.counterparts`).
+
+Cost: windows are read in every step, also if the loop that reads them skips some; worth it if they
+are at most half of the array.
+Source: https://github.com/jax-ml/jax/issues/8192, `scatter_mul` in jax/_src/lax/slicing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.access import reads_window
+from jaxpr_opt.analysis.counterparts import Counterparts, counterparts
+from jaxpr_opt.analysis.routes import Route, routes
+from jaxpr_opt.handover import send
+from jaxpr_opt.ir import Op, Scan, Stack
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A window that is read of a row at the end of a route, and how to tell where it is."""
+
+    op: Op
+    route: Route
+    place: Counterparts | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowsOfRows(Match):
+    """A stack of whose rows windows are read."""
+
+    stack: Stack
+    reads: tuple[_Read, ...]
+
+
+@dataclass(frozen=True)
+class StackReadWindows(Pass):
+    """Stack and read a window -> read a window and stack it."""
+
+    name: ClassVar[str] = "stack-read-windows"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[WindowsOfRows]:
+        assert isinstance(op, Scan)
+        for stack in op.stacks:
+            ways = routes(stack.result, nests=True) if stack.value.shape else None
+            users = [(way, user, row) for way, row in ways or () for user in row.users]
+            if users and all(reads_window(user, row) for _, user, row in users):  # (1)
+                reads = (
+                    _Read(user, way, counterparts(op, way, user.operands[1:]))
+                    for way, user, _ in users
+                )
+                says = f"windows of {stack.value.label} are stacked, not all of it"
+                yield WindowsOfRows(op, says, stack, tuple(reads), about=stack.result)
+
+    def refuse(self, match: WindowsOfRows) -> str | None:
+        array = match.stack.value
+        if any(read.place is None for read in match.reads):
+            return f"where {array.label} is read is not known where it is stacked"  # (2)
+        if 2 * sum(read.op.result.nbytes for read in match.reads) > array.nbytes:
+            return "the windows are most of the array"
+        return None
+
+    def rewrite(self, match: WindowsOfRows, rw: Rewriter) -> None:
+        scan, array = match.op, match.stack.value
+        assert isinstance(scan, Scan)
+        sent = []
+        for read in match.reads:
+            assert read.place is not None
+            row = read.op.operands[0]
+            names = {**read.place.names, row: array}
+            rw.clone([*read.place.ops, read.op], names, scan.body.terminator)
+            sent.append((read.op, names[read.op.result], read.route))
+        send(scan, match.stack, sent, rw)

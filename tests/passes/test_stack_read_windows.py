@@ -1,0 +1,257 @@
+"""Of an array that is stacked for windows to be read, the windows are stacked."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt import optimize
+from jaxpr_opt.passes.stack_read_windows import StackReadWindows
+from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.testing.agreement import assert_close
+from tests.loops import alone, memory
+
+WINDOWS = StackReadWindows()
+TYPES = "f32[16]", "f32[6]", "i32[6]"
+
+
+def window(b, i, size=2):
+    return lax.dynamic_slice(b, (i,), (size,), allow_negative_indices=False)
+
+
+def forth_and_back(read, step=lambda b, x, i: b.at[i].set(x), **options):
+    """A loop that stacks each version of a buffer, and one back that reads of the versions."""
+
+    def program(b, xs, at):
+        def forth(b, inputs):
+            return step(b, *inputs), (b, 2 * inputs[1])
+
+        b, (versions, doubled) = lax.scan(forth, b, (xs, at), **options)
+
+        def back(total, inputs):
+            version, x, i, twice = inputs
+            return total * 0.5 + jnp.sum(read(version, x, i, twice)), total
+
+        reverse = not options.get("reverse", False)
+        return b, lax.scan(back, 0.0, (versions, xs, at, doubled), reverse=reverse)
+
+    return program
+
+
+def test_a_window_at_a_streamed_place():
+    """(2) Both loops stream it."""
+    check_rewrite(
+        WINDOWS,
+        forth_and_back(lambda v, x, i, twice: window(v, i)),
+        *TYPES,
+        diff="""
+            fn (b:f32[16], xs:f32[6], at:i32[6]) {
+          -   c:f32[16], ys:f32[6,16], ys1:i32[6] = scan[6] carry(c=b) xs(x=xs, x1=at) {
+          +   c:f32[16], ys1:i32[6], ys3:f32[6,2] = scan[6] carry(c=b) xs(x=xs, x1=at) {
+                l:bool[] = lt x1 0
+                a:i32[] = add x1 16
+                s:i32[] = select_n l x1 a
+                b:i32[1] = broadcast_in_dim s
+                s1:f32[16] = scatter[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] c b x
+                m:i32[] = mul 2 x1
+          +     d1:f32[2] = dynamic_slice c x1
+          -     yield carry(s1) ys(c, m)
+          +     yield carry(s1) ys(m, d1)
+              }
+          -   c1:f32[], ys2:f32[6] = scan[6, reverse] carry(c=0.0) xs(x=ys, x1=xs, x2=at, x3=ys1) {
+          +   c1:f32[], ys2:f32[6] = scan[6, reverse] carry(c=0.0) xs(x4=ys3) {
+                m:f32[] = mul c 0.5
+          -     d:f32[2] = dynamic_slice x x2
+          -     r:f32[] = reduce_sum[axes=(0,)] d
+          +     r:f32[] = reduce_sum[axes=(0,)] x4
+                c1:f32[] = convert_element_type m
+                a:f32[] = add c1 r
+                yield carry(a) ys(c)
+              }
+              return c, c1, ys2
+            }
+        """,  # noqa: E501
+    )
+
+
+READS = {
+    "a stacked place": lambda v, x, i, twice: window(v, twice),
+    "a computed place": lambda v, x, i, twice: window(v, jnp.where(i > 3, twice - i, i + 1)),
+    "a place made of a number": lambda v, x, i, twice: window(v, (8 * x).astype(jnp.int32)),
+    "two places": lambda v, x, i, twice: window(v, i) * window(v, twice),
+    "an element": lambda v, x, i, twice: v[i],
+    "an element or NaN": lambda v, x, i, twice: v.at[i].get(mode="fill"),
+    "in a branch": lambda v, x, i, twice: lax.cond(
+        x > 0, lambda: window(v, i), lambda: jnp.ones(2)
+    ),
+    "one known place": lambda v, x, i, twice: window(v, 3),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_places(read, reverse):
+    """(2) They are computed in the loop that stacks; whichever way it runs."""
+    alone(WINDOWS, forth_and_back(read, reverse=reverse), *TYPES, fires=True)
+
+
+def test_a_place_from_outside():
+    """(2) It is there before both loops."""
+
+    def program(b, xs, at):
+        last = at[5] % 3
+        return forth_and_back(lambda v, x, i, twice: window(v, last + i))(b, xs, at)
+
+    alone(WINDOWS, program, *TYPES, fires=True)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "i8", "bf16", "c64"])
+def test_dtypes(dtype):
+    program = forth_and_back(lambda v, x, i, twice: window(v, i).real.astype(jnp.float32))
+    alone(WINDOWS, program, f"{dtype}[16]", f"{dtype}[6]", "i32[6]", fires=True)
+
+
+def test_64_bits():
+    with jax.enable_x64(True):
+        program = forth_and_back(lambda v, x, i, twice: window(v, i).astype(jnp.float32))
+        alone(WINDOWS, program, "f64[16]", "f64[6]", "i64[6]", fires=True)
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_short_loops(length):
+    program = forth_and_back(lambda v, x, i, twice: window(v, i))
+    alone(WINDOWS, program, "f32[16]", f"f32[{length}]", f"i32[{length}]", fires=True)
+
+
+def test_nan():
+    """What is not read is not looked at."""
+    b = jnp.full(16, jnp.nan).at[jnp.arange(5)].set(jnp.inf)
+    at = jnp.array([3, 0, 15, -2, 99, 3])
+    alone(WINDOWS, forth_and_back(READS["an element"]), b, jnp.ones(6), at, fires=True)
+
+
+def nested(read, outer=lambda x: x):
+    """A loop in a loop, and a loop back in a loop back."""
+
+    def program(b, xs, at):
+        def inner(b, inputs):
+            x, i = inputs
+            return b.at[i].set(x), b
+
+        def rows(b, row):
+            xs, _ = row
+            b, versions = lax.scan(inner, b, (xs, at))
+            return b, (versions, jnp.int32(b[0]) % 3)
+
+        ks = jnp.arange(3)
+        b, (versions, lasts) = lax.scan(rows, b, (xs, ks))
+
+        def back(total, inputs):
+            versions, xs, k, last = inputs
+            step = lambda total, row: (total + jnp.sum(read(*row, k, last)), None)
+            return lax.scan(step, total, (versions, xs, at), reverse=True)
+
+        return b, lax.scan(back, 0.0, (versions, outer(xs), ks, lasts), reverse=True)[0]
+
+    return program
+
+
+NESTED = "f32[16]", "f32[3,6]", "i32[6]"
+
+
+@pytest.mark.parametrize(
+    ("read", "fires"),
+    [
+        pytest.param(lambda v, x, i, k, last: window(v, i), True, id="streamed by the inner loop"),
+        pytest.param(lambda v, x, i, k, last: window(v, k), True, id="by the outer one"),
+        pytest.param(lambda v, x, i, k, last: window(v, jnp.int32(x)), True, id="by both"),
+        pytest.param(
+            lambda v, x, i, k, last: window(v, last), False, id="known after the inner loop"
+        ),
+    ],
+)
+def test_nests(read, fires):
+    """(1), (2) Through both loops; what an outer step computes later is not known in the inner."""
+    alone(WINDOWS, nested(read), *NESTED, fires=fires)
+
+
+def test_other_rows():
+    """(2) Of the same array turned round."""
+    program = nested(lambda v, x, i, k, last: window(v, jnp.int32(x)), outer=lambda xs: xs[::-1])
+    alone(WINDOWS, program, *NESTED, fires=False)
+
+
+def counted(b, xs, at):
+    """Where it is read the loop back counts."""
+    b, versions = lax.scan(lambda b, x: (b.at[x[1]].set(x[0]), b), b, (xs, at))
+    back = lambda k, v: (k + 1, window(v, k))
+    return b, lax.scan(back, 0, versions, reverse=True)
+
+
+def computed_after(b, xs, at):
+    """The place is of an array that is made of what the first loop gives."""
+    b, versions = lax.scan(lambda b, x: (b.at[x[1]].set(x[0]), b), b, (xs, at))
+    later = at + jnp.int32(b[0])
+    return b, lax.scan(lambda n, x: (n, window(*x)), 0, (versions, later), reverse=True)
+
+
+def captured_after(b, xs, at):
+    """The same for all steps."""
+    b, versions = lax.scan(lambda b, x: (b.at[x[1]].set(x[0]), b), b, (xs, at))
+    later = jnp.int32(b[0])
+    return b, lax.scan(lambda n, v: (n, window(v, later)), 0, versions, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "because"),
+    [
+        pytest.param(counted, "is read is not known where it is stacked", id="2 counted"),
+        pytest.param(computed_after, "is read is not known", id="2 computed after"),
+        pytest.param(captured_after, "is read is not known", id="2 captured after"),
+        pytest.param(
+            forth_and_back(lambda v, x, i, twice: window(v, i, 9)),
+            "the windows are most of the array",
+            id="cost: most of it",
+        ),
+    ],
+)
+def test_refusals(program, because):
+    check_refuses(WINDOWS, program, *TYPES, because=because)
+
+
+def first_row(b, xs, at):
+    b, versions = lax.scan(lambda b, x: (b.at[x[1]].set(x[0]), b), b, (xs, at))
+    read = lax.scan(lambda n, x: (n, window(*x)), 0, (versions, at), reverse=True)[1]
+    return b, versions[0], read
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(forth_and_back(lambda v, x, i, twice: v), id="1 whole"),
+        pytest.param(forth_and_back(lambda v, x, i, twice: window(v, i) + v[::8]), id="1 strided"),
+        pytest.param(first_row, id="1 not row by row"),
+    ],
+)
+def test_other_stacks(program):
+    alone(WINDOWS, program, *TYPES, fires=False)
+
+
+def scaled(b, xs, at):
+    """Elements multiplied in place, in rows of steps."""
+
+    def row(b, x):
+        return lax.scan(lambda b, i: (b.at[i].multiply(1 + x * b[0]), None), b, at)[0], None
+
+    return jnp.sum(jnp.sin(lax.scan(row, b, xs)[0]))
+
+
+def test_the_gradient_of_products_in_nested_loops():
+    """It takes memory for windows, below `jax.grad` and above."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    b, xs = jax.random.normal(keys[0], (256,)), 0.1 * jax.random.normal(keys[1], (8,))
+    args = b, xs, jax.random.randint(keys[2], (16,), 0, 256)
+    grad = jax.grad(scaled, (0, 1))
+    for optimized in (optimize(grad), jax.grad(optimize(scaled), (0, 1))):
+        assert_close(optimized(*args), grad(*args))
+        assert memory(optimized, *args) < 16 * b.nbytes < memory(grad, *args) / 4
