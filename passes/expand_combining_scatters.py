@@ -40,9 +40,8 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jaxpr_opt.analysis.access import COMBINING, Access, combined
+from jaxpr_opt.analysis.access import COMBINING, Access, combined, written
 from jaxpr_opt.analysis.buffers import is_differentiated, is_in_a_loop
 from jaxpr_opt.ir import Op, Phase, phase_of
 from jaxpr_opt.pipeline import Match, Pass
@@ -83,15 +82,7 @@ class ExpandCombiningScatters(Pass):
 
         def expanded(array: jax.Array, index: jax.Array, update: jax.Array) -> jax.Array:
             new = COMBINING[op.name](window.read(array, index), update)
-            return lax.scatter(
-                array,
-                index,
-                new,
-                op.params["dimension_numbers"],
-                indices_are_sorted=op.params["indices_are_sorted"],
-                unique_indices=op.params["unique_indices"],
-                mode=op.params["mode"],
-            )
+            return written(op, array, new, index)
 
         rw.replace(op.result, rw.typed(expanded, op.result.aval, *op.operands, before=op))
         rw.erase(op)

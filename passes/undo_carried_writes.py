@@ -60,7 +60,7 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.access import UPDATE, mirrored, places, window_sizes
+from jaxpr_opt.analysis.access import UPDATE, places, replaced, written
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.versions import Versions, stacked_versions
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value, depending_on
@@ -115,7 +115,7 @@ def _keep(write: Op, versions: Versions, rw: Rewriter) -> Value:
     if number is not None:
         shape, dtype = write.operands[position].shape, write.operands[0].dtype
         return rw.insert(lambda: lax.full(shape, number, dtype), before=versions.scan)
-    return rw.insert(partial(_read, write), write.operands[0], *places(write), before=write)
+    return rw.insert(partial(replaced, write), write.operands[0], *places(write), before=write)
 
 
 def _walk_back(
@@ -132,7 +132,7 @@ def _walk_back(
     def undo(number: int, version: Value, before: Op) -> Value:
         write = writes[number]
         operands = [version, *(here.get(v, v) for v in (kept[number], *places(write)))]
-        return rw.typed(partial(_write, write), aval, *operands, before=before)
+        return rw.typed(partial(written, write), aval, *operands, before=before)
 
     undone = {stack.result: stack for stack in versions.stacks}
     read = {s: undone[s.operand] for s in reader.streams if s.operand in undone}
@@ -191,40 +191,3 @@ def _in_order(*values: jax.Array) -> Sequence[jax.Array]:
     """The values, of which none is used before all are computed."""
     barred: Sequence[jax.Array] = lax.optimization_barrier(values)
     return barred
-
-
-def _read(write: Op, array: jax.Array, *at: jax.Array) -> jax.Array:
-    """What a write replaces, with the shape of what it writes.
-
-    Of rows that the write drops zeros are read: they are dropped again when written back.
-    """
-    if write.name == "dynamic_update_slice":  # negative indices have been wrapped around already
-        shape = write.operands[UPDATE[write.name]].shape
-        return lax.dynamic_slice(array, at, shape, allow_negative_indices=False)
-    (index,) = at
-    return lax.gather(
-        array,
-        index,
-        dimension_numbers=mirrored(write),
-        slice_sizes=window_sizes(write),
-        unique_indices=write.params["unique_indices"],
-        indices_are_sorted=write.params["indices_are_sorted"],
-        mode=write.params["mode"],
-        fill_value=0,
-    )
-
-
-def _write(write: Op, array: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
-    """Another value in another array, where an op writes or adds."""
-    if write.name == "dynamic_update_slice":
-        return lax.dynamic_update_slice(array, value, at, allow_negative_indices=False)
-    (index,) = at
-    return lax.scatter(
-        array,
-        index,
-        value,
-        write.params["dimension_numbers"],
-        unique_indices=write.params["unique_indices"],
-        indices_are_sorted=write.params["indices_are_sorted"],
-        mode=write.params["mode"],
-    )

@@ -100,6 +100,31 @@ def is_same_window(read: Op, write: Op) -> bool:
     return read.name == "gather" and all(read.params[k] == v for k, v in wanted.items())
 
 
+def replaced(write: Op, array: jax.Array, *at: jax.Array) -> jax.Array:
+    """What an op would replace in another array, with the shape of what it writes: zeros where it
+    is out of range and dropped.
+    """
+    if write.name == "dynamic_update_slice":  # negative indices have been wrapped around already
+        shape = write.operands[UPDATE[write.name]].shape
+        return lax.dynamic_slice(array, at, shape, allow_negative_indices=False)
+    (index,), numbers, sizes = at, mirrored(write), window_sizes(write)
+    return lax.gather(array, index, numbers, sizes, fill_value=0, **_alike_in_both(write))
+
+
+def written(write: Op, array: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
+    """Another array with another value in the windows that an op writes, adds to or combines."""
+    if write.name == "dynamic_update_slice":
+        return lax.dynamic_update_slice(array, value, at, allow_negative_indices=False)
+    (index,), numbers = at, write.params["dimension_numbers"]
+    return lax.scatter(array, index, value, numbers, **_alike_in_both(write))
+
+
+def _alike_in_both(scatter: Op) -> dict[str, Any]:
+    """The parameters that a gather and a scatter have in common."""
+    names = ("indices_are_sorted", "unique_indices", "mode")
+    return {name: scatter.params[name] for name in names}
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A window along one axis: `size` elements from `start`, None if that is not known."""
@@ -195,20 +220,7 @@ class Access:
 
         Rows of a scatter that are out of range read as zero.
         """
-        if self.op.name == "dynamic_update_slice":
-            shape = self.value.shape
-            return lax.dynamic_slice(array, indices, shape, allow_negative_indices=False)
-        (index,) = indices
-        return lax.gather(
-            array,
-            index,
-            mirrored(self.op),
-            window_sizes(self.op),
-            unique_indices=self.op.params["unique_indices"],
-            indices_are_sorted=self.op.params["indices_are_sorted"],
-            mode=self.op.params["mode"],
-            fill_value=0,
-        )
+        return replaced(self.op, array, *indices)
 
 
 def read_window(array: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:

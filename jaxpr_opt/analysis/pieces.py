@@ -21,8 +21,8 @@ from jaxpr_opt.analysis.access import (
     Extent,
     access,
     is_same_window,
-    mirrored,
-    window_sizes,
+    replaced,
+    written,
 )
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.constants import uniform
@@ -71,15 +71,14 @@ class Piece:
     def read(self, array: Any, *indices: Any) -> Any:
         """The window of `array`, with the shape of the update."""
         if self.op.name in SCATTERS:
-            return _mirrored(self.op, array, *indices)
+            return replaced(self.op, array, *indices)
         where = indices or self._constants  # indices are normalised: bound, not called again
         return lax.dynamic_slice_p.bind(array, *where, slice_sizes=self.update.shape)
 
     def write(self, array: Any, value: Any, *indices: Any) -> Any:
         """`array` with `value` in the window."""
         if self.op.name in SCATTERS:
-            numbers, kept = self.op.params["dimension_numbers"], _kept(self.op)
-            return lax.scatter(array, indices[0], value, numbers, **kept)
+            return written(self.op, array, value, *indices)
         return lax.dynamic_update_slice_p.bind(array, value, *(indices or self._constants))
 
     def add(self, array: Any, update: Any, *indices: Any) -> Any:
@@ -303,14 +302,3 @@ def moves(link: Link, loop: Scan) -> bool:
         extent.start is not None and abs(extent.start.steps.get(loop, 0)) >= extent.size
         for extent in window
     )
-
-
-def _kept(op: Op) -> dict[str, Any]:
-    """The parameters that a gather and a scatter have in common."""
-    return {k: op.params[k] for k in ("indices_are_sorted", "unique_indices", "mode")}
-
-
-def _mirrored(op: Op, array: Any, index: Any) -> Any:
-    """The windows that a scatter writes; those out of range, which it drops, read as zero."""
-    numbers, sizes = mirrored(op), window_sizes(op)
-    return lax.gather(array, index, numbers, sizes, fill_value=0, **_kept(op))
