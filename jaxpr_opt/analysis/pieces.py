@@ -274,7 +274,7 @@ def _written(piece: Piece) -> Piece | None:
 def _is_read_of(value: Value, piece: Piece) -> bool:
     """Whether `value` is what a write replaces."""
     op = value.op
-    return op is not None and op.operands[0] is piece.base and is_same_window(op, piece.op)
+    return op is not None and is_same_window(op, piece.op) and op.operands[0] is piece.base
 
 
 def apart(a: Sequence[Extent], b: Sequence[Extent]) -> bool:

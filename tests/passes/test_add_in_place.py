@@ -163,3 +163,12 @@ def test_the_gradient_of_a_batch():
     assert jnp.array_equal(gradient(*args), jax.vmap(jax.grad(loss))(*args))
     lowered = jax.jit(gradient).lower(*args).as_text()
     assert lowered.count('"stablehlo.gather"(') == 2  # of the forward loop
+
+
+def test_a_sum_with_what_is_made_of_nothing():
+    """(1) It reads no window."""
+
+    def step(c, u, i):
+        return c.at[jnp.stack([i, i + 9])].set(lax.iota("float32", 2) + u, mode="drop")
+
+    alone(ADD, looped(step), *TYPES, fires=False)
