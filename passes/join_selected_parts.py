@@ -41,7 +41,7 @@ from typing import ClassVar
 
 import jax
 
-from jaxpr_opt.analysis.access import UPDATE, Access, access, reads_window
+from jaxpr_opt.analysis.access import Access, access, reads_window
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -131,18 +131,14 @@ def _written(value: Value, anchor: Op) -> tuple[Value, tuple[Access, ...]]:
 
 def _again(write: Access, version: Value, match: SumOfParts, rw: Rewriter) -> Value:
     """The write into a version of the whole, of the sum of both parts."""
-    op, plus = write.op, match.op
-    assert op.primitive is not None and plus.primitive is not None
+    plus = match.op
+    assert plus.primitive is not None
     add = partial(plus.primitive.bind, **plus.params)
-    again = partial(op.primitive.bind, **op.params)
 
     def fun(version: jax.Array, part: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
         if write.kind == "write":
             value = add(write.read(part, *at), value)
-        operands = [version, *at]
-        operands.insert(UPDATE[op.name], value)
-        made: jax.Array = again(*operands)
-        return made
+        return write.again(version, value, *at)
 
     operands = (version, match.part, write.value, *write.indices)
-    return rw.typed(fun, op.result.aval, *operands, before=plus)
+    return rw.typed(fun, write.op.result.aval, *operands, before=plus)

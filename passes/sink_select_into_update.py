@@ -167,16 +167,13 @@ def _written(
 ) -> Value:
     """The write into `array`; where `which` does not say `case`, of what is there."""
     predicate, at_window = predicate_at(write, which)
-    primitive, params, nothing = write.op.primitive, write.op.params, neutral(write.op)
-    assert primitive is not None
+    nothing = neutral(write.op)
 
     def fun(array: Any, predicate: Any, value: Any, *indices: Any) -> Any:
         kept = write.read(array, *indices) if nothing is None else lax.full_like(value, nothing)
         cases = (value, kept) if case == 0 else (kept, value)
         new = lax.select_n(at_window(predicate, *indices), *cases)
-        if write.op.name == "dynamic_update_slice":
-            return primitive.bind(array, new, *indices, **params)
-        return primitive.bind(array, *indices, new, **params)
+        return write.again(array, new, *indices)
 
     operands = (array, predicate, write.value, *write.indices)
     return rw.typed(fun, write.op.result.aval, *operands, before=anchor)
@@ -186,7 +183,7 @@ def _dropped(
     array: Value, which: Value, case: int, write: Access, anchor: Op, rw: Rewriter
 ) -> Value | None:
     """The write into `array`; where `which` does not say `case`, out of range."""
-    params, primitive = write.op.params, write.op.primitive
+    params = write.op.params
     if write.is_located or params.get("mode") != lax.GatherScatterMode.FILL_OR_DROP:
         return None
     if neutral(write.op) is not None:
@@ -196,14 +193,13 @@ def _dropped(
     outside = max(array.shape)
     if rows is None or not axes or outside > np.iinfo(write.indices[0].dtype).max:
         return None
-    assert primitive is not None
     predicate, of_rows = rows
 
     def fun(array: Any, predicate: Any, value: Any, index: Any) -> Any:
         nowhere = lax.full_like(index, outside)
         cases = (index, nowhere) if case == 0 else (nowhere, index)
         place = lax.select_n(of_rows(predicate), *cases)
-        return primitive.bind(array, place, value, **params)
+        return write.again(array, value, place)
 
     operands = (array, predicate, write.value, *write.indices)
     return rw.typed(fun, write.op.result.aval, *operands, before=anchor)

@@ -44,17 +44,16 @@ def neutral(write: Op) -> Any:
     """The number that changes nothing where an op adds it, or combines it; None if it is written,
     or if there is none: 1 is 1 + 0i, and 0 * inf is NaN.
     """
-    name = write.name
-    if name == "scatter-add":
-        return 0
-    dtype = write.operands[0].dtype if name in COMBINING else np.dtype(bool)
+    if write.name not in COMBINING:
+        return 0 if write.name == "scatter-add" else None
+    dtype = write.operands[0].dtype
     if jnp.issubdtype(dtype, jnp.floating):
         low, high = -np.inf, np.inf
     elif jnp.issubdtype(dtype, jnp.integer):
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     else:
         return None
-    return {"scatter-mul": 1, "scatter-min": high, "scatter-max": low}[name]
+    return {"scatter-mul": 1, "scatter-min": high, "scatter-max": low}[write.name]
 
 
 def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
@@ -86,7 +85,7 @@ def is_same_window(read: Op, write: Op) -> bool:
     """Whether one op reads, of whatever array, the windows that another writes or adds to, clamped
     or dropped alike if they are out of range.
     """
-    if read.name not in {"dynamic_slice", "gather"} or not read.operands:
+    if read.name not in {"dynamic_slice", "gather"}:
         return False
     here, there = read.operands[1:], places(write)
     if len(here) != len(there):
@@ -221,6 +220,16 @@ class Access:
         Rows of a scatter that are out of range read as zero.
         """
         return replaced(self.op, array, *indices)
+
+    def again(self, array: jax.Array, value: jax.Array, *indices: jax.Array) -> jax.Array:
+        """What the op makes of another array and another value, there or at other places."""
+        primitive, params = self.op.primitive, self.op.params
+        assert primitive is not None
+        operands = (
+            (value, *indices) if self.op.name == "dynamic_update_slice" else (*indices, value)
+        )
+        made: jax.Array = primitive.bind(array, *operands, **params)
+        return made
 
 
 def read_window(array: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:

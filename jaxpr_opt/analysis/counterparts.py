@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.routes import Route, Rows, Stacked
-from jaxpr_opt.ir import Constant, Op, Region, Scan, Value, backward_slice, dominates
+from jaxpr_opt.ir import Op, Region, Scan, Value, backward_slice, dominates
 from jaxpr_opt.traits import is_speculable
 
 SMALL = 1024
@@ -53,7 +53,7 @@ def counterparts(scan: Scan, route: Route, wanted: Sequence[Value]) -> Counterpa
         return None
     made = {v for op in ops for v in op.results}
     leaves = {*wanted, *(v for op in ops for v in op.operands)} - made - names.keys()
-    if not all(isinstance(v, Constant) or _is_outside(v, nest, around) for v in leaves):
+    if not all(dominates(v, around) for v in leaves):
         return None
     return Counterparts(names, tuple(ops))
 
@@ -87,11 +87,6 @@ def _stacked(array: Value, depth: int) -> list[tuple[Value, int]]:
         if op.is_terminator and isinstance(around, Scan) and position >= around.num_carries:
             found += _stacked(around.results[position], depth + 1)
     return found
-
-
-def _is_outside(value: Value, nest: Region, around: Scan) -> bool:
-    """Whether a value is there before a nest of loops begins."""
-    return not nest.defines(value) and dominates(value, around)
 
 
 def _is_small(op: Op) -> bool:
