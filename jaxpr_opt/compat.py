@@ -245,6 +245,25 @@ def effects(eqn: Any) -> frozenset[Any]:
     return frozenset(e for e in eqn.effects if not isinstance(e, _core.NamedAxisEffect))
 
 
+def inner_jaxprs(params: Any) -> Iterator[Any]:
+    """The jaxprs in an equation's parameters, open or closed, in tuples and dictionaries too."""
+    for each in params.values() if isinstance(params, dict) else params:
+        if hasattr(getattr(each, "jaxpr", each), "eqns"):
+            yield each
+        elif isinstance(each, tuple | list | dict):
+            yield from inner_jaxprs(each)
+
+
+def manual_axes(ctx: Any) -> dict[str, bool]:
+    """The axes of the mesh in an equation's context that have more than one device, and whether
+    each is manual: its devices run the equation each for itself.
+    """
+    mesh = None if ctx is None else ctx.cur_abstract_mesh
+    if mesh is None or mesh.empty:
+        return {}
+    return {name: name in mesh.manual_axes for name, size in mesh.shape.items() if size > 1}
+
+
 def transposes(info: Any) -> int:
     """How many times JAX has transposed to make an equation: its name stack says
     ``transpose(...)``.

@@ -12,6 +12,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.constants import strong
 from jaxpr_opt.analysis.cuts import Cut, available
+from jaxpr_opt.analysis.devices import is_partly_manual
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.routes import Route, Rows, Split, Stacked, routes
 from jaxpr_opt.ir import Cond, Op, Outcome, Region, Scan, Stack, Stream, Value, reads
@@ -162,7 +163,12 @@ def _unread(gone: set[Value], ways: Iterable[Route], rw: Rewriter) -> None:
 
 
 def _home(scan: Scan, row: Value) -> Region:
-    """The branch in which a row is read, if that is one, else the body."""
+    """The branch in which a row is read, if that is one, else the body.
+
+    The body, too, where XLA may insert collectives: devices may take different branches.
+    """
+    if is_partly_manual(scan):
+        return scan.body
     homes: set[Region] = set()
     for use in row.uses:
         region = use.op.region

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
+from jaxpr_opt import compat
+from jaxpr_opt.analysis.devices import is_manual, is_partly_manual, is_replicated
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.ir import TERMINATOR, UNDEFINED, Call, Op, Remat, While
+from jaxpr_opt.ir import TERMINATOR, UNDEFINED, Call, Op, Remat, Value, While
 
 SPREADING = frozenset({"broadcast_in_dim", "iota", UNDEFINED})
 """Results are larger than what they are made from, which costs nothing to redo."""
@@ -99,6 +102,25 @@ COLLECTIVE = frozenset({
 """Every device of an axis must take part: which branch they are in and how often they run must not
 change."""
 
+LOCAL = TOTAL | ARRANGING | frozenset({
+    "addupdate", "approx_top_k", "axis_index", "cholesky_update", "dim_as_value", "dimension_size",
+    "eig", "eigh", "empty", "empty2", "from_edtype", "geqp3", "geqrf", "get", "hessenberg",
+    "householder_product", "igamma_grad_a", "iota_2x32_shape", "layout_constraint", "lu",
+    "lu_pivots_to_permutation", "optimization_barrier", "ormqr", "polynomial", "pvary", "qr",
+    "random_clone", "random_gamma", "regularized_incomplete_beta", "rng_bit_generator",
+    "rng_uniform", "scaled_dot", "schur", "select_and_scatter", "svd", "swap",
+    "symmetric_product", "to_edtype", "tridiagonal", "tridiagonal_solve", "zeros_like",
+})  # fmt: skip
+"""A device computes them by itself from its own operands, where several run them."""
+
+TRANSPARENT = frozenset({
+    "checkpoint", "closed_call", "composite", "cond", "core_call", "core_closed_call",
+    "custom_jvp_call", "custom_lin", "custom_linear_solve", "custom_vjp_call", "custom_vmap_call",
+    "eval_jaxpr", "jit", "linear_call", "optimized", "reduce", "reduce_window", "remat", "remat2",
+    "run_state", "scan", "shard_map", "while",
+})  # fmt: skip
+"""They run the jaxprs in their parameters and nothing else."""
+
 ANCHORED = frozenset({"after_all", "create_token", "dce_sink", "optimization_barrier", "tie"})
 """Without effects in JAX's eyes, but meant to stay where they are."""
 
@@ -120,6 +142,51 @@ def is_collective(op: Op) -> bool:
     `_done`.
     """
     return _names_collective(op.name)
+
+
+@remembered
+def communicates(op: Op) -> bool:
+    """Whether devices may wait for each other in the op or in anything inside it.
+
+    Jaxprs in parameters are looked into.  What cannot be looked into may wait, where several
+    devices run it.
+    """
+    unknown = _waits(op)
+    return unknown is True or (unknown is None and is_manual(op))
+
+
+def _waits(op: Op) -> bool | None:
+    """Whether the op, with everything inside it, holds a collective; None if that is unknown."""
+    found = [_params_wait(each.name, each.params) for each in op.walk() if not _is_structural(each)]
+    return True if True in found else None if None in found else False
+
+
+def _is_structural(op: Op) -> bool:
+    return bool(op.regions) or op.is_terminator or op.name == UNDEFINED
+
+
+def _params_wait(name: str, params: dict[str, Any]) -> bool | None:
+    """`_waits` of an equation, which may hold jaxprs in its parameters."""
+    if _names_collective(name):
+        return True
+    if name in LOCAL:
+        return False
+    inside = [
+        _params_wait(eqn.primitive.name, eqn.params)
+        for jaxpr in compat.inner_jaxprs(params)
+        for eqn in compat.open_jaxpr(jaxpr).eqns
+    ]
+    if True in inside:
+        return True
+    return False if name in TRANSPARENT and None not in inside else None
+
+
+def may_depend_on(predicate: Value, ops: Iterable[Op], at: Op) -> bool:
+    """Whether ops at the place of `at` may run, or not, as a predicate says: all devices have the
+    same predicate, or none waits for another in the ops.
+    """
+    alone = not is_partly_manual(at) and not any(communicates(op) for op in ops)
+    return alone or is_replicated(predicate, at)
 
 
 @functools.cache
@@ -172,9 +239,7 @@ def can_move(op: Op) -> bool:
     """Whether the op, with everything inside it, may run earlier or later under the same
     conditions and as often.
     """
-    return all(
-        (is_pure(each) or each.is_terminator) and not is_collective(each) for each in op.walk()
-    )
+    return not communicates(op) and all(is_pure(each) or each.is_terminator for each in op.walk())
 
 
 @remembered

@@ -23,8 +23,8 @@ Sound when
    streams, counters and outer values (then the number of steps is computed before the loop; the
    last step taken ends it, so that a predicate that comes back to true is no obstacle: the cond
    stays in the body for those in between),
-3. the predicate has no effects and ends, nor has a skipped step effects; if a step communicates,
-   all devices agree on the predicate,
+3. the predicate has no effects and ends, nor has a skipped step effects; if devices may wait for
+   each other in a step (it has a collective, or XLA may insert one), all have the same predicate,
 4. what a skipped step stacks is unspecified, or computed from kept carries and outer values, or
    from the predicate,
 5. nothing differentiates the loop any more (the final phase): a `while` has no transpose,
@@ -50,14 +50,13 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.access import WRITES, access, read_window, write_window
-from jaxpr_opt.analysis.devices import agreed
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skips
 from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, reads
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_arithmetic, is_collective, is_pure
+from jaxpr_opt.traits import is_arithmetic, is_pure, may_depend_on
 
 MIN_STEP_BYTES = 4096
 """A step that makes less than this is not worth a question: one step of an XLA:CPU loop costs
@@ -105,8 +104,8 @@ class ExitLoopEarly(Pass):
             return f"it has {scan.length} steps"
         if scan.params["unroll"] != 1:
             return "it is unrolled on request"
-        if any(is_collective(op) for op in scan.body.walk()) and not agreed(skip.predicate, scan):
-            return "a step communicates, so every device must take part in it"
+        if not may_depend_on(skip.predicate, scan.body.ops, scan):
+            return "a step communicates, or XLA may let it, so every device must take part in it"
         if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):
             return "a step has effects"
         if skip.kind == "upfront" and first_rows(skip) is None:

@@ -27,7 +27,8 @@ Sound when
 2. whatever reads the stacked value reads it row by row, in loops that skip under the same
    predicate and whose stacks then do not depend on it, so that rows of steps that are skipped are
    never looked at;
-3. a step has no effects and does not communicate.
+3. a step has no effects and does not communicate; where XLA may insert collectives into it, all
+   devices have the same predicate.
 
 It fires only if a stack would otherwise keep the loop from stopping early.
 """
@@ -49,7 +50,7 @@ from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_source
 from jaxpr_opt.ir import Op, Scan, Stack, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import can_move
+from jaxpr_opt.traits import can_move, may_depend_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +84,8 @@ class IsolateSkippedSteps(Pass):
         skip = match.skip
         if not all(can_move(op) or op.is_terminator for op in skip.scan.body.ops):
             return "a step has effects or communicates"
+        if not may_depend_on(skip.predicate, skip.scan.body.ops, skip.scan):
+            return "XLA may let a step communicate, so every device must take part in it"
         for stack in match.stacks:
             for use in stack.result.uses:
                 if not _unread_when_skipped(use.op, stack, skip):

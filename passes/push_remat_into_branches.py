@@ -20,7 +20,8 @@ After::
 Sound when
 
 1. the remat holds one cond, and otherwise only cheap ops, few enough to be repeated in each branch;
-2. nothing in it has effects or communicates;
+2. nothing in it has effects or communicates; where XLA may insert collectives beside the cond, all
+   devices take the same branch;
 3. the selector comes from outside, or is made by cheap ops: they are repeated outside too.
 
 A remat of nothing but moved or spread out values is no remat: there is nothing to recompute.
@@ -38,7 +39,7 @@ from typing import ClassVar
 from jaxpr_opt.ir import Cond, Op, Region, Remat, Use, Value, backward_slice
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import can_move, is_cheap, moves
+from jaxpr_opt.traits import can_move, is_cheap, may_depend_on, moves
 
 MAX_REPEATED = 32
 """Ops beside the cond: more would make the program too large."""
@@ -110,6 +111,8 @@ def _why_outside(remat: Remat, cond: Cond) -> str | None:
         return f"{len(before) + len(after)} ops beside the cond would be repeated in each branch"
     if not can_move(remat):  # (2)
         return "a branch has effects or communicates"
+    if not may_depend_on(cond.selector, (*before, *after), remat):
+        return "XLA may let what is beside the cond communicate, so every device must run it"
     return None
 
 

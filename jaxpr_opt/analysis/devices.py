@@ -1,4 +1,9 @@
-"""What is known of the devices that a program runs on, and of the XLA that compiles for them."""
+"""What is known of the devices that a program runs on, and of the XLA that compiles for them.
+
+In a `shard_map` each device of a manual axis decides for itself which branch it takes and how many
+steps of a loop it runs.  If an axis of the mesh is not manual, XLA partitions the body along that
+axis and inserts collectives into it, which nobody sees in the program.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +12,50 @@ from typing import Literal
 import jax
 
 from jaxpr_opt import compat
-from jaxpr_opt.ir import Op, Value, enclosing_shard_map
+from jaxpr_opt.ir import Call, Op, Value, enclosing_shard_map
 
 Fence = Literal["barrier", "division"]
 """See `jaxpr_opt.fences`."""
 
 
-def agreed(value: Value, op: Op) -> bool:
-    """Whether a value read by `op` is known to be the same on every device of the mesh around it.
+def is_manual(op: Op) -> bool:
+    """Whether several devices run the op, each for itself."""
+    return any(_axes(op).values())
 
-    JAX tracks in types over which axes a value varies, unless told not to (`check_vma=False`).
+
+def is_partly_manual(op: Op) -> bool:
+    """Whether several devices run the op, each for itself, and XLA may insert collectives, as it
+    partitions the op along other axes of the mesh.
     """
+    return len(set(_axes(op).values())) == 2
+
+
+def _axes(op: Op) -> dict[str, bool]:
     around = enclosing_shard_map(op)
-    if around is None or not around.params["check_vma"]:
-        return False
+    axes = compat.manual_axes(op.source.ctx)
+    if around is not None:
+        manual = around.params["newly_manual_axes"]
+        shape = around.params["mesh"].shape
+        axes = {a: axes.get(a, False) or a in manual for a, n in shape.items() if n > 1}
+    return axes
+
+
+def is_replicated(value: Value, op: Op) -> bool:
+    """Whether a value read by `op` is known to be the same on every device of the manual axes.
+
+    JAX tracks in types over which axes a value varies, unless told not to (`check_vma=False`) in a
+    `shard_map` around it.
+    """
     varying = getattr(getattr(value.aval, "manual_axis_type", None), "varying", None)
-    return varying is not None and not varying
+    around = enclosing_shard_map(op)
+    return varying is not None and not varying and around is not None and _is_checked(around)
+
+
+def _is_checked(shard_map: Call) -> bool:
+    """Whether a `shard_map`, and those around it, track over which axes values vary."""
+    around = enclosing_shard_map(shard_map)
+    outside = not is_manual(shard_map) if around is None else _is_checked(around)
+    return bool(shard_map.params["check_vma"]) and outside
 
 
 def fence() -> Fence | None:

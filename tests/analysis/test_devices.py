@@ -1,0 +1,186 @@
+"""Which ops devices may wait for each other in, and which predicates they are known to share."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from jaxpr_opt.analysis.devices import is_manual, is_partly_manual, is_replicated
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
+from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
+from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
+from jaxpr_opt.testing import check_refuses, run_alone, traced
+from jaxpr_opt.traits import can_move, communicates
+
+ROWS, COLUMNS = PartitionSpec("x"), PartitionSpec(None, "y")
+
+
+def on_devices(fun, *, manual="x", y=2, check=False):
+    """`fun` in a `shard_map` over some axes of a mesh of 4 by `y` devices."""
+    mesh = AbstractMesh((4, y), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    specs = {"in_specs": ROWS, "out_specs": ROWS, "check_vma": check}
+    return jax.shard_map(fun, mesh=mesh, axis_names=set(manual), **specs)
+
+
+def ops(fun, *types, name):
+    """The ops of that name in a program."""
+    return [op for op in import_jaxpr(traced(fun, *types)).walk() if op.name == name]
+
+
+def hidden(inner, kind):
+    """`inner` behind a custom rule, which stays one opaque op until the final phase."""
+    if kind == "custom_vmap":
+        made = jax.custom_batching.custom_vmap(inner)
+        made.def_vmap(lambda _, batched, v: (inner(v), batched[0]))
+    elif kind == "custom_vjp":
+        made = jax.custom_vjp(inner)
+        made.defvjp(lambda v: (inner(v), None), lambda _, ct: (ct,))
+    elif kind == "custom_jvp":
+        made = jax.custom_jvp(inner)
+        made.defjvp(lambda p, t: (inner(*p), *t))
+    else:
+        made = hidden(hidden(inner, "custom_jvp"), "custom_vjp")
+    return made
+
+
+sums = functools.partial(lax.psum, axis_name="x")
+
+
+def looped(v):
+    return lax.fori_loop(0, 3, lambda _, c: sums(c), v)
+
+
+@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp", "custom_vmap", "nested"])
+@pytest.mark.parametrize(("inner", "found"), [(sums, True), (looped, True), (jnp.sin, False)])
+def test_collectives_in_opaque_ops(kind, inner, found):
+    name = {"custom_vmap": "custom_vmap_call", "custom_jvp": "custom_jvp_call"}
+    (op,) = ops(
+        on_devices(hidden(inner, kind), manual="xy"),
+        "f32[8]",
+        name=name.get(kind, "custom_vjp_call"),
+    )
+    assert communicates(op) is found
+    assert can_move(op) is not found
+
+
+def test_what_cannot_be_looked_into_may_communicate_where_several_devices_run_it():
+    call = lambda x: jax.ffi.ffi_call("unknown", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+    (alone_,) = ops(call, "f32[8]", name="ffi_call")
+    assert not communicates(alone_)
+    (mapped,) = ops(on_devices(call), "f32[8]", name="ffi_call")
+    assert communicates(mapped)
+    (known,) = ops(on_devices(jnp.linalg.eigh), "f32[8,2,2]", name="eigh")
+    assert not communicates(known)
+
+
+def test_manual_axes():
+    """An axis of one device does not matter; in a nest of `shard_map`s axes add up."""
+    nested = jax.shard_map(jnp.sin, in_specs=COLUMNS, out_specs=COLUMNS)
+    for fun, manual, partly in (
+        (jnp.sin, False, False),
+        (on_devices(jnp.sin), True, True),
+        (on_devices(jnp.sin, y=1), True, False),
+        (on_devices(jnp.sin, manual="xy"), True, False),
+        (on_devices(nested), True, False),
+    ):
+        (op,) = ops(fun, "f32[8,2]", name="sin")
+        assert (is_manual(op), is_partly_manual(op)) == (manual, partly)
+
+
+def test_predicates_that_all_devices_share():
+    """Only where every `shard_map` around tracks over which axes values vary."""
+    for check in (True, False):
+        (op,) = ops(on_devices(lambda x: jnp.sin(sums(x)) + x, check=check), "f32[8]", name="sin")
+        assert is_replicated(op.result, op) is check
+        (op,) = ops(on_devices(jnp.sin, check=check), "f32[8]", name="sin")
+        assert not is_replicated(op.result, op)
+        inner = lambda x: jnp.sin(lax.psum(x, ("x", "y") if check else "y")) + x  # noqa: B023
+        nested = jax.shard_map(inner, in_specs=COLUMNS, out_specs=COLUMNS, axis_names={"y"})
+        (op,) = ops(on_devices(nested, check=check), "f32[8,2]", name="sin")
+        assert is_replicated(op.result, op) is check
+
+
+# ------------------------------------------------- passes that make ops depend on a predicate
+
+
+def stopping(bound):
+    """A loop that stops for good, with steps in which XLA may insert a collective."""
+
+    def run(c):
+        stop = bound(c)
+        step = lambda c, t: (jnp.where(t < stop, jnp.roll(c, 1, axis=1), c), None)
+        return lax.scan(step, c, lax.iota(jnp.int32, 5))[0]
+
+    return run
+
+
+def varies(c):
+    return jnp.max(c).astype(jnp.int32)
+
+
+SIZES = "f32[8,2048]"
+
+
+def expect(each, program, types, fires, because):
+    """The pass fires, or says why not.  Numbers are compared on real devices, in tests/sharding."""
+    if not fires:
+        check_refuses(each, program, types, because=because)
+        return
+    graph = import_jaxpr(traced(program, types), each.phase)
+    assert run_alone((each,), graph).record(each.name, each.cleanup).rewrites
+
+
+@pytest.mark.parametrize(
+    ("options", "fires"),
+    [({}, False), ({"y": 1}, True), ({"manual": "xy"}, True)],
+)
+def test_exit_loop_early(options, fires):
+    """XLA rolls along the axis that is not manual by a collective in each step."""
+    program = on_devices(stopping(varies), **options)
+    expect(ExitLoopEarly(), program, SIZES, fires, "every device must take part")
+
+
+@pytest.mark.parametrize(("hides", "fires"), [(sums, False), (jnp.sin, True)])
+def test_isolate_skipped_steps_with_opaque_ops(hides, fires):
+    program = on_devices(batched(hidden(hides, "custom_vjp")), manual="xy")
+    expect(IsolateSkippedSteps(), program, SIZES, fires, "a step has effects or communicates")
+
+
+def test_isolate_skipped_steps():
+    program = on_devices(batched(jnp.sin))
+    expect(IsolateSkippedSteps(), program, SIZES, False, "XLA may let a step communicate")
+
+
+def batched(inner):
+    """A loop over a batch that hands what it computes to a loop back."""
+
+    def run(c):
+        xs = jnp.stack([c] * 5)
+
+        def body(c, x):
+            p = x > 1
+            return jnp.where(p, inner(c), c), (jnp.cos(c) * x, p)
+
+        c, rows = lax.scan(body, c, xs)
+        back = lambda a, row: (jnp.where(row[1], a * row[0], a), None)
+        return lax.scan(back, c, rows, reverse=True)[0]
+
+    return run
+
+
+@pytest.mark.parametrize(("options", "fires"), [({}, False), ({"manual": "xy"}, True)])
+def test_push_remat_into_branches(options, fires):
+    """What is beside the cond would run on some devices only."""
+
+    @jax.checkpoint
+    def run(x):
+        y = lax.rev(x, (1,))
+        small = lax.index_in_dim(y, 0)[0, 0] < 3
+        return lax.cond(small, lambda: jnp.sin(y), lambda: x) + 1
+
+    program = on_devices(run, **options)
+    expect(PushRematIntoBranches(), program, SIZES, fires, "every device must run")
