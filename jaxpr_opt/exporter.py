@@ -30,6 +30,7 @@ from jaxpr_opt.ir import (
     Value,
     While,
 )
+from jaxpr_opt.parameters import shard_map_options
 
 Environment = dict[Value, Any]
 Rule = Callable[[Any, Environment], Sequence[Any]]
@@ -138,14 +139,8 @@ def _remat(op: Remat, env: Environment) -> Sequence[Any]:
 def _call(op: Call, env: Environment) -> Sequence[Any]:
     args = [_read(env, v) for v in op.operands]
     if op.name == "shard_map":
-        params = op.params
         mapped: Callable[..., Any] = jax.shard_map(
-            lambda *xs: tuple(evaluate(op.body, xs, {})),
-            mesh=params["mesh"],
-            in_specs=tuple(params["in_specs"]),
-            out_specs=tuple(params["out_specs"]),
-            check_vma=params["check_vma"],
-            axis_names=params["newly_manual_axes"],
+            lambda *xs: tuple(evaluate(op.body, xs, {})), **shard_map_options(op)
         )
         return list(mapped(*args))
     jaxpr = compat.trace(lambda *xs: evaluate(op.body, xs, {}), [v.aval for v in op.body.params])

@@ -37,6 +37,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jax.extend.core import Primitive
 
+from jaxpr_opt.parameters import length_of, reverse_of
+
 Phase = Literal["differentiable", "differentiated", "final"]
 """What JAX may still do to a program: differentiate it; differentiate it again, as it computes
 cotangents, or is about to; nothing."""
@@ -431,11 +433,11 @@ class Scan(Op):
 
     @property
     def length(self) -> int:
-        return int(self.params["length"])
+        return length_of(self)
 
     @property
     def reverse(self) -> bool:
-        return bool(self.params["reverse"])
+        return reverse_of(self)
 
     @property
     def carries(self) -> tuple[Carry, ...]:

@@ -54,6 +54,7 @@ from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.masks import Prefix, implies, prefix, steps_mask, tested_value
 from jaxpr_opt.analysis.skips import Skip, find_skips, predicate_root
 from jaxpr_opt.ir import UNDEFINED, Carry, Cond, Op, Scan, Stack, Value, backward_slice, reads
+from jaxpr_opt.parameters import unroll_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_pure, is_speculable
@@ -138,7 +139,7 @@ def _plan(outer: Scan, nest: Nest) -> _Plan | str:
     inner, skip = nest.inner, nest.skip
     if not outer.length or not inner.length or outer.reverse != inner.reverse:
         return "a loop is empty, or the two run in opposite directions"
-    if any(loop.params["unroll"] != 1 for loop in (outer, inner)):
+    if any(unroll_of(loop) != 1 for loop in (outer, inner)):
         return "it is unrolled on request"
     if skip.counters or any(not is_pure(op) and not op.is_terminator for op in outer.body.walk()):
         return "the outer step does more than running the inner loop"

@@ -54,6 +54,7 @@ from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skips
 from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, reads
+from jaxpr_opt.parameters import unroll_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_arithmetic, is_pure, may_depend_on
@@ -102,7 +103,7 @@ class ExitLoopEarly(Pass):
             return skip
         if scan.length < 2:
             return f"it has {scan.length} steps"
-        if scan.params["unroll"] != 1:
+        if unroll_of(scan) != 1:
             return "it is unrolled on request"
         if not may_depend_on(skip.predicate, scan.body.ops, scan):
             return "a step communicates, or XLA may let it, so every device must take part in it"

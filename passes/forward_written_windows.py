@@ -39,6 +39,7 @@ from jax import lax
 from jaxpr_opt.analysis.access import Access, access, is_same_window
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.ir import Op
+from jaxpr_opt.parameters import fill_value_of, mode_of, numbers_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -71,7 +72,7 @@ class ForwardWrittenWindows(Pass):
         op = match.op
         if not _may_be_filled(op, match.write):
             return None
-        if op.params["fill_value"] is None or not isinstance(op.result.dtype, np.dtype):
+        if fill_value_of(op) is None or not isinstance(op.result.dtype, np.dtype):
             return f"what {op.name} fills in is not a number"  # (2)
         if max(match.write.array.shape) > np.iinfo(op.operands[1].dtype).max:
             return "the index cannot tell all places"  # (2)
@@ -88,7 +89,7 @@ class ForwardWrittenWindows(Pass):
                 value = lax.add(write.read(array, *indices), value)
             if not _may_be_filled(read, write):
                 return value
-            filled = lax.full_like(value, read.params["fill_value"])
+            filled = lax.full_like(value, fill_value_of(read))
             return lax.select_n(_in_range(write, *indices), filled, value)
 
         operands = (write.value, write.array, *write.indices)
@@ -98,13 +99,13 @@ class ForwardWrittenWindows(Pass):
 
 def _may_be_filled(read: Op, write: Access) -> bool:
     """Whether what is read may be out of range, and a number stands for it then."""
-    dropped = read.params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
+    dropped = mode_of(read) == lax.GatherScatterMode.FILL_OR_DROP
     return dropped and not write.is_located
 
 
 def _in_range(write: Access, index: jax.Array) -> jax.Array:
     """Which elements of its value a scatter does not drop."""
-    numbers = write.op.params["dimension_numbers"]
+    numbers = numbers_of(write.op)
     axes = numbers.scatter_dims_to_operand_dims
     last = [write.array.shape[d] - write.window[d].size for d in axes]
     rows = jnp.all((index >= 0) & (index <= jnp.array(last, index.dtype)), axis=-1)

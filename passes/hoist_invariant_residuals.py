@@ -58,6 +58,7 @@ from jax.extend.core.primitives import broadcast_in_dim_p
 from jaxpr_opt.analysis.constants import identity, is_undefined
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
+from jaxpr_opt.parameters import broadcast_dimensions_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import ARRANGING, can_move, is_arithmetic, spreads
@@ -202,12 +203,12 @@ def _row(stream: Stream, scan: Scan) -> Maker | None:
         return None
     if op.name == UNDEFINED:
         return lambda rw: rw.place(Op(UNDEFINED, (), [aval]), scan).result
-    if op.name != "broadcast_in_dim" or 0 in op.params["broadcast_dimensions"]:
+    if op.name != "broadcast_in_dim" or 0 in broadcast_dimensions_of(op):
         return None
     (source,) = op.operands
     if source.aval == aval:
         return _just(source)
-    dimensions = [d - 1 for d in op.params["broadcast_dimensions"]]
+    dimensions = [d - 1 for d in broadcast_dimensions_of(op)]
     return lambda rw: _broadcast(rw, source, aval, dimensions, scan)
 
 

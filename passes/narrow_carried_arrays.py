@@ -63,6 +63,7 @@ from jaxpr_opt.analysis.buffers import (
 )
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.ir import Carry, Op, Scan, Value
+from jaxpr_opt.parameters import has_numbers
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -238,7 +239,7 @@ class _Again:
         start = access.window[axis].start
         assert start is not None
         row = start.offset - self.rows.start.offset
-        if not access.is_located and "dimension_numbers" in access.op.params:
+        if not access.is_located and has_numbers(access.op):
             return self._indexed(array, row, *rest)
         count = len(access.indices)
         starts: list[Any] = access.starts(*rest[:count])

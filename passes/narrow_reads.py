@@ -54,6 +54,7 @@ from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.parts import Part, PartAt, part, stacked_by
 from jaxpr_opt.analysis.predicates import AtWindow, predicate_at, spread_at
 from jaxpr_opt.ir import Op, Value
+from jaxpr_opt.parameters import fill_value_of, mode_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -190,9 +191,9 @@ def _spread_out(match: ReadOfBroadcast) -> tuple[Code, tuple[Value, ...]]:
 
 def _fill(read: Op) -> Any:
     """What stands for rows out of range, if they are filled."""
-    if read.params.get("mode") != lax.GatherScatterMode.FILL_OR_DROP:
+    if mode_of(read) != lax.GatherScatterMode.FILL_OR_DROP:
         return None
-    number = read.params["fill_value"]
+    number = fill_value_of(read)
     return "unknown" if number is None else number
 
 

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.ir import Cond, Op, Region, Remat, Use, Value, backward_slice
+from jaxpr_opt.parameters import with_one_cse_flag
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import can_move, is_cheap, may_depend_on, moves
@@ -150,10 +151,7 @@ def _recomputed(inner: Region, outputs: list[Value], like: Remat, rw: Rewriter) 
     region = rw.new_region()
     inside = list(dict.fromkeys(v for v in outputs if inner.defines(v)))
     rw.set_outputs(inner, inside)
-    cse = like.params[
-        "prevent_cse"
-    ]  # one flag for each operand, which are others now, or one for all
-    params = {**like.params, "prevent_cse": any(cse) if isinstance(cse, tuple) else cse}
+    params = with_one_cse_flag(like)  # its operands are others now
     made = Remat("remat", (), [v.aval for v in inside], primitive=like.primitive, params=params,
                  regions=[inner], source=like.source)  # fmt: skip
     rw.place(made, region.terminator)

@@ -44,6 +44,7 @@ from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.induction import affine, bounds
 from jaxpr_opt.analysis.predicates import spread
 from jaxpr_opt.ir import Op, Scan, Value, While
+from jaxpr_opt.parameters import axes_of, mode_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import ELEMENTWISE
@@ -174,13 +175,13 @@ def _only_summand(op: Op) -> Access | None:
         return None
     touched = [axis for axis, n in enumerate(write.array.shape) if write.sizes[axis] != n]
     one = all(write.sizes[axis] == 1 for axis in touched)
-    alone = tuple(touched) == tuple(op.params["axes"]) and len(touched) == 1
+    alone = tuple(touched) == axes_of(op) and len(touched) == 1
     return write if one and alone and uniform(write.array) == 0 else None
 
 
 def _is_never_dropped(write: Access) -> bool:
     """Whether what is out of range is written to the nearest place."""
-    return write.op.params.get("mode", CLIP) == CLIP or write.is_located
+    return mode_of(write.op) in {None, CLIP} or write.is_located
 
 
 def _read(write: Access, op: Op, rw: Rewriter) -> Value:

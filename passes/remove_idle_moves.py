@@ -24,13 +24,14 @@ Source: the algebra of XLA's simplifier; done here for other passes to see throu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from jaxpr_opt.ir import Op, Value, phase_of
+from jaxpr_opt.parameters import axes_of, is_in_order, is_resharded, padding_of, permutation_of
 from jaxpr_opt.passes.simplify import Identity, Law, Laws, Simplify, involution
 
 
@@ -45,28 +46,31 @@ def first(op: Op) -> Value:
     return op.operands[0]
 
 
-def first_if(**params: Any) -> Law:
-    """The first operand, if the parameters have these values."""
-    return lambda op: first(op) if all(op.params[k] == v for k, v in params.items()) else None
+def first_if(holds: Callable[[Op], bool]) -> Law:
+    """The first operand, if something holds of the op."""
+    return lambda op: first(op) if holds(op) else None
+
+
+def reduces_nothing(op: Op) -> bool:
+    """Whether no axis is reduced."""
+    return not axes_of(op)
 
 
 def transposed_back(op: Op) -> Value | None:
     """A permutation that changes nothing, or takes back the one before."""
-    permutation = tuple(op.params["permutation"])
+    permutation = permutation_of(op)
     if permutation == tuple(range(len(permutation))):
         return op.operands[0]
     inner = op.operands[0].op
     if inner is None or inner.name != "transpose":
         return None
-    twice = tuple(inner.params["permutation"][i] for i in permutation)
+    twice = tuple(permutation_of(inner)[i] for i in permutation)
     return inner.operands[0] if twice == tuple(range(len(twice))) else None
 
 
 def unpadded(op: Op) -> Value | None:
     """A pad by nothing."""
-    return (
-        op.operands[0] if all(each == (0, 0, 0) for each in op.params["padding_config"]) else None
-    )
+    return op.operands[0] if all(each == (0, 0, 0) for each in padding_of(op)) else None
 
 
 def overwritten(op: Op) -> Value:
@@ -77,7 +81,7 @@ def overwritten(op: Op) -> Value:
 def reshaped_twice(op: Op) -> tuple[Value, ...] | None:
     """The law reshape(reshape(x)) = reshape(x), also for a squeeze, and axes of size 1 added."""
     inner = op.operands[0].op
-    plain = op.params.get("dimensions") is None
+    plain = is_in_order(op)
     return inner.operands if plain and inner is not None and _keeps_order(inner) else None
 
 
@@ -91,10 +95,10 @@ def squeezed_back(op: Op) -> Value | None:
 
 def _keeps_order(op: Op) -> bool:
     """Whether the op gives the elements of its operand another shape, in row-major order."""
-    if op.params.get("sharding") is not None:
+    if is_resharded(op):
         return False
     if op.name == "reshape":
-        return op.params.get("dimensions") is None
+        return is_in_order(op)
     if op.name == "broadcast_in_dim":  # its dimensions are in order
         return len(op.operands) == 1 and op.operands[0].size == op.result.size
     return op.name == "squeeze"
@@ -110,10 +114,10 @@ LAWS: Laws = {
     "dynamic_update_slice": (overwritten,),
     "name": (first,),
     "pad": (unpadded,),
-    "reduce_max": (first_if(axes=()),),
-    "reduce_min": (first_if(axes=()),),
-    "reduce_sum": (first_if(axes=()),),
-    "reshape": (first_if(dimensions=None), reshaped_twice),
+    "reduce_max": (first_if(reduces_nothing),),
+    "reduce_min": (first_if(reduces_nothing),),
+    "reduce_sum": (first_if(reduces_nothing),),
+    "reshape": (first_if(is_in_order), reshaped_twice),
     "rev": (involution,),
     "slice": (first,),
     "squeeze": (first, squeezed_back),

@@ -42,6 +42,7 @@ from jax import lax
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.induction import bounds, decide
 from jaxpr_opt.ir import Op, Value
+from jaxpr_opt.parameters import exponent_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -109,7 +110,7 @@ def idempotent(op: Op) -> Value | None:
 
 def first_power(op: Op) -> Value | None:
     """The law x^1 = x."""
-    return op.operands[0] if op.params["y"] == 1 else None
+    return op.operands[0] if exponent_of(op) == 1 else None
 
 
 def involution(op: Op) -> Value | None:

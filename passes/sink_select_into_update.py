@@ -53,6 +53,7 @@ from jaxpr_opt.analysis.access import Access, access, combined, neutral
 from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.journal import Waste
+from jaxpr_opt.parameters import mode_of, numbers_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -183,13 +184,12 @@ def _dropped(
     array: Value, which: Value, case: int, write: Access, anchor: Op, rw: Rewriter
 ) -> Value | None:
     """The write into `array`; where `which` does not say `case`, out of range."""
-    params = write.op.params
-    if write.is_located or params.get("mode") != lax.GatherScatterMode.FILL_OR_DROP:
+    if write.is_located or mode_of(write.op) != lax.GatherScatterMode.FILL_OR_DROP:
         return None
     if neutral(write.op) is not None:
         return None  # nothing is read, and under `vmap` one window for all rows stays that
     rows = predicate_of_rows(write, which)
-    axes = params["dimension_numbers"].scatter_dims_to_operand_dims
+    axes = numbers_of(write.op).scatter_dims_to_operand_dims
     outside = max(array.shape)
     if rows is None or not axes or outside > np.iinfo(write.indices[0].dtype).max:
         return None

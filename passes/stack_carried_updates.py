@@ -80,6 +80,7 @@ from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.sliding import Window, sliding
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.journal import Waste
+from jaxpr_opt.parameters import broadcast_dimensions_of, dimension_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -205,7 +206,7 @@ def _comes_apart(found: Buffer, window: Window) -> bool:
     axis, made = window.axis, original(found.carry.init).op
     if window.entering or made is None or made.name not in PUT_TOGETHER:
         return False
-    along = made.params.get("dimension", made.params.get("axis"))
+    along = dimension_of(made)
     whole = found.carry.result
     reads = [access(user) for user in whole.users]
     in_rows = all(r is not None and r.array is whole and r.sizes[axis] == 1 for r in reads)
@@ -330,7 +331,7 @@ def _number(init: Value, window: Window) -> Any:
             if extent.start.offset < rows.stop and rows.start < extent.start.offset + extent.size:
                 break
         elif op.name == "broadcast_in_dim" and _is_kept(op, axis):
-            axis = op.params["broadcast_dimensions"].index(axis)
+            axis = broadcast_dimensions_of(op).index(axis)
         elif not renames(op):
             break
         array = op.operands[0]
@@ -339,7 +340,7 @@ def _number(init: Value, window: Window) -> Any:
 
 def _is_kept(spread: Op, axis: int) -> bool:
     """Whether an axis of a broadcast is one of its operand, as it was."""
-    dims, (array,) = spread.params["broadcast_dimensions"], spread.operands[:1]
+    dims, (array,) = broadcast_dimensions_of(spread), spread.operands[:1]
     return axis in dims and array.shape[dims.index(axis)] == spread.result.shape[axis]
 
 

@@ -26,6 +26,16 @@ from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.induction import affine, component
 from jaxpr_opt.ir import Op, Value
+from jaxpr_opt.parameters import (
+    alike_in_both,
+    combiner_of,
+    has_numbers,
+    mode_of,
+    numbers_of,
+    slice_sizes_of,
+    starts_of,
+    strides_of,
+)
 
 Kind = Literal["read", "write", "add"]
 
@@ -58,7 +68,7 @@ def neutral(write: Op) -> Any:
 
 def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
     """How a gather reads the windows that a scatter writes."""
-    numbers = scatter.params["dimension_numbers"]
+    numbers = numbers_of(scatter)
     return lax.GatherDimensionNumbers(
         offset_dims=numbers.update_window_dims,
         collapsed_slice_dims=numbers.inserted_window_dims,
@@ -70,7 +80,7 @@ def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
 
 def window_sizes(scatter: Op) -> tuple[int, ...]:
     """The sizes of one window that a scatter writes, along all axes of the array."""
-    numbers, (array, _, update) = scatter.params["dimension_numbers"], scatter.operands
+    numbers, (array, _, update) = numbers_of(scatter), scatter.operands
     missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     kept = (update.shape[axis] for axis in numbers.update_window_dims)
     return tuple(1 if axis in missing else next(kept) for axis in range(len(array.shape)))
@@ -95,8 +105,10 @@ def is_same_window(read: Op, write: Op) -> bool:
     if write.name == "dynamic_update_slice":
         return read.name == "dynamic_slice" and read.result.shape == write.operands[1].shape
     numbers, sizes = mirrored(write), window_sizes(write)
-    wanted = {"dimension_numbers": numbers, "slice_sizes": sizes, "mode": write.params["mode"]}
-    return read.name == "gather" and all(read.params[k] == v for k, v in wanted.items())
+    if read.name != "gather":
+        return False
+    wanted = (numbers, sizes, mode_of(write))
+    return bool((numbers_of(read), slice_sizes_of(read), mode_of(read)) == wanted)
 
 
 def replaced(write: Op, array: jax.Array, *at: jax.Array) -> jax.Array:
@@ -107,21 +119,15 @@ def replaced(write: Op, array: jax.Array, *at: jax.Array) -> jax.Array:
         shape = write.operands[UPDATE[write.name]].shape
         return lax.dynamic_slice(array, at, shape, allow_negative_indices=False)
     (index,), numbers, sizes = at, mirrored(write), window_sizes(write)
-    return lax.gather(array, index, numbers, sizes, fill_value=0, **_alike_in_both(write))
+    return lax.gather(array, index, numbers, sizes, fill_value=0, **alike_in_both(write))
 
 
 def written(write: Op, array: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
     """Another array with another value in the windows that an op writes, adds to or combines."""
     if write.name == "dynamic_update_slice":
         return lax.dynamic_update_slice(array, value, at, allow_negative_indices=False)
-    (index,), numbers = at, write.params["dimension_numbers"]
-    return lax.scatter(array, index, value, numbers, **_alike_in_both(write))
-
-
-def _alike_in_both(scatter: Op) -> dict[str, Any]:
-    """The parameters that a gather and a scatter have in common."""
-    names = ("indices_are_sorted", "unique_indices", "mode")
-    return {name: scatter.params[name] for name in names}
+    (index,), numbers = at, numbers_of(write)
+    return lax.scatter(array, index, value, numbers, **alike_in_both(write))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +205,7 @@ class Access:
         ]
 
     def _start(self, axis: int, indices: Sequence[jax.Array]) -> jax.Array:
-        if "dimension_numbers" not in self.op.params:
+        if not has_numbers(self.op):
             return indices[axis]
         (index,) = indices
         at = (*(0 for _ in index.shape[:-1]), self.component(axis))
@@ -207,7 +213,7 @@ class Access:
 
     def component(self, axis: int) -> int:
         """Which component of its index tells a gather or scatter where it starts along an axis."""
-        numbers = self.op.params["dimension_numbers"]
+        numbers = numbers_of(self.op)
         indexed = getattr(numbers, "start_index_map", None)
         if indexed is None:
             indexed = numbers.scatter_dims_to_operand_dims
@@ -278,12 +284,9 @@ def _is_sharded(value: Value) -> bool:
 
 
 def _slice(op: Op) -> Access | None:
-    if op.params["strides"] is not None and any(s != 1 for s in op.params["strides"]):
+    if any(stride != 1 for stride in strides_of(op)):
         return None
-    window = [
-        Extent(Affine(s), n)
-        for s, n in zip(op.params["start_indices"], op.result.shape, strict=True)
-    ]
+    window = [Extent(Affine(s), n) for s, n in zip(starts_of(op), op.result.shape, strict=True)]
     return _plain(op, "read", op.result, window, ())
 
 
@@ -291,7 +294,7 @@ def _dynamic_slice(op: Op) -> Access:
     array, *starts = op.operands
     window = [
         _extent(affine(s), size, n)
-        for s, size, n in zip(starts, op.params["slice_sizes"], array.shape, strict=True)
+        for s, size, n in zip(starts, slice_sizes_of(op), array.shape, strict=True)
     ]
     return _plain(op, "read", op.result, window, starts)
 
@@ -313,7 +316,7 @@ def _plain(
 
 
 def _gather(op: Op) -> Access | None:
-    numbers = op.params["dimension_numbers"]
+    numbers = numbers_of(op)
     where = _Where(
         numbers.start_index_map,
         numbers.collapsed_slice_dims,
@@ -322,13 +325,13 @@ def _gather(op: Op) -> Access | None:
         numbers.offset_dims,
     )
     array, indices = op.operands
-    return where.access(op, "read", array, indices, op.result, op.params["slice_sizes"])
+    return where.access(op, "read", array, indices, op.result, slice_sizes_of(op))
 
 
 def _scatter(op: Op) -> Access | None:
-    if op.name == "scatter" and op.params.get("update_jaxpr") is not None:
+    if op.name == "scatter" and combiner_of(op) is not None:
         return None
-    numbers = op.params["dimension_numbers"]
+    numbers = numbers_of(op)
     where = _Where(
         numbers.scatter_dims_to_operand_dims,
         numbers.inserted_window_dims,

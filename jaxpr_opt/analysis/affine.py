@@ -9,6 +9,16 @@ from typing import Protocol
 
 from jaxpr_opt.analysis.intervals import Interval
 from jaxpr_opt.ir import Op, Scan, Value
+from jaxpr_opt.parameters import (
+    broadcast_dimensions_of,
+    dimension_of,
+    dimensions_of,
+    is_in_order,
+    permutation_of,
+    slice_sizes_of,
+    starts_of,
+    strides_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +97,7 @@ Rule = Callable[[Search, Op, int], Affine | None]
 
 
 def _iota(_: Search, op: Op, __: int) -> Affine:
-    axis, rank = op.params["dimension"], len(op.result.shape)
+    axis, rank = dimension_of(op), len(op.result.shape)
     return Affine(0, tuple(int(d == axis) for d in range(rank)))
 
 
@@ -159,7 +169,7 @@ def _broadcast(search: Search, op: Op, depth: int) -> Affine | None:
     if source is None:
         return None
     strides = [0] * len(op.result.shape)
-    for d, stride in zip(op.params["broadcast_dimensions"], source.strides, strict=True):
+    for d, stride in zip(broadcast_dimensions_of(op), source.strides, strict=True):
         strides[d] = stride
     return replace(source, strides=tuple(strides))
 
@@ -170,7 +180,7 @@ def _squeezed(search: Search, op: Op, depth: int) -> Affine | None:
 
 
 def _reshape(search: Search, op: Op, depth: int) -> Affine | None:
-    if op.params.get("dimensions") is not None:
+    if not is_in_order(op):
         return None
     return _squeezed(search, op, depth)
 
@@ -204,7 +214,7 @@ def _joined(search: Search, op: Op, depth: int) -> Affine | None:
     source = search.affine(op.operands[0], depth) if len(op.operands) == 1 else None
     if source is None or op.name == "concatenate":
         return source
-    axis = op.params["axis"]
+    axis = dimension_of(op)
     return replace(source, strides=(*source.strides[:axis], 0, *source.strides[axis:]))
 
 
@@ -212,18 +222,18 @@ def _transposed(search: Search, op: Op, depth: int) -> Affine | None:
     source = search.affine(op.operands[0], depth)
     if source is None:
         return None
-    return replace(source, strides=tuple(source.strides[d] for d in op.params["permutation"]))
+    return replace(source, strides=tuple(source.strides[d] for d in permutation_of(op)))
 
 
 def _sliced(search: Search, op: Op, depth: int) -> Affine | None:
-    (array,), starts = op.operands, op.params["start_indices"]
+    (array,), starts = op.operands, starts_of(op)
     source = search.affine(array, depth)
     if source is None and op.result.shape[-1:] == (1,):
         part = search.component(array, starts[-1], depth)
         source = replace(part, strides=(*part.strides, 0)) if part is not None else None
     if source is None:
         return None
-    every = op.params["strides"] or (1,) * len(starts)
+    every = strides_of(op)
     offset = sum(a * s for a, s in zip(starts, source.strides, strict=True))
     strides = tuple(s * k for s, k in zip(source.strides, every, strict=True))
     return Affine(source.offset + offset, strides, source.steps)
@@ -233,7 +243,7 @@ def _reversed(search: Search, op: Op, depth: int) -> Affine | None:
     source = search.affine(op.operands[0], depth)
     if source is None:
         return None
-    turned = set(op.params["dimensions"])
+    turned = set(dimensions_of(op))
     last = sum(source.strides[d] * (op.result.shape[d] - 1) for d in turned)
     strides = tuple(-s if d in turned else s for d, s in enumerate(source.strides))
     return Affine(source.offset + last, strides, source.steps)
@@ -247,7 +257,7 @@ def _read(search: Search, op: Op, depth: int) -> Affine | None:
         return None
     found = Affine(source.offset, source.strides, source.steps)
     for start, stride, n, size in zip(
-        starts, source.strides, array.shape, op.params["slice_sizes"], strict=True
+        starts, source.strides, array.shape, slice_sizes_of(op), strict=True
     ):
         if stride == 0:
             continue

@@ -9,6 +9,7 @@ import numpy as np
 from jaxpr_opt import compat
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.ir import Op, Region, Value
+from jaxpr_opt.parameters import weak_type_of
 from jaxpr_opt.traits import same_in_vectors
 
 DEPTH = 3
@@ -33,7 +34,7 @@ def kind(op: Op) -> Hashable | None:
     if not same_in_vectors(op) or op.primitive is None:
         return None
     if op.name == "convert_element_type" and (
-        op.operands[0].dtype == op.result.dtype or op.params["weak_type"]
+        op.operands[0].dtype == op.result.dtype or weak_type_of(op)
     ):
         return None  # it tells weak types apart, which vectors do not have
     if not all(v.size == 1 and isinstance(v.dtype, np.dtype) for v in values):

@@ -22,6 +22,7 @@ from jax.lax import GatherScatterMode
 from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.constants import identity
 from jaxpr_opt.ir import Carry, Cond, Constant, Op, Region, Scan, Value
+from jaxpr_opt.parameters import has_numbers, mode_of, numbers_of
 from jaxpr_opt.traits import LINEAR_IN
 
 RESHAPING = frozenset(
@@ -147,7 +148,7 @@ class Assumed:
         """Whether a write is dropped, or writes what is there."""
         array, where = op.operands[0], known[1]
         if op.name == "scatter" and isinstance(where, Splat) and 0 not in op.operands[1].shape:
-            drops = op.params["mode"] == GatherScatterMode.FILL_OR_DROP
+            drops = mode_of(op) == GatherScatterMode.FILL_OR_DROP
             if drops and int(where.value) >= max(array.shape):
                 return True
         write = access(op)
@@ -170,13 +171,12 @@ def _mirrors(read: Access, write: Access) -> bool:
     places = [[identity(v) for v in each.indices] for each in (read, write)]
     if places[0] != places[1] or read.sizes != write.sizes:
         return False
-    params, mine = read.op.params, write.op.params
-    if "dimension_numbers" not in params or "dimension_numbers" not in mine:
+    if not has_numbers(read.op) or not has_numbers(write.op):
         return read.op.name == "dynamic_slice" and write.op.name == "dynamic_update_slice"
-    numbers, own = params["dimension_numbers"], mine["dimension_numbers"]
+    numbers, own = numbers_of(read.op), numbers_of(write.op)
     return bool(
         read.axes == write.axes
-        and params["mode"] == mine["mode"]
+        and mode_of(read.op) == mode_of(write.op)
         and numbers.start_index_map == own.scatter_dims_to_operand_dims
         and numbers.operand_batching_dims == own.operand_batching_dims
         and numbers.start_indices_batching_dims == own.scatter_indices_batching_dims

@@ -15,6 +15,7 @@ from math import ceil, log2, prod
 
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While
+from jaxpr_opt.parameters import callee_of, dimension_of, mesh_of, numbers_of, window_dimensions_of
 from jaxpr_opt.traits import ELEMENTWISE, MOVING
 
 
@@ -70,7 +71,7 @@ def cost(item: Op | Region) -> Cost:
         case Remat():
             return cost(item.body)
         case Call():
-            mesh = item.params.get("mesh")
+            mesh = mesh_of(item)
             return (1 if mesh is None else int(mesh.size)) * cost(item.body)
         case _:
             return _first_order(item)
@@ -86,8 +87,8 @@ def _dearest(costs: Iterable[Cost]) -> Cost:
 def _first_order(op: Op) -> Cost:
     if op.is_terminator or op.name == UNDEFINED:
         return Cost()
-    if "call_jaxpr" in op.params:
-        return cost(import_jaxpr(op.params["call_jaxpr"]).body)
+    if callee_of(op) is not None:
+        return cost(import_jaxpr(callee_of(op)).body)
     rule = _rule(op.name)
     moved = sum(v.nbytes for v in (*op.operands, *op.results))
     return Cost(flops=None if rule is None else rule(op), bytes=moved)
@@ -150,20 +151,19 @@ def _scatter(op: Op) -> int:
 
 @flops("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum")
 def _window(op: Op) -> int:
-    return op.results[0].size * int(prod(op.params["window_dimensions"]))
+    return op.results[0].size * int(prod(window_dimensions_of(op)))
 
 
 @flops("sort", "top_k")
 def _sort(op: Op) -> int:
     """Comparisons of a merge sort."""
-    axis = op.params.get("dimension", op.params.get("axis", -1))
-    length = int(op.operands[0].shape[axis])
+    length = int(op.operands[0].shape[dimension_of(op)])
     return op.operands[0].size * ceil(log2(max(length, 2)))
 
 
 @flops("dot_general")
 def _dot_general(op: Op) -> int:
-    (contracted, _), _ = op.params["dimension_numbers"]
+    (contracted, _), _ = numbers_of(op)
     depth = prod(int(op.operands[0].shape[axis]) for axis in contracted)
     return 2 * op.result.size * depth
 
@@ -172,5 +172,5 @@ def _dot_general(op: Op) -> int:
 def _convolution(op: Op) -> int:
     """The kernel already has only the input features of one group."""
     kernel = op.operands[1]
-    features = int(kernel.shape[op.params["dimension_numbers"].rhs_spec[0]])
+    features = int(kernel.shape[numbers_of(op).rhs_spec[0]])
     return 2 * op.result.size * (kernel.size // max(features, 1))

@@ -13,6 +13,7 @@ import jax
 
 from jaxpr_opt import compat
 from jaxpr_opt.ir import Call, Op, Value, enclosing_shard_map
+from jaxpr_opt.parameters import checks_vma, mesh_of, newly_manual_axes_of
 
 Fence = Literal["barrier", "division"]
 """See `jaxpr_opt.fences`."""
@@ -34,8 +35,8 @@ def _axes(op: Op) -> dict[str, bool]:
     around = enclosing_shard_map(op)
     axes = compat.manual_axes(op.source.ctx)
     if around is not None:
-        manual = around.params["newly_manual_axes"]
-        shape = around.params["mesh"].shape
+        manual = newly_manual_axes_of(around)
+        shape = mesh_of(around).shape
         axes = {a: axes.get(a, False) or a in manual for a, n in shape.items() if n > 1}
     return axes
 
@@ -55,7 +56,7 @@ def _is_checked(shard_map: Call) -> bool:
     """Whether a `shard_map`, and those around it, track over which axes values vary."""
     around = enclosing_shard_map(shard_map)
     outside = not is_manual(shard_map) if around is None else _is_checked(around)
-    return bool(shard_map.params["check_vma"]) and outside
+    return checks_vma(shard_map) and outside
 
 
 def fence() -> Fence | None:

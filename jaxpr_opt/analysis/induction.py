@@ -32,6 +32,7 @@ from jaxpr_opt.analysis.intervals import (
     span,
 )
 from jaxpr_opt.ir import Carry, Constant, Op, Scan, Value
+from jaxpr_opt.parameters import dimension_of, is_in_order
 
 MAX_DEPTH = 48
 """Ops looked through on the way from an index to its origin."""
@@ -194,16 +195,16 @@ class _Search:
             lead, *rest = rows.strides
             return Affine(rows.offset, tuple(rest), {**rows.steps, owner: lead})
         last_axis = len(value.shape) - 1
-        if op.name == "concatenate" and op.params["dimension"] == last_axis:
+        if op.name == "concatenate" and dimension_of(op) == last_axis:
             for piece in op.operands:
                 if number < piece.shape[-1]:
                     return self.component(piece, number, depth)
                 number -= piece.shape[-1]
-        if op.name == "stack" and op.params["axis"] == last_axis:
+        if op.name == "stack" and dimension_of(op) == last_axis:
             return self.affine(op.operands[number], depth)
         if op.name == "convert_element_type":
             return self.component(op.operands[0], number, depth)
-        in_order = op.name == "reshape" and op.params.get("dimensions") is None
+        in_order = op.name == "reshape" and is_in_order(op)
         if in_order and op.operands[0].shape[-1:] == value.shape[-1:]:
             source = self.component(op.operands[0], number, depth)
             shapes = op.operands[0].shape[:-1], value.shape[:-1]

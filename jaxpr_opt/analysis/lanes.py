@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.ir import Op, Region, Value
+from jaxpr_opt.parameters import is_in_order, sizes_of, starts_of, strides_of
 
 Lane = tuple[Value, int]
 """An element of a value, counted in row-major order."""
@@ -26,7 +27,7 @@ def _moved(op: Op, array: Value, index: int) -> Lane | None:
             return op.operands[0], index
         case "convert_element_type", _, _ if op.operands[0].dtype == array.dtype:
             return op.operands[0], index  # weak types are not told apart
-        case "reshape", _, _ if op.params["dimensions"] is None:
+        case "reshape", _, _ if is_in_order(op):
             return op.operands[0], index
         case "broadcast_in_dim", _, _ if op.operands[0].size == 1:
             return op.operands[0], 0
@@ -37,7 +38,7 @@ def _moved(op: Op, array: Value, index: int) -> Lane | None:
         case "stack", 1, _:
             return op.operands[index], 0
         case "split", 1, _:
-            return op.operands[0], sum(op.params["sizes"][: op.results.index(array)]) + index
+            return op.operands[0], sum(sizes_of(op)[: op.results.index(array)]) + index
         case "unstack", 0, 1:
             return op.operands[0], op.results.index(array)
     return None
@@ -47,8 +48,7 @@ def _in_window(op: Op, index: int) -> Lane | None:
     """The same of what reads a window of an array, or writes one."""
     array, where = op.operands[0], op.operands[-1]
     if op.name == "slice":
-        strides = op.params["strides"]
-        return array, op.params["start_indices"][0] + index * (strides[0] if strides else 1)
+        return array, starts_of(op)[0] + index * strides_of(op)[0]
     window = op.operands[1] if op.name == "dynamic_update_slice" else op.result
     number = uniform(where)
     if number is None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxpr_opt.analysis.skips import Skip
 from jaxpr_opt.ir import Constant, Op, Value
+from jaxpr_opt.parameters import dimensions_of, starts_of, strides_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +137,8 @@ def _slice(op: Op) -> Prefix | None:
     if inner is None:
         return None
     starts, strides = (
-        op.params["start_indices"],
-        op.params["strides"] or (1,) * len(inner.coefficients),
+        starts_of(op),
+        strides_of(op),
     )
     offset = inner.offset + sum(
         a * start for a, start in zip(inner.coefficients, starts, strict=True)
@@ -147,7 +148,7 @@ def _slice(op: Op) -> Prefix | None:
 
 
 def _squeeze(op: Op) -> Prefix | None:
-    inner, dropped = prefix(op.operands[0]), set(op.params["dimensions"])
+    inner, dropped = prefix(op.operands[0]), set(dimensions_of(op))
     if inner is None:
         return None
     return Prefix(

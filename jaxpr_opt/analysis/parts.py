@@ -14,6 +14,7 @@ from jax import lax
 from jaxpr_opt.analysis.access import Access, access, read_window
 from jaxpr_opt.analysis.buffers import renames
 from jaxpr_opt.ir import Op, Scan, Value
+from jaxpr_opt.parameters import dimension_of, limits_of, permutation_of, starts_of, strides_of
 
 VIEWS = frozenset({"transpose", "rev", "reshape", "slice", "squeeze"})
 """Ops that show elements of their operand in another place."""
@@ -75,12 +76,13 @@ def _indexed(read: Access) -> PartAt | None:
     value, path, order = read.array, [read.op], tuple(range(len(read.window)))
     while (made := value.op) is not None and (made.name == "transpose" or renames(made)):
         if made.name == "transpose":
-            order = tuple(made.params["permutation"][axis] for axis in order)
+            permutation = permutation_of(made)
+            order = tuple(permutation[axis] for axis in order)
         path.append(made)
         value = made.operands[0]
     if made is None or made.name != "concatenate" or not read.is_located:
         return None
-    dimension, offset = made.params["dimension"], 0
+    dimension, offset = dimension_of(made), 0
     axis = order.index(dimension)
     extent = read.window[axis]
     assert extent.start is not None
@@ -96,17 +98,15 @@ def _indexed(read: Access) -> PartAt | None:
 def _sliced(op: Op) -> Part | None:
     if op.name != "slice" or not op.result.shape or 0 in op.result.shape:
         return None
-    params, value = op.params, op.operands[0]
-    strides = params["strides"] or (1,) * len(value.shape)
+    value = op.operands[0]
     bounds = [
-        slice(*each)
-        for each in zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+        slice(*each) for each in zip(starts_of(op), limits_of(op), strides_of(op), strict=True)
     ]
     order, path = tuple(range(len(bounds))), [op]
     while (made := value.op) is not None:
         path.append(made)
         if made.name == "concatenate":
-            axis = made.params["dimension"]
+            axis = dimension_of(made)
             for operand in made.operands:
                 size, taken = operand.shape[axis], bounds[axis]
                 if taken.start >= 0 and taken.stop <= size:
@@ -114,7 +114,7 @@ def _sliced(op: Op) -> Part | None:
                 bounds[axis] = slice(taken.start - size, taken.stop - size, taken.step)
             return None
         if made.name == "transpose":
-            permutation = made.params["permutation"]
+            permutation = permutation_of(made)
             bounds = [bounds[permutation.index(axis)] for axis in range(len(bounds))]
             order = tuple(permutation[axis] for axis in order)
         elif not renames(made):

@@ -27,6 +27,14 @@ from jaxpr_opt.analysis.access import (
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.ir import Carry, Op, Scan, Value
+from jaxpr_opt.parameters import (
+    combiner_of,
+    dimension_of,
+    has_unique_indices,
+    mode_of,
+    numbers_of,
+    padding_of,
+)
 from jaxpr_opt.traits import SUMS
 
 SCATTERS = frozenset({"scatter", "scatter-add"})
@@ -100,11 +108,11 @@ class Piece:
     @property
     def collides(self) -> bool:
         """Whether two windows of a scatter may be the same."""
-        batched = self.op.params["dimension_numbers"].scatter_indices_batching_dims
+        batched = numbers_of(self.op).scatter_indices_batching_dims
         lead = self.indices[0].shape[:-1]
         windows = prod(n for d, n in enumerate(lead) if d not in batched)
-        clamped = self.op.params["mode"] == lax.GatherScatterMode.CLIP
-        return windows > 1 and (clamped or not self.op.params["unique_indices"])
+        clamped = mode_of(self.op) == lax.GatherScatterMode.CLIP
+        return windows > 1 and (clamped or not has_unique_indices(self.op))
 
     @property
     def window(self) -> tuple[Extent, ...]:
@@ -222,7 +230,7 @@ def _link(value: Value) -> Link | None:
     piece = Piece(op, array, update, (index,))
     if op.name == "scatter-add":
         return piece
-    return _written(piece) if op.params.get("update_jaxpr") is None else None  # none applied
+    return _written(piece) if combiner_of(op) is None else None  # none applied
 
 
 def _repeated(scan: Scan, result: Value) -> Pieces | None:
@@ -237,7 +245,7 @@ def _repeated(scan: Scan, result: Value) -> Pieces | None:
 def _padded(op: Op) -> Piece | None:
     """An array with zeros around it."""
     array, filler = op.operands
-    config = op.params["padding_config"]
+    config = padding_of(op)
     if uniform(filler) != 0 or any(low < 0 or high < 0 or inner for low, high, inner in config):
         return None
     return Piece(op, None, array, starts=tuple(low for low, _, _ in config))
@@ -245,7 +253,7 @@ def _padded(op: Op) -> Piece | None:
 
 def _joined(op: Op) -> Piece | None:
     """A concatenation of zeros and one array that is not."""
-    axis, at, found = op.params["dimension"], 0, None
+    axis, at, found = dimension_of(op), 0, None
     for operand in op.operands:
         if uniform(operand) != 0:
             if found is not None:

@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.access import Access
 from jaxpr_opt.ir import Value
+from jaxpr_opt.parameters import broadcast_dimensions_of, numbers_of
 
 AtWindow = Callable[..., jax.Array]
 """Of a value, and of the operands that say where the window is."""
@@ -45,7 +46,7 @@ def predicate_of_rows(window: Access, predicate: Value) -> tuple[Value, AtWindow
     """One truth value for all of the window that a row of indices is for, in the shape of the
     indices of a gather or scatter; None where the window's elements do not agree.
     """
-    numbers = window.op.params["dimension_numbers"]
+    numbers = numbers_of(window.op)
     batch = dict(
         zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     )
@@ -60,7 +61,7 @@ def spread(array: Value) -> tuple[Value, tuple[int, ...]]:
     """What an array is a broadcast of, and which axis of the array each axis of that is."""
     axes = tuple(range(len(array.shape)))
     while array.op is not None and array.op.name == "broadcast_in_dim":
-        axes = tuple(axes[d] for d in array.op.params["broadcast_dimensions"])
+        axes = tuple(axes[d] for d in broadcast_dimensions_of(array.op))
         array = array.op.operands[0]
     return array, axes
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.ir import Op, Scan, Use, Value
+from jaxpr_opt.parameters import is_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def _hop(
         and use.position >= around.num_carries
     ):
         return _follow(around.results[use.position], row, (*hops, Stacked(around)), found, nests)
-    if op.name != "reshape" or op.params.get("dimensions") is not None:
+    if op.name != "reshape" or not is_in_order(op):
         return False
     # Only the leading axes may be reshaped: what they hold, a row, must stay whole.
     lead = len(op.result.shape) - len(row)

@@ -19,6 +19,7 @@ from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.masks import steps_mask
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.ir import Carry, Constant, Op, Scan, Stack, Value
+from jaxpr_opt.parameters import combiner_of
 from jaxpr_opt.traits import is_arithmetic
 
 WORTHWHILE = 2
@@ -181,7 +182,7 @@ def _makes_view(op: Op, scan: Scan) -> bool:
 
 
 def _is_write(op: Op) -> bool:
-    if op.name not in UPDATE or (op.name == "scatter" and op.params.get("update_jaxpr")):
+    if op.name not in UPDATE or (op.name == "scatter" and combiner_of(op)):
         return False
     sharding = getattr(op.result.aval, "sharding", None)
     return sharding is None or all(part is None for part in sharding.spec)

@@ -26,6 +26,7 @@ from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.reuse import buffer_of, is_view, takes_over
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Use, Value, While
+from jaxpr_opt.parameters import callee_of
 from jaxpr_opt.traits import SUMS, is_pure, spreads
 
 READS = frozenset({"dynamic_slice", "gather", "slice", "split"})
@@ -84,8 +85,8 @@ class _Walker:
                 yield from max(branches, key=lambda works: sum(work.amount for work in works))
             case Remat() | Call():
                 yield from self._branch(op.body)
-            case _ if "call_jaxpr" in op.params:
-                yield from self.region(import_jaxpr(op.params["call_jaxpr"]).body)
+            case _ if callee_of(op) is not None:
+                yield from self.region(import_jaxpr(callee_of(op)).body)
             case _:
                 yield self._work(op, _once(op), depth)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from jaxpr_opt.analysis.saved import Kind, Saved, saved
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Constant, Graph, Op, Region, Scan, Value, While, backward_slice
+from jaxpr_opt.parameters import label_of
 from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.text_params import type_text
@@ -112,7 +113,7 @@ def key(value: Value) -> Key:
 def _called(value: Value) -> str:
     op = value.op
     if op is not None and op.name == "name":  # by `checkpoint_name`
-        return str(op.params["name"])
+        return label_of(op)
     owner = _owner(value)
     if isinstance(owner, Scan | While) and op is None and not value.name:
         is_carry = not isinstance(owner, Scan) or owner.carry_of(value) is not None

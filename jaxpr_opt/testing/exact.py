@@ -31,6 +31,7 @@ from jaxpr_opt.ir import (
     Value,
     While,
 )
+from jaxpr_opt.parameters import callee_of
 from jaxpr_opt.rewriter import Rewriter
 
 MAX_STEPS = 10_000
@@ -79,7 +80,7 @@ def _op(op: Op, env: Environment) -> Sequence[Any]:
         case _ if op.name == UNDEFINED:
             return [compat.undefined(op.result.aval)]
         case _ if op.name in {"custom_jvp_call", "custom_vjp_call"}:
-            return evaluate_exactly(op.params["call_jaxpr"], *args)
+            return evaluate_exactly(callee_of(op), *args)
         case _:
             return exporter.evaluate(_alone(op), args, {})
 

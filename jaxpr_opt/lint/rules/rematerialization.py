@@ -14,6 +14,7 @@ from jaxpr_opt.ir import Op, Remat, Scan, While
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
+from jaxpr_opt.parameters import label_of, policy_of
 from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.reports.figures import formula_text
 
@@ -49,9 +50,9 @@ class PolicyNamesNothing(Rule):
 
     def check(self, subject: Subject) -> Iterator[Finding]:
         ops = list(subject.graph.walk())
-        known = dict.fromkeys(str(op.params["name"]) for op in ops if op.name == "name")
+        known = dict.fromkeys(label_of(op) for op in ops if op.name == "name")
         for op in ops:
-            named = _named_by(op.params["policy"]) if isinstance(op, Remat) else {}
+            named = _named_by(policy_of(op)) if isinstance(op, Remat) else {}
             if named and known.keys().isdisjoint(named):
                 yield self._finding(subject, op, list(named), list(known))
 
