@@ -28,7 +28,8 @@ Sound when
    predicate and whose stacks then do not depend on it, so that rows of steps that are skipped are
    never looked at;
 3. a step has no effects and does not communicate; where XLA may insert collectives into it, all
-   devices have the same predicate.
+   devices have the same predicate;
+4. nor has what a step of those loops makes of the row, which also ends whatever the row holds.
 
 It fires only if a stack would otherwise keep the loop from stopping early.
 """
@@ -47,7 +48,7 @@ from jaxpr_opt.analysis.assume import Assumed, Splat
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_source
-from jaxpr_opt.ir import Op, Scan, Stack, Value
+from jaxpr_opt.ir import Op, Scan, Stack, Value, While, depending_on
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import can_move, may_depend_on
@@ -138,8 +139,17 @@ def _unread_when_skipped(user: Op, stack: Stack, skip: Skip) -> bool:
     counters = {c.param for c, _ in other.counters}
     if any(use.op in other.slice or use.op.is_terminator for row in rows for use in row.uses):
         return False
+    if any(_acts(op) for op in depending_on(rows, user.body.ops)):  # (4)
+        return False
     return (
         all(isinstance(other.skipped[s.value], Splat) for s in user.stacks) and not counters & rows
+    )
+
+
+def _acts(op: Op) -> bool:
+    """Whether it matters what an op reads, even if nobody reads what it makes."""
+    return not op.is_terminator and (
+        not can_move(op) or any(isinstance(each, While) for each in op.walk())
     )
 
 

@@ -1,8 +1,10 @@
 """The step of a batch becomes a branch, where nobody looks at what it leaves out."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxpr_opt.ir import Cond, Scan
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
@@ -13,13 +15,13 @@ ISOLATE = IsolateSkippedSteps()
 TYPES = ("f32[2]", "f32[6,2]", "bool[6,2]")
 
 
-def pair(handed, back, mask=lambda p: p):
+def pair(handed, back, mask=lambda p: p, step=jnp.sin):
     """A loop over a batch that hands `handed` to a loop back, which skips with it."""
 
     def program(c, xs, masks):
         def body(c, row):
             x, p = row
-            return jnp.where(p, jnp.sin(c) + x, c), (handed(c, x, p), mask(p))
+            return jnp.where(p, step(c) + x, c), (handed(c, x, p), mask(p))
 
         c, (rows, taken) = lax.scan(body, c, (xs, masks))
         return lax.scan(lambda a, row: (back(a, *row), None), c, (rows, taken), reverse=True)[0]
@@ -68,3 +70,39 @@ def test_a_loop_back_that_looks(back, mask):
     """(2) Always, in the steps that are skipped, or to know whether to skip."""
     program = pair(lambda c, x, p: jnp.cos(c) * x, back, mask)
     check_refuses(ISOLATE, program, *TYPES, because="is read where no step was taken")
+
+
+def told(x):
+    """A number that is also printed."""
+    jax.debug.callback(lambda _: None, x)
+    return x
+
+
+def doubled(x):
+    """A number doubled as often as it takes; never enough if it is 0."""
+    return lax.while_loop(lambda x: jnp.all(x < 9), lambda x: x * 2, x)
+
+
+@pytest.mark.parametrize("step", [told, lambda c: lax.psum(c, "rows")])
+def test_a_step_that_acts(step):
+    """(3) Whoever prints what a step computes, or waits for it, does so in each."""
+    program = across(pair(lambda c, x, p: jnp.cos(c) * x, masked, step=step))
+    check_refuses(ISOLATE, program, *TYPES, because="a step has effects or communicates")
+
+
+@pytest.mark.parametrize("step", [told, lambda r: lax.psum(r, "rows"), doubled])
+def test_a_loop_back_that_acts(step):
+    """(4) What is made of a row that no step has computed is printed, or sent; or never ends."""
+    back = lambda a, r, p: jnp.where(p, a * step(r), a)
+    program = across(pair(lambda c, x, p: jnp.cos(c) * x, back))
+    check_refuses(ISOLATE, program, *TYPES, because="is read where no step was taken")
+
+
+def across(program):
+    """The program on devices each of which has some rows of the batch."""
+    spec = PartitionSpec
+    specs = spec("rows"), spec(None, "rows"), spec(None, "rows")
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(AxisType.Auto,))
+    return jax.shard_map(
+        program, mesh=mesh, in_specs=specs, out_specs=spec("rows"), check_vma=False
+    )
