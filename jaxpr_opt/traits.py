@@ -27,6 +27,11 @@ MOVING = frozenset({
 })  # fmt: skip
 """Values are moved, not computed."""
 
+REARRANGING = frozenset({
+    "dynamic_slice", "reshape", "rev", "slice", "split", "squeeze", "transpose",
+})  # fmt: skip
+"""Values of one operand are moved, and neither converted nor repeated."""
+
 ARRANGING = frozenset({"concatenate", "dynamic_slice", "pad", "split", "stack", "unstack"})
 """Values are put beside each other, or taken apart."""
 
@@ -209,6 +214,13 @@ def is_mergeable(op: Op) -> bool:
 def moves(op: Op) -> bool:
     """Whether the op computes nothing: its result is made of its operands' elements."""
     return op.name in MOVING and is_pure(op)
+
+
+def rearranges(op: Op) -> bool:
+    """Whether the result is elements of the operand in another place: XLA makes it where it is
+    read, and takes it out of no loop.
+    """
+    return op.name in REARRANGING and is_pure(op)
 
 
 def is_cheap(op: Op) -> bool:

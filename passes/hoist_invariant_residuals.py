@@ -34,13 +34,15 @@ Sound when
 3. a carry: `next` is the carry itself or the very value it starts with, then it is that value at
    every step, and in the end, even if no step is taken;
 4. an op: everything it reads is defined outside, it has no effects and is no collective, and the
-   loop takes at least one step, so that nothing is computed that was not before.  What only spreads
-   its operand out stays where it is read, unless an op that leaves, or a residual, needs it.
+   loop takes at least one step, so that nothing is computed that was not before.  What only moves
+   elements of its operand (a broadcast, a slice, a transpose) stays where it is read, unless it is
+   small, or an op that leaves, or a residual, needs it.
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 
 Cost: a residual of n rows becomes one value; an op runs once instead of n times.  A little
-arithmetic XLA takes out as well: alone it is no reason to touch a program.
+arithmetic XLA takes out as well: alone it is no reason to touch a program.  A value that only moves
+elements XLA makes where it is read; before the loop it would take memory as long as the loop runs.
 Source: MLIR's scf loop-invariant code motion; https://github.com/jax-ml/jax/issues/8239 is what
 happens to weights without it on jax 0.10.
 """
@@ -61,7 +63,7 @@ from jaxpr_opt.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
 from jaxpr_opt.parameters import broadcast_dimensions_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import ARRANGING, can_move, is_arithmetic, spreads
+from jaxpr_opt.traits import ARRANGING, can_move, is_arithmetic, rearranges, spreads
 
 LITTLE = 1024
 """Bytes of a value that is computed before a loop: alone no reason to touch a program."""
@@ -148,7 +150,7 @@ def _is_little(op: Op) -> bool:
 def _leaving(scan: Scan) -> tuple[Op, ...]:
     """Ops of the body that need nothing of a step (4)."""
     leaving: dict[Op, None] = {}
-    waiting: set[Op] = set()  # could leave, but only spread their operands out
+    waiting: set[Op] = set()  # could leave, but only move elements of their operands
 
     def is_outside(value: Value) -> bool:
         op = value.op
@@ -166,7 +168,7 @@ def _leaving(scan: Scan) -> tuple[Op, ...]:
             take(op.operands)
         elif all(map(is_outside, op.operands)) and can_move(op):
             captured = [v for region in op.regions for v in region.captures()]
-            if spreads(op):
+            if spreads(op) or (rearranges(op) and op.results[0].nbytes > LITTLE):
                 waiting.add(op)
             elif all(map(is_outside, captured)):
                 take([*op.operands, *captured])

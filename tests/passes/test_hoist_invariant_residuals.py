@@ -1,6 +1,7 @@
 """What is the same at every step leaves the loop; what is not, stays."""
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,8 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Scan
 from jaxpr_opt.journal import collect_journals
 from jaxpr_opt.passes import DEFAULT
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
@@ -279,6 +282,24 @@ def test_spread_value_leaves_with_the_op_that_needs_it():
           }
         """,
     )
+
+
+@pytest.mark.parametrize("move", [lambda w: w[1:], lambda w: w.T[1:], lambda w: w[:0:-1]])
+def test_large_moved_value_stays_where_it_is_read(move):
+    """(4) XLA makes it there, in no memory of its own; what is computed of it leaves with it."""
+
+    def program(leaves, w, xs):
+        def step(c, x):
+            return c + x * (jnp.exp(move(w)) if leaves else move(w)), None
+
+        return lax.scan(step, jnp.zeros((31, 32)), xs)[0]
+
+    stays = traced(partial(program, False), "f32[32,32]", "f32[8]")
+    assert Pipeline(((HOIST,),)).run(stays).jaxpr is stays
+    leaves = traced(partial(program, True), "f32[32,32]", "f32[8]")
+    ops = import_jaxpr(Pipeline(((HOIST,),)).run(leaves).jaxpr).body.ops
+    (loop,) = (op for op in ops if isinstance(op, Scan))
+    assert [op.name for op in loop.body.ops] == ["mul", "add", "yield"]
 
 
 def test_whole_loop_leaves():
