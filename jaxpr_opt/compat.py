@@ -1,8 +1,8 @@
 """JAX's private parts, each behind a name of ours.
 
-Only `compat*`, `importer` and `exporter` may import ``jax._src`` (the linter enforces it).
-Versions are told apart by what is present, never by comparing version numbers.  Supported: jax
-0.10.2 to 0.12.
+Only `compat*`, `importer` and `exporter` may import ``jax._src`` (the linter enforces it).  What
+differs between versions of JAX is told by the very thing that is used, its class or its signature;
+what XLA does, by the version of jaxlib, as nothing else tells.  Supported: jax 0.10.2 to 0.12.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jaxlib.version
 from jax._src import ad_util as _ad_util
 from jax._src import array as _array
 from jax._src import config as _config
@@ -23,19 +24,22 @@ from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import lax as _lax_internal
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax._src.state.types import AbstractRef as _AbstractRef
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
+from jaxpr_opt.door import UnknownJaxError
 from jaxpr_opt.frames import Frame, is_installed, is_machinery
 
-KEEPS_BARRIERS: bool = hasattr(_core.Jaxpr, "with_consts")
-"""Whether XLA keeps an `optimization_barrier` until it has placed its copies: since JAX 0.11.
-Nothing of JAX tells; what came with that version stands for it.
-"""
+_XLA: tuple[int, ...] = jaxlib.version.__version_info__
 
-COMPILES_LOOPS_WHOLE: bool = not hasattr(_core, "ClosedJaxpr")
-"""Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step, too:
-since JAX 0.12. Nothing of JAX tells; what went with that version stands for it.
-"""
+KEEPS_BARRIERS: bool = _XLA >= (0, 11)
+"""Whether XLA keeps an `optimization_barrier` until it has placed its copies."""
+
+COMPILES_LOOPS_WHOLE: bool = _XLA >= (0, 12)
+"""Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step,
+too."""
+
+JAXPRS_ARE_CLOSED: bool = ClosedJaxpr is Jaxpr
+"""Whether a jaxpr has its constants with it: there is one class of them since JAX 0.11."""
 
 
 class Opened(NamedTuple):
@@ -71,7 +75,7 @@ def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], info: Any = N
         names = tuple(f"args[{i}]" for i in range(len(avals)))
         info = _core.DebugInfo("jaxpr_opt", getattr(fun, "__name__", "fn"), names, None)
     jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(_lu.wrap_init(fun, debug_info=info), list(avals))
-    if hasattr(jaxpr, "with_consts"):  # since 0.11 constants come first among the inputs
+    if JAXPRS_ARE_CLOSED:  # constants come first among the inputs
         closed: ClosedJaxpr = jaxpr.with_consts(consts) if consts else jaxpr
         return closed
     return ClosedJaxpr(jaxpr, consts)
@@ -96,10 +100,12 @@ def check_jaxpr(jaxpr: Any) -> None:
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """`(constants, carries)` of a scan equation."""
-    if "ft_in" in params:  # since 0.11
-        consts, carries, _ = params["ft_in"].unpack()
-        return len(list(consts)), len(list(carries))
-    return params["num_consts"], params["num_carry"]
+    if "num_consts" in params and "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    if "ft_in" not in params:
+        raise UnknownJaxError("scan does not say how many carries it has")
+    consts, carries, _ = params["ft_in"].unpack()  # since 0.11
+    return len(list(consts)), len(list(carries))
 
 
 def is_trivial_jit(params: dict[str, Any]) -> bool:
@@ -302,6 +308,13 @@ def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> l
     """
     out = primitive.bind(*args, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
+
+
+@contextlib.contextmanager
+def at_top_level() -> Iterator[None]:
+    """Trace as if no transformation of JAX were at work."""
+    with _core.set_current_trace(_core.eval_trace):
+        yield
 
 
 def outside_traces() -> bool:

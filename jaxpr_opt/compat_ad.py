@@ -26,7 +26,7 @@ from jax._src.lib import xla_client as _xla
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from jaxpr_opt import compat
+from jaxpr_opt import compat, door
 from jaxpr_opt.stack import with_room
 
 Mask = tuple[bool, ...]
@@ -40,7 +40,7 @@ def hoist_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     constants = list(jaxpr.consts)
     if not constants:
         return jaxpr, []
-    if hasattr(jaxpr, "with_consts"):  # since 0.11
+    if compat.JAXPRS_ARE_CLOSED:
         return jaxpr.with_consts(()), constants
     return ClosedJaxpr(_pe.convert_constvars_jaxpr(jaxpr.jaxpr), ()), constants
 
@@ -82,7 +82,7 @@ def dce(
     jaxpr: ClosedJaxpr, used_outputs: Sequence[bool], keep_inputs: bool | Sequence[bool] = False
 ) -> tuple[ClosedJaxpr, Mask]:
     """Without what the used outputs do not need, and which inputs are left."""
-    if hasattr(jaxpr, "with_consts"):
+    if compat.JAXPRS_ARE_CLOSED:
         out, used = _pe.dce_jaxpr(jaxpr, tuple(used_outputs), keep_inputs)
         return out, tuple(used)
     inner, used = _pe.dce_jaxpr(jaxpr.jaxpr, tuple(used_outputs), keep_inputs)
@@ -211,7 +211,7 @@ def backward_pass(
         _ad.ValAccum(aval.to_ct_aval()) if is_linear else next(given)
         for aval, is_linear in zip(jaxpr.in_avals, linear, strict=True)
     ]
-    inner = jaxpr if hasattr(jaxpr, "with_consts") else jaxpr.jaxpr
+    inner = jaxpr if compat.JAXPRS_ARE_CLOSED else jaxpr.jaxpr
     _ad.backward_pass3(inner, False, jaxpr.consts, args, cotangents)
     frozen = [x.freeze() for x, is_linear in zip(args, linear, strict=True) if is_linear]
     return [None if is_zero(ct) else ct for ct in frozen]
@@ -280,6 +280,8 @@ class Rules(NamedTuple):
     """``(cotangents, *args, **params) -> cotangents``, in JAX's convention of undefined primals"""
     dce: Callable[..., tuple[Mask, dict[str, Any]]]
     """``(used outputs, **params) -> (used inputs, new params)``; asked if something is used"""
+    plain: Callable[..., Callable[..., Sequence[Any]]]
+    """``(**params) -> the program as a function``: what stands for it where a rule fails"""
 
 
 def register(primitive: Primitive, rules: Rules) -> None:
@@ -288,15 +290,18 @@ def register(primitive: Primitive, rules: Rules) -> None:
     primitive.def_effectful_abstract_eval(lambda *_, **params: rules.abstract(**params))
     primitive.def_impl(rules.evaluate)
     _ad.primitive_jvps[primitive] = rules.jvp
-    _ad.primitive_transposes[primitive] = rules.transpose
+    _ad.primitive_transposes[primitive] = _guarded_transpose(rules)
     _batching.fancy_primitive_batchers[primitive] = rules.batch
 
     @with_room
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        program = rules.lowered(**params)
-        if not isinstance(program, ClosedJaxpr):
-            return _mlir.lower_fun(program)(ctx, *args)
-        return _lower_inline(ctx, program, args)
+        def lowered() -> Any:
+            program = rules.lowered(**params)
+            if not isinstance(program, ClosedJaxpr):
+                return _mlir.lower_fun(program)(ctx, *args)
+            return _lower_inline(ctx, program, args)
+
+        return door.attempt(lowered, lambda: _mlir.lower_fun(rules.plain(**params))(ctx, *args))
 
     _mlir.register_lowering(primitive, lower, cacheable=False)
 
@@ -304,16 +309,70 @@ def register(primitive: Primitive, rules: Rules) -> None:
         *live, eqn = rest  # since 0.11 the second argument says which refs are live
         if not any(used_outputs) and not _pe.has_effects(eqn, *live):
             return [False] * len(eqn.invars), None
-        used, params = rules.dce(tuple(used_outputs), **eqn.params)
-        out = eqn.replace(
-            invars=[v for v, keep in zip(eqn.invars, used, strict=True) if keep],
-            outvars=[v for v, keep in zip(eqn.outvars, used_outputs, strict=True) if keep],
-            params=params,
-            effects=rules.abstract(**params)[1],
-        )
-        return list(used), out
+
+        def narrowed() -> tuple[list[bool], Any]:
+            used, params = rules.dce(tuple(used_outputs), **eqn.params)
+            out = eqn.replace(
+                invars=[v for v, keep in zip(eqn.invars, used, strict=True) if keep],
+                outvars=[v for v, keep in zip(eqn.outvars, used_outputs, strict=True) if keep],
+                params=params,
+                effects=rules.abstract(**params)[1],
+            )
+            return list(used), out
+
+        return door.attempt(narrowed, lambda: ([True] * len(eqn.invars), eqn))
 
     _pe.dce_rules[primitive] = dce_rule
+    _guard_binding(primitive, rules)
+
+
+def _guard_binding(primitive: Primitive, rules: Rules) -> None:
+    """Where a trace cannot make anything of an equation, it is given the plain program's.
+
+    That holds for forward mode, linearization, batching, partial evaluation and staging alike.
+    What programs raise that run is theirs.
+    """
+
+    def bind(trace: Any, args: Sequence[Any], *rest: Any) -> Any:
+        *_, params = rest
+
+        def ours() -> Any:
+            return Primitive.bind_with_trace(primitive, trace, args, *rest)
+
+        def plain() -> Any:
+            with _core.set_current_trace(trace):
+                return list(rules.plain(**params)(*args))
+
+        if isinstance(trace, _core.EvalTrace):
+            with door.running():
+                return ours()
+        return door.attempt(ours, plain)
+
+    primitive.def_bind_with_trace(bind)
+
+
+def _guarded_transpose(rules: Rules) -> Callable[..., Sequence[Any]]:
+    """The rule of `rules`; where it fails, JAX's own transpose of the plain program."""
+
+    def transpose(cotangents: Sequence[Any], *args: Any, **params: Any) -> Sequence[Any]:
+        def plain() -> list[Any]:
+            linear = [_ad.is_undefined_primal(x) for x in args]
+            pull = jax.linear_transpose(
+                lambda *xs: list(rules.plain(**params)(*_merged(linear, xs, args))),
+                *(x.aval for x, is_linear in zip(args, linear, strict=True) if is_linear),
+            )
+            pulled = iter(pull([_ad.instantiate_zeros(ct) for ct in cotangents]))
+            return [next(pulled) if is_linear else None for is_linear in linear]
+
+        return door.attempt(lambda: rules.transpose(cotangents, *args, **params), plain)
+
+    return transpose
+
+
+def _merged(mask: Sequence[bool], those: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """`others`, where the mask is true replaced by `those`, in order."""
+    given = iter(those)
+    return [next(given) if on else x for on, x in zip(mask, others, strict=True)]
 
 
 def _lower_inline(ctx: Any, jaxpr: ClosedJaxpr, args: Sequence[Any]) -> Any:
@@ -324,7 +383,7 @@ def _lower_inline(ctx: Any, jaxpr: ClosedJaxpr, args: Sequence[Any]) -> Any:
         else ctx.module_context.replace(platforms=ctx.platforms)
     )
     constvars = compat.open_jaxpr(jaxpr).constvars
-    inner = jaxpr if hasattr(jaxpr, "with_consts") else jaxpr.jaxpr
+    inner = jaxpr if compat.JAXPRS_ARE_CLOSED else jaxpr.jaxpr
     out, tokens = _mlir.jaxpr_subcomp(
         module, inner, ctx.name_stack, ctx.tokens_in,
         _mlir.ir_consts(jaxpr.consts, [v.aval for v in constvars]), *args,
@@ -373,17 +432,17 @@ _LINEARIZATIONS_HAVE_STRUCTURE = "structured_residuals" in _ad.LinearizeTrace.__
 def register_partial_eval(
     primitive: Primitive,
     split: Callable[..., tuple[Sequence[Any], Mask, Sequence[Any], Primitive, dict[str, Any]]],
-    rebuild: Callable[[ClosedJaxpr, int, dict[str, Any]], dict[str, Any]],
-    replay: Callable[[Mask, Mask, dict[str, Any]], dict[str, Any] | None],
+    rebuild: Callable[..., dict[str, Any]],
+    replay: Callable[..., dict[str, Any] | None],
 ) -> None:
     """Rules for where JAX differentiates by forward mode and splitting: inside `checkpoint`.
 
     * ``split(unknown, known values, **params)`` runs the known half and gives ``(known outputs,
       unknown_out, residuals, primitive, params)``: the other half is the equation
       ``primitive[params](residuals, unknown inputs)``
-    * ``rebuild(jaxpr, number of outputs that are no residuals, params)`` gives the parameters of an
-      equation with another jaxpr
-    * ``replay(unknown_in, wanted outputs, params)`` gives those of an equation that computes
+    * ``rebuild(number of outputs that are no residuals, **params)`` gives the parameters of an
+      equation with another jaxpr, which is among them
+    * ``replay(unknown_in, wanted outputs, **params)`` gives those of an equation that computes
       everything again from the inputs, or None where `rebuild` knows as much
     """
 
@@ -411,11 +470,25 @@ def register_partial_eval(
         *_, num_kept, _, known, staged = args
         num_known = len(known["jaxpr"].out_avals) - num_kept
         num_staged = len(staged["jaxpr"].out_avals)
-        return rebuild(known["jaxpr"], num_known, known), rebuild(
-            staged["jaxpr"], num_staged, staged
-        )
+        return rebuild(num_known, **known), rebuild(num_staged, **staged)
 
     def policy_rule(
+        saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
+    ) -> Any:
+        def split() -> Any:
+            return split_by_policy(saveable, unknown, instantiated, eqn)
+
+        def plain() -> Any:
+            called = eqn.replace(primitive=_core.closed_call_p, params=called_params(**eqn.params))
+            rule = _pe.partial_eval_jaxpr_custom_rules[_core.closed_call_p]
+            return rule(saveable, list(unknown), list(instantiated), called)
+
+        return door.attempt(split, plain)
+
+    def called_params(*, jaxpr: ClosedJaxpr, **_: Any) -> dict[str, Any]:
+        return {"call_jaxpr": jaxpr}
+
+    def split_by_policy(
         saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
     ) -> Any:
         out = _pe.closed_call_partial_eval_custom_rule(
@@ -425,7 +498,7 @@ def register_partial_eval(
         saved = len(known.outvars) - (len(unknown_out) - sum(unknown_out))
         if saved or not all(instantiated):
             return out
-        params = replay(tuple(unknown), tuple(instantiated_out), eqn.params)
+        params = replay(tuple(unknown), tuple(instantiated_out), **eqn.params)
         if params is None:
             return out
         staged = staged.replace(invars=list(eqn.invars), params=params)

@@ -9,9 +9,7 @@ the pipeline rewrite it, and leaves one equation, ``optimized``, with rules for 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from weakref import WeakKeyDictionary
@@ -19,7 +17,7 @@ from weakref import WeakKeyDictionary
 import jax
 from jax.core import Tracer
 
-from jaxpr_opt import settings
+from jaxpr_opt import door, settings
 from jaxpr_opt.stack import with_room
 
 if TYPE_CHECKING:
@@ -94,7 +92,7 @@ def optimize(
     if donate not in (None, "matched", "auto"):
         raise ValueError(f"optimize: donate={donate!r}: expected 'matched', 'auto' or None")
     _check_jit_options(jit_options)
-    if settings.current().disable or not _engine_works():
+    if settings.current().disable or not door.is_open():
         dropped = () if donate is None else _DONATED  # there they are only what may be donated
         return jax.jit(fun, **{k: v for k, v in jit_options.items() if k not in dropped})
     from jaxpr_opt import registry
@@ -139,7 +137,7 @@ def _wrap(
     config: Any = jax.config
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if config.jax_disable_jit or settings.current().disable:
+        if config.jax_disable_jit or settings.current().disable or not door.is_open():
             return fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         dynamic = [isinstance(leaf, Tracer) for leaf in leaves]  # the others are static arguments
@@ -209,19 +207,3 @@ def _check_jit_options(options: dict[str, Any]) -> None:
                 f"optimize: unknown argument {name!r}:"
                 f" expected passes, skip or one of jax.jit's {', '.join(known)}"
             )
-
-
-@functools.cache
-def _engine_works() -> bool:
-    """Whether the engine works with the installed JAX; warns where it does not."""
-    try:
-        importlib.import_module("jaxpr_opt.boundary.program")
-    except (ImportError, AttributeError) as error:
-        if settings.current().strict:
-            raise
-        warnings.warn(
-            f"jaxpr_opt does not work with jax {jax.__version__}; nothing is optimised: {error}",
-            stacklevel=3,
-        )
-        return False
-    return True

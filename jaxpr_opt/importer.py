@@ -20,7 +20,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 from jax.extend.core.primitives import ne_p
 
-from jaxpr_opt import compat
+from jaxpr_opt import compat, door, parameters
+from jaxpr_opt.door import UnknownJaxError
 from jaxpr_opt.ir import (
     TERMINATOR,
     UNDEFINED,
@@ -51,12 +52,32 @@ def import_jaxpr(
     """The graph of a closed jaxpr; its constants become `Constant`s, and calls of the primitives
     named in `keep` stay calls.
     """
+    left: set[str] = set()
+    while True:
+        try:
+            return _imported(jaxpr, phase, name, keep, left)
+        except _UnreadableError as error:
+            door.unknown(str(error))
+            left.add(error.kind)
+
+
+class _UnreadableError(UnknownJaxError):
+    """Equations of one primitive are not as they are known to be."""
+
+    def __init__(self, kind: str, error: Exception) -> None:
+        super().__init__(f"{kind}: {type(error).__name__}: {error}")
+        self.kind = kind
+
+
+def _imported(
+    jaxpr: ClosedJaxpr, phase: Phase, name: str, keep: Collection[str], left: set[str]
+) -> Graph:
     opened = compat.open_jaxpr(jaxpr)
     info = compat.debug_info(jaxpr)
     names = [str(n) for n in (info.arg_names or ())] if info is not None else []
     region = Region([v.aval for v in opened.invars], [_short(n) for n in names])
     graph = Graph(region, name, info, phase)
-    importer = _Importer(final=phase == "final", keep=keep)
+    importer = _Importer(final=phase == "final", keep=keep, left=left)
     env = importer.bind_constants(opened)
     env.update(zip(opened.invars, region.params, strict=True))
     importer.fill(region, opened, env)
@@ -87,9 +108,14 @@ def _short(name: str) -> str:
 
 class _Importer:
     def __init__(
-        self, final: bool, source: Source | None = None, keep: Collection[str] = ()
+        self,
+        final: bool,
+        source: Source | None = None,
+        keep: Collection[str] = (),
+        left: Collection[str] = (),
     ) -> None:
         self.final = final
+        self.left = left
         self.opened = False
         self.source = source
         self.inlined = INLINED.difference(keep)
@@ -140,8 +166,37 @@ class _Importer:
         its results.
         """
         kind = eqn.primitive.name
-        touches_refs = any(compat.is_ref(v.aval) for v in operands)
-        if not touches_refs:
+        if self.is_unknown(kind, eqn):
+            return self.append(
+                region, self.opaque(f"unknown_{kind}", eqn, operands, source), before
+            )
+        try:
+            return self.known(kind, region, eqn, operands, source, before)
+        except (_UnreadableError, RecursionError):
+            raise
+        except Exception as error:
+            raise _UnreadableError(kind, error) from error
+
+    def is_unknown(self, kind: str, eqn: Any) -> bool:
+        """Whether it is an equation of a primitive that JAX has changed."""
+        if kind in self.left:
+            return True
+        said = parameters.unknown(kind, eqn.params)
+        if said is not None:
+            door.unknown(said)
+        return said is not None
+
+    def known(
+        self,
+        kind: str,
+        region: Region,
+        eqn: Any,
+        operands: list[Value],
+        source: Source,
+        before: Op | None,
+    ) -> Sequence[Value]:
+        """As `equation`, of a primitive whose parameters are as they should be."""
+        if not any(compat.is_ref(v.aval) for v in operands):
             body = self.inlined_body(kind, eqn.params)
             if body is not None:
                 return self.inline(region, body, operands, source, before)
@@ -156,8 +211,12 @@ class _Importer:
             op = build(eqn, operands, source) if build is not None else None
             if op is not None:
                 return self.append(region, op, before)
-        op = Op(
-            kind,
+        return self.append(region, self.opaque(kind, eqn, operands, source), before)
+
+    def opaque(self, name: str, eqn: Any, operands: list[Value], source: Source) -> Op:
+        """An op that is bound again as it was."""
+        return Op(
+            name,
             operands,
             [v.aval for v in eqn.outvars],
             primitive=eqn.primitive,
@@ -165,7 +224,6 @@ class _Importer:
             effects=compat.effects(eqn),
             source=source,
         )
-        return self.append(region, op, before)
 
     def append(self, region: Region, op: Op, before: Op | None) -> tuple[Value, ...]:
         region._insert(op, before)

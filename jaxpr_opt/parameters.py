@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxpr_opt.door import UnknownJaxError
+
 if TYPE_CHECKING:
     from jaxpr_opt.ir import Op
 
@@ -78,10 +80,6 @@ _REQUIRED = {
     for kind, names in _TABLE.items()
 }
 _KNOWN = {kind: frozenset(names.replace("?", "").split()) for kind, names in _TABLE.items()}
-
-
-class UnknownJaxError(Exception):
-    """JAX is not as this version of jaxpr_opt knows it."""
 
 
 def unknown(kind: str, params: Mapping[str, Any]) -> str | None:

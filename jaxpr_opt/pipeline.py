@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import time
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat, settings
+from jaxpr_opt import compat, door, settings
 from jaxpr_opt.exporter import export
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.importer import import_jaxpr
@@ -200,11 +199,9 @@ class Pipeline:
             try:
                 snapshots = pipeline.apply(graph, journal, settled)
             except PassError as error:
-                if settings.current().strict:
+                door.failed(error, f"{error}; the program was optimised without it", again=True)
+                if not door.is_open():
                     raise
-                warnings.warn(
-                    f"jaxpr_opt: {error}; the program was optimised without it", stacklevel=2
-                )
                 failures.append((error.name, str(error)))
                 pipeline = pipeline.without(error.name)
             else:
@@ -282,15 +279,9 @@ class Pipeline:
         try:
             out = export(graph)
             _same_interface(original, out)
-        except (
-            Exception
-        ) as error:  # whatever a pass made that JAX will not trace must not reach the user
-            if settings.current().strict:
-                raise
-            warnings.warn(
-                f"jaxpr_opt: the optimised program could not be exported and was dropped: {error}",
-                stacklevel=3,
-            )
+        except Exception as error:  # noqa: BLE001  what JAX will not trace must not reach the user
+            dropped = f"the optimised program could not be exported and was dropped: {error}"
+            door.failed(error, dropped, again=True)
             journal.failures.append(("export", str(error)))
             journal.records.clear()
             return original

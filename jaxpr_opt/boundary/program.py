@@ -29,15 +29,15 @@ it, it is the transpose of its transpose.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from jaxpr_opt import compat, compat_ad, settings
+from jaxpr_opt import compat, compat_ad, door, settings
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.compat_ad import Mask
@@ -251,15 +251,15 @@ class Program:
     def _joint(self, plain: compat_ad.Linearized, nonzero: Mask) -> Halves | None:
         """Forward and backward optimised as one and split; None if no pass had anything to do."""
         num_inputs, num_outputs = len(self.jaxpr.in_avals), len(self.jaxpr.out_avals)
-        joint, nonzero_in = _joint_program(plain, num_inputs, num_outputs)
         try:
+            joint, nonzero_in = _joint_program(plain, num_inputs, num_outputs)
             split, journal = self.pipeline.run_and_split(joint, num_inputs, num_outputs)
         except Exception as error:  # an optimiser must not take the user's gradient down with it
             if settings.current().strict:
                 raise
-            warnings.warn(
-                f"jaxpr_opt: the gradient of {self.name} was left as it was: {error}", stacklevel=2
-            )
+            if _has_transpose(plain):
+                left = f"the gradient of {self.name} was left as it was: {error}"
+                door.failed(error, left, again=True)
             return None
         if not journal.changed and not self.history:
             return None
@@ -344,6 +344,22 @@ def _joint_program(
     return compat.trace(joint, avals), tuple(found)
 
 
+def _has_transpose(plain: compat_ad.Linearized) -> bool:
+    """Whether JAX makes a backward program by itself: rules of the user may fail in it."""
+    n, tangent = len(plain.residuals), jaxpr_as_fun(plain.tangent)
+
+    def pulled(*args: Any) -> Any:
+        residuals, tangents = args[:n], args[n:]
+        pull = jax.linear_transpose(lambda *xs: list(tangent(*residuals, *xs)), *tangents)
+        return pull([jnp.zeros(a.shape, a.dtype) for a in plain.tangent.out_avals])
+
+    try:
+        jax.eval_shape(pulled, *plain.tangent.in_avals)
+    except Exception:  # noqa: BLE001  whatever a user's rule raises
+        return False
+    return True
+
+
 def _with_unused_inputs(jaxpr: ClosedJaxpr, at: int, avals: Sequence[Any]) -> ClosedJaxpr:
     """The same program with further inputs at a position, unused."""
     run, count = jaxpr_as_fun(jaxpr), len(avals)
@@ -369,6 +385,14 @@ class LinearMap:
 
     def __call__(self, *args: Any) -> list[Any]:
         return list(optimized_linear_p.bind(*args, linear=self))
+
+    def plain(self, *args: Any) -> list[Any]:
+        """The map as JAX transposes its transpose."""
+        n, jaxpr = self.num_residuals, self.transposed.jaxpr
+        back = jax.linear_transpose(
+            lambda *cts: list(jaxpr_as_fun(jaxpr)(*args[:n], *cts)), *jaxpr.in_avals[n:]
+        )
+        return list(back([t for t, nz in zip(args[n:], self.nonzero_in, strict=True) if nz]))
 
     @_remembered
     def restricted(self, used: Mask) -> tuple[LinearMap, Mask]:

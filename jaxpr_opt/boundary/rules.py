@@ -6,6 +6,7 @@ for.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, no_effects
 from jax.interpreters import ad
 
-from jaxpr_opt import compat_ad, settings
+from jaxpr_opt import compat_ad, door, settings
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED
 from jaxpr_opt.boundary.program import (
@@ -29,10 +30,14 @@ from jaxpr_opt.pipeline import Pipeline
 
 def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any]) -> Sequence[Any]:
     """Run a freshly traced program, optimised; one with mutable arrays stays as it is."""
-    closed, constants = compat_ad.hoist_constants(jaxpr)
-    if compat_ad.uses_references(closed):
-        return list(jaxpr_as_fun(jaxpr)(*args))
-    return Program.optimized(closed, pipeline, name)(*constants, *args)
+
+    def optimized() -> Callable[..., Sequence[Any]]:
+        closed, constants = compat_ad.hoist_constants(jaxpr)
+        if compat_ad.uses_references(closed):
+            return jaxpr_as_fun(jaxpr)
+        return functools.partial(Program.optimized(closed, pipeline, name), *constants)
+
+    return list(door.attempt(optimized, lambda: jaxpr_as_fun(jaxpr), name)(*args))
 
 
 # ---------------------------------------------------------------- rules of ``optimized``
@@ -160,12 +165,11 @@ def _half(jaxpr: ClosedJaxpr, program: Program, num_outputs: int) -> Program:
     return Program(jaxpr, program.pipeline, program.name, None, history, program.changed)
 
 
-def _rebuild(jaxpr: ClosedJaxpr, num_outputs: int, params: dict[str, Any]) -> dict[str, Any]:
-    return {"jaxpr": jaxpr, "program": _half(jaxpr, params["program"], num_outputs)}
+def _rebuild(num_outputs: int, *, jaxpr: ClosedJaxpr, program: Program) -> dict[str, Any]:
+    return {"jaxpr": jaxpr, "program": _half(jaxpr, program, num_outputs)}
 
 
-def _replay(unknown: Mask, wanted: Mask, params: dict[str, Any]) -> dict[str, Any] | None:
-    program: Program = params["program"]
+def _replay(unknown: Mask, wanted: Mask, *, program: Program, **_: Any) -> dict[str, Any] | None:
     mode = program.forward_mode
     if mode is None or not _only_tangents(unknown, mode):
         return None
@@ -173,8 +177,13 @@ def _replay(unknown: Mask, wanted: Mask, params: dict[str, Any]) -> dict[str, An
     return {"jaxpr": selected.jaxpr, "program": selected}
 
 
+def _plain(*, jaxpr: ClosedJaxpr, **_: Any) -> Callable[..., Sequence[Any]]:
+    return jaxpr_as_fun(jaxpr)
+
+
 compat_ad.register(
-    optimized_p, compat_ad.Rules(_abstract, _evaluate, _lowered, _jvp, _batch, _transpose, _dce)
+    optimized_p,
+    compat_ad.Rules(_abstract, _evaluate, _lowered, _jvp, _batch, _transpose, _dce, _plain),
 )
 compat_ad.register_linearization(optimized_p, _linearize)
 compat_ad.register_partial_eval(optimized_p, _split, _rebuild, _replay)
@@ -233,6 +242,10 @@ def _linear_dce(used: Mask, *, linear: LinearMap) -> tuple[Mask, dict[str, Any]]
     return operands, {"linear": restricted}
 
 
+def _linear_plain(*, linear: LinearMap) -> Callable[..., Sequence[Any]]:
+    return linear.plain
+
+
 compat_ad.register(
     optimized_linear_p,
     compat_ad.Rules(
@@ -243,5 +256,6 @@ compat_ad.register(
         _linear_batch,
         _linear_transpose,
         _linear_dce,
+        _linear_plain,
     ),
 )

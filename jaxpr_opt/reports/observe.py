@@ -21,7 +21,12 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat_ad, registry, settings
 from jaxpr_opt.analysis.summary import summarize
-from jaxpr_opt.boundary.program import Program, optimized_linear_p, optimized_p
+from jaxpr_opt.boundary.program import (
+    LinearMap,
+    Program,
+    optimized_linear_p,
+    optimized_p,
+)
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph, Op, Value
@@ -118,8 +123,16 @@ def _imported(jaxpr: ClosedJaxpr, name: str = "fn") -> Graph:
 def _program(op: Op) -> Program | None:
     """The optimised program an op stands for."""
     if op.primitive is optimized_p:
-        return op.params["program"]  # type: ignore[no-any-return]
-    return op.params["linear"].evaluated() if op.primitive is optimized_linear_p else None
+        return _optimized(**op.params)
+    return _linear(**op.params).evaluated() if op.primitive is optimized_linear_p else None
+
+
+def _optimized(*, program: Program, **_: Any) -> Program:
+    return program
+
+
+def _linear(*, linear: LinearMap) -> LinearMap:
+    return linear
 
 
 def _expand(op: Op, graph: Graph) -> None:

@@ -1,0 +1,168 @@
+"""The guarded door between JAX and this library.
+
+JAX's internals change with every version, and nothing here may take a user's program down when they
+do.  Whatever of ours runs on JAX's behalf, when a program is traced, transformed or lowered, runs
+behind this door.  Where it fails, JAX is given the plain program instead, and says what it says of
+that: an exception that the plain program raises too is the user's, and passes as it is.  One that
+it does not raise is ours.  Then the engine is tried on a small program that has a bit of everything
+(`jaxpr_opt.boundary.trial`):
+
+* that fails, too: this JAX is not one we know.  The door shuts for good: nothing is optimised any
+  more, and a single warning says so.
+* it works: the one program is left as it was, and a warning names it.
+
+In strict mode whatever fails raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import jax
+
+from jaxpr_opt import settings
+
+T = TypeVar("T")
+
+KNOWN = ((0, 10, 2), (0, 13))
+"""The versions of JAX this library is tested with, from the first up to before the second.  On
+others the engine is tried before it is used."""
+
+_PLAIN = (RecursionError, MemoryError)
+"""Errors that say nothing of JAX."""
+
+
+class _State:
+    """What is known of the installed JAX, in this process."""
+
+    works: bool | None = None
+    """Whether the engine works with it; None as long as nobody has asked."""
+    told: set[str]
+    """What has been warned of."""
+
+    def __init__(self) -> None:
+        self.works, self.told = None, set()
+
+
+_state = _State()
+
+
+def is_open() -> bool:
+    """Whether the engine works with the installed JAX; warns once where it does not."""
+    if _state.works is None:
+        _state.works = True  # as long as it is tried, which asks, too
+        error = _import() or (None if _is_known(jax.__version_info__) else _tried())
+        if error is not None:
+            shut(error)
+    return _state.works
+
+
+def shut(error: Exception) -> None:
+    """Optimise nothing any more, and say why."""
+    if settings.current().strict:
+        _state.works = None
+        raise error
+    _state.works = False
+    _warn(
+        f"jaxpr_opt does not work with jax {jax.__version__}; nothing is optimised:"
+        f" {_described(error)}"
+    )
+
+
+def failed(error: Exception, message: str = "", *, again: bool = False) -> None:
+    """Say that something of ours failed, or shut the door if everything does.
+
+    `again`: say so each time, and not only once of each error.
+    """
+    if settings.current().strict:
+        raise error
+    if not is_open():
+        return
+    known = _described(error) in _state.told
+    trouble = None if known or isinstance(error, _PLAIN) else _tried()
+    if trouble is not None:
+        shut(trouble)
+    elif again or not known:
+        _state.told.add(_described(error))
+        _warn(f"jaxpr_opt: {message or f'a program was left as it was: {_described(error)}'}")
+
+
+def unknown(said: str) -> None:
+    """Say once in a process that JAX has ops that are not as we know them."""
+    if settings.current().strict:
+        raise UnknownJaxError(said)
+    if "unknown" not in _state.told and _state.works is not False:
+        _state.told.add("unknown")
+        _warn(f"jaxpr_opt does not know all of jax {jax.__version__}: {said}; it is left as it is")
+
+
+def attempt(ours: Callable[[], T], plain: Callable[[], T], what: str = "a program") -> T:
+    """What `ours` gives; where that fails, or the door is shut, what `plain` gives."""
+    if not is_open():
+        return plain()
+    try:
+        return ours()
+    except Exception as error:
+        if settings.current().strict or hasattr(error, _RAN):
+            raise
+        trouble = error
+    result = plain()  # what it raises is not ours
+    failed(trouble, f"{what} was left as it was: {_described(trouble)}")
+    return result
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Programs run here: what they raise is the user's."""
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(AttributeError):
+            setattr(error, _RAN, True)
+        raise
+
+
+_RAN = "_jaxpr_opt_ran"
+"""The mark of an exception that was raised by a program that ran."""
+
+
+class UnknownJaxError(Exception):
+    """JAX is not as this version of jaxpr_opt knows it."""
+
+
+def _is_known(version: Sequence[int]) -> bool:
+    first, end = KNOWN
+    return first <= tuple(version) < end
+
+
+def _import() -> Exception | None:
+    """What goes wrong when the engine is imported."""
+    try:
+        importlib.import_module("jaxpr_opt.boundary.rules")
+    except Exception as error:  # noqa: BLE001  whatever an unknown JAX makes of it
+        return error
+    return None
+
+
+def _tried() -> Exception | None:
+    """What goes wrong when the engine is tried."""
+    from jaxpr_opt.boundary import trial
+
+    try:
+        with settings.override(strict=True, check=False, verify=False):
+            trial.run()
+    except Exception as error:  # noqa: BLE001  whatever an unknown JAX makes of it
+        return error
+    return None
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)

@@ -1,0 +1,342 @@
+"""A JAX that is not as we know it: programs run as JAX runs them, and one warning says so.
+
+Each fake is a change of JAX's internals as they happen.  What JAX itself still needs is changed as
+our modules see it only.
+"""
+
+import functools
+import re
+import sys
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import primitives
+
+from jaxpr_opt import compat, compat_ad, door, explain, optimize, settings
+from jaxpr_opt.boundary import trial
+from tests import fake_jax
+from tests.fake_jax import ad, batching, core, mlir, pe
+
+X = jnp.array([0.5, -1.0, 2.0, 1.5])
+
+
+@pytest.fixture(autouse=True)
+def _lenient(monkeypatch):
+    """As users run it, in a process in which nothing has failed yet."""
+    monkeypatch.setattr(door, "_state", door._State())
+    with settings.override(strict=False, verify=False):
+        yield
+
+
+def program(x):
+    """A loop with a branch and an invariant, and writes by the piece: several passes change it."""
+
+    def step(carry, row):
+        scale = jnp.sin(x[0])
+        carry = lax.cond(row > 0, lambda c: c * row * scale, lambda c: c, carry)
+        return carry, jnp.cos(carry) * scale
+
+    carry, rows = lax.scan(step, x[1], x)
+    rows = rows.at[1].add(carry)
+    return jnp.sum(rows * rows)
+
+
+def fresh(fun):
+    """The same function anew: JAX remembers those it has traced."""
+
+    def again(x):
+        return fun(x)
+
+    return again
+
+
+def orders(wrap, fun):
+    """`fun` transformed in every order, `wrap` being `optimize` or nothing."""
+    return {
+        "value": wrap(fun),
+        "grad of optimize": jax.grad(wrap(fun)),
+        "optimize of grad": wrap(jax.grad(fun)),
+        "vmap": lambda x: jax.vmap(wrap(fun))(jnp.stack([x, 2 * x])),
+        "jvp": lambda x: jax.jvp(wrap(fun), (x,), (x,)),
+        "checkpoint": jax.grad(jax.checkpoint(wrap(fun))),
+    }
+
+
+def all_orders(wrap, fun, x=X):
+    """What comes out in every order, all compiled as one."""
+    return jax.jit(lambda x: {k: f(x) for k, f in orders(wrap, fun).items()})(x)
+
+
+@functools.cache
+def plain(fun):
+    return all_orders(lambda f: f, fun)
+
+
+def assert_plain_with_warnings(fun, count):
+    """In every order the result is plain JAX's; `count` warnings in all."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = all_orders(optimize, fresh(fun))
+    assert [str(w.message) for w in caught if "jaxpr_opt" in str(w.message)][count:] == []
+    assert len(caught) == count, [str(w.message) for w in caught]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), got, plain(fun))
+
+
+# ---------------------------------------------------------------- symbols gone, signatures changed
+
+
+class Without:
+    """A module in which some names are others, or none."""
+
+    def __init__(self, module, *gone, **changed):
+        self.__dict__.update(module=module, gone=gone, changed=changed)
+
+    def __getattr__(self, name):
+        if name in self.gone:
+            raise AttributeError(f"module 'jax._src' has no attribute {name!r}")
+        return self.changed.get(name) or getattr(self.module, name)
+
+
+def other_signature(*args, a_new_argument):
+    raise AssertionError("called without its new argument")
+
+
+def other_results(fun):
+    return lambda *args, **kwargs: (*fun(*args, **kwargs), "a new result")
+
+
+def gone(_what):
+    def missing(*args, **kwargs):
+        raise AttributeError(f"'Primitive' object has no attribute {_what!r}")
+
+    return missing
+
+
+SYMBOLS = {
+    "linearize_jaxpr is gone": (compat_ad, "_ad", Without(ad, "linearize_jaxpr")),
+    "jvp_jaxpr takes an argument more": (
+        compat_ad, "_ad", Without(ad, jvp_jaxpr=other_signature)),
+    "backward_pass3 is gone": (compat_ad, "_ad", Without(ad, "backward_pass3")),
+    "ValAccum is gone": (compat_ad, "_ad", Without(ad, "ValAccum")),
+    "batch_jaxpr2 is gone": (compat_ad, "_batching", Without(batching, "batch_jaxpr2")),
+    "jaxpr_subcomp takes an argument more": (
+        compat_ad, "_mlir", Without(mlir, jaxpr_subcomp=other_signature)),
+    "trace_to_jaxpr_dynamic takes an argument more": (
+        compat, "_pe", Without(pe, trace_to_jaxpr_dynamic=other_signature)),
+    "trace_to_jaxpr_dynamic gives a result more": (
+        compat, "_pe",
+        Without(pe, trace_to_jaxpr_dynamic=other_results(pe.trace_to_jaxpr_dynamic))),
+    "dce_jaxpr gives a result more": (
+        compat_ad, "_pe", Without(pe, dce_jaxpr=other_results(pe.dce_jaxpr))),
+    "closed_call_partial_eval_custom_rule is gone": (
+        compat_ad, "_pe", Without(pe, "closed_call_partial_eval_custom_rule")),
+    "DebugInfo takes other arguments": (
+        compat, "_core", Without(core, DebugInfo=other_signature)),
+    "get_bind_params is gone": (compat, "bind", gone("get_bind_params")),
+    "name stacks are gone": (compat, "transposes", gone("name_stack")),
+    "to_ct_aval is gone": (compat_ad, "cotangent_avals", gone("to_ct_aval")),
+    "typeof is gone": (compat_ad, "_core", Without(core, "typeof")),
+}  # fmt: skip
+
+
+@pytest.fixture(params=SYMBOLS)
+def _changed(request, monkeypatch):
+    monkeypatch.setattr(*SYMBOLS[request.param])
+
+
+@pytest.mark.usefixtures("_changed")
+def test_a_symbol_that_changed():
+    assert_plain_with_warnings(program, 1)
+
+
+def test_a_change_that_programs_meet_one_after_the_other_is_said_once(monkeypatch):
+    monkeypatch.setattr(compat_ad, "_ad", Without(ad, "linearize_jaxpr", "jvp_jaxpr"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for transform in (jax.grad, jax.jacfwd, lambda f: f):
+            f = optimize(fresh(program))
+            assert jnp.allclose(transform(f)(X), transform(program)(X), rtol=1e-5)
+    assert len(caught) == 1
+    assert f"does not work with jax {jax.__version__}" in str(caught[0].message)
+    assert "no attribute" in str(caught[0].message)
+    assert "optimized" not in str(jax.make_jaxpr(optimize(fresh(program)))(X))
+
+
+@pytest.mark.usefixtures("_changed")
+def test_in_strict_mode_it_raises():
+    with settings.override(strict=True), pytest.raises((AttributeError, TypeError, ValueError)):
+        all_orders(optimize, fresh(program))
+
+
+# ---------------------------------------------------------------- primitives that changed
+
+PRIMITIVES = {
+    "a scan's length is called steps": (primitives.scan_p, fake_jax.renamed("length", "steps")),
+    "a scan's body has another name": (primitives.scan_p, fake_jax.renamed("jaxpr", "body")),
+    "a scan has a new parameter": (primitives.scan_p, fake_jax.added("speculative", True)),
+    "a cond's branches have another name": (
+        primitives.cond_p, fake_jax.renamed("branches", "arms")),
+    "a scatter's dimension numbers have another name": (
+        primitives.scatter_add_p, fake_jax.renamed("dimension_numbers", "layout")),
+    "a scatter has a new parameter": (primitives.scatter_add_p, fake_jax.added("atomic", "yes")),
+    "a slice's strides have another name": (
+        primitives.slice_p, fake_jax.renamed("strides", "steps")),
+    "a reduction's axes have another name": (
+        primitives.reduce_sum_p, fake_jax.renamed("axes", "dims")),
+    "a broadcast's dimensions have another name": (
+        primitives.broadcast_in_dim_p, fake_jax.renamed("broadcast_dimensions", "dims")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_a_primitive_whose_parameters_changed(monkeypatch, name):
+    plain(program)
+    fake_jax.change(monkeypatch, *PRIMITIVES[name])
+    assert_plain_with_warnings(program, 1)
+
+
+def test_what_is_unknown_is_named(monkeypatch):
+    fake_jax.change(monkeypatch, primitives.scan_p, fake_jax.renamed("length", "steps"))
+    with pytest.warns(UserWarning, match=r"scan has no parameter 'length'; it is left as it is"):
+        optimize(fresh(program))(X)
+    with settings.override(strict=True), pytest.raises(door.UnknownJaxError, match="'length'"):
+        optimize(fresh(program))(X)
+
+
+def test_the_rest_of_the_program_is_optimised(monkeypatch):
+    """An unknown op is not looked through; a known one beside it still is."""
+    fake_jax.change(monkeypatch, primitives.cond_p, fake_jax.renamed("branches", "arms"))
+    with pytest.warns(UserWarning, match="cond has no parameter 'branches'"):
+        text = str(explain(jax.grad(two_loops), X))
+    assert re.search(r"pass(es)? changed the program", text), text
+
+
+def two_loops(x):
+    """One with a branch; in the other `sin(x)` is the same in every step."""
+    skipped, _ = lax.scan(
+        lambda c, row: (lax.cond(row > 0, jnp.sin, jnp.cos, c), None), x[0], x)  # fmt: skip
+    summed, _ = lax.scan(lambda c, row: (c * jnp.sin(x).sum() + row, None), x[0], x)
+    return skipped + summed
+
+
+def test_a_new_parameter_that_is_off_says_nothing(monkeypatch):
+    fake_jax.change(monkeypatch, primitives.scan_p, fake_jax.added("speculative", None))
+    assert_plain_with_warnings(program, 0)
+
+
+# ---------------------------------------------------------------- kinds nobody has heard of
+
+
+def test_a_primitive_with_regions(monkeypatch):
+    same = (lambda params: params,) * 2
+    fake_jax.change(monkeypatch, primitives.scan_p, same, name="loop_of_tomorrow")
+    assert_plain_with_warnings(program, 0)
+
+
+def test_an_effect(monkeypatch):
+    fake_jax.allow(monkeypatch, fake_jax.Tomorrow)
+    tick = fake_jax.identity("tick", effect={fake_jax.Tomorrow()})
+    assert_plain_with_warnings(lambda x: program(x) + tick.bind(x[0]), 0)
+
+
+def test_a_type_of_values():
+    box = fake_jax.identity("box", lambda _: fake_jax.Box())
+    unbox = fake_jax.identity("unbox", lambda _: core.ShapedArray((), jnp.float32))
+    assert_plain_with_warnings(lambda x: program(x) + unbox.bind(box.bind(np.float32(2))), 0)
+
+
+# ---------------------------------------------------------------- versions
+
+
+def test_a_newer_jax_on_which_everything_works_is_optimised_for(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 99, 0))
+    assert_plain_with_warnings(program, 0)
+    assert "optimized" in str(jax.make_jaxpr(optimize(fresh(program)))(X))
+
+
+@pytest.mark.usefixtures("_changed")
+def test_a_newer_jax_on_which_something_does_not_work_is_left_alone(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 99, 0))
+    with pytest.warns(UserWarning, match="does not work with jax") as caught:
+        f = optimize(fresh(program))
+    assert len(caught) == 1
+    assert "optimized" not in str(jax.make_jaxpr(f)(X))
+
+
+def test_an_engine_that_cannot_be_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jaxpr_opt.boundary.rules", None)
+    with pytest.warns(UserWarning, match="does not work with jax.*boundary.rules"):
+        f = optimize(fresh(program))
+    assert jnp.allclose(jax.grad(f)(X), jax.grad(program)(X))
+    door._state.works = None
+    with settings.override(strict=True), pytest.raises(ImportError):
+        optimize(fresh(program))
+
+
+def test_the_trial_works_here():
+    with settings.override(strict=True):
+        trial.run()
+
+
+# ---------------------------------------------------------------- what is not ours
+
+
+def backward_raises(_, ct):
+    raise RuntimeError("mine")
+
+
+def backward_of_another_shape(_, ct):
+    return (jnp.zeros(7),)
+
+
+@jax.custom_jvp
+def forward_raises(x):
+    return jnp.sin(x)
+
+
+@forward_raises.defjvp
+def _forward_raises(primals, tangents):
+    raise RuntimeError("mine")
+
+
+def with_backward(rule):
+    fun = jax.custom_vjp(jnp.sin)
+    fun.defvjp(lambda x: (jnp.sin(x), None), rule)
+    return lambda x: jnp.sum(fun(x))
+
+
+def raising(x):
+    raise RuntimeError("mine")
+
+
+USERS = {
+    "traced": (raising, lambda f: f),
+    "a bool of a tracer": (lambda x: x if x[0] > 0 else -x, lambda f: f),
+    "shapes": (lambda x: x + jnp.ones(7), lambda f: f),
+    "a custom backward": (with_backward(backward_raises), jax.grad),
+    "the shape of a custom backward": (with_backward(backward_of_another_shape), jax.grad),
+    "a custom forward": (lambda x: jnp.sum(forward_raises(x)), jax.grad),
+    "forward mode of a custom backward": (with_backward(backward_raises), jax.jacfwd),
+    "a while loop": (
+        lambda x: lax.while_loop(lambda c: c < 9, lambda c: c * 2, x[2]), jax.grad),
+    "no floats": (lambda x: jnp.sum(x).astype(int), jax.grad),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", USERS)
+@pytest.mark.parametrize("inside", [True, False], ids=["optimize of", "of optimize"])
+def test_errors_of_the_user_pass_as_they_are(kind, inside):
+    fun, transform = USERS[kind]
+    f = optimize(transform(fun)) if inside else transform(optimize(fun))
+    with pytest.raises(Exception) as expected:  # noqa: PT011  whatever JAX says
+        jax.jit(transform(fun))(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(expected.type) as got:
+            f(X)
+    assert str(got.value).splitlines()[0] == str(expected.value).splitlines()[0]
