@@ -17,7 +17,7 @@ try:
     from jaxpr_opt.reports.residuals import residuals as residuals
     from jaxpr_opt.reports.scaling import growth as growth
     from jaxpr_opt.rewriter import Rewriter as Rewriter
-except (ImportError, AttributeError):
+except Exception:
     # A JAX we do not know: `optimize` warns, and leaves programs alone.
     if settings.current().strict:
         raise

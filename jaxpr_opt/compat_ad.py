@@ -26,7 +26,7 @@ from jax._src.lib import xla_client as _xla
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from jaxpr_opt import compat, door
+from jaxpr_opt import compat, compat_guard
 from jaxpr_opt.stack import with_room
 
 Mask = tuple[bool, ...]
@@ -290,89 +290,35 @@ def register(primitive: Primitive, rules: Rules) -> None:
     primitive.def_effectful_abstract_eval(lambda *_, **params: rules.abstract(**params))
     primitive.def_impl(rules.evaluate)
     _ad.primitive_jvps[primitive] = rules.jvp
-    _ad.primitive_transposes[primitive] = _guarded_transpose(rules)
+    transpose = compat_guard.guarded_transpose(rules.transpose, rules.plain)
+    _ad.primitive_transposes[primitive] = transpose
     _batching.fancy_primitive_batchers[primitive] = rules.batch
 
     @with_room
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        def lowered() -> Any:
-            program = rules.lowered(**params)
-            if not isinstance(program, ClosedJaxpr):
-                return _mlir.lower_fun(program)(ctx, *args)
-            return _lower_inline(ctx, program, args)
+        program = rules.lowered(**params)
+        if not isinstance(program, ClosedJaxpr):
+            return _mlir.lower_fun(program)(ctx, *args)
+        return _lower_inline(ctx, program, args)
 
-        return door.attempt(lowered, lambda: _mlir.lower_fun(rules.plain(**params))(ctx, *args))
-
+    lower = compat_guard.guarded_lowering(lower, rules.plain)
     _mlir.register_lowering(primitive, lower, cacheable=False)
 
     def dce_rule(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
         *live, eqn = rest  # since 0.11 the second argument says which refs are live
         if not any(used_outputs) and not _pe.has_effects(eqn, *live):
             return [False] * len(eqn.invars), None
+        used, params = rules.dce(tuple(used_outputs), **eqn.params)
+        out = eqn.replace(
+            invars=[v for v, keep in zip(eqn.invars, used, strict=True) if keep],
+            outvars=[v for v, keep in zip(eqn.outvars, used_outputs, strict=True) if keep],
+            params=params,
+            effects=rules.abstract(**params)[1],
+        )
+        return list(used), out
 
-        def narrowed() -> tuple[list[bool], Any]:
-            used, params = rules.dce(tuple(used_outputs), **eqn.params)
-            out = eqn.replace(
-                invars=[v for v, keep in zip(eqn.invars, used, strict=True) if keep],
-                outvars=[v for v, keep in zip(eqn.outvars, used_outputs, strict=True) if keep],
-                params=params,
-                effects=rules.abstract(**params)[1],
-            )
-            return list(used), out
-
-        return door.attempt(narrowed, lambda: ([True] * len(eqn.invars), eqn))
-
-    _pe.dce_rules[primitive] = dce_rule
-    _guard_binding(primitive, rules)
-
-
-def _guard_binding(primitive: Primitive, rules: Rules) -> None:
-    """Where a trace cannot make anything of an equation, it is given the plain program's.
-
-    That holds for forward mode, linearization, batching, partial evaluation and staging alike.
-    What programs raise that run is theirs.
-    """
-
-    def bind(trace: Any, args: Sequence[Any], *rest: Any) -> Any:
-        *_, params = rest
-
-        def ours() -> Any:
-            return Primitive.bind_with_trace(primitive, trace, args, *rest)
-
-        def plain() -> Any:
-            with _core.set_current_trace(trace):
-                return list(rules.plain(**params)(*args))
-
-        if isinstance(trace, _core.EvalTrace):
-            with door.running():
-                return ours()
-        return door.attempt(ours, plain)
-
-    primitive.def_bind_with_trace(bind)
-
-
-def _guarded_transpose(rules: Rules) -> Callable[..., Sequence[Any]]:
-    """The rule of `rules`; where it fails, JAX's own transpose of the plain program."""
-
-    def transpose(cotangents: Sequence[Any], *args: Any, **params: Any) -> Sequence[Any]:
-        def plain() -> list[Any]:
-            linear = [_ad.is_undefined_primal(x) for x in args]
-            pull = jax.linear_transpose(
-                lambda *xs: list(rules.plain(**params)(*_merged(linear, xs, args))),
-                *(x.aval for x, is_linear in zip(args, linear, strict=True) if is_linear),
-            )
-            pulled = iter(pull([_ad.instantiate_zeros(ct) for ct in cotangents]))
-            return [next(pulled) if is_linear else None for is_linear in linear]
-
-        return door.attempt(lambda: rules.transpose(cotangents, *args, **params), plain)
-
-    return transpose
-
-
-def _merged(mask: Sequence[bool], those: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """`others`, where the mask is true replaced by `those`, in order."""
-    given = iter(those)
-    return [next(given) if on else x for on, x in zip(mask, others, strict=True)]
+    _pe.dce_rules[primitive] = compat_guard.guarded_dce(dce_rule)
+    compat_guard.guard_binding(primitive, rules.plain)
 
 
 def _lower_inline(ctx: Any, jaxpr: ClosedJaxpr, args: Sequence[Any]) -> Any:
@@ -475,22 +421,6 @@ def register_partial_eval(
     def policy_rule(
         saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
     ) -> Any:
-        def split() -> Any:
-            return split_by_policy(saveable, unknown, instantiated, eqn)
-
-        def plain() -> Any:
-            called = eqn.replace(primitive=_core.closed_call_p, params=called_params(**eqn.params))
-            rule = _pe.partial_eval_jaxpr_custom_rules[_core.closed_call_p]
-            return rule(saveable, list(unknown), list(instantiated), called)
-
-        return door.attempt(split, plain)
-
-    def called_params(*, jaxpr: ClosedJaxpr, **_: Any) -> dict[str, Any]:
-        return {"call_jaxpr": jaxpr}
-
-    def split_by_policy(
-        saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
-    ) -> Any:
         out = _pe.closed_call_partial_eval_custom_rule(
             "jaxpr", update, saveable, list(unknown), list(instantiated), eqn
         )
@@ -506,7 +436,7 @@ def register_partial_eval(
         return known, staged, unknown_out, instantiated_out, new
 
     _pe.custom_partial_eval_rules[primitive] = split_rule
-    _pe.partial_eval_jaxpr_custom_rules[primitive] = policy_rule
+    _pe.partial_eval_jaxpr_custom_rules[primitive] = compat_guard.guarded_split(policy_rule)
 
 
 def register_checkify(primitive: Primitive) -> None:

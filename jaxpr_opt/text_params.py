@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxpr_opt import compat
 from jaxpr_opt.ir import Call, Op, Remat
+from jaxpr_opt.parameters import callee_of
 
 PLUMBING = frozenset({
     "body_jaxpr", "body_nconsts", "branches", "bwd", "call_jaxpr", "closed", "computation",
@@ -197,8 +198,8 @@ def _fields(value: Any) -> Sequence[str]:
     return tuple(getattr(value, "_fields", ())) or tuple(getattr(value, "__dataclass_fields__", ()))
 
 
-def _custom_call(_: Op, params: dict[str, Any]) -> list[str]:
-    info = compat.debug_info(params["call_jaxpr"])
+def _custom_call(op: Op, _: dict[str, Any]) -> list[str]:
+    info = compat.debug_info(callee_of(op))
     return [f"name={info.func_name}"] if info is not None and info.func_name else []
 
 

@@ -4,11 +4,13 @@ Each fake is a change of JAX's internals as they happen.  What JAX itself still 
 our modules see it only.
 """
 
+import ast
 import functools
 import re
 import sys
 import warnings
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,8 @@ import pytest
 from jax import lax
 from jax.extend.core import primitives
 
-from jaxpr_opt import compat, compat_ad, door, explain, optimize, settings
+import jaxpr_opt
+from jaxpr_opt import compat, compat_ad, door, explain, optimize, parameters, settings
 from jaxpr_opt.boundary import trial
 from tests import fake_jax
 from tests.fake_jax import ad, batching, core, mlir, pe
@@ -144,6 +147,9 @@ SYMBOLS = {
 }  # fmt: skip
 
 
+SOME = ("linearize_jaxpr is gone", "jaxpr_subcomp takes an argument more", "typeof is gone")
+
+
 @pytest.fixture(params=SYMBOLS)
 def _changed(request, monkeypatch):
     monkeypatch.setattr(*SYMBOLS[request.param])
@@ -167,8 +173,8 @@ def test_a_change_that_programs_meet_one_after_the_other_is_said_once(monkeypatc
     assert "optimized" not in str(jax.make_jaxpr(optimize(fresh(program)))(X))
 
 
-@pytest.mark.usefixtures("_changed")
-def test_in_strict_mode_it_raises():
+@pytest.mark.parametrize("_changed", SOME, indirect=True)
+def test_in_strict_mode_it_raises(_changed):
     with settings.override(strict=True), pytest.raises((AttributeError, TypeError, ValueError)):
         all_orders(optimize, fresh(program))
 
@@ -259,8 +265,8 @@ def test_a_newer_jax_on_which_everything_works_is_optimised_for(monkeypatch):
     assert "optimized" in str(jax.make_jaxpr(optimize(fresh(program)))(X))
 
 
-@pytest.mark.usefixtures("_changed")
-def test_a_newer_jax_on_which_something_does_not_work_is_left_alone(monkeypatch):
+@pytest.mark.parametrize("_changed", SOME, indirect=True)
+def test_a_newer_jax_on_which_something_does_not_work_is_left_alone(monkeypatch, _changed):
     monkeypatch.setattr(jax, "__version_info__", (0, 99, 0))
     with pytest.warns(UserWarning, match="does not work with jax") as caught:
         f = optimize(fresh(program))
@@ -340,3 +346,59 @@ def test_errors_of_the_user_pass_as_they_are(kind, inside):
         with pytest.raises(expected.type) as got:
             f(X)
     assert str(got.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+def test_a_failure_on_one_program_leaves_that_program_only(monkeypatch):
+    """The engine works, so it stays on; the same failure is said once."""
+    batch = compat_ad.batch
+
+    def failing(jaxpr, *args):
+        if any(eqn.primitive.name == "tan" for eqn in jaxpr.eqns):
+            raise KeyError("odd")
+        return batch(jaxpr, *args)
+
+    monkeypatch.setattr(compat_ad, "batch", failing)
+    xs = jnp.stack([X, 2 * X])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            np.testing.assert_allclose(jax.vmap(optimize(fresh(jnp.tan)))(xs), jnp.tan(xs))
+    assert [str(w.message) for w in caught] == [
+        "jaxpr_opt: a program was left as it was: KeyError: 'odd'"
+    ]
+    assert "optimized" in str(jax.make_jaxpr(jax.vmap(optimize(fresh(jnp.sin))))(xs))
+
+
+INSIDE = re.compile(r"(compat\w*|importer|exporter|parameters)\.py")
+
+
+def test_jax_names_parameters_in_one_place():
+    """Elsewhere they are asked for by functions of `jaxpr_opt.parameters`."""
+    root = Path(jaxpr_opt.__file__).parent
+    found = [
+        f"{path.relative_to(root)}: {ast.unparse(node)}"
+        for path in sorted([*root.rglob("*.py"), *(root / "passes").glob("*.py")])
+        if not INSIDE.fullmatch(path.name)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Subscript)
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+        if getattr(node.value, "attr", getattr(node.value, "id", "")) == "params"
+    ]
+    assert found == []
+
+
+def test_the_table_of_parameters_is_that_of_this_jax():
+    """No equation of a program that uses everything is unknown."""
+    jaxpr = jax.make_jaxpr(jax.grad(program))(X)
+    assert parameters.unknown("scan", {}) == "scan has no parameter 'jaxpr'"
+    seen = []
+
+    def visit(jaxpr):
+        for eqn in compat.open_jaxpr(jaxpr).eqns:
+            seen.append(eqn.primitive.name)
+            assert parameters.unknown(eqn.primitive.name, eqn.params) is None
+            for inner in compat.inner_jaxprs(eqn.params):
+                visit(inner)
+
+    visit(jaxpr)
+    assert {"scan", "cond", "slice", "squeeze", "reduce_sum"} < set(seen)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.experimental import checkify
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat
@@ -63,4 +64,6 @@ def _transformed(x: jax.Array) -> Any:
         return lax.reduce_sum(result, (0,))  # type: ignore[no-any-return]
 
     batched = jax.vmap(fun)(x[None])
-    return jax.grad(fun)(x), batched, jax.jvp(fun, (x,), (x,)), jax.grad(jax.checkpoint(fun))(x)
+    checked = checkify.checkify(fun)(x)[1]
+    forward = jax.jvp(fun, (x,), (x,))
+    return checked, batched, forward, jax.grad(fun)(x), jax.grad(jax.checkpoint(fun))(x)
