@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
 import jax
-from jax.core import Tracer
 
 from jaxpr_opt import door, settings
-from jaxpr_opt.stack import with_room
 
 if TYPE_CHECKING:
-    from jaxpr_opt.donation.strict import Check
     from jaxpr_opt.pipeline import Pass, Pipeline
 
 _JITTED = type(jax.jit(lambda: None))
@@ -95,28 +92,42 @@ def optimize(
     if settings.current().disable or not door.is_open():
         dropped = () if donate is None else _DONATED  # there they are only what may be donated
         return jax.jit(fun, **{k: v for k, v in jit_options.items() if k not in dropped})
-    from jaxpr_opt import registry
+    from jaxpr_opt import compat_call, registry
 
+    compat_call.check_callable(fun)
     pipeline = registry.resolve(passes, skip)
     inner = unwrap(fun)
     if inner is not None and inner.pipeline == pipeline and not jit_options and donate is None:
         return fun
     named = any(jit_options.get(each) is not None for each in _DONATED)
     fun, jit_options = _without_jit(fun, jit_options)
-    check = _donation_check(fun, jit_options) if named and donate is None else None
-    wrapped = _wrap(fun, pipeline, check)
-    _origins[wrapped] = Origin(fun, pipeline, jit_options)
-    if donate is None:
-        return jax.jit(wrapped, **jit_options)
+    return _jitted(fun, pipeline, donate, jit_options, checked=named and donate is None)
+
+
+def _jitted(
+    fun: Callable[..., Any],
+    pipeline: Pipeline,
+    donate: Donate,
+    jit_options: dict[str, Any],
+    *,
+    checked: bool,
+) -> Any:
+    """`fun`, whose program the pipeline optimises, as a jitted function."""
+    from jaxpr_opt import wrapping
+    from jaxpr_opt.donation import strict
     from jaxpr_opt.donation.calling import Donating
 
-    return Donating(wrapped, donate, jit_options)
-
-
-def _donation_check(fun: Callable[..., Any], jit_options: dict[str, Any]) -> Check:
-    from jaxpr_opt.donation import strict
-
-    return strict.check(fun, jit_options)
+    check = strict.check(fun, jit_options) if checked else None
+    fun, wrapped = wrapping.wrapped(fun, pipeline, check)
+    made: Any
+    if donate is None:
+        made = wrapping.jitted(wrapped, jit_options)
+    else:
+        variants = wrapped.once((donate, *sorted(jit_options.items())), dict)
+        made = Donating(wrapped, donate, jit_options, variants)
+    made.__wrapped__ = fun  # kept as long, and what `inspect` looks for
+    _origins[made] = Origin(fun, pipeline, jit_options)
+    return made
 
 
 def unwrap(fun: Callable[..., Any]) -> Origin | None:
@@ -125,66 +136,14 @@ def unwrap(fun: Callable[..., Any]) -> Origin | None:
 
     if not isinstance(fun, _JITTED | Donating):  # `functools.wraps` copies attributes: they lie
         return None
-    return _origins.get(getattr(fun, "__wrapped__", None))
-
-
-def _wrap(
-    fun: Callable[..., Any], pipeline: Pipeline, check: Check | None = None
-) -> Callable[..., Any]:
-    """`fun` with its program behind one equation; to be called under a trace of `jax.jit`."""
-    from jaxpr_opt.boundary import rules
-
-    config: Any = jax.config
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if config.jax_disable_jit or settings.current().disable or not door.is_open():
-            return fun(*args, **kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        dynamic = [isinstance(leaf, Tracer) for leaf in leaves]  # the others are static arguments
-        out_trees: list[Any] = []
-
-        def body(*args: Any, **kwargs: Any) -> list[Any]:
-            given = iter(jax.tree.leaves((args, kwargs)))
-            full = [
-                next(given) if is_dynamic else x
-                for x, is_dynamic in zip(leaves, dynamic, strict=True)
-            ]
-            args, kwargs = jax.tree.unflatten(tree, full)
-            out, out_tree = jax.tree.flatten(fun(*args, **kwargs))
-            out_trees.append(out_tree)
-            return out
-
-        operands = [
-            x if is_dynamic else None for x, is_dynamic in zip(leaves, dynamic, strict=True)
-        ]
-        args, kwargs = jax.tree.unflatten(tree, operands)
-        jaxpr = jax.make_jaxpr(_named(body, fun))(*args, **kwargs)
-        if check is not None:
-            check(args, kwargs, jaxpr)
-        out = rules.call(jaxpr, pipeline, _name(fun), [x for x in operands if x is not None])
-        return jax.tree.unflatten(out_trees[-1], out)
-
-    return _named(with_room(wrapped), fun)
-
-
-def _named(wrapper: Callable[..., Any], fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a wrapper the name, signature and source of `fun`: JAX reads them for its messages."""
-    functools.update_wrapper(wrapper, fun, updated=())
-    wrapper.__name__ = _name(fun)
-    return wrapper
-
-
-def _name(fun: Any) -> str:
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return str(getattr(fun, "__name__", type(fun).__name__))
+    return _origins.get(fun)
 
 
 def _without_jit(
     fun: Callable[..., Any], given: dict[str, Any]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A jitted function's own function, and its options joined with the given ones."""
-    from jaxpr_opt import compat_ad
+    from jaxpr_opt import compat_ad, wrapping
 
     jitted = compat_ad.jit_options(fun)
     if jitted is None:
@@ -196,14 +155,18 @@ def _without_jit(
                 f"optimize: {name}={given[name]!r} conflicts with {name}={own[name]!r}"
                 " of the jitted function"
             )
-    return inner, {**own, **given}
+    return inner.held() if isinstance(inner, wrapping.Wrapped) else inner, {**own, **given}
 
 
 def _check_jit_options(options: dict[str, Any]) -> None:
-    known = [name for name in inspect.signature(jax.jit).parameters if name != "fun"]
     for name in options:
-        if name not in known:
+        if name not in _jit_options():
             raise TypeError(
                 f"optimize: unknown argument {name!r}:"
-                f" expected passes, skip or one of jax.jit's {', '.join(known)}"
+                f" expected passes, skip, donate or one of jax.jit's {', '.join(_jit_options())}"
             )
+
+
+@functools.cache
+def _jit_options() -> tuple[str, ...]:
+    return tuple(name for name in inspect.signature(jax.jit).parameters if name != "fun")

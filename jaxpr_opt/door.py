@@ -142,7 +142,8 @@ def _is_known(version: Sequence[int]) -> bool:
 def _import() -> Exception | None:
     """What goes wrong when the engine is imported."""
     try:
-        importlib.import_module("jaxpr_opt.boundary.rules")
+        for module in ("jaxpr_opt.boundary.rules", "jaxpr_opt.wrapping"):
+            importlib.import_module(module)
     except Exception as error:  # noqa: BLE001  whatever an unknown JAX makes of it
         return error
     return None

@@ -139,6 +139,13 @@ class Pipeline:
 
     stages: tuple[tuple[Pass, ...], ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self.stages)
+
     @functools.cached_property
     def passes(self) -> tuple[Pass, ...]:
         """Every pass once, in order of first run."""

@@ -38,15 +38,19 @@ class Settings:
     """The graph is verified after every pass."""
 
 
+_VARIABLES = {
+    field.name: f"JAXPR_OPT_{field.name.upper()}" for field in dataclasses.fields(Settings)
+}
+"""The environment's name of each."""
+
 _overridden: ContextVar[dict[str, bool] | None] = ContextVar("jaxpr_opt_settings", default=None)
 
 
 def current() -> Settings:
     """The switches as they are now: `override` first, then the environment."""
     read = {
-        field.name: os.environ.get(f"JAXPR_OPT_{field.name.upper()}", "").strip().lower()
-        not in _OFF
-        for field in dataclasses.fields(Settings)
+        name: os.environ.get(variable, "").strip().lower() not in _OFF
+        for name, variable in _VARIABLES.items()
     }
     return Settings(**{**read, **(_overridden.get() or {})})
 
@@ -54,10 +58,9 @@ def current() -> Settings:
 @contextlib.contextmanager
 def override(**switches: bool) -> Iterator[Settings]:
     """Set switches for the duration of a block: ``with settings.override(strict=True): ...``."""
-    known = {field.name for field in dataclasses.fields(Settings)}
-    if unknown := sorted(switches.keys() - known):
+    if unknown := sorted(switches.keys() - _VARIABLES.keys()):
         raise TypeError(
-            f"unknown setting {unknown[0]!r}: expected one of {', '.join(sorted(known))}"
+            f"unknown setting {unknown[0]!r}: expected one of {', '.join(sorted(_VARIABLES))}"
         )
     token = _overridden.set({**(_overridden.get() or {}), **switches})
     try:

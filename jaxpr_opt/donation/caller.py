@@ -63,7 +63,7 @@ class Counts(NamedTuple):
     """The dictionary of an object's attributes, where there is one."""
 
 
-EXPECTED = Counts(frame=4, expression=4, variable=5, by_name=1, child=4, attributes=3)
+EXPECTED = Counts(frame=4, expression=4, variable=5, by_name=1, child=3, attributes=3)
 """On CPython 3.11 to 3.13.  Elsewhere, or should a hook into the interpreter make it otherwise,
 nothing is given up.
 """
@@ -196,20 +196,27 @@ def shared(value: Any) -> str:
     children = _children(value)
     if children is None:
         return "holds arrays in a way that is not understood"
-    for child, count in zip(children, _child_references(children), strict=True):
-        if type(child) is compat.Array:
-            alone = count == EXPECTED.child and not weakref.getweakrefcount(child)
-        elif any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(child)):
-            alone = count == EXPECTED.child and not shared(child)
-        else:
-            alone = True  # numbers, None, and what is empty
-        if not alone:
-            return "holds something that is referred to elsewhere"
-    return ""
+    kinds = [*map(type, children)]
+    counts, weak = _child_references(children), [*map(weakref.getweakrefcount, children)]
+    if kinds.count(compat.Array) == len(kinds):
+        alone = counts.count(EXPECTED.child) == len(counts) and not any(weak)
+    else:
+        alone = all(map(_is_alone, children, counts, weak))
+    return "" if alone else "holds something that is referred to elsewhere"
+
+
+def _is_alone(child: Any, count: int, weak: int) -> bool:
+    """Whether nothing but its container leads to a child, or to the arrays in it."""
+    if type(child) is compat.Array:
+        return count == EXPECTED.child and not weak
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(child)):
+        return count == EXPECTED.child and not shared(child)
+    return True  # numbers, None, and what is empty
 
 
 def _child_references(children: list[Any]) -> list[int]:
-    return [sys.getrefcount(child) for child in children]
+    """Of each, in one step: there may be many."""
+    return [*map(sys.getrefcount, children)]
 
 
 def _children(value: Any) -> list[Any] | None:
@@ -231,7 +238,7 @@ def _children(value: Any) -> list[Any] | None:
         held += attributes.values()
     held += gc.get_referents(value)
     direct = set(map(id, held))
-    return children if all(id(child) in direct for child in children) else None
+    return children if direct.issuperset(map(id, children)) else None
 
 
 def understood() -> bool:

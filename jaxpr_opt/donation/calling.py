@@ -21,6 +21,15 @@ from jaxpr_opt.donation.plan import Donation, donation
 from jaxpr_opt.donation.sharing import passed_twice, same_buffers
 from jaxpr_opt.donation.variant import Lowered, OtherTypesError, Variant, compiled
 from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.static_leaves import (
+    Call,
+    Parameters,
+    Statics,
+    WithStatics,
+    split_off,
+    spread,
+    with_statics,
+)
 
 Mode = Literal["matched", "auto"]
 Positions = frozenset[int]
@@ -44,7 +53,13 @@ class Donating:
       ValueError: the shardings say layouts, too.
     """
 
-    def __init__(self, fun: Callable[..., Any], mode: Mode, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        mode: Mode,
+        options: dict[str, Any],
+        variants: dict[Any, list[Variant]] | None = None,
+    ) -> None:
         self.__name__ = ""
         functools.update_wrapper(self, fun, updated=())
         self.mode = mode
@@ -52,16 +67,15 @@ class Donating:
         if known is None:
             raise ValueError(f"optimize: donate={mode!r} does not go with layouts in shardings")
         resolved = known[1]
-        self._nums = frozenset(resolved.pop("donate_argnums", ()))
-        self._names = frozenset(resolved.pop("donate_argnames", ()))
+        self._donated = Parameters.of(resolved, "donate")
         self._restricted = any(options.get(f"donate_{each}") is not None for each in ARGUMENTS)
-        self._options = resolved
+        self._options = {k: v for k, v in resolved.items() if not k.startswith("donate_")}
+        self._static = Parameters.of(resolved, "static")
+        self._plain: Any = with_statics(jax.jit(fun, **self._options), fun, self._options)
         static = {name: resolved[name] for name in resolved if name.startswith("static_")}
-        self._static_nums = frozenset(static.get("static_argnums", ()))
-        self._static_names = frozenset(static.get("static_argnames", ()))
-        self._plain: Any = jax.jit(fun, **resolved)
         self._inlined: Any = jax.jit(fun, inline=True, **static)
-        self._variants: dict[Any, list[Variant]] = {}
+        self._statics = WithStatics(fun, functools.partial(_donating, mode), resolved)
+        self._variants: dict[Any, list[Variant]] = {} if variants is None else variants
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not compat.outside_traces():
@@ -99,9 +113,8 @@ class Donating:
         """
         if self.mode == "auto":
             return self._plain.lower(*args, **kwargs)
-        dynamic, _ = self._split(args, kwargs)
-        leaves, tree = jax.tree.flatten(dynamic)
-        variant = self._prepare(args, kwargs, tree, None, NOTHING)
+        leaves, tree, fixed = self._taken_apart(args, kwargs)
+        variant = self._prepare(args, kwargs, tree, fixed, None, NOTHING)
         if not variant.donated:
             return self._plain.lower(*args, **kwargs)
         return Lowered(variant.run.lower(*variant.order(leaves)), variant, self._leaves)
@@ -111,11 +124,9 @@ class Donating:
 
         In mode `auto`: what would be, were all arguments given up.
         """
-        dynamic, _ = self._split(args, kwargs)
-        leaves, tree = jax.tree.flatten(dynamic)
-        return self._prepare(
-            args, kwargs, tree, None, passed_twice(leaves, range(len(leaves)))
-        ).donation
+        leaves, tree, fixed = self._taken_apart(args, kwargs)
+        twice = passed_twice(leaves, range(len(leaves)))
+        return self._prepare(args, kwargs, tree, fixed, None, twice).donation
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -127,12 +138,13 @@ class Donating:
         excluded: Positions = NOTHING,
     ) -> Any:
         """Call, donating of the arguments `given`, or of all, what matches and is not excluded."""
-        dynamic, static = self._split(args, kwargs)
-        leaves, tree = jax.tree.flatten(dynamic)
-        known = self._variants.setdefault((tree, static, given, excluded), [])
+        leaves, tree, fixed = self._taken_apart(args, kwargs)
+        known = self._variants.setdefault((tree, fixed, given, excluded), [])
         variant = known[0] if len(known) == 1 else _fitting(known, leaves)
         if variant is None:
-            variant = self._prepare(args, kwargs, tree, given, excluded)
+            if (instead := self._statics(args, kwargs)) is not None:
+                return instead()
+            variant = self._prepare(args, kwargs, tree, fixed, given, excluded)
             known.append(variant)
         if not variant.donated:
             return self._plain(*args, **kwargs)
@@ -141,12 +153,16 @@ class Donating:
         try:
             return variant.finish(variant.run(*variant.order(leaves)))
         except OtherTypesError as other:
-            fresh = self._prepare(args, kwargs, tree, given, excluded)
+            fresh = self._prepare(args, kwargs, tree, fixed, given, excluded)
             same = next((each for each in known if each.does_as(fresh)), None)
             if same is None:
                 known.append(fresh)
             (same or fresh).types.add(other.types)
             return self._run(args, kwargs, given, excluded)
+        except TypeError:  # it comes first where a leaf is no array, but was one before
+            if (instead := self._statics(args, kwargs)) is None:
+                raise
+            return instead()
         except jax.errors.JaxRuntimeError:  # nothing has run yet if it is about buffers used twice
             shared = same_buffers(leaves, variant.donated)
             if not shared:
@@ -154,22 +170,14 @@ class Donating:
             return self._run(args, kwargs, given, excluded | shared)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        return jax.tree.leaves(self._split(args, kwargs)[0])
+        return list(self._taken_apart(args, kwargs)[0])
 
-    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Arguments that are traced, and those that are static, each with its place."""
-        if not self._static_nums and not self._static_names:
-            return (args, kwargs), None
-        nums, names = self._static_nums, self._static_names
-        dynamic = (
-            tuple(x for i, x in enumerate(args) if i not in nums),
-            {name: x for name, x in kwargs.items() if name not in names},
-        )
-        static = (
-            *((i, x) for i, x in enumerate(args) if i in nums),
-            *((name, x) for name, x in sorted(kwargs.items()) if name in names),
-        )
-        return dynamic, static
+    def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """The leaves of the arguments that are traced, their structure, and the other arguments."""
+        if not self._static:
+            return *jax.tree.flatten((args, kwargs)), ()
+        given, by_name, fixed = split_off(self._static, args, kwargs)
+        return *jax.tree.flatten((given, by_name)), fixed
 
     # -- first calls -----------------------------------------------------------------------------
 
@@ -178,70 +186,55 @@ class Donating:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tree: Any,
+        fixed: Any,
         given: frozenset[int] | None,
         excluded: Positions,
     ) -> Variant:
         """Decide what to donate of arguments of these types, and what to compile."""
-        traced = self._inlined.trace(*args, **kwargs)
+        inlined = self._inlined
+        traced = inlined.trace(*args, **kwargs)
         graph = import_jaxpr(traced.jaxpr, "final", self.__name__)
-        leaves = self._leaves(args, kwargs)
-        allowed = [i for i in self._candidates(args, tree, given) if i not in excluded]
+        call = Call(Statics(tree, (), ()), fixed)
+        allowed = [i for i in self._candidates(call, len(args), given) if i not in excluded]
         if given is not None:  # what keys of random numbers wrap is not looked at by `caller`
             avals = traced.jaxpr.in_avals
             allowed = [i for i in allowed if not _is_extended(avals[i])]
-        found = donation(graph, allowed, self._shardings(leaves, tree), self._out_shardings(traced))
+        shardings = self._shardings(args, kwargs)
+        found = donation(graph, allowed, shardings, self._out_shardings(traced))
 
-        positions = range(len(args))
-        fixed = {i: args[i] for i in positions if i in self._static_nums}
-        named = {name: x for name, x in kwargs.items() if name in self._static_names}
-
-        def run(leaves: Sequence[Any]) -> Any:  # lives on, so it must not refer to `args`
-            dynamic, dynamic_named = jax.tree.unflatten(tree, leaves)
-            others = iter(dynamic)
-            every = [fixed[i] if i in fixed else next(others) for i in positions]
-            return self._inlined(*every, **named, **dynamic_named)
+        def run(leaves: Sequence[Any]) -> Any:  # lives on: it must refer to no array, and not to us
+            positional, by_name = call.arguments(leaves)
+            return inlined(*positional, **by_name)
 
         options = {k: v for k, v in self._options.items() if not k.startswith(("static_", "in_"))}
         if "in_shardings" in self._options:
-            options["in_shardings"] = self._prefixed("in_shardings", tree.children()[0])
+            options["in_shardings"] = shardings
         return compiled(self.__name__, run, found, traced, options)
 
-    def _candidates(
-        self, args: tuple[Any, ...], tree: Any, given: frozenset[int] | None
-    ) -> list[int]:
+    def _candidates(self, call: Call, count: int, given: frozenset[int] | None) -> list[int]:
         """The arrays, by position among all, that may be donated."""
-        positional, keywords = tree.children()
-        numbers = [i for i in range(len(args)) if i not in self._static_nums]
-        owners: list[int | str] = []
-        for number, each in zip(numbers, positional.children(), strict=True):
-            owners += [number] * each.num_leaves
-        for name, each in zip(keywords.node_data()[1], keywords.children(), strict=True):
-            owners += [name] * each.num_leaves
-        asked = self._nums | self._names if self._restricted else None
         return [
             i
-            for i, owner in enumerate(owners)
-            if (asked is None or owner in asked) and (given is None or owner in given)
+            for i, owner in enumerate(call.owners())
+            if (not self._restricted or self._donated.has(owner, count))
+            and (given is None or owner in given)
         ]
 
-    def _shardings(self, leaves: Sequence[Any], tree: Any) -> list[Any]:
+    def _shardings(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Where the arrays are, None for those on one device: they may come from anywhere."""
         if "in_shardings" in self._options:
-            return self._prefixed("in_shardings", tree.children()[0])
-        known = [getattr(leaf, "sharding", None) for leaf in leaves]
+            return spread(self._options["in_shardings"], split_off(self._static, args, kwargs)[0])
+        known = [getattr(leaf, "sharding", None) for leaf in self._leaves(args, kwargs)]
         return [s if s is not None and s.num_devices > 1 else None for s in known]
 
     def _out_shardings(self, traced: Any) -> list[Any]:
-        tree: Any = jax.tree.structure(traced.out_info)
         if "out_shardings" not in self._options:
-            return [None] * tree.num_leaves
-        return self._prefixed("out_shardings", tree)
+            return [None] * len(traced.jaxpr.out_avals)
+        return spread(self._options["out_shardings"], traced.out_info)
 
-    def _prefixed(self, option: str, tree: Any) -> list[Any]:
-        """The leaves of an option that is a prefix of a tree."""
-        whole = jax.tree.unflatten(tree, [0] * tree.num_leaves)
-        spread = jax.tree.broadcast(self._options[option], whole, is_leaf=lambda x: x is None)
-        return jax.tree.leaves(spread, is_leaf=lambda x: x is None)
+
+def _donating(mode: Mode, fun: Callable[..., Any], **options: Any) -> Donating:
+    return Donating(fun, mode, options)
 
 
 def _fitting(variants: Sequence[Variant], leaves: Sequence[Any]) -> Variant | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxpr_opt import compat
+from jaxpr_opt import compat, compat_call
 
 
 def passed_twice(leaves: Sequence[Any], donated: Sequence[int]) -> frozenset[int]:
@@ -36,31 +36,29 @@ def _places(leaf: Any) -> set[int | None]:
 
 
 def sharing_memory(values: Sequence[Any]) -> list[int]:
-    """Which of some pytrees, by position, share memory with a living array, or may."""
-    leaves = [
-        [leaf for leaf in jax.tree.leaves(value) if type(leaf) is compat.Array] for value in values
-    ]
-    shardings = [leaf.sharding for each in leaves for leaf in each]
-    platforms = {
-        d.platform
-        for s in dict(zip(map(id, shardings), shardings, strict=True)).values()
-        for d in s.device_set
-    }
-    living = [array for platform in platforms for array in jax.live_arrays(platform)]
+    """Which of some pytrees, by position, share memory with a living array, or may.
+
+    As many arrays are asked as there are, so each only once, and without a line of Python for it.
+    """
+    living = [array for platform in compat_call.platforms() for array in jax.live_arrays(platform)]
     try:
-        places = [array.unsafe_buffer_pointer() for array in living]
+        places = [*map(compat.Array.unsafe_buffer_pointer, living)]
     except jax.errors.JaxRuntimeError:  # one is on several devices: its parts may be among ours
         return list(range(len(values)))
-    place = dict(zip(map(id, living), places, strict=True))
-    count: dict[int, int] = Counter(places) if len(set(places)) < len(places) else {}
-    return [
-        i
-        for i, each in enumerate(leaves)
-        if any(
-            id(leaf) not in place or (count and leaf.size and count[place[id(leaf)]] > 1)
-            for leaf in each
-        )
-    ]
+    known, together = set(map(id, living)), set[Any]()
+    if len(set(places)) < len(places):
+        count = Counter(places)
+        together = {id(x) for x, p in zip(living, places, strict=True) if count[p] > 1 and x.size}
+    return [i for i, each in enumerate(values) if not _apart(each, known, together)]
+
+
+def _apart(value: Any, known: set[int], together: set[int]) -> bool:
+    """Whether all arrays in a pytree are among the known ones, and not among the others."""
+    leaves = jax.tree.leaves(value)
+    if set(map(type, leaves)) != {compat.Array}:
+        leaves = [leaf for leaf in leaves if type(leaf) is compat.Array]
+    own = set(map(id, leaves))
+    return own <= known and own.isdisjoint(together)
 
 
 def pointer(array: Any) -> int | None:

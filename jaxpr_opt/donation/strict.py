@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,27 +14,24 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt import compat, compat_ad
 from jaxpr_opt.ir import aval_bytes
 from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.static_leaves import Call, Parameters, divided, split_off, without
 
-Check = Callable[[Sequence[Any], dict[str, Any], ClosedJaxpr], None]
 _SHOWN = 3
 
 
-def check(fun: Callable[..., Any], options: dict[str, Any]) -> Check:
-    """Make a function that raises `ValueError` if a call donates what cannot be used.
+@dataclass(frozen=True)
+class Check:
+    """Raises `ValueError` if a call donates what cannot be used."""
 
-    Args:
-      fun: what is jitted.
-      options: for `jax.jit`, `donate_argnums` or `donate_argnames` among them.
+    name: str
+    static: Parameters
+    donated: Parameters
 
-    Returns:
-      A function of the arguments of a call that is being traced, static ones included, and of its
-      program.
-    """
-    _, resolved = compat_ad.jit_options(jax.jit(fun, **options)) or (fun, {})
-    name = str(getattr(fun, "__name__", type(fun).__name__))
-
-    def checked(args: Sequence[Any], kwargs: dict[str, Any], jaxpr: ClosedJaxpr) -> None:
-        donated = donated_arrays(resolved, args, kwargs)
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any], jaxpr: ClosedJaxpr) -> None:
+        """To be called while a call is traced, with its arguments, static ones included, and its
+        program.
+        """
+        donated = _donated(self.static, self.donated, args, kwargs)
         names = getattr(compat.debug_info(jaxpr), "arg_names", None) or ()
         wrong = [
             f"{names[i] if len(names) == len(donated) else f'argument {i}'} {_text(aval)}"
@@ -44,34 +42,36 @@ def check(fun: Callable[..., Any], options: dict[str, Any]) -> Check:
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
             raise ValueError(
-                f"{name} cannot use what donate_argnums or donate_argnames donate:"
+                f"{self.name} cannot use what donate_argnums or donate_argnames donate:"
                 f" {'; '.join(wrong[:_SHOWN])}{more}."
                 f' Do not donate it, or write donate="matched" to donate only what can be used'
             )
-
-    return checked
 
 
 def donated_arrays(
     options: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> list[bool]:
-    """Which of the arrays of a call are donated.
+    """Which of the arrays of a call are donated, by resolved options of `jax.jit`."""
+    static, donated = Parameters.of(options, "static"), Parameters.of(options, "donate")
+    return _donated(static, donated, args, kwargs)
 
-    Args:
-      options: as `compat_ad.jit_options` tells them.
-      args: those of the call, those that are static included.
-      kwargs: likewise.
+
+def _donated(
+    static: Parameters, donated: Parameters, args: Sequence[Any], kwargs: dict[str, Any]
+) -> list[bool]:
+    given, by_name, fixed = split_off(static, args, kwargs)
+    call = Call(divided((given, by_name))[1], fixed)
+    owners = without(list(call.owners()), call.statics.positions)
+    return [donated.has(owner, len(args)) for owner in owners]
+
+
+def check(fun: Callable[..., Any], options: dict[str, Any]) -> Check:
+    """What to ask of calls of `fun`, jitted with these options, `donate_argnums` or
+    `donate_argnames` among them.
     """
-    asked = {*options.get("donate_argnums", ()), *options.get("donate_argnames", ())}
-    static = {*options.get("static_argnums", ()), *options.get("static_argnames", ())}
-    arguments: dict[int | str, Any] = dict(enumerate(args))
-    arguments.update(sorted(kwargs.items()))
-    return [
-        owner in asked
-        for owner, argument in arguments.items()
-        if owner not in static
-        for _ in jax.tree.leaves(argument)
-    ]
+    _, resolved = compat_ad.jit_options(jax.jit(fun, **options)) or (fun, {})
+    name = str(getattr(fun, "__name__", type(fun).__name__))
+    return Check(name, Parameters.of(resolved, "static"), Parameters.of(resolved, "donate"))
 
 
 def unusable(

@@ -1,0 +1,94 @@
+"""JAX's private parts that calls of a jitted function meet: what an array is, what arguments are
+called, and what runs where the compiled program is not found.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from jax._src import api_util as _api_util
+from jax._src import core as _core
+from jax._src import xla_bridge as _bridge
+
+_BY_TYPE: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether `jax.jit` takes a leaf of its arguments as an array."""
+    if isinstance(leaf, np.ndarray | np.generic):  # those of strings and objects are none
+        return _has_type(leaf)
+    kind = type(leaf)
+    if kind not in _BY_TYPE:
+        _BY_TYPE[kind] = _has_type(leaf)
+    return _BY_TYPE[kind]
+
+
+def _has_type(leaf: Any) -> bool:
+    try:
+        _core.shaped_abstractify(leaf)
+    except TypeError:
+        return False
+    except (OverflowError, ValueError):  # an array that `jax.jit` refuses in its own words
+        return True
+    return True
+
+
+def platforms() -> list[str]:
+    """The platforms there may be arrays on."""
+    return list(_bridge.backends())
+
+
+def check_callable(fun: Any) -> None:
+    """Raise what `jax.jit` raises for what it cannot call."""
+    _api_util.check_callable(fun)
+
+
+def leaf_names(
+    fun: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    static: tuple[Sequence[int], Sequence[str]] = ((), ()),
+) -> tuple[str, ...]:
+    """What JAX calls the leaves of a function's arguments that are not static: ``params['w']``."""
+    info = _api_util.debug_info(
+        "jit", fun, args, kwargs, static_argnums=static[0], static_argnames=static[1]
+    )
+    return tuple(info.arg_names or ())
+
+
+def describe(wrapper: Any, fun: Any, names: Sequence[str]) -> None:
+    """Have JAX's messages about `wrapper`, a function of a flat list of arrays of these names, say
+    that it is `fun`.
+    """
+    info = _api_util.debug_info("jit", fun, (), {})
+    wrapper.__fun_debug_info__ = info._replace(arg_names=tuple(names))
+    wrapper.__name__ = wrapper.__qualname__ = getattr(fun, "__name__", type(fun).__name__)
+
+
+def with_fallback(jitted: Any, fallback: Callable[..., Callable[[], Any] | None]) -> Any:
+    """A jitted function that asks `fallback` first where it finds no compiled program.
+
+    Args:
+      jitted: as `jax.jit` made it.
+      fallback: of the arguments of a call: what to do instead of JAX, None where that may go on.
+    """
+    try:
+        state = jitted.__getstate__()
+        miss = state["cache_miss"]
+    except (AttributeError, KeyError, TypeError):  # a JAX we do not know
+        return jitted
+
+    @functools.wraps(miss)
+    def cache_miss(*args: Any, **kwargs: Any) -> Any:
+        instead = fallback(args, kwargs)
+        return miss(*args, **kwargs) if instead is None else (instead(), None, False)
+
+    kind: Any = type(jitted)
+    made = kind.__new__(kind)
+    made.__setstate__({**state, "cache_miss": cache_miss})
+    made.__dict__.update(jitted.__dict__)
+    return made
