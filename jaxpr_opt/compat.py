@@ -81,6 +81,20 @@ def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], info: Any = N
     return ClosedJaxpr(jaxpr, consts)
 
 
+def lowered(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The program in the primitives XLA knows: "hi" ones, which keep their rules for `grad` and
+    `vmap` until nothing asks for them, become what they stand for.
+    """
+    is_plain = not jaxpr.is_high or has_high_types(jaxpr)
+    return jaxpr if is_plain else _pe.lower_jaxpr2(jaxpr)  # type: ignore[no-any-return]
+
+
+def has_high_types(jaxpr: ClosedJaxpr) -> bool:
+    """Whether the program takes, gives or closes over values that are no arrays to XLA."""
+    opened = open_jaxpr(jaxpr)
+    return any(v.aval.is_high for v in (*opened.constvars, *opened.invars, *opened.outvars))
+
+
 def opened(jaxpr: Any) -> Any:
     """The open jaxpr of one without constants, for primitives that want no closed one."""
     assert not open_jaxpr(jaxpr).consts, "constants must be operands here"
@@ -321,6 +335,20 @@ def outside_traces() -> bool:
     """Whether code runs eagerly: no transformation of JAX is at work on this thread."""
     outside: bool = _core.trace_ctx.is_top_level()
     return outside
+
+
+def is_staging() -> bool:
+    """Whether a function that is called now is traced to a jaxpr, as `jax.jit` does."""
+    return isinstance(_core.trace_ctx.trace, _pe.DynamicJaxprTrace)
+
+
+def evaluate(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+    """The results of a program, equation by equation, each at the user's line.
+
+    `jaxpr_as_fun` does not look for NaNs, whatever `jax_debug_nans` says.
+    """
+    opened = getattr(jaxpr, "jaxpr", jaxpr)
+    return _core.eval_jaxpr(opened, jaxpr.consts, *args)  # type: ignore[no-any-return]
 
 
 Array: Any = _array.ArrayImpl

@@ -340,6 +340,13 @@ def _lower_inline(ctx: Any, jaxpr: ClosedJaxpr, args: Sequence[Any]) -> Any:
     return out
 
 
+def register_expansion(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -> None:
+    """``rule(*args, **params) -> outputs``: what JAX asks for before it compiles a program that has
+    primitives XLA does not know.
+    """
+    primitive.to_lojax = rule
+
+
 def register_linearization(
     primitive: Primitive,
     rule: Callable[..., tuple[Sequence[Any], Mask, Sequence[Any], Callable[..., Any]]],

@@ -72,6 +72,8 @@ class _UnreadableError(UnknownJaxError):
 def _imported(
     jaxpr: ClosedJaxpr, phase: Phase, name: str, keep: Collection[str], left: set[str]
 ) -> Graph:
+    if phase == "final":
+        jaxpr = compat.lowered(jaxpr)
     opened = compat.open_jaxpr(jaxpr)
     info = compat.debug_info(jaxpr)
     names = [str(n) for n in (info.arg_names or ())] if info is not None else []

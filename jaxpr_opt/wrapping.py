@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import jax
 from jax.core import Tracer
 
-from jaxpr_opt import compat_ad, compat_call, door, mutation, settings
+from jaxpr_opt import compat, compat_ad, compat_call, door, mutation, settings
 from jaxpr_opt.boundary import rules
 from jaxpr_opt.donation.strict import Check
 from jaxpr_opt.pipeline import Pipeline
@@ -33,7 +33,7 @@ _COPIED = tuple(each for each in functools.WRAPPER_ASSIGNMENTS if not each.start
 
 
 class Wrapped:
-    """A function with its program behind one equation; to be called under a trace of `jax.jit`.
+    """A function with its program behind one equation; to be called by `jax.jit`.
 
     Args:
       refer: gives the function.
@@ -63,7 +63,8 @@ class Wrapped:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         config: Any = jax.config
         fun = self._refer()
-        if config.jax_disable_jit or settings.current().disable or not door.is_open():
+        off = config.jax_disable_jit or settings.current().disable or not door.is_open()
+        if off or not compat.is_staging():  # then `jax_debug_nans` looks for the line at fault
             return fun(*args, **kwargs)
         return _optimized(fun, self._pipeline, self._check, args, kwargs)
 

@@ -41,6 +41,7 @@ from jaxpr_opt import compat, compat_ad, door, settings
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.compat_ad import Mask
+from jaxpr_opt.frames import frame_text, raised_at
 from jaxpr_opt.ir import Phase
 from jaxpr_opt.pipeline import Pipeline
 from jaxpr_opt.stack import with_room
@@ -303,9 +304,25 @@ class Program:
         return History((*derived.steps, *joint.steps), count)
 
     @_remembered
+    def lowered(self) -> Program:
+        """The program in the primitives XLA knows, once nothing can ask for another rule."""
+        jaxpr = compat.lowered(self.jaxpr)
+        return Program(jaxpr, self.pipeline, self.name, None, self.history, self.changed)
+
+    @_remembered
     def compiled(self) -> Callable[..., Sequence[Any]]:
-        """For evaluation outside of any trace: through `jax.jit` and its cache."""
-        return jax.jit(lambda *args: optimized_p.bind(*args, jaxpr=self.jaxpr, program=self))
+        """For evaluation outside of any trace: through `jax.jit` and its cache.
+
+        Where that gave a NaN, `jax_debug_nans` calls the function without `jax.jit`, to find the
+        equation at fault.
+        """
+
+        def run(*args: Any) -> Sequence[Any]:
+            if not compat.is_staging():
+                return _evaluated(self.jaxpr, args)
+            return optimized_p.bind(*args, jaxpr=self.jaxpr, program=self)  # type: ignore[no-any-return]
+
+        return jax.jit(run)
 
     @_remembered
     def final(self) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
@@ -318,6 +335,17 @@ class Program:
             return result.jaxpr
         history = (self.history or checking.begin(self.jaxpr)).followed_by(result.snapshots)
         return checking.checked(self.name, history, result.jaxpr)
+
+
+def _evaluated(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> Sequence[Any]:
+    """The results, equation by equation; an error says which line of the user's made it."""
+    try:
+        return compat.evaluate(jaxpr, args)
+    except FloatingPointError as error:
+        frame = raised_at(error)
+        if frame is not None and not hasattr(error, "__notes__"):
+            error.add_note(f"in an equation from {frame_text(frame)}")
+        raise
 
 
 def _at(values: Sequence[Any], positions: Sequence[int]) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, no_effects
 from jax.interpreters import ad
 
-from jaxpr_opt import compat_ad, door, settings
+from jaxpr_opt import compat, compat_ad, door, settings
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED
 from jaxpr_opt.boundary.program import (
@@ -33,7 +33,7 @@ def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any])
 
     def optimized() -> Callable[..., Sequence[Any]]:
         closed, constants = compat_ad.hoist_constants(jaxpr)
-        if compat_ad.uses_references(closed):
+        if compat_ad.uses_references(closed) or compat.has_high_types(closed):
             return jaxpr_as_fun(jaxpr)
         return functools.partial(Program.optimized(closed, pipeline, name), *constants)
 
@@ -49,6 +49,13 @@ def _abstract(*, program: Program, **_: Any) -> tuple[Sequence[Any], Any]:
 
 def _evaluate(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
     return program.compiled()(*args)
+
+
+def _expand(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
+    made: Callable[..., Sequence[Any]] = door.attempt(
+        program.lowered, lambda: jaxpr_as_fun(program.jaxpr), program.name
+    )
+    return made(*args)
 
 
 def _lowered(*, program: Program, **_: Any) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
@@ -185,6 +192,7 @@ compat_ad.register(
     optimized_p,
     compat_ad.Rules(_abstract, _evaluate, _lowered, _jvp, _batch, _transpose, _dce, _plain),
 )
+compat_ad.register_expansion(optimized_p, _expand)
 compat_ad.register_linearization(optimized_p, _linearize)
 compat_ad.register_partial_eval(optimized_p, _split, _rebuild, _replay)
 compat_ad.register_checkify(optimized_p)
