@@ -38,7 +38,7 @@ COMPILES_LOOPS_WHOLE: bool = _XLA >= (0, 12)
 """Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step,
 too."""
 
-JAXPRS_ARE_CLOSED: bool = ClosedJaxpr is Jaxpr
+JAXPRS_ARE_CLOSED: bool = issubclass(Jaxpr, ClosedJaxpr)
 """Whether a jaxpr has its constants with it: there is one class of them since JAX 0.11."""
 
 

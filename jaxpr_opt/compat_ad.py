@@ -41,7 +41,8 @@ def hoist_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     if not constants:
         return jaxpr, []
     if compat.JAXPRS_ARE_CLOSED:
-        return jaxpr.with_consts(()), constants
+        closed: Any = jaxpr
+        return closed.with_consts(()), constants
     return ClosedJaxpr(_pe.convert_constvars_jaxpr(jaxpr.jaxpr), ()), constants
 
 

@@ -23,13 +23,11 @@ Plain = Callable[..., Callable[..., Sequence[Any]]]
 Rule = Callable[..., Any]
 
 # What is needed when something has failed is looked up now: were it gone, importing would fail.
-_EvalTrace, _set_current_trace, _closed_call_p = (
-    _core.EvalTrace,
-    _core.set_current_trace,
-    _core.closed_call_p,
-)
-_is_undefined_primal, _instantiate_zeros = _ad.is_undefined_primal, _ad.instantiate_zeros
-_lower_fun = _mlir.lower_fun
+_EvalTrace, _closed_call_p = _core.EvalTrace, _core.closed_call_p
+_set_current_trace: Any = _core.set_current_trace
+_is_undefined_primal: Any = _ad.is_undefined_primal
+_instantiate_zeros: Any = _ad.instantiate_zeros
+_lower_fun: Any = _mlir.lower_fun
 _split_closed_call = _pe.partial_eval_jaxpr_custom_rules[_closed_call_p]
 
 
@@ -90,7 +88,7 @@ def guarded_transpose(rule: Rule, plain: Plain) -> Rule:
 def guarded_dce(rule: Rule) -> Rule:
     """`rule`; where it fails, the equation stays as it is."""
 
-    def narrow(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
+    def narrow(used_outputs: Sequence[bool], *rest: Any) -> Any:
         *_, eqn = rest
         return door.attempt(
             lambda: rule(used_outputs, *rest), lambda: ([True] * len(eqn.invars), eqn)

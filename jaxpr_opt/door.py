@@ -20,6 +20,7 @@ import contextlib
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import TypeVar
 
 import jax
@@ -83,7 +84,7 @@ def failed(error: Exception, message: str = "", *, again: bool = False) -> None:
     if not is_open():
         return
     known = _described(error) in _state.told
-    trouble = None if known or isinstance(error, _PLAIN) else _tried()
+    trouble = None if known or isinstance(error, _PLAIN) else _gone(error) or _tried()
     if trouble is not None:
         shut(trouble)
     elif again or not known:
@@ -158,6 +159,15 @@ def _tried() -> Exception | None:
             trial.run()
     except Exception as error:  # noqa: BLE001  whatever an unknown JAX makes of it
         return error
+    return None
+
+
+def _gone(error: BaseException | None) -> Exception | None:
+    """The error, if it is, or comes of, a name that a module of JAX does not have."""
+    while error is not None:
+        if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+            return error if error.obj.__name__.partition(".")[0] == "jax" else None
+        error = error.__cause__
     return None
 
 

@@ -8,6 +8,7 @@ import ast
 import functools
 import re
 import sys
+import types
 import warnings
 from functools import partial
 from pathlib import Path
@@ -93,15 +94,17 @@ def assert_plain_with_warnings(fun, count):
 # ---------------------------------------------------------------- symbols gone, signatures changed
 
 
-class Without:
+class Without(types.ModuleType):
     """A module in which some names are others, or none."""
 
     def __init__(self, module, *gone, **changed):
+        super().__init__(module.__name__)
         self.__dict__.update(module=module, gone=gone, changed=changed)
 
     def __getattr__(self, name):
         if name in self.gone:
-            raise AttributeError(f"module 'jax._src' has no attribute {name!r}")
+            message = f"module {self.__name__!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=self)
         return self.changed.get(name) or getattr(self.module, name)
 
 
@@ -144,6 +147,9 @@ SYMBOLS = {
     "name stacks are gone": (compat, "transposes", gone("name_stack")),
     "to_ct_aval is gone": (compat_ad, "cotangent_avals", gone("to_ct_aval")),
     "typeof is gone": (compat_ad, "_core", Without(core, "typeof")),
+    "ShapedArray is gone, which passes ask about": (
+        compat, "_core", Without(core, "ShapedArray")),
+    "trace_context is gone": (compat_ad, "_config", Without(compat_ad._config, "trace_context")),
 }  # fmt: skip
 
 

@@ -6,7 +6,6 @@ for.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,13 +30,16 @@ from jaxpr_opt.pipeline import Pipeline
 def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any]) -> Sequence[Any]:
     """Run a freshly traced program, optimised; one with mutable arrays stays as it is."""
 
-    def optimized() -> Callable[..., Sequence[Any]]:
+    def plain() -> list[Any]:
+        return list(jaxpr_as_fun(jaxpr)(*args))
+
+    def optimized() -> list[Any]:
         closed, constants = compat_ad.hoist_constants(jaxpr)
         if compat_ad.uses_references(closed) or compat.has_high_types(closed):
-            return jaxpr_as_fun(jaxpr)
-        return functools.partial(Program.optimized(closed, pipeline, name), *constants)
+            return plain()
+        return Program.optimized(closed, pipeline, name)(*constants, *args)
 
-    return list(door.attempt(optimized, lambda: jaxpr_as_fun(jaxpr), name)(*args))
+    return door.attempt(optimized, plain, name)
 
 
 # ---------------------------------------------------------------- rules of ``optimized``
@@ -185,7 +187,8 @@ def _replay(unknown: Mask, wanted: Mask, *, program: Program, **_: Any) -> dict[
 
 
 def _plain(*, jaxpr: ClosedJaxpr, **_: Any) -> Callable[..., Sequence[Any]]:
-    return jaxpr_as_fun(jaxpr)
+    run: Callable[..., Sequence[Any]] = jaxpr_as_fun(jaxpr)
+    return run
 
 
 compat_ad.register(

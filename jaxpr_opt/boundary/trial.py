@@ -61,7 +61,7 @@ def _transformed(x: jax.Array) -> Any:
 
     def fun(x: jax.Array) -> jax.Array:
         (result,) = rules.call(_traced(x), Pipeline(()), "trial", [x])
-        return lax.reduce_sum(result, (0,))  # type: ignore[no-any-return]
+        return lax.reduce_sum(result, (0,))
 
     batched = jax.vmap(fun)(x[None])
     checked = checkify.checkify(fun)(x)[1]
