@@ -35,9 +35,11 @@ Where (2) does not hold, most of all where an inner loop adds one piece a step, 
 indices from the data, the pieces are added up as they were, but in as many slots as the loop has
 steps, or in a second array, and then moved window by window (`jaxpr_opt/subtotals.py`).
 
-Cost: a step costs the window instead of the array.  It fires only in the body of a loop where the
-accumulator is a buffer updated in place, which nobody reads afterwards: elsewhere one dense sum,
-which XLA fuses with what makes its operands, is as fast (4 MB on CPU: 62 us dense, 89 us in place).
+Cost: a step costs the windows instead of the array.  It fires only where all windows that are added
+one after the other are smaller than the array: the transpose of a stencil adds an array for each of
+its points, of which XLA makes one sum.  It fires only in the body of a loop where the accumulator
+is a buffer updated in place, which nobody reads afterwards: elsewhere one dense sum, which XLA
+fuses with what makes its operands, is as fast (4 MB on CPU: 62 us dense, 89 us in place).
 XLA finds the simplest case itself, but not pads, sums of pieces, batches of writes and nested loops
 (500 steps, table of 128 KB, on CPU: two pieces 11.6 ms before and 11 us after).  Slots take 0.06 to
 0.97 of the time of the dense sum (tables of 4 KB to 1 MB, 4 to 1024 steps, jax 0.10 and 0.12) and
@@ -59,6 +61,7 @@ import jax.numpy as jnp
 from jaxpr_opt.analysis.access import WRITES
 from jaxpr_opt.analysis.buffers import MAX_ADDED, renames
 from jaxpr_opt.analysis.constants import is_weak
+from jaxpr_opt.analysis.cost import is_less_in_place
 from jaxpr_opt.analysis.pieces import Chain, Piece, Pieces, added, apart, moves, own_windows
 from jaxpr_opt.ir import Op, Scan, Value, While, dominates
 from jaxpr_opt.journal import Waste
@@ -146,6 +149,8 @@ class AccumulateSparseCotangents(Pass):
             return f"{array.label} is read afterwards, so that it would be copied"
         if not _is_buffer(array, op.parent):
             return f"{array.label} is made anew in each step"
+        if not is_less_in_place(_added_in_a_row(op), array.nbytes):
+            return f"the pieces of a step together are as large as {array.label}"
         if match.is_disjoint or match.loop is not None:
             return None
         return self._why_not_moved(match)
@@ -200,6 +205,19 @@ def _read_after(array: Value, op: Op) -> bool:
         if around is None or (around is not op and region.order(around) > region.order(op)):
             return True
     return sum(use.op is op for use in array.uses) > 1
+
+
+def _added_in_a_row(op: Op) -> int:
+    """Bytes of all pieces that `op` adds, and the sums before and after it."""
+    sums, pending = {op}, [op]
+    while pending:
+        each = pending.pop()
+        near = (*each.result.users, *(v.op for v in each.operands if v.op is not None))
+        new = {o for o in near if o.name in SUMS and o.region is op.region} - sums
+        pending.extend(new)
+        sums |= new
+    terms = (added(v) for each in sums for v in each.operands if v.op not in sums)
+    return sum(term.nbytes for term in terms if term.starts_at_zero)
 
 
 def _is_buffer(array: Value, loop: Scan | While) -> bool:

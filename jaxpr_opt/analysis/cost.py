@@ -94,6 +94,26 @@ def _first_order(op: Op) -> Cost:
     return Cost(flops=None if rule is None else rule(op), bytes=moved)
 
 
+def is_less_in_place(windows: int, array: int) -> bool:
+    """Whether adding to windows of so many bytes, one after the other, moves less than adding dense
+    arrays with these windows in them, all in one sum.
+
+    In place each window is read, its addend too, and it is written.  The sum reads the addends, and
+    reads and writes the array.
+    """
+    return 3 * windows < windows + 2 * array
+
+
+def is_less_divided(windows: int, array: int, *, whole_is_read: bool) -> bool:
+    """Whether dividing reads of so many bytes by one moves less than the copy of the array it saves
+    (see `jaxpr_opt.fences`).
+
+    Quotients are written, and read again.  Where all of the array is read, too, that is no longer
+    fused with the write: it is read once more.
+    """
+    return 2 * windows + whole_is_read * array < 2 * array
+
+
 Rule = Callable[[Op], int]
 _FLOPS: dict[str, Rule] = {}
 

@@ -231,6 +231,21 @@ def test_the_accumulator_is_read_afterwards():
     check_refuses(DIRECT, with_rows(seen), *TYPES, because="is read afterwards")
 
 
+@pytest.mark.parametrize(("points", "fires"), [(1, True), (2, False), (3, False)])
+def test_pieces_that_are_as_large_as_the_array(points, fires):
+    """XLA makes one sum of the transpose of a stencil, however many of its points are written."""
+
+    def program(c):
+        def step(c, _):
+            for at in range(points):
+                c = c + lax.pad(jnp.sin(c[:4]), 0.0, [(at, 4 - at, 0)])
+            return c, None
+
+        return lax.scan(step, c, None, length=3)[0]
+
+    alone(DIRECT, program, "f32[8]", fires=fires)
+
+
 @pytest.mark.parametrize(
     "step",
     [

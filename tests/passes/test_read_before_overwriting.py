@@ -369,6 +369,24 @@ def divisions(graph):
     return sum(op.name == "div" for op in graph.walk())
 
 
+@pytest.mark.parametrize(("n", "fires"), [(1, True), (2, True), (5, False)])
+def test_large_windows_of_a_buffer_that_is_read_whole(dividing, n, fires):
+    """(4) As in a stencil: quotients take as much memory as a copy."""
+    step = stepping(lambda c, i, j: (write(c, jnp.sin(read(c, i, n)), i) + 1, read(c, i, n)))
+    alone(BARRED, step, *PLACES, fires=fires)
+
+
+@pytest.mark.parametrize(("n", "fires"), [(3, True), (4, False)])
+def test_windows_that_are_as_large_as_the_buffer_together(dividing, n, fires):
+    """(4) As in a stencil that also keeps its ends."""
+
+    def step(c, i, j):
+        left, right = lax.slice(c, (0,), (n,)), lax.slice(c, (8 - n,), (8,))
+        return write(c, left + right, j), left
+
+    alone(BARRED, stepping(step), *PLACES, fires=fires)
+
+
 def test_a_window_moves_where_barriers_are_dropped(dividing):
     """(5) It is divided by one, and the write waits for a zero that is made of the quotient."""
     check_rewrite(BARRED, stepping(moved), *PLACES, diff="""
