@@ -39,7 +39,9 @@ from jaxpr_opt.ir import (
     While,
 )
 
-INLINED = {"closed_call", "core_closed_call", "eval_jaxpr", "optimized"}
+OPTIMIZED = "optimized"
+"""The primitive that an optimised program is."""
+INLINED = {"closed_call", "core_closed_call", "eval_jaxpr", OPTIMIZED}
 INLINED_WHEN_FINAL = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
@@ -48,14 +50,18 @@ def import_jaxpr(
     phase: Phase = "differentiable",
     name: str = "fn",
     keep: Collection[str] = (),
+    pipeline: Any = None,
 ) -> Graph:
-    """The graph of a closed jaxpr; its constants become `Constant`s, and calls of the primitives
-    named in `keep` stay calls.
+    """The graph of a closed jaxpr; its constants become `Constant`s.
+
+    Calls of the primitives named in `keep` stay calls.  So do programs that another pipeline
+    optimises than `pipeline`, if it is given: which passes run on them was said where they were
+    optimised.
     """
     left: set[str] = set()
     while True:
         try:
-            return _imported(jaxpr, phase, name, keep, left)
+            return _imported(jaxpr, phase, name, (keep, pipeline, left))
         except _UnreadableError as error:
             door.unknown(str(error))
             left.add(error.kind)
@@ -69,9 +75,7 @@ class _UnreadableError(UnknownJaxError):
         self.kind = kind
 
 
-def _imported(
-    jaxpr: ClosedJaxpr, phase: Phase, name: str, keep: Collection[str], left: set[str]
-) -> Graph:
+def _imported(jaxpr: ClosedJaxpr, phase: Phase, name: str, stays: tuple[Any, ...]) -> Graph:
     if phase == "final":
         jaxpr = compat.lowered(jaxpr)
     opened = compat.open_jaxpr(jaxpr)
@@ -79,7 +83,7 @@ def _imported(
     names = [str(n) for n in (info.arg_names or ())] if info is not None else []
     region = Region([v.aval for v in opened.invars], [_short(n) for n in names])
     graph = Graph(region, name, info, phase)
-    importer = _Importer(final=phase == "final", keep=keep, left=left)
+    importer = _Importer(phase == "final", None, *stays)
     env = importer.bind_constants(opened)
     env.update(zip(opened.invars, region.params, strict=True))
     importer.fill(region, opened, env)
@@ -95,7 +99,7 @@ def splice(
     """
     assert before.region is not None
     opened = compat.open_jaxpr(jaxpr)
-    importer = _Importer(final=final, source=source)
+    importer = _Importer(final, source, keep={OPTIMIZED})  # it was kept when it was imported
     env = importer.bind_constants(opened)
     env.update(zip(opened.invars, operands, strict=True))
     importer.equations(before.region, opened.eqns, env, Source(), before)
@@ -114,9 +118,11 @@ class _Importer:
         final: bool,
         source: Source | None = None,
         keep: Collection[str] = (),
+        pipeline: Any = None,
         left: Collection[str] = (),
     ) -> None:
         self.final = final
+        self.pipeline = pipeline
         self.left = left
         self.opened = False
         self.source = source
@@ -232,6 +238,8 @@ class _Importer:
         return op.results
 
     def inlined_body(self, kind: str, params: dict[str, Any]) -> Any:
+        if kind == OPTIMIZED and self.pipeline not in (None, params["program"].pipeline):
+            return None
         if kind in self.inlined:
             return params.get("call_jaxpr", params.get("jaxpr"))
         if kind == "jit" and compat.is_trivial_jit(params):

@@ -197,7 +197,7 @@ class Pipeline:
         failures: list[tuple[str, str]] = []
         while True:
             journal = Journal(phase, failures=failures, tells=is_collected())
-            graph = import_jaxpr(jaxpr, phase)
+            graph = import_jaxpr(jaxpr, phase, pipeline=self)
             if num_primals is not None:
                 graph.cotangents = graph.inputs[num_primals:]
             settled = pipeline._settled_as(jaxpr, graph)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from jaxpr_opt.pipeline import Pass, Pipeline
 
@@ -58,13 +60,17 @@ def resolve(passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = ()
     Names may be written with dashes or underscores.
 
     Raises:
-      TypeError: `passes` or `skip` is not a sequence of names or passes.
+      TypeError: `passes` or `skip` is not a sequence of names or passes, or a pass is of a second
+        copy of the library.
       ValueError: a name is not that of a pass.
     """
     for argument, given in (("passes", passes), ("skip", skip)):
         omitted = argument == "passes" and given is None
         if not omitted and not _is_sequence_of_passes(given):
             raise TypeError(f"optimize: {argument} must be a list of pass names, got {given!r}")
+    for each in passes or ():
+        if isinstance(each, Pass):
+            _check_copy(each)
     return _resolved(
         None if passes is None else tuple(passes), tuple(getattr(n, "name", n) for n in skip)
     )
@@ -76,6 +82,25 @@ def _is_sequence_of_passes(given: object) -> bool:
         and not isinstance(given, str)
         and all(isinstance(n, str | Pass) for n in given)
     )
+
+
+def _check_copy(given: Pass) -> None:
+    """Raise `TypeError` for a pass of the library that was imported a second time, by its file."""
+    ours = available().get(given.name)
+    if ours is None or type(ours) is type(given):
+        return
+    (own, own_file), (other, other_file) = map(_origin, (type(ours), type(given)))
+    if own != other and own_file == other_file:
+        raise TypeError(
+            f"optimize: passes: {type(given).__name__} comes from {other}, a second copy of {own}:"
+            f" import it from there, or write {given.name!r}"
+        )
+
+
+def _origin(kind: type) -> tuple[str, Path | None]:
+    """The module of a class, and its file, if it has one."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__, file and Path(file).resolve()
 
 
 def named(name: str) -> Pass:

@@ -1,8 +1,10 @@
 """`optimize` as a decorator: what it accepts, returns and refuses, and its switches."""
 
 import functools
+import importlib
 import inspect
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -351,6 +353,64 @@ def test_passes_are_chosen_by_name_with_dashes_or_underscores():
     assert names(optimize(lambda x: x, skip=["collapse_loops"])) == [
         n for n in everything if n != "collapse-loops"
     ]
+
+
+def test_a_second_copy_of_a_pass_gets_one_clear_line(monkeypatch):
+    """`import passes.simplify` in the root of the repository makes classes that are not ours."""
+    from jaxpr_opt.passes import simplify
+
+    spec = importlib.util.spec_from_file_location("passes.simplify", simplify.__file__)
+    copy = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "passes.simplify", copy)
+    spec.loader.exec_module(copy)
+    message = (
+        r"^optimize: passes: Simplify comes from passes.simplify, a second copy of"
+        r" jaxpr_opt.passes.simplify: import it from there, or write 'simplify'$"
+    )
+    with pytest.raises(TypeError, match=message):
+        optimize(jnp.sin, passes=[copy.Simplify()])
+    assert optimize(jnp.sin, passes=[simplify.Simplify()])(X).shape == (4,)
+
+
+# ---------------------------------------------------------------- one within another
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: f,
+        jax.grad,
+        lambda f: jax.jit(jax.grad(f)),
+        lambda f: jax.vmap(jax.grad(f)),
+        lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+        lambda f: jax.grad(jax.checkpoint(f)),
+        lambda f: jax.grad(lambda x: lax.scan(lambda c, y: (f(y) * c, c), 1.0, x[None])[0]),
+    ],
+    ids=["value", "grad", "jit_of_grad", "vmap", "jvp", "checkpoint", "scan"],
+)
+def test_passes_are_those_of_the_innermost(transform):
+    """A pass that would make another function of it shows where it runs."""
+    inner = optimize(lambda x: jnp.sin(x) - x**2, passes=[])
+    written = lambda x: jnp.sum(inner(x) * 3 - x)
+    expected = lambda x: jnp.sum((jnp.sin(x) - x**2) * 3 + x)
+    point = jnp.linspace(0.1, 1, 4)
+    with settings.override(strict=True, verify=True):
+        got = transform(optimize(written, passes=[Rename(lax.add)]))(point)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5), got, transform(expected)(point)
+    )
+
+
+def test_passes_of_the_inner_run_under_an_outer_that_skips_them():
+    inner = optimize(lambda x: x - 1, passes=[Rename(lax.mul)])
+    assert optimize(lambda x: inner(x) + 1, passes=[])(X).tolist() == (X + 1).tolist()
+
+
+def test_programs_of_one_pipeline_are_one_program():
+    rename = Rename()
+    inner = optimize(lambda x: jnp.sin(x) - 1, passes=[rename])
+    outer = optimize(lambda x: inner(x) - 2, passes=[rename])
+    assert str(jax.make_jaxpr(outer)(X)).count("optimized[") == 1
 
 
 # ---------------------------------------------------------------- switches

@@ -87,12 +87,12 @@ def _named_by(policy: Any) -> dict[str, None]:
             continue
         seen.add(id(each))
         if isinstance(each, set | frozenset | tuple | list):
-            found |= dict.fromkeys(sorted(name for name in each if isinstance(name, str)))
+            found |= dict.fromkeys(name for name in each if isinstance(name, str))
         elif callable(each) and _is_of_jax(each):
             cells = getattr(each, "__closure__", None) or ()
             attributes = getattr(each, "__dict__", {})
             pending += [cell.cell_contents for cell in cells] + list(attributes.values())
-    return found
+    return dict.fromkeys(sorted(found))
 
 
 def _is_of_jax(policy: Any) -> bool:
