@@ -149,9 +149,10 @@ class AccumulateSparseCotangents(Pass):
             return f"{array.label} is read afterwards, so that it would be copied"
         if not _is_buffer(array, op.parent):
             return f"{array.label} is made anew in each step"
-        if not is_less_in_place(_added_in_a_row(op), array.nbytes):
-            return f"the pieces of a step together are as large as {array.label}"
-        if match.is_disjoint or match.loop is not None:
+        if match.is_disjoint:
+            is_less = is_less_in_place(_added_in_a_row(op), array.nbytes)
+            return None if is_less else f"the pieces together are as large as {array.label}"
+        if match.loop is not None:
             return None
         return self._why_not_moved(match)
 
@@ -208,7 +209,9 @@ def _read_after(array: Value, op: Op) -> bool:
 
 
 def _added_in_a_row(op: Op) -> int:
-    """Bytes of all pieces that `op` adds, and the sums before and after it."""
+    """Bytes of the pieces that `op` adds, and the sums before and after it; not of those that a
+    loop adds up in an array.
+    """
     sums, pending = {op}, [op]
     while pending:
         each = pending.pop()
@@ -217,7 +220,8 @@ def _added_in_a_row(op: Op) -> int:
         pending.extend(new)
         sums |= new
     terms = (added(v) for each in sums for v in each.operands if v.op not in sums)
-    return sum(term.nbytes for term in terms if term.starts_at_zero)
+    links = (link for term in terms if term.starts_at_zero for link in term.links)
+    return sum(link.nbytes for link in links if isinstance(link, Piece))
 
 
 def _is_buffer(array: Value, loop: Scan | While) -> bool:
