@@ -1,17 +1,21 @@
-# make demo | test | test-libraries | bench | lint | test-newest | test-browser | clean
+# make demo | test | test-newest | test-middle | test-all | test-libraries | test-browser | bench | lint | clean
 #
 # A target makes the virtual environment it needs on first use: .venv from $(PYTHON), .venv-newest from
-# the newest Python of the machine. Stamps in it remember which extras of pyproject.toml are installed.
+# the newest Python of the machine, .venv-middle from its Python 3.12, with JAX 0.11. Stamps in them
+# remember which extras of pyproject.toml are installed.
 
 PYTHON ?= python3
 NEWEST ?= $(shell .ci/newest-python)
+MIDDLE ?= $(shell .ci/newest-python 3.12)
 PYTEST ?= --numprocesses auto --maxprocesses 4 --quiet
+QUICK  ?= tests/test_calls.py tests/test_decorator.py tests/test_import_export.py \
+          tests/donation/test_matched.py tests/lint/test_residual_rules.py tests/passes/test_residuals.py
 BENCH  ?=
 
 pip_install = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable
 versions = -c 'import jax, platform; print("Python", platform.python_version(), "JAX", jax.__version__)'
 
-.PHONY: demo test bench lint test-newest test-libraries test-browser clean
+.PHONY: demo test bench lint test-newest test-middle test-all test-libraries test-browser clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := test
 
@@ -34,6 +38,17 @@ test-newest: .venv-newest/stamp-test
 	@.venv-newest/bin/python $(versions)
 	.venv-newest/bin/python -m pytest $(PYTEST)
 
+# Only where it is asked for: to look for a Python takes a second.
+test-middle: $(and $(filter test-middle test-all,$(MAKECMDGOALS)),$(MIDDLE),.venv-middle/stamp-test)
+	@if [ -z "$(MIDDLE)" ]; then \
+		echo "JAX 0.11 was not tested: it takes a Python 3.12 (say where with MIDDLE=...)."; \
+	else \
+		.venv-middle/bin/python $(versions) && .venv-middle/bin/python -m pytest $(PYTEST) $(QUICK); \
+	fi
+
+test-all: QUICK = tests
+test-all: test test-newest test-middle
+
 test-browser: .venv/stamp-browser
 	.venv/bin/python -m pytest --quiet tests/browser
 
@@ -43,7 +58,7 @@ test-libraries: .venv/stamp-libraries .venv-newest/stamp-libraries
 	done
 
 clean:
-	rm -rf .venv .venv-newest build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-middle build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -51,6 +66,9 @@ clean:
 
 .venv-newest/bin/python:
 	$(NEWEST) -m venv .venv-newest
+
+.venv-middle/bin/python:
+	$(MIDDLE) -m venv .venv-middle
 
 .venv/stamp: pyproject.toml | .venv/bin/python
 	$(pip_install) .
@@ -66,4 +84,8 @@ clean:
 
 .venv-newest/stamp-%: pyproject.toml | .venv-newest/bin/python
 	$(pip_install) '.[$*]'
+	@touch $@
+
+.venv-middle/stamp-%: pyproject.toml | .venv-middle/bin/python
+	$(pip_install) '.[$*]' 'jax==0.11.*'
 	@touch $@
