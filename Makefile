@@ -1,4 +1,5 @@
-# make demo | test | test-newest | test-middle | test-all | test-libraries | test-browser | bench | lint | clean
+# make demo | test | test-newest | test-middle | test-all | test-libraries | test-browser
+#    | bench | lint | fuzz | mutants | clean
 #
 # A target makes the virtual environment it needs on first use: .venv from $(PYTHON), .venv-newest from
 # the newest Python of the machine, .venv-middle from its Python 3.12, with JAX 0.11. Stamps in them
@@ -11,11 +12,13 @@ PYTEST ?= --numprocesses auto --maxprocesses 4 --quiet
 QUICK  ?= tests/test_calls.py tests/test_decorator.py tests/test_import_export.py \
           tests/donation/test_matched.py tests/lint/test_residual_rules.py tests/passes/test_residuals.py
 BENCH  ?=
+FUZZ   ?= --minutes 10 --processes 2
+MUTANTS ?=
 
 pip_install = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable
 versions = -c 'import jax, platform; print("Python", platform.python_version(), "JAX", jax.__version__)'
 
-.PHONY: demo test bench lint test-newest test-middle test-all test-libraries test-browser clean
+.PHONY: demo test bench lint test-newest test-middle test-all test-libraries test-browser fuzz mutants clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := test
 
@@ -56,6 +59,13 @@ test-libraries: .venv/stamp-libraries .venv-newest/stamp-libraries
 	@for venv in .venv .venv-newest; do \
 		$$venv/bin/python $(versions) && $$venv/bin/python -m pytest $(PYTEST) -rs tests/test_libraries.py || exit; \
 	done
+
+# Programs at random, and tests that are tested: docs/trust.md.
+fuzz: .venv/stamp-test .venv-newest/stamp-test
+	.venv/bin/python -m fuzz --python .venv/bin/python .venv-newest/bin/python $(FUZZ)
+
+mutants: .venv-newest/stamp-test
+	.venv-newest/bin/python -m mutants $(MUTANTS)
 
 clean:
 	rm -rf .venv .venv-newest .venv-middle build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -82,7 +82,7 @@ def _op(op: Op, env: Environment) -> Sequence[Any]:
         case _ if op.name in {"custom_jvp_call", "custom_vjp_call"}:
             return evaluate_exactly(callee_of(op), *args)
         case _:
-            return exporter.evaluate(_alone(op), args, {})
+            return exporter.evaluate(by_itself(op), args, {})
 
 
 def _scan(op: Scan, args: Sequence[Any], env: Environment) -> Sequence[Any]:
@@ -124,7 +124,7 @@ def _while(op: While, args: Sequence[Any], env: Environment) -> Sequence[Any]:
     raise RuntimeError(f"a while loop did not end after {MAX_STEPS} steps")
 
 
-def _alone(op: Op) -> Region:
+def by_itself(op: Op) -> Region:
     """A region that is one op, its operands as parameters."""
     rw = Rewriter(Graph(Region()))
     region = rw.new_region(op.operands)

@@ -1,0 +1,326 @@
+"""Does a program compute the same after passes have been at it?"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuzz import mutations
+from fuzz.evaluate import EndlessError, Evaluator
+from fuzz.firstorder import GARBAGE
+from jaxpr_opt import compat, registry, settings
+from jaxpr_opt.exporter import export
+from jaxpr_opt.ir import UNDEFINED, Graph, Phase
+from jaxpr_opt.journal import Journal
+from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.pipeline import Pass, PassError, Pipeline
+from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
+from jaxpr_opt.verify import VerifyError, verify
+
+Kind = Literal["fault", "values", "said", "type", "compiled"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What passes run on a program."""
+
+    pipeline: Pipeline
+    phase: Phase
+    label: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What went wrong: a pass failed, or the program computes, says or returns something else."""
+
+    kind: Kind
+    text: str
+    args: Sequence[Any] = ()
+
+    @property
+    def key(self) -> str:
+        """What differences of one cause have in common, more or less."""
+        plain = re.sub(r"[0-9]+|0x[0-9a-f]+|<[^>]*>", "N", self.text.splitlines()[0])
+        return f"{self.kind} {plain[:160]}"
+
+
+@dataclass
+class Outcome:
+    """What passes did to a program."""
+
+    fired: tuple[str, ...] = ()
+    reasons: frozenset[str] = frozenset()
+    is_valid: bool = True
+    difference: Difference | None = None
+    unconfirmed: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def whole(phase: Phase) -> Plan:
+    """Every pass, as in `optimize`; sums move however small they are."""
+    moves = AccumulateSparseCotangents(dense_factor=0, slot_bytes=0, dense_bytes=0)
+    stages = tuple(
+        tuple(moves if p.name == moves.name else p for p in stage)
+        for stage in registry.resolve().stages
+    )
+    return Plan(Pipeline(stages), phase, "the whole pipeline")
+
+
+def alone(each: Pass, phase: Phase, *, tidied: bool) -> Plan:
+    """One pass, after and beside the passes that only tidy up."""
+    cleanup = tuple(p for p in registry.available().values() if p.cleanup and p.name != each.name)
+    phase = each.phase if phase == "differentiable" else phase
+    stage = (each, *cleanup) if tidied else (each,)
+    return Plan(Pipeline((stage,)), phase, each.name)
+
+
+def run(graph: Graph, plan: Plan) -> tuple[Graph, Journal]:
+    """A copy of a program, after passes."""
+    made, _ = mutations.copy_of(graph)
+    made.phase = plan.phase
+    journal = Journal(plan.phase)
+    with settings.override(strict=True, verify=False):
+        plan.pipeline.apply(made, journal)
+    verify(made)
+    return made, journal
+
+
+def check(graph: Graph, plan: Plan, arguments: Sequence[Sequence[Any]]) -> Outcome:
+    """Run passes on a program, and compare it with what it was."""
+    try:
+        after, journal = run(graph, plan)
+    except (PassError, VerifyError) as error:
+        if not is_valid(graph):
+            return Outcome(is_valid=False)
+        return Outcome(difference=Difference("fault", f"{plan.label}: {error}"))
+    fired = tuple(r.name for r in journal.records.values() if r.rewrites)
+    reasons = frozenset(
+        f"{record.name}: {_plain(refusal.reason)}"
+        for record in journal.records.values()
+        for refusal in record.refusals
+    )
+    outcome = Outcome(fired, reasons)
+    if fired:
+        outcome.difference = compare(graph, after, arguments, outcome)
+    return outcome
+
+
+def _plain(reason: str) -> str:
+    """A reason without names and numbers."""
+    return re.sub(r"\b([a-z]+\d+|[a-z]{1,2}|[a-z]+_\w+|\d+|[a-z]+\d*\[[\d,]*\])\b", "N", reason)
+
+
+def is_valid(graph: Graph) -> bool:
+    """Whether a program is one: mutations do not ask JAX about types."""
+    try:
+        verify(graph, types=True)
+        compat.check_jaxpr(export(graph))
+    except Exception:  # noqa: BLE001 - whatever JAX says, it is no program
+        return False
+    return True
+
+
+def compare(
+    before: Graph, after: Graph, arguments: Sequence[Sequence[Any]], outcome: Outcome | None = None
+) -> Difference | None:
+    """How two programs differ on some arguments; NumPy's opinion is confirmed by JAX."""
+    outcome = outcome or Outcome()
+    old, new = Evaluator(before), Evaluator(after)
+    other = Evaluator(before, GARBAGE + 1) if _has_unspecified(before) else None
+    for args in arguments:
+        try:
+            want, said = heard(old, args)
+            if other is not None and difference(want, said, *heard(other, args), lenient=False):
+                outcome.is_valid = False  # it reads what nobody may look at
+                return None
+        except EndlessError:
+            outcome.is_valid = False
+            return None
+        except Exception as error:  # noqa: BLE001 - what it was cannot be run
+            outcome.is_valid = False
+            outcome.notes.append(f"{type(error).__name__}: {str(error)[:200]}")
+            return None
+        try:
+            got, repeated = heard(new, args)
+            wrong = difference(want, said, got, repeated, is_lenient(before))
+        except EndlessError:
+            wrong = "it does not end"
+        except Exception as error:  # noqa: BLE001 - it cannot be run any more
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong is not None:
+            return confirmed(before, after, args, outcome)
+    return None
+
+
+def confirmed(
+    before: Graph, after: Graph, args: Sequence[Any], outcome: Outcome | None = None
+) -> Difference | None:
+    """How two programs differ on some arguments, as JAX evaluates them op by op."""
+    outcome = outcome or Outcome()
+    if not is_valid(before):
+        outcome.is_valid = False
+        return None
+    try:
+        jaxpr = export(after)
+        compat.check_jaxpr(jaxpr)
+    except Exception as error:  # noqa: BLE001 - it is no program any more
+        return Difference("type", f"{type(error).__name__}: {error}", args)
+    with garbage():
+        want, said = heard(lambda a: evaluate_exactly(before, *a), args)
+    with garbage(GARBAGE + 1):
+        other = heard(lambda a: evaluate_exactly(before, *a), args)
+    if difference(want, said, *other, lenient=False):
+        outcome.is_valid = False
+        return None
+    try:
+        with garbage():
+            got, repeated = heard(lambda a: evaluate_exactly(jaxpr, *a), args)
+    except Exception as error:  # noqa: BLE001 - what it does is the find
+        return Difference("fault", f"cannot be run: {type(error).__name__}: {error}", args)
+    wrong = difference(want, said, got, repeated, is_lenient(before))
+    if wrong is None:
+        outcome.unconfirmed = True
+        return None
+    return Difference("said" if wrong.startswith("said") else "values", wrong, args)
+
+
+def _has_unspecified(graph: Graph) -> bool:
+    return any(op.name == UNDEFINED for op in graph.walk())
+
+
+def is_lenient(graph: Graph) -> bool:
+    """Whether JAX made some of it by transposing: zero times what is not finite may be zero."""
+    return any(op.source.transposed for op in graph.walk())
+
+
+def heard(fun: Any, args: Sequence[Any]) -> tuple[list[Any], list[float]]:
+    """Results, and what was said."""
+    mutations.LOG.clear()
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = fun(args)
+        if mutations.LOG:
+            jax.effects_barrier()
+    return out, list(mutations.LOG)
+
+
+def difference(
+    want: Sequence[Any], said: list[float], got: Sequence[Any], repeated: list[float], lenient: bool
+) -> str | None:
+    """The first output that is not the same, up to the sign of zero and the kind of NaN."""
+    if not np.array_equal(said, repeated, equal_nan=True):
+        return f"said {said} and says {repeated}"
+    for index, (x, y) in enumerate(zip(want, got, strict=True)):
+        a, b = _array(x), _array(y)
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return f"output {index} was {a.dtype}{a.shape} and is {b.dtype}{b.shape}"
+        with np.errstate(all="ignore"):
+            same = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124 - NaN
+            if lenient and jnp.issubdtype(a.dtype, jnp.inexact):
+                same |= ~np.isfinite(a)
+        if not np.all(same):
+            return f"output {index} is wrong: it was\n{a}\nand is\n{b}"
+    return None
+
+
+def _array(x: Any) -> Any:
+    if not isinstance(x.dtype, np.dtype):
+        x = jax.random.key_data(x)
+    return np.asarray(x)
+
+
+@contextlib.contextmanager
+def garbage(number: int = GARBAGE) -> Iterator[None]:
+    """Unspecified arrays hold what nobody may look at."""
+    kept = exact.compat.undefined
+
+    def undefined(aval: Any) -> Any:
+        if not isinstance(aval.dtype, np.dtype) or aval.dtype == jax.dtypes.float0:
+            return kept(aval)
+        return jnp.full(aval.shape, number, aval.dtype)
+
+    exact.compat.undefined = undefined
+    try:
+        yield
+    finally:
+        exact.compat.undefined = kept
+
+
+# -- arguments ------------------------------------------------------------------------------------
+
+SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0)
+
+
+def arguments(graph: Graph, rng: np.random.Generator) -> list[list[Any]]:
+    """Three sets of arguments: ordinary, floats that are special, integers at the limits."""
+    avals = [v.aval for v in graph.inputs]
+    return [[_drawn(aval, rng, how) for aval in avals] for how in ("plain", "special", "limits")]
+
+
+def _drawn(aval: Any, rng: np.random.Generator, how: str) -> Any:
+    shape, dtype = aval.shape, aval.dtype
+    if not isinstance(dtype, np.dtype):
+        keys = [jax.random.key(int(rng.integers(1000))) for _ in range(math.prod(shape))]
+        return jnp.stack(keys).reshape(shape)
+    if dtype == jax.dtypes.float0:
+        return np.zeros(shape, dtype)
+    if dtype == np.bool_:
+        return np.asarray(rng.random(shape) < rng.choice((0.5, 0.9, 0.1)))
+    if jnp.issubdtype(dtype, jnp.integer):
+        return _integers(shape, dtype, rng, how)
+    values = np.asarray(rng.standard_normal(shape))
+    if how == "special":
+        values = np.where(rng.random(shape) < 0.3, rng.choice(SPECIAL, size=shape), values)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        values = values + 1j * rng.standard_normal(shape)
+    with np.errstate(all="ignore"):
+        return np.asarray(values).astype(dtype)
+
+
+def _integers(shape: Any, dtype: Any, rng: np.random.Generator, how: str) -> Any:
+    if how == "plain":
+        return np.asarray(rng.integers(4, size=shape)).astype(dtype)
+    if how == "special":
+        return np.asarray(rng.integers(-3, 9, size=shape)).astype(dtype)
+    info = jnp.iinfo(dtype)
+    edges = [info.min, info.max, int(info.max) - 1, 0, 1, 3, max(int(info.min), -1)]
+    wide = np.int64 if int(info.max) < 2**63 else np.uint64
+    drawn = [int(edges[k]) for k in rng.integers(len(edges), size=math.prod(shape))]
+    return np.asarray(drawn, wide).astype(dtype).reshape(shape)
+
+
+def compiled(graph: Graph, plan: Plan, arguments: Sequence[Sequence[Any]]) -> Difference | None:
+    """How a program and what passes make of it differ when XLA has compiled both, by more than
+    rounding.
+    """
+    from jax.extend.core import jaxpr_as_fun
+
+    after, _ = run(graph, plan)
+    before, changed = export(graph), export(after)
+    compat.check_jaxpr(changed)
+    if any(aval_changed(a, b) for a, b in zip(before.out_avals, changed.out_avals, strict=True)):
+        return Difference("type", f"outputs were {before.out_avals} and are {changed.out_avals}")
+    both = jax.jit(lambda *xs: (jaxpr_as_fun(before)(*xs), jaxpr_as_fun(changed)(*xs)))
+    for args in arguments:
+        (want, got), _ = heard(lambda a: both(*a), args)
+        if all(np.isfinite(_array(x).astype(np.complex128)).all() for x in want):
+            try:
+                assert_close(want, got)
+            except AssertionError as error:
+                return Difference("compiled", str(error), args)
+    return None
+
+
+def aval_changed(old: Any, new: Any) -> bool:
+    """Whether the type of an output is another one, or weak where it was not."""
+    weak = [getattr(each, "weak_type", None) for each in (old, new)]
+    return bool(old != new or weak[0] != weak[1])

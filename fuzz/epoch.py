@@ -1,0 +1,221 @@
+"""One epoch: some of the seeds, and a few thousand programs made of them.
+
+What an epoch does depends on its number and the seed of the run alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import json
+import os
+import random
+import signal
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fuzz import check, corpus, mutations, shrink
+from fuzz.derive import derived
+from fuzz.eager import eager
+from fuzz.source import UnprintableError, source
+from jaxpr_opt import registry
+from jaxpr_opt.ir import Graph, Phase
+from jaxpr_opt.pipeline import Pass
+from jaxpr_opt.text import to_text
+
+FILES = 5
+"""Files of tests that an epoch takes programs from."""
+RECIPES = 8
+SAVED = 3
+"""Programs of one kind of difference that are saved."""
+SLOW = 20.0
+"""Seconds of processor time after which a program is given up."""
+PHASES: tuple[Phase, ...] = ("differentiable", "final")
+
+
+class SlowError(BaseException):
+    """A program takes too long."""
+
+
+def _stop(*_: Any) -> None:
+    raise SlowError
+
+
+@dataclass
+class Epoch:
+    """The state of an epoch."""
+
+    seed: int
+    number: int
+    folder: Path
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    kinds: collections.Counter[str] = field(default_factory=collections.Counter)
+    known: set[str] = field(default_factory=set)
+    pool: list[corpus.Seed] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"{self.seed}:{self.number}")
+        self.arrays = np.random.default_rng(self.rng.getrandbits(32))
+
+    def run(self, programs: int, aimed: Pass | None = None, *, until_found: bool = False) -> None:
+        """Try that many programs; of one pass, if it is given."""
+        with silenced():
+            self.pool = self._seeds(aimed)
+            gc.freeze()  # what is made from now on is small, and there is much of it
+            gc.set_threshold(50_000, 20, 20)
+            with eager():
+                for _ in range(programs):
+                    self.one()
+                    if until_found and self.counts["finds"]:
+                        return
+
+    def _seeds(self, aimed: Pass | None) -> list[corpus.Seed]:
+        files = corpus.test_files()
+        self.rng.shuffle(files)
+        if aimed is not None:
+            files = [f for f in files if f.stem == f"test_{aimed.name.replace('-', '_')}"]
+            return corpus.from_tests(files)
+        return [*corpus.from_tests(files[:FILES]), *corpus.from_recipes(RECIPES, self.rng)]
+
+    def one(self) -> None:
+        """Make a program, and check it; one that takes too long is written down."""
+        signal.signal(signal.SIGPROF, _stop)
+        signal.setitimer(signal.ITIMER_PROF, SLOW)
+        try:
+            self._one()
+        except SlowError:
+            self.counts["slow"] += 1
+            where = traceback.format_exc()
+            slow = check.Difference("fault", f"it takes over {SLOW:.0f} s\n{where}")
+            self.kinds[f"slow: {self.plan.label}"] += 1
+            self._write("slow", report(self.current, self.plan, slow, self.current.graph))
+        except Exception:  # noqa: BLE001 - a fault of the generator, to be read later
+            self.counts["broken"] += 1
+            self._write("broken", traceback.format_exc())
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _one(self) -> None:
+        parent = min(self.rng.choices(self.pool, k=2), key=lambda s: s.size)  # small ones are cheap
+        if self.rng.random() < 0.02:
+            parent = self._derived(parent)
+        with jax.enable_x64(parent.is_double):
+            try:
+                graph, names = mutations.mutated(parent.graph, self.rng)
+            except (TypeError, ValueError, OverflowError, NotImplementedError):
+                self.counts["not mutated"] += 1
+                return
+            seed = corpus.Seed(graph, f"{parent.origin} {'+'.join(names)}", parent.aimed_at)
+            plan = self._plan(parent)
+            self._checked(seed, plan, check.arguments(graph, self.arrays))
+
+    def _derived(self, parent: corpus.Seed) -> corpus.Seed:
+        made = derived(parent, self.rng)
+        if made is not None and made.size < corpus.LARGEST:
+            self.pool.append(made)
+            return made
+        return parent
+
+    def _plan(self, parent: corpus.Seed) -> check.Plan:
+        phase, chance = self.rng.choice(PHASES), self.rng.random()
+        if parent.aimed_at is not None and chance < 0.6:
+            return check.alone(parent.aimed_at, phase, tidied=self.rng.random() < 0.7)
+        if chance < 0.8:
+            each = self.rng.choice(list(registry.available().values()))
+            return check.alone(each, phase, tidied=True)
+        return check.whole(phase)
+
+    def _checked(self, seed: corpus.Seed, plan: check.Plan, arguments: Any) -> None:
+        self.counts["programs"] += 1
+        self.current, self.plan = seed, plan
+        outcome = check.check(seed.graph, plan, arguments)
+        if outcome.fired and self.rng.random() < 0.003:
+            outcome.difference = outcome.difference or check.compiled(seed.graph, plan, arguments)
+            self.counts["compiled"] += 1
+        self.counts["rewritten"] += bool(outcome.fired)
+        self.counts["not run"] += not outcome.is_valid
+        self.counts["unconfirmed"] += outcome.unconfirmed
+        new = {*outcome.fired, *outcome.reasons} - self.known
+        if new and outcome.is_valid:
+            self.known |= new
+            self.pool.append(seed)
+        if outcome.difference is not None:
+            self._found(seed, plan, outcome.difference)
+
+    def _found(self, seed: corpus.Seed, plan: check.Plan, found: check.Difference) -> None:
+        self.counts["finds"] += 1
+        key = f"{plan.label}: {found.key}"
+        self.kinds[key] += 1
+        if self.kinds[key] > SAVED:
+            return
+
+        def fails(graph: Graph) -> bool:
+            with contextlib.suppress(Exception):
+                again = check.check(graph, plan, [found.args] if found.args else [])
+                return again.difference is not None and again.difference.kind == found.kind
+            return False
+
+        graph = shrink.shrunk(seed.graph, fails) if fails(seed.graph) else seed.graph
+        self._write("found", report(seed, plan, found, graph))
+
+    def _write(self, kind: str, text: str) -> None:
+        name = f"{kind}_{jax.__version__.replace('.', '_')}_{self.seed}_{self.number}"
+        path = self.folder / f"{name}_{self.counts['programs']}.py"
+        path.write_text(text)
+
+
+def report(seed: corpus.Seed, plan: check.Plan, found: check.Difference, graph: Graph) -> str:
+    """A test that fails, with what is known of it."""
+    about = f"{found.kind}: {found.text}\n\n{plan.label}, phase {plan.phase}\nfrom {seed.origin}"
+    about = about.replace("\\", "/").replace('"""', "'''")
+    text = to_text(graph)
+    try:
+        program = source(graph)
+    except UnprintableError as error:
+        return f'"""{about}\n\nCannot be written as source: {error}\n\n{text}"""\n'
+    types = [f"{v.dtype}[{','.join(map(str, v.shape))}]" for v in graph.inputs]
+    name = "whole" if len(plan.pipeline.stages) > 1 else plan.label
+    tidied = len(plan.pipeline.passes) > 1 and name != "whole"
+    header = (
+        "from jax import lax\nimport jax\nimport numpy as np\n"
+        "from fuzz.saved import bind, check_saved, dtype, number, say, undefined, weak\n"
+        "inf, nan = float('inf'), float('nan')\n"
+    )
+    call = f"check_saved(program, {types!r}, {name!r}, {plan.phase!r}, tidied={tidied})"
+    return (
+        f'"""{about}\n"""\n\n{header}\n\n{program}\n\n'
+        f"def test_it():\n    {call}\n\n\n_TEXT = '''\n{text}\n'''\n"
+    )
+
+
+@contextlib.contextmanager
+def silenced() -> Any:
+    """What programs print is not read."""
+    kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(null)
+
+
+def main(seed: int, number: int, programs: int, folder: Path) -> None:
+    """Run an epoch and write down what it did."""
+    epoch = Epoch(seed, number, folder)
+    started, worked = time.monotonic(), time.process_time()
+    epoch.run(programs)
+    done = {
+        "jax": jax.__version__, "epoch": number, "seconds": time.monotonic() - started,
+        "cpu": time.process_time() - worked, "counts": epoch.counts, "kinds": epoch.kinds,
+    }  # fmt: skip
+    with (folder / "epochs.jsonl").open("a") as file:
+        file.write(json.dumps(done) + "\n")

@@ -1,0 +1,132 @@
+"""The generator of `make fuzz`: its evaluator agrees with JAX, and it finds what is broken."""
+
+import contextlib
+import random
+import runpy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fuzz import check, corpus, mutations, saved, shrink
+from fuzz.derive import derived
+from fuzz.epoch import Epoch
+from fuzz.evaluate import EndlessError, Evaluator
+from fuzz.source import source
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
+from jaxpr_opt.verify import verify
+
+X = np.linspace(-1.5, 2.0, 12, dtype=np.float32).reshape(4, 3)
+
+
+def everything(x, i):
+    """Most of what the evaluator knows."""
+    windows = x.at[i].set(x[0]), x.at[i].add(1.0, mode="drop"), x.at[i].get(mode="fill")
+    slices = lax.dynamic_slice(x, (i, 1), (2, 2)), lax.dynamic_update_slice(x, x[:2], (i, i))
+    sums = x.sum(0), x.max(1), x @ x.T, jnp.cumsum(x, 1), x.argmax(0), (x > 0).all(), x.prod()
+    shapes = x[::-1, ::2], jnp.pad(x, 1), jnp.concatenate([x, x], 1), x.T, jnp.arange(3) // i
+    point = jnp.tanh(x), x % 0.7, x.astype(jnp.int8), jnp.where(x > 0, x, -1), jnp.sign(x), x**3
+    loops = (
+        lax.scan(lambda c, r: (c * r, c + i), x[0], x, reverse=True),
+        lax.fori_loop(0, i, lambda k, y: lax.cond(k % 2 == 0, jnp.sin, jnp.cos, y), x),
+    )
+    return windows, slices, sums, shapes, point, loops
+
+
+@pytest.mark.parametrize("i", [1, -1, 7])
+def test_numpy_agrees_with_jax(i):
+    args = X, np.int32(i)
+    graph = import_jaxpr(jax.make_jaxpr(everything)(*args), "final")
+    with np.errstate(all="ignore"):
+        made = Evaluator(graph)(args)
+    for ours, theirs in zip(made, jax.tree.leaves(jax.jit(everything)(*args)), strict=True):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_a_loop_that_does_not_end():
+    graph = import_jaxpr(jax.make_jaxpr(lambda x: lax.while_loop(lambda c: True, jnp.sin, x))(1.0))
+    with pytest.raises(EndlessError):
+        Evaluator(graph)([np.float32(1)])
+
+
+def before_and_after(x):
+    """A loop of which two stacks are one, and a loop back that reads both."""
+
+    def step(c, _):
+        s = jnp.sin(c)
+        return s, (c, s)
+
+    last, rows = lax.scan(step, x, length=4)
+    return lax.scan(lambda d, r: (d * r[0] + r[1], None), last, rows, reverse=True)[0]
+
+
+def seed(program=before_and_after, *args):
+    graph = import_jaxpr(jax.make_jaxpr(program)(*(args or (X[0],))))
+    return corpus.Seed(graph, "here", ShareShiftedStacks())
+
+
+def test_mutations_are_programs():
+    """What is changed at random still has types, and the same changes are made again."""
+    rng = random.Random(0)
+    parents = [seed(), seed(everything, X, np.int32(1))]
+    for number in range(60):
+        graph, names = mutations.mutated(rng.choice(parents).graph, random.Random(number))
+        verify(graph, types=True)
+        again, others = mutations.mutated(parents[0].graph, random.Random(number))
+        assert (names == others) or graph is not again
+
+
+def test_seeds_in_other_dtypes_and_derivatives():
+    made = [derived(seed(), random.Random(number)) for number in range(24)]
+    ways = {each.origin.split()[0] for each in made if each is not None}
+    assert len(ways) >= 6, ways
+
+
+def test_a_broken_condition_is_found_and_saved(tmp_path, monkeypatch):
+    """Without its second condition the pass shares stacks with loops that read them forwards."""
+    from jaxpr_opt.passes import share_shifted_stacks as module
+
+    def readers(scan, stacked):
+        found = [(use.op, use.op.stream_of(p)) for use in stacked.uses for p in use.op.body.params]
+        return [(op, stream.param) for op, stream in found if stream and stream.operand is stacked]
+
+    epoch = Epoch(0, 0, tmp_path)
+    epoch.pool = [seed()]
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "readers_back", readers)
+        with _small():
+            for _ in range(200):
+                epoch.one()
+                if epoch.kinds:
+                    break
+            (path,) = tmp_path.glob("found_*.py")
+            with pytest.raises(AssertionError, match="wrong"):
+                runpy.run_path(str(path))["test_it"]()
+    runpy.run_path(str(path))["test_it"]()
+
+
+@contextlib.contextmanager
+def _small():
+    from fuzz.eager import eager
+
+    with eager():
+        yield
+
+
+def test_shrunk_as_far_as_it_fails():
+    """All that is left of a program is what is asked for."""
+    graph = shrink.shrunk(seed().graph, lambda g: any(op.name == "sin" for op in g.walk()))
+    assert shrink.size(graph) <= (4, 4)
+
+
+def test_source_is_the_program():
+    graph = seed(everything, X, np.int32(1)).graph
+    names = {name: getattr(saved, name) for name in ("bind", "dtype", "number", "weak", "say")}
+    names |= {"lax": lax, "jax": jax, "undefined": saved.undefined, "inf": np.inf, "nan": np.nan}
+    exec(source(graph), names)
+    again = import_jaxpr(jax.make_jaxpr(names["program"])(X, np.int32(1)))
+    assert check.compare(graph, again, check.arguments(graph, np.random.default_rng(0))) is None

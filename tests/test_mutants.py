@@ -1,0 +1,63 @@
+"""`make mutants`: what is tried, and that a changed function is the one that runs."""
+
+import sys
+
+import pytest
+
+from mutants.find import mutants, numbered
+
+MODULE = '''"""A module.
+
+Sound when
+
+1. it is small;
+2. it is odd.
+"""
+
+
+def refuse(x):
+    if x > 9:
+        return "large"  # (1)
+    if x % 2 == 0 and x != 2:
+        return "even"  # (2)
+    return None
+
+
+class Pass:
+    def find(self, xs):
+        yield from [x for x in xs if x]
+'''
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "mutated_module.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import mutated_module
+
+    yield mutated_module
+    del sys.modules["mutated_module"]
+
+
+def test_each_condition_once(module, tmp_path):
+    path = tmp_path / "mutated_module.py"
+    assert numbered(path) == ["1", "2"]
+    assert [(m.line, m.function, m.text, m.conditions) for m in mutants(path)] == [
+        (11, "refuse", "never: x > 9", ("1",)),
+        (13, "refuse", "never: x % 2 == 0 and x != 2", ("2",)),
+        (13, "refuse", "without: and x % 2 == 0", ("2",)),
+        (13, "refuse", "without: and x != 2", ("2",)),
+        (20, "Pass.find", "all, not only if x", ()),
+    ]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="mutants need sys.monitoring")
+def test_a_mutant_runs(module, tmp_path):
+    from mutants import kill
+
+    small, _, _, two, _ = mutants(tmp_path / "mutated_module.py")
+    assert (module.refuse(11), module.refuse(2)) == ("large", None)
+    kill.apply(two)
+    assert (module.refuse(11), module.refuse(2)) == ("large", "even")
+    kill.apply(small)
+    assert (module.refuse(11), module.refuse(2)) == (None, None)
