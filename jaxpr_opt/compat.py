@@ -29,6 +29,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jaxpr_opt.door import UnknownJaxError
 from jaxpr_opt.frames import Frame, is_installed, is_machinery
 
+_trace_ctx, _DynamicJaxprTrace = _core.trace_ctx, _pe.DynamicJaxprTrace  # asked in every call
+
 _XLA: tuple[int, ...] = jaxlib.version.__version_info__
 
 KEEPS_BARRIERS: bool = _XLA >= (0, 11)
@@ -333,13 +335,13 @@ def at_top_level() -> Iterator[None]:
 
 def outside_traces() -> bool:
     """Whether code runs eagerly: no transformation of JAX is at work on this thread."""
-    outside: bool = _core.trace_ctx.is_top_level()
+    outside: bool = _trace_ctx.is_top_level()
     return outside
 
 
 def is_staging() -> bool:
     """Whether a function that is called now is traced to a jaxpr, as `jax.jit` does."""
-    return isinstance(_core.trace_ctx.trace, _pe.DynamicJaxprTrace)
+    return isinstance(_trace_ctx.trace, _DynamicJaxprTrace)
 
 
 def evaluate(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:

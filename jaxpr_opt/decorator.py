@@ -90,15 +90,32 @@ def optimize(
         raise ValueError(f"optimize: donate={donate!r}: expected 'matched', 'auto' or None")
     _check_jit_options(jit_options)
     if settings.current().disable or not door.is_open():
-        dropped = () if donate is None else _DONATED  # there they are only what may be donated
-        return jax.jit(fun, **{k: v for k, v in jit_options.items() if k not in dropped})
-    from jaxpr_opt import compat_call, registry
+        return _plain(fun, donate, jit_options)
+    from jaxpr_opt import registry
 
-    compat_call.check_callable(fun)
     pipeline = registry.resolve(passes, skip)
     inner = unwrap(fun)
     if inner is not None and inner.pipeline == pipeline and not jit_options and donate is None:
         return fun
+    return door.attempt(
+        lambda: _optimizing(fun, pipeline, donate, jit_options),
+        lambda: _plain(fun, donate, jit_options),
+    )
+
+
+def _plain(fun: Callable[..., Any], donate: Donate, jit_options: dict[str, Any]) -> Any:
+    """What `jax.jit` makes of a function."""
+    dropped = () if donate is None else _DONATED  # there they are only what may be donated
+    return jax.jit(fun, **{k: v for k, v in jit_options.items() if k not in dropped})
+
+
+def _optimizing(
+    fun: Callable[..., Any], pipeline: Pipeline, donate: Donate, jit_options: dict[str, Any]
+) -> Any:
+    """`fun`, bare or jitted, whose program the pipeline optimises."""
+    from jaxpr_opt import compat_call
+
+    compat_call.check_callable(fun)
     named = any(jit_options.get(each) is not None for each in _DONATED)
     fun, jit_options = _without_jit(fun, jit_options)
     return _jitted(fun, pipeline, donate, jit_options, checked=named and donate is None)
@@ -151,9 +168,11 @@ def _without_jit(
     inner, own = jitted
     for name in own.keys() & given.keys():
         if own[name] != given[name]:
-            raise ValueError(
-                f"optimize: {name}={given[name]!r} conflicts with {name}={own[name]!r}"
-                " of the jitted function"
+            raise door.users(
+                ValueError(
+                    f"optimize: {name}={given[name]!r} conflicts with {name}={own[name]!r}"
+                    " of the jitted function"
+                )
             )
     return inner.held() if isinstance(inner, wrapping.Wrapped) else inner, {**own, **given}
 

@@ -28,6 +28,7 @@ import jax
 from jaxpr_opt import settings
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 KNOWN = ((0, 10, 2), (0, 13))
 """The versions of JAX this library is tested with, from the first up to before the second.  On
@@ -108,7 +109,7 @@ def attempt(ours: Callable[[], T], plain: Callable[[], T], what: str = "a progra
     try:
         return ours()
     except Exception as error:
-        if settings.current().strict or hasattr(error, _RAN):
+        if settings.current().strict or hasattr(error, _USERS):
             raise
         trouble = error
     result = plain()  # what it raises is not ours
@@ -116,19 +117,25 @@ def attempt(ours: Callable[[], T], plain: Callable[[], T], what: str = "a progra
     return result
 
 
+def users(error: E) -> E:
+    """The error, to be raised: the user is to see it, nothing has failed."""
+    setattr(error, _USERS, True)
+    return error
+
+
 @contextlib.contextmanager
 def running() -> Iterator[None]:
-    """Programs run here: what they raise is the user's."""
+    """Programs or functions of the user's run here: what they raise passes as it is."""
     try:
         yield
     except Exception as error:
         with contextlib.suppress(AttributeError):
-            setattr(error, _RAN, True)
+            users(error)
         raise
 
 
-_RAN = "_jaxpr_opt_ran"
-"""The mark of an exception that was raised by a program that ran."""
+_USERS = "_jaxpr_opt_users"
+"""The mark of an exception that passes as it is."""
 
 
 class UnknownJaxError(Exception):

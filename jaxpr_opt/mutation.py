@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat_ad
+from jaxpr_opt import compat_ad, door
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Call, Cond, Remat, Scan, Value, While
 
@@ -95,10 +95,12 @@ def checked(jaxpr: ClosedJaxpr, count: int, changed: Iterable[Changed], name: st
     graph = import_jaxpr(jaxpr, "final")
     for variable, value in zip(changed, graph.outputs[count:], strict=True):
         if variable.held is None or _origin(value) is not graph.inputs[variable.held]:
-            raise ValueError(
-                f"optimize: {name} changes {variable.name} and does not return it, so the caller's"
-                " module would keep its old value: return nnx.state(module), and nnx.update the"
-                " module with it outside"
+            raise door.users(
+                ValueError(
+                    f"optimize: {name} changes {variable.name} and does not return it, so the"
+                    " caller's module would keep its old value: return nnx.state(module), and"
+                    " nnx.update the module with it outside"
+                )
             )
     used = [i < count for i in range(len(graph.outputs))]
     return compat_ad.select_outputs(jaxpr, used)

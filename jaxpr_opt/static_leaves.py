@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpr_opt import compat_call
+from jaxpr_opt import compat_call, door
 
 Place = int | str
 """Where an argument is: its position, or its name."""
@@ -183,6 +183,9 @@ class WithStatics:
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """What to do for these arguments; None if all of their leaves are arrays."""
+        return door.attempt(lambda: self._instead(args, kwargs), lambda: None)
+
+    def _instead(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         given, by_name, fixed = split_off(self._static, args, kwargs)
         arrays, statics = divided((given, by_name))
         if not statics.positions:
@@ -214,9 +217,11 @@ class WithStatics:
     def _shardings(self, args: Sequence[Any], statics: Statics) -> tuple[Any, ...] | None:
         results: Any = jax.tree.structure(self._options.get("out_shardings"))
         if results.num_nodes > 1:
-            raise ValueError(
-                f"optimize: out_shardings of {self._name} must be one for all results, as an"
-                f" argument has leaves that are no arrays ({statics.leaves[0]!r})"
+            raise door.users(
+                ValueError(
+                    f"optimize: out_shardings of {self._name} must be one for all results, as an"
+                    f" argument has leaves that are no arrays ({statics.leaves[0]!r})"
+                )
             )
         if "in_shardings" not in self._options:
             return None
@@ -231,10 +236,12 @@ class WithStatics:
             except TypeError:
                 static = (self._static.nums, self._static.names)
                 name = compat_call.leaf_names(self._fun, args, kwargs, static)[position]
-                raise TypeError(
-                    f"optimize: argument {name} of {self._name} is no array but of type"
-                    f" {_kind(leaf)}, so it is part of the program and must be hashable: make it a"
-                    " tuple, a frozenset or an array, or leave it out"
+                raise door.users(
+                    TypeError(
+                        f"optimize: argument {name} of {self._name} is no array but of type"
+                        f" {_kind(leaf)}, so it is part of the program and must be hashable:"
+                        " make it a tuple, a frozenset or an array, or leave it out"
+                    )
                 ) from None
 
     @property

@@ -66,7 +66,11 @@ class Wrapped:
         off = config.jax_disable_jit or settings.current().disable or not door.is_open()
         if off or not compat.is_staging():  # then `jax_debug_nans` looks for the line at fault
             return fun(*args, **kwargs)
-        return _optimized(fun, self._pipeline, self._check, args, kwargs)
+        return door.attempt(
+            lambda: _optimized(fun, self._pipeline, self._check, args, kwargs),
+            lambda: fun(*args, **kwargs),
+            name_of(fun),
+        )
 
     def held(self) -> Wrapped:
         """The same, referring to the function itself."""
@@ -171,7 +175,8 @@ def _optimized(
         given, by_name = jax.tree.unflatten(tree, full)
         given, by_name = [*map(_value, given)], {k: _value(x) for k, x in by_name.items()}
         watch = mutation.Watch(given, by_name)
-        result = fun(*given, **by_name)
+        with door.running():
+            result = fun(*given, **by_name)
         arrays, statics = divided(result)
         changed, values = watch.changed(result, inputs, names)
         traces.append(_Trace(statics, len(arrays), changed))

@@ -21,8 +21,9 @@ from jax import lax
 from jax.extend.core import primitives
 
 import jaxpr_opt
-from jaxpr_opt import compat, compat_ad, door, explain, optimize, parameters, settings
+from jaxpr_opt import compat, compat_ad, compat_call, door, explain, optimize, parameters, settings
 from jaxpr_opt.boundary import trial
+from jaxpr_opt.donation import calling
 from tests import fake_jax
 from tests.fake_jax import ad, batching, core, mlir, pe
 
@@ -408,3 +409,47 @@ def test_the_table_of_parameters_is_that_of_this_jax():
 
     visit(jaxpr)
     assert {"scan", "cond", "slice", "squeeze", "reduce_sum"} < set(seen)
+
+
+# ---------------------------------------------------------------- decoration and calls
+
+CALLS = {
+    "_jit_info is gone": (compat_ad, "jit_options", gone("_jit_info")),
+    "debug_info takes other arguments": (compat_call, "leaf_names", other_signature),
+    "names cannot be set": (compat_call, "describe", gone("__fun_debug_info__")),
+    "types are asked for elsewhere": (compat_call, "is_array", gone("shaped_abstractify")),
+    "alias analysis fails": (calling, "import_jaxpr", gone("eqns")),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_change_that_decoration_or_calls_meet(monkeypatch, name):
+    monkeypatch.setattr(*CALLS[name])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for options in ({}, {"donate": "matched"}, {"static_argnames": "flag"}):
+            f = optimize(lambda x, flag=True: jnp.sin(x) if flag else x, **options)
+            np.testing.assert_allclose(f(X + 0), jnp.sin(X))
+        np.testing.assert_allclose(optimize(jax.jit(fresh(jnp.sin)))(X), jnp.sin(X))
+    assert len(caught) == 1, [str(w.message) for w in caught]
+
+
+def test_a_function_of_the_user_that_raises_is_traced_once():
+    calls = []
+
+    def raising(x):
+        calls.append(x)
+        raise RuntimeError("mine")
+
+    for options in ({}, {"donate": "matched"}):
+        calls.clear()
+        with pytest.raises(RuntimeError, match="mine"):
+            optimize(fresh(raising), **options)(X)
+        assert len(calls) == 1
+
+
+def test_an_error_that_the_user_is_to_see_is_no_failure():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="cannot use"):
+            optimize(fresh(jnp.sum), donate_argnums=0)(X)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import jax
 
-from jaxpr_opt import compat, compat_ad
+from jaxpr_opt import compat, compat_ad, door
 from jaxpr_opt.donation import caller
 from jaxpr_opt.donation.plan import Donation, donation
 from jaxpr_opt.donation.sharing import passed_twice, same_buffers
@@ -65,7 +65,9 @@ class Donating:
         self.mode = mode
         known = compat_ad.jit_options(jax.jit(fun, **options))
         if known is None:
-            raise ValueError(f"optimize: donate={mode!r} does not go with layouts in shardings")
+            raise door.users(
+                ValueError(f"optimize: donate={mode!r} does not go with layouts in shardings")
+            )
         resolved = known[1]
         self._donated = Parameters.of(resolved, "donate")
         self._restricted = any(options.get(f"donate_{each}") is not None for each in ARGUMENTS)
@@ -144,7 +146,9 @@ class Donating:
         if variant is None:
             if (instead := self._statics(args, kwargs)) is not None:
                 return instead()
-            variant = self._prepare(args, kwargs, tree, fixed, given, excluded)
+            variant = self._decided(args, kwargs, tree, fixed, given, excluded)
+            if variant is None:
+                return self._plain(*args, **kwargs)
             known.append(variant)
         if not variant.donated:
             return self._plain(*args, **kwargs)
@@ -180,6 +184,15 @@ class Donating:
         return *jax.tree.flatten((given, by_name)), fixed
 
     # -- first calls -----------------------------------------------------------------------------
+
+    def _decided(self, args: Any, kwargs: Any, *rest: Any) -> Variant | None:
+        """What `_prepare` decides; None where that fails, but not where the function does."""
+
+        def traced() -> Variant | None:
+            self._inlined.trace(*args, **kwargs)
+            return None
+
+        return door.attempt(lambda: self._prepare(args, kwargs, *rest), traced, self.__name__)
 
     def _prepare(
         self,

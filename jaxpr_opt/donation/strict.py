@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat, compat_ad
+from jaxpr_opt import compat, compat_ad, door
 from jaxpr_opt.ir import aval_bytes
 from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.static_leaves import Call, Parameters, divided, split_off, without
@@ -41,10 +41,12 @@ class Check:
         ]
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-            raise ValueError(
-                f"{self.name} cannot use what donate_argnums or donate_argnames donate:"
-                f" {'; '.join(wrong[:_SHOWN])}{more}."
-                f' Do not donate it, or write donate="matched" to donate only what can be used'
+            raise door.users(
+                ValueError(
+                    f"{self.name} cannot use what donate_argnums or donate_argnames donate:"
+                    f" {'; '.join(wrong[:_SHOWN])}{more}."
+                    f' Do not donate it, or write donate="matched" to donate only what can be used'
+                )
             )
 
 
