@@ -82,12 +82,25 @@ def select_outputs(jaxpr: ClosedJaxpr, used: Sequence[bool]) -> ClosedJaxpr:
 def dce(
     jaxpr: ClosedJaxpr, used_outputs: Sequence[bool], keep_inputs: bool | Sequence[bool] = False
 ) -> tuple[ClosedJaxpr, Mask]:
-    """Without what the used outputs do not need, and which inputs are left."""
+    """Without what the used outputs do not need, and which inputs are left; the very object that
+    came in when everything is needed.
+    """
     if compat.JAXPRS_ARE_CLOSED:
         out, used = _pe.dce_jaxpr(jaxpr, tuple(used_outputs), keep_inputs)
-        return out, tuple(used)
-    inner, used = _pe.dce_jaxpr(jaxpr.jaxpr, tuple(used_outputs), keep_inputs)
-    return ClosedJaxpr(inner, jaxpr.consts), tuple(used)
+    else:
+        inner, used = _pe.dce_jaxpr(jaxpr.jaxpr, tuple(used_outputs), keep_inputs)
+        out = ClosedJaxpr(inner, jaxpr.consts)
+    whole = all(used) and all(used_outputs) and _same_arities(jaxpr, out)
+    return jaxpr if whole else out, tuple(used)
+
+
+def _same_arities(before: ClosedJaxpr, after: ClosedJaxpr) -> bool:
+    """Whether of two programs each equation takes and gives as many values."""
+    arities = [
+        [(len(e.invars), len(e.outvars)) for e in compat.open_jaxpr(each).eqns]
+        for each in (before, after)
+    ]
+    return arities[0] == arities[1]
 
 
 def jvp(jaxpr: ClosedJaxpr, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import functools
 import time
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat, door, settings
 from jaxpr_opt.exporter import export
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.importer import INLINED_WHEN_FINAL, STRUCTURED, import_jaxpr, primitive_names
 from jaxpr_opt.ir import Graph, Op, Phase, Value
 from jaxpr_opt.journal import (
     Journal,
@@ -38,13 +37,9 @@ from jaxpr_opt.journal import (
     size_of,
 )
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.split import Split, split
+from jaxpr_opt.settled import Settled, is_settled, settle, settled_by
+from jaxpr_opt.split import Split, join, split
 from jaxpr_opt.verify import verify
-
-Settled = Literal["tidy", "untidy"]
-"""A program on which the first phase has nothing to do, or only to tidy up, which alone it never
-does.
-"""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -163,43 +158,46 @@ class Pipeline:
 
         Where passes do no more than tidy up, that is dropped, unless asked for.
         """
+        if not is_collected() and self._is_done(jaxpr, phase, tidy):
+            return Result(jaxpr, Journal(phase))
         started = time.perf_counter()
-        graph, journal, snapshots = self._optimized(jaxpr, phase)
+        graph, journal, snapshots = self._optimized(
+            lambda: import_jaxpr(jaxpr, phase, pipeline=self), phase, jaxpr
+        )
         out = jaxpr
         if journal.changed or (tidy and journal.touched):
             out = self._exported(graph, jaxpr, journal)
         if phase == "differentiable" or (phase == "differentiated" and out is not jaxpr):
-            self._settle(out, tidy=out is not jaxpr or not journal.touched)
+            settle(out, self, tidy=out is not jaxpr or not journal.touched)
         journal.seconds = time.perf_counter() - started
         publish(journal)
         return Result(out, journal, tuple(snapshots))
 
-    def run_and_split(
-        self, jaxpr: ClosedJaxpr, num_primals: int, num_outputs: int
-    ) -> tuple[Split, Journal]:
-        """Optimise ``(primals, cotangents) -> (outputs, cotangents in)`` as one program, then
-        split it where
-        the two directions meet (see `jaxpr_opt.split`).
+    def run_joined(self, halves: Split, num_outputs: int, *, always: bool = False) -> Split | None:
+        """Optimise the two halves of a gradient as one program, then split it where the two
+        directions meet (see `jaxpr_opt.split`).
+
+        None if no pass had anything to do, unless it is to be split `always`.
         """
         started = time.perf_counter()
-        graph, journal, _ = self._optimized(jaxpr, "differentiable", num_primals)
-        parts = split(graph, num_primals, num_outputs)
-        self._settle(parts.forward, tidy=True)
-        self._settle(parts.backward, tidy=True)
+        graph, journal, _ = self._optimized(lambda: join(halves, num_outputs, self), "differentiable")
+        made = None
+        if journal.changed or always:
+            made = split(graph, len(halves.forward.in_avals), num_outputs)
+        for half in (made.forward, made.backward) if made else (halves.forward, halves.backward):
+            settle(half, self, tidy=made is not None or not journal.touched)
         journal.seconds = time.perf_counter() - started
         publish(journal)
-        return parts, journal
+        return made
 
     def _optimized(
-        self, jaxpr: ClosedJaxpr, phase: Phase, num_primals: int | None = None
+        self, make: Callable[[], Graph], phase: Phase, jaxpr: ClosedJaxpr | None = None
     ) -> tuple[Graph, Journal, list[tuple[str, ClosedJaxpr]]]:
         pipeline = self
         failures: list[tuple[str, str]] = []
         while True:
             journal = Journal(phase, failures=failures, tells=is_collected())
-            graph = import_jaxpr(jaxpr, phase, pipeline=self)
-            if num_primals is not None:
-                graph.cotangents = graph.inputs[num_primals:]
+            graph = make()
             settled = pipeline._settled_as(jaxpr, graph)
             if graph.cotangents or (phase == "differentiable" and _is_derivative(graph)):
                 graph.phase = "differentiated"
@@ -255,23 +253,29 @@ class Pipeline:
 
     def settle_part(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:
         """`part` is what `whole` needs for fewer outputs: as that, it has at most to be tidied."""
-        if id(whole) in _settled:
-            self._settle(part, tidy=False)
+        if is_settled(whole):
+            settle(part, self, tidy=False)
 
-    def _settle(self, jaxpr: ClosedJaxpr, *, tidy: bool) -> None:
-        """Remember that the first phase has nothing more to do on this very object, but, unless it
-        is tidy, to tidy up.
+    def _is_done(self, jaxpr: ClosedJaxpr, phase: Phase, tidy: bool) -> bool:
+        """Whether a phase leaves a program as it is, as its names alone say: the first phase has
+        been here, and no op is for a later one.
         """
-        key = id(jaxpr)
-        state: Settled = "tidy" if tidy else "untidy"
-        _settled[key] = (weakref.ref(jaxpr, lambda _: _settled.pop(key, None)), self, state)
+        settled = "tidy" if phase == "differentiated" else settled_by(jaxpr, self)
+        if settled is None or (tidy and settled == "untidy"):
+            return False
+        names = primitive_names(jaxpr)
+        later = [p for p in self._later if PHASES.index(p.phase) <= PHASES.index(phase)]
+        asked = [p.primitives for p in later if Op in p.anchors]  # others ask about regions
+        return names.isdisjoint(STRUCTURED | INLINED_WHEN_FINAL.keys()) and all(
+            named is not None and names.isdisjoint(named) for named in asked
+        )
 
-    def _settled_as(self, jaxpr: ClosedJaxpr, graph: Graph) -> Settled | None:
+    def _settled_as(self, jaxpr: ClosedJaxpr | None, graph: Graph) -> Settled | None:
         """Whether the first phase has just been here, and a later one sees nothing new."""
         if graph.phase == "differentiated":
             return "tidy"  # it only asks for what is to be done before
-        reference, by, state = _settled.get(id(jaxpr), (None, None, None))
-        if graph.phase != "final" or reference is None or reference() is not jaxpr or by != self:
+        state = None if jaxpr is None else settled_by(jaxpr, self)
+        if graph.phase != "final" or state is None:
             return None
         ops = list(graph.walk())
         marked = any(op.name == "stop_gradient" for op in ops) and any(op.regions for op in ops)
@@ -279,8 +283,12 @@ class Pipeline:
 
     def _has_later_work(self, census: Census) -> bool:
         """Whether a pass of a later phase would look at some op."""
-        later = [p for p in self.passes if p.phase != "differentiable" and not p.cleanup]
-        return any(census.anchors(each) for each in later)
+        return any(census.anchors(each) for each in self._later)
+
+    @functools.cached_property
+    def _later(self) -> tuple[Pass, ...]:
+        """The passes of later phases than the first that do more than tidy up."""
+        return tuple(p for p in self.passes if p.phase != "differentiable" and not p.cleanup)
 
     def _exported(self, graph: Graph, original: ClosedJaxpr, journal: Journal) -> ClosedJaxpr:
         try:
@@ -293,9 +301,6 @@ class Pipeline:
             journal.records.clear()
             return original
         return out
-
-
-_settled: dict[int, tuple[weakref.ref[ClosedJaxpr], Pipeline, Settled]] = {}
 
 
 class Census:

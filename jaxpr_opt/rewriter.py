@@ -308,6 +308,11 @@ class Rewriter:
         region._insert(Op(TERMINATOR, (), ()), None)
         return region
 
+    def set_inputs(self, graph: Graph, inputs: Sequence[Value]) -> None:
+        """What a program takes."""
+        graph.body._set_params(inputs)
+        self._record("modify", None)
+
     def set_outputs(self, region: Region, outputs: Sequence[Value]) -> None:
         """What a region yields."""
         region.terminator._set_operands(tuple(outputs))

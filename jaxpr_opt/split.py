@@ -16,15 +16,18 @@ it after the passes have run.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.analysis.origins import Origins, is_origin
 from jaxpr_opt.exporter import export
+from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Constant, Graph, Op, Value, backward_slice, depending_on
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_cheap
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,23 @@ class Split:
     residuals: tuple[tuple[str, int], ...]
 
 
+def join(halves: Split, num_outputs: int, pipeline: Any = None) -> Graph:
+    """The joint program of two halves of which the second takes what the first gives it, as
+    `pipeline` is to see it.
+    """
+    graph = import_jaxpr(halves.forward, pipeline=pipeline)
+    back = import_jaxpr(halves.backward, pipeline=pipeline)
+    rw = Rewriter(graph)
+    made = {"input": graph.inputs, "output": graph.outputs}
+    residuals = [made[kind][i] for kind, i in halves.residuals]
+    cotangents = [rw.new_value(v.aval, v.name) for v in back.inputs[len(residuals) :]]
+    rw.set_inputs(graph, [*graph.inputs, *cotangents])
+    gradients = rw.inline(back.body, [*residuals, *cotangents], graph.body.terminator)
+    rw.set_outputs(graph.body, [*graph.outputs[:num_outputs], *gradients])
+    graph.cotangents = tuple(cotangents)
+    return graph
+
+
 def split(graph: Graph, num_primals: int, num_outputs: int) -> Split:
     """Split a joint graph whose first inputs are the primals and whose first outputs are the
     outputs.
@@ -49,46 +69,35 @@ def split(graph: Graph, num_primals: int, num_outputs: int) -> Split:
     backward_ops = depending_on(cotangents, graph.body.ops)
     backward_ops.pop(graph.body.terminator, None)
     crossing, spread = _crossing(backward_ops, gradients, set(cotangents))
-    extra = [v for v in crossing if v not in primals and v not in outputs]
+    there = {*primals, *outputs}
+    made = [*outputs, *(v for v in crossing if v not in there)]
     forward_ops = [op for op in graph.body.ops if op not in backward_ops and not op.is_terminator]
-    forward = _graph(graph, primals, forward_ops, [*outputs, *extra])
+    forward = _graph(graph, primals, forward_ops, made)
     backward = _graph(graph, [*crossing, *cotangents], [*spread, *backward_ops], gradients)
-    made = [*outputs, *extra]
-    where = [
-        ("input", primals.index(v)) if v in primals else ("output", made.index(v)) for v in crossing
-    ]
-    return Split(export(forward), export(backward), tuple(where))
+    places = _places("output", made) | _places("input", primals)
+    return Split(export(forward), export(backward), tuple(places[v] for v in crossing))
+
+
+def _places(kind: str, values: Sequence[Value]) -> dict[Value, tuple[str, int]]:
+    """Where each value is first found."""
+    return {v: (kind, i) for i, v in reversed(list(enumerate(values)))}
 
 
 def _crossing(
-    backward: dict[Op, None], gradients: tuple[Value, ...], cotangents: set[Value]
+    backward: Collection[Op], gradients: Sequence[Value], cotangents: Set[Value]
 ) -> tuple[list[Value], list[Op]]:
     """Residual values, and the spreading ops that backward makes again for itself, in order."""
-    needed: dict[Value, None] = {}
-    spread: dict[Op, None] = {}
-
-    def need(value: Value) -> None:
-        if (
-            isinstance(value, Constant)
-            or value in cotangents
-            or (value.op is not None and value.op in backward)
-        ):
-            return
-        ops = backward_slice([value], lambda v: v.op is None or not is_cheap(v.op))
-        read = dict.fromkeys(v for op in ops for v in op.operands)
-        leaves = [v for v in read if not isinstance(v, Constant) and v.op not in ops]
-        if ops and sum(v.nbytes for v in leaves) < value.nbytes:
-            spread.update(dict.fromkeys(ops))
-            needed.update(dict.fromkeys(v for v in leaves if v.op is None or v.op not in backward))
-        else:
-            needed[value] = None
-
-    for op in backward:
-        for value in inputs(op):
-            need(value)
-    for value in gradients:
-        need(value)
-    return list(needed), list(spread)
+    read = dict.fromkeys([*(v for op in backward for v in inputs(op)), *gradients])
+    wanted = [
+        v
+        for v in read
+        if not isinstance(v, Constant) and v not in cotangents and v.op not in backward
+    ]
+    origins = Origins(wanted)
+    spread = [v for v in wanted if origins.are_smaller(v)]
+    again = dict.fromkeys(backward_slice(spread, is_origin))
+    stored = dict.fromkeys([*wanted, *origins.of(spread)])
+    return [v for v in stored if v.op not in again], list(again)
 
 
 def _graph(

@@ -41,9 +41,11 @@ from jaxpr_opt import compat, compat_ad, door, settings
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.compat_ad import Mask
+from jaxpr_opt.compat_repeats import share_repeated
 from jaxpr_opt.frames import frame_text, raised_at
 from jaxpr_opt.ir import Phase
 from jaxpr_opt.pipeline import Pipeline
+from jaxpr_opt.split import Split
 from jaxpr_opt.stack import with_room
 
 P = ParamSpec("P")
@@ -222,8 +224,12 @@ class Program:
 
         Also says for which linear inputs.
         """
-        jaxpr, nonzero_in = compat_ad.transpose(self.jaxpr, linear, nonzero)
+        jaxpr, nonzero_in = self._backward(linear, nonzero)
         return Program.optimized(jaxpr, self.pipeline, f"transpose({self.name})"), nonzero_in
+
+    @_remembered
+    def _backward(self, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
+        return compat_ad.transpose(self.jaxpr, linear, nonzero)
 
     @_remembered
     def differentiated(self) -> Program:
@@ -240,21 +246,27 @@ class Program:
     @_remembered
     def halves(self, nonzero: Mask, is_vjp: bool) -> Halves:
         """The program taken apart; optimised as a whole where its tangent will be transposed."""
-        plain = compat_ad.linearize(self.jaxpr, nonzero, is_vjp=is_vjp)
+        plain = compat_ad.linearize(share_repeated(self.jaxpr), nonzero, is_vjp=is_vjp)
+        tangent = Program(plain.tangent, self.pipeline, f"tangent({self.name})")
         if is_vjp and any(plain.nonzero_out):
-            halves = self._joint(plain, nonzero)
+            halves = self._joint(plain, tangent, nonzero)
             if halves is not None:
                 return halves
         forward = Program(plain.forward, self.pipeline, self.name, None, self.history)
-        tangent = Program(plain.tangent, self.pipeline, f"tangent({self.name})")
         return Halves(forward, plain.residuals, tangent, plain.nonzero_out)
 
-    def _joint(self, plain: compat_ad.Linearized, nonzero: Mask) -> Halves | None:
+    def _joint(
+        self, plain: compat_ad.Linearized, tangent: Program, nonzero: Mask
+    ) -> Halves | None:
         """Forward and backward optimised as one and split; None if no pass had anything to do."""
         num_inputs, num_outputs = len(self.jaxpr.in_avals), len(self.jaxpr.out_avals)
+        num_residuals = len(plain.residuals)
+        linear = tuple(i >= num_residuals for i in range(len(plain.tangent.in_avals)))
         try:
-            joint, nonzero_in = _joint_program(plain, num_inputs, num_outputs)
-            split, journal = self.pipeline.run_and_split(joint, num_inputs, num_outputs)
+            back, nonzero_in = tangent._backward(linear, (True,) * sum(plain.nonzero_out))
+            split = self.pipeline.run_joined(
+                Split(plain.forward, back, plain.residuals), num_outputs, always=bool(self.history)
+            )
         except Exception as error:  # an optimiser must not take the user's gradient down with it
             if settings.current().strict:
                 raise
@@ -262,13 +274,14 @@ class Program:
                 left = f"the gradient of {self.name} was left as it was: {error}"
                 door.failed(error, left, again=True)
             return None
-        if not journal.changed and not self.history:
+        if split is None:
             return None
         backward, residuals = split.backward, split.residuals
         history = UNCHECKED
         if self.history:  # the backward half is checked against the primals, which must reach it
             residuals = (*residuals, *(("input", i) for i in range(num_inputs)))
             backward = _with_unused_inputs(backward, len(split.residuals), self.jaxpr.in_avals)
+            joint, _ = _joint_program(plain, num_inputs, num_outputs)
             snapshots = self.pipeline.run(joint, "differentiable").snapshots
             history = self._backward_history(plain, nonzero, nonzero_in, snapshots)
             history = history.guarded(split.forward, split.residuals, split.backward)
