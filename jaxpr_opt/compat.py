@@ -62,11 +62,6 @@ def open_jaxpr(jaxpr: Any) -> Opened:
     )
 
 
-def inner_jaxprs(eqn: Any) -> Iterator[Any]:
-    """The jaxprs among the parameters of an equation."""
-    return _core.jaxprs_in_params(eqn.params)
-
-
 def debug_info(jaxpr: Any) -> Any:
     """Names of arguments and results, for JAX's error messages."""
     return getattr(jaxpr, "jaxpr", jaxpr).debug_info

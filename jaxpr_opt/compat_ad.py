@@ -85,6 +85,7 @@ def dce(
     """Without what the used outputs do not need, and which inputs are left; the very object that
     came in when everything is needed.
     """
+    out: Any
     if compat.JAXPRS_ARE_CLOSED:
         out, used = _pe.dce_jaxpr(jaxpr, tuple(used_outputs), keep_inputs)
     else:

@@ -27,7 +27,7 @@ class _Equation(Primitive):
     def bind_with_trace(self, trace: Any, args: Any, *rest: Any) -> Any:
         """Bind the equation itself, unless it is being linearized."""
         if isinstance(trace, _ad.LinearizeTrace):
-            return super().bind_with_trace(trace, args, *rest)
+            return super().bind_with_trace(trace, args, *rest)  # type: ignore[no-untyped-call]
         with _core.set_current_trace(trace):
             return _evaluate(rest[-1]["jaxpr"], args)
 
@@ -37,44 +37,41 @@ equation_p.multiple_results = True
 
 
 def share_repeated(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The program with equations that differ only in their operands made one kind of equation."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    """The program with equations that differ in nothing but their operands made one kind."""
+    inner: Any = getattr(jaxpr, "jaxpr", jaxpr)
     kinds = [_kind(eqn) for eqn in inner.eqns]
     count = Counter(kind for kind in kinds if kind is not None)
     shared: dict[Hashable, ClosedJaxpr] = {}
-    eqns = []
     for eqn, kind in zip(inner.eqns, kinds, strict=True):
-        if kind is None or count[kind] == 1:
-            eqns.append(eqn)
-            continue
-        if kind not in shared:
-            shared[kind] = _alone(eqn, inner)
-        eqns.append(
-            eqn.replace(
-                primitive=equation_p, params={"jaxpr": shared[kind]}, invars=_operands(eqn)
-            )
-        )
+        if count[kind] > 1 and kind not in shared:
+            shared[kind] = _alone(eqn)
     if not shared:
         return jaxpr
-    made = inner.replace(eqns=eqns)
-    return made if inner is jaxpr else ClosedJaxpr(made, jaxpr.consts)
+    pairs = zip(inner.eqns, kinds, strict=True)
+    made = inner.replace(eqns=[_of_kind(e, shared[k]) if k in shared else e for e, k in pairs])
+    return made if compat.JAXPRS_ARE_CLOSED else ClosedJaxpr(made, jaxpr.consts)
+
+
+def _of_kind(eqn: Any, kind: ClosedJaxpr) -> Any:
+    return eqn.replace(primitive=equation_p, params={"jaxpr": kind}, invars=_operands(eqn))
 
 
 def _operands(eqn: Any) -> list[Any]:
-    return list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, _core.Literal)))
+    """What an equation reads, each once."""
+    return list(dict.fromkeys(v for v in eqn.invars if not compat.is_literal(v)))
 
 
 def _kind(eqn: Any) -> Hashable | None:
-    """What equal kinds have in common; None for an equation that stays as it is."""
+    """What equations of one kind have in common; None for one that stays as it is."""
     if eqn.primitive not in _ad.primitive_jvps or eqn.primitive in _ad.primitive_linearizations:
         return None
-    if eqn.effects or any(True for _ in _core.jaxprs_in_params(eqn.params)):
+    if eqn.effects or any(True for _ in compat.inner_jaxprs(eqn.params)):
         return None
     position = {v: i for i, v in enumerate(_operands(eqn))}
     reads = tuple(
-        (_bits(v.val) if isinstance(v, _core.Literal) else position[v], v.aval) for v in eqn.invars
+        (_bits(v.val) if compat.is_literal(v) else position[v], v.aval) for v in eqn.invars
     )
-    kind = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda p: p[0])), reads, eqn.ctx)
+    kind = (eqn.primitive, tuple(sorted(eqn.params.items())), reads, eqn.ctx)
     try:
         hash(kind)
     except TypeError:
@@ -83,17 +80,18 @@ def _kind(eqn: Any) -> Hashable | None:
 
 
 def _bits(value: Any) -> Hashable:
-    """What equal literals have in common: the sign of zero and the bits of a NaN included."""
+    """What equal literals have in common: the sign of zero and the bits of a NaN, too."""
     return type(value), np.asarray(value).tobytes()
 
 
-def _alone(eqn: Any, around: Any) -> ClosedJaxpr:
-    """A program of one equation."""
+def _alone(eqn: Any) -> ClosedJaxpr:
+    """A program of one equation, which comes from nowhere."""
     operands = _operands(eqn)
-    alone = eqn.replace(source_info=eqn.source_info.replace(name_stack=_source_info.NameStack()))
-    info = around.debug_info
-    names = _core.DebugInfo("equation", "equation", tuple(f"x{i}" for i in range(len(operands))), None)
-    return ClosedJaxpr(_core.Jaxpr((), operands, list(eqn.outvars), [alone], debug_info=names), ())
+    source = eqn.source_info.replace(name_stack=_source_info.NameStack())
+    names = tuple(f"args[{i}]" for i in range(len(operands)))
+    info = _core.DebugInfo("jaxpr_opt", eqn.primitive.name, names, None)
+    body = [eqn.replace(source_info=source)]
+    return ClosedJaxpr(_core.Jaxpr((), operands, list(eqn.outvars), body, debug_info=info), ())
 
 
 def _evaluate(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:

@@ -104,7 +104,8 @@ def primitive_names(jaxpr: Any) -> set[str]:
         seen.add(key)
         for eqn in compat.open_jaxpr(each).eqns:
             names.add(eqn.primitive.name)
-            pending.update({id(j): j for j in compat.inner_jaxprs(eqn) if id(j) not in seen})
+            inner = compat.inner_jaxprs(eqn.params)
+            pending.update({id(j): j for j in inner if id(j) not in seen})
     return names
 
 

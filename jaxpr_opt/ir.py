@@ -77,6 +77,12 @@ class Value:
         return self.owner if isinstance(self.owner, Op) else None
 
     @property
+    def position(self) -> int:
+        """Its place among the results of its op, or the parameters of its region."""
+        assert self.owner is not None, "a constant is nobody's result"
+        return self.owner.places[self]
+
+    @property
     def region(self) -> Region | None:
         """The region in which this value is defined; None for constants, which are defined
         everywhere.
@@ -113,6 +119,16 @@ class Value:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name or '?'}:{self.aval}>"
+
+
+class _Places:
+    """Where each of some values is among them."""
+
+    __slots__ = ("of", "values")
+
+    def __init__(self, values: tuple[Value, ...]) -> None:
+        self.values = values
+        self.of = {value: place for place, value in enumerate(values)}
 
 
 class Constant(Value):
@@ -158,6 +174,7 @@ class Op:
         "results",
         "source",
         "_order",
+        "_places",
     )
 
     name: str
@@ -194,6 +211,7 @@ class Op:
         self.prev: Op | None = None
         self.next: Op | None = None
         self._order = 0
+        self._places: _Places | None = None
         self.operands = ()
         self.results = tuple(Value(aval, self) for aval in avals)
         self.regions = tuple(regions)
@@ -219,6 +237,13 @@ class Op:
         """The only result."""
         (value,) = self.results
         return value
+
+    @property
+    def places(self) -> dict[Value, int]:
+        """The place of each result."""
+        if self._places is None or self._places.values is not self.results:
+            self._places = _Places(self.results)
+        return self._places.of
 
     @property
     def parent(self) -> Op | None:
@@ -268,7 +293,7 @@ class Region:
     right after the current one is visited.
     """
 
-    __slots__ = ("first", "last", "owner", "params", "_numbered")
+    __slots__ = ("first", "last", "owner", "params", "_numbered", "_places")
 
     def __init__(self, avals: Iterable[Any] = (), names: Iterable[str] = ()) -> None:
         self.params: tuple[Value, ...] = tuple(Value(aval, self) for aval in avals)
@@ -278,6 +303,14 @@ class Region:
         self.first: Op | None = None
         self.last: Op | None = None
         self._numbered = False
+        self._places: _Places | None = None
+
+    @property
+    def places(self) -> dict[Value, int]:
+        """The place of each parameter."""
+        if self._places is None or self._places.values is not self.params:
+            self._places = _Places(self.params)
+        return self._places.of
 
     @property
     def ops(self) -> Iterator[Op]:
@@ -458,27 +491,29 @@ class Scan(Op):
 
     def carry_of(self, param: Value) -> Carry | None:
         """The carry whose parameter or result this is."""
-        n = self.num_carries
-        index = _index(self.body.params[:n], param)
-        index = _index(self.results[:n], param) if index is None else index
-        if index is None:
+        index = self._slot(param, self.body)
+        index = self._slot(param, self) if index is None else index
+        if index is None or index >= self.num_carries:
             return None
         values = self.operands, self.body.params, self.body.outputs, self.results
         return Carry(*(each[index] for each in values))
 
     def stream_of(self, param: Value) -> Stream | None:
-        n = self.num_carries
-        index = _index(self.body.params[n:], param)
-        return None if index is None else Stream(self.operands[n + index], param)
+        """The stream whose parameter this is."""
+        index = self._slot(param, self.body)
+        if index is None or index < self.num_carries:
+            return None
+        return Stream(self.operands[index], param)
 
     def stack_of(self, result: Value) -> Stack | None:
-        n = self.num_carries
-        index = _index(self.results[n:], result)
-        return None if index is None else Stack(self.body.outputs[n + index], result)
+        """The stack whose result this is."""
+        index = self._slot(result, self)
+        if index is None or index < self.num_carries:
+            return None
+        return Stack(self.body.outputs[index], result)
 
-
-def _index(values: tuple[Value, ...], value: Value) -> int | None:
-    return values.index(value) if value in values else None
+    def _slot(self, value: Value, owner: Op | Region) -> int | None:
+        return owner.places.get(value) if value.owner is owner else None
 
 
 class While(Op):

@@ -180,7 +180,9 @@ class Pipeline:
         None if no pass had anything to do, unless it is to be split `always`.
         """
         started = time.perf_counter()
-        graph, journal, _ = self._optimized(lambda: join(halves, num_outputs, self), "differentiable")
+        graph, journal, _ = self._optimized(
+            lambda: join(halves, num_outputs, self), "differentiable"
+        )
         made = None
         if journal.changed or always:
             made = split(graph, len(halves.forward.in_avals), num_outputs)

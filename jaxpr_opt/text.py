@@ -182,6 +182,8 @@ class Names:
         self, graph: Graph, given: Mapping[Value, str] | None = None, avoid: Iterable[str] = ()
     ) -> None:
         self._names: dict[Value, str] = {}
+        self._numbers: dict[str, int] = {}
+        """The last number after each name in the region that is looked at."""
         self._given = given or {}
         self._avoid = frozenset(avoid) | frozenset(self._given.values())
         self._region(graph.body)
@@ -201,6 +203,7 @@ class Names:
 
     def _region(self, region: Region) -> None:
         """Name what a region defines, apart from what it reads; then what its regions define."""
+        self._numbers.clear()
         taken = {self[value] for value in region.captures()}
         taken.update(self._names[value] for value in region.params if value in self._names)
         for value in region.params:
@@ -223,9 +226,9 @@ class Names:
     def _name(self, value: Value, hint: str, taken: set[str]) -> None:
         if value in self._names:
             return
-        name, number = self._given.get(value, hint), 0
+        name = self._given.get(value, hint)
         while name in taken or (name in self._avoid and name != self._given.get(value)):
-            number += 1
+            number = self._numbers[hint] = self._numbers.get(hint, 0) + 1
             name = f"{hint}_{number}" if hint[-1:].isdigit() else f"{hint}{number}"
         self._names[value] = name
         taken.add(name)
@@ -233,7 +236,7 @@ class Names:
 
 def _hint_of_param(region: Region, value: Value) -> str:
     owner = region.owner
-    if isinstance(owner, Scan) and value in region.params[owner.num_carries :]:
+    if isinstance(owner, Scan) and value.position >= owner.num_carries:
         return "x"
     return "c" if isinstance(owner, Scan | While) else "x"
 

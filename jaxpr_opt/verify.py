@@ -83,11 +83,9 @@ def _owned(values: Iterable[Value], owner: Op | Region, op: Op | None, report: R
 
 def _is_defined(value: Value) -> bool:
     """Whether the op or region that it says defines it does."""
-    match value.owner:
-        case Op(results=defined) | Region(params=defined):
-            return value in defined
-        case _:
-            return isinstance(value, Constant)
+    if value.owner is None:
+        return isinstance(value, Constant)
+    return value in value.owner.places
 
 
 def _why_undefined(value: Value, op: Op, graph: Graph) -> str:

@@ -93,9 +93,9 @@ class Liveness:
             if owner not in self.ops:
                 self._keep(owner)
             if owner.regions:
-                self._result(owner, owner.results.index(value))
+                self._result(owner, value.position)
         elif isinstance(owner, Region) and isinstance(owner.owner, Op):
-            self._parameter(owner.owner, owner.params.index(value))
+            self._parameter(owner.owner, value.position)
 
     def _result(self, op: Op, index: int) -> None:
         match op:

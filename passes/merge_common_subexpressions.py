@@ -88,7 +88,23 @@ class MergeCommonSubexpressions(Pass):
             rw.erase(op)
 
 
-Scope = dict[Hashable, list[Op]]
+class _Alike:
+    """Ops of one sketch that are in scope, each by its key once there are two of them."""
+
+    def __init__(self) -> None:
+        self.alone: Op | None = None
+        self.by_key: dict[Hashable, Op] = {}
+
+    def drop_last(self) -> None:
+        """Forget the op that came last."""
+        if len(self.by_key) > 1:
+            self.by_key.popitem()
+        else:
+            self.alone = None
+            self.by_key.clear()
+
+
+Scope = dict[Hashable, _Alike]
 """Ops by their sketch."""
 
 
@@ -100,25 +116,23 @@ class _Numbering:
     def __init__(self) -> None:
         self.leader: dict[Value, Value] = {}
         self.ops: list[Op] = []
-        self._keys: dict[Op, Hashable | None] = {}
 
     def visit(self, region: Region, seen: Scope) -> None:
         """Number a region; `seen` are the ops that are in scope."""
-        added: list[list[Op]] = []
+        added: list[_Alike] = []
         for op in region.ops:
             if op.regions:
                 self.inside(op, seen)
             elif is_mergeable(op):
-                alike = seen.setdefault(self.sketch(op), [])
-                first = self.first(op, alike) if alike else None
-                if first is not None:
+                alike = seen.setdefault(self.sketch(op), _Alike())
+                first = self.first(op, alike)
+                if first is not op:
                     self.ops.append(op)
                     self.leader.update(zip(op.results, first.results, strict=True))
                 else:
-                    alike.append(op)
                     added.append(alike)
         for alike in added:
-            alike.pop()
+            alike.drop_last()
 
     def inside(self, op: Op, seen: Scope) -> None:
         """Number the regions of an op, then the op's own slots (5)."""
@@ -165,20 +179,31 @@ class _Numbering:
         operands = (None if isinstance(v, Constant) else self.leader.get(v, v) for v in op.operands)
         return (op.name, *operands)
 
-    def first(self, op: Op, alike: list[Op]) -> Op | None:
-        """The one of these ops that computes the same."""
-        key = self.key(op)
-        return next((each for each in alike if key is not None and self.key(each) == key), None)
+    def first(self, op: Op, alike: _Alike) -> Op:
+        """The one of these ops that computes the same; the op itself, now one of them, if none
+        does.
+        """
+        if alike.alone is None:
+            alike.alone = op
+            return op
+        if not alike.by_key:
+            alike.by_key[self.key(alike.alone)] = alike.alone
+        return alike.by_key.setdefault(self.key(op), op)
 
-    def key(self, op: Op) -> Hashable | None:
-        """What the op computes, for comparison (1); None if its parameters cannot be compared."""
-        if op not in self._keys:
-            self._keys[op] = self._key(op)
-        return self._keys[op]
+    def key(self, op: Op) -> Hashable:
+        """What the op computes, for comparison (1); the op itself if its parameters cannot be
+        compared.
+        """
+        key = self._key(op)
+        try:
+            hash(key)
+        except TypeError:
+            return op
+        return key
 
-    def _key(self, op: Op) -> Hashable | None:
+    def _key(self, op: Op) -> Hashable:
         params = tuple((name, _exact(value)) for name, value in op.params.items())
-        key = (
+        return (
             op.primitive,
             op.source.ctx,
             params,
@@ -186,11 +211,6 @@ class _Numbering:
             *(v.aval for v in op.results),
             op.region if spreads(op) else None,  # (4)
         )
-        try:
-            hash(key)
-        except TypeError:
-            return None
-        return key
 
 
 def _types(values: tuple[Value, ...]) -> list[Any]:

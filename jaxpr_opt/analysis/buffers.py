@@ -224,7 +224,7 @@ def _becomes(earlier: Value, later: Value) -> bool:
         if op is None or op.region is not earlier.region:
             continue
         if op.name == BARRIER:
-            made_of = [op.operands[op.results.index(version)]]
+            made_of = [op.operands[version.position]]
         elif op.name in ELEMENTWISE:
             made_of = [
                 v for v in op.operands if v.shape == version.shape and v.dtype == version.dtype

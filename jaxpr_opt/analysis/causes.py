@@ -97,7 +97,7 @@ def _cases(value: Value) -> tuple[Value, ...]:
     """What a value may be: in a batch, a branch becomes a select."""
     op = value.op
     if isinstance(op, Cond):
-        return op.outcomes[op.results.index(value)].values
+        return op.outcomes[value.position].values
     return op.operands[1:] if op is not None and op.name == "select_n" else ()
 
 

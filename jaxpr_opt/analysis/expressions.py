@@ -37,6 +37,6 @@ def _same_op(a: Value, b: Value) -> bool:
         x.primitive is y.primitive
         and x.params == y.params
         and x.source.ctx == y.source.ctx
-        and x.results.index(a) == y.results.index(b)
+        and a.position == b.position
         and len(x.operands) == len(y.operands)
     )

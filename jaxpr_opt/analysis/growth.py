@@ -152,7 +152,7 @@ def _memory(graph: Graph) -> Amounts:
 def _made(value: Value) -> Value:
     """Of what a loop or a branch gives, the innermost value that it is made of."""
     while value.op is not None and value.op.regions:
-        inner = value.op.regions[-1].outputs[value.op.results.index(value)]
+        inner = value.op.regions[-1].outputs[value.position]
         if inner.op is None:
             return value
         value = inner

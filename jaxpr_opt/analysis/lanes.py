@@ -38,9 +38,9 @@ def _moved(op: Op, array: Value, index: int) -> Lane | None:
         case "stack", 1, _:
             return op.operands[index], 0
         case "split", 1, _:
-            return op.operands[0], sum(sizes_of(op)[: op.results.index(array)]) + index
+            return op.operands[0], sum(sizes_of(op)[: array.position]) + index
         case "unstack", 0, 1:
-            return op.operands[0], op.results.index(array)
+            return op.operands[0], array.position
     return None
 
 

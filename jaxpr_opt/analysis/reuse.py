@@ -40,7 +40,7 @@ def takes_over(use: Use, end: Op | None = None) -> bool:
 def buffer_of(value: Value) -> Value:
     """The value that this one is a view of; itself where it is none."""
     while value.op is not None and is_view(value.op):
-        value = value.op.operands[value.op.results.index(value)]
+        value = value.op.operands[value.position]
     return value
 
 
@@ -61,7 +61,7 @@ def _is_owned(value: Value) -> bool:
     region = value.region
     assert region is not None
     if isinstance(region.owner, Call):
-        return takes_over(Use(region.owner, region.params.index(value)))
+        return takes_over(Use(region.owner, value.position))
     return isinstance(region.owner, Op)
 
 

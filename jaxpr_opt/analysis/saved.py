@@ -129,9 +129,9 @@ def inside(result: Value) -> Value | None:
     if op is None:
         region = result.region
         if region is not None and isinstance(region.owner, Call):
-            return region.owner.operands[region.params.index(result)]
+            return region.owner.operands[result.position]
         return None
-    index = op.results.index(result)
+    index = result.position
     match op:
         case Cond():
             values = op.outcomes[index].values

@@ -255,15 +255,13 @@ class Program:
         forward = Program(plain.forward, self.pipeline, self.name, None, self.history)
         return Halves(forward, plain.residuals, tangent, plain.nonzero_out)
 
-    def _joint(
-        self, plain: compat_ad.Linearized, tangent: Program, nonzero: Mask
-    ) -> Halves | None:
+    def _joint(self, plain: compat_ad.Linearized, tangent: Program, nonzero: Mask) -> Halves | None:
         """Forward and backward optimised as one and split; None if no pass had anything to do."""
         num_inputs, num_outputs = len(self.jaxpr.in_avals), len(self.jaxpr.out_avals)
         num_residuals = len(plain.residuals)
-        linear = tuple(i >= num_residuals for i in range(len(plain.tangent.in_avals)))
+        moving = tuple(i >= num_residuals for i in range(len(plain.tangent.in_avals)))
         try:
-            back, nonzero_in = tangent._backward(linear, (True,) * sum(plain.nonzero_out))
+            back, nonzero_in = tangent._backward(moving, (True,) * sum(plain.nonzero_out))
             split = self.pipeline.run_joined(
                 Split(plain.forward, back, plain.residuals), num_outputs, always=bool(self.history)
             )

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressions
-from jaxpr_opt.testing import check_rewrite
+from jaxpr_opt.testing import check_rewrite, run_alone, traced
+from jaxpr_opt.verify import verify
 
 CSE = MergeCommonSubexpressions()
 
@@ -36,6 +38,20 @@ def test_outer_value_serves_inside_a_loop():
           }
         """,
     )
+
+
+def test_what_another_region_computes_is_out_of_scope():
+    """(3) Of two ops alike in a loop none is there for the next loop."""
+
+    def program(x, xs):
+        def loop(c):
+            return lax.scan(lambda c, y: (c * (x * 2.0) + y * (x * 3.0), None), c, xs)[0]
+
+        return loop(loop(x))
+
+    graph = import_jaxpr(traced(program, "f32[3]", "f32[8,3]"))
+    assert not run_alone((CSE,), graph).touched
+    verify(graph)
 
 
 def test_slots_that_hold_the_same():

@@ -1,0 +1,234 @@
+"""What is done to set up a program grows with its length, and no faster.
+
+Counted is how often each function of this library is called, and how often two values are compared,
+which lists do where sets would not.  Nothing is timed.
+"""
+
+import cProfile
+from collections import Counter
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jaxpr_opt
+import jaxpr_opt.passes
+from jaxpr_opt import compat, compat_ad, ir
+from jaxpr_opt.analysis.origins import Origins
+from jaxpr_opt.compat_repeats import share_repeated
+from jaxpr_opt.importer import import_jaxpr
+
+OURS = tuple(str(Path(module.__file__).parent) for module in (jaxpr_opt, jaxpr_opt.passes))
+FEW = 300
+"""Calls that do not tell: there are so many for any program."""
+
+
+def chain(n):
+    """Each value is read by the next two, and once more at the end."""
+
+    def f(x):
+        values = [x, lax.sin(x)]
+        for k in range(n):
+            a, b = values[-2:]
+            values.append(lax.mul(a, b) if k % 2 else lax.add(a, lax.mul(b, 0.5)))
+        return sum(map(jnp.sum, values[:: max(1, n // 8)]))
+
+    return f, (jnp.ones(3),)
+
+
+def layers(n):
+    """Unrolled, with parameters of their own, and one that all of them share."""
+
+    def f(params, shared, x):
+        for w, b in params:
+            x = x + jnp.tanh(x @ w + b) @ shared
+        return jnp.sum(x * x)
+
+    return f, ([(jnp.eye(2), jnp.ones(2))] * (n // 4), jnp.eye(2), jnp.ones((3, 2)))
+
+
+def selects(n):
+    """Choices between two ways, half of them of zero."""
+
+    def f(x):
+        for k in range(n // 3):
+            x = lax.select(x > 0.1 * k, lax.sin(x), x * x if k % 2 else jnp.zeros_like(x))
+        return jnp.sum(x)
+
+    return f, (jnp.ones(3),)
+
+
+def slices(n):
+    """Rows of arrays that are read and written at places known and unknown."""
+
+    def f(xs, i):
+        total = jnp.zeros(2)
+        for k in range(n // 8):
+            total = lax.sin(total) * xs[k % 8] + lax.dynamic_index_in_dim(xs, i, 0, False)
+            if k % 4 == 0:
+                xs = xs.at[k % 8].set(total)
+        return jnp.sum(total) + jnp.sum(xs)
+
+    return f, (jnp.ones((8, 2)), 3)
+
+
+def wide(n):
+    """Many arguments and many results."""
+
+    def f(xs, y):
+        return [lax.sin(x) * y for x in xs]
+
+    return lambda xs, y: sum(map(jnp.sum, f(xs, y))), ([jnp.ones(3)] * (n // 3), jnp.ones(3))
+
+
+def loops(n):
+    """One small loop after another."""
+
+    def f(x, xs):
+        for _ in range(n // 20):
+            x, _ = lax.scan(lambda c, y: (lax.sin(c) * y, None), x, xs)
+        return jnp.sum(x)
+
+    return f, (jnp.ones(2), jnp.ones((3, 2)))
+
+
+def long_body(n):
+    """One loop of which a step is long."""
+    step, _ = chain(n // 4)
+
+    def f(x, xs):
+        return lax.scan(lambda c, y: (c + step(c * y), None), x, xs)[0].sum()
+
+    return f, (jnp.ones(3), jnp.ones((4, 3)))
+
+
+def branches(n):
+    """One choice after another."""
+
+    def f(x, p):
+        for k in range(n // 12):
+            x = lax.cond(p > k, lambda x: lax.sin(x) * x, lambda x: x * 0.5, x)
+        return jnp.sum(x)
+
+    return f, (jnp.ones(3), jnp.float32(3))
+
+
+ORDERS = {
+    "gradient of optimised": lambda f: jax.jit(jax.grad(jaxpr_opt.optimize(f))),
+    "optimised gradient": lambda f: jax.jit(jaxpr_opt.optimize(jax.grad(f))),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize(
+    "program", [chain, layers, selects, slices, wide, loops, long_body, branches]
+)
+def test_work_is_linear_in_the_length_of_a_program(program, order, monkeypatch):
+    """Nothing of ours is called more than twice as often for twice the program."""
+    for kind in (ir.Value, ir.Op):
+        monkeypatch.setattr(kind, "__eq__", compared, raising=False)
+        monkeypatch.setattr(kind, "__hash__", object.__hash__)
+    short, long = (calls(order, *program(n)) for n in (160, 320))
+    grown = {name: (short[name], count) for name, count in long.items() if count > FEW}
+    assert sum(count for _, count in grown.values()) > 10_000
+    assert {k: v for k, v in grown.items() if v[1] > 2.2 * v[0]} == {}
+
+
+def compared(a, b):
+    """Equality of things that are equal only to themselves, counted."""
+    return a is b
+
+
+def calls(order, fun, args):
+    """How often each function of ours is called while a program is set up, and how often values
+    are compared; what the solver of flow problems compares is its own affair.
+    """
+    jax.clear_caches()
+    profile = cProfile.Profile()
+    profile.runcall(order(fun).lower, *args)
+    count = Counter()
+    for entry in profile.getstats():
+        file = getattr(entry.code, "co_filename", "")
+        if file.startswith(OURS):
+            count[f"{Path(file).name}: {entry.code.co_name}"] += entry.callcount
+        if "networkx" not in file:
+            inner = [each for each in entry.calls or () if each.code is compared.__code__]
+            count["compared"] += sum(each.callcount for each in inner)
+    return count
+
+
+def test_a_list_of_values_would_be_noticed():
+    """What is looked up in a list is compared with all that is in front of it."""
+    values = [ir.Value(None) for _ in range(5)]
+    with pytest.MonkeyPatch.context() as patch:
+        count = []
+        patch.setattr(ir.Value, "__eq__", lambda a, b: count.append(1) or a is b, raising=False)
+        patch.setattr(ir.Value, "__hash__", object.__hash__)
+        assert values[-1] in values
+        assert values[-1] in set(values)
+    assert len(count) == 4
+
+
+# ---------------------------------------------------------------- equations of one kind
+
+
+def linearized(jaxpr):
+    """Both halves as text, with the source of every equation."""
+    halves = compat_ad.linearize(jaxpr, (True,) * len(jaxpr.in_avals), is_vjp=True)
+    infos = [
+        (str(eqn.source_info.name_stack), compat.user_frame(eqn.source_info))
+        for half in (halves.forward, halves.tangent)
+        for eqn in compat.open_jaxpr(half).eqns
+    ]
+    return str(halves.forward), str(halves.tangent), halves.residuals, infos
+
+
+def test_equations_of_one_kind_are_linearized_as_each_for_itself():
+    """The same equations in the same order, each from its own line and name scope."""
+
+    def f(x, y):
+        with jax.named_scope("first"):
+            a = lax.mul(x, y)
+        b = lax.mul(a, a)
+        with jax.named_scope("then"):
+            c = lax.mul(b, y)
+        return lax.sub(lax.mul(c, 2.0), lax.mul(y, 2.0)), lax.mul(y, -0.0)
+
+    jaxpr = jax.make_jaxpr(f)(jnp.ones(3), jnp.ones(3))
+    shared = share_repeated(jaxpr)
+    assert [e.primitive.name for e in compat.open_jaxpr(shared).eqns].count("equation") == 4
+    assert linearized(shared) == linearized(jaxpr)
+
+
+def test_equations_that_differ_in_anything_are_of_two_kinds():
+    """Signs of zero, weak types, element types, which operands are the same, parameters."""
+
+    def f(x, y, weak, half):
+        products = x * 0.0, x * -0.0, x * y, x * x, weak * weak, half * half
+        return products, lax.reduce_sum(x[None], [0]), lax.reduce_sum(x[:, None], [1])
+
+    weak = jax.core.ShapedArray((3,), jnp.float32, weak_type=True)
+    jaxpr = compat.trace(
+        lambda *args: jax.tree.leaves(f(*args)),
+        [compat.aval_of(jnp.ones(3))] * 2 + [weak, compat.aval_of(jnp.ones(3, "bfloat16"))],
+    )
+    assert share_repeated(jaxpr) is jaxpr
+
+
+# ---------------------------------------------------------------- what values are made of
+
+
+def test_origins_are_counted_once_and_compared_in_bytes():
+    """A mask is made of the count; a sum of two arrays is as large as one of them."""
+
+    def f(x, y, n):
+        mask = lax.lt(lax.iota(jnp.int32, 8), lax.broadcast(n, (8,)))
+        twice = lax.broadcast(lax.add(n, n), (8,))
+        return mask, twice, lax.add(x, y), lax.sin(x), lax.iota(jnp.int32, 8)
+
+    graph = import_jaxpr(jax.make_jaxpr(f)(jnp.ones(8), jnp.ones(8), 3))
+    origins = Origins(graph.outputs)
+    assert [origins.are_smaller(v) for v in graph.outputs] == [True, True, False, False, True]
+    assert origins.of(graph.outputs[:2]) == [graph.inputs[2]]
