@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument(
         "--publish", action="store_true", help="write the tables and plots of docs/"
     )
-    options = parser.parse_args(namespace=Options())
+    options = parser.parse_args(namespace=Options(above=[]))
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(
             f"no benchmark is called {', '.join(sorted(unknown))}: {', '.join(BENCHMARKS)}"
@@ -38,6 +38,8 @@ def main() -> None:
         console = Console(width=140)
     for name in options.names or BENCHMARKS:
         importlib.import_module(f"bench.{name}").run(options, console)
+    if options.above:
+        raise SystemExit(f"above plain JAX: {len(options.above)} measurements, in red")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from bench import report
 from bench.harness import Program, Row, measure
+from bench.limits import above_plain
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -23,6 +24,8 @@ class Options(argparse.Namespace):
     rounds: int | None
     only: str
     publish: bool
+    above: list[str]
+    """Programs of ours that took more than plain JAX, found on the way."""
 
 
 def sweep(
@@ -51,6 +54,10 @@ def sweep(
         report.show_summary(console, name, rows, reference)
     else:
         report.show(console, name, rows)
+    above = list(above_plain(rows))
+    options.above += above
+    for line in above:
+        console.print(f"above plain JAX: {line}", style="red", markup=False, highlight=False)
     if options.only:
         return
     saved = report.save(f"{name}-quick" if options.quick else name, rows)

@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from bench import bounded_while, carried_arrays, harness, report
+from bench import bounded_while, carried_arrays, harness, report, sweep
 from bench.harness import Program, Row, growth, measure
+from bench.limits import above_plain
 from bench.pipeline_share import normalised
 
 
@@ -123,6 +124,32 @@ def test_a_summary_sets_programs_in_proportion_at_the_largest_size():
     peer = next(line for line in lines if "│ peer" in line)
     assert peer.replace("│", " ").split() == ["peer", "-", "-"]
     assert lines[-1] == "- sums: peer at 64: not installed"
+
+
+def _row(name, size=8, seconds=1.0, temp_bytes=10**6):
+    return Row(name=name, group="g", size=size, seconds=seconds, temp_bytes=temp_bytes)
+
+
+def test_programs_above_plain_jax_are_told():
+    plain = [_row("plain JAX, nested"), _row("plain JAX, nested", size=64, temp_bytes=10**8)]
+    assert not [*above_plain([*plain, _row("jaxpr-opt, nested", seconds=1.04)])]
+    assert not [*above_plain([*plain, _row("equinox", seconds=9)])]
+    (line,) = above_plain([*plain, _row("jaxpr-opt inside grad, nested", temp_bytes=1_030_000)])
+    assert line == (
+        "g: jaxpr-opt inside grad, nested at 8: 1,030,000 temporary bytes, plain JAX 1,000,000"
+    )
+    (line,) = above_plain([*plain, _row("jaxpr-opt, nested", seconds=1.06)])
+    assert line == "g: jaxpr-opt, nested at 8: 1.06e+03 ms, plain JAX 1e+03 ms"
+
+
+def test_a_sweep_above_plain_jax_says_so(monkeypatch):
+    rows = [_row("plain JAX"), _row("jaxpr-opt", temp_bytes=2 * 10**6)]
+    monkeypatch.setattr(sweep, "measure", lambda *_, **__: rows)
+    file, program = io.StringIO(), _program("plain JAX", lambda x: x, jnp.ones(1))
+    options = sweep.Options(only="plain", quick=True, rounds=1, above=[])
+    sweep.sweep("name", [program], options, Console(file=file, width=140))
+    assert "above plain JAX: g: jaxpr-opt at 8: 2,000,000 temporary" in file.getvalue()
+    assert len(options.above) == 1
 
 
 @pytest.mark.parametrize("family", carried_arrays.FAMILIES, ids=lambda family: family.name)
