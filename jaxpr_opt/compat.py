@@ -88,7 +88,7 @@ def lowered(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     `vmap` until nothing asks for them, become what they stand for.
     """
     is_plain = not jaxpr.is_high or has_high_types(jaxpr)
-    return jaxpr if is_plain else _pe.lower_jaxpr2(jaxpr)  # type: ignore[no-any-return]
+    return jaxpr if is_plain else _pe.lower_jaxpr2(jaxpr)
 
 
 def has_high_types(jaxpr: ClosedJaxpr) -> bool:
@@ -350,7 +350,7 @@ def evaluate(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     `jaxpr_as_fun` does not look for NaNs, whatever `jax_debug_nans` says.
     """
     opened = getattr(jaxpr, "jaxpr", jaxpr)
-    return _core.eval_jaxpr(opened, jaxpr.consts, *args)  # type: ignore[no-any-return]
+    return _core.eval_jaxpr(opened, jaxpr.consts, *args)
 
 
 Array: Any = _array.ArrayImpl

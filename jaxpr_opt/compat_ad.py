@@ -8,7 +8,7 @@ signatures differ.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +26,13 @@ from jax._src.lib import xla_client as _xla
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from jaxpr_opt import compat, compat_guard
+from jaxpr_opt import compat, compat_guard, door
 from jaxpr_opt.stack import with_room
 
 Mask = tuple[bool, ...]
+Refs = Mapping[int, Any]
+"""For the positions of some operands, the mutable arrays that their cotangents are added to."""
+NO_REFS: Refs = {}
 
 
 # ------------------------------------------------------------- closed jaxprs in, closed jaxprs out
@@ -355,11 +358,45 @@ def _lower_inline(ctx: Any, jaxpr: ClosedJaxpr, args: Sequence[Any]) -> Any:
     return out
 
 
+def register_accumulation(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -> None:
+    """``rule(cotangents, *args, refs=..., **params) -> cotangents``, as `Rules.transpose`.
+
+    It gives no cotangents that it has added to their refs itself.
+    """
+    plain = _ad.primitive_transposes[primitive]
+
+    def transpose(cotangents: Sequence[Any], *args: Any, **params: Any) -> None:
+        given = [_ad.UndefinedPrimal(x.aval) if _is_accumulator(x) else x for x in args]
+        refs = _distinct_refs(args)
+        found = door.attempt(
+            lambda: rule(cotangents, *given, **params, refs=refs),
+            lambda: plain(cotangents, *given, **params),
+        )
+        for accumulator, cotangent in zip(args, found, strict=True):
+            if _is_accumulator(accumulator):
+                accumulator.accum(cotangent)
+
+    _ad.fancy_transposes[primitive] = transpose
+
+
+def _is_accumulator(x: Any) -> bool:
+    return isinstance(x, _ad.GradAccum)
+
+
+def _distinct_refs(args: Sequence[Any]) -> Refs:
+    """The mutable arrays among accumulators, each once."""
+    refs: dict[Any, tuple[int, Any]] = {}
+    for i, x in enumerate(args):
+        if isinstance(x, _ad.RefAccum) and x.ref is not None:
+            refs.setdefault(id(_core.get_referent(x.ref)), (i, x.ref))
+    return dict(refs.values())
+
+
 def register_expansion(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -> None:
     """``rule(*args, **params) -> outputs``: what JAX asks for before it compiles a program that has
     primitives XLA does not know.
     """
-    primitive.to_lojax = rule
+    primitive.to_lojax = rule  # type: ignore[method-assign]
 
 
 def register_linearization(

@@ -121,7 +121,7 @@ def _remat(op: Remat, env: Environment) -> Sequence[Any]:
         v: None
         for each in op.body.walk()
         for v in each.operands
-        if isinstance(v, Constant) and v.shape
+        if isinstance(v, Constant) and (v.shape or isinstance(v.value, jax.Array))
     }
     captured = [*op.body.captures(), *constants]
     jaxpr = compat.trace(

@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from jaxpr_opt import compat, compat_ad, door, settings
+from jaxpr_opt import accumulation, compat, compat_ad, door, settings
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.compat_ad import Mask
@@ -230,6 +230,13 @@ class Program:
     @_remembered
     def _backward(self, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
         return compat_ad.transpose(self.jaxpr, linear, nonzero)
+
+    @_remembered
+    def onto(self, added: Mask) -> Program:
+        """`(inputs, bases) -> outputs`, the marked ones added to their bases."""
+        jaxpr = accumulation.onto(self.jaxpr, added)
+        self.pipeline.settle_part(self.jaxpr, jaxpr)
+        return Program(jaxpr, self.pipeline, self.name, changed=self.changed)
 
     @_remembered
     def differentiated(self) -> Program:

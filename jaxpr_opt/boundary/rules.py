@@ -23,7 +23,7 @@ from jaxpr_opt.boundary.program import (
     optimized_linear_p,
     optimized_p,
 )
-from jaxpr_opt.compat_ad import Mask
+from jaxpr_opt.compat_ad import NO_REFS, Mask, Refs
 from jaxpr_opt.pipeline import Pipeline
 
 
@@ -84,14 +84,37 @@ def _batch(
     return vectorised(*args), dims_out
 
 
-def _transpose(cotangents: Sequence[Any], *args: Any, program: Program, **_: Any) -> list[Any]:
+def _transpose(
+    cotangents: Sequence[Any], *args: Any, program: Program, refs: Refs = NO_REFS, **_: Any
+) -> list[Any]:
     linear = tuple(ad.is_undefined_primal(x) for x in args)
     nonzero = tuple(not compat_ad.is_zero(ct) for ct in cotangents)
     transposed, nonzero_in = program.transposed(linear, nonzero)
     known = [x for x, is_linear in zip(args, linear, strict=True) if not is_linear]
-    made = iter(transposed(*known, *(ct for ct, nz in zip(cotangents, nonzero, strict=True) if nz)))
-    pulled = iter([next(made) if nz else None for nz in nonzero_in])
-    return [next(pulled) if is_linear else None for is_linear in linear]
+    given = [ct for ct, nz in zip(cotangents, nonzero, strict=True) if nz]
+    pulled = iter(nonzero_in)
+    mask = [is_linear and next(pulled) for is_linear in linear]
+    return _pull(transposed, [*known, *given], mask, refs)
+
+
+def _pull(program: Program, operands: Sequence[Any], mask: Sequence[bool], refs: Refs) -> list[Any]:
+    """The cotangents that a program computes of the marked arguments; what is to be added to a ref
+    is added, and not returned.
+    """
+    marked = [i for i, on in enumerate(mask) if on]
+    avals = dict(zip(marked, program.jaxpr.out_avals, strict=True))
+    fitting = {i: ref for i, ref in refs.items() if i in avals and _fits(ref, avals[i])}
+    if fitting:
+        program = program.onto(tuple(i in fitting for i in marked))
+        operands = [*operands, *(fitting[i][...] for i in marked if i in fitting)]
+    made = dict(zip(marked, program(*operands), strict=True))
+    for i, ref in fitting.items():
+        ref[...] = made.pop(i)
+    return [made.get(i) for i in range(len(mask))]
+
+
+def _fits(ref: Any, aval: Any) -> bool:
+    return compat.same_type(compat.aval_of(ref).inner_aval, aval)
 
 
 def _dce(used: Mask, *, program: Program, **_: Any) -> tuple[Mask, dict[str, Any]]:
@@ -195,6 +218,7 @@ compat_ad.register(
     optimized_p,
     compat_ad.Rules(_abstract, _evaluate, _lowered, _jvp, _batch, _transpose, _dce, _plain),
 )
+compat_ad.register_accumulation(optimized_p, _transpose)
 compat_ad.register_expansion(optimized_p, _expand)
 compat_ad.register_linearization(optimized_p, _linearize)
 compat_ad.register_partial_eval(optimized_p, _split, _rebuild, _replay)
@@ -230,22 +254,18 @@ def _linear_batch(
     return _batch(axis, args, dims, program=program)
 
 
-def _linear_transpose(cotangents: Sequence[Any], *args: Any, linear: LinearMap) -> list[Any]:
+def _linear_transpose(
+    cotangents: Sequence[Any], *args: Any, linear: LinearMap, refs: Refs = NO_REFS
+) -> list[Any]:
     nonzero = tuple(not compat_ad.is_zero(ct) for ct in cotangents)
     if not any(nonzero):
         return [None] * len(args)
     restricted, operands = linear.restricted(nonzero)
     n = linear.num_residuals
     residuals = [x for x, keep in zip(args[:n], operands, strict=False) if keep]
-    made = iter(
-        restricted.transposed(
-            *residuals, *(ct for ct, nz in zip(cotangents, nonzero, strict=True) if nz)
-        )
-    )
-    return [
-        *(None for _ in range(n)),
-        *(next(made) if nz else None for nz in restricted.nonzero_in),
-    ]
+    given = [ct for ct, nz in zip(cotangents, nonzero, strict=True) if nz]
+    mask = [*(False for _ in range(n)), *restricted.nonzero_in]
+    return _pull(restricted.transposed, [*residuals, *given], mask, refs)
 
 
 def _linear_dce(used: Mask, *, linear: LinearMap) -> tuple[Mask, dict[str, Any]]:
@@ -270,3 +290,4 @@ compat_ad.register(
         _linear_plain,
     ),
 )
+compat_ad.register_accumulation(optimized_linear_p, _linear_transpose)
