@@ -328,8 +328,9 @@ def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> l
 
 @contextlib.contextmanager
 def at_top_level() -> Iterator[None]:
-    """Trace as if no transformation of JAX were at work."""
-    with _core.set_current_trace(_core.eval_trace):
+    """Trace as if no transformation of JAX were at work, and no mesh were set."""
+    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with _core.set_current_trace(_core.eval_trace), no_mesh:
         yield
 
 

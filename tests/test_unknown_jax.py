@@ -453,3 +453,34 @@ def test_an_error_that_the_user_is_to_see_is_no_failure():
         warnings.simplefilter("error")
         with pytest.raises(ValueError, match="cannot use"):
             optimize(fresh(jnp.sum), donate_argnums=0)(X)
+
+
+# ---------------------------------------------------------------- where it is tried
+
+EXPLICIT = (jax.sharding.AxisType.Explicit,)
+PLACES = {
+    "jit": jax.jit,
+    "vmap": partial(jax.vmap, axis_name="rows"),
+    "grad": jax.grad,
+    "a loop": lambda f: lambda x: lax.scan(lambda c, row: (c, f(row)), 0, X)[1],
+    "a mesh": lambda f: lambda x: _under(jax.set_mesh(jax.make_mesh((1,), "x", EXPLICIT)), f, x),
+    "double precision": lambda f: lambda x: _under(jax.enable_x64(True), f, x),
+    "no transfers": lambda f: lambda x: _under(jax.transfer_guard("disallow"), f, x),
+}
+
+
+def _under(context, fun, x):
+    with context:
+        return fun(x)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_trial_works_wherever_something_fails(place):
+    """A failure inside a transformation says nothing of JAX."""
+
+    def failing(x):
+        with settings.override(strict=True):
+            trial.run()
+        return x
+
+    PLACES[place](failing)(X if place == "vmap" else X[0])
