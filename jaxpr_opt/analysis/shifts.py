@@ -31,10 +31,14 @@ Reader = tuple[Scan, Value]
 @remembered
 def shifted(scan: Scan) -> Mapping[Value, tuple[Carry, Stack]]:
     """Values at the end of a step that are stacked at the start of the next: each with its carry
-    and that stack.
+    and that stack.  A carry that stays as it is has one stack only.
     """
     stacks = {stack.value: stack for stack in scan.stacks if stack.result.uses}
-    return {c.next: (c, stacks[c.param]) for c in scan.carries if c.param in stacks}
+    return {
+        c.next: (c, stacks[c.param])
+        for c in scan.carries
+        if c.param in stacks and not c.is_invariant
+    }
 
 
 def readers_back(scan: Scan, stacked: Value) -> tuple[Reader, ...] | str:

@@ -107,8 +107,9 @@ class Versions:
         windows = sum(w.operands[UPDATE[w.name]].nbytes for w in kept)
         numbers = sum(v.nbytes for v in self.varying if v not in there)
         old = sum(s.result.nbytes for s in self.stacks)
-        new = len(self.readers) * self.carry.result.nbytes + scan.length * (windows + numbers)
-        if old < WORTHWHILE * new:
+        stacked = scan.length * (windows + numbers)
+        new = len(self.readers) * self.carry.result.nbytes + stacked
+        if old <= stacked or old < WORTHWHILE * new:  # what is kept is read of versions, too
             return f"{old:,} bytes are stacked; the buffer and what is overwritten take {new:,}"
         return None
 

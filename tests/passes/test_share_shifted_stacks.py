@@ -109,6 +109,16 @@ def test_of_a_loop_that_runs_back():
     )
 
 
+def test_of_a_carry_that_stays_as_it_is():
+    """Its value before and after each step is one stack, which is not shared with itself."""
+
+    def program(x):
+        last, rows = lax.scan(lambda c, _: (c, c), x, length=4)
+        return lax.scan(lambda d, row: (d + row, None), last, rows, reverse=True)[0]
+
+    alone(SHARE, program, "f32[3]", fires=False)
+
+
 def test_the_earlier_stack_is_read_elsewhere():
     """The reader gets a stream of it; what else reads it still does."""
 

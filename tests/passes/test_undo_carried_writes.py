@@ -6,9 +6,11 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.analysis import versions
+from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Scan
 from jaxpr_opt.passes.undo_carried_writes import UndoCarriedWrites
-from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 
 UNDO = UndoCarriedWrites()
@@ -680,3 +682,15 @@ def test_attention_in_little_memory(scores):
     for gradient in (optimize(jax.grad(loss)), jax.grad(optimize(loss))):
         assert used(gradient) < 20 * xs.nbytes
         assert_close(jax.grad(loss)(xs), gradient(xs))
+
+
+def test_what_it_keeps_is_no_version_to_be_undone(monkeypatch):
+    """The rows that writes replace are read of the buffer: they are stacked, whatever it costs."""
+    monkeypatch.setattr(versions, "WORTHWHILE", 0)
+
+    def program(x):
+        last, rows = lax.scan(lambda c, _: (c.at[1].set(c[7]), c), x, length=4)
+        return last, lax.scan(lambda d, c: (d * 0.5 + c, None), last, rows, reverse=True)[0]
+
+    graph = import_jaxpr(traced(program, "f32[8]"))
+    assert len(run_alone((UNDO,), graph).records[UNDO.name].rewrites) == 1
