@@ -29,7 +29,7 @@ _TABLE = {
     "broadcast_in_dim": "broadcast_dimensions shape sharding?",
     "checkpoint": _REMAT,
     "concatenate": "dimension",
-    "cond": "branches",
+    "cond": "branches branches_platforms?",
     "conv_general_dilated": "dimension_numbers feature_group_count batch_group_count padding"
     " lhs_dilation rhs_dilation window_strides precision? preferred_element_type? out_sharding?",
     "convert_element_type": "new_dtype weak_type sharding?",
@@ -95,6 +95,11 @@ def unknown(kind: str, params: Mapping[str, Any]) -> str | None:
     added = (name for name in params if name not in _KNOWN[kind] and not _is_off(params[name]))
     new = next(added, None)
     return None if new is None else f"{kind} has a new parameter {new!r}"
+
+
+def is_platform_choice(params: Mapping[str, Any]) -> bool:
+    """Whether an equation has one branch for each platform: only one of them is compiled."""
+    return params.get("branches_platforms") is not None
 
 
 def _is_off(value: Any) -> bool:

@@ -233,6 +233,16 @@ def test_the_context_of_an_equation_survives():
     assert 'colour="blue"' in jax.jit(jaxpr_as_fun(after)).lower(X).compile().as_text()
 
 
+@pytest.mark.parametrize("phase", ["differentiable", "final"])
+def test_a_choice_between_platforms_stays_one(phase):
+    """Of its branches XLA compiles one, as the others may not be known on its platform."""
+    fun = lambda x: lax.platform_dependent(x, tpu=jnp.cos, default=jnp.sin) + 1
+    before, _, after = round_trip(fun, X, phase=phase)
+    assert hlo(before, (X,)) == hlo(after, (X,))
+    (chosen,) = (eqn.params for eqn in after.eqns if "branches" in eqn.params)
+    assert chosen["branches_platforms"] == (("tpu",), None)
+
+
 def test_random_arguments_have_the_types_they_are_asked_for():
     jaxpr = jax.make_jaxpr(lambda *xs: xs)(X, 1, True, jax.random.key(0), X.astype("bfloat16"))
     for special in ((), (jnp.nan,)):
