@@ -37,6 +37,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jax.extend.core import Primitive
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.parameters import length_of, reverse_of
 
 Phase = Literal["differentiable", "differentiated", "final"]
@@ -620,14 +621,16 @@ class Graph:
 
 
 def aval_bytes(aval: Any) -> int:
-    """Bytes of one array of this type: 0 for tokens and the like, 4 bytes an element for opaque
-    dtypes.
-    """
+    """Bytes of one array of this type: 0 for tokens and the like, and for symbolic shapes."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
-    if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
+    if shape is None or dtype is None or not is_sized(shape):
         return 0
-    size: int = math.prod(shape) * getattr(dtype, "itemsize", 4)
-    return size
+    return dtypes.nbytes(shape, dtype)
+
+
+def is_sized(shape: Iterable[Any]) -> bool:
+    """Whether all sizes of a shape are numbers, none a symbol (`jax.export`)."""
+    return all(isinstance(n, int) for n in shape)
 
 
 def dominates(value: Value, op: Op) -> bool:

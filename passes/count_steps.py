@@ -37,6 +37,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.assume import Assumed, Splat
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
@@ -127,7 +128,7 @@ def _mask(dtype: Any, levels: tuple[int, int]) -> Mask:
 
 
 def _is_integral(value: Value) -> bool:
-    return isinstance(value.dtype, np.dtype) and value.dtype.kind in "biu"
+    return dtypes.is_integral(value.dtype)
 
 
 def _count_taken(skip: Skip, rw: Rewriter) -> Value:

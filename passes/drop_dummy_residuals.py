@@ -47,8 +47,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.constants import identity, is_undefined
 from jaxpr_opt.ir import (
     Cond,
@@ -180,8 +179,7 @@ def _varying(values: list[Value], loop: Region | None) -> Value | None:
 
 def _is_index(value: Value) -> bool:
     """Whether these are a few integers."""
-    is_integer = isinstance(value.dtype, np.dtype) and value.dtype.kind in "iu"
-    return is_integer and value.nbytes <= MAX_INDEX
+    return dtypes.is_integer(value.dtype) and value.nbytes <= MAX_INDEX
 
 
 def _loop(op: Op) -> Region | None:

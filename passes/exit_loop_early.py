@@ -49,6 +49,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import WRITES, access, read_window, write_window
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
@@ -196,7 +197,7 @@ def _is_taken(skip: Skip, predicate: jax.Array) -> jax.Array:
 
 def _rows_below(mask: Prefix, n: int, bound: jax.Array) -> jax.Array:
     """How many rows `i` of `n` there are with ``a * i + offset < bound``."""
-    (a,), top = mask.coefficients, np.iinfo(bound.dtype).max
+    (a,), (_, top) = mask.coefficients, dtypes.limits(bound.dtype)
     limit = min(a * (n - 1) + mask.offset + 1, top)
     clipped = lax.clamp(lax.full_like(bound, 0), bound, lax.full_like(bound, limit))
     below = lax.convert_element_type(clipped, np.int32)
@@ -212,7 +213,7 @@ def _count(init: Value, step: Value, after: int | None, scan: Scan, rw: Rewriter
 
     def count(i: jax.Array, s: jax.Array) -> Any:
         if after is not None:
-            return lax.add(i, lax.mul(s, np.array(after).astype(i.dtype)[()]))
+            return lax.add(i, lax.mul(s, dtypes.wrapped(i.dtype, after)))
         rows = lax.iota(np.int32, n)
         steps = lax.sub(np.int32(n - 1), rows) if scan.reverse else rows
         return lax.add(i, lax.mul(s, lax.convert_element_type(steps, i.dtype)))

@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.ir import Constant, Op, Value
 from jaxpr_opt.pipeline import Match, Pass
@@ -97,4 +98,4 @@ def _is_foldable(op: Op) -> bool:
 
 
 def _is_integral(value: Value) -> bool:
-    return not value.shape and isinstance(value.dtype, np.dtype) and value.dtype.kind in "biu"
+    return not value.shape and dtypes.is_integral(value.dtype)

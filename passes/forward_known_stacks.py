@@ -42,6 +42,7 @@ from typing import ClassVar
 import jax
 from jax import lax
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import Access, access, read_window
 from jaxpr_opt.analysis.affine import Affine, stacked
 from jaxpr_opt.analysis.induction import affine
@@ -128,11 +129,12 @@ class ForwardKnownStacks(Pass):
 def _counted(match: Counted, result: Value) -> jax.Array:
     shape, dtype = result.shape, result.dtype
     number = match.number
-    terms = [lax.full(shape, number.offset, dtype)] if number.offset or number.is_constant else []
+    start = lax.full(shape, dtypes.wrapped(dtype, number.offset), dtype)
+    terms = [start] if number.offset or number.is_constant else []
     for axis, stride in enumerate(number.strides):
         if stride:
             places = lax.broadcasted_iota(dtype, shape, axis)
-            terms.append(places if stride == 1 else lax.mul(places, dtype.type(stride)))
+            terms.append(places if stride == 1 else lax.mul(places, dtypes.wrapped(dtype, stride)))
     return reduce(lax.add, terms)
 
 

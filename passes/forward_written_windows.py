@@ -36,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import Access, access, is_same_window
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.ir import Op
@@ -74,7 +75,7 @@ class ForwardWrittenWindows(Pass):
             return None
         if fill_value_of(op) is None or not isinstance(op.result.dtype, np.dtype):
             return f"what {op.name} fills in is not a number"  # (2)
-        if max(match.write.array.shape) > np.iinfo(op.operands[1].dtype).max:
+        if not dtypes.holds(op.operands[1].dtype, max(match.write.array.shape)):
             return "the index cannot tell all places"  # (2)
         return None
 

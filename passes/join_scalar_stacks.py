@@ -42,9 +42,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
-import numpy as np
 from jax import lax
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.devices import compile_loops_whole
 from jaxpr_opt.handover import stack_of_rows
@@ -104,7 +104,7 @@ class JoinScalarStacks(Pass):
 
 
 def _is_scalar(value: Value) -> bool:
-    return value.shape == () and isinstance(value.dtype, np.dtype) and not is_weak(value)
+    return value.shape == () and dtypes.is_of_bytes(value.dtype) and not is_weak(value)
 
 
 def _read_rows(scan: Scan, rows: Value, numbers: Mapping[Value, int], rw: Rewriter) -> None:

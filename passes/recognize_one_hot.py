@@ -39,6 +39,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.induction import affine, bounds
@@ -209,7 +210,8 @@ def _written(mask: OneHot, op: Op, rw: Rewriter) -> Value:
         for passed, axis in reversed([*enumerate(rows)]):  # the axes outside are gone by then
             at = axis - passed
             of_rows = jax.vmap(of_rows, in_axes=(at, at, 0), out_axes=at)
-        place = lax.sub(number, number.dtype.type(mask.offset)) if mask.offset else number
+        offset = dtypes.wrapped(number.dtype, mask.offset)
+        place = lax.sub(number, offset) if mask.offset else number
         return of_rows(kept, new, lax.transpose(place, [mask.rows.index(d) for d in rows]))
 
     return rw.typed(fun, op.result.aval, kept, new, mask.number, before=op)

@@ -28,8 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
+from jaxpr_opt import dtypes
 from jaxpr_opt.ir import Op, Value, phase_of
 from jaxpr_opt.parameters import axes_of, is_in_order, is_resharded, padding_of, permutation_of
 from jaxpr_opt.passes.simplify import Identity, Law, Laws, Simplify, involution
@@ -37,8 +36,7 @@ from jaxpr_opt.passes.simplify import Identity, Law, Laws, Simplify, involution
 
 def _is_discrete(op: Op) -> bool:
     """Whether it stops a gradient that is none."""
-    dtype = op.result.dtype
-    return op.name == "stop_gradient" and isinstance(dtype, np.dtype) and dtype.kind in "biu"
+    return op.name == "stop_gradient" and dtypes.is_integral(op.result.dtype)
 
 
 def first(op: Op) -> Value:

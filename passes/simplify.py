@@ -35,10 +35,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.induction import bounds, decide
 from jaxpr_opt.ir import Op, Value
@@ -79,11 +79,11 @@ class Identity(Match):
 
 def is_real(value: Value) -> bool:
     """Whether these are numbers with one part."""
-    return jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+    return dtypes.is_real(value.dtype)
 
 
 def _is_integral(value: Value) -> bool:
-    return isinstance(value.dtype, np.dtype) and value.dtype.kind in "biu"
+    return dtypes.is_integral(value.dtype)
 
 
 def neutral(number: int, *, right_only: bool = False) -> Law:

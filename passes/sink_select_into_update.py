@@ -49,6 +49,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jax import lax
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import Access, access, combined, neutral
 from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
 from jaxpr_opt.ir import Op, Value
@@ -191,7 +192,7 @@ def _dropped(
     rows = predicate_of_rows(write, which)
     axes = numbers_of(write.op).scatter_dims_to_operand_dims
     outside = max(array.shape)
-    if rows is None or not axes or outside > np.iinfo(write.indices[0].dtype).max:
+    if rows is None or not axes or not dtypes.holds(write.indices[0].dtype, outside):
         return None
     predicate, of_rows = rows
 

@@ -56,8 +56,8 @@ from math import prod
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import (
     WRITES,
     Extent,
@@ -153,8 +153,8 @@ def _plan(match: Sliding) -> Window | str:
     name = found.carry.param.name or "the buffer"
     if scan.length < 1:
         return "the loop takes no step"  # (3)
-    if not isinstance(found.carry.param.dtype, np.dtype):
-        return f"the elements of {name} are not numbers"
+    if not dtypes.is_of_bytes(found.carry.param.dtype):
+        return f"the elements of {name} are not numbers of whole bytes"
     for each in found.accesses:  # (2, 3)
         if not each.is_located:
             return f"where {each.op.name} of {name} is, or that it is in range, is not known"

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.facts import remembered
@@ -52,18 +50,11 @@ COMBINING = {"scatter-max": lax.max, "scatter-min": lax.min, "scatter-mul": lax.
 
 def neutral(write: Op) -> Any:
     """The number that changes nothing where an op adds it, or combines it; None if it is written,
-    or if there is none: 1 is 1 + 0i, and 0 * inf is NaN.
+    or if there is none.
     """
-    if write.name not in COMBINING:
-        return 0 if write.name == "scatter-add" else None
-    dtype = write.operands[0].dtype
-    if jnp.issubdtype(dtype, jnp.floating):
-        low, high = -np.inf, np.inf
-    elif jnp.issubdtype(dtype, jnp.integer):
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    else:
+    if write.name not in COMBINING and write.name != "scatter-add":
         return None
-    return {"scatter-mul": 1, "scatter-min": high, "scatter-max": low}[write.name]
+    return dtypes.neutral(write.operands[0].dtype, write.name.removeprefix("scatter-"))
 
 
 def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
@@ -174,7 +165,7 @@ class Access:
     @property
     def nbytes(self) -> int:
         """Bytes of the window."""
-        return prod(self.sizes) * int(self.array.dtype.itemsize)
+        return dtypes.nbytes(self.sizes, self.array.dtype)
 
     def to_window(self, value: jax.Array) -> jax.Array:
         """The value with the shape of the window."""
@@ -255,7 +246,7 @@ def _alike(starts: Sequence[Any]) -> list[Any]:
     computed = next((start.dtype for start in starts if not isinstance(start, int)), None)
     if computed is None:
         return list(starts)
-    return [computed.type(s) if isinstance(s, int) else s for s in starts]
+    return [dtypes.wrapped(computed, s) if isinstance(s, int) else s for s in starts]
 
 
 @remembered

@@ -27,11 +27,11 @@ not compete, and each is matched by itself: most bytes first, best kinds next.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.lifetimes import Kind, Lifetimes
 from jaxpr_opt.ir import Graph, Op
 
@@ -49,8 +49,7 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        size: int = math.prod(self.shape) * getattr(self.dtype, "itemsize", 4)
-        return size
+        return dtypes.nbytes(self.shape, self.dtype)
 
     @property
     def type(self) -> tuple[tuple[int, ...], Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import numpy as np
 
-from jaxpr_opt import compat
+from jaxpr_opt import compat, dtypes
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.ir import Op, Region, Value
 from jaxpr_opt.parameters import weak_type_of
@@ -20,9 +20,7 @@ def is_float(value: Value) -> bool:
     """Whether the value is made of floating point numbers; counters and masks are what other
     passes look at.
     """
-    dtype = value.dtype
-    plain = isinstance(dtype, np.dtype) and dtype.kind == "f"
-    return plain and compat.is_local(value.aval)
+    return dtypes.is_float(value.dtype) and compat.is_local(value.aval)
 
 
 @remembered

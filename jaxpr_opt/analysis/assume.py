@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.constants import identity
 from jaxpr_opt.ir import Carry, Cond, Constant, Op, Region, Scan, Value
@@ -203,15 +205,16 @@ def _converted(op: Op, known: list[Known]) -> Known | None:
     value, dtype = known[0], op.result.dtype
     if not isinstance(value, Splat):
         return value
-    exact = isinstance(dtype, np.dtype) and not _may_overflow(value.value, dtype)
+    exact = dtypes.is_array(dtype) and not _may_overflow(value.value, dtype)
     return Splat(np.asarray(value.value).astype(dtype)[()]) if exact else None
 
 
 def _may_overflow(value: Any, dtype: np.dtype[Any]) -> bool:
     """Whether a number is converted to an integer it may not be: NumPy and XLA differ there."""
-    if not np.issubdtype(dtype, np.integer) or np.issubdtype(np.asarray(value).dtype, np.integer):
+    if not jnp.issubdtype(dtype, jnp.integer) or dtypes.is_integral(np.asarray(value).dtype):
         return False
-    return not (abs(value) < np.iinfo(dtype).max and (value >= 0 or dtype.kind == "i"))
+    least, most = dtypes.limits(dtype)
+    return not (abs(value) < most and (value >= 0 or least < 0))
 
 
 def _selected(_: Op, known: list[Known]) -> Known | None:

@@ -13,12 +13,11 @@ Both compute with the integers the program computes with: what might wrap around
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.affine import RULES, Affine, reshaped, spread, stacked
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.facts import memory, remembered
@@ -60,13 +59,7 @@ def bounds(value: Value) -> Interval | None:
 
 
 def _is_integer(value: Value) -> bool:
-    return isinstance(value.dtype, np.dtype) and value.dtype.kind in "iu"
-
-
-@functools.cache
-def _representable(dtype: np.dtype[Any]) -> tuple[int, int]:
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
+    return dtypes.is_integer(value.dtype)
 
 
 class _Search:
@@ -108,7 +101,7 @@ class _Search:
             return None
         shape = value.shape if number is None else value.shape[:-1]
         found = spread(found, shape)
-        low, high = _representable(value.dtype)
+        low, high = dtypes.limits(value.dtype)
         least, most = found.range(shape)
         if least < low or high < most:
             return None
@@ -156,7 +149,7 @@ class _Search:
         init = self.affine(carry.init, depth) if step is not None else None
         if init is None or step is None:
             return None
-        low, high = _representable(carry.param.dtype)
+        low, high = dtypes.limits(carry.param.dtype)
         last = init.range(())
         reach = step * scan.length
         fits = low <= last[0] + min(reach, 0) and last[1] + max(reach, 0) <= high
@@ -222,7 +215,7 @@ class _Search:
             if known is not None:
                 self.ranges[value] = known.range(value.shape)
             else:
-                low, high = (0, 1) if value.dtype == bool else _representable(value.dtype)
+                low, high = (0, 1) if value.dtype == bool else dtypes.limits(value.dtype)
                 found = self._bounds_of(value, depth + 1)
                 fits = found is not None and low <= found[0] and found[1] <= high
                 self.ranges[value] = found if fits else (low, high)

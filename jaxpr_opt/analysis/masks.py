@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.skips import Skip
 from jaxpr_opt.ir import Constant, Op, Value
 from jaxpr_opt.parameters import dimensions_of, starts_of, strides_of
@@ -93,10 +92,10 @@ def is_row_numbers(value: Value) -> bool:
         op is None
         or op.name != "iota"
         or len(value.shape) != 1
-        or not np.issubdtype(value.dtype, np.integer)
+        or not dtypes.is_integer(value.dtype)
     ):
         return False
-    return value.shape[0] - 1 <= int(np.iinfo(value.dtype).max)
+    return dtypes.holds(value.dtype, value.shape[0] - 1)
 
 
 def _is_zero(value: Value) -> bool:

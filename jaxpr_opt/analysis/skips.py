@@ -23,8 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.assume import Assumed, may_keep
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
@@ -161,7 +160,7 @@ def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
         op = carry.next.op
         if op is None or op.name != "add" or op.region is not scan.body or carry.param.shape != ():
             continue
-        if not np.issubdtype(carry.param.dtype, np.integer):
+        if not dtypes.is_integer(carry.param.dtype):
             continue
         others = [v for v in op.operands if v is not carry.param]
         if len(others) == 1 and not scan.body.defines(others[0]):

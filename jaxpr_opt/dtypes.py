@@ -1,0 +1,126 @@
+"""What is known of dtypes: one place, asked by every pass and analysis.
+
+NumPy knows the dtypes it came with.  Of `int4`, `bfloat16` and the float8s, which JAX adds, it says
+neither that they are numbers nor how large they may be; a float8 may lack infinities, or a zero.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_array(dtype: Any) -> bool:
+    """Whether elements are numbers or truth values, not keys of random numbers or `float0`."""
+    return isinstance(dtype, np.dtype) and dtype != jax.dtypes.float0
+
+
+def is_of_bytes(dtype: Any) -> bool:
+    """Whether elements are numbers or truth values of whole bytes.  XLA packs smaller ones, and
+    may abort where it should concatenate them (jax 0.10).
+    """
+    return is_array(dtype) and bits(dtype) >= 8
+
+
+def is_integer(dtype: Any) -> bool:
+    """Whether elements are integers of whole bytes: NumPy and XLA compute with these alike."""
+    return isinstance(dtype, np.dtype) and dtype.kind in "iu"
+
+
+def is_integral(dtype: Any) -> bool:
+    """Whether elements are integers of whole bytes, or truth values."""
+    return isinstance(dtype, np.dtype) and dtype.kind in "biu"
+
+
+def is_float(dtype: Any) -> bool:
+    """Whether elements are floats of the kinds that NumPy knows, of 16 bits or more."""
+    return isinstance(dtype, np.dtype) and np.issubdtype(dtype, np.floating)
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether elements are numbers with one part."""
+    return bool(jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer))
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Whether elements are real or complex numbers that are rounded."""
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+@functools.cache
+def limits(dtype: Any) -> tuple[int, int]:
+    """The least and the greatest integer of a dtype of integers, of any width."""
+    info = jnp.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def holds(dtype: Any, number: int) -> bool:
+    """Whether an integer is one of a dtype of integers."""
+    least, most = limits(dtype)
+    return least <= number <= most
+
+
+def wrapped(dtype: Any, number: int) -> Any:
+    """An integer as a scalar of a dtype of integers, wrapped around as XLA computes with it."""
+    least, most = limits(dtype)
+    return np.dtype(dtype).type((number - least) % (most - least + 1) + least)
+
+
+@functools.cache
+def extremes(dtype: Any) -> tuple[Any, Any] | None:
+    """What is less and what is greater than all else of a dtype; None if it has no order."""
+    if dtype == np.bool_:
+        return False, True
+    if jnp.issubdtype(dtype, jnp.integer):
+        return limits(dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    info = jnp.finfo(dtype)
+    return tuple(
+        x if np.asarray(x).astype(dtype) == x else most
+        for x, most in ((-np.inf, info.min), (np.inf, info.max))
+    )
+
+
+@functools.cache
+def has_zero(dtype: Any) -> bool:
+    """Whether one of the elements is zero: not so where a float is an exponent and nothing else."""
+    return is_array(dtype) and bool(np.asarray(0).astype(dtype) == 0)
+
+
+def neutral(dtype: Any, combine: str) -> Any:
+    """The element `e` with ``combine(x, e) = x`` for all `x`, where `combine` is one of `add`,
+    `mul`, `min` and `max`; None if there is none.
+
+    The complex 1 is 1 + 0i, and 0 * inf is NaN.  Where zero is no element, XLA makes NaN of the
+    least: it computes with it as with a float32, which is flushed to zero.
+    """
+    if not has_zero(dtype):
+        return None
+    if combine == "add":
+        return 0
+    if combine == "mul":
+        return 1 if is_real(dtype) else None
+    found = extremes(dtype)
+    return None if found is None else found[combine == "min"]
+
+
+def nbytes(shape: Sequence[int], dtype: Any) -> int:
+    """Bytes of an array: XLA packs numbers of less than one byte."""
+    return -(-math.prod(shape) * bits(dtype) // 8)
+
+
+@functools.cache
+def bits(dtype: Any) -> int:
+    """How many bits an element takes in an array; 32 if nobody says."""
+    of_bytes = 8 * int(getattr(dtype, "itemsize", 4))
+    if of_bytes > 8 or not is_array(dtype) or dtype == np.bool_:
+        return of_bytes
+    info = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
+    return int(info(dtype).bits)
