@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt import compat
-from jaxpr_opt.ir import Op, Value
+from jaxpr_opt import compat, dtypes
+from jaxpr_opt.ir import Constant, Op, Value
 from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import moves
 
 
 def barrier(
@@ -61,12 +62,42 @@ def zero(rw: Rewriter, quotients: Sequence[Value], dtype: Any, before: Op) -> Va
 
 def can_be_divided(value: Value) -> bool:
     """Whether a value is made of bytes, at least one of them.  Keys hide what they are made of."""
-    dtype = value.dtype
-    whole = dtype == jnp.bool_
-    if jnp.issubdtype(dtype, jnp.number):
-        info = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
-        whole = info(dtype).bits >= 8
-    return bool(whole) and value.nbytes > 0
+    return dtypes.is_of_bytes(value.dtype) and value.nbytes > 0
+
+
+def from_memory(value: Value, rw: Rewriter) -> Value:
+    """The value as whoever reads it from memory computes with it.
+
+    XLA multiplies by a number that is made of a truth value by selecting, so that 0 * NaN is 0, if
+    it sees the truth value.  It does not look through a select of one and zero.
+    """
+    moved: list[Op] = []
+    op = value.op
+    while op is not None and not _makes_number_of_truth(op):
+        moving = [v for v in op.operands if not isinstance(v, Constant)]
+        if len(moving) != 1 or not (moves(op) or op.name == "sub"):
+            return value
+        moved.append(op)
+        op = moving[0].op
+    if op is None or value.op is None or op.region is not value.op.region:
+        return value
+    after, aval = value.op.next, op.result.aval
+    assert after is not None
+    chosen = rw.typed(lambda p: _one_or_zero(p, aval.dtype), aval, op.operands[0], before=after)
+    return rw.clone(reversed(moved), {op.result: chosen}, after)[value]
+
+
+def _makes_number_of_truth(op: Op) -> bool:
+    """Whether an op makes the numbers one and zero of truth values, that NaN may be multiplied
+    with.
+    """
+    if op.name != "convert_element_type" or op.operands[0].dtype != bool:
+        return False
+    return dtypes.is_inexact(op.result.dtype) and dtypes.has_zero(op.result.dtype)
+
+
+def _one_or_zero(truth: jax.Array, dtype: Any) -> jax.Array:
+    return lax.select_n(truth, *(lax.full_like(truth, x, dtype) for x in (0, 1)))
 
 
 def is_divided(value: Value) -> bool:

@@ -15,6 +15,7 @@ from jaxpr_opt.analysis.cuts import Cut, available
 from jaxpr_opt.analysis.devices import is_partly_manual
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.routes import Route, Rows, Split, Stacked, routes
+from jaxpr_opt.fences import from_memory
 from jaxpr_opt.ir import Cond, Op, Outcome, Region, Scan, Stack, Stream, Value, reads
 from jaxpr_opt.rewriter import Rewriter
 
@@ -93,7 +94,7 @@ def _replay(
     for op, start in _places(last.scan, read, cut):
         rw.clone([op], mapping, start)
     for row, value in read:
-        rw.replace(row, mapping[value])
+        rw.replace(row, from_memory(mapping[value], rw))
 
 
 def _places(scan: Scan, read: list[tuple[Value, Value]], cut: Cut) -> Iterator[tuple[Op, Op]]:

@@ -16,7 +16,7 @@ it after the passes have run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.origins import Origins, is_origin
 from jaxpr_opt.exporter import export
+from jaxpr_opt.fences import from_memory
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Constant, Graph, Op, Value, backward_slice, depending_on
 from jaxpr_opt.rewriter import Rewriter
@@ -73,7 +74,7 @@ def split(graph: Graph, num_primals: int, num_outputs: int) -> Split:
     made = [*outputs, *(v for v in crossing if v not in there)]
     forward_ops = [op for op in graph.body.ops if op not in backward_ops and not op.is_terminator]
     forward = _graph(graph, primals, forward_ops, made)
-    backward = _graph(graph, [*crossing, *cotangents], [*spread, *backward_ops], gradients)
+    backward = _graph(graph, [*crossing, *cotangents], backward_ops, gradients, spread)
     places = _places("output", made) | _places("input", primals)
     return Split(export(forward), export(backward), tuple(places[v] for v in crossing))
 
@@ -103,14 +104,20 @@ def _crossing(
 def _graph(
     graph: Graph,
     inputs: tuple[Value, ...] | list[Value],
-    ops: list[Op],
+    ops: Iterable[Op],
     outputs: list[Value] | tuple[Value, ...],
+    spread: Sequence[Op] = (),
 ) -> Graph:
+    """A half of a graph; what `spread` makes it reads as if it was among its inputs."""
     region = Rewriter(graph).new_region(inputs)
     half = Graph(region, graph.name, None, graph.phase)
     rw = Rewriter(half)
     mapping = dict(zip(inputs, region.params, strict=True))
-    rw.clone(_needed(ops, outputs), mapping, region.terminator)
+    needed, again = _needed([*spread, *ops], outputs), set(spread)
+    rw.clone((op for op in needed if op in again), mapping, region.terminator)
+    for value in (v for op in needed if op in again for v in op.results):
+        mapping[value] = from_memory(mapping[value], rw)
+    rw.clone((op for op in needed if op not in again), mapping, region.terminator)
     rw.set_outputs(region, [mapping.get(v, v) for v in outputs])
     return half
 

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.fences import from_memory
 from jaxpr_opt.ir import (
     Cond,
     Graph,
@@ -90,7 +91,8 @@ class FuseBranches(Pass):
             rw.move(op, first)
         for one, two in zip(first.branches, second.branches, strict=True):
             for result, value in zip(first.results, one.outputs, strict=True):
-                rw.replace(result, value, _inside(two))
+                if any(two.contains(use.op.region) for use in result.uses):
+                    rw.replace(result, from_memory(value, rw), _inside(two))
             for op in list(two.ops):
                 if not op.is_terminator:
                     rw.move(op, one.terminator)

@@ -74,6 +74,54 @@ def test_mask_before_it_is_spread():
     )
 
 
+def test_numbers_made_of_a_mask():
+    """One and zero are selected again: XLA would make a select of a product with the mask itself,
+    and lose the NaN of 0 * NaN.
+    """
+
+    def masked(w, c, x, t):
+        return jnp.broadcast_to((t > 0).astype(t.dtype)[:, None], (3, 3))
+
+    program = forth_and_back(masked, lambda g, w, r: jnp.sum(g * r, 1))
+    check_rewrite(
+        NARROW,
+        program,
+        *TYPES,
+        simplify=True,
+        saves_bytes=8 * 33,
+        diff="""
+          fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
+        -   c1:f32[3], ys:f32[8,3,3] = scan[8] carry(c=c) xs(x=xs) {
+        +   c1:f32[3], ys1:bool[8,3] = scan[8] carry(c=c) xs(x=xs) {
+              d:f32[3] = dot_general c w
+              a:f32[3] = add d x
+              t:f32[3] = tanh a
+              g:bool[3] = gt t 0.0
+        -     c1:f32[3] = convert_element_type g
+        -     b:f32[3,1] = broadcast_in_dim[dims=(0,)] c1
+        -     b1:f32[3,3] = broadcast_in_dim b
+        -     yield carry(t) ys(b1)
+        +     yield carry(t) ys(g)
+            }
+        -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+        +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x1=ys1) {
+        +     b2:f32[3] = broadcast_in_dim 0.0
+        +     b3:f32[3] = broadcast_in_dim 1.0
+        +     s:f32[3] = select_n x1 b2 b3
+        +     b4:f32[3,1] = broadcast_in_dim[dims=(0,)] s
+        +     b5:f32[3,3] = broadcast_in_dim b4
+              b:f32[1,3] = broadcast_in_dim c
+        -     m:f32[3,3] = mul b x
+        +     m:f32[3,3] = mul b b5
+              r:f32[3] = reduce_sum[axes=(1,)] m
+              yield carry(r)
+            }
+            return c1, c2
+          }
+        """,
+    )
+
+
 def test_what_is_stacked_already():
     """(2) 1 - t is made again from t, which costs nothing to store: it is stored."""
     program = forth_and_back(lambda w, c, x, t: (t, 1.0 - t), lambda g, w, r: g * r[0] * r[1])
@@ -307,16 +355,20 @@ def test_two_readers():
             }
         -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
         +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x1=ys1) {
-        +     c4:f32[3] = convert_element_type x1
+        +     b:f32[3] = broadcast_in_dim 0.0
+        +     b1:f32[3] = broadcast_in_dim 1.0
+        +     s:f32[3] = select_n x1 b b1
         -     m:f32[3] = mul c x
-        +     m:f32[3] = mul c c4
+        +     m:f32[3] = mul c s
               yield carry(m)
             }
         -   c3:f32[3] = scan[8] carry(c=c2) xs(x=ys) {
         +   c3:f32[3] = scan[8] carry(c=c2) xs(x1=ys1) {
-        +     c4:f32[3] = convert_element_type x1
+        +     b:f32[3] = broadcast_in_dim 0.0
+        +     b1:f32[3] = broadcast_in_dim 1.0
+        +     s:f32[3] = select_n x1 b b1
         -     a:f32[3] = add c x
-        +     a:f32[3] = add c c4
+        +     a:f32[3] = add c s
               yield carry(a)
             }
             return c1, c3
