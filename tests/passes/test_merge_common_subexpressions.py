@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.passes.merge_common_subexpressions import MergeCommonSubexpressions
 from jaxpr_opt.testing import check_rewrite, run_alone, traced
 from jaxpr_opt.verify import verify
+from tests.loops import alone
 
 CSE = MergeCommonSubexpressions()
 
@@ -261,6 +263,25 @@ def test_parameters_tell_ops_apart():
         }
         """,
     )
+
+
+def test_contexts_tell_ops_apart():
+    """(1) Ops that XLA is told different things about, in a row and in a loop; alike ones merge."""
+
+    def program(x):
+        def step(c, _):
+            with set_xla_metadata(kind="a"):
+                return c + jnp.sin(x), None
+
+        with set_xla_metadata(kind="a"):
+            a = jnp.sin(x)
+        with set_xla_metadata(kind="b"):
+            b = jnp.sin(x)
+        return a, b, jnp.sin(x), lax.scan(step, x, length=2)[0]
+
+    graph = alone(CSE, program, "f32[3]", fires=True)
+    told = [op.source.ctx.xla_metadata for op in graph.walk() if op.name == "sin"]
+    assert told == [{"kind": "a"}, {"kind": "b"}, None]
 
 
 def test_broadcast_stays_where_it_is_read():

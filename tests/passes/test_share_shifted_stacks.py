@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt import optimize
+from jaxpr_opt import compat, optimize
 from jaxpr_opt.analysis import shifts
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Scan, Stream
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone
 
 SHARE = ShareShiftedStacks()
@@ -233,6 +236,24 @@ def test_a_loop_that_skips():
         return back(last, stacks)
 
     check_refuses(SHARE, program, "f32[3]", because="steps are skipped")
+
+
+def test_rows_of_another_type():
+    """(3) Where rows are read as a weak type, a carry of another type cannot stand for them."""
+
+    def program(x):
+        last, stacks = forward()(x)
+        return back(last, stacks)
+
+    graph = import_jaxpr(traced(program, "f32[3]"), SHARE.phase)
+    first, reader = (op for op in graph.walk() if isinstance(op, Scan))
+    rw = Rewriter(graph)
+    before, after = reader.streams
+    weak = rw.new_value(compat.with_weak_type(after.param.aval, True))
+    rw.replace(after.param, weak)
+    rw.set_scan(reader, streams=[before, Stream(after.operand, weak)])
+    (match,) = SHARE.find(first)
+    assert SHARE.refuse(match) == "the carry is of another type than the rows"
 
 
 def test_of_different_carries():
