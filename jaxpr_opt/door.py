@@ -75,11 +75,22 @@ def shut(error: Exception) -> None:
     )
 
 
+def is_of_symbols(error: BaseException | None) -> bool:
+    """Whether something failed as it depends on a size that is a symbol (`jax.export`): that is no
+    reason for a warning.
+    """
+    while error is not None and not isinstance(error, jax.errors.InconclusiveDimensionOperation):
+        error = error.__cause__
+    return error is not None
+
+
 def failed(error: Exception, message: str = "", *, again: bool = False) -> None:
     """Say that something of ours failed, or shut the door if everything does.
 
     `again`: say so each time, and not only once of each error.
     """
+    if is_of_symbols(error):
+        return
     if settings.current().strict:
         raise error
     if not is_open():

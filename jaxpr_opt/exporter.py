@@ -10,6 +10,7 @@ type and mesh survive.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,11 +37,15 @@ Environment = dict[Value, Any]
 Rule = Callable[[Any, Environment], Sequence[Any]]
 
 
-def export(graph: Graph) -> ClosedJaxpr:
-    """The jaxpr of a graph: same inputs, same outputs, one that JAX's checker accepts."""
+def export(graph: Graph, out_avals: Sequence[Any] | None = None) -> ClosedJaxpr:
+    """The jaxpr of a graph: same inputs, same outputs, one that JAX's checker accepts.
+
+    `out_avals`: the types of the outputs, if not those of the values that stand for them now.
+    """
+    types = [v.aval for v in graph.outputs] if out_avals is None else out_avals
 
     def program(*args: Any) -> list[Any]:
-        return evaluate(graph.body, args, {})
+        return _as_typed(evaluate(graph.body, args, {}), types)
 
     return compat.trace(program, [v.aval for v in graph.inputs], graph.debug_info)
 
@@ -70,6 +75,18 @@ def _run(ops: Iterable[Op], env: Environment) -> None:
         env.update(zip(op.results, results, strict=True))
 
 
+def _as_typed(values: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    """Values with these weak types: one that stands for another may have another."""
+    return [
+        v if _is_weak(compat.aval_of(v)) == _is_weak(aval) else compat.weaken(v, aval)
+        for v, aval in zip(values, avals, strict=True)
+    ]
+
+
+def _is_weak(aval: Any) -> bool:
+    return getattr(aval, "weak_type", False)
+
+
 def _read(env: Environment, value: Value) -> Any:
     if isinstance(value, Constant) and value not in env:
         return value.value
@@ -83,32 +100,40 @@ def _first_order(op: Op, env: Environment) -> list[Any]:
     return compat.bind(op.primitive, [_read(env, v) for v in op.operands], op.params)
 
 
-def _closure(region: Region, env: Environment) -> Callable[..., list[Any]]:
-    """A region as the function of its parameters; a copy of `env` keeps traces apart."""
-    return lambda *args: evaluate(region, args, dict(env))
+def _closure(region: Region, env: Environment, avals: Sequence[Any]) -> Callable[..., list[Any]]:
+    """A region as the function of its parameters that yields these types; a copy of `env` keeps
+    traces apart.
+    """
+    return lambda *args: _as_typed(evaluate(region, args, dict(env)), avals)
 
 
 def _scan(op: Scan, env: Environment) -> Sequence[Any]:
-    body = _closure(op.body, env)
     n = op.num_carries
+    params = [p.aval for p in op.body.params[:n]]
+    body = _closure(op.body, env, [*params, *(y.result.aval for y in op.stacks)])
 
     def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         out = body(*carry, *xs)
         return out[:n], out[n:]
 
     operands = [_read(env, v) for v in op.operands]
-    carry, stacked = lax.scan(step, operands[:n], operands[n:], **op.params)
+    inits, streams = _as_typed(operands[:n], params), operands[n:]
+    # A symbolic length must be told by what is streamed.
+    told = {**op.params, "length": None} if streams else op.params
+    carry, stacked = lax.scan(step, inits, streams, **told)
     return [*carry, *stacked]
 
 
 def _while(op: While, env: Environment) -> Sequence[Any]:
-    predicate, body = _closure(op.predicate, env), _closure(op.body, env)
-    init = [_read(env, v) for v in op.operands]
+    avals = [p.aval for p in op.body.params]
+    predicate = _closure(op.predicate, env, [v.aval for v in op.predicate.outputs])
+    body = _closure(op.body, env, avals)
+    init = _as_typed([_read(env, v) for v in op.operands], avals)
     return lax.while_loop(lambda c: predicate(*c)[0], lambda c: body(*c), init)
 
 
 def _cond(op: Cond, env: Environment) -> Sequence[Any]:
-    branches = [_closure(region, env) for region in op.branches]
+    branches = [_closure(region, env, [v.aval for v in op.results]) for region in op.branches]
     selector = _read(env, op.selector)
     if len(branches) == 2:
         return list(lax.cond(selector, branches[1], branches[0]))
@@ -124,9 +149,9 @@ def _remat(op: Remat, env: Environment) -> Sequence[Any]:
         if isinstance(v, Constant) and (v.shape or isinstance(v.value, jax.Array))
     }
     captured = [*op.body.captures(), *constants]
+    body = partial(_closure, op.body, avals=[v.aval for v in op.results])
     jaxpr = compat.trace(
-        lambda *args: evaluate(op.body, (), dict(zip(captured, args, strict=True))),
-        [v.aval for v in captured],
+        lambda *args: body(dict(zip(captured, args, strict=True)))(), [v.aval for v in captured]
     )
     assert op.primitive is not None
     return compat.bind(
@@ -137,13 +162,13 @@ def _remat(op: Remat, env: Environment) -> Sequence[Any]:
 
 
 def _call(op: Call, env: Environment) -> Sequence[Any]:
-    args = [_read(env, v) for v in op.operands]
+    args, avals = [_read(env, v) for v in op.operands], [v.aval for v in op.results]
     if op.name == "shard_map":
         mapped: Callable[..., Any] = jax.shard_map(
-            lambda *xs: tuple(evaluate(op.body, xs, {})), **shard_map_options(op)
+            lambda *xs: tuple(_as_typed(evaluate(op.body, xs, {}), avals)), **shard_map_options(op)
         )
         return list(mapped(*args))
-    jaxpr = compat.trace(lambda *xs: evaluate(op.body, xs, {}), [v.aval for v in op.body.params])
+    jaxpr = compat.trace(_closure(op.body, {}, avals), [v.aval for v in op.body.params])
     assert op.primitive is not None
     return compat.bind(op.primitive, args, {**op.params, "jaxpr": jaxpr})
 

@@ -12,12 +12,14 @@ in a warning and the program is optimised again without it; in strict mode the f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
+import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat, door, settings
@@ -294,7 +296,7 @@ class Pipeline:
 
     def _exported(self, graph: Graph, original: ClosedJaxpr, journal: Journal) -> ClosedJaxpr:
         try:
-            out = export(graph)
+            out = export(graph, original.out_avals)
             _same_interface(original, out)
         except Exception as error:  # noqa: BLE001  what JAX will not trace must not reach the user
             dropped = f"the optimised program could not be exported and was dropped: {error}"
@@ -374,15 +376,23 @@ def _is_anchor(op: Op, each: Pass) -> bool:
     return named and isinstance(op, each.anchors)
 
 
+def _judged(each: Pass, op: Op, journal: Journal) -> Iterator[tuple[Match, str | None]]:
+    """What a pass finds at an op, each match with why it is left; nothing more where that depends
+    on a size that is a symbol.
+    """
+    with contextlib.suppress(jax.errors.InconclusiveDimensionOperation):
+        for match in each.find(op):
+            if match.is_refused and not journal.tells:
+                continue
+            reason = each.refuse(match)
+            if reason is None or journal.tells:
+                yield match, reason
+
+
 def _rewrite_one(
     each: Pass, op: Op, graph: Graph, record: PassRecord, journal: Journal
 ) -> Rewriter | None:
-    for match in each.find(op):
-        if match.is_refused and not journal.tells:
-            continue
-        reason = each.refuse(match)
-        if reason is not None and not journal.tells:
-            continue
+    for match, reason in _judged(each, op, journal):
         frame = user_frame(match.at or match.op)
         size = None if match.about is None else size_of(match.about)
         if reason is not None:

@@ -15,9 +15,11 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import jaxpr_as_fun
 
 from jaxpr_opt import compat, frames
+from jaxpr_opt.analysis.constants import strong
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Call, Cond, Op, Remat, Scan, While
+from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, random_inputs
 from jaxpr_opt.verify import verify
 from tests import programs
@@ -249,3 +251,22 @@ def test_random_arguments_have_the_types_they_are_asked_for():
         drawn = random_inputs(jaxpr.in_avals, special=special)
         assert [(x.shape, x.dtype) for x in drawn] == [(v.shape, v.dtype) for v in jaxpr.in_avals]
     assert not jnp.isfinite(random_inputs([jax.typeof(XS)], special=(jnp.nan,))[0]).all()
+
+
+def test_weak_types_survive_what_stands_for_them():
+    """A strong number takes the place of a weak one in a step, a branch and a result."""
+
+    def program(p):
+        double = lambda c: lax.cond(p, lambda c: c * 2.0, lambda c: c, c)
+        c, ys = lax.scan(lambda c, _: (double(c), c * 2.0), 1.0, length=3)
+        return c, ys, c * 2.0
+
+    jaxpr = jax.make_jaxpr(program)(True)
+    graph = import_jaxpr(jaxpr, "differentiable")
+    for op in [each for each in graph.walk() if each.name == "mul"]:
+        rw = Rewriter(graph, op)
+        made = rw.insert(lambda x: lax.mul(strong(x), np.float32(2)), op.operands[0], before=op)
+        rw.replace(op.result, made)
+    exported = export(graph, jaxpr.out_avals)
+    compat.check_jaxpr(exported)
+    assert [each.weak_type for each in exported.out_avals] == [True, True, True]

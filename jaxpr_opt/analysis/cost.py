@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil, log2, prod
 
 from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While
+from jaxpr_opt.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While, is_sized
 from jaxpr_opt.parameters import callee_of, dimension_of, mesh_of, numbers_of, window_dimensions_of
 from jaxpr_opt.traits import ELEMENTWISE, MOVING
 
@@ -63,7 +63,7 @@ def cost(item: Op | Region) -> Cost:
         return sum((cost(op) for op in item.ops), start=Cost())
     match item:
         case Scan():
-            return item.length * cost(item.body)
+            return item.length * cost(item.body) if is_sized([item.length]) else UNKNOWN
         case While():
             return UNKNOWN
         case Cond():
@@ -89,8 +89,10 @@ def _first_order(op: Op) -> Cost:
         return Cost()
     if callee_of(op) is not None:
         return cost(import_jaxpr(callee_of(op)).body)
-    rule = _rule(op.name)
-    moved = sum(v.nbytes for v in (*op.operands, *op.results))
+    rule, values = _rule(op.name), (*op.operands, *op.results)
+    if not all(is_sized(v.shape) for v in values):
+        return UNKNOWN
+    moved = sum(v.nbytes for v in values)
     return Cost(flops=None if rule is None else rule(op), bytes=moved)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import inf
 
 from jaxpr_opt.analysis.assume import Assumed, Known
 from jaxpr_opt.analysis.constants import is_undefined
@@ -24,7 +25,7 @@ from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.routes import Stacked, routes
 from jaxpr_opt.analysis.skips import find_skip
-from jaxpr_opt.ir import Cond, Constant, Op, Scan, Stack, Value, backward_slice
+from jaxpr_opt.ir import Cond, Constant, Op, Scan, Stack, Value, backward_slice, is_sized
 
 FLOPS_PER_BYTE = 16.0
 """How many operations take as long as moving one byte to memory that is new: measured on XLA:CPU,
@@ -228,6 +229,8 @@ def _can_store(value: Value, scan: Scan) -> bool:
 
 def _work(op: Op) -> float:
     """One replay of an op, in bytes moved."""
-    price = cost(op)
-    moved = sum(v.nbytes for v in (*op.operands, *op.results))
+    price, values = cost(op), (*op.operands, *op.results)
+    if not all(is_sized(v.shape) for v in values):
+        return inf
+    moved = sum(v.nbytes for v in values)
     return moved + (price.flops or 0) / FLOPS_PER_BYTE

@@ -1,0 +1,61 @@
+"""Programs whose sizes are symbols (`jax.export`): passes decline where they cannot tell."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+
+from jaxpr_opt import optimize
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch):
+    monkeypatch.setenv("JAXPR_OPT_STRICT", "1")
+
+
+def recurrent(x, w):
+    """A network over rows of which there are so many."""
+
+    def step(h, row):
+        h = jnp.tanh(h @ w + row)
+        return h, h
+
+    h, ys = lax.scan(step, jnp.zeros(x.shape[1:]), x)
+    return jnp.sum(ys * h)
+
+
+def indexed(x, w):
+    """Reads and writes of a buffer that is as long as the loop."""
+
+    def step(c, i):
+        y = lax.dynamic_index_in_dim(x, i, keepdims=False)
+        return jnp.where(i < 3, c.at[i].add(y[0]), c), jnp.where(y > 0, y, w[0])
+
+    c, ys = lax.scan(step, jnp.zeros(x.shape[0]), jnp.arange(x.shape[0]))
+    return jnp.sum(c) + jnp.sum(ys)
+
+
+def stopping(x, w):
+    """Loops of a batch that stop."""
+
+    def loop(row):
+        step = lambda c, t: (lax.cond(c < 3, lambda c: c + jnp.max(t), lambda c: c, c), None)
+        return lax.scan(step, 0.0, row[:, None] * w[0])[0]
+
+    return jnp.sum(jax.vmap(loop)(x))
+
+
+@pytest.mark.parametrize("program", [recurrent, indexed, stopping])
+@pytest.mark.parametrize("shape", ["n, 4", "n, m"])
+def test_left_without_a_word(program, shape):
+    """Nothing fails, nobody is warned, and the values are those of plain JAX."""
+    rows, columns = export.symbolic_shape(shape)
+    types = [jax.ShapeDtypeStruct((n, columns), jnp.float32) for n in (rows, columns)]
+    orders = optimize(program), optimize(jax.grad(program)), jax.grad(optimize(program))
+    value, *gradients = (export.export(jax.jit(each))(*types) for each in orders)
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    w = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+    np.testing.assert_allclose(value.call(x, w), program(x, w), rtol=1e-5)
+    for each in gradients:
+        np.testing.assert_allclose(each.call(x, w), jax.grad(program)(x, w), rtol=1e-4, atol=1e-5)
