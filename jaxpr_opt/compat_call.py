@@ -37,9 +37,10 @@ def _has_type(leaf: Any) -> bool:
     return True
 
 
-def platforms() -> list[str]:
-    """The platforms there may be arrays on."""
-    return list(_bridge.backends())
+def living() -> list[Any]:
+    """Every array that there is, on all platforms."""
+    backends = _bridge.backends().values()
+    return [array for backend in backends for array in backend.live_arrays()]
 
 
 def check_callable(fun: Any) -> None:

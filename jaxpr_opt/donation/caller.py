@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import logging
 import sys
 import sysconfig
@@ -81,22 +82,24 @@ def given_up(
     call = _site(frame.f_code, frame.f_lasti)
     unclear = _unclear(frame, callee, args, kwargs, call, held)
     reasons = [unclear] if unclear else []
-    found: list[int] = []
+    found: dict[int, list[Any]] = {}
     if not unclear and isinstance(call, Site):
         for i, name in enumerate(call.arguments):
+            arrays: list[Any] = []
             expected = EXPECTED.variable if name else EXPECTED.expression
             expected += EXPECTED.by_name if kwargs else 0
             if name is None:
                 reasons.append(f"argument {i} is read again")
             elif _references(args, i) != expected:
                 reasons.append(f"argument {i} is referred to elsewhere")
-            elif why := shared(args[i]):
+            elif why := shared(args[i], arrays):
                 reasons.append(f"argument {i} {why}")
             else:
-                found.append(i)
-        if found and (together := sharing_memory([args[i] for i in found])):
-            reasons += [f"argument {found[i]} may share memory" for i in together]
-            found = [each for i, each in enumerate(found) if i not in together]
+                found[i] = arrays
+        if found:
+            together = [[*found][i] for i in sharing_memory([*found.values()])]
+            reasons += [f"argument {i} may share memory" for i in together]
+            found = {i: arrays for i, arrays in found.items() if i not in together}
     if reasons and log.isEnabledFor(logging.DEBUG):
         log.debug("%r: %s", callee, "; ".join(reasons))
     return frozenset(found)
@@ -187,30 +190,35 @@ def _frame_references(frame: FrameType) -> int:
     return sys.getrefcount(frame)
 
 
-def shared(value: Any) -> str:
-    """What leads to something inside `value`, other than `value` itself; empty if nothing does."""
+def shared(value: Any, arrays: list[Any]) -> str:
+    """What leads to something inside `value`, other than `value` itself; empty if nothing does.
+
+    Adds what arrays there are to `arrays`.
+    """
     if weakref.getweakrefcount(value):
         return "has weak references"
     if type(value) is compat.Array:
+        arrays.append(value)
         return ""
     children = _children(value)
     if children is None:
         return "holds arrays in a way that is not understood"
-    kinds = [*map(type, children)]
     counts, weak = _child_references(children), [*map(weakref.getweakrefcount, children)]
-    if kinds.count(compat.Array) == len(kinds):
+    if [*map(type, children)].count(compat.Array) == len(children):
         alone = counts.count(EXPECTED.child) == len(counts) and not any(weak)
+        arrays += children
     else:
-        alone = all(map(_is_alone, children, counts, weak))
+        alone = all(map(_is_alone, children, counts, weak, itertools.repeat(arrays)))
     return "" if alone else "holds something that is referred to elsewhere"
 
 
-def _is_alone(child: Any, count: int, weak: int) -> bool:
+def _is_alone(child: Any, count: int, weak: int, arrays: list[Any]) -> bool:
     """Whether nothing but its container leads to a child, or to the arrays in it."""
     if type(child) is compat.Array:
+        arrays.append(child)
         return count == EXPECTED.child and not weak
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(child)):
-        return count == EXPECTED.child and not shared(child)
+        return count == EXPECTED.child and not shared(child, arrays)
     return True  # numbers, None, and what is empty
 
 

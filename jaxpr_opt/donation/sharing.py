@@ -35,30 +35,21 @@ def _places(leaf: Any) -> set[int | None]:
     return {pointer(shard.data) for shard in shards} - {None}
 
 
-def sharing_memory(values: Sequence[Any]) -> list[int]:
-    """Which of some pytrees, by position, share memory with a living array, or may.
+def sharing_memory(values: Sequence[Sequence[Any]]) -> list[int]:
+    """Which of some lists of arrays, by position, share memory with a living array, or may.
 
-    As many arrays are asked as there are, so each only once, and without a line of Python for it.
+    There may be many arrays: each is asked once, and not by a line of Python.
     """
-    living = [array for platform in compat_call.platforms() for array in jax.live_arrays(platform)]
+    living = compat_call.living()
     try:
         places = [*map(compat.Array.unsafe_buffer_pointer, living)]
     except jax.errors.JaxRuntimeError:  # one is on several devices: its parts may be among ours
         return list(range(len(values)))
-    known, together = set(map(id, living)), set[Any]()
+    apart = set(map(id, living))
     if len(set(places)) < len(places):
         count = Counter(places)
-        together = {id(x) for x, p in zip(living, places, strict=True) if count[p] > 1 and x.size}
-    return [i for i, each in enumerate(values) if not _apart(each, known, together)]
-
-
-def _apart(value: Any, known: set[int], together: set[int]) -> bool:
-    """Whether all arrays in a pytree are among the known ones, and not among the others."""
-    leaves = jax.tree.leaves(value)
-    if set(map(type, leaves)) != {compat.Array}:
-        leaves = [leaf for leaf in leaves if type(leaf) is compat.Array]
-    own = set(map(id, leaves))
-    return own <= known and own.isdisjoint(together)
+        apart -= {id(x) for x, p in zip(living, places, strict=True) if count[p] > 1 and x.size}
+    return [i for i, arrays in enumerate(values) if not apart.issuperset(map(id, arrays))]
 
 
 def pointer(array: Any) -> int | None:

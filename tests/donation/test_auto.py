@@ -837,3 +837,31 @@ def test_the_reason_is_logged(caplog):
     with caplog.at_level("DEBUG", "jaxpr_opt.donation"):
         another_variable()
     assert "argument 0 is referred to elsewhere" in caplog.text
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+def test_lines_of_python_do_not_grow_with_the_number_of_arrays(monkeypatch):
+    """Of a call that has been made before: each array is asked, but not by a function of Python."""
+    monkeypatch.setattr(caller, "_watched", lambda: False)
+
+    events = []
+
+    def run(count):
+        state = {f"p{i}": make() for i in range(count)}
+        state = update(state, 1.0)
+        before = place(state["p0"])
+        sys.setprofile(lambda frame, event, arg: events.append(event))
+        state = update(state, 1.0)
+        sys.setprofile(None)
+        return before, place(state["p0"])
+
+    counts = []
+    for count in (5, 50):
+        for _ in range(3):  # all that is found out once is known then
+            events.clear()
+            before, after = run(count)
+            assert before == after
+        counts.append((events.count("call"), events.count("c_call")))
+    assert counts[0] == counts[1]
