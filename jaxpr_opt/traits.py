@@ -28,7 +28,7 @@ MOVING = frozenset({
 """Values are moved, not computed."""
 
 REARRANGING = frozenset({
-    "dynamic_slice", "reshape", "rev", "slice", "split", "squeeze", "transpose",
+    "dynamic_slice", "reshape", "rev", "slice", "split", "squeeze", "transpose", "unstack",
 })  # fmt: skip
 """Values of one operand are moved, and neither converted nor repeated."""
 

@@ -42,9 +42,8 @@ Both are the identity, so they are always sound.  They are there where
    what the write waits for anyway;
 3. something other than the write is made of what is read, or something whole of what is written:
    XLA handles ``c[i] = f(c[j])`` by itself, or ``c[i] = f(c[i])`` after a division;
-4. the buffer is large enough for a copy to matter; and where what is read of it is divided, that is
-   small enough: quotients take memory of their own, and what was one loop over all of a buffer
-   becomes several;
+4. the buffer is large enough for a copy to matter, and what is read of it small enough: behind a
+   fence it takes memory of its own, and what was one loop over all of a buffer becomes several;
 5. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
    has placed its copies; a division has a window to divide, and bits.
 
@@ -62,7 +61,7 @@ import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.buffers import BARRIER, is_handed_on, is_read_for, is_repeated, loop_body
-from jaxpr_opt.analysis.cost import is_less_divided
+from jaxpr_opt.analysis.cost import is_less_fenced
 from jaxpr_opt.analysis.devices import fence
 from jaxpr_opt.fences import barrier, can_be_divided, division, is_divided, zero
 from jaxpr_opt.ir import Op, Phase, Region, Value, backward_slice, depending_on
@@ -119,7 +118,7 @@ class ReadBeforeOverwriting(Pass):
         whole = whole and any(each.region is body for each in left)
         if whole and write.array.nbytes < MIN_BYTES_WHOLE:
             return  # (4)
-        if fence() == "division" and not _pays(write, readers, whole):
+        if not _pays(write, readers, whole):
             return  # (4)
         if unordered or whole:  # (3)
             says = f"{write.array.label} is read before it is overwritten, not copied"
@@ -187,13 +186,13 @@ def _reads(op: Op) -> bool:
 
 
 def _pays(write: Access, readers: tuple[Op, ...], whole_is_read: bool) -> bool:
-    """Whether dividing the windows that are read moves less than copying the array."""
+    """Whether a fence around the windows that are read moves less than copying the array."""
     windows = list[Op]()
     for each in filter(_reads, readers):
         if not any(_is_same(each, other) for other in windows):
             windows.append(each)
     nbytes = sum(each.result.nbytes for each in windows)
-    return is_less_divided(nbytes, write.array.nbytes, whole_is_read=whole_is_read)
+    return is_less_fenced(nbytes, write.array.nbytes, whole_is_read=whole_is_read)
 
 
 def _is_same(op: Op, other: Op) -> bool:

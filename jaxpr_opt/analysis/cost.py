@@ -106,12 +106,11 @@ def is_less_in_place(windows: int, array: int) -> bool:
     return 3 * windows < windows + 2 * array
 
 
-def is_less_divided(windows: int, array: int, *, whole_is_read: bool) -> bool:
-    """Whether dividing reads of so many bytes by one moves less than the copy of the array it saves
-    (see `jaxpr_opt.fences`).
+def is_less_fenced(windows: int, array: int, *, whole_is_read: bool) -> bool:
+    """Whether a fence around reads of so many bytes moves less than the copy of the array it saves.
 
-    Quotients are written, and read again.  Where all of the array is read, too, that is no longer
-    fused with the write: it is read once more.
+    What is read is written before the fence, and read again behind it.  Where all of the array is
+    read, too, that is no longer fused with the write: it is read once more.
     """
     return 2 * windows + whole_is_read * array < 2 * array
 

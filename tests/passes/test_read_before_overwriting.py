@@ -370,14 +370,14 @@ def divisions(graph):
 
 
 @pytest.mark.parametrize(("n", "fires"), [(1, True), (2, True), (5, False)])
-def test_large_windows_of_a_buffer_that_is_read_whole(dividing, n, fires):
-    """(4) As in a stencil: quotients take as much memory as a copy."""
+def test_large_windows_of_a_buffer_that_is_read_whole(n, fires):
+    """(4) As in a stencil: behind a fence they take as much memory as a copy."""
     step = stepping(lambda c, i, j: (write(c, jnp.sin(read(c, i, n)), i) + 1, read(c, i, n)))
     alone(BARRED, step, *PLACES, fires=fires)
 
 
 @pytest.mark.parametrize(("n", "fires"), [(3, True), (4, False)])
-def test_windows_that_are_as_large_as_the_buffer_together(dividing, n, fires):
+def test_windows_that_are_as_large_as_the_buffer_together(n, fires):
     """(4) As in a stencil that also keeps its ends."""
 
     def step(c, i, j):
