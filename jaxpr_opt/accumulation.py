@@ -25,7 +25,7 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat_ad
+from jaxpr_opt import compat, compat_ad
 from jaxpr_opt.analysis.constants import identity, uniform
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
@@ -58,9 +58,11 @@ class _Sums:
 
     def of(self, base: Value, value: Value, readers: Sequence[Op], before: Op) -> Value:
         """`base + value`, right before an op; `readers` are those that need `value` no more."""
-        if uniform(value) == 0:
+        is_alike = compat.same_type(base.aval, value.aval)
+        if uniform(value) == 0 and is_alike:
             return base
-        rule = self.rule(value.op) if set(value.users) <= set(readers) else None  # (2)
+        is_free = is_alike and set(value.users) <= set(readers)  # (2)
+        rule = self.rule(value.op) if is_free else None
         made = rule(base, value, before) if rule is not None else None
         return self.rw.insert(lax.add, base, value, before=before) if made is None else made
 
