@@ -289,7 +289,8 @@ class Rules(NamedTuple):
     evaluate: Callable[..., Sequence[Any]]
     """``(*args, **params) -> outputs``, outside of any trace"""
     lowered: Callable[..., ClosedJaxpr | Callable[..., Sequence[Any]]]
-    """``(**params) -> what to compile``: a jaxpr, or a function to trace"""
+    """``(whether arrays may be divided over devices, **params) -> what to compile``: a jaxpr, or a
+    function to trace"""
     jvp: Callable[..., tuple[Sequence[Any], Sequence[Any]]]
     """``(primals, tangents, **params) -> (primals, tangents)``, tangents may be symbolic zeros"""
     batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]]
@@ -314,7 +315,7 @@ def register(primitive: Primitive, rules: Rules) -> None:
 
     @with_room
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        program = rules.lowered(**params)
+        program = rules.lowered(compat.are_divided(ctx), **params)
         if not isinstance(program, ClosedJaxpr):
             return _mlir.lower_fun(program)(ctx, *args)
         return _lower_inline(ctx, program, args)

@@ -599,6 +599,8 @@ class Graph:
     phase: Phase = "differentiable"
     cotangents: tuple[Value, ...] = ()
     """Of a joint program, the inputs that its backward half starts from."""
+    divided: bool = False
+    """Whether XLA may divide its arrays over devices, without a word in their types."""
     opened: bool = False
     """Whether calls that the first phase leaves alone (custom derivatives) were inlined."""
     facts: dict[Any, Any] = field(default_factory=dict, repr=False)

@@ -23,6 +23,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat, door, settings
+from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.exporter import export
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.importer import INLINED_WHEN_FINAL, STRUCTURED, import_jaxpr, primitive_names
@@ -39,7 +40,7 @@ from jaxpr_opt.journal import (
     size_of,
 )
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.settled import Settled, is_settled, settle, settled_by
+from jaxpr_opt.settled import Settled, settle, settled_by
 from jaxpr_opt.split import Split, join, split
 from jaxpr_opt.verify import verify
 
@@ -92,6 +93,10 @@ class Pass:
     """Whether one rewrite does all there is to do at an op, which is then not asked again."""
     cleanup: ClassVar[bool] = False
     """Whether it only tidies up after others: alone it is no reason to touch a program."""
+
+    whole_arrays: ClassVar[bool] = False
+    """Whether it runs only where each device has all of an array: it makes a program read or write
+    windows of arrays, and XLA gathers one that is divided over devices to read a window of it."""
 
     def find(self, op: Op) -> Iterator[Any]:
         """Matches anchored at `op`."""
@@ -154,23 +159,30 @@ class Pipeline:
         )
 
     def run(
-        self, jaxpr: ClosedJaxpr, phase: Phase = "differentiable", *, tidy: bool = False
+        self,
+        jaxpr: ClosedJaxpr,
+        phase: Phase = "differentiable",
+        *,
+        tidy: bool = False,
+        divided: bool | None = None,
     ) -> Result:
         """Optimise a closed jaxpr; the result computes the same.
 
-        Where passes do no more than tidy up, that is dropped, unless asked for.
+        Where passes do no more than tidy up, that is dropped, unless asked for.  `divided`: whether
+        XLA may divide arrays over devices; None where only the context can say.
         """
-        if not is_collected() and self._is_done(jaxpr, phase, tidy):
+        divided = compat.may_be_divided() if divided is None else divided
+        if not is_collected() and self._is_done(jaxpr, phase, tidy, divided):
             return Result(jaxpr, Journal(phase))
         started = time.perf_counter()
         graph, journal, snapshots = self._optimized(
-            lambda: import_jaxpr(jaxpr, phase, pipeline=self), phase, jaxpr
+            lambda: import_jaxpr(jaxpr, phase, pipeline=self), phase, divided, jaxpr
         )
         out = jaxpr
         if journal.changed or (tidy and journal.touched):
             out = self._exported(graph, jaxpr, journal)
         if phase == "differentiable" or (phase == "differentiated" and out is not jaxpr):
-            settle(out, self, tidy=out is not jaxpr or not journal.touched)
+            settle(out, (self, divided), tidy=out is not jaxpr or not journal.touched)
         journal.seconds = time.perf_counter() - started
         publish(journal)
         return Result(out, journal, tuple(snapshots))
@@ -181,27 +193,32 @@ class Pipeline:
 
         None if no pass had anything to do, unless it is to be split `always`.
         """
-        started = time.perf_counter()
+        started, divided = time.perf_counter(), compat.may_be_divided()
         graph, journal, _ = self._optimized(
-            lambda: join(halves, num_outputs, self), "differentiable"
+            lambda: join(halves, num_outputs, self), "differentiable", divided
         )
         made = None
         if journal.changed or always:
             made = split(graph, len(halves.forward.in_avals), num_outputs)
         for half in (made.forward, made.backward) if made else (halves.forward, halves.backward):
-            settle(half, self, tidy=made is not None or not journal.touched)
+            settle(half, (self, divided), tidy=made is not None or not journal.touched)
         journal.seconds = time.perf_counter() - started
         publish(journal)
         return made
 
     def _optimized(
-        self, make: Callable[[], Graph], phase: Phase, jaxpr: ClosedJaxpr | None = None
+        self,
+        make: Callable[[], Graph],
+        phase: Phase,
+        divided: bool,
+        jaxpr: ClosedJaxpr | None = None,
     ) -> tuple[Graph, Journal, list[tuple[str, ClosedJaxpr]]]:
         pipeline = self
         failures: list[tuple[str, str]] = []
         while True:
             journal = Journal(phase, failures=failures, tells=is_collected())
             graph = make()
+            graph.divided = divided
             settled = pipeline._settled_as(jaxpr, graph)
             if graph.cotangents or (phase == "differentiable" and _is_derivative(graph)):
                 graph.phase = "differentiated"
@@ -257,14 +274,15 @@ class Pipeline:
 
     def settle_part(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:
         """`part` is what `whole` needs for fewer outputs: as that, it has at most to be tidied."""
-        if is_settled(whole):
-            settle(part, self, tidy=False)
+        for divided in (False, True):
+            if settled_by(whole, (self, divided)) is not None:
+                settle(part, (self, divided), tidy=False)
 
-    def _is_done(self, jaxpr: ClosedJaxpr, phase: Phase, tidy: bool) -> bool:
+    def _is_done(self, jaxpr: ClosedJaxpr, phase: Phase, tidy: bool, divided: bool) -> bool:
         """Whether a phase leaves a program as it is, as its names alone say: the first phase has
         been here, and no op is for a later one.
         """
-        settled = "tidy" if phase == "differentiated" else settled_by(jaxpr, self)
+        settled = "tidy" if phase == "differentiated" else settled_by(jaxpr, (self, divided))
         if settled is None or (tidy and settled == "untidy"):
             return False
         names = primitive_names(jaxpr)
@@ -278,7 +296,7 @@ class Pipeline:
         """Whether the first phase has just been here, and a later one sees nothing new."""
         if graph.phase == "differentiated":
             return "tidy"  # it only asks for what is to be done before
-        state = None if jaxpr is None else settled_by(jaxpr, self)
+        state = None if jaxpr is None else settled_by(jaxpr, (self, graph.divided))
         if graph.phase != "final" or state is None:
             return None
         ops = list(graph.walk())
@@ -380,11 +398,13 @@ def _judged(each: Pass, op: Op, journal: Journal) -> Iterator[tuple[Match, str |
     """What a pass finds at an op, each match with why it is left; nothing more where that depends
     on a size that is a symbol.
     """
+    if not journal.tells and _why_undivided(each, op):
+        return
     with contextlib.suppress(jax.errors.InconclusiveDimensionOperation):
         for match in each.find(op):
             if match.is_refused and not journal.tells:
                 continue
-            reason = each.refuse(match)
+            reason = each.refuse(match) or _why_undivided(each, op)
             if reason is None or journal.tells:
                 yield match, reason
 
@@ -406,6 +426,13 @@ def _rewrite_one(
         )
         return rw
     return None
+
+
+def _why_undivided(each: Pass, op: Op) -> str | None:
+    """Why a pass must not run where XLA may divide arrays over devices."""
+    if not each.whole_arrays or not is_divided(op):
+        return None
+    return "XLA may divide the array over devices, and would gather it to read or write a part"
 
 
 def user_frame(op: Op) -> Frame | None:

@@ -16,21 +16,16 @@ does.
 _settled: dict[int, tuple[weakref.ref[ClosedJaxpr], Hashable, Settled]] = {}
 
 
-def settle(jaxpr: ClosedJaxpr, pipeline: Hashable, *, tidy: bool) -> None:
+def settle(jaxpr: ClosedJaxpr, by: Hashable, *, tidy: bool) -> None:
     """Remember that a pipeline's first phase has nothing more to do on this very object, but,
-    unless it is tidy, to tidy up.
+    unless it is tidy, to tidy up; `by`: the pipeline, and for what it ran.
     """
     key = id(jaxpr)
     state: Settled = "tidy" if tidy else "untidy"
-    _settled[key] = (weakref.ref(jaxpr, lambda _: _settled.pop(key, None)), pipeline, state)
+    _settled[key] = (weakref.ref(jaxpr, lambda _: _settled.pop(key, None)), by, state)
 
 
-def settled_by(jaxpr: ClosedJaxpr, pipeline: Hashable) -> Settled | None:
+def settled_by(jaxpr: ClosedJaxpr, by: Hashable) -> Settled | None:
     """What is remembered of this very object and a pipeline."""
-    reference, by, state = _settled.get(id(jaxpr), (None, None, None))
-    return state if reference is not None and reference() is jaxpr and by == pipeline else None
-
-
-def is_settled(jaxpr: ClosedJaxpr) -> bool:
-    """Whether any pipeline has settled this very object."""
-    return id(jaxpr) in _settled
+    reference, settler, state = _settled.get(id(jaxpr), (None, None, None))
+    return state if reference is not None and reference() is jaxpr and settler == by else None

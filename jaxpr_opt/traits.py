@@ -16,7 +16,7 @@ import numpy as np
 from jaxpr_opt import compat
 from jaxpr_opt.analysis.devices import is_manual, is_partly_manual, is_replicated
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.ir import TERMINATOR, UNDEFINED, Call, Op, Remat, Value, While
+from jaxpr_opt.ir import TERMINATOR, UNDEFINED, Call, Cond, Op, Remat, Value, While
 
 SPREADING = frozenset({"broadcast_in_dim", "iota", UNDEFINED})
 """Results are larger than what they are made from, which costs nothing to redo."""
@@ -228,6 +228,14 @@ def is_cheap(op: Op) -> bool:
     mere movement.
     """
     return (op.name in ELEMENTWISE or op.name in MOVING) and is_pure(op)
+
+
+def is_pointwise(op: Op) -> bool:
+    """Whether an element of the result needs one element of each operand, so that devices that
+    divide the arrays between them need nothing of each other.
+    """
+    pointwise = op.name in ELEMENTWISE or op.name in SPREADING or op.is_terminator
+    return pointwise or isinstance(op, Cond)
 
 
 def is_arithmetic(op: Op) -> bool:

@@ -113,6 +113,7 @@ class AccumulateSparseCotangents(Pass):
     """Zeros with a piece in them, added to a buffer of a loop -> the piece added in place."""
 
     name: ClassVar[str] = "accumulate-sparse-cotangents"
+    whole_arrays: ClassVar[bool] = True
     dense_factor: int = 4
     """How many times the windows must fit into the array, for them to be added up elsewhere."""
     slot_bytes: int = 512

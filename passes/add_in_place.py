@@ -58,6 +58,7 @@ class AddInPlace(Pass):
     """Read, add and write -> add."""
 
     name: ClassVar[str] = "add-in-place"
+    whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"
     primitives: ClassVar[frozenset[str]] = frozenset({"scatter"})
 

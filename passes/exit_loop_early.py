@@ -31,6 +31,9 @@ Sound when
 6. predicates that are computed before the loop, all at once, are basic arithmetic, comparisons and
    logic, which round for many rows as for one.
 
+The predicate of a batch is left alone where XLA may divide its rows over devices: they would have
+to ask each other before each step whether to go on.
+
 A reverse scan visits its last row first, so it *starts* at the last step that is taken: the
 transpose of a loop that stopped early.  A loop whose steps are cheaper than asking whether to go
 on is left alone.
@@ -51,6 +54,7 @@ from jax import lax
 
 from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import WRITES, access, read_window, write_window
+from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skips
@@ -108,6 +112,10 @@ class ExitLoopEarly(Pass):
             return "it is unrolled on request"
         if not may_depend_on(skip.predicate, scan.body.ops, scan):
             return "a step communicates, or XLA may let it, so every device must take part in it"
+        if skip.predicate.shape and is_divided(scan):
+            return (
+                "XLA may divide the rows of its predicate over devices, which would ask each other"
+            )
         if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):
             return "a step has effects"
         if skip.kind == "upfront" and first_rows(skip) is None:

@@ -60,6 +60,7 @@ class ExpandCombiningScatters(Pass):
     """Combine in place -> read, combine, write."""
 
     name: ClassVar[str] = "expand-combining-scatters"
+    whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "differentiated"
     primitives: ClassVar[frozenset[str]] = frozenset(COMBINING)
 

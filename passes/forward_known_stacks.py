@@ -74,6 +74,7 @@ class ForwardKnownStacks(Pass):
     """Stack of what is read or counted in a loop -> slice or iota."""
 
     name: ClassVar[str] = "forward-known-stacks"
+    whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Op) -> Iterator[Match]:

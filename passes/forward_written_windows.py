@@ -57,6 +57,7 @@ class ForwardWrittenWindows(Pass):
     """Write and read back -> write."""
 
     name: ClassVar[str] = "forward-written-windows"
+    whole_arrays: ClassVar[bool] = True
     cleanup: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather"})
 

@@ -31,7 +31,8 @@ Sound when
    devices have the same predicate;
 4. nor has what a step of those loops makes of the row, which also ends whatever the row holds.
 
-It fires only if a stack would otherwise keep the loop from stopping early.
+It fires only if a stack would otherwise keep the loop from stopping early, and not where XLA may
+divide the rows of the batch over devices, which would have to ask each other in every step.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.assume import Assumed, Splat
+from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_source
@@ -87,6 +89,10 @@ class IsolateSkippedSteps(Pass):
             return "a step has effects or communicates"
         if not may_depend_on(skip.predicate, skip.scan.body.ops, skip.scan):
             return "XLA may let a step communicate, so every device must take part in it"
+        if is_divided(skip.scan):
+            return (
+                "XLA may divide the rows of its predicate over devices, which would ask each other"
+            )
         for stack in match.stacks:
             for use in stack.result.uses:
                 if not _unread_when_skipped(use.op, stack, skip):

@@ -67,6 +67,7 @@ class JoinSelectedParts(Pass):
     """The sum of the two parts of an array, of which one was written to, is written to."""
 
     name: ClassVar[str] = "join-selected-parts"
+    whole_arrays: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = SUMS
 
     def find(self, op: Op) -> Iterator[SumOfParts]:

@@ -101,6 +101,7 @@ class NarrowCarriedArrays(Pass):
     """A whole array carried through an inner loop -> the rows that it touches."""
 
     name: ClassVar[str] = "narrow-carried-arrays"
+    whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
     even_in_place: bool = False
     """Also where XLA does as well."""

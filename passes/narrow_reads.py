@@ -100,6 +100,7 @@ class NarrowReads(Pass):
     """
 
     name: ClassVar[str] = "narrow-reads"
+    whole_arrays: ClassVar[bool] = True
 
     primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather", "slice"})
 

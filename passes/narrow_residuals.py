@@ -37,6 +37,8 @@ Sound when
    from values defined outside of all these loops, rows of their streams, and values that are
    stacked, now or already.
 
+Where XLA may divide arrays over devices, only pointwise ops are repeated: others may communicate.
+
 Cost: movement and basic arithmetic are free beside reading what they are made of.  They are
 repeated if what is newly stacked is smaller than what no longer is, by a factor, and by a good part
 of what is read, unless the loop skips: one that runs all its steps recomputes in each.  Where
@@ -67,6 +69,7 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.cuts import Cut, available, cheapest, handed_over, residuals
+from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
@@ -75,7 +78,7 @@ from jaxpr_opt.handover import make_cut
 from jaxpr_opt.ir import Op, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import TRANSCENDENTAL, is_arithmetic, is_speculable, moves
+from jaxpr_opt.traits import TRANSCENDENTAL, is_arithmetic, is_pointwise, is_speculable, moves
 
 STORING = 8
 """How many bytes moved within a step are as good as one that is stored for another loop."""
@@ -151,6 +154,8 @@ class _Prices:
     rows: Set[Op]
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
     factor: int
+    divided: bool
+    """Whether XLA may divide arrays over devices: moving elements may then be communication."""
 
     def store(self, value: Value) -> int:
         if value in self.free:
@@ -161,7 +166,7 @@ class _Prices:
 
     def repeat(self, op: Op) -> int | None:
         made = sum(v.nbytes for v in op.results)
-        if is_arithmetic(op):
+        if is_arithmetic(op) and not (self.divided and not is_pointwise(op)):
             return made
         if op in self.rows:
             return made + sum(v.nbytes for v in op.operands if v not in self.restored)
@@ -169,11 +174,12 @@ class _Prices:
 
 
 def _prices(scan: Scan) -> _Prices:
-    found, whole = residuals(scan, nests=True), restored(scan)
+    found, divided = residuals(scan, nests=True), is_divided(scan)
     present, read = handed_over(scan, found), {value for _, value in found}
-    free = (present - read) | whole | _next(scan)
+    whole: Set[Value] = frozenset() if divided else restored(scan)
+    free = (present - read) | whole | (frozenset() if divided else _next(scan))
     factor = WORTHWHILE if find_skip(scan) is None else 1
-    return _Prices(free, present, _computed(scan), whole, _rows(scan, whole), factor)
+    return _Prices(free, present, _computed(scan), whole, _rows(scan, whole), factor, divided)
 
 
 def _ways(cut: Cut) -> Iterator[Route]:

@@ -74,6 +74,7 @@ class ReadAfterWriting(Pass):
     """Write and read -> write, barrier, read."""
 
     name: ClassVar[str] = "read-after-writing"
+    whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"
     primitives: ClassVar[frozenset[str]] = WRITES
 

@@ -100,6 +100,7 @@ class ReadBeforeOverwriting(Pass):
     """Read and overwrite -> read, barrier, overwrite."""
 
     name: ClassVar[str] = "read-before-overwriting"
+    whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"
     primitives: ClassVar[frozenset[str]] = WRITES
 

@@ -89,6 +89,7 @@ class RecognizeOneHot(Pass):
     """A select by ``arange(n) == i`` is a write at `i`; a sum of one is a read."""
 
     name: ClassVar[str] = "recognize-one-hot"
+    whole_arrays: ClassVar[bool] = True
 
     primitives: ClassVar[frozenset[str]] = frozenset({"select_n", "reduce_sum"})
 

@@ -31,7 +31,8 @@ Sound when
 1. every use of a residual is row by row, in a loop or a nest of loops of as many steps, so that
    row `i` is needed with row `i` only, and any other array of as many rows can be sent the same
    way;
-2. what is replayed has no effects, ends, does not communicate, and reads nothing of the forward
+2. what is replayed has no effects, ends, does not communicate, is pointwise where XLA may divide
+   arrays over devices, and reads nothing of the forward
    loop but its carries and streams, and outer values that are still there;
 3. what a step that is taken computes stands for the residual only if that of a skipped step is
    unspecified: somebody may read it.
@@ -47,12 +48,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.cuts import Cut, cut, residuals
+from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.handover import make_cut
 from jaxpr_opt.ir import Op, Scan
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_speculable
+from jaxpr_opt.traits import is_pointwise, is_speculable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +85,8 @@ class ReplaySteps(Pass):
         for op in match.cut.ops:
             if not is_speculable(op):
                 return f"replaying it would repeat {op.name}"
+            if is_divided(op) and not all(is_pointwise(each) for each in op.walk()):
+                return f"XLA may let {op.name} communicate, and replaying would repeat that"
         return None
 
     def rewrite(self, match: Handover, rw: Rewriter) -> None:

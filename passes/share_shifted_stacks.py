@@ -60,6 +60,7 @@ class ShareShiftedStacks(Pass):
     """Stacks of a carry before and after each step -> one of them."""
 
     name: ClassVar[str] = "share-shifted-stacks"
+    whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Op) -> Iterator[Shifted]:

@@ -81,6 +81,7 @@ class SinkSelectIntoUpdate(Pass):
     """
 
     name: ClassVar[str] = "sink-select-into-update"
+    whole_arrays: ClassVar[bool] = True
 
     primitives: ClassVar[frozenset[str]] = frozenset({"select_n"})
 

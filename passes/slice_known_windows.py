@@ -53,6 +53,7 @@ class SliceKnownWindows(Pass):
     """Gather and scatter of one window at a known place -> slice and update."""
 
     name: ClassVar[str] = "slice-known-windows"
+    whole_arrays: ClassVar[bool] = True
     cleanup: ClassVar[bool] = True
 
     primitives: ClassVar[frozenset[str]] = frozenset({"gather", "scatter", "scatter-add"})

@@ -112,6 +112,7 @@ class StackCarriedUpdates(Pass):
     """A buffer that is carried, read and written at affine indices -> streams and stacks."""
 
     name: ClassVar[str] = "stack-carried-updates"
+    whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
     even_in_place: bool = False
     """Also where XLA does as well."""

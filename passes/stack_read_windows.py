@@ -74,6 +74,7 @@ class StackReadWindows(Pass):
     """Stack and read a window -> read a window and stack it."""
 
     name: ClassVar[str] = "stack-read-windows"
+    whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Op) -> Iterator[WindowsOfRows]:

@@ -80,6 +80,7 @@ class UndoCarriedWrites(Pass):
     """Stack what a write to a carried buffer replaces, not the buffer; write it back in reverse."""
 
     name: ClassVar[str] = "undo-carried-writes"
+    whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Op) -> Iterator[Stacked]:

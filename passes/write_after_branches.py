@@ -61,6 +61,7 @@ class WriteAfterBranches(Pass):
     """A cond between an array and the array with a window written yields the window instead."""
 
     name: ClassVar[str] = "write-after-branches"
+    whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Cond,)
 
     def find(self, op: Op) -> Iterator[WrittenInBranch]:

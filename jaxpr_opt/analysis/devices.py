@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 
 from jaxpr_opt import compat
-from jaxpr_opt.ir import Call, Op, Value, enclosing_shard_map
+from jaxpr_opt.ir import Call, Op, Value, enclosing_shard_map, program_of
 from jaxpr_opt.parameters import checks_vma, mesh_of, newly_manual_axes_of
 
 Fence = Literal["barrier", "division"]
@@ -29,6 +29,14 @@ def is_partly_manual(op: Op) -> bool:
     partitions the op along other axes of the mesh.
     """
     return len(set(_axes(op).values())) == 2
+
+
+def is_divided(op: Op) -> bool:
+    """Whether XLA may divide arrays around the op over devices, without a word in their types."""
+    axes, program = _axes(op), program_of(op)
+    if axes and all(axes.values()):
+        return False  # what is not in a type is not divided: each device has arrays of its own
+    return is_partly_manual(op) or (program is not None and program.divided)
 
 
 def _axes(op: Op) -> dict[str, bool]:

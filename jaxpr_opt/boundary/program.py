@@ -345,9 +345,9 @@ class Program:
         return jax.jit(run)
 
     @_remembered
-    def final(self) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
+    def final(self, divided: bool | None = None) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
         """What to compile: the program after the final phase."""
-        result = self.pipeline.run(self.jaxpr, "final")
+        result = self.pipeline.run(self.jaxpr, "final", divided=divided)
         if not settings.current().check:
             return result.jaxpr
         if compat_ad.has_side_effects(self.jaxpr):

@@ -60,8 +60,10 @@ def _expand(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
     return made(*args)
 
 
-def _lowered(*, program: Program, **_: Any) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
-    return program.final()
+def _lowered(
+    divided: bool, *, program: Program, **_: Any
+) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
+    return program.final(divided)
 
 
 def _jvp(
@@ -236,7 +238,8 @@ def _linear_evaluate(*args: Any, linear: LinearMap) -> Sequence[Any]:
     return linear.evaluated()(*args)
 
 
-def _linear_lowered(*, linear: LinearMap) -> Callable[..., Sequence[Any]]:
+def _linear_lowered(divided: bool, *, linear: LinearMap) -> Callable[..., Sequence[Any]]:
+    del divided  # its program asks when it is lowered
     return linear.evaluated()
 
 

@@ -8,21 +8,25 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from jaxpr_opt import compat
 from jaxpr_opt.analysis.devices import is_manual, is_partly_manual, is_replicated
 from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.journal import collect_journals
 from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
+from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import check_refuses, run_alone, traced
 from jaxpr_opt.traits import can_move, communicates
 
 ROWS, COLUMNS = PartitionSpec("x"), PartitionSpec(None, "y")
+COLUMNS_X = PartitionSpec(None, "x")
 
 
-def on_devices(fun, *, manual="x", y=2, check=False):
+def on_devices(fun, *, manual="x", y=2, check=False, specs=ROWS, out=ROWS):
     """`fun` in a `shard_map` over some axes of a mesh of 4 by `y` devices."""
     mesh = AbstractMesh((4, y), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    specs = {"in_specs": ROWS, "out_specs": ROWS, "check_vma": check}
+    specs = {"in_specs": specs, "out_specs": out, "check_vma": check}
     return jax.shard_map(fun, mesh=mesh, axis_names=set(manual), **specs)
 
 
@@ -184,3 +188,87 @@ def test_push_remat_into_branches(options, fires):
 
     program = on_devices(run, **options)
     expect(PushRematIntoBranches(), program, SIZES, fires, "every device must run")
+
+
+# ------------------------------------------------- arrays that XLA may divide over devices
+
+
+def written(b, xs):
+    """A row of a buffer is read and written in each step."""
+
+    def step(b, row):
+        i, x = row
+        old = lax.dynamic_index_in_dim(b, i, keepdims=False)
+        return lax.dynamic_update_index_in_dim(b, jnp.sin(old) + x, i, 0), None
+
+    return lax.scan(step, b, (jnp.arange(xs.shape[0]), xs))[0]
+
+
+WRITTEN = traced(written, "f32[8,2]", "f32[8,2]")
+
+
+def fired(jaxpr, **options):
+    """The passes that change a program in the final phase, but those that tidy up."""
+    journal = resolve(None).run(jaxpr, "final", **options).journal
+    return {name for name, each in journal.records.items() if each.rewrites and not each.cleanup}
+
+
+def test_windows_of_arrays_that_may_be_divided():
+    """A row of an array whose rows are on several devices is not where it is wanted."""
+    assert "stack-carried-updates" in fired(WRITTEN, divided=False)
+    assert not fired(WRITTEN, divided=True)
+    lone = on_devices(written, manual="xy", specs=(COLUMNS_X, COLUMNS_X), out=COLUMNS_X)
+    assert "stack-carried-updates" in fired(traced(lone, "f32[8,8]", "f32[8,8]"), divided=True)
+    partly = on_devices(written, specs=(COLUMNS_X, COLUMNS_X), out=COLUMNS_X)
+    jaxpr = traced(partly, "f32[8,8]", "f32[8,8]")
+    assert "stack-carried-updates" not in fired(jaxpr, divided=False)
+
+
+def test_the_reason_is_told():
+    with collect_journals() as journals:
+        resolve(None).run(WRITTEN, "final", divided=True)
+    refusals = [
+        r.reason for j in journals for r in j.record("stack-carried-updates", False).refusals
+    ]
+    assert any("XLA may divide the array over devices" in reason for reason in refusals)
+
+
+def test_a_program_that_turns_out_not_to_be_divided():
+    """What was left alone while it might have been is done when it is lowered for one device."""
+    pipeline = resolve(None)
+    jaxpr = pipeline.run(WRITTEN, divided=True).jaxpr
+    assert "stack-carried-updates" in fired(jaxpr, divided=False)
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_rows_of_a_predicate_that_may_be_divided(divided):
+    """Devices would have to ask each other in every step whether some row goes on."""
+    alone, batch = traced(stopping(varies), SIZES), traced(batched(jnp.sin), SIZES)
+    assert "exit-loop-early" in fired(alone, divided=divided)
+    assert ("isolate-skipped-steps" in fired(batch, divided=divided)) is not divided
+    rows = traced(jax.vmap(stopping(varies)), "f32[4,8,2048]")
+    assert ("exit-loop-early" in fired(rows, divided=divided)) is not divided
+
+
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize(("step", "fires"), [(jnp.sin, True), (lambda c: jnp.sin(c @ c), False)])
+def test_replaying_a_step_that_may_communicate(step, fires, divided):
+    def loss(c):
+        def body(c, _):
+            return lax.cond(c[0, 0] < 3, lambda: jnp.sin(step(c)) * step(c), lambda: c), None
+
+        return jnp.sum(lax.scan(body, c, length=64)[0])
+
+    found = fired(traced(jax.grad(loss), "f32[16,16]"), divided=divided)
+    assert ("replay-steps" in found) is (fires or not divided)
+
+
+@pytest.mark.parametrize(
+    ("axis_type", "size", "divided"),
+    [(AxisType.Auto, 4, True), (AxisType.Auto, 1, False), (AxisType.Explicit, 4, False)],
+)
+def test_what_the_mesh_of_the_context_says(axis_type, size, divided):
+    mesh = AbstractMesh((size,), ("x",), axis_types=(axis_type,))
+    assert not compat.may_be_divided()  # there is one device
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert compat.may_be_divided() is divided
