@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jaxpr_opt import compat
 from jaxpr_opt.analysis.devices import is_manual, is_partly_manual, is_replicated
 from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Cond, Scan
 from jaxpr_opt.journal import collect_journals
 from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
@@ -188,6 +189,29 @@ def test_push_remat_into_branches(options, fires):
 
     program = on_devices(run, **options)
     expect(PushRematIntoBranches(), program, SIZES, fires, "every device must run")
+
+
+@pytest.mark.parametrize(("manual", "home"), [("xy", Cond), ("x", Scan)])
+def test_where_a_step_is_replayed(manual, home):
+    """In the branch that reads it; in the step, if XLA may let devices communicate in it."""
+
+    def loss(c):
+        def body(c, _):
+            return lax.cond(c[0, 0] < 3, lambda: jnp.sin(jnp.sin(c)) * c, lambda: c), None
+
+        return jnp.sum(lax.scan(body, c, length=64)[0])
+
+    jaxpr = traced(on_devices(jax.grad(loss), manual=manual), "f32[64,64]")
+    result = resolve(None).run(jaxpr)
+    assert result.journal.record("replay-steps", False).rewrites
+    back = next(op for op in import_jaxpr(result.jaxpr).walk() if _is_reverse(op))
+    replayed = [op for op in back.walk() if op.name == "sin"]
+    assert replayed
+    assert all(isinstance(op.parent, home) for op in replayed)
+
+
+def _is_reverse(op):
+    return isinstance(op, Scan) and op.reverse
 
 
 # ------------------------------------------------- arrays that XLA may divide over devices
