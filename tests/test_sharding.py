@@ -40,6 +40,7 @@ def finish(*processes):
     finally:
         for process in processes:
             process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit", "manual"])
