@@ -398,8 +398,6 @@ def _judged(each: Pass, op: Op, journal: Journal) -> Iterator[tuple[Match, str |
     """What a pass finds at an op, each match with why it is left; nothing more where that depends
     on a size that is a symbol.
     """
-    if not journal.tells and _why_undivided(each, op):
-        return
     with contextlib.suppress(jax.errors.InconclusiveDimensionOperation):
         for match in each.find(op):
             if match.is_refused and not journal.tells:
