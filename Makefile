@@ -1,5 +1,5 @@
 # make demo | test | test-newest | test-middle | test-all | test-libraries | test-browser
-#    | bench | lint | fuzz | mutants | clean
+#    | bench | lint | fuzz | mutants | test-suites | clean
 #
 # A target makes the virtual environment it needs on first use: .venv from $(PYTHON), .venv-newest from
 # the newest Python of the machine, .venv-middle from its Python 3.12, with JAX 0.11. Stamps in them
@@ -14,11 +14,12 @@ QUICK  ?= tests/test_calls.py tests/test_decorator.py tests/test_import_export.p
 BENCH  ?=
 FUZZ   ?= --minutes 10 --processes 2
 MUTANTS ?=
+SUITES ?=
 
 pip_install = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable
 versions = -c 'import jax, platform; print("Python", platform.python_version(), "JAX", jax.__version__)'
 
-.PHONY: demo test bench lint test-newest test-middle test-all test-libraries test-browser fuzz mutants clean
+.PHONY: demo test bench lint test-newest test-middle test-all test-libraries test-browser fuzz mutants test-suites clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := test
 
@@ -67,8 +68,11 @@ fuzz: .venv/stamp-test .venv-newest/stamp-test
 mutants: .venv-newest/stamp-test
 	.venv-newest/bin/python -m mutants $(MUTANTS)
 
+test-suites: .venv-suites/stamp-test
+	.venv-suites/bin/python -m suites $(SUITES)
+
 clean:
-	rm -rf .venv .venv-newest .venv-middle build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-middle .venv-suites build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -79,6 +83,9 @@ clean:
 
 .venv-middle/bin/python:
 	$(MIDDLE) -m venv .venv-middle
+
+.venv-suites/bin/python:
+	$(PYTHON) -m venv .venv-suites
 
 .venv/stamp: pyproject.toml | .venv/bin/python
 	$(pip_install) .
@@ -98,4 +105,8 @@ clean:
 
 .venv-middle/stamp-%: pyproject.toml | .venv-middle/bin/python
 	$(pip_install) '.[$*]' 'jax==0.11.*'
+	@touch $@
+
+.venv-suites/stamp-%: pyproject.toml | .venv-suites/bin/python
+	$(pip_install) '.[$*]'
 	@touch $@

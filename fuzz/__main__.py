@@ -41,7 +41,8 @@ def main() -> None:
                 del running[process]
                 print(_line(args.folder), flush=True)
             elif time.monotonic() > running[process]:
-                process.kill()
+                process.terminate()
+                del running[process]
                 print(f"an epoch took over {TIMEOUT:.0f} s", flush=True)
     print(summary(args.folder))
 

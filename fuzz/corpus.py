@@ -154,5 +154,6 @@ def from_recipes(count: int, rng: random.Random) -> list[Seed]:
         mode = rng.choice(["values", "values", "grad", "grad", "jvp"])
         with contextlib.suppress(ValueError, NotImplementedError, TypeError):  # no such derivative
             jaxpr = jax.make_jaxpr(batched(MODES[mode](recipe), "none"))(*args)
-            seeds.append(from_jaxpr(jaxpr, f"{mode} of {recipe!r}"))
+            seed = from_jaxpr(jaxpr, f"{mode} of {recipe!r}")
+            seeds += [seed] if seed.size < LARGEST else []
     return seeds

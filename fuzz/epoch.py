@@ -12,6 +12,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -212,7 +213,9 @@ def main(seed: int, number: int, programs: int, folder: Path) -> None:
     """Run an epoch and write down what it did."""
     epoch = Epoch(seed, number, folder)
     started, worked = time.monotonic(), time.process_time()
-    epoch.run(programs)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with contextlib.suppress(SystemExit):
+        epoch.run(programs)
     done = {
         "jax": jax.__version__, "epoch": number, "seconds": time.monotonic() - started,
         "cpu": time.process_time() - worked, "counts": epoch.counts, "kinds": epoch.kinds,

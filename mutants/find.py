@@ -115,7 +115,7 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, st
 def _mutations(parent: ast.AST) -> Iterator[tuple[ast.expr, str, ast.expr]]:
     if isinstance(parent, ast.If) and _leaves(parent):
         yield parent.test, f"never: {_short(parent.test)}", ast.Constant(value=False)
-    if isinstance(parent, ast.BoolOp):
+    if isinstance(parent, ast.BoolOp) and not any(map(_is_text, parent.values)):
         neutral = isinstance(parent.op, ast.And)
         word = "and" if neutral else "or"
         for value in parent.values:
@@ -126,6 +126,15 @@ def _mutations(parent: ast.AST) -> Iterator[tuple[ast.expr, str, ast.expr]]:
     if isinstance(parent, ast.IfExp):
         yield parent.test, f"always: {_short(parent.test)}", ast.Constant(value=True)
         yield parent.test, f"never: {_short(parent.test)}", ast.Constant(value=False)
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether an operand is part of a message."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "str"
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
 
 
 def _leaves(node: ast.If) -> bool:

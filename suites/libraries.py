@@ -1,0 +1,44 @@
+"""Libraries on JAX, where their tests are, and which of them are run: minutes, not hours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Library:
+    """A source distribution with tests in it."""
+
+    name: str
+    tests: tuple[str, ...]
+    """Files or folders of its source."""
+    needs: tuple[str, ...] = ()
+    """What its tests import beside it."""
+    only: str = ""
+    """An expression for ``pytest -k``."""
+    seconds: int = 600
+    """After which it is ended."""
+
+
+LIBRARIES = (
+    Library("optax", ("optax/_src/update_test.py", "optax/_src/linear_algebra_test.py",
+                      "optax/transforms", "optax/losses"), ("absl-py", "chex", "flax")),
+    Library("chex", ("chex/_src/asserts_test.py", "chex/_src/dataclass_test.py"),
+            ("absl-py", "dm-tree", "toolz")),
+    Library("rlax", ("rlax/_src",), ("absl-py", "chex", "distrax", "dm-env")),
+    Library("mctx", ("mctx/_src/tests",), ("absl-py", "chex")),
+    Library("distrax", ("distrax/_src/distributions", "distrax/_src/utils"),
+            ("absl-py", "chex", "tensorflow-probability"), "normal or categorical or gumbel"),
+    Library("equinox", ("tests",), ("beartype",), "while or nn or jit or grad or vmap"),
+    Library("lineax", ("tests",), ("equinox", "beartype")),
+    Library("optimistix", ("tests",), ("equinox", "lineax", "beartype")),
+    Library("diffrax", ("test",), ("equinox", "lineax", "optimistix", "scipy"),
+            "adaptive or saveat or event or adjoint", 1200),
+    Library("jaxopt", ("tests",), ("scikit-learn", "optax"), "gradient or armijo or bisection"),
+    Library("blackjax", ("tests",), ("chex", "optax", "fastprogress"), "mcmc or smc or hmc", 1200),
+    Library("tinygp", ("src/tinygp", "tests"), ("equinox",)),
+    Library("numpyro", ("test/infer", "test/test_distributions_util.py"), ("funsor",),
+            "hmc or util", 1200),
+    Library("dm-haiku", ("haiku/_src",), ("absl-py", "chex", "dm-tree"), "recurrent or stateful"),
+    Library("quax", ("tests",), ("equinox",)),
+)  # fmt: skip
