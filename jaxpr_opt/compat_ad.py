@@ -29,6 +29,9 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jaxpr_opt import compat, compat_guard, door
 from jaxpr_opt.stack import with_room
 
+_UndefinedPrimal: Any = _ad.UndefinedPrimal
+_GradAccum, _RefAccum = _ad.GradAccum, _ad.RefAccum
+
 Mask = tuple[bool, ...]
 Refs = Mapping[int, Any]
 """For the positions of some operands, the mutable arrays that their cotangents are added to."""
@@ -367,7 +370,7 @@ def register_accumulation(primitive: Primitive, rule: Callable[..., Sequence[Any
     plain = _ad.primitive_transposes[primitive]
 
     def transpose(cotangents: Sequence[Any], *args: Any, **params: Any) -> None:
-        given = [_ad.UndefinedPrimal(x.aval) if _is_accumulator(x) else x for x in args]
+        given = [_UndefinedPrimal(x.aval) if _is_accumulator(x) else x for x in args]
         refs = _distinct_refs(args)
         found = door.attempt(
             lambda: rule(cotangents, *given, **params, refs=refs),
@@ -381,14 +384,14 @@ def register_accumulation(primitive: Primitive, rule: Callable[..., Sequence[Any
 
 
 def _is_accumulator(x: Any) -> bool:
-    return isinstance(x, _ad.GradAccum)
+    return isinstance(x, _GradAccum)
 
 
 def _distinct_refs(args: Sequence[Any]) -> Refs:
     """The mutable arrays among accumulators, each once."""
     refs: dict[Any, tuple[int, Any]] = {}
     for i, x in enumerate(args):
-        if isinstance(x, _ad.RefAccum) and x.ref is not None:
+        if isinstance(x, _RefAccum) and x.ref is not None:
             refs.setdefault(id(_core.get_referent(x.ref)), (i, x.ref))
     return dict(refs.values())
 

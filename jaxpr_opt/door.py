@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from pathlib import Path
 from typing import TypeVar
 
 import jax
@@ -96,7 +97,7 @@ def failed(error: Exception, message: str = "", *, again: bool = False) -> None:
     if not is_open():
         return
     known = _described(error) in _state.told
-    trouble = None if known or isinstance(error, _PLAIN) else _gone(error) or _tried()
+    trouble = None if known or isinstance(error, _PLAIN) else _of_jax(error) or _tried()
     if trouble is not None:
         shut(trouble)
     elif again or not known:
@@ -180,13 +181,17 @@ def _tried() -> Exception | None:
     return None
 
 
-def _gone(error: BaseException | None) -> Exception | None:
-    """The error, if it is, or comes of, a name that a module of JAX does not have."""
-    while error is not None:
-        if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
-            return error if error.obj.__name__.partition(".")[0] == "jax" else None
+def _of_jax(error: BaseException) -> Exception | None:
+    """The first cause of an error, if JAX is to blame: where we ask it for something, it has no
+    such name, wants other arguments or gives other results.
+    """
+    while error.__cause__ is not None:
         error = error.__cause__
-    return None
+    frames = list(traceback.walk_tb(error.__traceback__))
+    place = Path(frames[-1][0].f_code.co_filename) if frames else Path()
+    asked = place.parent == Path(__file__).parent and place.name.startswith("compat")
+    blamed = asked and isinstance(error, Exception) and not isinstance(error, AssertionError)
+    return error if blamed else None  # type: ignore[return-value]
 
 
 def _described(error: Exception) -> str:
