@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
@@ -89,6 +89,8 @@ class Pass:
     """`find` is asked about ops of these classes only,"""
     primitives: ClassVar[frozenset[str] | None] = None
     """and of these names, if not None."""
+    needs: ClassVar[frozenset[str] | None] = None
+    """It finds nothing in a program without any op of these names, if not None."""
     at_once: ClassVar[bool] = False
     """Whether one rewrite does all there is to do at an op, which is then not asked again."""
     cleanup: ClassVar[bool] = False
@@ -97,6 +99,13 @@ class Pass:
     whole_arrays: ClassVar[bool] = False
     """Whether it runs only where each device has all of an array: it makes a program read or write
     windows of arrays, and XLA gathers one that is divided over devices to read a window of it."""
+
+    def looks_at(self, names: Collection[str]) -> bool:
+        """Whether it may find something in straight-line code of ops of these names."""
+        asked = Op in self.anchors and (
+            self.primitives is None or not self.primitives.isdisjoint(names)
+        )
+        return asked and (self.needs is None or not self.needs.isdisjoint(names))
 
     def find(self, op: Op) -> Iterator[Any]:
         """Matches anchored at `op`."""
@@ -172,12 +181,18 @@ class Pipeline:
         XLA may divide arrays over devices; None where only the context can say.
         """
         divided = compat.may_be_divided() if divided is None else divided
-        if not is_collected() and self._is_done(jaxpr, phase, tidy, divided):
+        by = (self, divided)
+        settled = "tidy" if phase == "differentiated" else settled_by(jaxpr, by)
+        blind = (not tidy or settled == "tidy") and self._sees_nothing([jaxpr], phase, settled)
+        if blind and not settings.current().verify:
+            if phase == "differentiable":
+                settle(jaxpr, by, tidy=settled == "tidy")
             return Result(jaxpr, Journal(phase))
         started = time.perf_counter()
         graph, journal, snapshots = self._optimized(
             lambda: import_jaxpr(jaxpr, phase, pipeline=self), phase, divided, jaxpr
         )
+        assert not (blind and journal.changed), f"names said nothing of {list(journal.records)}"
         out = jaxpr
         if journal.changed or (tidy and journal.touched):
             out = self._exported(graph, jaxpr, journal)
@@ -193,14 +208,21 @@ class Pipeline:
 
         None if no pass had anything to do, unless it is to be split `always`.
         """
-        started, divided = time.perf_counter(), compat.may_be_divided()
+        parts, divided = [halves.forward, halves.backward], compat.may_be_divided()
+        blind = not always and self._sees_nothing(parts, "differentiable", None)
+        if blind and not settings.current().verify:
+            for half in parts:
+                settle(half, (self, divided), tidy=False)
+            return None
+        started = time.perf_counter()
         graph, journal, _ = self._optimized(
             lambda: join(halves, num_outputs, self), "differentiable", divided
         )
+        assert not (blind and journal.changed), f"names said nothing of {list(journal.records)}"
         made = None
         if journal.changed or always:
             made = split(graph, len(halves.forward.in_avals), num_outputs)
-        for half in (made.forward, made.backward) if made else (halves.forward, halves.backward):
+        for half in (made.forward, made.backward) if made else parts:
             settle(half, (self, divided), tidy=made is not None or not journal.touched)
         journal.seconds = time.perf_counter() - started
         publish(journal)
@@ -278,18 +300,26 @@ class Pipeline:
             if settled_by(whole, (self, divided)) is not None:
                 settle(part, (self, divided), tidy=False)
 
-    def _is_done(self, jaxpr: ClosedJaxpr, phase: Phase, tidy: bool, divided: bool) -> bool:
-        """Whether a phase leaves a program as it is, as its names alone say: the first phase has
-        been here, and no op is for a later one.
+    def _sees_nothing(
+        self, parts: Sequence[ClosedJaxpr], phase: Phase, settled: Settled | None
+    ) -> bool:
+        """Whether a phase leaves a program of these parts as it is, as the names of its primitives
+        alone say: no pass that does more than tidy up looks at any.
+
+        Where passes are to say what they refuse, all are asked; where graphs are verified, all are
+        run all the same.
         """
-        settled = "tidy" if phase == "differentiated" else settled_by(jaxpr, (self, divided))
-        if settled is None or (tidy and settled == "untidy"):
+        if is_collected():
             return False
-        names = primitive_names(jaxpr)
-        later = [p for p in self._later if PHASES.index(p.phase) <= PHASES.index(phase)]
-        asked = [p.primitives for p in later if Op in p.anchors]  # others ask about regions
-        return names.isdisjoint(STRUCTURED | INLINED_WHEN_FINAL.keys()) and all(
-            named is not None and names.isdisjoint(named) for named in asked
+        names = set().union(*map(primitive_names, parts))
+        if not names.isdisjoint(STRUCTURED):
+            return False
+        known = settled is not None and names.isdisjoint(INLINED_WHEN_FINAL)
+        last = max(PHASES.index(phase), PHASES.index("differentiated"))
+        return not any(
+            p.looks_at(names)
+            for p in (self._later if known else self.passes)
+            if not p.cleanup and PHASES.index(p.phase) <= last
         )
 
     def _settled_as(self, jaxpr: ClosedJaxpr | None, graph: Graph) -> Settled | None:
@@ -337,6 +367,8 @@ class Census:
 
     def anchors(self, each: Pass) -> list[Op]:
         """The ops that a pass is asked about."""
+        if each.needs is not None and each.needs.isdisjoint(self.named):
+            return []
         named = each.primitives
         names = self.named if named is None else named.intersection(self.named)
         found = [p for name in names for p in self.named[name] if isinstance(p[1], each.anchors)]
@@ -366,6 +398,8 @@ def run_pass(
             if rw is not None:
                 fired = True
                 pending.extend(made for made in rw.made if _is_anchor(made, each))
+        if debug:
+            _check_needs(each, graph)
         if fired and debug:
             verify(graph)
     except (
@@ -375,6 +409,15 @@ def run_pass(
     finally:
         record.seconds += time.perf_counter() - started
     return fired
+
+
+def _check_needs(each: Pass, graph: Graph) -> None:
+    """Raise if a pass finds something in a graph without any op that it says it needs."""
+    census = Census(graph)
+    if each.needs is not None and each.needs.isdisjoint(census.named):
+        anchors = [op for op in graph.walk() if _is_anchor(op, each)]
+        found = [match.says for op in anchors for match in each.find(op)]
+        assert not found, f"{each.name} found something without what it needs: {found}"
 
 
 def _is_idle(each: Pass, settled: Settled | None) -> bool:

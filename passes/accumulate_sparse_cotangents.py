@@ -124,6 +124,7 @@ class AccumulateSparseCotangents(Pass):
     """
 
     primitives: ClassVar[frozenset[str]] = SUMS
+    needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Sum]:
         if not isinstance(op.parent, Scan | While):

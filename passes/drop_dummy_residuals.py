@@ -50,6 +50,7 @@ from typing import ClassVar
 from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.constants import identity, is_undefined
 from jaxpr_opt.ir import (
+    UNDEFINED,
     Cond,
     Op,
     Region,
@@ -93,6 +94,7 @@ class DropDummyResiduals(Pass):
     name: ClassVar[str] = "drop-dummy-residuals"
 
     primitives: ClassVar[frozenset[str]] = frozenset({"cond", "select_n"})
+    needs: ClassVar[frozenset[str]] = frozenset({"cond", "empty2", UNDEFINED})
 
     def find(self, op: Op) -> Iterator[Match]:
         if isinstance(op, Cond):

@@ -69,6 +69,7 @@ class JoinSelectedParts(Pass):
     name: ClassVar[str] = "join-selected-parts"
     whole_arrays: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = SUMS
+    needs: ClassVar[frozenset[str]] = frozenset({"select_n"})
 
     def find(self, op: Op) -> Iterator[SumOfParts]:
         for part, last in (op.operands, op.operands[::-1]):

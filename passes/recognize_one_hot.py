@@ -92,6 +92,7 @@ class RecognizeOneHot(Pass):
     whole_arrays: ClassVar[bool] = True
 
     primitives: ClassVar[frozenset[str]] = frozenset({"select_n", "reduce_sum"})
+    needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Match]:
         if not op.result.uses or not _in_a_loop(op):

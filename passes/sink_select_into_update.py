@@ -50,7 +50,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt import dtypes
-from jaxpr_opt.analysis.access import Access, access, combined, neutral
+from jaxpr_opt.analysis.access import COMBINING, WRITES, Access, access, combined, neutral
 from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.journal import Waste
@@ -84,6 +84,7 @@ class SinkSelectIntoUpdate(Pass):
     whole_arrays: ClassVar[bool] = True
 
     primitives: ClassVar[frozenset[str]] = frozenset({"select_n"})
+    needs: ClassVar[frozenset[str]] = WRITES | COMBINING.keys()
 
     def find(self, op: Op) -> Iterator[Sinkable]:
         if len(op.operands) != 3 or op.operands[0].dtype != bool:

@@ -6,6 +6,7 @@ which lists do where sets would not.  Nothing is timed.
 
 import cProfile
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -15,10 +16,12 @@ from jax import lax
 
 import jaxpr_opt
 import jaxpr_opt.passes
-from jaxpr_opt import compat, compat_ad, ir
+from jaxpr_opt import compat, compat_ad, ir, pipeline, settings, split
 from jaxpr_opt.analysis.origins import Origins
 from jaxpr_opt.compat_repeats import share_repeated
 from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.journal import Journal
+from jaxpr_opt.pipeline import Match, Pass, PassError, run_pass
 
 OURS = tuple(str(Path(module.__file__).parent) for module in (jaxpr_opt, jaxpr_opt.passes))
 FEW = 300
@@ -232,3 +235,38 @@ def test_origins_are_counted_once_and_compared_in_bytes():
     origins = Origins(graph.outputs)
     assert [origins.are_smaller(v) for v in graph.outputs] == [True, True, False, False, True]
     assert origins.of(graph.outputs[:2]) == [graph.inputs[2]]
+
+
+# ---------------------------------------------------------------- what no pass looks at
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_straight_line_code_of_arithmetic_is_not_looked_at(order, monkeypatch):
+    """Names alone say that no pass has anything to do: there is no graph."""
+    imported = []
+    monkeypatch.setattr(pipeline, "import_jaxpr", lambda *args, **_: imported.append(args))
+    monkeypatch.setattr(split, "import_jaxpr", lambda *args, **_: imported.append(args))
+    fun, args = chain(20)
+    with settings.override(verify=False):
+        text = order(fun).lower(*args).as_text()
+    assert not imported
+    assert "sine" in text
+
+
+def test_a_pass_that_finds_what_it_does_not_need_is_an_error():
+    """Verified graphs are searched for what `needs` says is not there."""
+
+    @dataclass(frozen=True)
+    class Wrong(Pass):
+        name = "wrong"
+        needs = frozenset({"while"})
+
+        def find(self, op):
+            yield Match(op, "something")
+
+        def refuse(self, match):
+            return "never"
+
+    graph = import_jaxpr(jax.make_jaxpr(lax.sin)(1.0))
+    with pytest.raises(PassError, match="wrong found something without what it needs"):
+        run_pass(Wrong(), graph, Journal("differentiable"), debug=True)
