@@ -14,7 +14,8 @@ After::
       d = step(c)
       yield add i 1, d, write b[i] c
     }
-    r = select(iota < i_n, b, c_n)          # only where rows of skipped steps have a value
+    r = select(iota < i_n, b, c_n)          # where rows of skipped steps are no one number: with
+                                            # that the buffer starts
 
 Sound when
 
@@ -43,7 +44,7 @@ Source: jax#8239, jax#2469; Equinox's `bounded` while loop does this by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -131,12 +132,13 @@ class ExitLoopEarly(Pass):
     def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
         skip, scan = match.skip, match.op
         assert isinstance(skip, Skip) and isinstance(scan, Scan)
-        rows = [skipped_row(skip, stack) for stack in scan.stacks]
+        found = (skipped_row(skip, stack) for stack in scan.stacks)
+        rows = [each for each in found if isinstance(each, SkippedRow)]  # `refuse` said no others
         stop = _last_step(skip, rw)
         carries, stacks = scan.carries, scan.stacks
-        inits = _inits(skip, stop, rw)
+        inits = _inits(skip, stop, rows, rw)
         predicate = _predicate(skip, inits, stop, rw)
-        refilling = {op for each in rows if isinstance(each, SkippedRow) for op in each.all_ops()}
+        refilling = {op for each in rows for op in each.all_ops()}
         body = _body(skip, inits, refilling, rw)
         loop = rw.new_while(predicate, body, inits, like=scan, before=scan)
         row, finals, buffers = (
@@ -154,7 +156,6 @@ class ExitLoopEarly(Pass):
             )
         done = stop if skip.kind == "upfront" else row
         for stack, buffer, skipped in zip(stacks, buffers, rows, strict=True):
-            assert not isinstance(skipped, str)
             rw.replace(stack.result, _refilled(skip, buffer, skipped, kept, done, rw))
         rw.erase(scan)
 
@@ -229,7 +230,7 @@ def _count(init: Value, step: Value, after: int | None, scan: Scan, rw: Rewriter
     return rw.typed(count, init.aval if after is not None else None, init, step, before=scan)
 
 
-def _inits(skip: Skip, stop: Value, rw: Rewriter) -> list[Value]:
+def _inits(skip: Skip, stop: Value, rows: Sequence[SkippedRow], rw: Rewriter) -> list[Value]:
     """What the while loop starts from: the row number, the scan's carries, one buffer a stack."""
     scan, n = skip.scan, skip.scan.length
     row = rw.insert(lambda b: lax.sub(b, np.int32(1) if scan.reverse else b), stop, before=scan)
@@ -245,7 +246,23 @@ def _inits(skip: Skip, stop: Value, rw: Rewriter) -> list[Value]:
 
             init = rw.typed(ahead, init.aval, init, steps[carry.param], stop, before=scan)
         carries.append(init)
-    return [row, *carries, *(rw.undefined(stack.result.aval, before=scan) for stack in scan.stacks)]
+    types = (stack.result.aval for stack in scan.stacks)
+    buffers = (_buffer(each, t, scan, rw) for each, t in zip(rows, types, strict=True))
+    return [row, *carries, *buffers]
+
+
+def _is_number(skipped: SkippedRow, aval: Any) -> bool:
+    """Whether the rows of skipped steps are one number, so that a buffer can start with them."""
+    return skipped.constant is not None and aval.sharding.mesh.empty
+
+
+def _buffer(skipped: SkippedRow, aval: Any, before: Op, rw: Rewriter) -> Value:
+    """What rows are written into: the rows of skipped steps, or anything."""
+    if skipped.constant is None or not _is_number(skipped, aval):
+        return rw.undefined(aval, before=before)
+    number = rw.scalar(skipped.constant.value, aval.dtype)
+    full = partial(lax.broadcast_in_dim, shape=aval.shape, broadcast_dimensions=())
+    return rw.typed(full, aval, number, before=before)
 
 
 def _predicate(skip: Skip, inits: list[Value], stop: Value, rw: Rewriter) -> Region:
@@ -335,7 +352,7 @@ def _refilled(
     rw: Rewriter,
 ) -> Value:
     """The stack: rows that were run, and the others as skipped steps would have made them."""
-    if skipped.is_unspecified:
+    if skipped.is_unspecified or _is_number(skipped, buffer.aval):
         return buffer
     scan = skip.scan
     if skipped.value is not None:

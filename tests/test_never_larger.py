@@ -218,6 +218,21 @@ def particles(x, v):
     return lax.scan(step, (x, v), None, length=20)[0]
 
 
+def games(policy, states):
+    """Rewards until each is over; exit-loop-early filled in those of the rest afterwards."""
+
+    def play(state):
+        def step(given, _):
+            state, is_over = given
+            state = jnp.where(is_over, state, state + 0.1 * jnp.tanh(policy @ state))
+            is_over = is_over | (jnp.abs(state[0]) > 2)
+            return (state, is_over), jnp.where(is_over, 0.0, 1 - state[1] ** 2)
+
+        return jnp.sum(lax.scan(step, (state, False), None, length=100)[1])
+
+    return jax.vmap(play)(states)
+
+
 def delayed(x, gain):
     """An echo by a ring buffer."""
 
@@ -252,6 +267,7 @@ FORWARD = {
     "spanning tree": (spanning_tree, below(200, 800, 2), normal(800)),
     "recurrent": (recurrent, normal(48, 64), normal(20, 8, 32)),
     "warped": (warped, normal(40), normal(40, seed=1)),
+    "games": (games, normal(16, 16), normal(32, 16)),
 }
 """Programs and their arguments."""
 
