@@ -223,8 +223,8 @@ class _Importer:
     ) -> Sequence[Value]:
         """As `equation`, of a primitive whose parameters are as they should be."""
         if parameters.is_platform_choice(eqn.params):
-            op = self.opaque("platform_dependent", eqn, operands, source)
-            return self.append(region, op, before)
+            chosen = self.opaque("platform_dependent", eqn, operands, source)
+            return self.append(region, chosen, before)
         if not any(compat.is_ref(v.aval) for v in operands):
             body = self.inlined_body(kind, eqn.params)
             if body is not None:
