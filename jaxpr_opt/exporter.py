@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat
+from jaxpr_opt import compat, dtypes
 from jaxpr_opt.ir import (
     UNDEFINED,
     Call,
@@ -30,6 +31,7 @@ from jaxpr_opt.ir import (
     Scan,
     Value,
     While,
+    is_sized,
 )
 from jaxpr_opt.parameters import shard_map_options
 
@@ -97,7 +99,25 @@ def _first_order(op: Op, env: Environment) -> list[Any]:
     if op.name == UNDEFINED:
         return [compat.undefined(op.result.aval)]
     assert op.primitive is not None
-    return compat.bind(op.primitive, [_read(env, v) for v in op.operands], op.params)
+    operands = [_read(env, v) for v in op.operands]
+    return compat.bind(op.primitive, _with_wide_starts(op, operands), op.params)
+
+
+_STARTS = {"dynamic_slice": 1, "dynamic_update_slice": 2}
+"""The first operand that says where a window starts."""
+
+
+def _with_wide_starts(op: Op, operands: list[Any]) -> list[Any]:
+    """The operands; starts of a window in a type that holds the sizes of the array.
+
+    XLA clamps a start in its own type, in some fusions: a limit of 299 is 43 as a uint8.
+    """
+    at = _STARTS.get(op.name)
+    if at is None or len(operands) == at or not is_sized(op.operands[0].shape):
+        return operands
+    if dtypes.holds(op.operands[at].dtype, max(op.operands[0].shape)):
+        return operands
+    return [*operands[:at], *(lax.convert_element_type(x, np.int32) for x in operands[at:])]
 
 
 def _closure(region: Region, env: Environment, avals: Sequence[Any]) -> Callable[..., list[Any]]:

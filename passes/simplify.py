@@ -222,6 +222,8 @@ def _compared(op: Op, numbers: tuple[int, ...]) -> tuple[Value, list[Op]] | None
     known = uniform(right)
     if known is None or known not in numbers or left.shape != op.result.shape:  # (2)
         return None
+    if not dtypes.has_zero(left.dtype):
+        return None  # false is no number, then
     return _spread_truth(left)
 
 

@@ -119,6 +119,29 @@ def test_counters(reverse):
         check(program, jnp.arange(9.0), jnp.ones(9))
 
 
+def test_long_arrays():
+    """Places that a uint8 holds, in an array whose size it does not.
+
+    They are those that an int32 names: XLA clamps a place in its own type, in some fusions, and
+    plain JAX is wrong there, too, on JAX 0.12.
+    """
+
+    def loss(places):
+        def program(ys, xs):
+            def step(c, row):
+                i, x = row
+                to, of = (i - 3).astype(places), (i - 5).astype(places)
+                return c.at[to].set(x), c[of]
+
+            c, read = lax.scan(step, ys, (jnp.arange(STEPS, dtype=jnp.uint8), xs))
+            return jnp.sum(c * c) + jnp.sum(read * read)
+
+        return jax.grad(program, (0, 1))
+
+    args = jnp.arange(300.0), jnp.arange(8.0) + 1
+    same(jax.jit(loss(jnp.int32))(*args), jax.jit(optimize(loss(jnp.uint8)))(*args))
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "complex64", "float64"])
 @pytest.mark.parametrize("above", [True, False])
 def test_gradients(name, above):

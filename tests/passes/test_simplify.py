@@ -404,3 +404,12 @@ def test_known_ranges():
         return inside, lax.scan(lambda c, i: (jnp.where(i < 0, c, -c), None), x, jnp.arange(0))[0]
 
     assert "select_n" not in left_of(program, "f32[6]", "f32[]")
+
+
+def test_truth_values_as_numbers_without_zero():
+    """A false one is no number there, and so not less than one."""
+
+    def program(p):
+        return p.astype(jnp.float8_e8m0fnu) < jnp.ones(3, jnp.float8_e8m0fnu)
+
+    assert "lt" in left_of(program, "bool[3]")
