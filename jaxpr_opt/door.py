@@ -185,8 +185,8 @@ def _of_jax(error: BaseException) -> Exception | None:
     """The first cause of an error, if JAX is to blame: where we ask it for something, it has no
     such name, wants other arguments or gives other results.
     """
-    while error.__cause__ is not None:
-        error = error.__cause__
+    while error.__cause__ is not None and type(error).__module__.startswith("jaxpr_opt."):
+        error = error.__cause__  # of errors of JAX the cause is where an operation comes from
     frames = list(traceback.walk_tb(error.__traceback__))
     place = Path(frames[-1][0].f_code.co_filename) if frames else Path()
     asked = place.parent == Path(__file__).parent and place.name.startswith("compat")

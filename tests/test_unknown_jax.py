@@ -24,6 +24,7 @@ import jaxpr_opt
 from jaxpr_opt import compat, compat_ad, compat_call, door, explain, optimize, parameters, settings
 from jaxpr_opt.boundary import trial
 from jaxpr_opt.donation import calling
+from jaxpr_opt.pipeline import PassError
 from tests import fake_jax
 from tests.fake_jax import ad, batching, core, mlir, pe
 
@@ -369,6 +370,21 @@ def test_a_failure_on_one_program_leaves_that_program_only(monkeypatch):
         "jaxpr_opt: a program was left as it was: KeyError: 'odd'"
     ]
     assert "optimized" in str(jax.make_jaxpr(jax.vmap(optimize(fresh(jnp.sin))))(xs))
+
+
+def test_jax_is_blamed_for_what_is_raised_where_it_is_asked():
+    """Under errors of ours, and whatever JAX has added of where an operation comes from."""
+    with pytest.raises(door.UnknownJaxError) as raised:
+        compat.scan_counts({})
+    error = raised.value
+    error.__cause__ = RuntimeError("where it comes from")
+    failure = PassError("some-pass", (), error)
+    failure.__cause__ = error
+    assert door._of_jax(error) is error
+    assert door._of_jax(failure) is error
+    with pytest.raises(RuntimeError) as raised:
+        raise RuntimeError("ours")
+    assert door._of_jax(raised.value) is None
 
 
 INSIDE = re.compile(r"(compat\w*|importer|exporter|parameters)\.py")
