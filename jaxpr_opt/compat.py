@@ -19,11 +19,10 @@ from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import linear_util as _lu
-from jax._src import sharding_impls as _shardings
 from jax._src import source_info_util as _source_info
-from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import lax as _lax_internal
+from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
@@ -135,7 +134,7 @@ def is_trivial_jit(params: dict[str, Any]) -> bool:
     shardings = (*params["in_shardings"], *params["out_shardings"])
     inline = params["inline"]
     return (
-        all(isinstance(s, _shardings.UnspecifiedValue) for s in shardings)
+        all(isinstance(s, _Unspecified) for s in shardings)
         and all(layout is None for layout in (*params["in_layouts"], *params["out_layouts"]))
         and not any(params["donated_invars"])
         and not params["compiler_options_kvs"]
@@ -275,40 +274,6 @@ def inner_jaxprs(params: Any) -> Iterator[Any]:
             yield each
         elif isinstance(each, tuple | list | dict):
             yield from inner_jaxprs(each)
-
-
-def manual_axes(ctx: Any) -> dict[str, bool]:
-    """The axes of the mesh in an equation's context that have more than one device, and whether
-    each is manual: its devices run the equation each for itself.
-    """
-    mesh = None if ctx is None else ctx.cur_abstract_mesh
-    if mesh is None or mesh.empty:
-        return {}
-    return {name: name in mesh.manual_axes for name, size in mesh.shape.items() if size > 1}
-
-
-def may_be_divided() -> bool:
-    """Whether XLA may divide arrays of what is traced now over devices, without a word in their
-    types.  A mesh in the context says so; without one, it may where there are several devices.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty:
-        return _has_auto_axes(mesh)
-    started = _xla_bridge.backends_are_initialized()
-    return started and any(b.device_count() > 1 for b in _xla_bridge.backends().values())
-
-
-def are_divided(ctx: Any) -> bool:
-    """Whether XLA may divide arrays of what is lowered in this context; see `may_be_divided`."""
-    around, mesh = ctx.module_context.axis_context, ctx.jaxpr_eqn_ctx.cur_abstract_mesh
-    several = getattr(around, "num_devices", 0) > 1
-    if isinstance(around, _shardings.SPMDAxisContext):
-        several = any(n > 1 for a, n in around.mesh.shape.items() if a not in around.manual_axes)
-    return several and (mesh.empty or _has_auto_axes(mesh))
-
-
-def _has_auto_axes(mesh: Any) -> bool:
-    return any(mesh.shape[axis] > 1 for axis in mesh.auto_axes)
 
 
 def transposes(info: Any) -> int:

@@ -26,7 +26,7 @@ from jax._src.lib import xla_client as _xla
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from jaxpr_opt import compat, compat_guard, door
+from jaxpr_opt import compat, compat_devices, compat_guard, door
 from jaxpr_opt.stack import with_room
 
 _UndefinedPrimal: Any = _ad.UndefinedPrimal
@@ -318,7 +318,7 @@ def register(primitive: Primitive, rules: Rules) -> None:
 
     @with_room
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        program = rules.lowered(compat.are_divided(ctx), **params)
+        program = rules.lowered(compat_devices.are_divided(ctx), **params)
         if not isinstance(program, ClosedJaxpr):
             return _mlir.lower_fun(program)(ctx, *args)
         return _lower_inline(ctx, program, args)

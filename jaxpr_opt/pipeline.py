@@ -22,7 +22,7 @@ from typing import Any, ClassVar, get_args
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat, door, settings
+from jaxpr_opt import compat, compat_devices, door, settings
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.exporter import export
 from jaxpr_opt.frames import Frame
@@ -180,7 +180,7 @@ class Pipeline:
         Where passes do no more than tidy up, that is dropped, unless asked for.  `divided`: whether
         XLA may divide arrays over devices; None where only the context can say.
         """
-        divided = compat.may_be_divided() if divided is None else divided
+        divided = compat_devices.may_be_divided() if divided is None else divided
         by = (self, divided)
         settled = "tidy" if phase == "differentiated" else settled_by(jaxpr, by)
         blind = (not tidy or settled == "tidy") and self._sees_nothing([jaxpr], phase, settled)
@@ -208,7 +208,7 @@ class Pipeline:
 
         None if no pass had anything to do, unless it is to be split `always`.
         """
-        parts, divided = [halves.forward, halves.backward], compat.may_be_divided()
+        parts, divided = [halves.forward, halves.backward], compat_devices.may_be_divided()
         blind = not always and self._sees_nothing(parts, "differentiable", None)
         if blind and not settings.current().verify:
             for half in parts:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpr_opt.testing.collectives import Collective, collectives, traffic
+from jaxpr_opt.testing.collectives import Collective, Traffic, collectives, traffic
 
 HLO = """HloModule jit_f, is_scheduled=true
 
@@ -44,7 +44,7 @@ def test_collectives_in_loops_and_branches():
         Collective("collective-permute", 19, 50),
         Collective("all-to-all", 16, 1),
     ]
-    assert traffic(HLO) == (50 * 3 + 1, 50 * (64 + 16 + 19) + 16)
+    assert traffic(HLO) == Traffic(50 * 3 + 1, 50 * (64 + 16 + 19) + 16)
 
 
 def test_text_that_is_no_program():

@@ -11,7 +11,7 @@ from typing import Literal
 
 import jax
 
-from jaxpr_opt import compat
+from jaxpr_opt import compat, compat_devices
 from jaxpr_opt.ir import Call, Op, Value, enclosing_shard_map, program_of
 from jaxpr_opt.parameters import checks_vma, mesh_of, newly_manual_axes_of
 
@@ -41,7 +41,7 @@ def is_divided(op: Op) -> bool:
 
 def _axes(op: Op) -> dict[str, bool]:
     around = enclosing_shard_map(op)
-    axes = compat.manual_axes(op.source.ctx)
+    axes = compat_devices.manual_axes(op.source.ctx)
     if around is not None:
         manual = newly_manual_axes_of(around)
         shape = mesh_of(around).shape

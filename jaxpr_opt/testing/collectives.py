@@ -17,7 +17,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 KINDS = (
     "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute",
@@ -40,7 +39,8 @@ class Collective:
         return f"{self.kind}: {self.steps} times {self.nbytes} bytes"
 
 
-class Traffic(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Traffic:
     """What all collectives of a program come to."""
 
     count: int

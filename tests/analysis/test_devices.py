@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from jaxpr_opt import compat
+from jaxpr_opt import compat_devices
 from jaxpr_opt.analysis.devices import is_manual, is_partly_manual, is_replicated
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Cond, Scan
@@ -293,6 +293,6 @@ def test_replaying_a_step_that_may_communicate(step, fires, divided):
 )
 def test_what_the_mesh_of_the_context_says(axis_type, size, divided):
     mesh = AbstractMesh((size,), ("x",), axis_types=(axis_type,))
-    assert not compat.may_be_divided()  # there is one device
+    assert not compat_devices.may_be_divided()  # there is one device
     with jax.sharding.use_abstract_mesh(mesh):
-        assert compat.may_be_divided() is divided
+        assert compat_devices.may_be_divided() is divided

@@ -1,0 +1,45 @@
+"""What JAX's private parts say of devices: which axes of a mesh are manual, and whether XLA may
+divide arrays over devices without a word in their types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax._src import xla_bridge as _xla_bridge
+from jax._src.sharding_impls import SPMDAxisContext as _SPMDAxisContext
+
+
+def manual_axes(ctx: Any) -> dict[str, bool]:
+    """The axes of the mesh in an equation's context that have more than one device, and whether
+    each is manual: its devices run the equation each for itself.
+    """
+    mesh = None if ctx is None else ctx.cur_abstract_mesh
+    if mesh is None or mesh.empty:
+        return {}
+    return {name: name in mesh.manual_axes for name, size in mesh.shape.items() if size > 1}
+
+
+def may_be_divided() -> bool:
+    """Whether XLA may divide arrays of what is traced now over devices, without a word in their
+    types.  A mesh in the context says so; without one, it may where there are several devices.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        return _has_auto_axes(mesh)
+    started = _xla_bridge.backends_are_initialized()
+    return started and any(b.device_count() > 1 for b in _xla_bridge.backends().values())
+
+
+def are_divided(ctx: Any) -> bool:
+    """Whether XLA may divide arrays of what is lowered in this context; see `may_be_divided`."""
+    around, mesh = ctx.module_context.axis_context, ctx.jaxpr_eqn_ctx.cur_abstract_mesh
+    several = getattr(around, "num_devices", 0) > 1
+    if isinstance(around, _SPMDAxisContext):
+        several = any(n > 1 for a, n in around.mesh.shape.items() if a not in around.manual_axes)
+    return several and (mesh.empty or _has_auto_axes(mesh))
+
+
+def _has_auto_axes(mesh: Any) -> bool:
+    return any(mesh.shape[axis] > 1 for axis in mesh.auto_axes)
