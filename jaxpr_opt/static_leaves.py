@@ -1,19 +1,21 @@
 """Arguments with leaves that are no arrays: functions, strings, modules, settings.
 
 `jax.jit` refuses them.  Here they are part of the program, as in `equinox.filter_jit`: it is traced
-once for each set of them, which is why they must be hashable, and the arrays beside them are its
-arguments.  A pytree of the user is only ever put together of its own leaves, or of arrays and
-tracers in their place: its constructor may look at them.
+once for each set of them, and the arrays beside them are its arguments.  So they must be hashable,
+by what they hold.  A pytree of the user is only ever put together of its own leaves, or of arrays
+and tracers in their place: its constructor may look at them.
 """
 
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxpr_opt import compat_call, door
 
@@ -190,7 +192,7 @@ class WithStatics:
         arrays, statics = divided((given, by_name))
         if not statics.positions:
             return None
-        self._check_hashable(statics, args, kwargs)
+        self._check(statics, args, kwargs)
         shardings = self._shardings(given, statics)
         return lambda: self._program(Call(statics, fixed), shardings)(*arrays).whole()
 
@@ -227,22 +229,18 @@ class WithStatics:
             return None
         return tuple(without(spread(self._options["in_shardings"], args), statics.positions))
 
-    def _check_hashable(
-        self, statics: Statics, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> None:
+    def _check(self, statics: Statics, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         for position, leaf in zip(statics.positions, statics.leaves, strict=True):
-            try:
-                hash(leaf)
-            except TypeError:
+            if not tells_programs_apart(leaf):
                 static = (self._static.nums, self._static.names)
                 name = compat_call.leaf_names(self._fun, args, kwargs, static)[position]
                 raise door.users(
                     TypeError(
                         f"optimize: argument {name} of {self._name} is no array but of type"
-                        f" {_kind(leaf)}, so it is part of the program and must be hashable:"
-                        " make it a tuple, a frozenset or an array, or leave it out"
+                        f" {_kind(leaf)}, so it is part of the program and must be hashable by what"
+                        " it holds: make it a pytree or an array, or name it in static_argnums"
                     )
-                ) from None
+                )
 
     @property
     def _name(self) -> str:
@@ -252,6 +250,31 @@ class WithStatics:
 def with_statics(jitted: Any, fun: Callable[..., Any], options: dict[str, Any]) -> Any:
     """What `jax.jit` made of a function with these options, and of such calls of it."""
     return compat_call.with_fallback(jitted, WithStatics(fun, jax.jit, options))
+
+
+def tells_programs_apart(leaf: Any) -> bool:
+    """Whether what is equal to it stands for the same program, now and later.
+
+    An object that is only equal to itself may hold something else the next time: it does not, if
+    it can change.  What can be called may be what `jax.jit` takes for a function, without arrays.
+    """
+    try:
+        hash(leaf)
+    except TypeError:
+        return False
+    owner = getattr(leaf, "__self__", leaf) if isinstance(leaf, types.MethodType) else leaf
+    kind = type(owner)
+    immutable = (type, types.ModuleType, types.FunctionType, functools.partial)
+    if kind.__hash__ is not object.__hash__ or isinstance(owner, immutable):
+        return True
+    attributes = getattr(owner, "__dict__", {})
+    if callable(owner):
+        return not any(map(_is_data, jax.tree.leaves([*attributes.values()])))
+    return not attributes and not any(getattr(each, "__slots__", ()) for each in kind.__mro__)
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray)
 
 
 def _kind(leaf: Any) -> str:

@@ -110,6 +110,47 @@ def test_a_leaf_that_is_no_array_and_not_hashable_gets_one_clear_line(leaf, kind
     assert "\n" not in str(error.value)
 
 
+class Net:
+    """What `jax.jit` refuses, as its arrays may change."""
+
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, x):
+        return self.w * x
+
+    @optimize
+    def loss(self, x):
+        return self(x)
+
+
+class Settings:
+    scale = 1
+
+    def __init__(self):
+        self.scale = 2
+
+
+@pytest.mark.parametrize("leaf", [Net(X), Net(X).__call__, Settings(), Settings().__init__])
+def test_an_object_that_may_change_is_no_part_of_a_program(leaf):
+    with pytest.raises(TypeError, match=r"must be hashable by what it holds") as error:
+        optimize(lambda net, x: x)(leaf, X)
+    assert "\n" not in str(error.value)
+    with pytest.raises(TypeError, match=r"argument self of loss is no array but of type Net"):
+        Net(X).loss(X)
+    assert optimize(lambda net, x: x, static_argnums=0)(leaf, X).tolist() == X.tolist()
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [jnp.sin, jax.nn.relu, jax.jit(jnp.cos), functools.partial(jnp.dot, X), jnp, Net, "s", b"s",
+     jnp.float32, np.dtype("f4"), ..., range(3), frozenset({1}), object(), str.upper,
+     jax.devices()[0], "s".upper, abs],
+)  # fmt: skip
+def test_what_may_be_part_of_a_program(leaf):
+    assert optimize(lambda net, x: x)(leaf, X).tolist() == X.tolist()
+
+
 def test_transformations_see_through_static_leaves():
     f = optimize(lambda model, x: jnp.sum(model(x) ** 2))
     loss = lambda w, x: f(Validated(w), x)
