@@ -58,7 +58,7 @@ test-browser: .venv/stamp-browser
 
 test-libraries: .venv/stamp-libraries .venv-newest/stamp-libraries
 	@for venv in .venv .venv-newest; do \
-		$$venv/bin/python $(versions) && $$venv/bin/python -m pytest $(PYTEST) -rs tests/test_libraries.py || exit; \
+		$$venv/bin/python $(versions) && $$venv/bin/python -m pytest $(PYTEST) -rs tests/test_libraries.py tests/test_models.py || exit; \
 	done
 
 # Programs at random, and tests that are tested: docs/trust.md.

@@ -28,6 +28,8 @@ def is_array(leaf: Any) -> bool:
 
 
 def _has_type(leaf: Any) -> bool:
+    if hasattr(leaf, "dtype") and not hasattr(leaf, "shape"):  # as layers of `flax.linen`
+        return False
     try:
         _core.shaped_abstractify(leaf)
     except TypeError:

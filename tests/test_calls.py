@@ -3,6 +3,7 @@ that finds a function that was optimised before.
 """
 
 import contextvars
+import dataclasses
 import functools
 import gc
 import sys
@@ -129,6 +130,19 @@ class Settings:
 
     def __init__(self):
         self.scale = 2
+
+
+def test_a_dtype_alone_makes_no_array():
+    """Layers of `flax.linen` have one, and JAX takes them for scalars."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Layer:
+        dtype: str = "float32"
+
+        def apply(self, x):
+            return x.astype(self.dtype)
+
+    assert optimize(lambda layer, x: layer.apply(x))(Layer("int32"), X).dtype == "int32"
 
 
 @pytest.mark.parametrize("leaf", [Net(X), Net(X).__call__, Settings(), Settings().__init__])
