@@ -143,7 +143,12 @@ def test_weak_types_and_keys_stay():
         add = lambda c, row: (c + sum(map(jax.random.uniform, row)), None)
         return lax.scan(add, 0.0, ys)[0]
 
-    for program in (weak, keys):
+    def packed(xs):
+        stack = lambda c, x: (c, (x.astype(jnp.int4), (x * 2).astype(jnp.int4)))
+        _, ys = lax.scan(stack, 0.0, xs)
+        return lax.scan(lambda c, row: (c + (row[0] * row[1]).astype(c.dtype), None), 0.0, ys)[0]
+
+    for program in (weak, keys, packed):
         alone(JOIN, program, "f32[8]", fires=False)
 
 

@@ -355,6 +355,17 @@ def test_keys_stay():
     check_refuses(STACK, program, "u32[4,2]", because="are not numbers")
 
 
+@pytest.mark.parametrize("dtype", ["int2", "uint4", "float4_e2m1fn"])
+def test_packed_numbers_stay(dtype):
+    """XLA may abort where it has to concatenate rows of them."""
+
+    def program(xs):
+        step = lambda b, i: put(b, jnp.minimum(get(b, i), xs.astype(dtype)[i]), i)
+        return loop(step, xs.astype(dtype))
+
+    check_refuses(STACK, program, "f32[4]", because="not numbers of whole bytes")
+
+
 def test_an_index_written_twice_has_the_last_value():
     """The first write's gradient is zero."""
 
