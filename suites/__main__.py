@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -87,22 +88,22 @@ def _run(
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
     command += ["-p", "suites.plugin"] if optimized else []
     command += ["-k", only] if only else []
-    command += ["--import-mode=importlib", "-o", "python_files=*_test.py test_*.py"]
+    command += [
+        "--import-mode=importlib",
+        "--continue-on-collection-errors",
+        "-o",
+        "python_files=*_test.py test_*.py",
+    ]
     command += [f"--junitxml={report}", *tests]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    with (source.parent / report.with_suffix(".log").name).open("w") as log:
+    with report.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(command, cwd=source, env=environment, stdout=log, stderr=log)
         try:
-            subprocess.run(
-                command,
-                cwd=source,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                timeout=seconds,
-                check=False,
-            )
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
             print(f"{library.name}: ended after {seconds} s", flush=True)
+            process.send_signal(signal.SIGINT)  # pytest still writes down what it has
+            process.wait()
     return _outcomes(report)
 
 

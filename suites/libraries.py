@@ -24,7 +24,7 @@ LIBRARIES = (
     Library("optax", ("optax/_src/update_test.py", "optax/_src/linear_algebra_test.py",
                       "optax/transforms", "optax/losses"), ("absl-py", "chex", "flax")),
     Library("chex", ("chex/_src/asserts_test.py", "chex/_src/dataclass_test.py"),
-            ("absl-py", "dm-tree", "toolz")),
+            ("absl-py", "cloudpickle", "dm-tree", "toolz")),
     Library("rlax", ("rlax/_src",), ("absl-py", "chex", "distrax", "dm-env")),
     Library("mctx", ("mctx/_src/tests",), ("absl-py", "chex")),
     Library("distrax", ("distrax/_src/distributions", "distrax/_src/utils"),
