@@ -1,5 +1,4 @@
-# make demo | test | test-newest | test-middle | test-all | test-libraries | test-browser
-#    | bench | lint | fuzz | mutants | test-suites | clean
+# make demo | test | test-newest | test-middle | test-all | test-libraries | test-browser | bench | lint | fuzz | mutants | test-suites | clean
 #
 # A target makes the virtual environment it needs on first use: .venv from $(PYTHON), .venv-newest from
 # the newest Python of the machine, .venv-middle from its Python 3.12, with JAX 0.11. Stamps in them
