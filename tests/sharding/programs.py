@@ -155,10 +155,6 @@ def auto():
         "fsdp": (transformer, fsdp(on)),
         "tensor parallel": (transformer, tensor_parallel(on)),
         "ragged, rows": (ragged, (put(w, on), put(xs, on, "data"), put(lengths, on, "data"))),
-        "ragged, columns": (
-            ragged,
-            (put(w, on, None, "model"), put(xs, on, "data", None, "model"), put(lengths, on)),
-        ),
         "ragged while": (
             ragged_while,
             (put(w, on, "model"), put(xs[:, 0], on, "data"), put(lengths, on, "data")),
@@ -171,7 +167,6 @@ def auto():
         ),
         "written": (written, (rows, every)),
         "updated": (updated, (rows, every)),
-        "updated columns": (updated, (put(numbers(64, WIDTH), on, None, "data"), every)),
         "cached": (
             cached,
             (put(numbers(BATCH, 8, WIDTH), on, None, "data"), put(numbers(8, BATCH, WIDTH), on)),
@@ -255,16 +250,6 @@ def hidden_sum(limits, c):
         return jnp.sum(jax.vmap(row)(limits, c))
 
     return jax.grad(loss)(c)
-
-
-def local_ragged(w, xs, lengths):
-    """Devices stop when they like: nobody waits."""
-    return ragged(w, xs, lengths)
-
-
-def local_table(rows, tokens, w):
-    """A table that every device has, its gradient summed over devices."""
-    return batched_table(rows, tokens, w)
 
 
 def manual():
