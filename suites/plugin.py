@@ -6,6 +6,7 @@ It must be loaded before the library under test, which may take `jax.jit` by nam
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +25,14 @@ UNTRACED = (
 """What a function says that looks at its values: `jax.grad` lets it, `jax.jit` does not."""
 
 
+@functools.wraps(JIT)  # its signature says which options there are
 def jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """`jax.jit` of the optimised function."""
+    """`jax.jit` of the optimised function; for `jaxpr_opt` itself what it was."""
+    caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - there is no other way
     if fun is None:
         return functools.partial(jit, **options)
+    if caller.partition(".")[0] == "jaxpr_opt":
+        return JIT(fun, **options)
     return optimize(fun, **options)
 
 
