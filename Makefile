@@ -62,13 +62,13 @@ test-libraries: .venv/stamp-libraries .venv-newest/stamp-libraries
 
 # Programs at random, and tests that are tested: docs/trust.md.
 fuzz: .venv/stamp-test .venv-newest/stamp-test
-	.venv/bin/python -m fuzz --python .venv/bin/python .venv-newest/bin/python $(FUZZ)
+	PYTHONPATH=tests .venv/bin/python -m fuzz --python .venv/bin/python .venv-newest/bin/python $(FUZZ)
 
 mutants: .venv-newest/stamp-test
-	.venv-newest/bin/python -m mutants $(MUTANTS)
+	PYTHONPATH=tests .venv-newest/bin/python -m mutants $(MUTANTS)
 
 test-suites: .venv-suites/stamp-test
-	.venv-suites/bin/python -m suites $(SUITES)
+	PYTHONPATH=tests .venv-suites/bin/python -m suites $(SUITES)
 
 clean:
 	rm -rf .venv .venv-newest .venv-middle .venv-suites build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

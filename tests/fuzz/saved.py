@@ -53,7 +53,7 @@ def undefined(shape: tuple[int, ...], kind: str) -> Any:
 
 def say(x: Any) -> None:
     """Print a number."""
-    jax.debug.callback(mutations._heard, x, ordered=True)  # noqa: SLF001 - it is ours
+    jax.debug.callback(mutations._heard, x, ordered=True)
 
 
 def check_saved(

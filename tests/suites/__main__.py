@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 
 from suites.libraries import LIBRARIES, Library
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
@@ -95,7 +95,11 @@ def _run(
         "python_files=*_test.py test_*.py",
     ]
     command += [f"--junitxml={report}", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "JAX_PLATFORMS": "cpu",
+    }
     with report.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(command, cwd=source, env=environment, stdout=log, stderr=log)
         try:

@@ -28,7 +28,7 @@ UNTRACED = (
 @functools.wraps(JIT)  # its signature says which options there are
 def jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """`jax.jit` of the optimised function; for `jaxpr_opt` itself what it was."""
-    caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - there is no other way
+    caller = sys._getframe(1).f_globals.get("__name__", "")
     if fun is None:
         return functools.partial(jit, **options)
     if caller.partition(".")[0] == "jaxpr_opt":
