@@ -107,6 +107,18 @@ def long_body(n):
     return f, (jnp.ones(3), jnp.ones((4, 3)))
 
 
+def predicates(n):
+    """One loop of which a step changes each of its carries under a predicate of its own."""
+
+    def step(carries, y):
+        return [lax.select(y > 0.1 * k, lax.sin(c) * y, c) for k, c in enumerate(carries)], None
+
+    def f(x, xs):
+        return sum(map(jnp.sum, lax.scan(step, [x] * (n // 6), xs)[0]))
+
+    return f, (jnp.ones(3), jnp.ones((4, 3)))
+
+
 def branches(n):
     """One choice after another."""
 
@@ -126,7 +138,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize(
-    "program", [chain, layers, selects, slices, wide, loops, long_body, branches]
+    "program", [chain, layers, selects, slices, wide, loops, long_body, predicates, branches]
 )
 def test_work_is_linear_in_the_length_of_a_program(program, order, monkeypatch):
     """Nothing of ours is called more than twice as often for twice the program."""

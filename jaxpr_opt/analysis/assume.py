@@ -56,22 +56,31 @@ Known = Value | Splat
 
 
 class Assumed:
-    """The region's values under `facts`, a map from boolean values to what all their elements
-    are.
+    """The region's values under `facts`, a map from values to what all their elements are; what it
+    does not tell is as in `around`.
     """
 
     def __init__(
-        self, region: Region, facts: Mapping[Value, bool], *, linear: bool = False
+        self,
+        region: Region,
+        facts: Mapping[Value, bool | Splat],
+        *,
+        linear: bool = False,
+        around: Assumed | None = None,
     ) -> None:
         self._known: dict[Value, Known] = {
-            value: Splat(np.bool_(fact)) for value, fact in facts.items()
+            value: fact if isinstance(fact, Splat) else Splat(np.bool_(fact))
+            for value, fact in facts.items()
         }
         self._linear = linear
+        self._around = around
         self._walk(region)
 
     def __getitem__(self, value: Value) -> Known:
         if value in self._known:
             return self._known[value]
+        if self._around is not None:
+            return self._around[value]
         if isinstance(value, Constant):
             scalar = value.scalar
             return value if scalar is None else Splat(np.asarray(scalar, value.dtype)[()])
@@ -83,9 +92,15 @@ class Assumed:
 
     def _walk(self, region: Region) -> None:
         for op in region.ops:
-            for result, known in zip(op.results, self._results(op), strict=False):
-                if known is not result and result not in self._known:
-                    self._known[result] = known
+            self._learn(op)
+
+    def _learn(self, op: Op) -> None:
+        for result, known in zip(op.results, self._results(op), strict=False):
+            if result not in self._known and known is not self[result]:
+                self._note(result, known)
+
+    def _note(self, value: Value, known: Known) -> None:
+        self._known[value] = known
 
     def _results(self, op: Op) -> list[Known]:
         if isinstance(op, Cond):
@@ -117,15 +132,9 @@ class Assumed:
         """
         zero = {c.param: c for c in op.carries if _is_zero(self[c.init])}
         while zero:
-            inner = Assumed(op.body, {}, linear=True)
-            inner._known = dict(self._known)
-            inner._known.update(
-                {p: Splat(np.zeros((), c.param.dtype)[()]) for p, c in zero.items()}
-            )
-            inner._known.update(
-                {s.param: k for s in op.streams if isinstance(k := self[s.operand], Splat)}
-            )
-            inner._walk(op.body)
+            facts = {p: Splat(np.zeros((), p.dtype)[()]) for p in zero}
+            facts |= {s.param: k for s in op.streams if isinstance(k := self[s.operand], Splat)}
+            inner = Assumed(op.body, facts, linear=True, around=self)
             lost = [p for p, c in zero.items() if not _is_zero(inner[c.next])]
             if not lost:
                 by_result = {c.result: inner[c.param] for c in zero.values()}
@@ -135,7 +144,7 @@ class Assumed:
                 return [by_result.get(v, v) for v in op.results]
             for param in lost:
                 del zero[param]
-        return []
+        return list(op.results)
 
     def _first_order(self, op: Op, known: list[Known]) -> Known:
         rule = _RULES.get(op.name)

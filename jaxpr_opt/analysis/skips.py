@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxpr_opt import dtypes
+from jaxpr_opt.analysis.assumable import Assumable
 from jaxpr_opt.analysis.assume import Assumed, may_keep
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
@@ -78,9 +79,10 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
     keeping = [c for c in scan.carries if c.param not in counting]
     if not keeping or not all(map(may_keep, keeping)):
         return
+    step = Assumable(scan.body, linear=scan.source.transposed)
     for predicate in _candidates(scan):
         for taken_when in (True, False):
-            skipped = Assumed(scan.body, {predicate: not taken_when}, linear=scan.source.transposed)
+            skipped = step.under({predicate: not taken_when})
             if not all(map(skipped.keeps, keeping)):
                 continue
             kind, ops = _kind(scan, predicate, counting)

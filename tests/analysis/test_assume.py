@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt.analysis.assumable import Assumable
 from jaxpr_opt.analysis.assume import Assumed, Splat
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.testing import traced
@@ -15,6 +16,7 @@ def known(fun, *types, fact=False, linear=False):
     """The outputs of ``fun(p, ...)`` if `p` is false: a number, the name of an input, or None."""
     graph = import_jaxpr(traced(fun, *(types or ("bool[]", "f32[3]"))))
     assumed = Assumed(graph.body, {graph.inputs[0]: fact}, linear=linear)
+    assert_is_found_again(graph, linear)
     found = []
     for value in graph.outputs:
         what = assumed[value]
@@ -23,6 +25,21 @@ def known(fun, *types, fact=False, linear=False):
         else:
             found.append(what.name if what in graph.inputs else None)
     return found[0] if len(found) == 1 else found
+
+
+def assert_is_found_again(graph, linear):
+    """What only a predicate changes, for one after another, is what a whole walk finds."""
+    values = [value for op in graph.body.ops for value in op.results]
+    step = Assumable(graph.body, linear=linear)
+    for predicate in [value for value in (*graph.inputs, *values) if value.dtype == bool]:
+        for fact in (True, False):
+            whole = Assumed(graph.body, {predicate: fact}, linear=linear)
+            again = step.under({predicate: fact})
+            assert all(is_alike(again[value], whole[value]) for value in values)
+
+
+def is_alike(a, b):
+    return a is b or (isinstance(a, Splat) and isinstance(b, Splat) and a.value == b.value)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +111,23 @@ def test_zeros_of_cotangents_only():
 
     assert known(fun)[:2] == [None, None]
     graph = import_jaxpr(jax.make_jaxpr(fun)(True, jnp.ones(3)))
+    assert_is_found_again(graph, linear=True)
     assumed = Assumed(graph.body, {graph.inputs[0]: False}, linear=True)
     assert all(assumed[value] is graph.inputs[1] for value in graph.outputs)
+
+
+def test_what_is_known_without_facts_and_not_under_them():
+    """Both cases are `x`, until one is known to be something else."""
+
+    def fun(p, x):
+        q = p | (x[0] < 1)
+        first = jnp.where(p | True, jnp.zeros(3), x)
+        carried = lax.scan(lambda c, r: (c * r, None), first, x)[0]
+        ways = lax.cond(q, lambda: jnp.where(p, q, q), lambda: q)
+        return jnp.where(x[1] < 1, q, ways), jnp.where(p, carried, x), ways & p
+
+    for linear in (False, True):
+        assert_is_found_again(import_jaxpr(traced(fun, "bool[]", "f32[3]")), linear)
 
 
 def test_a_value_of_another_type_does_not_stand_in():
@@ -143,6 +175,16 @@ WRITES = [
         lambda p, x, i, at: updated(x, i, jnp.where(p, x[0], sliced(x, i)[0])[None]),
         "x",
         id="reshaped",
+    ),
+    pytest.param(
+        lambda p, x, i, at: updated(x, i, sliced(jnp.where(p, x * 2, x), i)), "x", id="of the same"
+    ),
+    pytest.param(
+        lambda p, x, i, at: updated(
+            x, i, lax.reshape(lax.reshape(sliced(jnp.where(p, x * 2, x), i), ()), (1,))
+        ),
+        "x",
+        id="of the same, reshaped",
     ),
     pytest.param(
         lambda p, x, i, at: put(x, at, jnp.where(p, 1.0, got(x, at, CLIP)), CLIP),
