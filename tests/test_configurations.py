@@ -47,7 +47,10 @@ def reused(w, x):
     return jnp.sum(x * jax.random.normal(key, (3,)) * jax.random.uniform(key, (3,)))
 
 
-def outcome(run, *args, errors=(TypeError, ValueError, jax.errors.KeyReuseError)):
+ERRORS = (TypeError, ValueError, jax.errors.KeyReuseError, jax.errors.JaxRuntimeError)
+
+
+def outcome(run, *args, errors=ERRORS):
     """What a function returns, or the first line of its error."""
     try:
         return run(*args)

@@ -5,6 +5,7 @@ which lists do where sets would not.  Nothing is timed.
 """
 
 import cProfile
+import gc
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +162,7 @@ def calls(order, fun, args):
     are compared; what the solver of flow problems compares is its own affair.
     """
     jax.clear_caches()
+    gc.collect()  # programs of other tests, whose ends would be counted
     profile = cProfile.Profile()
     profile.runcall(order(fun).lower, *args)
     count = Counter()

@@ -9,7 +9,7 @@ Every op is priced by itself, as if XLA fused nothing: an upper bound of the byt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
@@ -96,14 +96,19 @@ def _first_order(op: Op) -> Cost:
     return Cost(flops=None if rule is None else rule(op), bytes=moved)
 
 
-def is_less_in_place(windows: int, array: int) -> bool:
-    """Whether adding to windows of so many bytes, one after the other, moves less than adding dense
-    arrays with these windows in them, all in one sum.
+LOOKED_AT = 8
+"""Elements of zeros with a window in them that a fused sum looks at in the time it moves one."""
 
-    In place each window is read, its addend too, and it is written.  The sum reads the addends, and
-    reads and writes the array.
+
+def is_less_in_place(windows: Sequence[int], array: int) -> bool:
+    """Whether adding to windows of so many bytes each, one after the other, costs less than adding
+    dense arrays with these windows in them, all in one sum.
+
+    In place each window is read, its addend too, and it is written.  The sum reads the addends,
+    reads and writes the array, and looks at each of its elements once for every window.
     """
-    return 3 * windows < windows + 2 * array
+    moved = sum(windows)
+    return 3 * moved < moved + 2 * array + len(windows) * array // LOOKED_AT
 
 
 def is_less_fenced(windows: int, array: int, *, whole_is_read: bool) -> bool:
