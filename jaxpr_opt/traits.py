@@ -274,8 +274,3 @@ def _is_total(op: Op) -> bool:
     if op.regions:
         return not op.effects and not isinstance(op, Call | Remat | While)
     return op.is_terminator or (op.name in TOTAL and is_pure(op))
-
-
-def all_cheap(ops: Iterable[Op]) -> bool:
-    """Whether every op is cheap."""
-    return all(is_cheap(op) for op in ops)
