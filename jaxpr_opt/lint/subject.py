@@ -36,6 +36,8 @@ class Scaling:
     """The values it is looked at, in increasing order."""
     arguments: Callable[[int], Arguments]
     """The types of the arguments at one of them."""
+    own: int | None = None
+    """Of the target's own arguments; None where only the function that makes them knows."""
     limit: str = ""
     """The fastest growth that is fine, as `O(T)`; empty where growth is only reported."""
 
@@ -58,7 +60,10 @@ class Subject:
     function: Callable[..., Any]
     """What is traced: in mode `gradient`, already the gradient."""
     args: tuple[Any, ...]
-    """Types (`jax.ShapeDtypeStruct`) in place of arrays; at the largest size of `scaling`."""
+    """Types (`jax.ShapeDtypeStruct`) in place of arrays.
+
+    Every figure but `growth` is about these, whatever the sizes of `scaling`.
+    """
     kwargs: dict[str, Any] = field(default_factory=dict)
     mode: Mode = "as-is"
     options: Options = field(default_factory=Options)
@@ -130,8 +135,7 @@ class Subject:
         """How the program grows with the size that its arguments grow with; None if with none."""
         if self.scaling is None:
             return None
-        *smaller, largest = self.scaling.sizes
-        return growth({largest: self.graph} | {size: self._graph_at(size) for size in smaller})
+        return growth({size: self._graph_at(size) for size in self.scaling.sizes})
 
     def _graph_at(self, size: int) -> Graph:
         about = self.at(size)
@@ -149,10 +153,17 @@ class Subject:
         return nbytes >= max(self.options.min_bytes, self.options.min_share * self.input_bytes)
 
     def at(self, size: int) -> Subject:
-        """The same function on arguments of another size."""
+        """The same function on arguments of another size: one subject for each, traced once."""
         assert self.scaling is not None
-        args, kwargs = self.scaling.arguments(size)
-        return replace(self, args=args, kwargs=kwargs)
+        if size not in self._by_size:
+            args, kwargs = self.scaling.arguments(size)
+            self._by_size[size] = replace(self, args=args, kwargs=kwargs)
+        return self._by_size[size]
+
+    @cached_property
+    def _by_size(self) -> dict[int, Subject]:
+        own = None if self.scaling is None else self.scaling.own
+        return {} if own is None else {own: self}
 
 
 def place(fun: Callable[..., Any]) -> Frame | None:

@@ -16,7 +16,7 @@ from jaxpr_opt.analysis.powers import parse_limit
 from jaxpr_opt.decorator import unwrap
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.modes import traceable
-from jaxpr_opt.lint.options import Options, Spec, parse
+from jaxpr_opt.lint.options import Options, Scale, Spec, parse
 from jaxpr_opt.lint.subject import Scaling, Subject, place
 from jaxpr_opt.reports import observe
 from jaxpr_opt.targets import (
@@ -62,7 +62,7 @@ class Target:
         """
         options = Options(**{**_fields(defaults), **self.settings})
         scaling = self._scaling()
-        args, kwargs = self._at(None if scaling is None else scaling.sizes[-1])
+        args, kwargs = self._at(None if scaling is None else scaling.own)
         function, (args, kwargs) = self._traceable((args, kwargs))
         return Subject(
             self.name,
@@ -108,11 +108,12 @@ class Target:
             scale.name,
             scale.sizes,
             lambda size: self._traceable(self._at(size))[1],
+            _own_size(self.given, scale),
             self.spec.growth,
         )
 
     def _at(self, size: int | None) -> Arguments:
-        """The types of the arguments; where they grow with a number, at one of its values."""
+        """The types of the arguments: the target's own, or those of one size of its scale."""
         given, scale = self.given, self.spec.scale
         if not callable(given):
             return tuple(_argument(each) for each in given or ()), {}
@@ -133,6 +134,19 @@ def _argument(given: Any) -> Any:
 def _takes(make: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(make).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _own_size(make: Callable[..., Any], scale: Scale) -> int | None:
+    """The size that arguments have if `make` is not told one: its default.
+
+    The largest of the scale if it has none; None if it is not said in the signature.
+    """
+    parameter = inspect.signature(make).parameters.get(scale.name)
+    if parameter is None:
+        return None
+    if parameter.default is parameter.empty:
+        return scale.sizes[-1]
+    return parameter.default if isinstance(parameter.default, int) else None
 
 
 # -- marks ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -52,10 +53,14 @@ def arguments(steps=8):
     return (jax.ShapeDtypeStruct((steps,), "float32"),)
 
 
-def found(rule, function, min_bytes=0, **settings):
-    given = {"mode": "gradient", "scale": "steps=64,128,256"} | settings
-    target = Target(name="t", function=function, given=arguments, spec=Spec(**parse(given, Spec)))
-    return list(rule().check(target.subject(Options(min_bytes=min_bytes, min_share=0))))
+def subject(function, given=arguments, min_bytes=0, **settings):
+    asked = {"mode": "gradient", "scale": "steps=64,128,256"} | settings
+    target = Target(name="t", function=function, given=given, spec=Spec(**parse(asked, Spec)))
+    return target.subject(Options(min_bytes=min_bytes, min_share=0))
+
+
+def found(rule, function, given=arguments, min_bytes=0, **settings):
+    return list(rule().check(subject(function, given, min_bytes, **settings)))
 
 
 def test_a_line_that_grows_faster_than_it_may():
@@ -71,6 +76,44 @@ def test_a_line_that_grows_faster_than_it_may():
 @pytest.mark.parametrize("limit", ["O(steps^2)", "quadratic", "O(n^2)", "O(steps^2 log steps)"])
 def test_what_may_grow_is_fine(limit):
     assert found(GrowthOverLimit, written, growth=limit) == []
+
+
+def default(steps=1024):
+    return arguments(steps)
+
+
+def largest(steps):
+    return arguments(steps)
+
+
+OWN_SIZES = [
+    (default, 1024),
+    (largest, 256),
+    (lambda **sizes: arguments(**{"steps": 32} | sizes), 32),  # only the function knows
+    (lambda steps=None: arguments(steps or 16), 16),
+]
+
+
+@pytest.mark.parametrize(("given", "own"), OWN_SIZES)
+def test_figures_are_those_of_the_own_arguments_whatever_the_scale(given, own):
+    about = subject(stored, given)
+    assert about.input_bytes == 4 * own
+    assert about.residual_bytes // own**2 == 2 * 4
+    assert about.peak_bytes > about.residual_bytes
+    assert about.growth.sizes == (64, 128, 256)
+
+
+def test_no_size_is_traced_twice():
+    sizes = []
+
+    def counted(xs):
+        sizes.append(xs.size)
+        return stored(xs)
+
+    about = subject(counted, lambda steps=128: arguments(steps), growth="O(steps)")
+    assert list(GrowthOverLimit().check(about))
+    _ = about.residual_bytes
+    assert sorted(sizes) == [64, 128, 256]
 
 
 def test_every_measure_is_looked_at():
@@ -100,6 +143,15 @@ def test_a_limit_says_that_it_is_meant():
 
 def test_small_residuals_are_not_told():
     assert found(SuperlinearResiduals, stored, min_bytes=2**20) == []
+
+
+def test_small_residuals_are_told_if_they_are_large_at_the_own_size():
+    def own(steps=4096):
+        return arguments(steps)
+
+    (finding,) = found(SuperlinearResiduals, stored, own, min_bytes=2**26)
+    assert finding.reason.endswith("at steps = 64, 128, 256")
+    assert found(SuperlinearResiduals, stored, own, min_bytes=2**28) == []
 
 
 def test_linear_residuals_are_fine():
@@ -150,6 +202,15 @@ def test_a_limit_is_checked(lint):
     assert code == 1
     assert f"grows.py:{LINE} in step" in out
     assert "O(T^2) work in scatter: faster than linear" in out
+
+
+def test_a_budget_is_for_the_own_size(lint):
+    options = ["--scale", "T=2,4", "--format", "json", "--select", "JXO601"]
+    Path("pyproject.toml").write_text("[tool.jaxpr-opt.lint]\nmax-residual-bytes = 40\n")
+    code, out, _ = lint(*options)  # at T = 8; at T = 4 it keeps 24 bytes
+    (target,) = json.loads(out)["targets"]
+    assert (code, target["findings"][0]["code"]) == (1, "JXO601")
+    assert target["figures"]["residual_bytes"] == target["findings"][0]["bytes"] > 40
 
 
 def test_growth_for_machines(lint):

@@ -64,7 +64,7 @@ def test_targets_of_the_project():
     (step,) = targets((), load_text(PROJECT, Path(FILE).parent), Asked())
     assert (step.name, step.spec) == ("step", Spec(mode="gradient", scale=Scale("steps", (4, 8))))
     about = step.subject(Options())
-    assert about.args[1].shape == (8, 8)  # the largest
+    assert about.args[1].shape == (64, 8)  # its own, whatever the scale
     assert about.at(4).args[1].shape == (4, 8)
     assert about.at(4).mode == "gradient"
     assert about.name == "step"

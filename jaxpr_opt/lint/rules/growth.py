@@ -102,8 +102,17 @@ class SuperlinearResiduals(Rule):
         if scaling is None or grown is None or scaling.limit:
             return
         limit, trend = parse_limit(f"O({scaling.name})"), grown["residual_bytes"]
-        terms = [t for t in trend.faster(limit) if subject.is_worth(t.amounts[-1])]
+        terms = [term for term in trend.faster(limit) if _is_worth(subject, term)]
         yield from _findings(self, subject, trend, terms, limit)
+
+
+def _is_worth(subject: Subject, term: Term) -> bool:
+    """Whether a term is large at the largest size that is looked at, or at the target's own."""
+    assert subject.scaling is not None
+    own, largest = subject.scaling.own, subject.scaling.sizes[-1]
+    amount = term.amounts[-1]
+    grown = amount * (own / largest) ** term.exponent if own is not None else 0
+    return subject.at(largest).is_worth(amount) or subject.is_worth(int(grown))
 
 
 def _blamed(terms: Sequence[Term]) -> Iterator[tuple[Frame | None, list[Term]]]:
