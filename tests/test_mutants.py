@@ -23,8 +23,14 @@ def refuse(x):
     return None
 
 
+def is_odd(x) -> bool:  # (2)
+    return x % 2 == 1
+
+
 class Pass:
     def find(self, xs):
+        xs.sort()  # (1)
+        xs.reverse()
         yield from [x for x in xs if x]
 '''
 
@@ -47,7 +53,10 @@ def test_each_condition_once(module, tmp_path):
         (13, "refuse", "never: x % 2 == 0 and x != 2", ("2",)),
         (13, "refuse", "without: and x % 2 == 0", ("2",)),
         (13, "refuse", "without: and x != 2", ("2",)),
-        (20, "Pass.find", "all, not only if x", ()),
+        (19, "is_odd", "always: x % 2 == 1", ("2",)),
+        (19, "is_odd", "never: x % 2 == 1", ("2",)),
+        (24, "Pass.find", "left out: xs.sort()", ("1",)),
+        (26, "Pass.find", "all, not only if x", ()),
     ]
 
 
@@ -55,9 +64,11 @@ def test_each_condition_once(module, tmp_path):
 def test_a_mutant_runs(module, tmp_path):
     from mutants import kill
 
-    small, _, _, two, _ = mutants(tmp_path / "mutated_module.py")
+    small, _, _, two, *_, unsorted, _ = mutants(tmp_path / "mutated_module.py")
     assert (module.refuse(11), module.refuse(2)) == ("large", None)
     kill.apply(two)
     assert (module.refuse(11), module.refuse(2)) == ("large", "even")
     kill.apply(small)
     assert (module.refuse(11), module.refuse(2)) == (None, None)
+    kill.apply(unsorted)
+    assert list(module.Pass().find([1, 3, 2])) == [2, 3, 1]

@@ -7,10 +7,13 @@ what is written                 what is tried
 ``a and b``, ``a or b``         ``a`` alone, ``b`` alone
 ``[x for x in xs if wanted]``   all of `xs`
 ``x if p else y``               `y` alone, `x` alone
+``def f() -> bool: return p``   true, false
+``do(x)  # (2)``                nothing
+``if p:  # (2)``                as if it were so, as if it were not
 ==============================  ===========================
 
-Comments such as ``# (2)`` say which condition of the docstring a line is; a mutant has the numbers
-of its lines, or those of the function around it.
+A comment such as ``# (2)`` says which condition of the docstring a statement is part of, or, beside
+a ``def``, all of a function.
 """
 
 from __future__ import annotations
@@ -38,6 +41,11 @@ class Mutant:
     def name(self) -> str:
         return f"{self.path.stem}:{self.line} {self.text}"
 
+    @property
+    def key(self) -> str:
+        """What it is called as long as its function stays as it is."""
+        return f"{self.number} {self.function} {self.text}"
+
     def code(self) -> CodeType:
         """The function it is in, compiled with the change."""
         tree = ast.parse(self.path.read_text())
@@ -53,13 +61,11 @@ def mutants(path: Path) -> list[Mutant]:
     cited = _cited(text)
     made = []
     for number, change in enumerate(_changes(ast.parse(text))):
-        lines = range(change.node.lineno, (change.node.end_lineno or 0) + 2)
-        numbers = dict.fromkeys(n for line in lines for n in cited.get(line, ()))
-        around = range(change.around.lineno - 1, (change.around.end_lineno or 0) + 1)
-        numbers = numbers or dict.fromkeys(n for line in around for n in cited.get(line, ()))
-        made.append(
-            Mutant(path, number, change.node.lineno, change.function, change.text, tuple(numbers))
-        )
+        lines = {*_head(change.statement), *_head(change.around)}
+        numbers = dict.fromkeys(n for line in sorted(lines) for n in cited.get(line, ()))
+        if numbers or not change.only_cited:
+            place = change.node.lineno, change.function, change.text
+            made.append(Mutant(path, number, *place, tuple(numbers)))
     return made
 
 
@@ -67,6 +73,15 @@ def numbered(path: Path) -> list[str]:
     """The numbers of the conditions in a module's docstring."""
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
     return re.findall(r"^(\d+)\. ", docstring, re.MULTILINE)
+
+
+def _head(statement: ast.stmt) -> range:
+    """The lines of a statement without those of its body, unless that but leaves."""
+    end = statement.end_lineno or 0
+    body = getattr(statement, "body", None)
+    if body and not (isinstance(statement, ast.If) and _leaves(statement)):
+        end = body[0].lineno - 1
+    return range(statement.lineno, end + 1)
 
 
 def _cited(text: str) -> dict[int, list[str]]:
@@ -77,16 +92,22 @@ def _cited(text: str) -> dict[int, list[str]]:
     return cited
 
 
+_Mutation = tuple[ast.expr | ast.Expr, str, ast.AST]
+"""What is changed, the change in words, and what is put there."""
+
+
 @dataclass
 class _Change:
     """A place in a tree, and what to put there."""
 
-    node: ast.expr
+    node: ast.expr | ast.Expr
     parent: ast.AST
     text: str
-    new: ast.expr
+    new: ast.AST
+    only_cited: bool
     function: str
-    around: ast.AST
+    statement: ast.stmt
+    around: ast.FunctionDef
 
     def apply(self) -> None:
         for name, value in ast.iter_fields(self.parent):
@@ -98,9 +119,20 @@ class _Change:
 
 def _changes(tree: ast.Module) -> Iterator[_Change]:
     for function, qualname in _functions(tree, ""):
-        for parent in ast.walk(function):
-            for node, text, new in _mutations(parent):
-                yield _Change(node, parent, text, new, qualname, function)
+        for parent, statement in _walk(function, function):
+            for node, text, new in _mutations(parent, function):
+                yield _Change(node, parent, text, new, False, qualname, statement, function)
+            for node, text, new in _of_statements(parent):
+                within = node if isinstance(node, ast.stmt) else statement
+                yield _Change(node, parent, text, new, True, qualname, within, function)
+
+
+def _walk(node: ast.AST, statement: ast.stmt) -> Iterator[tuple[ast.AST, ast.stmt]]:
+    """What is below a node, each with the statement it is in."""
+    statement = node if isinstance(node, ast.stmt) else statement
+    yield node, statement
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, statement)
 
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, str]]:
@@ -112,7 +144,7 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, st
             yield from _functions(child, f"{prefix}{child.name}.")
 
 
-def _mutations(parent: ast.AST) -> Iterator[tuple[ast.expr, str, ast.expr]]:
+def _mutations(parent: ast.AST, function: ast.FunctionDef) -> Iterator[_Mutation]:
     if isinstance(parent, ast.If) and _leaves(parent):
         yield parent.test, f"never: {_short(parent.test)}", ast.Constant(value=False)
     if isinstance(parent, ast.BoolOp) and not any(map(_is_text, parent.values)):
@@ -123,9 +155,33 @@ def _mutations(parent: ast.AST) -> Iterator[tuple[ast.expr, str, ast.expr]]:
     if isinstance(parent, ast.comprehension):
         for test in parent.ifs:
             yield test, f"all, not only if {_short(test)}", ast.Constant(value=True)
-    if isinstance(parent, ast.IfExp):
-        yield parent.test, f"always: {_short(parent.test)}", ast.Constant(value=True)
-        yield parent.test, f"never: {_short(parent.test)}", ast.Constant(value=False)
+    test = parent.test if isinstance(parent, ast.IfExp) else _answer(parent, function)
+    if test is not None:
+        yield from _both(test)
+
+
+def _of_statements(parent: ast.AST) -> Iterator[_Mutation]:
+    """What is tried of statements that cite a condition."""
+    if isinstance(parent, ast.If) and not _leaves(parent):
+        yield from _both(parent.test)
+    for block in ("body", "orelse"):
+        for each in getattr(parent, block, ()) if isinstance(parent, ast.stmt) else ():
+            if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call):
+                yield each, f"left out: {_short(each)}", ast.Pass()
+
+
+def _both(test: ast.expr) -> Iterator[_Mutation]:
+    yield test, f"always: {_short(test)}", ast.Constant(value=True)
+    yield test, f"never: {_short(test)}", ast.Constant(value=False)
+
+
+def _answer(node: ast.AST, function: ast.FunctionDef) -> ast.expr | None:
+    """What a function that says yes or no returns, if it is one question."""
+    if not isinstance(function.returns, ast.Name) or function.returns.id != "bool":
+        return None
+    if not isinstance(node, ast.Return) or isinstance(node.value, ast.BoolOp | ast.Constant):
+        return None
+    return node.value
 
 
 def _is_text(node: ast.expr) -> bool:

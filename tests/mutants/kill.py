@@ -8,12 +8,14 @@ import gc
 import inspect
 import io
 import json
+import math
 import os
 import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -25,8 +27,8 @@ import pytest
 from fuzz.corpus import CHECKS
 from mutants.find import Mutant, mutants
 
-TIMEOUT = 25
-"""Seconds of processor time after which tests hang: the mutant is killed."""
+TIMEOUT = 4
+"""Times the processor time that all tests take, after which tests hang: the mutant is killed."""
 
 TOOL = 3
 """A number of `sys.monitoring` that nobody else uses."""
@@ -57,7 +59,7 @@ class _Coverage:
 
     def __init__(self, path: Path) -> None:
         self.path, self.lines = path, {}
-        self.test = ""
+        self.test, self.passed = "", set()
         monitor: Any = sys.monitoring
         monitor.use_tool_id(TOOL, "mutants")
         monitor.register_callback(TOOL, monitor.events.LINE, self._line)
@@ -72,11 +74,11 @@ class _Coverage:
     def pytest_runtest_protocol(self, item: Any) -> Any:
         self.test = item.nodeid
         sys.monitoring.restart_events()  # type: ignore[attr-defined]
-        started = time.monotonic()
-        try:
-            return (yield)
-        finally:
-            self.seconds = time.monotonic() - started
+        return (yield)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call" and report.passed:
+            self.passed.add(report.nodeid)
 
 
 class _Quick:
@@ -116,41 +118,61 @@ def _all(path: Path, qualname: str) -> list[CodeType]:
     return found
 
 
-def _pytest(arguments: Sequence[str], plugins: Sequence[Any] = ()) -> tuple[int, str]:
+def _pytest(
+    arguments: Sequence[str], plugins: Sequence[Any] = (), more: Sequence[str] = ("-x",)
+) -> tuple[int, str]:
     said = io.StringIO()
-    options = ["-q", "-n0", "-x", "-p", "no:cacheprovider", "-Wignore", "--tb=line", "--no-header"]
+    options = ["-q", "-n0", *more, "-p", "no:cacheprovider", "-Wignore", "--tb=line", "--no-header"]
     with contextlib.redirect_stdout(said):
         code = pytest.main([*options, *arguments], plugins=list(plugins))
     return int(code), said.getvalue()
 
 
-def covered(path: Path, files: Sequence[str], *, quick: bool) -> dict[str, list[int]]:
-    """The lines of a module that each test runs; raises if a test fails as things are."""
+@dataclass(frozen=True)
+class Baseline:
+    """What tests do as things are."""
+
+    lines: dict[str, list[int]]
+    seconds: float
+
+    def covering(self, line: int) -> list[str]:
+        """Tests that run a line, those that run least first."""
+        return [
+            test
+            for test, ran in sorted(self.lines.items(), key=lambda item: len(item[1]))
+            if line in ran
+        ]
+
+
+def baseline(path: Path, files: Sequence[str], *, quick: bool) -> Baseline:
+    """The lines of a module that each test runs, without tests that fail."""
 
     def run() -> Any:
         coverage = _Coverage(path)
-        code, said = _pytest(files, [coverage, _Quick()] if quick else [coverage])
-        if code not in {0, 5}:
-            return {"failed": said[-1500:]}
-        return {test: sorted(lines) for test, lines in coverage.lines.items() if test}
+        _pytest(files, [coverage, _Quick()] if quick else [coverage], ["--maxfail=1000"])
+        return {t: sorted(lines) for t, lines in coverage.lines.items() if t in coverage.passed}
 
+    started = time.monotonic()
     found = _forked(run, 1200)
-    if not isinstance(found, dict) or "failed" in found:
-        raise RuntimeError(f"tests fail without a mutant: {found}")
-    return found
+    return Baseline(found, time.monotonic() - started)
 
 
-def verdict(mutant: Mutant, tests: Sequence[str], *, quick: bool) -> str:
-    """What became of a mutant: ``killed by`` a test, or ``survived``; first by tests that need not
-    compile.
+def verdict(mutant: Mutant, baseline: Baseline, before: str, *, quick: bool) -> str:
+    """What became of a mutant: ``killed by`` a test, or ``survived``; first by the one that killed
+    it before, then by those that need not compile.
     """
+    tests = baseline.covering(mutant.line)
     if not tests:
         return "survived: no test runs this line"
-    verdict = _run(mutant, tests, quick=True)
-    return verdict if verdict.startswith("killed") or quick else _run(mutant, tests, quick=False)
+    tests.sort(key=lambda test: test not in before)
+    seconds = TIMEOUT * baseline.seconds
+    verdict = _run(mutant, tests, seconds, quick=True)
+    if verdict.startswith("killed") or quick:
+        return verdict
+    return _run(mutant, tests, seconds, quick=False)
 
 
-def _run(mutant: Mutant, tests: Sequence[str], quick: bool) -> str:
+def _run(mutant: Mutant, tests: Sequence[str], seconds: float, quick: bool) -> str:
     def run() -> Any:
         apply(mutant)
         code, said = _pytest(tests, [_Quick()] if quick else [])
@@ -159,7 +181,7 @@ def _run(mutant: Mutant, tests: Sequence[str], quick: bool) -> str:
             return "survived"
         return f"killed by {(failed or [said[-200:]])[0].split(' - ')[0]}"
 
-    found = _forked(run, TIMEOUT if quick else 4 * TIMEOUT)
+    found = _forked(run, math.ceil(seconds))
     return found if isinstance(found, str) else "killed: it hangs, or takes the process down"
 
 
@@ -203,5 +225,8 @@ def _forked(run: Callable[[], Any], seconds: int) -> Any:
 
 @functools.cache
 def warm() -> None:
-    """Import what children need, without starting a device."""
+    """Import what children need, all passes included, without starting a device."""
     import jaxpr_opt.testing  # noqa: F401
+    from jaxpr_opt import registry
+
+    registry.default_pipeline()
