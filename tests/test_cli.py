@@ -109,7 +109,7 @@ def test_diff_shows_both_programs_and_a_table(run):
     assert table[0].split() == ["before", "after"]
     assert [line.split("  ")[0] for line in table[1:]] == [
         "equations",
-        "loop residuals",
+        "kept for the gradient",
         "peak memory, estimated",
         "FLOPs",
     ]
@@ -128,7 +128,7 @@ def test_diff_of_a_program_nothing_is_done_to(run, target):
 
                         before  after
 equations                    2      2
-loop residuals             0 B    0 B
+kept for the gradient      0 B    0 B
 peak memory, estimated    36 B   36 B
 FLOPs                        6      6
 """,

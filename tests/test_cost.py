@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.cost import UNKNOWN, Cost, cost
 from jaxpr_opt.analysis.liveness import last_uses, peak_bytes
-from jaxpr_opt.analysis.summary import residual_bytes
+from jaxpr_opt.analysis.summary import stacked_bytes
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 from tests.programs import XS, X, nested_scan
@@ -80,14 +80,14 @@ def test_residuals_are_stacks_that_another_loop_reads():
     loss = lambda x, xs: lax.scan(lambda c, r: (jnp.tanh(c * r), None), x, xs)[0].sum()
     graph = graph_of(jax.grad(loss), "f32[3]", "f32[8,3]")
     scan = next(op for op in graph.walk() if op.name == "scan")
-    assert residual_bytes(graph) == sum(y.result.nbytes for y in scan.stacks) > 0
-    assert residual_bytes(graph_of(loss, "f32[3]", "f32[8,3]")) == 0
+    assert stacked_bytes(graph) == sum(y.result.nbytes for y in scan.stacks) > 0
+    assert stacked_bytes(graph_of(loss, "f32[3]", "f32[8,3]")) == 0
 
 
 def test_residuals_of_nested_loops_count_once():
     graph = graph_of(nested_scan, X, XS)
     outer = next(op for op in graph.walk() if op.name == "scan")
-    assert residual_bytes(graph) == outer.stacks[0].result.nbytes == 8 * 2 * 3 * 4
+    assert stacked_bytes(graph) == outer.stacks[0].result.nbytes == 8 * 2 * 3 * 4
 
 
 @pytest.mark.parametrize(

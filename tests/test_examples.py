@@ -98,5 +98,5 @@ def test_the_demo_fits_80_columns_and_tells_costs_once(monkeypatch, capsys):
     assert not [line for line in out.splitlines() if len(line) > 80 or line != line.rstrip()]
     for told in ("-     ", "+     ", "collapse-loops", "examples/bounded_while.py:", "FLOPs "):
         assert told in out
-    for cost in ("loop residuals  ", "time, bound 2  ", "trace and compile, bound 2  "):
+    for cost in ("kept for the gradient  ", "time, bound 2  ", "trace and compile, bound 2  "):
         assert out.count(f"\n{cost}") == 1

@@ -188,8 +188,11 @@ def test_tidying_up_is_credited_to_who_made_the_mess():
     ("saved", "text"),
     [
         (account.Savings(), ""),
-        (account.Savings(33_800_000, 5_000), "saves 33.8 MB of loop residuals and 5,000 FLOPs"),
-        (account.Savings(33_800_000, -5_000), "saves 33.8 MB of loop residuals, adds 5,000 FLOPs"),
+        (account.Savings(33_800_000, 5_000), "saves 33.8 MB kept for the gradient and 5,000 FLOPs"),
+        (
+            account.Savings(33_800_000, -5_000),
+            "saves 33.8 MB kept for the gradient, adds 5,000 FLOPs",
+        ),
         (account.Savings(8, -5), ""),
     ],
 )

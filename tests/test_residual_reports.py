@@ -13,8 +13,11 @@ from jax import lax
 import jaxpr_opt
 from examples import bounded_while, kv_cache
 from jaxpr_opt.cli import main
+from jaxpr_opt.lint.options import Options, Spec
+from jaxpr_opt.lint.target import Target
 from jaxpr_opt.reports import residual_report
 from jaxpr_opt.reports.residuals import ArgnumsError
+from jaxpr_opt.testing import assert_residual_bytes
 
 W, X = np.eye(4, dtype=np.float32), np.ones((3, 4), np.float32)
 
@@ -52,6 +55,30 @@ def test_the_total_is_told_beside_that_of_the_arguments():
     assert report.bytes == sum(row.bytes for row in report.kept)
     assert report.argument_bytes == W.nbytes  # w; of x the loop keeps its own copy
     assert (report.parameter_bytes, report.input_bytes) == (W.nbytes, W.nbytes + X.nbytes)
+
+
+STEPS = [partial(looped), kv_cache.loss, partial(bounded_while.loss, bound=8)]
+GIVEN = [(W, X), kv_cache.arguments(length=8, width=4), bounded_while.arguments(8, 1, 2)]
+
+
+@pytest.mark.parametrize(("loss", "args"), [*zip(STEPS, GIVEN, strict=True)])
+def test_one_figure_has_one_definition(loss, args):
+    """What `residuals`, `diff`, `explain`, `report`, lint, growth and assertions call kept."""
+    gradient = jax.value_and_grad(loss)
+    report = jaxpr_opt.residuals(loss, *args)
+    assert report.residual_bytes > 0
+    assert report.residual_bytes == sum(
+        row.bytes for row in report.kept if row.kind == "intermediate" and not row.is_unread
+    )
+    target = Target(name="t", function=loss, given=args, spec=Spec(mode="gradient"))
+    assert target.subject(Options()).residual_bytes == report.residual_bytes
+    explained = jaxpr_opt.explain(gradient, *args).diff
+    assert explained.before.residual_bytes == report.residual_bytes
+    grown = jaxpr_opt.growth(gradient, lambda n: args, (1, 2)).growth
+    assert grown["residual_bytes"].amounts == (report.residual_bytes,) * 2
+    assert_residual_bytes(loss, args, at_most=report.residual_bytes)
+    with pytest.raises(AssertionError):
+        assert_residual_bytes(loss, args, at_most=report.residual_bytes - 1)
 
 
 def test_arguments_are_called_what_they_are_called():

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 from jaxpr_opt import compat
 from jaxpr_opt.analysis.liveness import peak_bytes
 from jaxpr_opt.analysis.powers import Limit, exponent
-from jaxpr_opt.analysis.saved import saved
+from jaxpr_opt.analysis.saved import kept
 from jaxpr_opt.analysis.work import works
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Graph, Op, Value
@@ -128,8 +128,7 @@ Amounts = Counter[Place]
 
 
 def _residuals(graph: Graph) -> Amounts:
-    kept = (each for each in saved(graph) if each.kind == "intermediate")
-    return _summed((_place(each.made), each.nbytes) for each in kept)
+    return _summed((_place(each.made), each.nbytes) for each in kept(graph))
 
 
 def _work(graph: Graph) -> Amounts:

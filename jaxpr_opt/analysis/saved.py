@@ -89,6 +89,19 @@ def saved(graph: Graph, handed_over: Iterable[Value] | None = None) -> tuple[Sav
     )
 
 
+def kept(graph: Graph) -> tuple[Saved, ...]:
+    """What the gradients in a graph keep in memory of its own: no arguments, no captured arrays."""
+    return tuple(each for each in saved(graph) if each.kind == "intermediate")
+
+
+def kept_bytes(graph: Graph) -> int:
+    """Bytes that the gradients in a graph keep.
+
+    Reports, lint, budgets and tests all mean this figure.
+    """
+    return sum(each.nbytes for each in kept(graph))
+
+
 def _one(value: Value, captured: dict[int, Value]) -> Value | None:
     """The value that stands for all reads of it; None for a scalar that is written down."""
     if not isinstance(value, Constant):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.liveness import peak_bytes
+from jaxpr_opt.analysis.saved import kept_bytes
 from jaxpr_opt.ir import Call, Cond, Graph, Remat, Scan, Use, Value
 
 
@@ -16,7 +17,7 @@ class Summary:
     equations: int
     """Ops, those inside loops and branches counted once."""
     residual_bytes: int
-    """What loops write row by row for other loops to read, or for the program to return."""
+    """What the gradient keeps, as `kept_bytes` counts it."""
     peak_bytes: int
     """The most that is live at one moment, if ops run in order and nothing is fused."""
     flops: int | None
@@ -27,27 +28,27 @@ def summarize(graph: Graph) -> Summary:
     """The figures of a graph."""
     return Summary(
         equations=sum(not op.is_terminator for op in graph.walk()),
-        residual_bytes=residual_bytes(graph),
+        residual_bytes=kept_bytes(graph),
         peak_bytes=peak_bytes(graph),
         flops=cost(graph.body).flops,
     )
 
 
-def residual_bytes(graph: Graph) -> int:
+def stacked_bytes(graph: Graph) -> int:
     """Bytes of the stacks that leave their loop to be streamed into another or returned.
 
     A stack of a nested loop that becomes a row of an outer stack counts there, and only there.
     """
     stacks = (y.result for op in graph.walk() if isinstance(op, Scan) for y in op.stacks)
-    return sum(stack.nbytes for stack in stacks if _is_residual(stack))
+    return sum(stack.nbytes for stack in stacks if _is_read_by_row(stack))
 
 
-def _is_residual(value: Value) -> bool:
+def _is_read_by_row(value: Value) -> bool:
     """Whether a stream or the program's `return` reads the value, directly or through a region."""
-    return any(_reads_residual(use) for use in value.uses)
+    return any(_reads_row(use) for use in value.uses)
 
 
-def _reads_residual(use: Use) -> bool:
+def _reads_row(use: Use) -> bool:
     op, index = use
     if isinstance(op, Scan):
         return index >= len(op.carries)
@@ -56,4 +57,4 @@ def _reads_residual(use: Use) -> bool:
     owner = op.region.owner
     if isinstance(owner, Graph):
         return True
-    return isinstance(owner, Cond | Remat | Call) and _is_residual(owner.results[index])
+    return isinstance(owner, Cond | Remat | Call) and _is_read_by_row(owner.results[index])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxpr_opt.analysis.saved import saved
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.prose import plural
 from jaxpr_opt.ir import Graph
@@ -16,7 +15,7 @@ TOLD = 1.1
 """From which ratio on the verdict speaks of a figure."""
 WORDS = {
     "peak_bytes": ("less memory", "more memory", "no memory"),
-    "kept": (
+    "residual_bytes": (
         "less kept for the backward pass",
         "more kept for the backward pass",
         "nothing kept for the backward pass",
@@ -26,9 +25,9 @@ WORDS = {
 """What the verdict speaks of, in this order: how it says that there is less, more, or none."""
 
 
-def header(report: Report, before: Graph, after: Graph, findings: Sequence[Finding]) -> Markup:
+def header(report: Report, before: Graph, findings: Sequence[Finding]) -> Markup:
     """The top of the page."""
-    rows = _rows(report, before, after)
+    rows = _rows(report)
     size = bytes_text(sum(value.nbytes for value in before.inputs))
     facts = [f"{plural(len(before.inputs), 'argument')}, {size}"]
     if findings:
@@ -47,16 +46,11 @@ def header(report: Report, before: Graph, after: Graph, findings: Sequence[Findi
     )
 
 
-def _rows(report: Report, before: Graph, after: Graph) -> dict[str, Figure]:
+def _rows(report: Report) -> dict[str, Figure]:
     """The figures by name, the most telling first."""
     rows = {row.key: row for row in figures(report.diff.before, report.diff.after)}
-    kept = Figure("kept", "kept for the backward pass", _kept(before), _kept(after), bytes_text)
-    told = [rows["peak_bytes"], kept, rows["flops"], rows["equations"]]
+    told = [rows[key] for key in ("peak_bytes", "residual_bytes", "flops", "equations")]
     return {row.key: row for row in told if row.before or row.after}
-
-
-def _kept(graph: Graph) -> int:
-    return sum(each.nbytes for each in saved(graph) if each.kind == "intermediate")
 
 
 def verdict(report: Report, rows: Mapping[str, Figure]) -> str:

@@ -41,7 +41,7 @@ def page(report: Report, before: Graph, after: Graph, findings: Sequence[Finding
     links = [element("a", title, href=f"#{name}") for name, (title, _) in shown.items()]
     body = element(
         "body",
-        headline.header(report, before, after, findings),
+        headline.header(report, before, findings),
         element("nav", links, aria_label="sections"),
         element("main", [markup for _, markup in shown.values()]),
         element("footer", f"jaxpr-opt, JAX {jax.__version__}"),

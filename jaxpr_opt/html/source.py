@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxpr_opt.analysis.saved import saved
+from jaxpr_opt.analysis.saved import kept
 from jaxpr_opt.frames import is_installed
 from jaxpr_opt.html.excerpt import spans
 from jaxpr_opt.html.highlight import highlighted
@@ -59,19 +59,19 @@ def margin(before: Graph, after: Graph, notes: Iterable[Note]) -> Margin:
         if note.frame is not None:
             by_spot[note.frame[:2]].append(note)
     frames = map(user_frame, (*before.walk(), *after.walk()))
-    kept = _kept(before), _kept(after)
-    spots = {*(frame[:2] for frame in frames if frame is not None), *by_spot, *kept[0], *kept[1]}
+    sizes = _kept(before), _kept(after)
+    spots = {*(frame[:2] for frame in frames if frame is not None), *by_spot, *sizes[0], *sizes[1]}
     lines: defaultdict[str, set[int]] = defaultdict(set)
     for file, line in spots:
         lines[file].add(line)
-    return Margin(lines, *kept, by_spot)
+    return Margin(lines, *sizes, by_spot)
 
 
 def _kept(graph: Graph) -> Counter[Spot]:
     total: Counter[Spot] = Counter()
-    for each in saved(graph):
+    for each in kept(graph):
         frame = frame_of(each.made)
-        if each.kind == "intermediate" and frame is not None and each.nbytes:
+        if frame is not None and each.nbytes:
             total[frame[:2]] += each.nbytes
     return total
 

@@ -14,7 +14,7 @@ from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.rule import Rule
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.figures import bytes_text, factor
 from jaxpr_opt.reports.report import plain
 from jaxpr_opt.reports.scaling import GrowthReport
 
@@ -69,7 +69,7 @@ class Checked:
         if not self.figures:
             return ""
         kept, given = self.figures["residual_bytes"], self.figures["input_bytes"]
-        times = f", {kept / given:.1f} times the inputs" if kept > given / 10 > 0 else ""
+        times = f", {factor(kept / given)} times the inputs" if kept > given / 10 > 0 else ""
         peak = bytes_text(self.figures["peak_bytes"])
         return f"residuals {bytes_text(kept)}{times}; peak {peak}"
 

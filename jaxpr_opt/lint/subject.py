@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxpr_opt.analysis.growth import Growth, growth
 from jaxpr_opt.analysis.liveness import peak_bytes
-from jaxpr_opt.analysis.saved import Saved, saved
+from jaxpr_opt.analysis.saved import Saved, kept_bytes, saved
 from jaxpr_opt.frames import Frame, blame, is_machinery
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
@@ -118,7 +118,7 @@ class Subject:
     @cached_property
     def residual_bytes(self) -> int:
         """Of what a gradient keeps beyond what is there anyway."""
-        return sum(each.nbytes for each in self.saved if each.kind == "intermediate")
+        return kept_bytes(self.graph)
 
     @cached_property
     def peak_bytes(self) -> int:

@@ -56,9 +56,9 @@ class Savings:
         return Savings(self.residual_bytes + other.residual_bytes, self.flops + other.flops)
 
     def text(self, whole: Summary) -> str:
-        """`saves 33.8 MB of loop residuals, adds 2.1 M FLOPs`; not told: below 1% of `whole`."""
+        """`saves 33.8 MB kept for the gradient, adds 2.1 M FLOPs`; nothing below 1% of `whole`."""
         amounts = [
-            (self.residual_bytes, whole.residual_bytes, bytes_text, " of loop residuals"),
+            (self.residual_bytes, whole.residual_bytes, bytes_text, " kept for the gradient"),
             (self.flops, whole.flops or 0, number_text, " FLOPs"),
         ]
         told = [

@@ -83,7 +83,7 @@ def factor(ratio: float) -> str:
 
 LABELS: dict[str, tuple[str, Callable[[float], str]]] = {
     "equations": ("equations", number_text),
-    "residual_bytes": ("loop residuals", bytes_text),
+    "residual_bytes": ("kept for the gradient", bytes_text),
     "peak_bytes": ("peak memory, estimated", bytes_text),
     "flops": ("FLOPs", number_text),
 }

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.figures import bytes_text, factor
 from jaxpr_opt.reports.report import plain
 from jaxpr_opt.reports.residual_rows import Residual
 
@@ -34,10 +34,15 @@ class Residuals:
     """Of the arguments it is differentiated with respect to; None where the program decides."""
     input_bytes: int
     """Of all arguments."""
+    residual_bytes: int
+    """What the gradient keeps in memory of its own: neither arguments nor captured arrays, and
+    nothing that is never read; reports, lint and budgets mean this figure."""
+    optimized_residual_bytes: int
+    """The same of the optimised program."""
 
     @property
     def bytes(self) -> int:
-        """Of everything that is kept."""
+        """Of everything that `jax.vjp` hands over from the forward to the backward pass."""
         return sum(each.bytes for each in self.kept)
 
     @property
@@ -59,6 +64,8 @@ class Residuals:
         """The whole report, for `json.dumps`."""
         return {
             "function": self.name,
+            "residual_bytes": self.residual_bytes,
+            "optimized_residual_bytes": self.optimized_residual_bytes,
             "bytes": self.bytes,
             "argument_bytes": self.argument_bytes,
             "unread_bytes": self.unread_bytes,
@@ -76,7 +83,7 @@ class Residuals:
         if not self.kept:
             yield Text(f"{self.name} keeps nothing for a backward pass", style="bold")
             return
-        yield Text(f"{self.name} keeps {bytes_text(self.bytes)}", style="bold")
+        yield Text(f"{self.name} keeps {bytes_text(self.residual_bytes)}", style="bold")
         yield self._totals()
         yield Text()
         yield _listed(self.kept)
@@ -94,15 +101,15 @@ class Residuals:
         return table
 
     def _figures(self) -> Iterator[tuple[str, int, str]]:
-        if self.argument_bytes:
-            yield "of arguments", self.argument_bytes, "no memory of their own"
-        if self.unread_bytes:
-            yield "read by nothing", self.unread_bytes, "gone where one jit has both halves in it"
-        if self.optimized_bytes < self.bytes - self.unread_bytes:
-            yield "when optimised", self.optimized_bytes, ""
+        if self.optimized_residual_bytes < self.residual_bytes:
+            yield "when optimised", self.optimized_residual_bytes, ""
         for label, nbytes in (("parameters", self.parameter_bytes), ("inputs", self.input_bytes)):
             if nbytes:
-                yield label, nbytes, f"it keeps {self.bytes / nbytes:.3g} times that"
+                yield label, nbytes, f"it keeps {factor(self.residual_bytes / nbytes)} times that"
+        if self.argument_bytes:
+            yield "arguments", self.argument_bytes, "kept too, and there anyway"
+        if self.unread_bytes:
+            yield "read by nothing", self.unread_bytes, "gone where one jit has both halves in it"
 
 
 def _listed(rows: tuple[Residual, ...]) -> Table:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpr_opt import compat_ad
-from jaxpr_opt.analysis.saved import Saved, saved
+from jaxpr_opt.analysis.saved import Saved, kept_bytes, saved
 from jaxpr_opt.ir import Graph, aval_bytes
 from jaxpr_opt.journal import Journal, collect_journals
 from jaxpr_opt.reports import observe
@@ -156,7 +156,15 @@ def _account(
     kept, instead = compared(graph, facts, improved, _taken_off(journal))
     given = [value for value in graph.inputs if value not in graph.cotangents]
     parameters = None if wrt is None else sum(aval_bytes(leaf) for leaf in wrt)
-    return Residuals(name, kept, instead, parameters, sum(v.nbytes for v in given))
+    return Residuals(
+        name,
+        kept,
+        instead,
+        parameters,
+        sum(v.nbytes for v in given),
+        kept_bytes(graph),
+        kept_bytes(improved),
+    )
 
 
 def _taken_off(journal: Journal) -> dict[Key, tuple[str, ...]]:

@@ -29,6 +29,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxpr_opt import compat, registry, settings
+from jaxpr_opt.analysis.summary import stacked_bytes
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Graph
@@ -78,7 +79,7 @@ def check_rewrite(
       program: a function to be traced on `args`, a jaxpr, or a graph.
       *args: arrays, or types written as `"f32[3]"`.
       diff: the whole diff; its indentation does not matter.
-      saves_bytes: how many bytes of loop residuals it saves.
+      saves_bytes: how many bytes of stacks, which one loop writes and another reads, it saves.
       grad: compare derivatives too, where the pass is differentiable.
       simplify: let the passes that only tidy up run before and after.
     """
@@ -105,7 +106,7 @@ def check_rewrite(
     _check_record(record, found)
     _check_text(found.to_text(), diff)
     if saves_bytes is not None:
-        saved = found.before.residual_bytes - found.after.residual_bytes
+        saved = stacked_bytes(before) - stacked_bytes(after)
         assert saved == saves_bytes, f"saves {saved} bytes of residuals, not {saves_bytes}"
     return found
 

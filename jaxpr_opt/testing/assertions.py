@@ -21,7 +21,7 @@ import jax
 from jaxpr_opt import targets
 from jaxpr_opt.analysis.growth import MEASURES, Measure, Term, Trend
 from jaxpr_opt.analysis.powers import order_text, parse_limit
-from jaxpr_opt.analysis.saved import Saved, saved
+from jaxpr_opt.analysis.saved import Saved, kept
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.lint.modes import traceable
@@ -64,12 +64,11 @@ def assert_residual_bytes(
     """
     __tracebackhide__ = True
     limit = parse_bytes(at_most, "at_most")
-    facts = saved(_gradient(fun, _arguments("assert_residual_bytes", fun, args), argnums))
-    kept = [fact for fact in facts if fact.kind == "intermediate"]
-    total = sum(fact.nbytes for fact in kept)
+    facts = kept(_gradient(fun, _arguments("assert_residual_bytes", fun, args), argnums))
+    total = _total(facts)
     if total > limit:
         over = f"{bytes_text(total - limit)} more than {bytes_text(limit)}"
-        told = "\n".join(_largest(kept))
+        told = "\n".join(_largest(facts))
         raise AssertionError(
             f"the gradient of {observe.name_of(fun)} keeps {bytes_text(total)}, {over}:\n{told}\n"
             "`jaxpr_opt.residuals` says what each is kept for, and what `optimize` leaves of it"
@@ -88,19 +87,19 @@ def _gradient(
     return observe.as_it_is(function, *arguments)[0]
 
 
-def _largest(kept: Sequence[Saved]) -> Iterator[str]:
+def _largest(facts: Sequence[Saved]) -> Iterator[str]:
     """The lines that keep most, and the largest value of each."""
     lines: dict[Frame | None, list[Saved]] = {}
-    for fact in kept:
+    for fact in facts:
         lines.setdefault(frame_of(fact.made), []).append(fact)
     by_size = sorted(lines.items(), key=lambda item: -_total(item[1]))
-    for frame, facts in by_size[:MAX_LINES]:
-        shape = type_text(max(facts, key=lambda fact: fact.nbytes).value.aval)
-        values = shape if len(facts) == 1 else f"{len(facts)} values, the largest {shape}"
+    for frame, own in by_size[:MAX_LINES]:
+        shape = type_text(max(own, key=lambda fact: fact.nbytes).value.aval)
+        values = shape if len(own) == 1 else f"{len(own)} values, the largest {shape}"
         where = "" if frame is None else f" ({frame_text(frame)})"
-        yield f"  {bytes_text(_total(facts)):>8}  {values}{where}"
+        yield f"  {bytes_text(_total(own)):>8}  {values}{where}"
     if rest := by_size[MAX_LINES:]:
-        total = sum(_total(facts) for _, facts in rest)
+        total = sum(_total(own) for _, own in rest)
         yield f"  {bytes_text(total):>8}  from {len(rest)} other lines"
 
 

@@ -196,7 +196,7 @@ def figure(key, before, after):
         ([("peak_bytes", 10, 14)], "1.4 × more memory."),
         ([("flops", 10, 5)], "2.0 × fewer FLOPs."),
         ([("flops", 10, None)], "Loops that stop when they are done."),
-        ([("kept", 10, 0)], "Nothing kept for the backward pass."),
+        ([("residual_bytes", 10, 0)], "Nothing kept for the backward pass."),
         ([("peak_bytes", 9, 3), ("flops", 9, 3)], "3.0 × less memory and 3.0 × fewer FLOPs."),
     ],
 )

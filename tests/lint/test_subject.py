@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxpr_opt
-from jaxpr_opt.analysis.summary import residual_bytes
+from jaxpr_opt.analysis.summary import stacked_bytes
 from jaxpr_opt.lint.options import Options
 from jaxpr_opt.lint.subject import Scaling, Subject, subject
 
@@ -44,17 +44,17 @@ def test_the_program_is_traced_once_and_is_as_its_author_left_it():
         return jax.grad(bounded)(w, steps)
 
     plain = subject(watched, *STEPS)
-    before = residual_bytes(plain.graph)
+    before = stacked_bytes(plain.graph)
     assert before > 0
     assert {each.name for each in plain.report.passes if each.done and not each.cleanup}
-    assert residual_bytes(plain.optimized) < before
-    assert residual_bytes(plain.graph) == before
+    assert stacked_bytes(plain.optimized) < before
+    assert stacked_bytes(plain.graph) == before
     assert len(traces) == 1
 
 
 def test_what_is_optimised_already_is_seen_as_that():
     about = subject(jaxpr_opt.optimize(jax.grad(bounded)), *STEPS)
-    assert residual_bytes(about.graph) < residual_bytes(subject(jax.grad(bounded), *STEPS).graph)
+    assert stacked_bytes(about.graph) < stacked_bytes(subject(jax.grad(bounded), *STEPS).graph)
     assert not any(each.done and not each.cleanup for each in about.report.passes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from jaxpr_opt.analysis.saved import Saved
+from jaxpr_opt.analysis.saved import Saved, kept
 from jaxpr_opt.frames import frame_text
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.options import Limit
@@ -75,7 +75,7 @@ class ResidualBudget(Rule):
 
     def _finding(self, subject: Subject, severity: Severity, says: str) -> Finding:
         largest = sorted(
-            (each for each in subject.saved if each.kind == "intermediate"),
+            kept(subject.graph),
             key=lambda each: -each.nbytes,
         )[:LARGEST]
         made = self.finding(

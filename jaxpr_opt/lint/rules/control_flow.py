@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxpr_opt.analysis.summary import residual_bytes
+from jaxpr_opt.analysis.summary import stacked_bytes
 from jaxpr_opt.frames import Frame, raised_at
 from jaxpr_opt.ir import Op, Scan, Value
 from jaxpr_opt.journal import Size, size_of
@@ -127,7 +127,7 @@ class PredicateThatVmapTurnedIntoASelectOfLargeArrays(Rule):
             "compute the branch for the whole batch, and choose its results:"
             " `jnp.where(p, new, old)`"
         )
-        if copies and 2 * residual_bytes(subject.optimized) < residual_bytes(subject.graph):
+        if copies and 2 * stacked_bytes(subject.optimized) < stacked_bytes(subject.graph):
             fix = f"`optimize` keeps the copies from being stored; to have none, {fix}"
         for frame, sizes in copies.items():
             largest = max(sizes, key=lambda size: size.total)
