@@ -43,3 +43,8 @@ def are_divided(ctx: Any) -> bool:
 
 def _has_auto_axes(mesh: Any) -> bool:
     return any(mesh.shape[axis] > 1 for axis in mesh.auto_axes)
+
+
+def started_backend() -> str | None:
+    """The name of JAX's default backend; None as long as nothing has started one."""
+    return jax.default_backend() if _xla_bridge.backends_are_initialized() else None

@@ -24,6 +24,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat, compat_devices, door, settings
 from jaxpr_opt.analysis.devices import is_divided
+from jaxpr_opt.cost import limits
 from jaxpr_opt.exporter import export
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.importer import INLINED_WHEN_FINAL, STRUCTURED, import_jaxpr, primitive_names
@@ -45,9 +46,6 @@ from jaxpr_opt.split import Split, join, split
 from jaxpr_opt.verify import verify
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
-
-MAX_ROUNDS = 32
-"""Rounds of one stage before it is declared divergent: no program tried needed more than 9."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,7 +272,7 @@ class Pipeline:
         idle_since = {id(each): 0 for each in self.passes if _is_idle(each, settled)}
         for stage in self.stages:
             active = [p for p in stage if PHASES.index(p.phase) <= PHASES.index(graph.phase)]
-            for _ in range(MAX_ROUNDS):
+            for _ in range(limits.ROUNDS):
                 fired = False
                 for each in active:
                     if idle_since.get(id(each)) == version:
@@ -291,7 +289,9 @@ class Pipeline:
                     break
             else:
                 names = ", ".join(p.name for p in active)
-                raise PassError(names, (), RuntimeError(f"no fixpoint after {MAX_ROUNDS} rounds"))
+                raise PassError(
+                    names, (), RuntimeError(f"no fixpoint after {limits.ROUNDS} rounds")
+                )
         return snapshots
 
     def settle_part(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:

@@ -62,8 +62,8 @@ import jax.numpy as jnp
 from jaxpr_opt.analysis.access import WRITES
 from jaxpr_opt.analysis.buffers import MAX_ADDED, renames
 from jaxpr_opt.analysis.constants import is_weak
-from jaxpr_opt.analysis.cost import is_less_in_place
 from jaxpr_opt.analysis.pieces import Chain, Piece, Pieces, added, apart, moves, own_windows
+from jaxpr_opt.cost.ops import is_less_in_place
 from jaxpr_opt.ir import Op, Scan, Value, While, dominates
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass

@@ -43,13 +43,11 @@ import jax
 
 from jaxpr_opt.analysis.access import Access, access, reads_window
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import SUMS
-
-MAX_WRITES = 16
-"""Writes in a row that are looked through."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +121,7 @@ def _part(value: Value) -> tuple[Value, int, Value] | None:
 def _written(value: Value, anchor: Op) -> tuple[Value, tuple[Access, ...]]:
     """What an array was before windows of it were written, and the writes, first to last."""
     writes: tuple[Access, ...] = ()
-    while (op := value.op) is not None and len(writes) < MAX_WRITES:
+    while (op := value.op) is not None and len(writes) < limits.WRITES_IN_A_ROW:
         write = access(op) if op.region is anchor.region else None  # (2)
         if write is None or write.kind == "read":
             break

@@ -67,13 +67,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.cuts import Cut, available, cheapest, handed_over, residuals
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.analysis.versions import restored
+from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.handover import make_cut
 from jaxpr_opt.ir import Op, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass

@@ -36,14 +36,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir import Cond, Op, Region, Remat, Use, Value, backward_slice
 from jaxpr_opt.parameters import with_one_cse_flag
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import can_move, is_cheap, may_depend_on, moves
-
-MAX_REPEATED = 32
-"""Ops beside the cond: more would make the program too large."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +106,7 @@ def _why_outside(remat: Remat, cond: Cond) -> str | None:
     dear = [op for op in (*before, *after) if not is_cheap(op)]
     if dear:  # (1)
         return f"{dear[0].name} is recomputed whichever branch is taken"
-    if len(before) + len(after) > MAX_REPEATED:
+    if len(before) + len(after) > limits.OPS_BESIDE_A_COND:
         return f"{len(before) + len(after)} ops beside the cond would be repeated in each branch"
     if not can_move(remat):  # (2)
         return "a branch has effects or communicates"

@@ -61,8 +61,8 @@ import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.buffers import BARRIER, is_handed_on, is_read_for, is_repeated, loop_body
-from jaxpr_opt.analysis.cost import is_less_fenced
 from jaxpr_opt.analysis.devices import fence
+from jaxpr_opt.cost.ops import is_less_fenced
 from jaxpr_opt.fences import barrier, can_be_divided, division, is_divided, zero
 from jaxpr_opt.ir import Op, Phase, Region, Value, backward_slice, depending_on
 from jaxpr_opt.journal import Waste

@@ -52,14 +52,12 @@ from jax import lax
 from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import COMBINING, WRITES, Access, access, combined, neutral
 from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.parameters import mode_of, numbers_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-
-MAX_WRITES = 16
-"""Writes in a row that are looked through."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +141,7 @@ def _versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[_Ve
     between: tuple[Op, ...] = ()
     seen, through = _seen_through(value, which, case)
     yield _Version(seen)
-    for _ in range(MAX_WRITES):
+    for _ in range(limits.WRITES_IN_A_ROW):
         op = seen.op
         write = _write(op) if op is not None and op.region is anchor.region else None
         if op is None or write is None or write.kind == "read":

@@ -78,14 +78,12 @@ from jaxpr_opt.analysis.buffers import (
 )
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.sliding import Window, sliding
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.parameters import broadcast_dimensions_of, dimension_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-
-MAX_KEPT = 8
-"""Rows carried from step to step: each is moved on in every one."""
 
 MIN_BYTES = 4096
 """A second buffer of less costs nothing beside a step of a transposed loop."""
@@ -224,7 +222,7 @@ def _is_partly_written(found: Buffer, window: Window) -> bool:
 
 
 def _too_costly(found: Buffer, window: Window, name: str) -> str | None:
-    if window.kept > MAX_KEPT:
+    if window.kept > limits.ROWS_CARRIED:
         return f"{window.kept} rows of {name} would be carried"
     shape = found.carry.param.shape
     row = prod(n for d, n in enumerate(shape) if d != window.axis)
@@ -250,7 +248,7 @@ def _standing(found: Buffer) -> int | None:
     """A short axis along which all windows are at constant places, and none is whole."""
     for axis, n in enumerate(found.carry.param.shape):
         extents = [access.window[axis] for access in found.accesses]
-        if 1 < n <= MAX_KEPT and all(e.size < n and _is_constant(e) for e in extents):
+        if 1 < n <= limits.ROWS_CARRIED and all(e.size < n and _is_constant(e) for e in extents):
             return axis
     return None
 

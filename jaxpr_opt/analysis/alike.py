@@ -8,12 +8,10 @@ import numpy as np
 
 from jaxpr_opt import compat, dtypes
 from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir import Op, Region, Value
 from jaxpr_opt.parameters import weak_type_of
 from jaxpr_opt.traits import same_in_vectors
-
-DEPTH = 3
-"""How far values are looked at to find those that are computed alike."""
 
 
 def is_float(value: Value) -> bool:
@@ -57,11 +55,11 @@ def _told_apart(values: list[Value], depth: int, least: int) -> Iterator[list[Va
     The first and the last of a chain are often computed otherwise than those between: if there is
     but one family, those with an operand that is computed like the family's are of it.
     """
-    if len(values) < least or depth > DEPTH + 1:
+    if len(values) < least or depth > limits.LEVELS_COMPARED + 1:
         if len(values) >= least:
             yield values
         return
-    look = _line if depth > DEPTH else lambda v: _sketch(v, depth)
+    look = _line if depth > limits.LEVELS_COMPARED else lambda v: _sketch(v, depth)
     found = [group for group in _groups(values, look) if len(group) >= least]
     if len(found) == 1 and depth == 2:
         like = _operand_kinds(found[0][0])

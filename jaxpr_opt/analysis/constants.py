@@ -9,10 +9,8 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir import UNDEFINED, Constant, Value
-
-SMALL = 64
-"""Constants of at most so many bytes are compared by their contents, larger ones by identity."""
 
 _HOST = (np.ndarray, np.generic, int, float, complex)
 _SPREAD = frozenset({
@@ -64,7 +62,7 @@ def identity(value: Value) -> Hashable:
     if not isinstance(value, Constant):
         return value
     number = value.value
-    if value.nbytes > SMALL or not isinstance(
+    if value.nbytes > limits.BYTES_COMPARED or not isinstance(
         number, np.ndarray | np.generic | int | float | complex
     ):
         return id(number)

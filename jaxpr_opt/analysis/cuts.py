@@ -20,11 +20,11 @@ from math import inf
 
 from jaxpr_opt.analysis.assume import Assumed, Known
 from jaxpr_opt.analysis.constants import is_undefined
-from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.routes import Stacked, routes
 from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.ir import Cond, Constant, Op, Scan, Stack, Value, backward_slice, is_sized
 
 FLOPS_PER_BYTE = 16.0

@@ -17,7 +17,7 @@ from jaxpr_opt import compat
 from jaxpr_opt.analysis.liveness import peak_bytes
 from jaxpr_opt.analysis.powers import Limit, exponent
 from jaxpr_opt.analysis.saved import kept
-from jaxpr_opt.analysis.work import works
+from jaxpr_opt.cost.work import works
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Graph, Op, Value
 from jaxpr_opt.traits import spreads

@@ -30,11 +30,9 @@ from jaxpr_opt.analysis.intervals import (
     hull,
     span,
 )
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir import Carry, Constant, Op, Scan, Value
 from jaxpr_opt.parameters import dimension_of, is_in_order
-
-MAX_DEPTH = 48
-"""Ops looked through on the way from an index to its origin."""
 
 
 @remembered
@@ -93,7 +91,7 @@ class _Search:
         key = (value, number)
         if key in self.known:
             return self.known[key]
-        if key in self.unknown or depth > MAX_DEPTH or not _is_integer(value):
+        if key in self.unknown or depth > limits.WAY_TO_AN_INDEX or not _is_integer(value):
             return None
         self.unknown.add(key)
         found = find(value, depth + 1)
@@ -209,7 +207,7 @@ class _Search:
     def bounds(self, value: Value, depth: int) -> Interval | None:
         """From the affine form where there is one, else op by op; of a bool, 0 and 1."""
         if value not in self.ranges:
-            if depth > MAX_DEPTH or not (_is_integer(value) or value.dtype == bool):
+            if depth > limits.WAY_TO_AN_INDEX or not (_is_integer(value) or value.dtype == bool):
                 return None
             known = self.affine(value, depth)
             if known is not None:
@@ -223,7 +221,9 @@ class _Search:
 
     def _bounds_of(self, value: Value, depth: int) -> Interval | None:
         if isinstance(value, Constant):
-            small = isinstance(value.value, np.ndarray) and 0 < value.nbytes <= 4096
+            small = (
+                isinstance(value.value, np.ndarray) and 0 < value.nbytes <= limits.BYTES_OF_INDICES
+            )
             return span(value.value.flat) if small else _uniform_bounds(value)
         op = value.op
         if op is None or isinstance(op, Scan):
@@ -271,7 +271,7 @@ def decide(predicate: Value) -> bool | None:
 def _added(end: Value, start: Value) -> int | None:
     """The constant `k` of ``end = start + k``."""
     total = 0
-    for _ in range(MAX_DEPTH):
+    for _ in range(limits.WAY_TO_AN_INDEX):
         if end is start:
             return total
         op = end.op

@@ -22,15 +22,13 @@ from jaxpr_opt.analysis.alike import families, is_float, kind
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.lanes import element
 from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Row
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir import Op, Scan, Stream, Value
 from jaxpr_opt.traits import SUMS, can_move
 
 MIN_LANES = 4
 """Lanes that are worth being a vector: on CPU, loops of four are as fast as with scalars (jax 0.12)
 or faster, up to 30 times with six (0.10, which calls every op of all but small loops by itself)."""
-
-MANY = 1024
-"""Elements of arrays that are not looked at one by one."""
 
 
 @remembered
@@ -107,7 +105,7 @@ def _arrays(scan: Scan) -> dict[Value, Lanes]:
         written = op.name == "dynamic_update_slice" and op.result in nexts
         if not (joined or written) or len(op.result.shape) != 1 or not is_float(op.result):
             continue
-        if MIN_LANES <= op.result.size < MANY:
+        if MIN_LANES <= op.result.size < limits.ELEMENTS_OF_A_ROW:
             whole = range(op.result.size)
             found[op.result] = tuple(element(op.result, i, scan.body) for i in whole)
     return found

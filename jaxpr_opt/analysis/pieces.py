@@ -26,6 +26,7 @@ from jaxpr_opt.analysis.access import (
 )
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir import Carry, Op, Scan, Value
 from jaxpr_opt.parameters import (
     combiner_of,
@@ -38,8 +39,6 @@ from jaxpr_opt.parameters import (
 from jaxpr_opt.traits import SUMS
 
 SCATTERS = frozenset({"scatter", "scatter-add"})
-MAX_PIECES = 32
-"""Terms of a sum that are looked at."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +178,7 @@ class Chain:
 def added(value: Value, depth: int = 0) -> Chain:
     """The pieces that `value` is the sum of, and what they are added to."""
     op = value.op
-    if op is None or depth > MAX_PIECES:
+    if op is None or depth > limits.TERMS_OF_A_SUM:
         return Chain(value, ())
     if op.name in SUMS:
         return _term(op, depth) or Chain(value, ())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.cost import cost
 from jaxpr_opt.analysis.liveness import peak_bytes
 from jaxpr_opt.analysis.saved import kept_bytes
+from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.ir import Call, Cond, Graph, Remat, Scan, Use, Value
 
 

@@ -6,8 +6,9 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir import Scan
-from jaxpr_opt.passes.stack_carried_updates import MAX_KEPT, MIN_BYTES, StackCarriedUpdates
+from jaxpr_opt.passes.stack_carried_updates import MIN_BYTES, StackCarriedUpdates
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, memory
 
@@ -314,7 +315,7 @@ REFUSED = {
     "move along 0 axes": lambda b: loop(smooth([0, -1]), b, start=3, length=1),
     "takes no step": lambda b: loop(lambda b, i: put(b, get(b, i) + 1, i), b, length=0),
     "rows of": lambda b: loop(
-        lambda b, i: put(b, get(b, i + MAX_KEPT + 1), i), jnp.tile(b, 3), length=8
+        lambda b, i: put(b, get(b, i + limits.ROWS_CARRIED + 1), i), jnp.tile(b, 3), length=8
     ),
 }
 

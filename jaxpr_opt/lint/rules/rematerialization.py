@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
-from jaxpr_opt.analysis.cost import cost
+from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Op, Remat, Scan, While
 from jaxpr_opt.lint.finding import Finding

@@ -1,10 +1,10 @@
 """What a program does over a whole run, op by op: bytes touched and operations, loops unrolled.
 
-`jaxpr_opt.analysis.cost` prices every op by itself.  Here an array that is written in place costs
+`jaxpr_opt.cost.ops` prices every op by itself.  Here an array that is written in place costs
 the window that is written, one that is copied first all of it; so the work of a loop grows with
 its length as its time does:
 
-- a write into a buffer that it may take over (`jaxpr_opt.analysis.reuse`) touches its window; so
+- a write into a buffer that it may take over (`jaxpr_opt.cost.reuse`) touches its window; so
   do, as XLA rewrites them, a choice between writing and not, ``where(p, c.at[i].set(x), c)`` for
   one `p`, and adding zeros with a window in them, ``c + zeros.at[i].set(x)``;
 - a carry costs a step nothing but what the step does with it, entering a loop is free if the loop
@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jaxpr_opt.analysis.cost import cost
-from jaxpr_opt.analysis.reuse import buffer_of, is_view, takes_over
+from jaxpr_opt.cost.ops import cost
+from jaxpr_opt.cost.reuse import buffer_of, is_view, takes_over
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Use, Value, While
 from jaxpr_opt.parameters import callee_of

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import jaxpr_opt
-from jaxpr_opt.analysis.work import works
+from jaxpr_opt.cost.work import works
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import traced

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.reuse import takes_over
+from jaxpr_opt.cost.reuse import takes_over
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Use
 from jaxpr_opt.testing import traced

@@ -1,0 +1,34 @@
+"""How far passes and analyses look: limits that bound the time of compilation, and no prices.
+
+A program beyond a limit is left as it is.
+"""
+
+ROUNDS = 32
+"""Rounds of one stage before it is declared divergent: no program tried needed more than 9."""
+
+WAY_TO_AN_INDEX = 48
+"""Ops between an index and what it is computed from."""
+
+TERMS_OF_A_SUM = 32
+"""Arrays that are added up one after the other."""
+
+WRITES_IN_A_ROW = 16
+"""Writes to one array, each to what the one before it left."""
+
+OPS_BESIDE_A_COND = 32
+"""Ops that are repeated in each branch: more would make the program too large."""
+
+ROWS_CARRIED = 8
+"""Rows of an array that a loop carries as values of their own."""
+
+LEVELS_COMPARED = 3
+"""How far back scalars are compared to find those that are computed alike."""
+
+ELEMENTS_OF_A_ROW = 1024
+"""Elements of an array that are looked at one by one."""
+
+BYTES_OF_INDICES = 4096
+"""Bytes of a constant whose least and largest number are looked up."""
+
+BYTES_COMPARED = 64
+"""Bytes of a constant that is compared with others by its contents; larger ones by identity."""
