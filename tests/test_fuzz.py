@@ -1,6 +1,7 @@
 """The generator of `make fuzz`: its evaluator agrees with JAX, and it finds what is broken."""
 
 import contextlib
+import functools
 import random
 import runpy
 
@@ -14,6 +15,7 @@ from fuzz import check, corpus, mutations, saved, shrink
 from fuzz.derive import derived
 from fuzz.epoch import Epoch
 from fuzz.evaluate import EndlessError, Evaluator
+from fuzz.mutations import effects
 from fuzz.source import source
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
@@ -45,6 +47,23 @@ def test_numpy_agrees_with_jax(i):
     for ours, theirs in zip(made, jax.tree.leaves(jax.jit(everything)(*args)), strict=True):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_what_is_said(is_ordered):
+    """The order of what callbacks say counts only if they say so; how often always does."""
+
+    def program(x, twice=False, back=False):
+        say = effects.heard if is_ordered else effects.overheard
+        for number in (x + 1, x) if back else (x, x + 1, *[x] * twice):
+            jax.debug.callback(say, number, ordered=is_ordered)
+
+    def heard(**how):
+        graph = import_jaxpr(jax.make_jaxpr(functools.partial(program, **how))(1.0), "final")
+        return check.heard(Evaluator(graph), [np.float32(2)])[1]
+
+    assert (heard() == heard(back=True)) is not is_ordered
+    assert heard() != heard(twice=True)
 
 
 def test_a_loop_that_does_not_end():
@@ -125,7 +144,9 @@ def test_shrunk_as_far_as_it_fails():
 
 def test_source_is_the_program():
     graph = seed(everything, X, np.int32(1)).graph
-    names = {name: getattr(saved, name) for name in ("bind", "dtype", "number", "weak", "say")}
+    names = {
+        name: getattr(saved, name) for name in ("bind", "dtype", "number", "weak", "say", "murmur")
+    }
     names |= {"lax": lax, "jax": jax, "undefined": saved.undefined, "inf": np.inf, "nan": np.nan}
     exec(source(graph), names)
     again = import_jaxpr(jax.make_jaxpr(names["program"])(X, np.int32(1)))

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuzz import mutations
 from fuzz.evaluate import EndlessError, Evaluator
 from fuzz.firstorder import GARBAGE
+from fuzz.mutations import effects
+from fuzz.mutations.places import copy_of
 from jaxpr_opt import compat, registry, settings
 from jaxpr_opt.exporter import export
 from jaxpr_opt.ir import UNDEFINED, Graph, Phase
@@ -85,7 +86,7 @@ def alone(each: Pass, phase: Phase, *, tidied: bool) -> Plan:
 
 def run(graph: Graph, plan: Plan) -> tuple[Graph, Journal]:
     """A copy of a program, after passes."""
-    made, _ = mutations.copy_of(graph)
+    made, _ = copy_of(graph)
     made.phase = plan.phase
     journal = Journal(plan.phase)
     with settings.override(strict=True, verify=False):
@@ -204,13 +205,12 @@ def is_lenient(graph: Graph) -> bool:
 
 def heard(fun: Any, args: Sequence[Any]) -> tuple[list[Any], list[float]]:
     """Results, and what was said."""
-    mutations.LOG.clear()
+    effects.forget()
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         out = fun(args)
-        if mutations.LOG:
-            jax.effects_barrier()
-    return out, list(mutations.LOG)
+        jax.effects_barrier()
+    return out, effects.said()
 
 
 def difference(
@@ -314,12 +314,18 @@ def compiled(graph: Graph, plan: Plan, arguments: Sequence[Sequence[Any]]) -> Di
     both = jax.jit(lambda *xs: (jaxpr_as_fun(before)(*xs), jaxpr_as_fun(changed)(*xs)))
     for args in arguments:
         (want, got), _ = heard(lambda a: both(*a), args)
-        if all(np.isfinite(_array(x).astype(np.complex128)).all() for x in want):
+        if all(is_finite(x) for x in want):
             try:
                 assert_close(want, got)
             except AssertionError as error:
                 return Difference("compiled", str(error), args)
     return None
+
+
+def is_finite(x: Any) -> bool:
+    """Whether an array has no NaN and no infinity; what has no numbers (float0) has none."""
+    array = _array(x)
+    return array.dtype == jax.dtypes.float0 or bool(np.isfinite(array.astype(np.complex128)).all())
 
 
 def aval_changed(old: Any, new: Any) -> bool:

@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from fuzz import corpus, mutations
+from fuzz import corpus
+from fuzz.mutations.places import copy_of
 from jaxpr_opt import compat, exporter
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
@@ -134,7 +135,7 @@ def _retyped(seed: corpus.Seed, old: str, new: str) -> corpus.Seed | None:
 
 
 def _in_type(graph: Graph, old: Any, new: Any) -> ClosedJaxpr:
-    made, _ = mutations.copy_of(graph)
+    made, _ = copy_of(graph)
 
     def retyped(aval: Any) -> Any:
         return aval.update(dtype=new) if getattr(aval, "dtype", None) == old else aval

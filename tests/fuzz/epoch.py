@@ -186,7 +186,7 @@ def report(seed: corpus.Seed, plan: check.Plan, found: check.Difference, graph: 
     tidied = len(plan.pipeline.passes) > 1 and name != "whole"
     header = (
         "from jax import lax\nimport jax\nimport numpy as np\n"
-        "from fuzz.saved import bind, check_saved, dtype, number, say, undefined, weak\n"
+        "from fuzz.saved import bind, check_saved, dtype, murmur, number, say, undefined, weak\n"
         "inf, nan = float('inf'), float('nan')\n"
     )
     call = f"check_saved(program, {types!r}, {name!r}, {plan.phase!r}, tidied={tidied})"

@@ -12,8 +12,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from fuzz import check, mutations
+from fuzz import check
 from fuzz.eager import eager
+from fuzz.mutations import effects
 from jaxpr_opt import compat, registry
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Phase
@@ -53,7 +54,12 @@ def undefined(shape: tuple[int, ...], kind: str) -> Any:
 
 def say(x: Any) -> None:
     """Print a number."""
-    jax.debug.callback(mutations._heard, x, ordered=True)
+    jax.debug.callback(effects.heard, x, ordered=True)
+
+
+def murmur(x: Any) -> None:
+    """Print a number, in any order."""
+    jax.debug.callback(effects.overheard, x, ordered=False)
 
 
 def check_saved(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import jax.numpy as jnp
 
-from fuzz.mutations import copy_of, is_plain, may_change, visible
+from fuzz.mutations.places import copy_of, is_plain, may_change, visible
 from jaxpr_opt.ir import Cond, Graph, Op, Scan, Value
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode

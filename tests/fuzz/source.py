@@ -98,7 +98,8 @@ class _Writer:
         if op.name == UNDEFINED:
             return f"[undefined({op.result.shape}, {str(op.result.dtype)!r})]"
         if op.name == "debug_callback":
-            return f"say({given})"
+            is_ordered = str(op.params["effect"]) == "OrderedDebug"
+            return f"{'say' if is_ordered else 'murmur'}({given})"
         if op.name in SCATTERS:
             params = _params({k: v for k, v in op.params.items() if not k.startswith("update_")})
             return f"[lax.{op.name.replace('-', '_')}({given}, {params})]"
