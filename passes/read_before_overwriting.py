@@ -40,8 +40,9 @@ Both are the identity, so they are always sound.  They are there where
 2. all else that reads the version that is overwritten are windows, in the loop's body, at places
    that do not depend on the write, nor on an op that must stay behind one that is not needed; or
    what the write waits for anyway;
-3. something other than the write is made of what is read, or something whole of what is written:
-   XLA handles ``c[i] = f(c[j])`` by itself, or ``c[i] = f(c[i])`` after a division;
+3. something other than the write is made of what is read, which is not a window of no elements, or
+   something whole of what is written: XLA handles ``c[i] = f(c[j])`` by itself, or
+   ``c[i] = f(c[i])`` after a division;
 4. the buffer is large enough for a copy to matter, and what is read of it small enough: behind a
    fence it takes memory of its own, and what was one loop over all of a buffer becomes several;
 5. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
@@ -139,6 +140,8 @@ class ReadBeforeOverwriting(Pass):
                 return f"{name} is read whole by {reader.name}"
             if reader.region is not body:
                 return f"{name} is read inside of {reader.parent.name if reader.parent else ''}"
+        if not match.whole_is_read and not any(op.results[0].nbytes for op in match.unordered):
+            return f"no window of {name} is read"  # (3)
         if fence() is None:  # (5)
             return "this version of XLA drops barriers before it places copies"
         if fence() == "division" and (reason := _undivided(match)):
@@ -241,7 +244,7 @@ def _schedule(match: Overwriting) -> tuple[dict[Op, None], Op]:
     """The ops of the body that must run before the reads, and these, in program order; and the
     first op that is none of them.
     """
-    roots = [match.write.array, *(reader.result for reader in match.fenced)]
+    roots = [match.write.array, *(reader.result for reader in match.readers if _reads(reader))]
     found = set(backward_slice(roots, lambda value: value.region is not match.body))
     first = dict.fromkeys(op for op in match.body.ops if op in found)
     return first, next(op for op in match.body.ops if op not in first)

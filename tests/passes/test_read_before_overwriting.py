@@ -339,6 +339,37 @@ def test_what_is_read_for_the_write_alone(step):
     alone(BARRED, stepping(step), *PLACES, fires=False)
 
 
+def test_a_window_of_no_elements():
+    """(3) Nothing is read: the pass once put a barrier before the write again and again."""
+    step = lambda c, i, j: (write(c, jnp.ones(1), j), read(c, i, 0))
+    check_refuses(BARRED, stepping(step), *PLACES, because="no window of float32[8] is read")
+
+
+def test_a_window_of_no_elements_beside_another():
+    """(3) It stays on its side of the barrier, and is no reason for a second one."""
+    step = lambda c, i, j: (write(c, read(c, i), j), (read(c, i), read(c, i, 0)))
+    check_rewrite(
+        BARRED,
+        stepping(step),
+        *PLACES,
+        diff="""
+          fn (c:f32[8], i:i32[4], j:i32[4]) {
+            c1:f32[8], ys:f32[4,2], ys1:f32[4,0] = scan[4] carry(c=c) xs(x=i, x1=j) {
+              d:f32[2] = dynamic_slice c x
+        -     d1:f32[8] = dynamic_update_slice c d x1
+              d2:f32[2] = dynamic_slice c x
+              d3:f32[0] = dynamic_slice c x
+        +     o:f32[2], o1:f32[2], o2:f32[8] = optimization_barrier d d2 c
+        +     d4:f32[8] = dynamic_update_slice o2 o x1
+        -     yield carry(d1) ys(d2, d3)
+        +     yield carry(d4) ys(o1, d3)
+            }
+            return c1, ys, ys1
+          }
+        """,
+    )
+
+
 def test_a_window_that_is_cleared():
     """(3) The same window, but the write does not wait for the read."""
     step = stepping(lambda c, i, j: (write(c, jnp.zeros(2), i), read(c, i)))
