@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fuzz import broken
+
 TIMEOUT = 900.0
 """Seconds after which an epoch is ended: it hangs."""
 
@@ -24,9 +26,14 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.epoch is not None:
         from fuzz import epoch
+        from jaxpr_opt import registry
 
-        epoch.main(args.seed, args.epoch, args.programs, args.folder)
+        aimed = registry.named(args.aim) if args.aim else None
+        epoch.main(args.seed, args.epoch, args.programs, args.folder, aimed, args.until_found)
         return
+    if args.mutants is not None:
+        survived = broken.run(broken.named(args.mutants), args.python[0], args.programs, args.seed)
+        sys.exit(bool(survived))
     deadline = time.monotonic() + 60 * args.minutes
     running: dict[subprocess.Popen[bytes], float] = {}
     number = _next_epoch(args.folder)
@@ -56,6 +63,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path(".fuzz"), help="state and finds")
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="used in turn")
     parser.add_argument("--epoch", type=int, help="run only this one, here")
+    parser.add_argument("--aim", help="the pass that all programs are made for")
+    parser.add_argument("--until-found", action="store_true", help="end with the first wrong value")
+    parser.add_argument(
+        "--mutants", nargs="*", metavar="PASS", help="try to find conditions broken by hand"
+    )
     return parser.parse_args()
 
 

@@ -74,7 +74,7 @@ class Epoch:
             with eager():
                 for _ in range(programs):
                     self.one()
-                    if until_found and self.counts["finds"]:
+                    if until_found and self.counts["wrong"]:
                         return
 
     def _seeds(self, aimed: Pass | None) -> list[corpus.Seed]:
@@ -152,6 +152,7 @@ class Epoch:
 
     def _found(self, seed: corpus.Seed, plan: check.Plan, found: check.Difference) -> None:
         self.counts["finds"] += 1
+        self.counts["wrong"] += found.kind != "fault"
         key = f"{plan.label}: {found.key}"
         self.kinds[key] += 1
         if self.kinds[key] > SAVED:
@@ -209,13 +210,21 @@ def silenced() -> Any:
         os.close(null)
 
 
-def main(seed: int, number: int, programs: int, folder: Path) -> None:
+def main(
+    seed: int,
+    number: int,
+    programs: int,
+    folder: Path,
+    aimed: Pass | None = None,
+    until_found: bool = False,
+) -> None:
     """Run an epoch and write down what it did."""
+    folder.mkdir(parents=True, exist_ok=True)
     epoch = Epoch(seed, number, folder)
     started, worked = time.monotonic(), time.process_time()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with contextlib.suppress(SystemExit):
-        epoch.run(programs)
+        epoch.run(programs, aimed, until_found=until_found)
     done = {
         "jax": jax.__version__, "epoch": number, "seconds": time.monotonic() - started,
         "cpu": time.process_time() - worked, "counts": epoch.counts, "kinds": epoch.kinds,
