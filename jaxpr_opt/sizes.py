@@ -15,7 +15,29 @@ _BY_LETTERS = {unit.lower(): size for unit, size in _UNITS.items()}
 _WRITTEN = re.compile(r"(?P<number>\d+(\.\d+)?|\.\d+)\s*(?P<unit>[A-Za-z]*)")
 
 
-def parse_bytes(written: Any, what: str = "the size") -> int:
+class Size(int):
+    """Bytes that remember how they were written."""
+
+    written: str = ""
+
+    def __str__(self) -> str:
+        return self.written or str(int(self))
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether it was written in KiB, MiB, GiB or TiB."""
+        return "i" in self.written.lower()
+
+
+def binary_text(value: float) -> str:
+    """`96 B`, `4 MiB`: powers of 1024."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(value) >= 1024**power:
+            return f"{value / 1024**power:.4g} {unit}"
+    return f"{value:.0f} B"
+
+
+def parse_bytes(written: Any, what: str = "the size") -> Size:
     """`'64 MiB'`, `'1.5 GB'`, `'4096'` or 4096 as bytes; kB is 1000 of them, KiB is 1024.
 
     Raises:
@@ -23,9 +45,11 @@ def parse_bytes(written: Any, what: str = "the size") -> int:
     """
     if isinstance(written, int | float) and not isinstance(written, bool):
         if written >= 0 and math.isfinite(written):
-            return int(written)
+            return Size(written)
     elif isinstance(written, str) and (match := _WRITTEN.fullmatch(written.strip())) is not None:
         size = _BY_LETTERS.get(match["unit"].lower())
         if size is not None:
-            return int(float(match["number"]) * size)
+            made = Size(float(match["number"]) * size)
+            made.written = written.strip() if match["unit"] else ""
+            return made
     raise ValueError(f"{what} is {written!r}: expected bytes, as 65536, '64 MiB' or '1.5 GB'")

@@ -231,9 +231,12 @@ def check_call(
     arguments: Arguments,
     hint: str = "give arguments with --args or --args-from",
 ) -> None:
-    """Whether the function can be called with so many arguments; what it takes is said if not, and
-    `hint` if some are missing.
+    """Whether the function can be called with so many arguments, and returns when it is.
+
+    What it takes is said if not, and `hint` if some are missing.
     """
+    if kind := next((kind for kind, is_so in _SUSPENDED.items() if is_so(function)), None):
+        raise TargetError(f"{target} is {kind}: JAX traces functions that return arrays")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have none
@@ -243,6 +246,14 @@ def check_call(
     except TypeError as error:
         next_step = f"; {hint}" if str(error).startswith("missing") else ""
         raise TargetError(f"{target} takes {_written(signature)}: {error}{next_step}") from error
+
+
+_SUSPENDED: dict[str, Callable[[Any], bool]] = {
+    "a coroutine": inspect.iscoroutinefunction,
+    "an asynchronous generator": inspect.isasyncgenfunction,
+    "a generator": inspect.isgeneratorfunction,
+}
+"""Functions that do nothing when they are called, by what they are called."""
 
 
 def _written(signature: inspect.Signature) -> str:

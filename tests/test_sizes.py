@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpr_opt.sizes import parse_bytes
+from jaxpr_opt.sizes import binary_text, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,13 @@ def test_sizes(written, nbytes):
 def test_what_is_no_size(written):
     with pytest.raises(ValueError, match=r"^max is .*: expected bytes, as 65536, '64 MiB' or"):
         parse_bytes(written, "max")
+
+
+def test_a_size_is_printed_as_it_was_written():
+    assert [str(parse_bytes(each)) for each in ("4 MiB", " 1.5GB ", "4096", 7)] == [
+        "4 MiB",
+        "1.5GB",
+        "4096",
+        "7",
+    ]
+    assert [binary_text(n) for n in (96, 2**22, 1.5 * 2**30)] == ["96 B", "4 MiB", "1.5 GiB"]

@@ -164,7 +164,12 @@ def _add_lint(commands: Any) -> None:
         " optimised or marked; the name of a target in pyproject.toml (default: all of those)",
     )
     _add_arguments(lint)
-    lint.add_argument("--mode", metavar="MODE", help="as-is (default), gradient or train-step")
+    lint.add_argument(
+        "--mode",
+        metavar="MODE",
+        help="as-is, gradient, train-step, or auto (default): gradient of what returns a float,"
+        " others as-is",
+    )
     lint.add_argument(
         "--grad", dest="mode", action="store_const", const="gradient", help="--mode gradient"
     )

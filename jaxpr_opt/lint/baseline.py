@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.lint.parts import Earlier, Name
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.result import Checked, Result
 from jaxpr_opt.lint.rules.budgets import MoreThanBefore
@@ -33,6 +34,14 @@ class Baseline:
     figures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Of every target, by its name."""
     known: Counter[Key] = field(default_factory=Counter)
+    parts: Mapping[str, Mapping[str, Mapping[Name, int]]] = field(default_factory=dict)
+    """Of every target, what its figures were made of."""
+    source: str = ""
+    """The file."""
+
+    def of(self, target: str, root: Path) -> Earlier:
+        """What is known of one target."""
+        return Earlier(self.source, root, self.parts.get(target, {}))
 
     def new(self, findings: Iterable[Finding], root: Path) -> Iterator[tuple[Finding, bool]]:
         """Every finding, and whether it is new; as many are known as there were.
@@ -74,7 +83,9 @@ def read(path: Path) -> Baseline:
             for told in [*each["findings"], *each.get("suppressed", ())]
         ]
         figures = {name: dict(each["figures"]) for name, each in targets.items()}
-        return Baseline(figures, Counter(key(name, told) for name, told in found))
+        known = Counter(key(name, told) for name, told in found)
+        parts = {name: _read_parts(each.get("parts", {})) for name, each in targets.items()}
+        return Baseline(figures, known, parts, path.name)
     except OSError as error:
         raise TargetError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -83,12 +94,28 @@ def read(path: Path) -> Baseline:
         ) from error
 
 
+def _read_parts(told: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, dict[Name, int]]:
+    found: dict[str, dict[Name, int]] = {}
+    for figure, rows in told.items():
+        amounts = found.setdefault(figure, {})
+        for row in rows:
+            name = Name(*(str(row[each]) for each in Name._fields))
+            amounts[name] = amounts.get(name, 0) + int(row["bytes"])
+    return found
+
+
+def parts_of(checked: Checked, root: Path) -> dict[str, Any]:
+    """What the figures of a target are made of, for machines."""
+    return {name: [part.to_dict(root) for part in each] for name, each in checked.parts.items()}
+
+
 def written(result: Result) -> str:
     """The file of a run: what was found, but for what a change elsewhere in a file would move."""
     targets = [
         {
             "target": each.name,
             "figures": dict(each.figures),
+            "parts": _without_lines(parts_of(each, result.root)),
             "findings": [_kept(finding, result.root) for finding in _all(each)],
         }
         for each in result.targets
@@ -100,6 +127,13 @@ def _all(checked: Checked) -> list[Finding]:
     """What a target's run found, now or before."""
     known = (each.finding for each in checked.suppressed if each.how == "baseline")
     return [*checked.findings, *known]
+
+
+def _without_lines(told: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    for rows in told.values():
+        for row in rows:
+            del row["line"]
+    return told
 
 
 def _kept(finding: Finding, root: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpr_opt import compat_ad
+from jaxpr_opt.ir import Graph
 from jaxpr_opt.lint.options import Mode
 from jaxpr_opt.targets import Arguments
 
@@ -41,7 +43,7 @@ def traceable(
     if jitted is None:
         fun = _of_arrays(fun)
         arguments = jax.tree.map(lambda x: _Kept(x) if _is_opaque(x) else x, arguments)
-    if mode != "gradient":
+    if mode != "gradient":  # whether a function is a loss is known once it was traced
         return fun, arguments
     positions = (argnums,) if isinstance(argnums, int) else argnums
     count = len(arguments[0])
@@ -51,6 +53,36 @@ def traceable(
         )
     static = {} if jitted is None else {k: jitted[1][k] for k in STATIC if k in jitted[1]}
     return jax.jit(_gradient(fun, positions), **static), arguments
+
+
+def loss_argument(fun: Callable[..., Any], arguments: Arguments, graph: Graph) -> int | None:
+    """The position of the argument that a loss is differentiated by; None if `fun` is no loss.
+
+    A loss returns a float, or a pair that begins with one, and computes no gradient itself.  It is
+    differentiated by the first argument that holds floats.
+    """
+    args, kwargs = arguments
+    if not any(map(_is_scalar, graph.outputs[:1])) or has_gradient(graph):
+        return None
+    shapes_of = fun.eval_shape if isinstance(fun, jax.stages.Wrapped) else partial(_shapes_of, fun)
+    made = shapes_of(*args, **kwargs)
+    value = made[0] if isinstance(made, tuple) and len(made) == 2 else made
+    if not isinstance(value, jax.ShapeDtypeStruct) or not _is_scalar(value):
+        return None
+    return next((i for i, x in enumerate(args) if any(map(_is_float, jax.tree.leaves(x)))), None)
+
+
+def has_gradient(graph: Graph) -> bool:
+    """Whether a program computes a gradient: whether JAX has transposed part of it."""
+    return any(op.source.transposed for op in graph.walk())
+
+
+def _shapes_of(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return jax.eval_shape(lambda args, kwargs: fun(*args, **kwargs), args, kwargs)
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(jnp.result_type(leaf), jnp.inexact))
 
 
 def _is_opaque(leaf: Any) -> bool:
@@ -99,7 +131,7 @@ def _gradient(fun: Callable[..., Any], positions: tuple[int, ...]) -> Callable[.
 
 
 def _is_scalar(value: Any) -> bool:
-    return jax.dtypes.issubdtype(jnp.result_type(value), jnp.inexact) and jnp.shape(value) == ()
+    return _is_float(value) and jnp.shape(value) == ()
 
 
 def _one(output: Any) -> Any:

@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple, get_args
 from jaxpr_opt.analysis.powers import parse_limit
 from jaxpr_opt.sizes import parse_bytes
 
-Mode = Literal["as-is", "gradient", "train-step"]
+Mode = Literal["as-is", "gradient", "train-step", "auto"]
 """What is looked at: the function; its gradient; the function, as one that returns the next version
-of what it is given, which its caller gives up.
+of what it is given, which its caller gives up; of a loss its gradient, else the function.
 """
 MODES: tuple[Mode, ...] = get_args(Mode)
 
@@ -58,7 +58,7 @@ class Options:
 class Spec:
     """How a target is to be looked at."""
 
-    mode: Mode = "as-is"
+    mode: Mode = "auto"
     argnums: int | tuple[int, ...] = 0
     """In mode `gradient`: the positions of the arguments to differentiate by."""
     ignore: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
+from jaxpr_opt.lint.options import Mode
+from jaxpr_opt.lint.parts import Part
 from jaxpr_opt.lint.rule import Rule
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.reports.figures import bytes_text, factor
@@ -24,6 +26,7 @@ FIGURES: Mapping[str, str] = {
     "input_bytes": "inputs",
     "residual_bytes": "residuals",
     "peak_bytes": "peak, estimated",
+    "donated_bytes": "donated",
 }
 """What is measured of every target, in bytes, and how it is called."""
 
@@ -59,19 +62,24 @@ class Checked:
     suppressed: tuple[Suppressed, ...] = ()
     figures: Mapping[str, int] = field(default_factory=dict)
     place: Frame | None = None
+    parts: Mapping[str, Sequence[Part]] = field(default_factory=dict)
+    """What the figures are made of, the largest first."""
     growth: GrowthReport | None = None
     """How it grows, where it was looked at at several sizes."""
+    how: str = ""
+    """What was looked at, where that is not what the user said."""
     error: str = ""
     """Why it could not be looked at."""
 
     def figures_text(self) -> str:
-        """`residuals 134 MB, 2.1 times the inputs; peak 240 MB`."""
+        """`as a loss; residuals 134 MB, 2.1 times the inputs; peak 240 MB; donated 0 B`."""
         if not self.figures:
             return ""
         kept, given = self.figures["residual_bytes"], self.figures["input_bytes"]
         times = f", {factor(kept / given)} times the inputs" if kept > given / 10 > 0 else ""
-        peak = bytes_text(self.figures["peak_bytes"])
-        return f"residuals {bytes_text(kept)}{times}; peak {peak}"
+        peak, donated = (bytes_text(self.figures[key]) for key in ("peak_bytes", "donated_bytes"))
+        figures = f"residuals {bytes_text(kept)}{times}; peak {peak}; donated {donated}"
+        return f"{self.how}; {figures}" if self.how else figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,13 @@ def grown(subject: Subject) -> GrowthReport | None:
     if subject.scaling is None or subject.growth is None:
         return None
     return GrowthReport(subject.name, subject.scaling.name, subject.growth)
+
+
+def how_looked_at(subject: Subject, mode: Mode) -> str:
+    """What was looked at, in words; empty where the user said it."""
+    if mode == "auto" and subject.mode == "gradient":
+        return "as a loss"
+    return "" if subject.has_gradient else "no gradient"
 
 
 def measured(subject: Subject) -> dict[str, int]:

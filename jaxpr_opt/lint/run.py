@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxpr_opt import settings
-from jaxpr_opt.frames import blame
+from jaxpr_opt.frames import Frame, blame, is_installed, raised_at
 from jaxpr_opt.lint.baseline import Baseline
 from jaxpr_opt.lint.config import Config, codes_of
 from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.lint.parts import parts
 from jaxpr_opt.lint.result import (
     Checked,
     Findings,
@@ -22,11 +23,12 @@ from jaxpr_opt.lint.result import (
     Suppressed,
     badness,
     grown,
+    how_looked_at,
     measured,
 )
 from jaxpr_opt.lint.rule import Rule, rules
 from jaxpr_opt.lint.rules.comments import UnusedSuppression
-from jaxpr_opt.lint.subject import Subject, subject
+from jaxpr_opt.lint.subject import Subject, as_loss, subject
 from jaxpr_opt.lint.suppress import Comment, comments, names
 from jaxpr_opt.lint.target import Target
 from jaxpr_opt.targets import TargetError
@@ -35,6 +37,8 @@ from jaxpr_opt.targets import TargetError
 def lint(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Findings:
     """What the default rules find in ``fun(*args, **kwargs)``, worst first; print it.
 
+    Of a loss, a function that returns a float, the gradient is looked at.
+
     Args:
       fun: plain, jitted or optimised.
       *args: arrays, or `jax.ShapeDtypeStruct`s for them: no data is needed, nothing is compiled.
@@ -42,7 +46,7 @@ def lint(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Findings:
     """
     if not callable(fun):
         raise TypeError(f"lint: fun must be callable, got {fun!r}")
-    return Findings(check(subject(fun, *args, **kwargs), defaults()))
+    return Findings(check(as_loss(subject(fun, *args, **kwargs)), defaults()))
 
 
 def defaults() -> tuple[Rule, ...]:
@@ -104,6 +108,12 @@ def _guarded(rule: Rule, about: Subject) -> Iterator[Finding]:
         raise TargetError(f"{about.name}: the rule {rule.name} failed: {blame(error)}") from error
 
 
+def _at(error: TargetError) -> Frame | None:
+    """The user's line that raised what became the error; None if it was none of theirs."""
+    frame = None if error.__cause__ is None else raised_at(error.__cause__)
+    return None if frame is None or is_installed(frame[0]) else frame
+
+
 @dataclass(slots=True)
 class Run:
     """One run of `jaxpr-opt lint`."""
@@ -135,7 +145,7 @@ class Run:
         except TargetError as error:
             if self.stops:
                 raise
-            return Checked(target.name, error=str(error), place=target.place)
+            return Checked(target.name, error=str(error), place=_at(error) or target.place)
         ignored = codes_of(target.spec.ignore, f"target {target.name}: ignore")
         kept, suppressed = list[Finding](), list[Suppressed]()
         for finding, is_new in self._new(found):
@@ -153,16 +163,23 @@ class Run:
             tuple(suppressed),
             measured(about),
             about.place,
-            grown(about),
+            growth=grown(about),
+            parts=parts(about.graph),
+            how=how_looked_at(about, target.spec.mode),
         )
 
     def _traced(self, target: Target) -> Subject:
         about = target.subject(self.config.options)
         if self.baseline is not None:
             about.before = self.baseline.figures.get(target.name, {})
+            about.earlier = self.baseline.of(target.name, self.config.root)
         error = about.failure
         if error is not None and not _explained(about, self.rules):
             raise TargetError(f"{target.name} raised while tracing: {blame(error)}") from error
+        if error is None and not (about.graph.inputs or about.graph.outputs):
+            raise TargetError(
+                f"{target.name} takes no arrays and returns none: there is nothing to look at"
+            )
         return about
 
     def _new(self, found: Sequence[Finding]) -> Iterable[tuple[Finding, bool]]:

@@ -13,13 +13,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from jaxpr_opt import compat_ad
 from jaxpr_opt.analysis.growth import Growth, growth
 from jaxpr_opt.analysis.liveness import peak_bytes
 from jaxpr_opt.analysis.saved import Saved, kept_bytes, saved
+from jaxpr_opt.donation.calling import Donating
+from jaxpr_opt.donation.plan import donation
+from jaxpr_opt.donation.strict import donated_arrays
 from jaxpr_opt.frames import Frame, blame, is_machinery
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
+from jaxpr_opt.lint.modes import has_gradient, loss_argument, traceable
 from jaxpr_opt.lint.options import Mode, Options
+from jaxpr_opt.lint.parts import Earlier
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.account import PassReport, accounts
 from jaxpr_opt.reports.residual_rows import Key, bytes_by_key
@@ -72,6 +78,8 @@ class Subject:
     """Where the function is defined: findings that are about nothing smaller are there."""
     before: Mapping[str, int] = field(default_factory=dict)
     """Figures of an earlier run, by name: `residual_bytes`, `peak_bytes`."""
+    earlier: Earlier = field(default_factory=Earlier)
+    """What those figures were made of."""
 
     @cached_property
     def graph(self) -> Graph:
@@ -121,6 +129,37 @@ class Subject:
         return kept_bytes(self.graph)
 
     @cached_property
+    def has_gradient(self) -> bool:
+        """Whether the program computes a gradient."""
+        return has_gradient(self.graph)
+
+    @cached_property
+    def donated(self) -> list[bool]:
+        """Which inputs of the program are donated, by the options of `jax.jit`."""
+        count = len(self.graph.inputs)
+        jitted = compat_ad.jit_options(self.function)
+        if jitted is None or self.mode == "gradient":
+            return [False] * count
+        donated = donated_arrays(jitted[1], self.args, self.kwargs)
+        return donated if len(donated) == count else [False] * count
+
+    @property
+    def donating(self) -> Donating | None:
+        """The function, if it is one that finds out by itself what to donate."""
+        function = self.function
+        while not isinstance(function, Donating) and hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        return function if isinstance(function, Donating) else None
+
+    @cached_property
+    def donated_bytes(self) -> int:
+        """Of the arguments that are donated and become results."""
+        if self.mode == "gradient":
+            return 0
+        given = None if self.donating else [i for i, each in enumerate(self.donated) if each]
+        return donation(self.graph, given).nbytes
+
+    @cached_property
     def peak_bytes(self) -> int:
         """Of the most that is live at one moment, estimated."""
         return peak_bytes(self.graph)
@@ -164,6 +203,19 @@ class Subject:
     def _by_size(self) -> dict[int, Subject]:
         own = None if self.scaling is None else self.scaling.own
         return {} if own is None else {own: self}
+
+
+def as_loss(about: Subject) -> Subject:
+    """The gradient of a function that is a loss; the function itself if it is none."""
+    if about.failure is not None:
+        return about
+    given = about.args, about.kwargs
+    position = loss_argument(about.function, given, about.graph)
+    if position is None:
+        return about
+    function, (args, kwargs) = traceable(about.function, given, "gradient", position)
+    gradient = replace(about, function=function, args=args, kwargs=kwargs, mode="gradient")
+    return about if gradient.failure is not None else gradient
 
 
 def place(fun: Callable[..., Any]) -> Frame | None:

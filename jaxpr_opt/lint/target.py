@@ -17,7 +17,7 @@ from jaxpr_opt.decorator import unwrap
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.modes import traceable
 from jaxpr_opt.lint.options import Options, Scale, Spec, parse
-from jaxpr_opt.lint.subject import Scaling, Subject, place
+from jaxpr_opt.lint.subject import Scaling, Subject, as_loss, place
 from jaxpr_opt.reports import observe
 from jaxpr_opt.targets import (
     Arguments,
@@ -64,16 +64,18 @@ class Target:
         scaling = self._scaling()
         args, kwargs = self._at(None if scaling is None else scaling.own)
         function, (args, kwargs) = self._traceable((args, kwargs))
-        return Subject(
+        mode = self.spec.mode
+        about = Subject(
             self.name,
             function,
             args,
             kwargs,
-            self.spec.mode,
+            "as-is" if mode == "auto" else mode,
             options,
             scaling,
             self.place,
         )
+        return as_loss(about) if mode == "auto" else about
 
     @property
     def place(self) -> Frame | None:

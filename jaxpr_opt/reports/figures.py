@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from jaxpr_opt.analysis.summary import Summary
+from jaxpr_opt.sizes import Size, binary_text
 
 UNKNOWN = "unknown"
 SAME = "about the same"
@@ -32,6 +33,18 @@ def bytes_text(value: float) -> str:
             scaled = value / limit
             return f"{scaled:.0f} {unit}" if abs(scaled) >= 99.95 else f"{scaled:.3g} {unit}"
     return f"{value:.0f} B"
+
+
+def limit_text(limit: float) -> str:
+    """A number of bytes as its author wrote it: `4 MiB`."""
+    return str(limit) if isinstance(limit, Size) and limit.written else bytes_text(limit)
+
+
+def beside_limit(value: float, limit: float) -> str:
+    """Bytes to be compared with a limit, also in its units: `8.39 MB (8 MiB)`."""
+    told = bytes_text(value)
+    in_binary = isinstance(limit, Size) and limit.is_binary
+    return f"{told} ({binary_text(value)})" if in_binary else told
 
 
 def formula_text(nbytes: int, lengths: Sequence[int | None]) -> str:

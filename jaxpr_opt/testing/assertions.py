@@ -26,7 +26,7 @@ from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.lint.modes import traceable
 from jaxpr_opt.reports import observe
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.figures import beside_limit, bytes_text, limit_text
 from jaxpr_opt.reports.residual_rows import frame_of
 from jaxpr_opt.reports.scaling import LABELS, by_line, traced_growth
 from jaxpr_opt.sizes import parse_bytes
@@ -67,10 +67,11 @@ def assert_residual_bytes(
     facts = kept(_gradient(fun, _arguments("assert_residual_bytes", fun, args), argnums))
     total = _total(facts)
     if total > limit:
-        over = f"{bytes_text(total - limit)} more than {bytes_text(limit)}"
+        over = f"{beside_limit(total - limit, limit)} more than {limit_text(limit)}"
+        keeps = f"keeps {beside_limit(total, limit)}, {over}"
         told = "\n".join(_largest(facts))
         raise AssertionError(
-            f"the gradient of {observe.name_of(fun)} keeps {bytes_text(total)}, {over}:\n{told}\n"
+            f"the gradient of {observe.name_of(fun)} {keeps}:\n{told}\n"
             "`jaxpr_opt.residuals` says what each is kept for, and what `optimize` leaves of it"
         )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxpr_opt.lint.options import Limit, Options, Spec
+from jaxpr_opt.lint.parts import Earlier, parts
 from jaxpr_opt.lint.rule import named
 from jaxpr_opt.lint.target import Target
 from tests.lint import programs
@@ -93,3 +94,19 @@ def test_growth_since_the_baseline():
     says = [finding.says for finding in rule.check(about)]
     assert says[0] == "residuals have grown from 2.05 kB to 4.1 kB"
     assert says[1].startswith("the estimated peak has grown from 0 B to")
+
+
+def test_growth_is_told_at_the_value_and_line_that_grew():
+    rule, about = named("more-than-before"), subject()
+    now = parts(about.graph)["residual_bytes"]
+    (cosine,) = (part for part in now if part.value == "cos")
+    then = {part.name(Path()): part.bytes for part in now}
+    then[cosine.name(Path())] //= 4
+    about.before = {"residual_bytes": sum(then.values())}
+    about.earlier = Earlier("lint.json", Path(), {"residual_bytes": then})
+    (finding,) = rule.check(about)
+    assert finding.says == (
+        "residuals have grown from 2.56 kB to 4.1 kB, most of it in `cos`: 1.54 kB more"
+    )
+    assert finding.reason == "was 2.56 kB in lint.json"
+    assert (finding.frame, finding.shape) == (cosine.frame, "f32[8]")

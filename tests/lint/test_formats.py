@@ -14,7 +14,12 @@ from jaxpr_opt.lint.result import Checked, Result, Suppressed
 from jaxpr_opt.lint.rule import rules
 from jaxpr_opt.reports.report import plain
 
-FIGURES = {"input_bytes": 1_000_000, "residual_bytes": 134_000_000, "peak_bytes": 240_000_000}
+FIGURES = {
+    "input_bytes": 1_000_000,
+    "residual_bytes": 134_000_000,
+    "peak_bytes": 240_000_000,
+    "donated_bytes": 500_000,
+}
 
 
 def finding(number, root, severity="warning", **changed):
@@ -54,7 +59,7 @@ def test_text(result, monkeypatch):
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.startswith(
         """\
-step  residuals 134 MB, 134.0 times the inputs; peak 240 MB
+step  residuals 134 MB, 134 times the inputs; peak 240 MB; donated 500 kB
 
 model.py:1 in step
   error JXO601 a-rule
@@ -130,9 +135,9 @@ def test_markdown(result):
     told = WRITERS["markdown"](result)
     rows = [line for line in told.splitlines() if line.startswith("|")]
     columns = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
-    assert columns == [6] * 5 + [6] * 5
-    assert "| `step` | 1 MB | 134 MB | 240 MB | 3 |" in rows
-    assert "| `lost` | ? | ? | ? | 0 |" in rows
+    assert columns == [7] * 5 + [6] * 5
+    assert "| `step` | 1 MB | 134 MB | 240 MB | 500 kB | 3 |" in rows
+    assert "| `lost` | ? | ? | ? | ? | 0 |" in rows
     assert "❌ lost raised while tracing: ValueError: no \\| good" in told
     assert rows[7].startswith("| ❌ | `model.py:1` | finding 1 is \\| bad, 100% &lt;really>")
     assert "\x00" not in told
@@ -143,9 +148,9 @@ def test_markdown_of_one_clean_target_is_short(tmp_path):
     assert told.splitlines() == [
         "### jaxpr-opt lint: no findings in 1 target",
         "",
-        "| target | inputs | residuals | peak, estimated | findings |",
-        "|---|--:|--:|--:|--:|",
-        "| `step` | 1 MB | 134 MB | 240 MB | 0 |",
+        "| target | inputs | residuals | peak, estimated | donated | findings |",
+        "|---|--:|--:|--:|--:|--:|",
+        "| `step` | 1 MB | 134 MB | 240 MB | 500 kB | 0 |",
     ]
 
 

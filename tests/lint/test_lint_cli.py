@@ -57,6 +57,8 @@ def forget():
         sys.modules.pop(name, None)
 
 
+BOOM = '    raise ValueError("no | good *at* <all>")'
+STEP = "step  residuals 4.1 kB, 1.8 times the inputs; peak 7.3 kB; donated 0 B\n"
 SIN = "h = jnp.sin(w @ carry + x)"
 
 
@@ -77,11 +79,9 @@ def test_the_targets_of_the_project(run):
 
 
 def test_a_clean_target(run):
-    assert run("lint", "step", "--ignore", "residual-budget") == (
-        0,
-        "No findings in 1 target.\n",
-        "",
-    )
+    code, out, err = run("lint", "step", "--ignore", "residual-budget")
+    assert (code, err) == (0, "")
+    assert out == f"{STEP}No findings in 1 target.\n"
     assert run("lint", "step", "--select", "JXO602,JXO603")[0] == 0
     assert run("lint", "step", "--exit-zero")[0] == 0
 
@@ -103,8 +103,8 @@ def test_a_function_and_its_arguments(run):
     given = ("--args-from", "lint_model.py:arguments", "--mode", "gradient", "--argnums", "0,1")
     assert json.loads(run("lint", "lint_model.py:loss", *given, "--format", "json")[1])
     given = ("--args", "f32[8,8]", "f32[64,8]", "--grad", "--statistics")
-    titles, figures, *_ = run("lint", "lint_model.py:loss", *given)[1].splitlines()
-    assert titles.split() == ["target", "inputs", "residuals", "peak,", "estimated"]
+    titles, figures = run("lint", "lint_model.py:loss", *given)[1].splitlines()[-4:-2]
+    assert titles.split() == ["target", "inputs", "residuals", "peak,", "estimated", "donated"]
     assert figures.split()[:5] == ["lint_model.py:loss", "2.3", "kB", "4.1", "kB"]
 
 
@@ -134,12 +134,74 @@ def test_one_target_that_cannot_be_traced_does_not_hide_the_others(run):
         run("lint", "lint_model.py:boom", "--args", "1.0", "--traceback")
 
 
+def test_what_cannot_be_traced_is_annotated_at_its_line(run, monkeypatch):
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    line = 1 + Path("lint_model.py").read_text().splitlines().index(BOOM)
+    given = ("lint", "lint_model.py:boom", "--args", "1.0", "--format")
+    _, out, _ = run(*given, "github")
+    assert out.startswith(f"::error file=lint_model.py,line={line},title=jaxpr-opt%3A lint_model")
+    (invocation,) = json.loads(run(*given, "sarif")[1])["runs"][0]["invocations"]
+    (location,) = invocation["toolExecutionNotifications"][0]["locations"]
+    assert location["physicalLocation"]["region"] == {"startLine": line}
+
+
+def test_arguments_that_do_not_fit_are_annotated_at_the_function(run, monkeypatch):
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    line = 1 + Path("lint_model.py").read_text().splitlines().index("def loss(w, xs):")
+    _, out, _ = run("lint", "lint_model.py:loss", "--args", "1.0", "--format", "github")
+    assert out.startswith(f"::error file=lint_model.py,line={line},")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("async def f(x):\n    return x", "is a coroutine: JAX traces functions that return"),
+        ("def f(x):\n    yield x", "is a generator: JAX traces functions that return arrays"),
+        ("def f(name):\n    return name.upper()", "takes no arrays and returns none: there is"),
+    ],
+)
+def test_what_is_no_function_of_arrays_is_an_error(run, function, says):
+    given = '("jax",)' if "name" in function else "(1.0,)"
+    Path("other_model.py").write_text(f"{function}\n\ndef given():\n    return {given}\n")
+    code, out, err = run("lint", "other_model.py:f", "--args-from", "other_model.py:given")
+    sys.modules.pop("other_model", None)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"jaxpr-opt: error: other_model.py:f {says}")
+
+
+def test_growth_names_the_value_and_the_line(run):
+    run("lint", "step", "--format", "json", "--output", "main.json")
+    edit("return h, h.sum()", "return h, jnp.exp(h).sum()")
+    edit("fail = 2000", "fail = 20000", "pyproject.toml")
+    _, out, _ = run("lint", "step", "--against", "main.json", "--format", "json")
+    told = [f for f in json.loads(out)["targets"][0]["findings"] if f["code"] == "JXO603"]
+    residuals, peak = sorted((f["says"], f["reason"], f["line"]) for f in told)
+    assert residuals[0].startswith("residuals have grown from 4.1 kB to 6.1")
+    assert residuals[0].endswith("most of it in `exp`: 2.05 kB more")
+    assert residuals[1] == "was 4.1 kB in main.json"
+    assert "most of it in `exp`: 2.0" in peak[0]
+    for *_, line in (residuals, peak):
+        assert "jnp.exp" in Path("lint_model.py").read_text().splitlines()[line - 1]
+
+
+def test_sizes_are_told_as_they_were_written(run):
+    edit("{warn = 1000, fail = 2000}", '"1 KiB"', "pyproject.toml")
+    assert "keeps 4.1 kB (4 KiB), over the budget of 1 KiB\n" in run("lint")[1]
+
+
+def test_every_target_tells_its_figures(run):
+    _, out, _ = run("lint", "lint_model.py:loss", "--args", "f32[8,8]", "f32[4,8]")
+    assert out.startswith("lint_model.py:loss  as a loss; residuals 256 B, 0.67 times the inputs")
+    _, out, _ = run("lint", "lint_model.py:loss", "--args", "f32[8,8]", "f32[4,8]", "--mode=as-is")
+    assert out.startswith("lint_model.py:loss  no gradient; residuals 0 B; peak ")
+
+
 # -- what is known
 
 
 def test_a_comment_suppresses_and_is_told_where_it_does_not(run):
     edit(SIN, f"{SIN}  # jaxpr-opt: ignore[residual-budget]")
-    assert run("lint") == (0, "No findings in 1 target, 1 suppressed.\n", "")
+    assert run("lint") == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n", "")
     edit("2000}", "20000}\nmin-bytes = 1", "pyproject.toml")
     edit("warn = 1000, ", "", "pyproject.toml")
     code, out, _ = run("lint")
@@ -150,7 +212,7 @@ def test_a_comment_suppresses_and_is_told_where_it_does_not(run):
     assert "there is no rule 'residual-budgte'; did you mean 'residual-budget'?" in run("lint")[1]
     edit("[residual-budgte]", "")
     assert "this comment does not say what to ignore" in run("lint")[1]
-    assert run("lint", "--ignore", "unused-suppression")[1] == "No findings in 1 target.\n"
+    assert run("lint", "--ignore", "unused-suppression")[1] == f"{STEP}No findings in 1 target.\n"
 
 
 def test_a_comment_on_a_line_nothing_comes_from_is_nobodys(run):
@@ -161,11 +223,11 @@ def test_a_comment_on_a_line_nothing_comes_from_is_nobodys(run):
 def test_paths_and_targets_suppress(run):
     edit("[tool", '[tool.jaxpr-opt.lint]\nper-path-ignores = {"*_model.py" = ["JXO6"]}\n[tool',
          "pyproject.toml")  # fmt: skip
-    assert run("lint")[:2] == (0, "No findings in 1 target, 1 suppressed.\n")
+    assert run("lint")[:2] == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n")
     edit('{"*_model.py" = ["JXO6"]}', "{}", "pyproject.toml")
     assert run("lint")[0] == 1
     edit('mode = "gradient"', 'mode = "gradient"\nignore = ["JXO6"]', "pyproject.toml")
-    assert run("lint")[:2] == (0, "No findings in 1 target, 1 suppressed.\n")
+    assert run("lint")[:2] == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n")
 
 
 def test_a_baseline_is_written_and_read(run):
@@ -175,7 +237,7 @@ def test_a_baseline_is_written_and_read(run):
         "known.json: 1 finding in 1 target\n",
         "",
     )
-    assert run("lint", *known) == (0, "No findings in 1 target, 1 suppressed.\n", "")
+    assert run("lint", *known) == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n", "")
     edit("import jaxpr_opt", "import jaxpr_opt\n# a line more\n")
     assert run("lint", *known)[0] == 0
     edit("steps=STEPS", "steps=2 * STEPS")

@@ -7,8 +7,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
+import jaxpr_opt
 from jaxpr_opt.lint.modes import traceable
+from jaxpr_opt.lint.options import Options, Spec
+from jaxpr_opt.lint.target import Target
 from jaxpr_opt.reports import observe
 
 W = jax.ShapeDtypeStruct((3, 3), "float32")
@@ -77,3 +81,49 @@ def test_results_that_cannot_be_traced_are_left_out():
 def test_positions_of_arguments_that_are_not_there():
     with pytest.raises(ValueError, match="argnums 0, 2: there are 2 positional arguments"):
         traceable(jnp.add, ((X, X), {}), "gradient", (0, 2))
+
+
+# -- a loss is looked at as one -------------------------------------------------------------------
+
+
+def mode_of(fun, *args, **spec):
+    target = Target(name="t", function=fun, given=args, spec=Spec(**spec))
+    return target.subject(Options()).mode
+
+
+def norm(w, x):
+    return jnp.sum(jnp.sin(w @ x))
+
+
+def stops(w):
+    return lax.while_loop(lambda c: c < 3.0, lambda c: c * 2.0, w.sum())
+
+
+LOSSES = [norm, jax.jit(norm), jaxpr_opt.optimize(norm), lambda w, x: (norm(w, x), {"x": x})]
+OTHERS = [
+    lambda w, x: w @ x,
+    lambda w, x: (w @ x).argmax(),
+    lambda w, x: (norm(w, x), x, w),
+    lambda w, x: {"norm": norm(w, x)},
+    jax.value_and_grad(norm),  # computes a gradient itself
+    lambda w, x: stops(w),  # has no gradient
+]
+
+
+@pytest.mark.parametrize("fun", LOSSES)
+def test_a_function_that_returns_a_float_is_looked_at_as_a_loss(fun):
+    assert mode_of(fun, W, X) == "gradient"
+    assert mode_of(fun, W, X, mode="as-is") == "as-is"
+
+
+@pytest.mark.parametrize("fun", OTHERS)
+def test_other_functions_are_looked_at_as_they_are(fun):
+    assert mode_of(fun, W, X) == "as-is"
+
+
+def test_a_loss_is_differentiated_by_the_first_argument_that_holds_floats():
+    key = jax.ShapeDtypeStruct((), "int32")
+    loss = lambda key, params, x: norm(params["w"], x) + key
+    given = key, {"w": W, "activation": jnp.tanh}, X
+    about = Target(name="t", function=loss, given=lambda: given).subject(Options())
+    assert [str(v.aval) for v in about.graph.outputs] == ["float32[]", "float32[3,3]"]

@@ -51,7 +51,7 @@ def test_a_marked_function_may_be_named_and_keeps_what_it_was_marked_with():
     assert list(found) == ["marked"]
     asked = Asked(("f32[8,8]", "f32[4,8]"), "--args", {"mode": "as-is"})
     overruled = named(f"{FILE}:above", asked=asked)[f"{FILE}:above"]
-    assert overruled.spec == Spec()
+    assert overruled.spec == Spec(mode="as-is")
     assert [arg.shape for arg in overruled.subject(Options()).args] == [(8, 8), (4, 8)]
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.formats import markdown
 from jaxpr_opt.lint.formats.text import cost_text, headline
@@ -38,7 +39,8 @@ def write(result: Result) -> str:
 
 def _lines(result: Result, elsewhere: str) -> Iterator[str]:
     for each in result.errors:
-        yield _command("error", {"title": f"jaxpr-opt: {each.name}"}, each.error)
+        properties = _place(each.place, result) | {"title": f"jaxpr-opt: {each.name}"}
+        yield _command("error", properties, each.error)
     shown = Counter[Severity](error=len(result.errors))
     left = 0
     for finding in result.findings:
@@ -52,15 +54,20 @@ def _lines(result: Result, elsewhere: str) -> Iterator[str]:
 
 
 def _annotation(finding: Finding, result: Result) -> str:
-    place: dict[str, str] = {}
-    if finding.frame is not None:
-        root = Path(os.environ.get("GITHUB_WORKSPACE") or result.root)
-        place = {"file": relative(finding.frame[0], root), "line": str(finding.frame[1])}
     cost = cost_text(finding)
     says = f"{finding.says} ({cost})" if cost else finding.says
     message = "\n".join(filter(None, [says, finding.reason, f"Fix: {finding.fix}"]))
     title = f"{finding.code} {finding.rule} ({finding.target})"
+    place = _place(finding.frame, result)
     return _command(LEVELS[finding.severity], place | {"title": title}, message)
+
+
+def _place(frame: Frame | None, result: Result) -> dict[str, str]:
+    """The properties that put an annotation at a line."""
+    if frame is None:
+        return {}
+    root = Path(os.environ.get("GITHUB_WORKSPACE") or result.root)
+    return {"file": relative(frame[0], root), "line": str(frame[1])}
 
 
 def _command(level: str, properties: dict[str, str], message: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from jaxpr_opt.lint.baseline import VERSION, described
+from jaxpr_opt.lint.baseline import VERSION, described, parts_of
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.result import Checked, Result
 
@@ -28,6 +28,7 @@ def _target(checked: Checked, result: Result) -> dict[str, Any]:
         "target": checked.name,
         "error": checked.error or None,
         "figures": dict(checked.figures),
+        "parts": parts_of(checked, result.root),
         "growth": grown and grown.to_dict(lambda file: relative(file, result.root)),
         "findings": [described(finding, result.root) for finding in checked.findings],
         "suppressed": [

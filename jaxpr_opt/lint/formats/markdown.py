@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.formats.text import cost_text, printable
 from jaxpr_opt.lint.paths import relative
-from jaxpr_opt.lint.result import Checked, Result, plural
+from jaxpr_opt.lint.result import FIGURES, Checked, Result, plural
 from jaxpr_opt.reports.figures import bytes_text
 
 MOST = 50
@@ -38,11 +38,10 @@ def _lines(result: Result) -> Iterator[str]:
 
 
 def _targets(targets: Sequence[Checked]) -> Iterator[str]:
-    yield "| target | inputs | residuals | peak, estimated | findings |"
-    yield "|---|--:|--:|--:|--:|"
+    yield f"| target | {' | '.join(FIGURES.values())} | findings |"
+    yield f"|---|{'--:|' * len(FIGURES)}--:|"
     for each in targets:
-        names = ("input_bytes", "residual_bytes", "peak_bytes")
-        sizes = [bytes_text(each.figures[name]) if each.figures else "?" for name in names]
+        sizes = [bytes_text(each.figures[name]) if each.figures else "?" for name in FIGURES]
         yield f"| {_code(each.name)} | {' | '.join(sizes)} | {len(each.findings)} |"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.baseline import described, key
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.formats.text import cost_text
@@ -37,6 +38,7 @@ def write(result: Result) -> str:
     findings = [(f, None) for each in result.targets for f in each.findings]
     suppressed = [(s.finding, s.how) for each in result.targets for s in each.suppressed]
     positions = {rule.code: index for index, rule in enumerate(result.rules)}
+    errors = [_notification(each, result) for each in result.errors]
     run: dict[str, Any] = {
         "tool": {"driver": _driver(result)},
         "columnKind": "unicodeCodePoints",
@@ -45,7 +47,7 @@ def write(result: Result) -> str:
             {
                 "executionSuccessful": not result.errors,
                 "exitCode": result.exit_code,
-                "toolExecutionNotifications": [_notification(each) for each in result.errors],
+                "toolExecutionNotifications": errors,
             }
         ],
         "results": [],
@@ -102,7 +104,7 @@ def _result(
     if finding.code in positions:
         told["ruleIndex"] = positions[finding.code]
     if finding.frame is not None:
-        told["locations"] = [_location(finding, result)]
+        told["locations"] = [_location(finding.frame, result)]
     if finding.bytes is not None:
         told["properties"]["bytes"] = finding.bytes
     if how is not None:
@@ -110,9 +112,8 @@ def _result(
     return told
 
 
-def _location(finding: Finding, result: Result) -> dict[str, Any]:
-    assert finding.frame is not None
-    file, line, function = finding.frame
+def _location(frame: Frame, result: Result) -> dict[str, Any]:
+    file, line, function = frame
     path = relative(file, result.root)
     artifact = {"uri": quote(path), "uriBaseId": ROOT}
     if Path(path).is_absolute():
@@ -134,9 +135,12 @@ def _fingerprint(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _notification(checked: Checked) -> dict[str, Any]:
-    return {
+def _notification(checked: Checked, result: Result) -> dict[str, Any]:
+    told: dict[str, Any] = {
         "level": "error",
         "message": {"text": checked.error},
         "properties": {"target": checked.name},
     }
+    if checked.place is not None:
+        told["locations"] = [_location(checked.place, result)]
+    return told

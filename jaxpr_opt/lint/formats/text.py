@@ -39,11 +39,12 @@ def _capitalised(sentence: str) -> str:
 
 
 def _target(checked: Checked) -> Iterator[RenderableType]:
-    if not checked.findings and checked.growth is None:
+    if checked.error:
         return
     figures = checked.figures_text()
     yield Text(checked.name, "bold").append(f"  {figures}" if figures else "", "not bold dim")
-    yield Text()
+    if checked.findings or checked.growth is not None:
+        yield Text()
     if checked.growth is not None:
         yield Padding(checked.growth.table(), (0, 0, 1, 2))
     yield findings(checked.findings)

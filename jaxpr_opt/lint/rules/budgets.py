@@ -11,7 +11,7 @@ from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.options import Limit
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.reports.figures import NOTABLE, bytes_text
+from jaxpr_opt.reports.figures import NOTABLE, beside_limit, bytes_text, limit_text
 from jaxpr_opt.reports.residual_rows import frame_of
 from jaxpr_opt.text_params import type_text
 
@@ -66,7 +66,8 @@ class ResidualBudget(Rule):
         over, says = list[Severity](), list[str]()
         if (limit := exceeded(options.max_residual_bytes, kept)) is not None:
             over.append(limit[0])
-            says.append(f"{bytes_text(kept)}, over the budget of {bytes_text(limit[1])}")
+            amount = beside_limit(kept, limit[1])
+            says.append(f"{amount}, over the budget of {limit_text(limit[1])}")
         if (limit := exceeded(options.max_residual_ratio, ratio)) is not None:
             over.append(limit[0])
             says.append(f"{ratio:.2f} times its inputs, over the budget of {limit[1]:g}")
@@ -132,10 +133,10 @@ class PeakBudget(Rule):
         over = None if limit is None else exceeded(limit, subject.peak_bytes)
         if over is None:
             return
-        peak, inputs = bytes_text(subject.peak_bytes), bytes_text(subject.input_bytes)
+        peak, inputs = beside_limit(subject.peak_bytes, over[1]), bytes_text(subject.input_bytes)
         made = self.finding(
             subject,
-            says=f"the estimated peak is {peak}, over the budget of {bytes_text(over[1])}",
+            says=f"the estimated peak is {peak}, over the budget of {limit_text(over[1])}",
             reason=f"{inputs} of that are inputs, {bytes_text(subject.residual_bytes)} residuals",
             fix="`jax.checkpoint`, `@jaxpr_opt.optimize`, or donation of what the caller gives up",
             frame=subject.place,
@@ -175,12 +176,23 @@ class MoreThanBefore(Rule):
         for name, label in GROWING.items():
             now, then = getattr(subject, name), subject.before.get(name)
             if then is not None and now > then * NOTABLE:
-                yield self.finding(
-                    subject,
-                    says=f"{label} grown from {bytes_text(then)} to {bytes_text(now)}",
-                    reason="the baseline says what it was",
-                    fix="`jaxpr-opt residuals` says what is kept and why;"
-                    " `--update-baseline` accepts it",
-                    frame=subject.place,
-                    bytes=now,
-                )
+                yield self._finding(subject, name, f"{label} grown", (then, now))
+
+    def _finding(
+        self, subject: Subject, figure: str, grown: str, sizes: tuple[int, int]
+    ) -> Finding:
+        then, now = map(bytes_text, sizes)
+        most, frame, shape = "", subject.place, ""
+        if (found := subject.earlier.grown_most(figure, subject.graph)) is not None:
+            part, more = found
+            frame, shape = part.frame or frame, part.shape
+            most = f", most of it in `{part.value}`: {bytes_text(more)} more"
+        return self.finding(
+            subject,
+            says=f"{grown} from {then} to {now}{most}",
+            reason=f"was {then} in {subject.earlier.source or 'the baseline'}",
+            fix="`jaxpr-opt residuals` says what is kept and why; `--update-baseline` accepts it",
+            frame=frame,
+            shape=shape,
+            bytes=sizes[1],
+        )

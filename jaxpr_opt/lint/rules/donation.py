@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt import compat_ad
-from jaxpr_opt.donation.calling import Donating
 from jaxpr_opt.donation.plan import Argument, donation
-from jaxpr_opt.donation.strict import donated_arrays, unusable
+from jaxpr_opt.donation.strict import unusable
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
@@ -46,9 +45,9 @@ class ArgumentCouldBeDonated(Rule):
     name: ClassVar[str] = "argument-could-be-donated"
 
     def check(self, subject: Subject) -> Iterator[Finding]:
-        if subject.mode != "train-step" or _donating(subject) is not None:
+        if subject.mode != "train-step" or subject.donating is not None:
             return
-        donated = _donated(subject)
+        donated = subject.donated
         possible = donation(subject.graph, [i for i, each in enumerate(donated) if not each])
         found = [each for each in possible.donated if each.kind != "moved"]
         size = sum(each.nbytes for each in found)
@@ -94,7 +93,7 @@ class DonatedButUnusable(Rule):
     name: ClassVar[str] = "donated-but-unusable"
 
     def check(self, subject: Subject) -> Iterator[Finding]:
-        donated = _donated(subject)
+        donated = subject.donated
         if not any(donated):
             return
         graph = subject.graph
@@ -149,9 +148,9 @@ class ReturnedArgument(Rule):
         is_jitted = compat_ad.jit_options(subject.function) is not None
         if subject.mode == "gradient" or not (is_jitted or subject.mode == "train-step"):
             return
-        if _donating(subject) is not None:
+        if subject.donating is not None:
             return
-        donated = _donated(subject)
+        donated = subject.donated
         possible = donation(subject.graph, [i for i, each in enumerate(donated) if not each])
         for each in possible.donated:
             if each.kind == "moved" and subject.is_worth(each.nbytes):
@@ -164,24 +163,6 @@ class ReturnedArgument(Rule):
                     shape=each.type,
                     bytes=each.nbytes,
                 )
-
-
-def _donating(subject: Subject) -> Donating | None:
-    """The function, if it is one that finds out by itself what to donate."""
-    function = subject.function
-    while not isinstance(function, Donating) and hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function if isinstance(function, Donating) else None
-
-
-def _donated(subject: Subject) -> list[bool]:
-    """Which inputs of the program are donated."""
-    count = len(subject.graph.inputs)
-    jitted = compat_ad.jit_options(subject.function)
-    if jitted is None or subject.mode == "gradient":
-        return [False] * count
-    donated = donated_arrays(jitted[1], subject.args, subject.kwargs)
-    return donated if len(donated) == count else [False] * count
 
 
 def _largest(arguments: Sequence[Argument]) -> Argument:
