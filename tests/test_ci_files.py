@@ -1,5 +1,6 @@
 """The GitHub Action and the pre-commit hook: their commands are run as they are written."""
 
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxpr_opt.lint import config
+from tests.lint import sarif
 
 yaml = pytest.importorskip("yaml", reason="pip install pyyaml")
 
@@ -47,7 +49,7 @@ def project(tmp_path):
         (tmp_path / "programs.py").write_text(PROGRAMS)
         command = tmp_path / "bin" / "jaxpr-opt"
         command.parent.mkdir()
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m jaxpr_opt "$@"\n')
+        command.write_text(f'#!/bin/sh\necho >> runs; exec "{sys.executable}" -m jaxpr_opt "$@"\n')
         command.chmod(0o755)
         return tmp_path
 
@@ -93,6 +95,8 @@ def test_the_action_annotates_lines_and_fails(project):
     assert "O(T^2) work in scatter" in (folder / "GITHUB_STEP_SUMMARY").read_text()
     path = filled(STEPS["Upload"]["with"]["sarif_file"], folder)
     assert "JXO611" in Path(path).read_text()
+    sarif.check(json.loads(Path(path).read_text()))
+    assert len((folder / "runs").read_text().splitlines()) == 1  # programs are traced once
 
 
 def test_the_action_passes(project):

@@ -43,13 +43,15 @@ def lint(options: argparse.Namespace, console: Console) -> int:
     asked = _asked(options)
     select = None if options.select is None else _listed("--select", options.select)
     chosen = project.chosen(select, _listed("--ignore", options.ignore))
-    known = _known(options, project)
+    known, also = _known(options, project), [_file(each) for each in options.write]
     earlier = None if known is None or options.update_baseline else baseline.read(known)
     result = Run(project, chosen, earlier, stops=options.traceback).result(
         targets(options.targets, project, asked)
     )
     if options.update_baseline:
         return _update(result, known)
+    for write, path in also:
+        save(path, f"{write(result)}\n")
     if len(result.errors) < len(result.targets) or options.format != "text":
         _write(result, options, console)
     for each in result.errors:
@@ -137,6 +139,17 @@ def _update(result: Result, path: Path | None) -> int:
     save(path, baseline.written(result))
     print(f"{path}: {result.summary()}")
     return 0
+
+
+def _file(written: str) -> tuple[Callable[[Result], str], Path]:
+    """What `--write` names: how to write, and where."""
+    name, equals, path = written.partition("=")
+    writers = {"text": lambda result: plain(text.render(result)), **formats.WRITERS}
+    if not (equals and path and name in writers):
+        raise TargetError(
+            f"--write {written!r}: expected FORMAT=FILE, a format of {', '.join(writers)}"
+        )
+    return writers[name], Path(path)
 
 
 def _write(result: Result, options: argparse.Namespace, console: Console) -> None:

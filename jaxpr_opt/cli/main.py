@@ -180,6 +180,13 @@ def _add_lint(commands: Any) -> None:
     lint.add_argument("--ignore", metavar="A,B", default="", help="not these rules")
     lint.add_argument("--output", metavar="FILE", help="write there, and a line of summary here")
     lint.add_argument(
+        "--write",
+        metavar="FORMAT=FILE",
+        action="append",
+        default=[],
+        help="also write in this format to this file; may be repeated",
+    )
+    lint.add_argument(
         "--statistics",
         action="store_true",
         help="what targets cost, and how often each rule found",

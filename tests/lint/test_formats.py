@@ -13,6 +13,7 @@ from jaxpr_opt.lint.formats import WRITERS, github, text
 from jaxpr_opt.lint.result import Checked, Result, Suppressed
 from jaxpr_opt.lint.rule import rules
 from jaxpr_opt.reports.report import plain
+from tests.lint import sarif
 
 FIGURES = {
     "input_bytes": 1_000_000,
@@ -173,8 +174,9 @@ def test_junit(result):
 
 
 def test_sarif(result):
-    """What the schema asks for, and GitHub; the whole schema is 3,000 lines."""
+    """What the standard asks for, and GitHub."""
     told = json.loads(WRITERS["sarif"](result))
+    sarif.check(told)
     assert told["version"] == "2.1.0"
     (run,) = told["runs"]
     driver = run["tool"]["driver"]
@@ -205,6 +207,19 @@ def test_sarif(result):
     assert [each["suppressions"][0]["kind"] for each in known] == ["inSource", "external"]
     prints = [each["partialFingerprints"]["jaxprOpt/v1"] for each in run["results"]]
     assert len(set(prints)) == len(prints)
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ({"runs": []}, r"\$ lacks {'version'}"),
+        ({"version": "2.1.0", "runs": [{}]}, r"\$.runs\[0\] lacks {'tool'}"),
+        ({"version": "2.1.0", "runs": [], "run": []}, r"\$ has {'run'}"),
+    ],
+)
+def test_what_is_no_sarif_is_noticed(broken, says):
+    with pytest.raises(AssertionError, match=says):
+        sarif.check(broken)
 
 
 def test_the_fingerprint_of_a_finding_stays_when_lines_move(tmp_path):
