@@ -16,8 +16,8 @@ from typing import Any
 
 from fuzz import broken
 
-TIMEOUT = 900.0
-"""Seconds after which an epoch is ended: it hangs."""
+TIMEOUT = 3600.0
+"""Seconds after which an epoch is ended: it hangs.  Processor time it has less of (`fuzz.epoch`)."""
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -36,6 +37,8 @@ FILES = 5
 RECIPES = 8
 SAVED = 3
 """Programs of one kind of difference that are saved."""
+LONGEST = 900
+"""Seconds of processor time after which an epoch is ended."""
 SLOW = 20.0
 """Seconds of processor time after which a program is given up."""
 PHASES: tuple[Phase, ...] = ("differentiable", "final")
@@ -222,7 +225,9 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     epoch = Epoch(seed, number, folder)
     started, worked = time.monotonic(), time.process_time()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    for ends in (signal.SIGTERM, signal.SIGXCPU):
+        signal.signal(ends, lambda *_: sys.exit())
+    resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST + 60))
     with contextlib.suppress(SystemExit):
         epoch.run(programs, aimed, until_found=until_found)
     done = {
