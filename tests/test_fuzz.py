@@ -1,6 +1,7 @@
 """The generator of `make fuzz`: its evaluator agrees with JAX, and it finds what is broken."""
 
 import contextlib
+import dataclasses
 import functools
 import random
 import runpy
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fuzz import check, corpus, mutations, saved, shrink
+from fuzz import check, corpus, lanes, mutations, programs, saved, shrink, transformed
 from fuzz.derive import derived
 from fuzz.epoch import Epoch
 from fuzz.evaluate import EndlessError, Evaluator
 from fuzz.mutations import effects
 from fuzz.source import source
+from jaxpr_opt.analysis import shifts
+from jaxpr_opt.analysis.routes import Rows
+from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.verify import verify
@@ -83,6 +87,64 @@ def before_and_after(x):
     return lax.scan(lambda d, r: (d * r[0] + r[1], None), last, rows, reverse=True)[0]
 
 
+def on_devices(x):
+    """Most of what devices exchange."""
+    y = lax.psum(x, "i") * lax.axis_index("i") + lax.pmax(x, "i") - lax.pmin(x, "i")
+    z = lax.ppermute(y, "i", [(0, 1), (1, 0)]) + lax.all_gather(y, "i").sum(0)
+    step = lambda k, c: lax.cond(lax.psum(k, "i") > 2, programs.hidden, jnp.sin, c)
+    return lax.fori_loop(0, 3, step, z), lax.all_to_all(x[:2], "i", 0, 0)
+
+
+def test_devices_in_step_agree_with_jax():
+    rows = np.stack([X, X[::-1] * 2])
+    graph = import_jaxpr(jax.make_jaxpr(on_devices, axis_env=[("i", 2)])(X))
+    wanted = jax.vmap(on_devices, axis_name="i")(rows)
+    for ours, theirs in zip(lanes.Lanes(graph)([rows]), wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_a_device_that_waits_for_another():
+    """One takes the branch in which they meet, the other does not."""
+    meet = lambda x: lax.cond(x > 0, lambda: lax.psum(x, "i"), lambda: x)
+    graph = import_jaxpr(jax.make_jaxpr(meet, axis_env=[("i", 2)])(1.0))
+    assert list(lanes.Lanes(graph)([np.float32([1, 2])])[0]) == [3, 3]
+    with pytest.raises(lanes.DeadlockError):
+        lanes.Lanes(graph)([np.float32([1, -1])])
+
+
+@pytest.mark.parametrize("made", [programs.from_library, programs.from_devices])
+def test_programs_of_the_library_and_of_devices(made):
+    """They run in NumPy, and stay what they are when passes have been at them."""
+    for each in made(4, random.Random(1)):
+        around = lanes.bound() if each.lanes else contextlib.nullcontext()
+        plan = dataclasses.replace(check.whole("final"), lanes=each.lanes)
+        draw = check.for_lanes if each.lanes else check.arguments
+        with _small(), around:
+            outcome = check.check(each.graph, plan, draw(each.graph, np.random.default_rng(0)))
+        assert outcome.is_valid, (each.origin, outcome.notes)
+        assert outcome.difference is None, (each.origin, outcome.difference.text)
+
+
+@pytest.mark.parametrize("how", [*dict.fromkeys(transformed.WAYS)])
+@pytest.mark.parametrize("inside", [True, False])
+def test_transformed(how, inside):
+    """Derivatives and batches, optimised, or of an optimised program."""
+    way, arrays = transformed.Way(how, inside, 0), np.random.default_rng(0)
+    with _small():
+        outcome = transformed.check_way(seed().graph, way, arrays)
+    assert outcome.is_valid and outcome.difference is None, outcome
+
+
+def test_a_wrong_derivative(monkeypatch):
+    """The passes do nothing; but the program that is transformed is another one."""
+    made = transformed.Program.optimized
+    other = jax.make_jaxpr(lambda x: before_and_after(x) * 1.01)(X[0])
+    monkeypatch.setattr(transformed.Program, "optimized", lambda _, *a, **k: made(other, *a, **k))
+    way = transformed.Way("grad", False, 0)
+    found = transformed.check_way(seed().graph, way, np.random.default_rng(0)).difference
+    assert found is not None and found.kind == "values"
+
+
 def seed(program=before_and_after, *args):
     graph = import_jaxpr(jax.make_jaxpr(program)(*(args or (X[0],))))
     return corpus.Seed(graph, "here", ShareShiftedStacks())
@@ -107,16 +169,14 @@ def test_seeds_in_other_dtypes_and_derivatives():
 
 def test_a_broken_condition_is_found_and_saved(tmp_path, monkeypatch):
     """Without its second condition the pass shares stacks with loops that read them forwards."""
-    from jaxpr_opt.passes import share_shifted_stacks as module
 
-    def readers(scan, stacked):
-        found = [(use.op, use.op.stream_of(p)) for use in stacked.uses for p in use.op.body.params]
-        return [(op, stream.param) for op, stream in found if stream and stream.operand is stacked]
+    def runs(scan, route):
+        return len(route) == 1 and isinstance(route[0], Rows) and find_skip(route[0].scan) is None
 
     epoch = Epoch(0, 0, tmp_path)
     epoch.pool = [seed()]
     with monkeypatch.context() as broken:
-        broken.setattr(module, "readers_back", readers)
+        broken.setattr(shifts, "_runs_back", runs)
         with _small():
             for _ in range(200):
                 epoch.one()

@@ -17,7 +17,7 @@ from typing import Any
 from fuzz import broken
 
 TIMEOUT = 3600.0
-"""Seconds after which an epoch is ended: it hangs.  Processor time it has less of (`fuzz.epoch`)."""
+"""Seconds after which an epoch is ended: it hangs; of processor time it has less (`fuzz.epoch`)."""
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fuzz.evaluate import EndlessError, Evaluator
 from fuzz.firstorder import GARBAGE
+from fuzz.lanes import LANES, Lanes
 from fuzz.mutations import effects
 from fuzz.mutations.places import copy_of
 from jaxpr_opt import compat, registry, settings
@@ -37,6 +38,12 @@ class Plan:
     pipeline: Pipeline
     phase: Phase
     label: str
+    lanes: bool = False
+    """Whether several devices run the program in step."""
+
+    def runner(self, graph: Graph, garbage: int = GARBAGE) -> Any:
+        """What runs it in NumPy."""
+        return Lanes(graph, garbage) if self.lanes else Evaluator(graph, garbage)
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def check(graph: Graph, plan: Plan, arguments: Sequence[Sequence[Any]]) -> Outco
     )
     outcome = Outcome(fired, reasons)
     if fired:
-        outcome.difference = compare(graph, after, arguments, outcome)
+        outcome.difference = compare(graph, after, arguments, outcome, plan)
     return outcome
 
 
@@ -131,12 +138,16 @@ def is_valid(graph: Graph) -> bool:
 
 
 def compare(
-    before: Graph, after: Graph, arguments: Sequence[Sequence[Any]], outcome: Outcome | None = None
+    before: Graph,
+    after: Graph,
+    arguments: Sequence[Sequence[Any]],
+    outcome: Outcome | None = None,
+    plan: Plan | None = None,
 ) -> Difference | None:
     """How two programs differ on some arguments; NumPy's opinion is confirmed by JAX."""
-    outcome = outcome or Outcome()
-    old, new = Evaluator(before), Evaluator(after)
-    other = Evaluator(before, GARBAGE + 1) if _has_unspecified(before) else None
+    outcome, run = outcome or Outcome(), Evaluator if plan is None else plan.runner
+    old, new = run(before), run(after)
+    other = run(before, GARBAGE + 1) if _has_unspecified(before) else None
     for args in arguments:
         try:
             want, said = heard(old, args)
@@ -157,6 +168,8 @@ def compare(
             wrong = "it does not end"
         except Exception as error:  # noqa: BLE001 - it cannot be run any more
             wrong = f"{type(error).__name__}: {error}"
+        if wrong is not None and plan is not None and plan.lanes:
+            return Difference("values", wrong, args) if is_valid(before) else None
         if wrong is not None:
             return confirmed(before, after, args, outcome)
     return None
@@ -266,6 +279,23 @@ def arguments(graph: Graph, rng: np.random.Generator) -> list[list[Any]]:
     """Three sets of arguments: ordinary, floats that are special, integers at the limits."""
     avals = [v.aval for v in graph.inputs]
     return [[_drawn(aval, rng, how) for aval in avals] for how in ("plain", "special", "limits")]
+
+
+def for_lanes(graph: Graph, rng: np.random.Generator) -> list[list[Any]]:
+    """The same for several devices: some arguments are alike on all of them."""
+    first, *others = (arguments(graph, rng) for _ in range(LANES))
+    shared = rng.random(len(graph.inputs)) < 0.3
+    return [
+        [
+            _array_of([args[k], *(args[k] if shared[k] else each[n][k] for each in others)])
+            for k in range(len(args))
+        ]
+        for n, args in enumerate(first)
+    ]
+
+
+def _array_of(rows: Sequence[Any]) -> Any:
+    return np.stack(rows) if isinstance(rows[0].dtype, np.dtype) else jnp.stack(rows)
 
 
 def _drawn(aval: Any, rng: np.random.Generator, how: str) -> Any:

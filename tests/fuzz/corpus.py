@@ -42,6 +42,8 @@ class Seed:
     graph: Graph
     origin: str
     aimed_at: Pass | None = None
+    lanes: bool = False
+    """Whether several devices run it in step (`fuzz.lanes`)."""
 
     @functools.cached_property
     def size(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import gc
 import json
 import os
@@ -23,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuzz import check, corpus, mutations, shrink
+from fuzz import check, corpus, lanes, mutations, programs, shrink, transformed
 from fuzz.derive import derived
 from fuzz.eager import eager
 from fuzz.source import UnprintableError, source
@@ -35,6 +36,10 @@ from jaxpr_opt.text import to_text
 FILES = 5
 """Files of tests that an epoch takes programs from."""
 RECIPES = 8
+TRANSFORMED = 0.02
+"""The part of programs that are differentiated and batched."""
+LIBRARY = 6
+DEVICES = 4
 SAVED = 3
 """Programs of one kind of difference that are saved."""
 LONGEST = 900
@@ -63,6 +68,7 @@ class Epoch:
     kinds: collections.Counter[str] = field(default_factory=collections.Counter)
     known: set[str] = field(default_factory=set)
     pool: list[corpus.Seed] = field(default_factory=list)
+    tried: collections.Counter[corpus.Seed] = field(default_factory=collections.Counter)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"{self.seed}:{self.number}")
@@ -86,7 +92,12 @@ class Epoch:
         if aimed is not None:
             files = [f for f in files if f.stem == f"test_{aimed.name.replace('-', '_')}"]
             return corpus.from_tests(files)
-        return [*corpus.from_tests(files[:FILES]), *corpus.from_recipes(RECIPES, self.rng)]
+        return [
+            *corpus.from_tests(files[:FILES]),
+            *corpus.from_recipes(RECIPES, self.rng),
+            *programs.from_library(LIBRARY, self.rng),
+            *programs.from_devices(DEVICES, self.rng),
+        ]
 
     def one(self) -> None:
         """Make a program, and check it; one that takes too long is written down."""
@@ -107,22 +118,41 @@ class Epoch:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _one(self) -> None:
-        parent = min(self.rng.choices(self.pool, k=2), key=lambda s: s.size)  # small ones are cheap
+        parent = self._parent()
         if self.rng.random() < 0.02:
             parent = self._derived(parent)
-        with jax.enable_x64(parent.is_double):
+        around = lanes.bound() if parent.lanes else contextlib.nullcontext()
+        with jax.enable_x64(parent.is_double), around:
             try:
-                graph, names = mutations.mutated(parent.graph, self.rng)
+                if self.tried[parent] == 1:
+                    graph, names = parent.graph, ["as it is"]
+                else:
+                    graph, names = mutations.mutated(parent.graph, self.rng, parent.lanes)
             except (TypeError, ValueError, OverflowError, NotImplementedError):
                 self.counts["not mutated"] += 1
                 return
-            seed = corpus.Seed(graph, f"{parent.origin} {'+'.join(names)}", parent.aimed_at)
-            plan = self._plan(parent)
-            self._checked(seed, plan, check.arguments(graph, self.arrays))
+            origin = f"{parent.origin} {'+'.join(names)}"
+            seed = corpus.Seed(graph, origin, parent.aimed_at, parent.lanes)
+            plan = dataclasses.replace(self._plan(parent), lanes=parent.lanes)
+            draw = check.for_lanes if parent.lanes else check.arguments
+            self.counts["on devices"] += parent.lanes
+            if self.rng.random() < TRANSFORMED:
+                self._transformed(seed)
+                return
+            self._checked(seed, plan, draw(graph, self.arrays))
+
+    def _parent(self) -> corpus.Seed:
+        """A seed: half of the time the one of three that was tried least, else a small one."""
+        if self.rng.random() < 0.5:
+            found = min(self.rng.choices(self.pool, k=3), key=lambda s: self.tried[s])
+        else:
+            found = min(self.rng.choices(self.pool, k=2), key=lambda s: s.size)  # they are cheap
+        self.tried[found] += 1
+        return found
 
     def _derived(self, parent: corpus.Seed) -> corpus.Seed:
         made = derived(parent, self.rng)
-        if made is not None and made.size < corpus.LARGEST:
+        if made is not None and not parent.lanes and made.size < corpus.LARGEST:
             self.pool.append(made)
             return made
         return parent
@@ -140,9 +170,8 @@ class Epoch:
         self.counts["programs"] += 1
         self.current, self.plan = seed, plan
         outcome = check.check(seed.graph, plan, arguments)
-        if outcome.fired and self.rng.random() < 0.003:
-            outcome.difference = outcome.difference or check.compiled(seed.graph, plan, arguments)
-            self.counts["compiled"] += 1
+        if outcome.fired and not plan.lanes and self.rng.random() < 0.003:
+            outcome.difference = outcome.difference or self._compiled(seed, plan, arguments)
         self.counts["rewritten"] += bool(outcome.fired)
         self.counts["not run"] += not outcome.is_valid
         self.counts["unconfirmed"] += outcome.unconfirmed
@@ -152,6 +181,42 @@ class Epoch:
             self.pool.append(seed)
         if outcome.difference is not None:
             self._found(seed, plan, outcome.difference)
+
+    def _transformed(self, seed: corpus.Seed) -> None:
+        """Compare derivatives and batches of an optimised program."""
+        way = transformed.way(self.rng, seed.lanes)
+        self.counts["programs"] += 1
+        self.current, self.plan = seed, dataclasses.replace(check.whole("final"), label=way.label)
+        outcome = transformed.check_way(seed.graph, way, self.arrays)
+        self.counts["transformed"] += outcome.is_valid
+        self.counts["not run"] += not outcome.is_valid
+        found = outcome.difference
+        if found is None:
+            return
+        self.counts["finds"] += 1
+        self.counts["wrong"] += found.kind != "fault"
+        self.kinds[f"{way.label}: {found.key}"] += 1
+
+        def fails(graph: Graph) -> bool:
+            with contextlib.suppress(Exception):
+                again = transformed.check_way(graph, way, np.random.default_rng(0)).difference
+                return again is not None and again.kind == found.kind
+            return False
+
+        graph = shrink.shrunk(seed.graph, fails) if fails(seed.graph) else seed.graph
+        call = f"check_transformed(program, TYPES, {way.how!r}, {way.inside}, {way.seed})"
+        self._write("found", report(seed, self.plan, found, graph, call))
+
+    def _compiled(
+        self, seed: corpus.Seed, plan: check.Plan, arguments: Any
+    ) -> check.Difference | None:
+        """How a program differs when it is compiled; if that hangs, its file is left behind."""
+        hangs = check.Difference("fault", "compiled, it hangs or takes the process down")
+        path = self._write("compiling", report(seed, plan, hangs, seed.graph))
+        found = check.compiled(seed.graph, plan, arguments)
+        path.unlink()
+        self.counts["compiled"] += 1
+        return found
 
     def _found(self, seed: corpus.Seed, plan: check.Plan, found: check.Difference) -> None:
         self.counts["finds"] += 1
@@ -170,13 +235,20 @@ class Epoch:
         graph = shrink.shrunk(seed.graph, fails) if fails(seed.graph) else seed.graph
         self._write("found", report(seed, plan, found, graph))
 
-    def _write(self, kind: str, text: str) -> None:
+    def _write(self, kind: str, text: str) -> Path:
         name = f"{kind}_{jax.__version__.replace('.', '_')}_{self.seed}_{self.number}"
         path = self.folder / f"{name}_{self.counts['programs']}.py"
         path.write_text(text)
+        return path
 
 
-def report(seed: corpus.Seed, plan: check.Plan, found: check.Difference, graph: Graph) -> str:
+def report(
+    seed: corpus.Seed,
+    plan: check.Plan,
+    found: check.Difference,
+    graph: Graph,
+    call: str | None = None,
+) -> str:
     """A test that fails, with what is known of it."""
     about = f"{found.kind}: {found.text}\n\n{plan.label}, phase {plan.phase}\nfrom {seed.origin}"
     about = about.replace("\\", "/").replace('"""', "'''")
@@ -190,10 +262,13 @@ def report(seed: corpus.Seed, plan: check.Plan, found: check.Difference, graph: 
     tidied = len(plan.pipeline.passes) > 1 and name != "whole"
     header = (
         "from jax import lax\nimport jax\nimport numpy as np\n"
-        "from fuzz.saved import bind, check_saved, dtype, murmur, number, say, undefined, weak\n"
+        "from fuzz.saved import bind, check_saved, check_transformed, dtype, murmur, number\n"
+        "from fuzz.saved import say, undefined, weak\n"
         "inf, nan = float('inf'), float('nan')\n"
     )
-    call = f"check_saved(program, {types!r}, {name!r}, {plan.phase!r}, tidied={tidied})"
+    how = f"tidied={tidied}" + ", lanes=True" * plan.lanes
+    call = call or f"check_saved(program, TYPES, {name!r}, {plan.phase!r}, {how})"
+    call = call.replace("TYPES", repr(types))
     return (
         f'"""{about}\n"""\n\n{header}\n\n{program}\n\n'
         f"def test_it():\n    {call}\n\n\n_TEXT = '''\n{text}\n'''\n"

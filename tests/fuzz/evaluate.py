@@ -32,6 +32,7 @@ class Evaluator:
 
     def __init__(self, graph: Graph, garbage: int = GARBAGE) -> None:
         self.garbage = garbage
+        self.inside: list[Evaluator] = []
         self.slots: Slots = []
         self.place: dict[Value, int] = {}
         self.body = self._region(graph.body)
@@ -43,6 +44,10 @@ class Evaluator:
             self.slots[at] = x
         self.body(self.slots)
         return [self.slots[at] for at in self.outputs]
+
+    def inner(self, graph: Graph) -> Evaluator:
+        """What runs a function that this one calls."""
+        return Evaluator(graph, self.garbage)
 
     def _at(self, value: Value) -> int:
         at = self.place.get(value)
@@ -77,7 +82,7 @@ class Evaluator:
             case Call() if op.name != "shard_map":
                 return self._bound(op.body, op.operands, op)
             case _ if op.name in {"custom_jvp_call", "custom_vjp_call"}:
-                inner = Evaluator(import_jaxpr(op.params["call_jaxpr"], "final"), self.garbage)
+                inner = self.inner(import_jaxpr(op.params["call_jaxpr"], "final"))
                 return self._first_order(op, lambda *xs: inner(xs))
             case _:
                 return self._first_order(op, compiled(op, self.garbage))

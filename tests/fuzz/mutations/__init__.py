@@ -11,7 +11,7 @@ from collections.abc import Callable
 from jax import lax
 
 from fuzz.mutations.effects import say
-from fuzz.mutations.operands import combine, compute, negate, renumber, rewire, shift
+from fuzz.mutations.operands import combine, communicate, compute, negate, renumber, rewire, shift
 from fuzz.mutations.operations import duplicate, replace_primitive, reverse, swap, swap_branches
 from fuzz.mutations.places import copy_of
 from fuzz.mutations.regions import carry, expose, under_a_cond
@@ -49,15 +49,17 @@ MUTATIONS: tuple[Mutation, ...] = (
 """All of them, those that find most more than once."""
 
 
-def mutated(graph: Graph, rng: random.Random) -> tuple[Graph, list[str]]:
-    """A copy of a program with a few changes, and their names."""
+def mutated(graph: Graph, rng: random.Random, lanes: bool = False) -> tuple[Graph, list[str]]:
+    """A copy of a program with a few changes, and their names; perhaps of one that several devices
+    run in step.
+    """
     made, rw = copy_of(graph)
     if any(op.source.transposed for op in made.walk()) and rng.random() < 0.5:
         forget_transposes(made)
     keep_promises(made)
     names = []
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 5))):
-        each = rng.choice(MUTATIONS)
+        each = rng.choice((*MUTATIONS, *((communicate,) * 4 if lanes else ())))
         if each(made, rw, rng):
             names.append(each.__name__)
     return made, names

@@ -30,6 +30,12 @@ def said() -> list[float]:
     return [float(len(LOG)), *LOG, *np.sort(UNORDERED)] if LOG or UNORDERED else []
 
 
+def mix() -> None:
+    """Forget in which order all of it was said."""
+    UNORDERED.extend(LOG)
+    LOG.clear()
+
+
 def heard(x: Any) -> None:
     """Write down a number; the order counts."""
     LOG.append(float(np.asarray(x).real))

@@ -71,6 +71,18 @@ def compute(graph: Graph, rw: Rewriter, rng: random.Random) -> bool:
     )
 
 
+def communicate(graph: Graph, rw: Rewriter, rng: random.Random) -> bool:
+    """Exchange a float with other devices on its way."""
+    kinds: list[Callable[[Any], Any]] = [
+        lambda x: lax.psum(x, "i"), lambda x: lax.pmax(x, "i"), lambda x: lax.pmin(x, "i"),
+        lambda x: lax.psum(x, "i") * 0.5, lambda x: lax.ppermute(x, "i", [(0, 1), (1, 0)]),
+        lambda x: lax.all_gather(x, "i")[0], lambda x: x + lax.axis_index("i").astype(x.dtype),
+    ]  # fmt: skip
+    return _through(
+        graph, rw, rng, rng.choice(kinds), lambda v: jnp.issubdtype(v.dtype, np.floating)
+    )
+
+
 def negate(graph: Graph, rw: Rewriter, rng: random.Random) -> bool:
     """Negate a bool on its way."""
     return _through(graph, rw, rng, lax.bitwise_not, lambda v: v.dtype == np.bool_)

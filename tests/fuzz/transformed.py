@@ -1,0 +1,127 @@
+"""Derivatives and batches of an optimised program, and optimised derivatives and batches, are what
+JAX makes of the program as it is, up to rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+import jaxpr_opt.boundary.rules  # noqa: F401 - what JAX does with optimised programs
+from fuzz import check, lanes
+from fuzz.derive import TRANSFORMATIONS
+from fuzz.evaluate import Evaluator
+from jaxpr_opt import settings
+from jaxpr_opt.boundary.program import Program
+from jaxpr_opt.exporter import export
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Graph
+from jaxpr_opt.testing import assert_close
+
+WAYS = ("grad", "grad", "jvp", "hvp", "vmap", "grad of vmap", "vmap of grad", "remat", "scan",
+        "none")  # fmt: skip
+INVALID = (TypeError, ValueError, NotImplementedError, IndexError, RuntimeError)
+"""What JAX raises of programs that it cannot transform."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A transformation, and whether it is of the optimised program or optimised itself."""
+
+    how: str
+    inside: bool
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """How a user would write it."""
+        return f"optimize({self.how}(f))" if self.inside else f"{self.how}(optimize(f))"
+
+    def __call__(self, fun: Callable[..., Any], avals: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        """The transformed function, and the types of what it takes."""
+        rng = random.Random(self.seed)
+        given: Sequence[Any] = avals
+        for each in reversed(self.how.split(" of ")):
+            fun, given = _applied(each, fun, given, rng)
+        return fun, given
+
+
+def _applied(how: str, fun: Any, avals: Sequence[Any], rng: random.Random) -> Any:
+    if how == "none":
+        return fun, avals
+    if how == "hvp":
+        fun, avals = TRANSFORMATIONS["grad"](fun, avals, rng)
+        how = "jvp"
+    if how == "devices":
+        specs = [jax.ShapeDtypeStruct((lanes.LANES, *a.shape), a.dtype) for a in avals]
+        return jax.vmap(fun, axis_name=lanes.AXIS), specs
+    made, avals = TRANSFORMATIONS[how](fun, avals, rng)
+    return lambda *args: jax.tree.leaves(made(*args)), avals
+
+
+def way(rng: random.Random, on_devices: bool) -> Way:
+    """Some transformation."""
+    how = "devices of " * on_devices + rng.choice(WAYS)
+    return Way(how, rng.random() < 0.5, rng.getrandbits(32))
+
+
+def check_way(graph: Graph, each: Way, arrays: np.random.Generator) -> check.Outcome:
+    """Compare what JAX makes of a program with what it makes of the optimised one."""
+    pipeline = check.whole("differentiable").pipeline
+    plain = jaxpr_as_fun(export(graph))
+    avals = [v.aval for v in graph.inputs]
+    try:
+        fun, specs = each(plain, avals)
+        before = jax.make_jaxpr(fun)(*specs)
+    except INVALID:
+        return check.Outcome(is_valid=False)
+    label = each.label
+    try:
+        with settings.override(strict=True, verify=False):
+            if each.inside:
+                ours = before
+            else:
+                optimised = Program.optimized(export(graph), pipeline, "f")
+                fun, _ = each(optimised, avals)
+                ours = jax.make_jaxpr(fun)(*specs)
+            first = pipeline.run(ours).jaxpr
+            final = pipeline.run(first, "final").jaxpr
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong is the find
+        return check.Outcome(difference=check.Difference("fault", f"{label}: {error}"))
+    outcome = check.Outcome(("transformed",))
+    graphs = [import_jaxpr(each, "final") for each in (before, final)]
+    for args in check.arguments(graphs[0], arrays):
+        found = _compared(graphs, args, label)
+        outcome.difference = outcome.difference or found
+    return outcome
+
+
+def _compared(graphs: Sequence[Graph], args: Sequence[Any], label: str) -> check.Difference | None:
+    try:
+        want, said = check.heard(Evaluator(graphs[0]), args)
+    except Exception:  # noqa: BLE001 - what it was cannot be run
+        return None
+    try:
+        got, repeated = check.heard(Evaluator(graphs[1]), args)
+    except Exception as error:  # noqa: BLE001 - it cannot be run any more
+        return check.Difference("values", f"{label}: {type(error).__name__}: {error}", args)
+    if not all(map(check.is_finite, want)) or _is_large(want):
+        return None
+    try:
+        assert_close(want, got)
+        np.testing.assert_allclose(repeated, said, rtol=1e-3, atol=1e-3)
+    except AssertionError as error:
+        return check.Difference("values", f"{label}: {error}", args)
+    return None
+
+
+def _is_large(values: Sequence[Any]) -> bool:
+    """Whether rounding may be all there is to be seen."""
+    floats = [x for x in values if getattr(x, "dtype", None) in (np.float32, np.float64)]
+    return any(x.size and float(np.abs(x).max()) > 1e4 for x in floats)
