@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from fuzz import broken
+
+FLAGS = (
+    "--xla_force_host_platform_device_count=8",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=60",
+    "--xla_cpu_collective_call_terminate_timeout_seconds=120",
+)
+DEVICES = {"XLA_FLAGS": " ".join(FLAGS)}
+"""The environment of an epoch on 8 devices; one that deadlocks is ended."""
 
 TIMEOUT = 3600.0
 """Seconds after which an epoch is ended: it hangs; of processor time it has less (`fuzz.epoch`)."""
@@ -28,6 +38,11 @@ def main() -> None:
         from fuzz import epoch
         from jaxpr_opt import registry
 
+        if args.sharded:
+            from fuzz import sharded
+
+            sharded.main(args.seed, args.epoch, args.programs, args.folder)
+            return
         aimed = registry.named(args.aim) if args.aim else None
         epoch.main(args.seed, args.epoch, args.programs, args.folder, aimed, args.until_found)
         return
@@ -63,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path(".fuzz"), help="state and finds")
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="used in turn")
     parser.add_argument("--epoch", type=int, help="run only this one, here")
+    parser.add_argument("--sharded", action="store_true", help="on 8 devices, compiled")
     parser.add_argument("--aim", help="the pass that all programs are made for")
     parser.add_argument("--until-found", action="store_true", help="end with the first wrong value")
     parser.add_argument(
@@ -84,8 +100,9 @@ def _started(python: str, number: int, args: argparse.Namespace) -> subprocess.P
         str(args.seed),
     ]
     command += ["--programs", str(args.programs), "--folder", str(args.folder)]
+    command += ["--sharded"] * args.sharded
     (args.folder / "next").write_text(str(number + 1))
-    return subprocess.Popen(command)
+    return subprocess.Popen(command, env={**os.environ, **DEVICES} if args.sharded else None)
 
 
 def _next_epoch(folder: Path) -> int:

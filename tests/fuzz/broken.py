@@ -45,8 +45,8 @@ MUTANTS = (
         "if not stride or any(s.steps != {scan: stride} for s, _ in starts):", "if not stride:",
     ),
     Mutant(
-        "stack-carried-updates", "counters do not wrap around", "jaxpr_opt/analysis/induction.py",
-        "return (init, step) if fits else None", "return init, step",
+        "stack-carried-updates", "indices do not wrap around", "jaxpr_opt/analysis/induction.py",
+        "if least < low or high < most:", "if False:",
     ),
     Mutant(
         "undo-carried-writes", "2", "jaxpr_opt/analysis/versions.py",

@@ -17,7 +17,10 @@ from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Value, While
 
 MAX_STEPS = 300
-"""Steps after which a `while` is taken to run forever."""
+"""Steps after which a `while` is taken to run forever, if it does so in the original program:"""
+
+MAX_STEPS_AFTER = 10 * MAX_STEPS
+"""what passes make of a long `scan` may take more."""
 
 Slots = list[Any]
 Run = Callable[[Slots], None]
@@ -30,8 +33,8 @@ class EndlessError(Exception):
 class Evaluator:
     """A graph that runs; every value has a place in one list."""
 
-    def __init__(self, graph: Graph, garbage: int = GARBAGE) -> None:
-        self.garbage = garbage
+    def __init__(self, graph: Graph, garbage: int = GARBAGE, steps: int = MAX_STEPS) -> None:
+        self.garbage, self.steps = garbage, steps
         self.inside: list[Evaluator] = []
         self.slots: Slots = []
         self.place: dict[Value, int] = {}
@@ -47,7 +50,7 @@ class Evaluator:
 
     def inner(self, graph: Graph) -> Evaluator:
         """What runs a function that this one calls."""
-        return Evaluator(graph, self.garbage)
+        return Evaluator(graph, self.garbage, self.steps)
 
     def _at(self, value: Value) -> int:
         at = self.place.get(value)
@@ -139,7 +142,7 @@ class Evaluator:
 
         def run(slots: Slots) -> None:
             carries = [slots[at] for at in inits]
-            for _ in range(MAX_STEPS):
+            for _ in range(self.steps):
                 _put(slots, asked, carries)
                 predicate(slots)
                 if not slots[go_on]:

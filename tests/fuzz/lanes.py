@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuzz.evaluate import Evaluator, Run, Slots
+from fuzz.evaluate import MAX_STEPS, Evaluator, Run, Slots
 from fuzz.firstorder import GARBAGE
 from fuzz.mutations import effects
 from jaxpr_opt import compat
@@ -65,13 +65,13 @@ class Meeting:
 class Lane(Evaluator):
     """One of the devices."""
 
-    def __init__(self, graph: Graph, garbage: int, number: int) -> None:
+    def __init__(self, graph: Graph, garbage: int, steps: int, number: int) -> None:
         self.number = number
         self.meeting = Meeting()
-        super().__init__(graph, garbage)
+        super().__init__(graph, garbage, steps)
 
     def inner(self, graph: Graph) -> Evaluator:
-        made = Lane(graph, self.garbage, self.number)
+        made = Lane(graph, self.garbage, self.steps, self.number)
         self.inside.append(made)
         return made
 
@@ -99,8 +99,8 @@ class Lane(Evaluator):
 class Lanes:
     """A graph that runs on all devices: arguments and results have a leading axis for them."""
 
-    def __init__(self, graph: Graph, garbage: int = GARBAGE) -> None:
-        self.lanes = [Lane(graph, garbage, number) for number in range(LANES)]
+    def __init__(self, graph: Graph, garbage: int = GARBAGE, steps: int = MAX_STEPS) -> None:
+        self.lanes = [Lane(graph, garbage, steps, number) for number in range(LANES)]
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         meeting, made, errors = Meeting(), {}, {}

@@ -1,0 +1,199 @@
+"""Random programs on 8 devices: ``python -m fuzz --sharded``.
+
+Arrays are divided at random, by XLA (`auto`), by what types say (`explicit`), or by `shard_map`
+over all axes (`manual`) or some (`partly`).  Compiled, the optimised program computes the same, its
+collectives do not come to more, and its results are divided alike.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxpr_opt
+from fuzz import check, corpus, lanes, mutations, programs
+from fuzz.eager import eager
+from fuzz.epoch import report, silenced
+from jaxpr_opt import compat, settings
+from jaxpr_opt.exporter import export
+from jaxpr_opt.ir import Graph, Scan
+from tests.sharding.check import compare as compared
+from tests.sharding.check import descent
+
+KINDS = ("auto", "explicit", "manual", "partly")
+DEVICES = 8
+FILES, RECIPES, ON_DEVICES = 3, 8, 20
+INVALID = (TypeError, ValueError, NotImplementedError, KeyError, RuntimeError, AssertionError)
+
+
+def mesh(kind: str) -> Any:
+    """The devices, along the axis that has a name in programs, and another."""
+    of = AxisType.Explicit if kind == "explicit" else AxisType.Auto
+    shape = (lanes.LANES, DEVICES // lanes.LANES)
+    return jax.make_mesh(shape, (lanes.AXIS, "j"), axis_types=(of, of))
+
+
+class Sharded:
+    """Programs on several devices, one after the other."""
+
+    def __init__(self, seed: int, number: int, folder: Path) -> None:
+        self.seed, self.number, self.folder = seed, number, folder
+        self.rng = random.Random(f"sharded {seed}:{number}")
+        self.arrays = np.random.default_rng(self.rng.getrandbits(32))
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def run(self, count: int) -> None:
+        """Try that many programs that are valid."""
+        with silenced(), eager(), settings.override(strict=True):
+            files = self.rng.sample(corpus.test_files(), FILES)
+            pool = [*corpus.from_tests(files), *corpus.from_recipes(RECIPES, self.rng)]
+            devices = [*programs.from_devices(ON_DEVICES, self.rng)]
+            small = [s for s in pool if s.size < corpus.LARGEST // 4 and not s.is_double]
+            while sum(self.counts[f"programs {kind}"] for kind in KINDS) < count:
+                kind = self.rng.choice(KINDS)
+                self.one(kind, self.rng.choice(devices if kind in {"manual", "partly"} else small))
+
+    def one(self, kind: str, parent: corpus.Seed) -> None:
+        """Make a program of that kind, compile it twice, and compare."""
+        bound = lanes.bound() if parent.lanes else contextlib.nullcontext()
+        with bound:
+            try:
+                graph, names = mutations.mutated(parent.graph, self.rng, parent.lanes)
+                if parent.lanes and not self._ends(graph):
+                    self.counts["invalid"] += 1
+                    return
+            except INVALID:
+                self.counts["invalid"] += 1
+                return
+            seed = corpus.Seed(graph, f"{parent.origin} {'+'.join(names)}", lanes=parent.lanes)
+            jaxpr = export(graph)
+            says = check.Difference("fault", f"{kind}: it hangs, or takes the process down")
+            path = self._write(kind, seed, says)
+        on = mesh(kind)
+        with jax.set_mesh(on) if kind == "explicit" else contextlib.nullcontext():
+            found = self._compare(kind, jaxpr, graph, on)
+        path.unlink()
+        if found is None:
+            self.counts["invalid"] += 1
+            return
+        self.counts[f"programs {kind}"] += 1
+        if found:
+            self.counts["finds"] += 1
+            self._write(kind, seed, check.Difference("values", f"{kind}: {found}"), "found")
+
+    def _ends(self, graph: Graph) -> bool:
+        """Whether devices in step do not wait for each other forever."""
+        with contextlib.suppress(Exception):
+            for args in check.for_lanes(graph, np.random.default_rng(0)):
+                lanes.Lanes(graph)(args)
+            return compat.check_jaxpr(export(graph)) is None
+        return False
+
+    def _compare(self, kind: str, jaxpr: Any, graph: Graph, on: Any) -> str | None:
+        """What differs; None if JAX does not compile the program as it is."""
+        fun = jaxpr_as_fun(jaxpr)
+        steps = min((op.length for op in graph.walk() if isinstance(op, Scan)), default=1)
+        if kind in {"manual", "partly"}:
+            fun, args = self._mapped(kind, fun, jaxpr, graph, on)
+        else:
+            drawn = check.arguments(graph, self.arrays)[0]
+            args = [self._put(x, on) for x in drawn]
+        order = self.rng.choice(["values", "values", "inside", "outside"])
+        if order != "values" and not any(jnp.issubdtype(x.dtype, jnp.floating) for x in args):
+            order = "values"
+        whole = descent(lambda *xs: _floats(fun(*xs))) if order != "values" else fun
+        try:
+            plain = jax.jit(whole).lower(*args).compile()
+            want = plain(*args)
+        except Exception:  # noqa: BLE001 - whatever JAX says, it is no program
+            return None
+        if not all(map(check.is_finite, want)):
+            return None
+        try:
+            if order == "outside":
+                ours = descent(lambda *xs: _floats(jaxpr_opt.optimize(fun)(*xs)))
+            else:
+                ours = jaxpr_opt.optimize(whole)
+            optimised = jax.jit(ours).lower(*args).compile()
+            return "; ".join(compared(plain, optimised, args, steps))
+        except AssertionError as error:
+            return f"{order}: {error}"
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong is the find
+            return f"{order}: {type(error).__name__}: {error}"
+
+    def _put(self, x: Any, on: Any, first: Sequence[Any] = ()) -> Any:
+        """An array, divided at random along axes that can be."""
+        left = [name for name in on.axis_names if name not in first]
+        spec: list[Any] = list(first)
+        for n in x.shape[len(first) :]:
+            fits = [name for name in left if n and n % on.shape[name] == 0]
+            name = self.rng.choice(fits) if fits and self.rng.random() < 0.6 else None
+            left = [each for each in left if each != name]
+            spec.append(name)
+        return jax.device_put(x, NamedSharding(on, P(*spec)))
+
+    def _mapped(self, kind: str, fun: Any, jaxpr: Any, graph: Graph, on: Any) -> Any:
+        """The program on each device, and arguments with an axis for them."""
+
+        def local(*xs: Any) -> Any:
+            return [y[None] for y in fun(*(x[0] for x in xs))]
+
+        axes = {lanes.AXIS} if kind == "partly" else {*on.axis_names}
+        specs = tuple(P(lanes.AXIS) for _ in jaxpr.in_avals)
+        out = [P(lanes.AXIS) for _ in jaxpr.out_avals]
+        mapped = jax.shard_map(
+            local, mesh=on, in_specs=specs, out_specs=out, axis_names=axes, check_vma=False
+        )
+        drawn = check.for_lanes(graph, self.arrays)[0]
+        return mapped, [self._put(x, on, [lanes.AXIS]) for x in drawn]
+
+    def _write(
+        self, kind: str, seed: corpus.Seed, found: check.Difference, what: str = "compiling"
+    ) -> Path:
+        name = f"{what}_sharded_{jax.__version__.replace('.', '_')}_{self.seed}_{self.number}"
+        path = self.folder / f"{name}_{sum(self.counts.values())}.py"
+        path.write_text(report(seed, check.whole("final"), found, seed.graph))
+        return path
+
+
+def _floats(outs: Sequence[Any]) -> Any:
+    """What can be differentiated of results, in one array."""
+    found = [y.astype(jnp.float32).sum() for y in outs if jnp.issubdtype(y.dtype, jnp.floating)]
+    return jnp.stack([jnp.float32(0), *found])
+
+
+def main(seed: int, number: int, count: int, folder: Path) -> None:
+    """Try programs and write down how many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    assert jax.device_count() == DEVICES, f"{jax.device_count()} devices: XLA_FLAGS were not read"
+    each = Sharded(seed, number, folder)
+    started, worked = time.monotonic(), time.process_time()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        with contextlib.suppress(SystemExit):
+            each.run(count)
+    except Exception:  # noqa: BLE001 - a fault of the generator, to be read later
+        (folder / f"broken_sharded_{seed}_{number}.txt").write_text(traceback.format_exc())
+    done = {
+        "jax": jax.__version__, "epoch": f"sharded {number}",
+        "seconds": time.monotonic() - started, "cpu": time.process_time() - worked,
+        "counts": each.counts, "kinds": {},
+    }  # fmt: skip
+    with (folder / "epochs.jsonl").open("a") as file:
+        file.write(json.dumps(done) + "\n")
