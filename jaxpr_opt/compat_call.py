@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import xla_bridge as _bridge
+
+_STAGES = ("trace", "lower", "eval_shape")
+"""The methods of a jitted function that trace it, besides its call."""
 
 _BY_TYPE: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
@@ -72,12 +75,19 @@ def describe(wrapper: Any, fun: Any, names: Sequence[str]) -> None:
     wrapper.__name__ = wrapper.__qualname__ = getattr(fun, "__name__", type(fun).__name__)
 
 
-def with_fallback(jitted: Any, fallback: Callable[..., Callable[[], Any] | None]) -> Any:
-    """A jitted function that asks `fallback` first where it finds no compiled program.
+class Fallback(Protocol):
+    """What is asked before JAX traces a function."""
 
-    Args:
-      jitted: as `jax.jit` made it.
-      fallback: of the arguments of a call: what to do instead of JAX, None where that may go on.
+    def __call__(self, args: Any, kwargs: Any) -> Callable[[], Any] | None:
+        """What to do in a call with these arguments, instead of JAX; None where that may go on."""
+
+    def stage(self, how: str, args: Any, kwargs: Any) -> Any:
+        """What the method `how` gives for these arguments; None where JAX says."""
+
+
+def with_fallback(jitted: Any, fallback: Fallback) -> Any:
+    """A jitted function, as `jax.jit` makes it, that asks `fallback` first where it finds no
+    compiled program.
     """
     try:
         state = jitted.__getstate__()
@@ -94,4 +104,16 @@ def with_fallback(jitted: Any, fallback: Callable[..., Callable[[], Any] | None]
     made = kind.__new__(kind)
     made.__setstate__({**state, "cache_miss": cache_miss})
     made.__dict__.update(jitted.__dict__)
+    made.__dict__.update({how: _staging(jitted, how, fallback) for how in _STAGES})
     return made
+
+
+def _staging(jitted: Any, how: str, fallback: Fallback) -> Callable[..., Any]:
+    plain = getattr(jitted, how)
+
+    @functools.wraps(plain)
+    def stage(*args: Any, **kwargs: Any) -> Any:
+        instead = fallback.stage(how, args, kwargs)
+        return plain(*args, **kwargs) if instead is None else instead
+
+    return stage

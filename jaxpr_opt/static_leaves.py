@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxpr_opt import compat_call, door
+from jaxpr_opt.stages import Stage
 
 Place = int | str
 """Where an argument is: its position, or its name."""
@@ -185,16 +186,44 @@ class WithStatics:
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """What to do for these arguments; None if all of their leaves are arrays."""
-        return door.attempt(lambda: self._instead(args, kwargs), lambda: None)
+        taken = door.attempt(lambda: self._taken(args, kwargs), lambda: None)
+        if taken is None:
+            return None
+        arrays, call, shardings = taken
+        return lambda: self._program(call, shardings)(*arrays).whole()
 
-    def _instead(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    def stage(self, how: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What the method `how` of a jitted function, ``trace``, ``lower`` or ``eval_shape``, gives
+        for these arguments; None if all of their leaves are arrays.
+        """
+        taken = door.attempt(lambda: self._taken(args, kwargs), lambda: None)
+        if taken is None:
+            return None
+        arrays, call, shardings = taken
+        made = getattr(self._program(call, shardings), how)(*arrays)
+        if isinstance(made, Results):
+            return made.whole()
+        return Stage(made, functools.partial(self._arrays, call), Results.whole)
+
+    def _taken(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Call, Any] | None:
+        """The arrays of a call, the rest of it, and the shardings of the arrays."""
         given, by_name, fixed = split_off(self._static, args, kwargs)
         arrays, statics = divided((given, by_name))
         if not statics.positions:
             return None
         self._check(statics, args, kwargs)
-        shardings = self._shardings(given, statics)
-        return lambda: self._program(Call(statics, fixed), shardings)(*arrays).whole()
+        return arrays, Call(statics, fixed), self._shardings(given, statics)
+
+    def _arrays(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """The arrays of a call of what was compiled for `call`."""
+        given, by_name, _ = split_off(self._static, args, kwargs)
+        arrays, statics = divided((given, by_name))
+        if statics != call.statics:
+            raise TypeError(
+                f"optimize: {self._name} was compiled for other leaves that are no arrays:"
+                f" expected {call.statics.leaves}, got {statics.leaves}"
+            )
+        return arrays
 
     def _made(self, call: Call, shardings: tuple[Any, ...] | None) -> Callable[..., Results]:
         def flat(*arrays: Any) -> Results:

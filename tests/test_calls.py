@@ -199,6 +199,29 @@ def test_static_leaves_beside_the_options_of_jit():
         optimize(lambda m, a: (a, a), out_shardings=(one, one))(Validated(X), X)
 
 
+@pytest.mark.parametrize("donate", [None, "matched", "auto"])
+def test_stages_of_static_leaves(donate):
+    """`trace`, `lower` and `eval_shape` take what a call takes, and say what it returns."""
+
+    def f(model, x):
+        return {"out": model["act"](x) * model["w"], "act": model["act"]}
+
+    optimized = optimize(f, donate=donate)
+    model = {"act": jnp.sin, "w": jnp.full(3, 2.0)}
+    shapes = {"out": jax.ShapeDtypeStruct((3,), "float32"), "act": jnp.sin}
+    assert optimized.eval_shape(model, X) == shapes
+    traced, lowered = optimized.trace(model, X), optimized.lower(model, X)
+    assert traced.out_info == lowered.out_info == shapes
+    assert "sine" in lowered.as_text()
+    for compiled in (traced.lower().compile(), lowered.compile()):
+        made = compiled({"act": jnp.sin, "w": jnp.full(3, 2.0)}, jnp.arange(3.0))
+        assert jnp.allclose(made["out"], 2 * jnp.sin(X))
+        assert made["act"] is jnp.sin
+        assert compiled.memory_analysis() is not None
+    with pytest.raises(TypeError, match="f was compiled for other leaves that are no arrays"):
+        lowered.compile()({**model, "act": jnp.cos}, X)
+
+
 def test_donated_arrays_beside_static_leaves():
     f = optimize(lambda m, x: Validated(m.weight + x), donate="matched")
     model = Validated(X + 0)

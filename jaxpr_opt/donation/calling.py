@@ -19,8 +19,9 @@ from jaxpr_opt import compat, compat_ad, door
 from jaxpr_opt.donation import caller
 from jaxpr_opt.donation.plan import Donation, donation
 from jaxpr_opt.donation.sharing import passed_twice, same_buffers
-from jaxpr_opt.donation.variant import Lowered, OtherTypesError, Variant, compiled
+from jaxpr_opt.donation.variant import OtherTypesError, Variant, compiled
 from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.stages import Stage
 from jaxpr_opt.static_leaves import (
     Call,
     Parameters,
@@ -115,11 +116,14 @@ class Donating:
         """
         if self.mode == "auto":
             return self._plain.lower(*args, **kwargs)
+        if (instead := self._statics.stage("lower", args, kwargs)) is not None:
+            return instead
         leaves, tree, fixed = self._taken_apart(args, kwargs)
         variant = self._prepare(args, kwargs, tree, fixed, None, NOTHING)
         if not variant.donated:
             return self._plain.lower(*args, **kwargs)
-        return Lowered(variant.run.lower(*variant.order(leaves)), variant, self._leaves)
+        lowered = variant.run.lower(*variant.order(leaves))
+        return Stage(lowered, lambda *call: variant.order(self._leaves(*call)), variant.finish)
 
     def donation(self, *args: Any, **kwargs: Any) -> Donation:
         """What is donated by a call with these arguments, or with arrays of these types.

@@ -129,33 +129,3 @@ def _outputs(aliases: Sequence[Alias], types: Sequence[Any]) -> list[int]:
         for place, j in zip(each, wanted, strict=True):
             order[place] = j
     return order
-
-
-class Lowered:
-    """What `jax.jit(f).lower(...)` gives, for the flat function; compiled, it takes the arguments
-    of the user's.
-    """
-
-    def __init__(self, lowered: Any, variant: Variant, leaves: Callable[..., list[Any]]) -> None:
-        self._lowered, self._variant, self._leaves = lowered, variant, leaves
-
-    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
-        """As of `jax.stages.Lowered`."""
-        return Compiled(self._lowered.compile(*args, **kwargs), self._variant, self._leaves)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lowered, name)
-
-
-class Compiled:
-    """What `jax.jit(f).lower(...).compile()` gives, for the flat function."""
-
-    def __init__(self, inner: Any, variant: Variant, leaves: Callable[..., list[Any]]) -> None:
-        self._inner, self._variant, self._leaves = inner, variant, leaves
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arrays = self._variant.order(self._leaves(args, kwargs))
-        return self._variant.finish(self._inner(*arrays))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
