@@ -10,12 +10,17 @@ With ``jaxpr_opt_lint = true`` among pytest's options in pyproject.toml, targets
 pytest is not told which tests to run.  A target fails as `jaxpr-opt lint` would: by a finding that
 is not a note.
 
+``JAXPR_OPT_EVERYWHERE=1 pytest`` runs all tests with what they compile optimised
+(`jaxpr_opt.everywhere`).
+
 pytest imports its plugins wherever they are installed, so this is a module of its own: importing
 the package would import JAX before any conftest.py has had its say.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have pyproject.toml collected like a file of tests."""
+    if os.environ.get("JAXPR_OPT_EVERYWHERE"):
+        importlib.import_module("jaxpr_opt")  # it reads the variable
     config.addinivalue_line("markers", f"{MARK}: a target of pyproject.toml is linted")
     if not _is_wanted(config):
         return

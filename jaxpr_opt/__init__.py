@@ -2,6 +2,8 @@
 
 from jaxpr_opt import settings as settings
 from jaxpr_opt.decorator import optimize as optimize
+from jaxpr_opt.every_program import everywhere as everywhere
+from jaxpr_opt.every_program import turn_on_if_asked as _turn_on_if_asked
 
 try:
     from jaxpr_opt.lint.run import lint as lint
@@ -21,3 +23,5 @@ except Exception:
     # A JAX we do not know: `optimize` warns, and leaves programs alone.
     if settings.current().strict:
         raise
+
+_turn_on_if_asked()

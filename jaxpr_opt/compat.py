@@ -67,6 +67,14 @@ def debug_info(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr).debug_info
 
 
+def with_debug_info(jaxpr: ClosedJaxpr, info: Any) -> ClosedJaxpr:
+    """The same program with these names of arguments and results."""
+    inner: Any = jaxpr
+    if JAXPRS_ARE_CLOSED:
+        return inner.replace(debug_info=info)  # type: ignore[no-any-return]
+    return ClosedJaxpr(inner.jaxpr.replace(debug_info=info), inner.consts)
+
+
 def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], info: Any = None) -> ClosedJaxpr:
     """`jax.make_jaxpr` for flat functions and exact abstract values (weak types, shardings, keys,
     tokens).

@@ -7,6 +7,8 @@
 ``JAXPR_OPT_VERIFY``   the graph is verified after every pass
 =====================  ================================================================
 
+``JAXPR_OPT_EVERYWHERE`` is read once, when `jaxpr_opt` is imported (see `jaxpr_opt.everywhere`).
+
 A switch is on unless it is unset, empty, ``0``, ``false``, ``no`` or ``off``.  Tests set them with
 `override`.  Programs that JAX has already traced or compiled stay as they are: the switches act
 where `optimize` runs.
@@ -48,11 +50,13 @@ _overridden: ContextVar[dict[str, bool] | None] = ContextVar("jaxpr_opt_settings
 
 def current() -> Settings:
     """The switches as they are now: `override` first, then the environment."""
-    read = {
-        name: os.environ.get(variable, "").strip().lower() not in _OFF
-        for name, variable in _VARIABLES.items()
-    }
+    read = {name: is_on(os.environ.get(variable, "")) for name, variable in _VARIABLES.items()}
     return Settings(**{**read, **(_overridden.get() or {})})
+
+
+def is_on(value: str) -> bool:
+    """Whether a switch of the environment with this value is on."""
+    return value.strip().lower() not in _OFF
 
 
 @contextlib.contextmanager
