@@ -1,12 +1,17 @@
 """``python -m suites [library ...]``: no test may fail optimised that passes plain.
 
+Tests run optimised; those that fail run again in plain JAX.
+
 Source distributions are downloaded to a folder, or taken from it: ``.suites/src/NAME-*.tar.gz``.
+Where one has no tests in it, put those of the same version at ``.suites/NAME/source``.
 What tests need is installed into the environment that runs this.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -39,54 +44,73 @@ def main() -> None:
             continue
         only = library.only if args.only is None else args.only
         seconds = args.seconds or library.seconds
-        plain = _run(library, source, only, seconds, optimized=False)
         ours = _run(library, source, only, seconds, optimized=True)
-        worse += _report(library.name, plain, ours)
+        failed = _failed(ours)
+        plain = _run(library, source, only, seconds, optimized=False) if failed else {}
+        worse += _report(library, ours, failed - _failed(plain))
     sys.exit(1 if worse else 0)
 
 
-def _report(name: str, plain: dict[str, str], ours: dict[str, str]) -> int:
-    failed = [{t for t, how in run.items() if how == "failed"} for run in (plain, ours)]
-    only = sorted(t for t in failed[1] if plain.get(t) == "passed")
+def _failed(outcomes: dict[str, str]) -> set[str]:
+    return {test for test, outcome in outcomes.items() if outcome == "failed"}
+
+
+def _report(library: Library, ours: dict[str, str], only: set[str]) -> int:
+    """Print what fails optimised only, and give how much of it has no reason."""
+    counts = collections.Counter(ours.values())
     print(
-        f"{name}: {len(ours)} of {len(plain)} tests run, {len(failed[0])} fail plain, "
-        f"{len(failed[1])} optimised, {len(only)} only optimised",
+        f"{library.name} {importlib.metadata.version(library.name)}: {counts['passed']} passed,"
+        f" {counts['skipped']} skipped, {counts['failed']} failed optimised,"
+        f" {counts['failed'] - len(only)} of them in plain JAX, too",
         flush=True,
     )
-    for test in only:
-        print(f"    {test}")
-    return len(only)
+    known = {test for test in only if any(part in test for part in library.looks_inside)}
+    for test in sorted(only):
+        print(f"    {'(looks inside) ' if test in known else ''}{test}")
+    return len(only - known)
 
 
 def _source(library: Library, folder: Path) -> Path:
     """The unpacked source of a library, itself and what its tests need installed."""
-    archives = folder / "src"
+    archives, source = folder / "src", folder / library.name / "source"
     archives.mkdir(parents=True, exist_ok=True)
     pattern = f"{library.name.replace('-', '[-_]')}-[0-9]*.tar.gz"
+    if not source.exists():
+        if not list(archives.glob(pattern)):
+            options = ["--no-binary", library.name, "--no-deps", "--dest", str(archives)]
+            _pip("download", *options, library.name)
+        with tarfile.open(next(iter(sorted(archives.glob(pattern))))) as file:
+            file.extractall(source.parent, filter="data")
+        next(source.parent.glob("*-[0-9]*")).rename(source)
+    if not _is_installed(library):
+        known = [path.name.removesuffix(".tar.gz") for path in archives.glob(pattern)]
+        version = f"=={known[0].rpartition('-')[2]}" if known else ""
+        _pip("install", f"{library.name}{version}", *library.needs)
+    return source
+
+
+def _is_installed(library: Library) -> bool:
+    try:
+        return all(map(importlib.metadata.version, (library.name, *library.needs)))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _pip(*arguments: str) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    if not list(archives.glob(pattern)):
-        options = ["--no-binary", library.name, "--no-deps", "--dest", str(archives)]
-        subprocess.run([*pip, "download", *options, library.name], check=True)
-    archive = next(iter(sorted(archives.glob(pattern))))
-    target = folder / library.name
-    if not target.exists():
-        with tarfile.open(archive) as file:
-            file.extractall(target, filter="data")
-        version = archive.name.removesuffix(".tar.gz").rpartition("-")[2]
-        wanted = [f"{library.name}=={version}", *library.needs]
-        subprocess.run([*pip, "install", *wanted], check=True)
-    return next(each for each in target.iterdir() if each.is_dir())
+    subprocess.run([*pip, *arguments], check=True)
 
 
 def _run(
     library: Library, source: Path, only: str, seconds: int, *, optimized: bool
 ) -> dict[str, str]:
-    """What became of each test: passed, failed or skipped."""
+    """What became of each test, passed, failed or skipped; plain: of those that failed before."""
     report = source.parent / f"{'optimized' if optimized else 'plain'}.xml"
     report.unlink(missing_ok=True)
     tests = [path for path in library.tests if (source / path).exists()]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
-    command += ["-p", "suites.plugin"] if optimized else []
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore"]
+    command += ["-o", f"cache_dir={source.parent / 'cache'}"]
+    command += ["-p", "suites.plugin"] if optimized else ["--last-failed"]
     command += ["-k", only] if only else []
     command += [
         "--import-mode=importlib",
@@ -99,6 +123,8 @@ def _run(
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         "JAX_PLATFORMS": "cpu",
+        "JAXPR_OPT_STRICT": "1",  # a pass that fails is a finding, too
+        "SUITES_COUNTS": str(report.with_suffix(".counts")),
     }
     with report.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(command, cwd=source, env=environment, stdout=log, stderr=log)

@@ -16,29 +16,35 @@ class Library:
     """What its tests import beside it."""
     only: str = ""
     """An expression for ``pytest -k``."""
+    looks_inside: tuple[str, ...] = ()
+    """Parts of the names of tests that look at what JAX makes, not at what it computes."""
     seconds: int = 600
     """After which it is ended."""
 
 
 LIBRARIES = (
     Library("optax", ("optax/_src/update_test.py", "optax/_src/linear_algebra_test.py",
-                      "optax/transforms", "optax/losses"), ("absl-py", "chex", "flax")),
+                      "optax/_src/linesearch_test.py", "optax/transforms", "optax/losses"),
+            ("absl-py", "chex", "flax"), "not jvp"),
     Library("chex", ("chex/_src/asserts_test.py", "chex/_src/dataclass_test.py"),
             ("absl-py", "cloudpickle", "dm-tree", "toolz")),
     Library("rlax", ("rlax/_src",), ("absl-py", "chex", "distrax", "dm-env")),
     Library("mctx", ("mctx/_src/tests",), ("absl-py", "chex")),
     Library("distrax", ("distrax/_src/distributions", "distrax/_src/utils"),
-            ("absl-py", "chex", "tensorflow-probability"), "normal or categorical or gumbel"),
-    Library("equinox", ("tests",), ("beartype",), "while or nn or jit or grad or vmap"),
+            ("absl-py", "chex", "tensorflow-probability"), "hmm or importance or transformations"),
+    Library("equinox", ("tests",), ("beartype",), "while or noinline or custom or finalise"),
     Library("lineax", ("tests",), ("equinox", "beartype")),
     Library("optimistix", ("tests",), ("equinox", "lineax", "beartype")),
     Library("diffrax", ("test",), ("equinox", "lineax", "optimistix", "scipy"),
-            "adaptive or saveat or event or adjoint", 1200),
+            "event or interpolation or root_finder", 1200),
     Library("jaxopt", ("tests",), ("scikit-learn", "optax"), "gradient or armijo or bisection"),
-    Library("blackjax", ("tests",), ("chex", "optax", "fastprogress"), "mcmc or smc or hmc", 1200),
+    Library("blackjax", ("tests",), ("chex", "optax", "fastprogress"), "smc or trajectory", 1200),
     Library("tinygp", ("src/tinygp", "tests"), ("equinox",)),
     Library("numpyro", ("test/infer", "test/test_distributions_util.py"), ("funsor",),
-            "hmc or util", 1200),
+            "util or scan", 1200),
     Library("dm-haiku", ("haiku/_src",), ("absl-py", "chex", "dm-tree"), "recurrent or stateful"),
-    Library("quax", ("tests",), ("equinox",)),
+    Library("quax", ("tests/unit", "tests/usage"), ("equinox", "beartype")),
+    Library("flax", ("tests/nnx", "tests/linen/linen_recurrent_test.py"), ("optax",),
+            "recurrent or transforms or scan"),
+    Library("jraph", ("jraph/_src",), ("absl-py",)),
 )  # fmt: skip
