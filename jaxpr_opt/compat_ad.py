@@ -8,7 +8,7 @@ signatures differ.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,8 +60,13 @@ def uses_references(jaxpr: ClosedJaxpr) -> bool:
 
 
 def has_side_effects(jaxpr: ClosedJaxpr) -> bool:
-    """Whether it matters how often the program runs; using a named axis does not."""
-    return any(not isinstance(e, _core.NamedAxisEffect) for e in jaxpr.effects)
+    """Whether it matters how often the program runs."""
+    return are_side_effects(jaxpr.effects)
+
+
+def are_side_effects(effects: Iterable[Any]) -> bool:
+    """Whether it matters how often what has them runs; using a named axis does not."""
+    return any(not isinstance(e, _core.NamedAxisEffect) for e in effects)
 
 
 def forwarded(jaxpr: ClosedJaxpr) -> list[int | None]:

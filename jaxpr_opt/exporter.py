@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import jax
@@ -18,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat, dtypes
+from jaxpr_opt import checkpointed, compat, dtypes
 from jaxpr_opt.ir import (
     UNDEFINED,
     Call,
@@ -146,10 +148,42 @@ def _scan(op: Scan, env: Environment) -> Sequence[Any]:
 
 def _while(op: While, env: Environment) -> Sequence[Any]:
     avals = [p.aval for p in op.body.params]
+    init = _as_typed([_read(env, v) for v in op.operands], avals)
+    if op.rows is not None:
+        return _checkpointed(op, env, init, op.rows)
     predicate = _closure(op.predicate, env, [v.aval for v in op.predicate.outputs])
     body = _closure(op.body, env, avals)
-    init = _as_typed([_read(env, v) for v in op.operands], avals)
     return lax.while_loop(lambda c: predicate(*c)[0], lambda c: body(*c), init)
+
+
+def _checkpointed(op: While, env: Environment, init: Sequence[Any], rows: int) -> Sequence[Any]:
+    """A loop with reverse mode: what is differentiated is an argument; what no step changes, too."""
+    fixed = [c.is_invariant for c in op.carries]
+    captured = dict.fromkeys(v for region in op.regions for v in region.captures())
+
+    def run(region: Region, constants: Sequence[Any], carries: Sequence[Any]) -> list[Any]:
+        outer, kept, moved = (
+            constants[: len(captured)],
+            iter(constants[len(captured) :]),
+            iter(carries),
+        )
+        args = [next(kept if is_fixed else moved) for is_fixed in fixed]
+        return evaluate(region, args, dict(zip(captured, outer, strict=True)))
+
+    def step(constants: Sequence[Any], carries: Sequence[Any]) -> list[Any]:
+        made = compress(run(op.body, constants, carries), map(not_, fixed))
+        return _as_typed(list(made), [compat.aval_of(x) for x in carries])
+
+    moved = iter(
+        checkpointed.while_loop(
+            lambda constants, carries: run(op.predicate, constants, carries)[0],
+            step,
+            [*(_read(env, v) for v in captured), *compress(init, fixed)],
+            list(compress(init, map(not_, fixed))),
+            rows,
+        )
+    )
+    return [x if is_fixed else next(moved) for is_fixed, x in zip(fixed, init, strict=True)]
 
 
 def _cond(op: Cond, env: Environment) -> Sequence[Any]:

@@ -525,6 +525,13 @@ class While(Op):
     __slots__ = ()
 
     @property
+    def rows(self) -> int | None:
+        """Of how many steps carries are kept where it is differentiated backwards; None if it
+        cannot be.
+        """
+        return self.params.get("rows")
+
+    @property
     def predicate(self) -> Region:
         return self.regions[0]
 

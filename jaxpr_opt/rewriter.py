@@ -393,6 +393,13 @@ class Rewriter:
         _set_results(loop, [c.result for c in carries])
         self._record("modify", loop)
 
+    def set_rows(self, loop: While, rows: int) -> None:
+        """Make a loop one that can be differentiated backwards, as carries of so many steps are
+        kept.
+        """
+        loop.params["rows"] = rows
+        self._record("keep carries of", loop)
+
     def set_cond(self, cond: Cond, outcomes: Sequence[Outcome]) -> None:
         """Give a cond other results, each with one value per branch."""
         _set_results(cond, [o.result for o in outcomes])

@@ -40,6 +40,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jaxpr_opt import accumulation, compat, compat_ad, door, settings
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
+from jaxpr_opt.boundary.loops import with_reverse_mode
 from jaxpr_opt.compat_ad import Mask
 from jaxpr_opt.compat_repeats import share_repeated
 from jaxpr_opt.frames import frame_text, raised_at
@@ -253,7 +254,8 @@ class Program:
     @_remembered
     def halves(self, nonzero: Mask, is_vjp: bool) -> Halves:
         """The program taken apart; optimised as a whole where its tangent will be transposed."""
-        plain = compat_ad.linearize(share_repeated(self.jaxpr), nonzero, is_vjp=is_vjp)
+        jaxpr = with_reverse_mode(self.jaxpr) if is_vjp else self.jaxpr
+        plain = compat_ad.linearize(share_repeated(jaxpr), nonzero, is_vjp=is_vjp)
         tangent = Program(plain.tangent, self.pipeline, f"tangent({self.name})")
         if is_vjp and any(plain.nonzero_out):
             halves = self._joint(plain, tangent, nonzero)

@@ -44,15 +44,12 @@ class WhileLoopOnADifferentiatedPath(Rule):
 
     Instead::
 
-        @optimize  # costs the steps that are taken
+        @optimize  # keeps carries of some steps, and computes the others again
         def loss(x):
             def newton(y):
                 return y - (y * y - x) / (2 * y)
 
-            def step(y, _):
-                return lax.cond(abs(y * y - x) > 1e-3, newton, lambda y: y, y), None
-
-            return lax.scan(step, x, None, length=64)[0]  # at most 64 steps
+            return lax.while_loop(lambda y: abs(y * y - x) > 1e-3, newton, x)
 
     Thread: https://github.com/jax-ml/jax/issues/2129,
     https://github.com/google-deepmind/mujoco/issues/2259, https://github.com/google/brax/issues/290
@@ -75,8 +72,8 @@ class WhileLoopOnADifferentiatedPath(Rule):
                 says="a gradient goes through a `while_loop`, or a `fori_loop` with dynamic bounds,"
                 " which JAX cannot transpose",
                 reason="what its steps compute would have to be kept, and their number is unknown",
-                fix="use a `lax.scan` over at most so many steps, with a `lax.cond` in the step"
-                " (`optimize` stops it early); `lax.custom_root` for a root; or `jax.jvp`",
+                fix="differentiate `jaxpr_opt.optimize` of the function: it keeps carries of some"
+                " steps and computes the others again; `lax.custom_root` for a root; or `jax.jvp`",
                 frame=raised_at(error),
             )
 

@@ -1,0 +1,64 @@
+"""Loops of unknown length, as reverse mode is to see them.
+
+`jax.grad` of a ``while`` raises.  Before an optimised program is differentiated backwards, each
+``while`` in it becomes one that keeps carries of some of its steps (`jaxpr_opt.checkpointed`), if
+
+1. it has no effects, which would be repeated;
+2. it carries a real or complex number, as otherwise nothing can be differentiated;
+3. devices that decide one by one how many steps they take all take as many: what its transpose
+   exchanges between devices it exchanges in each step.
+
+Source: https://github.com/jax-ml/jax/issues/2139, https://github.com/jax-ml/jax/issues/27748.
+"""
+
+from __future__ import annotations
+
+from jax.extend.core import ClosedJaxpr
+
+from jaxpr_opt import compat_ad, dtypes
+from jaxpr_opt.analysis.devices import is_manual, is_replicated
+from jaxpr_opt.exporter import export
+from jaxpr_opt.importer import import_jaxpr, primitive_names
+from jaxpr_opt.ir import While, is_sized
+from jaxpr_opt.rewriter import Rewriter
+
+LEAST = 33
+"""Rows that are kept of any carry: with them a loop of 561 steps is repeated once, of 6545 twice."""
+
+ENOUGH = 257
+"""Rows with which a loop of 33,153 steps is repeated once."""
+
+ROOM = 2**18
+"""Bytes that rows take if there are more than the least: setting them up takes some microseconds."""
+
+
+def with_reverse_mode(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The program with loops of unknown length that JAX can differentiate backwards; the object
+    that came in if it has none.
+    """
+    if "while" not in primitive_names(jaxpr):
+        return jaxpr
+    graph = import_jaxpr(jaxpr)
+    rw = Rewriter(graph)
+    for op in graph.walk():
+        if isinstance(op, While) and _can_be_kept(op):
+            rw.set_rows(op, _rows(op))
+    return export(graph, jaxpr.out_avals) if rw.edits else jaxpr
+
+
+def _can_be_kept(loop: While) -> bool:
+    (predicate,) = loop.predicate.outputs
+    return (
+        not compat_ad.are_side_effects(loop.effects)  # (1)
+        and any(dtypes.is_inexact(c.param.dtype) for c in loop.carries)  # (2)
+        and (not is_manual(loop) or is_replicated(predicate, loop))  # (3)
+    )
+
+
+def _rows(loop: While) -> int:
+    """As many as there is room for."""
+    carried = [c.param for c in loop.carries if not c.is_invariant]
+    if not all(is_sized(v.shape) for v in carried):
+        return LEAST
+    size = sum(v.nbytes for v in carried)
+    return min(max(ROOM // max(size, 1), LEAST), ENOUGH)
