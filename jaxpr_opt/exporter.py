@@ -157,7 +157,9 @@ def _while(op: While, env: Environment) -> Sequence[Any]:
 
 
 def _checkpointed(op: While, env: Environment, init: Sequence[Any], rows: int) -> Sequence[Any]:
-    """A loop with reverse mode: what is differentiated is an argument; what no step changes, too."""
+    """A loop with reverse mode: what may be differentiated is an argument, so is what no step
+    changes.
+    """
     fixed = [c.is_invariant for c in op.carries]
     captured = dict.fromkeys(v for region in op.regions for v in region.captures())
 

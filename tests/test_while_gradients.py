@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxpr_opt import checkpointed, optimize, settings
-from jaxpr_opt.boundary import loops
+from jaxpr_opt.cost import limits
 
 W = 0.3 * jax.random.normal(jax.random.key(0), (4, 4))
 X = jnp.array([0.3, -1.2, 0.8, 2.0])
@@ -100,7 +100,7 @@ def of_nans(loop, n):
 def of_a_branch(loop, n):
     def step(carry):
         i, x = carry
-        return i + 1, lax.cond(x[0, 0] > 0, lambda x: jnp.cos(x), lambda x: x * 2, x)
+        return i + 1, lax.cond(x[0, 0] > 0, jnp.cos, lambda x: x * 2, x)
 
     return lambda w: jnp.sum(loop(lambda c: c[0] < n, step, (0, w))[1])
 
@@ -112,8 +112,8 @@ LOSSES += [of_a_branch]
 @pytest.fixture(autouse=True)
 def _few_rows(monkeypatch):
     """So few that short loops compute steps again."""
-    monkeypatch.setattr(loops, "ENOUGH", 3)
-    monkeypatch.setattr(loops, "LEAST", 3)
+    monkeypatch.setattr(limits, "MOST_ROWS", 3)
+    monkeypatch.setattr(limits, "LEAST_ROWS", 3)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -125,7 +125,7 @@ def test_the_gradient_is_that_of_the_steps(loss):
 
 def newton(a):
     """The square root of `a`, in as many steps as it takes."""
-    going = lambda c: jnp.abs(c[0] ** 2 - a) > 1e-5 * a  # noqa: E731
+    going = lambda c: jnp.abs(c[0] ** 2 - a) > 1e-5 * a
     return lax.while_loop(going, lambda c: ((c[0] + a / c[0]) / 2, c[1] + 1), (a, 0))[0]
 
 
@@ -208,7 +208,7 @@ def test_without_a_gradient_the_loop_is_jax_s_own():
 
 def test_what_is_no_number_is_no_gradient():
     def collatz(n):
-        odd = lambda n: 3 * n + 1  # noqa: E731
+        odd = lambda n: 3 * n + 1
         return lax.while_loop(
             lambda n: n > 1, lambda n: lax.cond(n % 2, odd, lambda n: n // 2, n), n
         )
@@ -243,7 +243,7 @@ class Counter:
 def test_how_often_a_step_is_computed(rows, again):
     def gradient(x, n):
         def loss(x):
-            step = lambda _, c: [c[0] + 1, jnp.sin(count(c[0], c[1]))]  # noqa: E731
+            step = lambda _, c: [c[0] + 1, jnp.sin(count(c[0], c[1]))]
             return checkpointed.while_loop(lambda k, c: c[0] < k[0], step, [n], [0, x], rows)[1]
 
         return jax.grad(loss)(x)

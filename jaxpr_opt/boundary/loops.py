@@ -17,19 +17,11 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import compat_ad, dtypes
 from jaxpr_opt.analysis.devices import is_manual, is_replicated
+from jaxpr_opt.cost import limits
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr, primitive_names
 from jaxpr_opt.ir import While, is_sized
 from jaxpr_opt.rewriter import Rewriter
-
-LEAST = 33
-"""Rows that are kept of any carry: with them a loop of 561 steps is repeated once, of 6545 twice."""
-
-ENOUGH = 257
-"""Rows with which a loop of 33,153 steps is repeated once."""
-
-ROOM = 2**18
-"""Bytes that rows take if there are more than the least: setting them up takes some microseconds."""
 
 
 def with_reverse_mode(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -59,6 +51,6 @@ def _rows(loop: While) -> int:
     """As many as there is room for."""
     carried = [c.param for c in loop.carries if not c.is_invariant]
     if not all(is_sized(v.shape) for v in carried):
-        return LEAST
-    size = sum(v.nbytes for v in carried)
-    return min(max(ROOM // max(size, 1), LEAST), ENOUGH)
+        return limits.LEAST_ROWS
+    room = limits.BYTES_OF_ROWS // max(sum(v.nbytes for v in carried), 1)
+    return min(max(room, limits.LEAST_ROWS), limits.MOST_ROWS)
