@@ -33,6 +33,7 @@ from jaxpr_opt.passes.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.replay_steps import ReplaySteps
 from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
+from jaxpr_opt.passes.scan_in_place import ScanInPlace
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.passes.simplify import Simplify
 from jaxpr_opt.passes.sink_select_into_update import SinkSelectIntoUpdate
@@ -99,6 +100,7 @@ DEFAULT = (
     # When nothing can differentiate any more.
     (ExitLoopEarly(), AddInPlace(), *CLEANUP),
     (JoinScalarStacks(),),
+    (ScanInPlace(), *CLEANUP),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),
 )

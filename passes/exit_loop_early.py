@@ -54,7 +54,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt import dtypes
-from jaxpr_opt.analysis.access import WRITES, access, read_window, write_window
+from jaxpr_opt.analysis.access import WRITES, access
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
@@ -63,6 +63,7 @@ from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, reads
 from jaxpr_opt.parameters import unroll_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.rows import read_row, write_row
 from jaxpr_opt.traits import is_arithmetic, is_pure, may_depend_on
 
 MIN_STEP_BYTES = 4096
@@ -302,30 +303,19 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> R
         rw.replace(skip.predicate, taken, lambda use: use.op not in refilling)
     reading = reads(scan.body.ops)
     rows = [
-        rw.insert(_read_row, s.operand, row, before=end) if s.param in reading else s.param
+        rw.insert(read_row, s.operand, row, before=end) if s.param in reading else s.param
         for s in scan.streams
     ]
     outputs = rw.inline(scan.body, [*region.params[1 : n + 1], *rows], end)
     buffers = region.params[n + 1 :]
     written = [
-        rw.typed(_write_row, b.aval, b, v, row, before=end)
+        rw.typed(write_row, b.aval, b, v, row, before=end)
         for b, v in zip(buffers, outputs[n:], strict=True)
     ]
     onward = lax.sub if scan.reverse else lax.add
     following = rw.insert(lambda i: onward(i, np.int32(1)), row, before=end)
     rw.set_outputs(region, [following, *outputs[:n], *written])
     return region
-
-
-def _read_row(operand: jax.Array, row: jax.Array) -> jax.Array:
-    start: list[Any] = [row, *(0 for _ in operand.shape[1:])]
-    window = read_window(operand, start, (1, *operand.shape[1:]))
-    return lax.squeeze(window, (0,))
-
-
-def _write_row(buffer: jax.Array, value: jax.Array, row: jax.Array) -> jax.Array:
-    start: list[Any] = [row, *(0 for _ in value.shape)]
-    return write_window(buffer, lax.expand_dims(value, (0,)), start)
 
 
 def _in_skipped_steps(

@@ -1,0 +1,195 @@
+"""Recurrent networks, filters, and what decodes words one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from bench.everyday.entry import Entry, below, entry, forward, normal
+
+WORDS, WIDTH, LENGTH = 64, 32, 48
+HEADS = normal(3, 2, WIDTH, WIDTH)
+"""Queries, keys and values of two layers."""
+
+
+def attended(heads: Array, x: Array, caches: Array, t: Array) -> tuple[Array, Array]:
+    """A step of attention over caches of earlier steps, layer by layer."""
+    for layer in range(2):
+        query, key, value = (x @ each[layer] for each in heads)
+        caches = caches.at[0, layer, :, t].set(key).at[1, layer, :, t].set(value)
+        scores = jnp.einsum("bd,btd->bt", query, caches[0, layer])
+        scores = jnp.where(jnp.arange(LENGTH) <= t, scores, -jnp.inf)
+        x = x + jnp.einsum("bt,btd->bd", jax.nn.softmax(scores), caches[1, layer])
+    return x, caches
+
+
+def sampling(heads: Array, table: Array, seed: Array) -> Any:
+    """With a cache; hoist-invariant-residuals kept the weights of each layer by themselves."""
+
+    def step(t: Array, state: Any) -> Any:
+        tokens, caches = state
+        x, caches = attended(heads, table[tokens[:, t]], caches, t)
+        key = jax.random.fold_in(jax.random.key(seed), t)
+        token = jax.random.categorical(key, x @ table.T)
+        return tokens.at[:, t + 1].set(token), caches
+
+    caches = jnp.zeros((2, 2, 4, LENGTH, WIDTH))
+    return lax.fori_loop(0, LENGTH - 1, step, (jnp.zeros((4, LENGTH), jnp.int32), caches))
+
+
+def beam_search(heads: Array, table: Array) -> Any:
+    """The same, of the best of four beams."""
+
+    def step(t: Array, state: Any) -> Any:
+        tokens, scores, caches = state
+        x, caches = attended(heads, table[tokens[:, t]], caches, t)
+        total = scores[:, None] + jax.nn.log_softmax(x @ table.T)
+        scores, best = lax.top_k(total.reshape(-1), 4)
+        beams, token = best // WORDS, best % WORDS
+        return tokens[beams].at[:, t + 1].set(token), scores, caches[:, :, beams]
+
+    caches = jnp.zeros((2, 2, 4, LENGTH, WIDTH))
+    start = jnp.zeros((4, LENGTH), jnp.int32), jnp.arange(4.0), caches
+    return lax.fori_loop(0, LENGTH - 1, step, start)
+
+
+def recurrent(weights: Array, xs: Array) -> Array:
+    """An LSTM."""
+
+    def cell(state: Any, x: Array) -> Any:
+        h, c = state
+        i, f, g, o = jnp.split(jnp.concatenate([x, h], 1) @ weights, 4, axis=1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    start = jnp.zeros((xs.shape[1], weights.shape[1] // 4))
+    return lax.scan(cell, (start, start), xs)[1]
+
+
+def deep_recurrent(weights: Array, xs: Array) -> Array:
+    """Layers above each other in each step, their weights in one array."""
+
+    def step(states: Any, x: Array) -> Any:
+        new = []
+        for layer, h in enumerate(states):
+            x = jnp.tanh(x @ weights[layer] + h)
+            new.append(x)
+        return tuple(new), x
+
+    return lax.scan(step, (jnp.zeros_like(xs[0]),) * len(weights), xs)[1]
+
+
+def gated(weights: Array, xs: Array, lengths: Array) -> Array:
+    """A gated unit over sequences of several lengths, their ends masked."""
+
+    def cell(h: Array, given: Any) -> Any:
+        t, x = given
+        z, r = jnp.split(jax.nn.sigmoid(x @ weights[:, :64] + h @ weights[:, 64:128]), 2, 1)
+        new = (1 - z) * h + z * jnp.tanh(x @ weights[:, 128:] + r * h)
+        return jnp.where((t < lengths)[:, None], new, h), None
+
+    start = jnp.zeros((xs.shape[1], 32))
+    return lax.scan(cell, start, (jnp.arange(len(xs)), xs))[0]
+
+
+def hidden_states(transitions: Array, emissions: Array, seen: Array) -> Array:
+    """The likelihood of a sequence."""
+
+    def step(state: Array, word: Array) -> Any:
+        state = jax.nn.logsumexp(state[:, None] + transitions, axis=0) + emissions[:, word]
+        return state, None
+
+    return lax.scan(step, jnp.zeros(len(transitions)), seen)[0]
+
+
+def viterbi(transitions: Array, emissions: Array, seen: Array) -> Array:
+    """The likeliest states, walked back."""
+
+    def step(state: Array, word: Array) -> Any:
+        scores = state[:, None] + transitions
+        return jnp.max(scores, 0) + emissions[:, word], jnp.argmax(scores, 0)
+
+    last, back = lax.scan(step, jnp.zeros(len(transitions)), seen)
+
+    def walk(state: Array, row: Array) -> Any:
+        return row[state], state
+
+    return lax.scan(walk, jnp.argmax(last), back, reverse=True)[1]
+
+
+def kalman(dynamics: Array, seen: Array) -> Any:
+    """A filter of a linear system."""
+    eye = jnp.eye(len(dynamics))
+
+    def step(state: Any, z: Array) -> Any:
+        x, p = state
+        x, p = dynamics @ x, dynamics @ p @ dynamics.T + 0.1 * eye
+        gain = jnp.linalg.solve(p + eye, p).T
+        return (x + gain @ (z - x), p - gain @ p), x
+
+    return lax.scan(step, (jnp.zeros(len(dynamics)), eye), seen)[1]
+
+
+def delayed(x: Array, gain: Array) -> Array:
+    """An echo by a ring buffer."""
+
+    def step(state: Any, x: Array) -> Any:
+        ring, at = state
+        y = x + gain * ring[at]
+        return (ring.at[at].set(y), (at + 1) % 64), y
+
+    return lax.scan(step, (jnp.zeros((64, 4)), 0), x)[1]
+
+
+def filtered(xs: Array, taps: Array) -> Array:
+    """An infinite impulse response: some last outputs are shifted on."""
+
+    def step(last: Array, x: Array) -> Any:
+        y = x + jnp.dot(taps, last)
+        return jnp.concatenate([y[None], last[:-1]]), y
+
+    return lax.scan(step, jnp.zeros(len(taps)), xs)[1]
+
+
+def autoregressive(xs: Array, taps: Array) -> Array:
+    """The same, read from the output itself."""
+
+    def step(t: Array, ys: Array) -> Array:
+        return ys.at[t].set(xs[t] + jnp.dot(taps, lax.dynamic_slice(ys, (t - 8,), (8,))))
+
+    return lax.fori_loop(8, len(xs), step, jnp.zeros_like(xs))
+
+
+def running_mean(xs: Array) -> Any:
+    """Welford's mean and variance, of which all are kept."""
+
+    def step(state: Any, x: Array) -> Any:
+        n, mean, m2 = state
+        n = n + 1
+        delta = x - mean
+        mean = mean + delta / n
+        m2 = m2 + delta * (x - mean)
+        return (n, mean, m2), (mean, m2 / n)
+
+    zeros = jnp.zeros(xs.shape[1:])
+    return lax.scan(step, (0.0, zeros, zeros), xs)[1]
+
+
+PROGRAMS: dict[str, Entry] = {
+    "sampling": forward(sampling, HEADS, normal(WORDS, WIDTH), 0),
+    "beam search": forward(beam_search, HEADS, normal(WORDS, WIDTH)),
+    "recurrent": entry(recurrent, normal(48, 64), normal(20, 8, 32)),
+    "deep recurrent": entry(deep_recurrent, 0.1 * normal(3, 64, 64), normal(100, 8, 64)),
+    "gated": entry(gated, normal(32, 160), normal(20, 8, 32), below(20, 8)),
+    "hidden states": entry(hidden_states, normal(16, 16), normal(16, 8), below(8, 50)),
+    "viterbi": forward(viterbi, normal(16, 16), normal(16, 8), below(8, 50)),
+    "kalman": entry(kalman, 0.2 * normal(8, 8), normal(50, 8)),
+    "delayed": entry(delayed, normal(100, 4), 0.5),
+    "filtered": entry(filtered, normal(500), 0.1 * normal(8)),
+    "autoregressive": entry(autoregressive, normal(500), 0.1 * normal(8)),
+    "running mean": entry(running_mean, normal(200, 16)),
+}

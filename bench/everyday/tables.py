@@ -1,0 +1,187 @@
+"""Tables, sorting, graphs and searches, as they are in the books."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from bench.everyday.entry import Entry, below, entry, forward, normal
+
+
+def spanning_tree(ends: Array, weights: Array) -> Any:
+    """Kruskal's, with a table of parents whose paths are halved."""
+
+    def find(parents: Array, node: Array) -> Any:
+        def halve(state: Any) -> Any:
+            parents, node = state
+            above = parents[parents[node]]
+            return parents.at[node].set(above), above
+
+        return lax.while_loop(lambda s: s[0][s[1]] != s[1], halve, (parents, node))
+
+    def join(parents: Array, edge: Array) -> Any:
+        parents, a = find(parents, edge[0])
+        parents, b = find(parents, edge[1])
+        return parents.at[a].set(b), a != b
+
+    return lax.scan(join, jnp.arange(200), ends[jnp.argsort(weights)])
+
+
+def warped(x: Array, y: Array) -> Array:
+    """Dynamic time warping, by rows."""
+
+    def row(above: Array, costs: Array) -> Any:
+        def cell(left: Array, given: Any) -> Any:
+            up, corner, cost = given
+            value = cost + jnp.minimum(jnp.minimum(up, corner), left)
+            return value, value
+
+        corner = jnp.concatenate([jnp.array([1e9]), above[:-1]])
+        return lax.scan(cell, 1e9, (above, corner, costs))[1], None
+
+    costs = (x[:, None] - y) ** 2
+    return lax.scan(row, jnp.cumsum(costs[0]), costs[1:])[0]
+
+
+def common_subsequence(x: Array, y: Array) -> Array:
+    """Its length, by a table that is filled cell by cell."""
+    n, m = len(x), len(y)
+
+    def cell(k: Array, table: Array) -> Array:
+        i, j = k // m + 1, k % m + 1
+        longer = jnp.maximum(table[i - 1, j], table[i, j - 1])
+        return table.at[i, j].set(jnp.where(x[i - 1] == y[j - 1], table[i - 1, j - 1] + 1, longer))
+
+    return lax.fori_loop(0, n * m, cell, jnp.zeros((n + 1, m + 1), jnp.int32))[n, m]
+
+
+def knapsack(values: Array, weights: Array) -> Array:
+    """Item by item, over all capacities."""
+    capacities = jnp.arange(500)
+
+    def item(best: Array, given: Any) -> Any:
+        value, weight = given
+        with_it = jnp.where(capacities >= weight, best[capacities - weight] + value, -jnp.inf)
+        return jnp.maximum(best, with_it), None
+
+    return lax.scan(item, jnp.zeros(500), (values, weights))[0]
+
+
+def bubble_sort(x: Array) -> Array:
+    """Passes over neighbours, which are swapped in place."""
+    n = len(x)
+
+    def swap(j: Array, x: Array) -> Array:
+        a, b = x[j], x[j + 1]
+        return x.at[j].set(jnp.minimum(a, b)).at[j + 1].set(jnp.maximum(a, b))
+
+    return lax.fori_loop(0, n, lambda _, x: lax.fori_loop(0, n - 1, swap, x), x)
+
+
+def insertion_sort(x: Array) -> Array:
+    """By a while loop that moves each element down."""
+
+    def insert(i: Array, x: Array) -> Array:
+        def swap(state: Any) -> Any:
+            x, j = state
+            a, b = x[j - 1], x[j]
+            return x.at[j - 1].set(b).at[j].set(a), j - 1
+
+        return lax.while_loop(lambda s: (s[1] > 0) & (s[0][s[1] - 1] > s[0][s[1]]), swap, (x, i))[0]
+
+    return lax.fori_loop(1, len(x), insert, x)
+
+
+def prefix_sums(x: Array) -> Array:
+    """In place."""
+    return lax.fori_loop(1, len(x), lambda i, x: x.at[i].add(x[i - 1]), x)
+
+
+def sieve(limits: Array) -> Array:
+    """Of Eratosthenes."""
+    numbers = jnp.arange(1000)
+
+    def strike(i: Array, primes: Array) -> Array:
+        multiples = (numbers % i == 0) & (numbers > i)
+        return jnp.where(primes[i] & multiples, False, primes)
+
+    return lax.fori_loop(2, 32, strike, numbers > 1)[limits]
+
+
+def shortest_paths(lengths: Array) -> Array:
+    """Floyd and Warshall's."""
+
+    def over(k: Array, d: Array) -> Array:
+        return jnp.minimum(d, d[:, k][:, None] + d[k])
+
+    return lax.fori_loop(0, len(lengths), over, lengths)
+
+
+def relaxed_edges(lengths: Array, ends: Array) -> Array:
+    """Bellman and Ford's: edge by edge."""
+
+    def edge(distance: Array, given: Any) -> Any:
+        (a, b), length = given
+        return distance.at[b].min(distance[a] + length), None
+
+    start = jnp.full(100, 1e9).at[0].set(0)
+    scan = lambda _, d: lax.scan(edge, d, (ends, lengths))[0]  # noqa: E731
+    return lax.fori_loop(0, 5, scan, start)
+
+
+def ranked(links: Array) -> Array:
+    """Pages by a power iteration that stops."""
+
+    def step(state: Any) -> Any:
+        x, _ = state
+        y = 0.15 / len(x) + 0.85 * (links @ x)
+        return y, jnp.max(jnp.abs(y - x))
+
+    start = jnp.full(len(links), 1 / len(links)), 1.0
+    return lax.while_loop(lambda s: s[1] > 1e-6, step, start)[0]
+
+
+def histogram(values: Array, bins: Array) -> Array:
+    """Counted one by one."""
+    return lax.fori_loop(0, len(values), lambda i, h: h.at[bins[i]].add(values[i]), jnp.zeros(32))
+
+
+def eliminated(a: Array) -> Array:
+    """Gauss' elimination without pivots, a column at a time."""
+
+    def column(k: Array, a: Array) -> Array:
+        factor = jnp.where(jnp.arange(len(a)) > k, a[:, k] / a[k, k], 0)
+        return a - factor[:, None] * a[k]
+
+    return lax.fori_loop(0, len(a) - 1, column, a)
+
+
+def swapped(x: Array, key: Array) -> Array:
+    """A shuffle by swaps."""
+
+    def swap(i: Array, x: Array) -> Array:
+        j = jax.random.randint(jax.random.fold_in(jax.random.key(key), i), (), 0, len(x))
+        return x.at[i].set(x[j]).at[j].set(x[i])
+
+    return lax.fori_loop(0, len(x), swap, x)
+
+
+PROGRAMS: dict[str, Entry] = {
+    "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
+    "warped": entry(warped, normal(40), normal(40, seed=1)),
+    "common subsequence": forward(common_subsequence, below(4, 40), below(4, 50, seed=1)),
+    "knapsack": entry(knapsack, normal(40), below(60, 40) + 1),
+    "bubble sort": entry(bubble_sort, normal(400)),
+    "insertion sort": forward(insertion_sort, normal(100)),
+    "prefix sums": entry(prefix_sums, normal(1000)),
+    "sieve": forward(sieve, below(1000, 10)),
+    "shortest paths": entry(shortest_paths, abs(normal(40, 40))),
+    "relaxed edges": entry(relaxed_edges, abs(normal(400)), below(100, 400, 2)),
+    "ranked": forward(ranked, abs(normal(64, 64)) / 64),
+    "histogram": entry(histogram, normal(500), below(32, 500)),
+    "eliminated": entry(eliminated, normal(32, 32) + 10 * normal(1, 1)),
+    "swapped": entry(swapped, normal(200), 0),
+}

@@ -1,0 +1,224 @@
+"""Rows are read where they are, and written to where they are wanted."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from bench.limits import temporary_bytes
+from jaxpr_opt import optimize
+from jaxpr_opt.ir import While
+from jaxpr_opt.passes import scan_in_place
+from jaxpr_opt.passes.scan_in_place import ScanInPlace
+from jaxpr_opt.testing import check_refuses, check_rewrite
+from tests.loops import alone
+
+IN_PLACE = ScanInPlace()
+
+
+@pytest.fixture(autouse=True)
+def small_copies(request, monkeypatch):
+    """Programs here are small."""
+    if "as_it_is" not in request.fixturenames:
+        monkeypatch.setattr(scan_in_place, "MIN_BYTES", 0)
+
+
+@pytest.fixture
+def as_it_is():
+    """The pass as users have it."""
+
+
+def step(c, x):
+    return c * 0.5 + x, c
+
+
+def test_a_slice_and_a_concatenation():
+    """(1, 2) Neither is made."""
+
+    def program(xs):
+        last, ys = lax.scan(step, xs[0], xs[1:])
+        return jnp.concatenate([ys, last[None]])
+
+    check_rewrite(
+        IN_PLACE,
+        program,
+        "f32[8]",
+        grad=False,
+        diff="""
+          fn (xs:f32[8]) {
+            s:f32[1] = slice[:1] xs
+            s1:f32[] = squeeze s
+            s2:f32[7] = slice[1:] xs
+        -   c:f32[], ys:f32[7] = scan[7] carry(c=s1) xs(x=s2) {
+        -     m:f32[] = mul c 0.5
+        -     a:f32[] = add m x
+        -     yield carry(a) ys(c)
+        -   }
+        +   u:f32[8] = undefined
+        +   c2:i32[], c3:f32[], c4:f32[8] = while carry(c2=0, c3=s1, c4=u) {
+        +     l:bool[] = lt c2 7
+        +     yield l
+        +   } do {
+        +     a1:i32[] = add c2 1
+        +     d:f32[1] = dynamic_slice xs a1
+        +     s3:f32[] = squeeze d
+        +     m:f32[] = mul c3 0.5
+        +     a2:f32[] = add m s3
+        +     b1:f32[1] = broadcast_in_dim c3
+        +     d1:f32[8] = dynamic_update_slice c4 b1 c2
+        +     a3:i32[] = add c2 1
+        +     yield carry(a3, a2, d1)
+        +   }
+        -   b:f32[1] = broadcast_in_dim c
+        +   b:f32[1] = broadcast_in_dim c3
+        -   c1:f32[8] = concatenate[dimension=0] ys b
+        +   d:f32[8] = dynamic_update_slice c4 b 7
+        -   return c1
+        +   return d
+          }
+        """,
+    )
+
+
+def reversed_rows(xs):
+    return lax.scan(step, 0.0, xs[2:][::-1])[1], xs
+
+
+def read_backwards(xs):
+    return lax.scan(step, 0.0, xs[:-2], reverse=True)[1], xs
+
+
+def of_rows(xs):
+    last, ys = lax.scan(step, xs[0], xs[1:-1])
+    return jnp.concatenate([xs[:1], ys, last[None]])
+
+
+def two_stacks(xs):
+    """Of which one is a part of the other's whole, and is written beside it."""
+    last, ys = lax.scan(step, xs[0], xs[1:])
+    more, zs = lax.scan(lambda c, x: (c + x, (c, x)), last, xs[:-1])
+    return jnp.concatenate([ys[:1], zs[0]]), zs[1], more
+
+
+def of_a_loop(xs):
+    """An array that the loop around it carries."""
+
+    def around(xs, _):
+        last, ys = lax.scan(step, xs[0], xs[1:])
+        return jnp.concatenate([ys, last[None]]), None
+
+    return lax.scan(around, xs, None, length=3)[0]
+
+
+@pytest.mark.parametrize(
+    ("program", "shape"),
+    [
+        (reversed_rows, "f32[8]"),
+        (read_backwards, "f32[8]"),
+        (of_rows, "f32[8,3]"),
+        (of_rows, "bf16[8]"),
+        (two_stacks, "f32[8]"),
+        (of_a_loop, "f32[8]"),
+    ],
+)
+def test_forms(program, shape):
+    """(1, 2) Rows in reverse order, of several numbers, stacks in the middle of a whole."""
+    graph = alone(IN_PLACE, program, shape, fires=True)
+    assert any(isinstance(op, While) for op in graph.walk())
+
+
+def strided(xs):
+    return lax.scan(step, 0.0, xs[::2])
+
+
+def of_columns(xs):
+    return lax.scan(step, jnp.zeros(2), xs[:, 1:])
+
+
+def read_elsewhere(xs):
+    rows = xs[1:]
+    return lax.scan(step, 0.0, rows), rows
+
+
+def computed(xs):
+    """Nobody else wants what is sliced: it need not be kept while the loop runs."""
+    return lax.scan(step, 0.0, jnp.sin(xs)[1:])
+
+
+def stacked_and_read(xs):
+    ys = lax.scan(step, 0.0, xs)[1]
+    return jnp.concatenate([xs[:1], ys]), ys
+
+
+def beside_more(xs):
+    return jnp.concatenate([xs, xs, lax.scan(step, 0.0, xs)[1]])
+
+
+def along_another_axis(xs):
+    return jnp.concatenate([xs[:, :1], lax.scan(step, jnp.zeros(3), xs)[1]], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("program", "shape"),
+    [
+        (strided, "f32[8]"),
+        (of_columns, "f32[8,3]"),
+        (read_elsewhere, "f32[8]"),
+        (computed, "f32[8]"),
+        (stacked_and_read, "f32[8]"),
+        (beside_more, "f32[8]"),
+        (along_another_axis, "f32[8,3]"),
+    ],
+)
+def test_what_is_no_copy_or_is_needed_stays(program, shape):
+    """(1, 2) And an array that would be kept for the loop only."""
+    alone(IN_PLACE, program, shape, fires=False)
+
+
+def test_a_loop_that_is_unrolled_or_prints_stays():
+    """(3)"""
+
+    def prints(c, x):
+        jax.debug.print("{}", c)
+        return step(c, x)
+
+    check_refuses(
+        IN_PLACE, lambda xs: lax.scan(step, 0.0, xs[1:], unroll=2), "f32[9]", because="unrolled"
+    )
+    check_refuses(IN_PLACE, lambda xs: lax.scan(prints, 0.0, xs[1:]), "f32[9]", because="effects")
+
+
+def test_a_gradient_is_left_to_jax():
+    """(4) It is taken of the scan."""
+
+    def loss(xs):
+        last, ys = lax.scan(lambda c, x: (jnp.sin(c * x), c), xs[0], xs[1:])
+        return jnp.sum(jnp.concatenate([ys, last[None]]) ** 2)
+
+    xs = jnp.linspace(0.1, 1.0, 9)
+    want = jax.grad(loss)(xs)
+    for gradient in (jax.grad(optimize(loss)), optimize(jax.grad(loss))):
+        assert jnp.allclose(gradient(xs), want, atol=1e-6)
+
+
+def bubble_sorted(x):
+    """stack-carried-updates streams the neighbours, and stacks them."""
+
+    def swap(j, x):
+        a, b = x[j], x[j + 1]
+        return x.at[j].set(jnp.minimum(a, b)).at[j + 1].set(jnp.maximum(a, b))
+
+    around = lambda _, x: lax.fori_loop(0, len(x) - 1, swap, x)
+    return lax.fori_loop(0, len(x), around, x)
+
+
+def shifted(xs):
+    last, ys = lax.scan(step, xs[0], xs[1:])
+    return jnp.concatenate([xs[:1], ys]), last
+
+
+@pytest.mark.parametrize(("program", "part"), [(bubble_sorted, 1.0), (shifted, 0.1)])
+def test_memory(as_it_is, program, part):
+    """XLA no longer makes the copies: no more than in plain JAX, where that is without them."""
+    x = jnp.zeros(2000)
+    assert temporary_bytes(optimize(program), x) <= part * temporary_bytes(program, x)
