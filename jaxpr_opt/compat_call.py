@@ -5,7 +5,7 @@ called, and what runs where the compiled program is not found.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -103,9 +103,21 @@ def with_fallback(jitted: Any, fallback: Fallback) -> Any:
     kind: Any = type(jitted)
     made = kind.__new__(kind)
     made.__setstate__({**state, "cache_miss": cache_miss})
-    made.__dict__.update(jitted.__dict__)
-    made.__dict__.update({how: _staging(jitted, how, fallback) for how in _STAGES})
+    own = {how: _staging(jitted, how, fallback) for how in _STAGES}
+    made.__dict__ = _Attributes({**jitted.__dict__, **own})
     return made
+
+
+class _Attributes(dict[str, Any]):
+    """Attributes of which the stages are not copied to functions that wrap the one that has them:
+    what JAX makes of a gradient of it would be lowered as the function itself.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in super().__iter__() if name not in _STAGES)
+
+    def keys(self) -> Any:
+        return list(self)
 
 
 def _staging(jitted: Any, how: str, fallback: Fallback) -> Callable[..., Any]:

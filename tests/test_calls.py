@@ -199,6 +199,15 @@ def test_static_leaves_beside_the_options_of_jit():
         optimize(lambda m, a: (a, a), out_shardings=(one, one))(Validated(X), X)
 
 
+def test_what_is_made_of_an_optimized_function_is_lowered_as_that():
+    """JAX copies the attributes of what it wraps: `lower` must not be that of the function."""
+    gradient = jax.jit(jax.grad(optimize(lambda x: jnp.sum(jnp.sin(x)))))
+    x = jnp.arange(3.0)
+    assert gradient.eval_shape(x).shape == (3,)
+    for compiled in (gradient.lower(x).compile(), gradient.trace(x).lower().compile()):
+        np.testing.assert_allclose(compiled(x), jnp.cos(x), rtol=1e-6)
+
+
 @pytest.mark.parametrize("donate", [None, "matched", "auto"])
 def test_stages_of_static_leaves(donate):
     """`trace`, `lower` and `eval_shape` take what a call takes, and say what it returns."""
