@@ -85,9 +85,9 @@ class Fallback(Protocol):
         """What the method `how` gives for these arguments; None where JAX says."""
 
 
-def with_fallback(jitted: Any, fallback: Fallback) -> Any:
+def with_fallback(jitted: Any, fallback: Fallback, fun: Any) -> Any:
     """A jitted function, as `jax.jit` makes it, that asks `fallback` first where it finds no
-    compiled program.
+    compiled program; its stages keep `fun`, for a function of which only one of them is left.
     """
     try:
         state = jitted.__getstate__()
@@ -103,7 +103,7 @@ def with_fallback(jitted: Any, fallback: Fallback) -> Any:
     kind: Any = type(jitted)
     made = kind.__new__(kind)
     made.__setstate__({**state, "cache_miss": cache_miss})
-    own = {how: _staging(jitted, how, fallback) for how in _STAGES}
+    own = {how: _staging(jitted, how, fallback, fun) for how in _STAGES}
     made.__dict__ = _Attributes({**jitted.__dict__, **own})
     return made
 
@@ -120,7 +120,7 @@ class _Attributes(dict[str, Any]):
         return list(self)
 
 
-def _staging(jitted: Any, how: str, fallback: Fallback) -> Callable[..., Any]:
+def _staging(jitted: Any, how: str, fallback: Fallback, fun: Any) -> Callable[..., Any]:
     plain = getattr(jitted, how)
 
     @functools.wraps(plain)
@@ -128,4 +128,5 @@ def _staging(jitted: Any, how: str, fallback: Fallback) -> Callable[..., Any]:
         instead = fallback.stage(how, args, kwargs)
         return plain(*args, **kwargs) if instead is None else instead
 
+    stage.of = fun  # type: ignore[attr-defined]
     return stage

@@ -278,7 +278,7 @@ class WithStatics:
 
 def with_statics(jitted: Any, fun: Callable[..., Any], options: dict[str, Any]) -> Any:
     """What `jax.jit` made of a function with these options, and of such calls of it."""
-    return compat_call.with_fallback(jitted, WithStatics(fun, jax.jit, options))
+    return compat_call.with_fallback(jitted, WithStatics(fun, jax.jit, options), fun)
 
 
 def tells_programs_apart(leaf: Any) -> bool:

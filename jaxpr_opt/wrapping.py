@@ -141,7 +141,7 @@ def jitted(wrapped: Wrapped, options: dict[str, Any]) -> Any:
         return plain, WithStatics(wrapped, jax.jit, resolved[1])
 
     plain, statics = wrapped.once(tuple(sorted(options.items())), make)
-    return compat_call.with_fallback(plain, statics)
+    return compat_call.with_fallback(plain, statics, wrapped.held())
 
 
 # -- its program ---------------------------------------------------------------------------------

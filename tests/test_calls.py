@@ -199,6 +199,11 @@ def test_static_leaves_beside_the_options_of_jit():
         optimize(lambda m, a: (a, a), out_shardings=(one, one))(Validated(X), X)
 
 
+def test_stages_of_a_function_that_nobody_keeps():
+    for how in ("trace", "lower", "eval_shape"):
+        assert getattr(optimize(lambda x: x + 1), how)(X) is not None
+
+
 def test_what_is_made_of_an_optimized_function_is_lowered_as_that():
     """JAX copies the attributes of what it wraps: `lower` must not be that of the function."""
     gradient = jax.jit(jax.grad(optimize(lambda x: jnp.sum(jnp.sin(x)))))
