@@ -125,7 +125,7 @@ class HoistInvariantResiduals(Pass):
                     and op.body.defines(stack.value)
                 ):
                     says = f"{stack.value.label} would be kept once instead of {op.length} times"
-                    yield Varying(op, says, stack, is_refused=True)
+                    yield Varying(op, says, stack, at=stack.value.op, is_refused=True)
 
     def refuse(self, match: Match) -> str | None:
         if isinstance(match, Varying):

@@ -118,12 +118,14 @@ class StackCarriedUpdates(Pass):
     def find(self, op: Op) -> Iterator[Sliding]:
         assert isinstance(op, Scan)
         for carry in op.carries:
-            if any(_writes(user, carry.param) for user in carry.param.users):
+            writes = [user for user in carry.param.users if _writes(user, carry.param)]
+            if writes:
                 name = carry.param.name or str(carry.param.aval)
                 says = f"{name} is streamed in and stacked row by row"
                 found = buffer(op, carry)
-                at = copied_by(found) if isinstance(found, Buffer) else None
-                waste: Waste | None = "copy" if at is not None else None
+                copied = copied_by(found) if isinstance(found, Buffer) else None
+                waste: Waste | None = "copy" if copied is not None else None
+                at = copied or writes[0]
                 yield Sliding(op, says, carry, found, at=at, about=carry.param, waste=waste)
 
     def refuse(self, match: Sliding) -> str | None:

@@ -215,7 +215,12 @@ def test_a_near_miss_says_why():
     assert first.endswith("; 1 near miss")
     assert rest == [
         "",
-        "cancel-negations  refused",
+        "not done, because  -v, or .in_full(), shows each place",
+        "  cancel-negations, 1 place: x is an integer",
+    ]
+    assert str(report.in_full()).splitlines()[1:] == [
+        "",
+        "cancel-negations  not done, because",
         f"  two negations cancel ({HERE}:{LINE} in negate): x is an integer",
     ]
 
@@ -514,3 +519,27 @@ def test_what_jax_has_jitted_is_told_by_the_line_that_calls_it():
         clipped.__code__.co_firstlineno + 1,
         clipped.__qualname__,
     )
+
+
+# -- donation ------------------------------------------------------------------------------------
+
+BIG = jnp.zeros((1024, 512))
+
+
+def test_a_gradient_is_no_next_version_of_its_parameters():
+    """They are needed to make that: nothing is said of donating them to their gradients."""
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(params["a"] * x) * params["b"]) ** 2
+
+    def step(params, x):
+        value, gradient = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
+
+    params = {"a": BIG, "b": BIG}
+    for fun in (jax.grad(loss), jax.value_and_grad(jax.jit(loss)), jax.jit(jax.grad(loss))):
+        report = jaxpr_opt.explain(fun, params, BIG)
+        assert report.donation.donated == ()
+        assert "can be donated" not in str(report)
+    donated = jaxpr_opt.explain(step, params, BIG).donation.donated
+    assert [each.path for each in donated] == ["params['a']", "params['b']"]

@@ -14,13 +14,12 @@ from rich.console import Console
 
 from jaxpr_opt import registry
 from jaxpr_opt.cli import documentation, linting, measure
-from jaxpr_opt.donation.plan import donation
 from jaxpr_opt.frames import blame
 from jaxpr_opt.html import page
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.reports import figures, observe
 from jaxpr_opt.reports.diff import diff_graphs
-from jaxpr_opt.reports.report import Report, show
+from jaxpr_opt.reports.report import Report, advice, show
 from jaxpr_opt.reports.report import report as put_together
 from jaxpr_opt.reports.residual_report import Residuals
 from jaxpr_opt.reports.residuals import ArgnumsError
@@ -102,7 +101,7 @@ def explain(options: argparse.Namespace, console: Console) -> int:
     if options.format == "json":
         _print_json(made.to_dict())
     else:
-        show(made, console)
+        show(made.in_full() if options.verbose else made, console)
     return 0
 
 
@@ -228,8 +227,7 @@ def _explained(options: argparse.Namespace) -> Explained:
     subject = _subject(options.target, options, arguments)
     before = _traced(observe.original, subject, subject.written, arguments)
     after, journals = _optimized(subject, arguments)
-    found = donation(after)
-    made = put_together(subject.name, diff_graphs(before, after), journals, found)
+    made = put_together(subject.name, diff_graphs(before, after), journals, advice(after))
     return Explained(subject, arguments, before, after, made)
 
 

@@ -125,6 +125,9 @@ def _add_explain(commands: Any) -> None:
         commands, "explain", "say what each pass did, where, and what it would not do"
     )
     _add_target(explain)
+    explain.add_argument(
+        "-v", "--verbose", action="store_true", help="list each place where something was not done"
+    )
 
 
 def _add_residuals(commands: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,6 +137,7 @@ def donation(
     candidates: Iterable[int] | None = None,
     shardings: Sequence[Any] = (),
     out_shardings: Sequence[Any] = (),
+    kept: Collection[int] = (),
 ) -> Donation:
     """What of a program can be donated.
 
@@ -145,9 +146,11 @@ def donation(
       candidates: inputs that may be donated, by position; without it, all of them.
       shardings: of its inputs, None where unknown; empty where all are.
       out_shardings: of its outputs.
+      kept: outputs that no argument may become, by position.
     """
     inputs = _buffers([v.aval for v in graph.inputs], shardings)
     outputs = _buffers([v.aval for v in graph.outputs], out_shardings)
+    outputs = [None if i in kept else each for i, each in enumerate(outputs)]
     found = aliasing(graph, inputs, outputs, candidates)
     given = _names(graph.debug_info, "arg_names", "argument", len(inputs))
     made = _names(graph.debug_info, "result_paths", "result", len(outputs))

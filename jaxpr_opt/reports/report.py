@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -17,7 +18,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from jaxpr_opt import settings
+from jaxpr_opt.analysis.saved import inside
 from jaxpr_opt.donation.plan import Donation, donation
+from jaxpr_opt.ir import Graph, Value
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.reports import figures, observe
 from jaxpr_opt.reports.account import PassReport, Place, accounts
@@ -46,6 +49,12 @@ class Report:
     """Spent in passes."""
     donation: Donation | None = None
     """What of the arguments could be donated; None if that is not known."""
+    verbose: bool = False
+    """Whether all that was not done is listed, place by place."""
+
+    def in_full(self) -> Report:
+        """The same report, with each place where something was not done."""
+        return replace(self, verbose=True)
 
     @property
     def changed(self) -> bool:
@@ -109,12 +118,18 @@ class Report:
             )
 
     def _near_misses(self) -> Iterator[RenderableType]:
-        for each in self.passes:
-            if each.refused and not each.cleanup:
+        missed = [each for each in self.passes if each.refused and not each.cleanup]
+        if self.verbose:
+            for each in missed:
                 yield Text(f"\n{each.name}", style="bold yellow").append(
-                    "  refused", "not bold dim"
+                    "  not done, because", "not bold dim"
                 )
-                yield from _listed(each.refused)
+                yield from _listed(each.refused, len(each.refused))
+        elif missed:
+            yield Text("\nnot done, because", style="bold yellow").append(
+                "  -v, or .in_full(), shows each place", "not bold dim"
+            )
+            yield from (_indented(_counted(each)) for each in missed)
 
     def _donation(self) -> Iterator[RenderableType]:
         if self.donation is not None and self.donation.nbytes >= MIN_DONATION:
@@ -124,10 +139,18 @@ class Report:
             yield self.donation
 
 
-def _listed(places: Sequence[Place]) -> Iterator[RenderableType]:
-    yield from (_indented(short(str(place))) for place in places[:MAX_PLACES])
-    if len(places) > MAX_PLACES:
-        yield _indented(f"and at {_plural(len(places) - MAX_PLACES, 'other place')}")
+def _listed(places: Sequence[Place], most: int = MAX_PLACES) -> Iterator[RenderableType]:
+    yield from (_indented(short(str(place))) for place in places[:most])
+    if len(places) > most:
+        yield _indented(f"and at {_plural(len(places) - most, 'other place')}")
+
+
+def _counted(report: PassReport) -> str:
+    """`narrow-reads, 3 places: an index is unknown; and 1 other reason`: the most common."""
+    reasons = Counter(place.reason for place in report.refused)
+    ((first, _),) = reasons.most_common(1)
+    others = f"; and {_plural(len(reasons) - 1, 'other reason')}" if len(reasons) > 1 else ""
+    return f"{report.name}, {_plural(len(report.refused), 'place')}: {short(first)}{others}"
 
 
 def short(sentence: str) -> str:
@@ -164,6 +187,26 @@ def show(renderable: RenderableType, console: Console) -> None:
 # -- making reports ------------------------------------------------------------------------------
 
 
+def advice(graph: Graph) -> Donation:
+    """What donation could do that a caller may want.
+
+    A gradient has the shape of its parameters and is no next version of them: they are needed to
+    make that.
+    """
+    gradients = [i for i, value in enumerate(graph.outputs) if _is_cotangent(value)]
+    return donation(graph, kept=gradients)
+
+
+def _is_cotangent(value: Value) -> bool:
+    """Whether an op that JAX has transposed makes the value, here or inside of a loop or a call."""
+    made: Value | None = value
+    while made is not None:
+        if made.op is not None and made.op.source.transposed:
+            return True
+        made = inside(made)
+    return False
+
+
 def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     """What optimisation does to ``fun(*args, **kwargs)``, without running it.
 
@@ -176,7 +219,7 @@ def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     _check_callable("explain", fun=fun)
     before = observe.original(fun, args, kwargs)
     after, journals = observe.optimized(fun, args, kwargs)
-    return report(observe.name_of(fun), diff_graphs(before, after), journals, donation(after))
+    return report(observe.name_of(fun), diff_graphs(before, after), journals, advice(after))
 
 
 def diff(

@@ -304,7 +304,7 @@ def test_output_goes_to_a_file(run):
         (["--baseline", "a", "--against", "b"], "argument --against: not allowed with argument"),
         (["--against", "b", "--update-baseline"], "--against is another revision's"),
         (["--update-baseline"], "--update-baseline needs a file: add --baseline FILE"),
-        (["step", "--write", "sarf=x"], "--write 'sarf=x': expected FORMAT=FILE, a format of text"),
+        (["--write", "sarf=x"], "--write 'sarf=x': expected FORMAT=FILE, a format of text"),
         (["--statistics", "--format", "json"], "--statistics is for text"),
     ],
 )
