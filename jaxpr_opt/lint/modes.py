@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -64,8 +63,8 @@ def loss_argument(fun: Callable[..., Any], arguments: Arguments, graph: Graph) -
     args, kwargs = arguments
     if not any(map(_is_scalar, graph.outputs[:1])) or has_gradient(graph):
         return None
-    shapes_of = fun.eval_shape if isinstance(fun, jax.stages.Wrapped) else partial(_shapes_of, fun)
-    made = shapes_of(*args, **kwargs)
+    jitted: Any = fun if isinstance(fun, jax.stages.Wrapped) else None
+    made = jitted.eval_shape(*args, **kwargs) if jitted else _shapes_of(fun, *args, **kwargs)
     value = made[0] if isinstance(made, tuple) and len(made) == 2 else made
     if not isinstance(value, jax.ShapeDtypeStruct) or not _is_scalar(value):
         return None
