@@ -104,7 +104,7 @@ def main() -> None:
     matched = jaxpr_opt.optimize(chain, donate="matched")
     print(f"chain: {buffers(jax.jit(chain), x):.2f} buffers", end="")
     print(f", donate='matched' {buffers(matched, x):.2f}")
-    steps = {
+    steps: dict[str, Step] = {
         "jax.jit": jax.jit(step),
         "donate='matched'": jaxpr_opt.optimize(step, donate="matched"),
         "donate='auto'": jaxpr_opt.optimize(step, donate="auto"),

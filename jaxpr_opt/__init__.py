@@ -4,6 +4,7 @@ from jaxpr_opt import settings as settings
 from jaxpr_opt.decorator import optimize as optimize
 from jaxpr_opt.every_program import everywhere as everywhere
 from jaxpr_opt.every_program import turn_on_if_asked as _turn_on_if_asked
+from jaxpr_opt.optimized import Optimized as Optimized
 
 try:
     from jaxpr_opt.lint.run import lint as lint

@@ -14,6 +14,8 @@ from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import xla_bridge as _bridge
 
+from jaxpr_opt.compat_frames import boundary
+
 _STAGES = ("trace", "lower", "eval_shape")
 """The methods of a jitted function that trace it, besides its call."""
 
@@ -96,6 +98,7 @@ def with_fallback(jitted: Any, fallback: Fallback, fun: Any) -> Any:
         return jitted
 
     @functools.wraps(miss)
+    @boundary
     def cache_miss(*args: Any, **kwargs: Any) -> Any:
         instead = fallback(args, kwargs)
         return miss(*args, **kwargs) if instead is None else (instead(), None, False)
@@ -124,6 +127,7 @@ def _staging(jitted: Any, how: str, fallback: Fallback, fun: Any) -> Callable[..
     plain = getattr(jitted, how)
 
     @functools.wraps(plain)
+    @boundary
     def stage(*args: Any, **kwargs: Any) -> Any:
         instead = fallback.stage(how, args, kwargs)
         return plain(*args, **kwargs) if instead is None else instead

@@ -11,15 +11,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import jax
 
 from jaxpr_opt import door, settings
+from jaxpr_opt.compat_frames import boundary
+from jaxpr_opt.optimized import Optimized
 
 if TYPE_CHECKING:
     from jaxpr_opt.pipeline import Pass, Pipeline
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _JITTED = type(jax.jit(lambda: None))
 _DONATED = ("donate_argnums", "donate_argnames")
@@ -41,13 +46,13 @@ _origins: WeakKeyDictionary[Any, Origin] = WeakKeyDictionary()
 
 @overload
 def optimize(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     *,
     passes: Sequence[str | Pass] | None = None,
     skip: Sequence[str] = (),
     donate: Donate = None,
     **jit_options: Any,
-) -> Any: ...
+) -> Optimized[P, R]: ...
 @overload
 def optimize(
     fun: None = None,
@@ -56,7 +61,8 @@ def optimize(
     skip: Sequence[str] = (),
     donate: Donate = None,
     **jit_options: Any,
-) -> Callable[[Callable[..., Any]], Any]: ...
+) -> Callable[[Callable[P, R]], Optimized[P, R]]: ...
+@boundary
 def optimize(
     fun: Callable[..., Any] | None = None,
     *,
@@ -117,8 +123,10 @@ def _optimizing(
 
     compat_call.check_callable(fun)
     named = any(jit_options.get(each) is not None for each in _DONATED)
-    fun, jit_options = _without_jit(fun, jit_options)
-    return _jitted(fun, pipeline, donate, jit_options, checked=named and donate is None)
+    inner, jit_options = _without_jit(fun, jit_options)
+    made = _jitted(inner, pipeline, donate, jit_options, checked=named and donate is None)
+    made.__wrapped__ = fun  # what `inspect` looks for
+    return made
 
 
 def _jitted(
@@ -142,8 +150,7 @@ def _jitted(
     else:
         variants = wrapped.once((donate, *sorted(jit_options.items())), dict)
         made = Donating(wrapped, donate, jit_options, variants)
-    made.__wrapped__ = fun  # kept as long, and what `inspect` looks for
-    _origins[made] = Origin(fun, pipeline, jit_options)
+    _origins[made] = Origin(fun, pipeline, jit_options)  # which keeps the function as long
     return made
 
 

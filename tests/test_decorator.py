@@ -5,6 +5,8 @@ import importlib
 import inspect
 import re
 import sys
+import traceback
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,11 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpr_opt import settings
+import jaxpr_opt
+from jaxpr_opt import Optimized, settings
 from jaxpr_opt.decorator import optimize, unwrap
 from jaxpr_opt.pipeline import Match, Pass
+from tests import typed
 
 X = jnp.arange(4.0)
 
@@ -118,6 +122,75 @@ def test_unwrap_gives_the_function_the_pipeline_and_the_options():
     assert origin.jit_options == {"static_argnums": 1}
     assert unwrap(jax.jit(f)) is None
     assert unwrap(f) is None
+
+
+def test_the_function_is_there_as_it_was_given():
+    class Scaled:
+        def by(self, x):
+            return x - 1
+
+    def f(x):
+        return x - 1
+
+    for given in (f, jax.jit(f), functools.partial(f), Scaled().by, opt(f)):
+        assert opt(given, inline=True).__wrapped__ is given
+        assert opt(given, donate="auto").__wrapped__ is given
+    assert inspect.unwrap(opt(jax.jit(f))) is f
+
+
+def test_type_checkers_see_what_there_is():
+    made = opt(typed.scaled)
+    assert made(X, by=3.0).tolist() == (X * 3).tolist()
+    assert typed.Model().loss(X) == X.sum()
+    public = [name for name in vars(Optimized) if not name.startswith("_")]
+    for each in (made, opt(typed.scaled, donate="matched")):
+        assert [name for name in public if not hasattr(each, name)] == []
+
+
+# ---------------------------------------------------------------- what users see of an error
+
+
+def wrong(x):
+    raise ValueError("theirs")
+
+
+def frames_of(call):
+    with pytest.raises(Exception) as raised:  # noqa: PT011 -- the user's, whatever it is
+        call()
+    return [Path(frame.filename) for frame in traceback.extract_tb(raised.value.__traceback__)]
+
+
+CALLS = [
+    lambda: opt(wrong)(X),
+    lambda: opt(wrong)("a static leaf"),
+    lambda: jax.grad(opt(wrong))(1.0),
+    lambda: jax.vmap(jax.jit(opt(wrong)))(X),
+    lambda: opt(wrong, donate="auto")(X),
+    lambda: opt(wrong).lower(X),
+    lambda: opt(lambda x: x)(X, X),
+    lambda: opt(lambda x: x, static_argnum=0),
+    lambda: opt(3),
+    lambda: jaxpr_opt.explain(wrong, X),
+    lambda: jaxpr_opt.diff(wrong, X),
+    lambda: jaxpr_opt.residuals(wrong, X),
+    lambda: jaxpr_opt.growth(wrong, lambda n: (X,)),
+]
+OURS = Path(jaxpr_opt.__file__).parent
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_frame_of_ours_is_in_a_users_error(call):
+    assert not [path for path in frames_of(call) if path.is_relative_to(OURS)]
+
+
+def test_all_frames_are_there_for_those_who_ask():
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        for call in CALLS:
+            assert [path for path in frames_of(call) if path.is_relative_to(OURS)]
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
 
 
 # ---------------------------------------------------------------- what it accepts

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import jax
 
 from jaxpr_opt import compat, compat_ad, door
+from jaxpr_opt.compat_frames import without_ours
 from jaxpr_opt.donation import caller
 from jaxpr_opt.donation.plan import Donation, donation
 from jaxpr_opt.donation.sharing import passed_twice, same_buffers
@@ -81,12 +82,16 @@ class Donating:
         self._variants: dict[Any, list[Variant]] = {} if variants is None else variants
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not compat.outside_traces():
-            return self._plain(*args, **kwargs)
-        if self.mode == "matched":
-            return self._run(args, kwargs)
-        given = caller.given_up(sys._getframe(1), self, args, kwargs)  # noqa: SLF001
-        return self._run(args, kwargs, given) if given else self._plain(*args, **kwargs)
+        try:
+            if not compat.outside_traces():
+                return self._plain(*args, **kwargs)
+            if self.mode == "matched":
+                return self._run(args, kwargs)
+            given = caller.given_up(sys._getframe(1), self, args, kwargs)  # noqa: SLF001
+            return self._run(args, kwargs, given) if given else self._plain(*args, **kwargs)
+        except Exception as error:
+            without_ours(error)
+            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxpr_opt import settings
+from jaxpr_opt.compat_frames import boundary
 from jaxpr_opt.frames import Frame, blame, is_installed, raised_at
 from jaxpr_opt.lint.baseline import Baseline
 from jaxpr_opt.lint.config import Config, codes_of
@@ -34,6 +35,7 @@ from jaxpr_opt.lint.target import Target
 from jaxpr_opt.targets import TargetError
 
 
+@boundary
 def lint(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Findings:
     """What the default rules find in ``fun(*args, **kwargs)``, worst first; print it.
 

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from jaxpr_opt import settings
 from jaxpr_opt.analysis.saved import inside
+from jaxpr_opt.compat_frames import boundary
 from jaxpr_opt.donation.plan import Donation, donation
 from jaxpr_opt.ir import Graph, Value
 from jaxpr_opt.journal import Journal
@@ -207,6 +208,7 @@ def _is_cotangent(value: Value) -> bool:
     return False
 
 
+@boundary
 def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     """What optimisation does to ``fun(*args, **kwargs)``, without running it.
 
@@ -222,6 +224,7 @@ def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     return report(observe.name_of(fun), diff_graphs(before, after), journals, advice(after))
 
 
+@boundary
 def diff(
     fun: Callable[..., Any], *args: Any, against: Callable[..., Any] | None = None, **kwargs: Any
 ) -> GraphDiff:

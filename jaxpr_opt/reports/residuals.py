@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxpr_opt import compat_ad
 from jaxpr_opt.analysis.saved import Saved, kept_bytes, saved
+from jaxpr_opt.compat_frames import boundary
 from jaxpr_opt.ir import Graph, aval_bytes
 from jaxpr_opt.journal import Journal, collect_journals
 from jaxpr_opt.reports import observe
@@ -30,6 +31,7 @@ class ArgnumsError(ValueError):
     """There is nothing to differentiate by."""
 
 
+@boundary
 def residuals(
     fun: Callable[..., Any], *args: Any, argnums: int | Sequence[int] | None = None, **kwargs: Any
 ) -> Residuals:

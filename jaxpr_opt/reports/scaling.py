@@ -15,6 +15,7 @@ from jaxpr_opt import targets
 from jaxpr_opt.analysis import growth as analysis
 from jaxpr_opt.analysis.growth import Growth, Measure, Term, Trend
 from jaxpr_opt.analysis.powers import order_text
+from jaxpr_opt.compat_frames import boundary
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import bytes_text, number_text
@@ -127,6 +128,7 @@ def _term_to_dict(term: Term, path: Callable[[str], str]) -> dict[str, Any]:
     }
 
 
+@boundary
 def growth(
     fun: Callable[..., Any],
     args_at: Callable[[int], Any],
