@@ -5,6 +5,7 @@ from jaxpr_opt.decorator import optimize as optimize
 from jaxpr_opt.every_program import everywhere as everywhere
 from jaxpr_opt.every_program import turn_on_if_asked as _turn_on_if_asked
 from jaxpr_opt.optimized import Optimized as Optimized
+from jaxpr_opt.version import __version__ as __version__
 
 try:
     from jaxpr_opt.lint.run import lint as lint
@@ -25,4 +26,5 @@ except Exception:
     if settings.current().strict:
         raise
 
+settings.check_environment()
 _turn_on_if_asked()

@@ -187,10 +187,8 @@ def _without_jit(
 def _check_jit_options(options: dict[str, Any]) -> None:
     for name in options:
         if name not in _jit_options():
-            raise TypeError(
-                f"optimize: unknown argument {name!r}:"
-                f" expected passes, skip, donate or one of jax.jit's {', '.join(_jit_options())}"
-            )
+            known = ["passes", "skip", "donate", *_jit_options()]
+            raise TypeError(f"optimize: unknown argument {name!r}{settings.nearest(name, known)}")
 
 
 @functools.cache

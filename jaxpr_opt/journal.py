@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jaxpr_opt import log
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Graph, Op, Phase, Region, Scan, Value, While
 from jaxpr_opt.text_params import type_text
@@ -100,6 +101,8 @@ class Journal:
     tells: bool = True
     """Whether somebody may read why places were left alone."""
     seconds: float = 0.0
+    name: str = ""
+    """Of the program."""
     trail: list[tuple[str, Any]] = field(default_factory=list)
     """`(pass, what was measured after it)` each time one fired, the start first; empty unless
     somebody measures."""
@@ -143,7 +146,8 @@ def is_collected() -> bool:
 
 
 def publish(journal: Journal) -> None:
-    """Hand a finished journal to whoever collects."""
+    """Log a finished journal, and hand it to whoever collects."""
+    log.tell(journal)
     for journals, _ in _listeners:
         journals.append(journal)
 

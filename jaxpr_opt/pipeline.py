@@ -242,6 +242,8 @@ class Pipeline:
             settled = pipeline._settled_as(jaxpr, graph)
             if graph.cotangents or (phase == "differentiable" and _is_derivative(graph)):
                 graph.phase = "differentiated"
+            journal.phase = graph.phase
+            journal.name = str(getattr(graph.debug_info, "func_name", None) or graph.name)
             try:
                 snapshots = pipeline.apply(graph, journal, settled)
             except PassError as error:

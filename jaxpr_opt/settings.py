@@ -1,11 +1,12 @@
 """Switches for debugging, read when they are used.
 
-=====================  ================================================================
+=====================  ====================================================================
 ``JAXPR_OPT_DISABLE``  `optimize` is `jax.jit`
 ``JAXPR_OPT_STRICT``   a failing pass raises; otherwise it warns and the program stays as it was
 ``JAXPR_OPT_CHECK``    compiled programs also evaluate what they were made from, and compare
 ``JAXPR_OPT_VERIFY``   the graph is verified after every pass
-=====================  ================================================================
+``JAXPR_OPT_LOG``      each program is a line on stderr: which passes changed it, how long that took
+=====================  ====================================================================
 
 ``JAXPR_OPT_EVERYWHERE`` is read once, when `jaxpr_opt` is imported (see `jaxpr_opt.everywhere`).
 
@@ -19,9 +20,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
@@ -38,6 +41,8 @@ class Settings:
     """Compiled programs compare themselves with what they were made from."""
     verify: bool = False
     """The graph is verified after every pass."""
+    log: bool = False
+    """Each program is a line on stderr: what was done to it."""
 
 
 _VARIABLES = {
@@ -59,13 +64,30 @@ def is_on(value: str) -> bool:
     return value.strip().lower() not in _OFF
 
 
+KNOWN = (*_VARIABLES.values(), "JAXPR_OPT_EVERYWHERE")
+"""Every variable of the environment that is read."""
+
+
+def check_environment() -> None:
+    """Warn of variables that look like ours and are not."""
+    for variable in os.environ:
+        if variable.startswith("JAXPR_OPT") and variable not in KNOWN:
+            hint = nearest(variable, KNOWN)
+            warnings.warn(f"jaxpr_opt: {variable} is not read{hint}", stacklevel=3)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """What to put behind a message of an unknown word: what it may have been, or all there are."""
+    known = list(known)
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f": expected one of {', '.join(known)}"
+
+
 @contextlib.contextmanager
 def override(**switches: bool) -> Iterator[Settings]:
     """Set switches for the duration of a block: ``with settings.override(strict=True): ...``."""
     if unknown := sorted(switches.keys() - _VARIABLES.keys()):
-        raise TypeError(
-            f"unknown setting {unknown[0]!r}: expected one of {', '.join(sorted(_VARIABLES))}"
-        )
+        raise TypeError(f"unknown setting {unknown[0]!r}{nearest(unknown[0], sorted(_VARIABLES))}")
     token = _overridden.set({**(_overridden.get() or {}), **switches})
     try:
         yield current()

@@ -438,6 +438,74 @@ def test_everything_fits_80_columns(run):
         assert "\x1b" not in out
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (
+            ["lint", "--formt", "json"],
+            "jaxpr-opt lint has no option --formt; did you mean --format?",
+        ),
+        (["diff", "--zzz"], "the following arguments are required: TARGET; see jaxpr-opt diff"),
+        (["passes", "simplify", "more"], "jaxpr-opt passes takes no 'more'; see jaxpr-opt passes"),
+        (["dif", "x"], "argument COMMAND: there is no 'dif'; did you mean 'diff'?"),
+        (
+            ["passes", "--format", "jsn"],
+            "argument --format: there is no 'jsn'; did you mean 'json'?",
+        ),
+    ],
+)
+def test_unknown_words_name_the_nearest(run, argv, says):
+    code, out, err = run(*argv)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"jaxpr-opt: error: {says}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--stat", "cli_programs:tripled", "--args", "f32[3]"],
+        ["--args", "f32[3]", "cli_programs:tripled", "--stat"],
+        ["--stat", "--args", "f32[3]", "cli_programs.py:tripled"],
+        ["--stat", "--args=f32[3]", "cli_programs.py:tripled"],
+    ],
+)
+def test_arguments_and_targets_in_any_order(run, argv):
+    code, out, err = run("diff", *argv)
+    assert (code, err) == (0, "")
+    assert out.split()[:2] == ["before", "after"]
+
+
+def test_two_targets_behind_arguments(run):
+    both = ("--args", "-1.5", "cli_programs:tripled", "cli_programs:tripled", "--stat")
+    assert run("diff", *both)[0] == 0
+
+
+def test_the_version(run, capsys):
+    with pytest.raises(SystemExit) as done:
+        run("--version")
+    assert done.value.code == 0
+    assert capsys.readouterr().out == f"jaxpr-opt {jaxpr_opt.__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_for_completion_knows_every_command_and_option(run, shell):
+    code, out, _ = run("completion", shell)
+    assert code == 0
+    for word in ("lint", "explain", "statistics", "args-from", "update-baseline"):
+        assert word in out
+
+
+def test_completion_in_bash(run):
+    script = run("completion", "bash")[1]
+    ask = "COMP_WORDS=(jaxpr-opt {}); COMP_CWORD={}; _jaxpr_opt; echo ${{COMPREPLY[@]}}\n"
+    asked = ask.format("re", 1) + ask.format("lint --st", 2) + ask.format("lint model", 2)
+    done = subprocess.run(
+        ["bash"], input=script + asked, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["residuals report", "--statistics", ""]
+
+
 def test_a_terminal_gets_colours_and_lines_that_fit(run, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "60")

@@ -392,7 +392,7 @@ def test_references_are_left_alone():
         (lambda: optimize(3), r"^optimize: fun must be callable, got 3$"),
         (
             lambda: optimize(jnp.sin, static_argnum=0),
-            r"^optimize: unknown argument 'static_argnum': expected passes, ",
+            r"^optimize: unknown argument 'static_argnum'; did you mean 'static_argnums'\?$",
         ),
         (lambda: optimize(jnp.sin, passes="simplify"), r"passes must be .*, got 'simplify'$"),
         (lambda: optimize(jnp.sin, passes=3), r"passes must be .*, got 3$"),

@@ -16,6 +16,9 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
+from jaxpr_opt.cli import completion, words
+from jaxpr_opt.version import __version__
+
 EXAMPLES = """\
 examples:
   jaxpr-opt diff model.py:loss --grad --args-from model.py:arguments
@@ -34,7 +37,7 @@ class UsageError(Exception):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
+        raise UsageError(f"{words.clearer(message)}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     console = Console(markup=False, highlight=False, emoji=False)
     try:
-        options = parser().parse_args(argv)
+        options = _parsed(argv)
         with _plain_warnings():
             code: int = options.run(options, console)
             sys.stdout.flush()
@@ -57,6 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         complain("error", _message(error))
         return 2
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    options, unknown = parser().parse_known_args(words.ordered(argv))
+    if unknown:
+        raise UsageError(words.unknown(unknown, options.command))
+    return options
 
 
 def _message(error: Exception) -> str:
@@ -96,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"jaxpr-opt {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_diff(commands)
     _add_explain(commands)
@@ -104,6 +115,7 @@ def parser() -> argparse.ArgumentParser:
     _add_passes(commands)
     _add_lint(commands)
     _add_rule(commands)
+    _add_completion(commands)
     return parser
 
 
@@ -209,6 +221,19 @@ def _add_rule(commands: Any) -> None:
     rule.add_argument("name", metavar="RULE", nargs="?", help="a code or a name")
 
 
+def _add_completion(commands: Any) -> None:
+    command = _command(commands, "completion", "print a script for a shell's completion", ())
+    command.add_argument("shell", metavar="SHELL", choices=completion.SHELLS)
+    command.epilog = 'For bash: eval "$(jaxpr-opt completion bash)"'
+
+    def run(options: argparse.Namespace, console: Console) -> int:
+        del console
+        print(completion.SHELLS[options.shell](commands.choices), end="")
+        return 0
+
+    command.set_defaults(run=run)
+
+
 def _command(
     commands: Any, name: str, does: str, formats: Sequence[str] = ("text", "json")
 ) -> argparse.ArgumentParser:
@@ -217,7 +242,7 @@ def _command(
     if formats:
         command.add_argument("--format", choices=formats, default="text")
     command.add_argument("--traceback", action="store_true", help="show where an error comes from")
-    command.set_defaults(run=_runner(name))
+    command.set_defaults(run=_runner(name), command=command)
     return command
 
 

@@ -30,10 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.lint.options import Options, Spec, parse, strings, suggestion
+from jaxpr_opt.lint.options import Options, Spec, parse, strings
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.rule import Rule, rules
 from jaxpr_opt.lint.target import Target, split_settings
+from jaxpr_opt.settings import nearest
 from jaxpr_opt.targets import TargetError, resolve
 
 ALL = "ALL"
@@ -121,7 +122,7 @@ def _of_selector(selector: str) -> frozenset[str]:
     )
     if not found or len(selector) < 3:
         names = [*known, *(rule.name for rule in known.values()), ALL]
-        hint = suggestion(selector, names) if len(selector) > 2 else ""
+        hint = nearest(selector, names) if len(selector) > 2 else ""
         hint = hint if hint.startswith(";") else ": `jaxpr-opt rule` lists them"
         raise ValueError(f"no rule is called {selector!r}{hint}")
     return found

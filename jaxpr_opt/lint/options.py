@@ -11,10 +11,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, get_args
 
 from jaxpr_opt.analysis.powers import parse_limit
+from jaxpr_opt.settings import nearest
 from jaxpr_opt.sizes import parse_bytes
 
 Mode = Literal["as-is", "gradient", "train-step", "auto"]
@@ -82,16 +82,9 @@ def parse(given: Mapping[str, Any], *known: type, also: Iterable[str] = ()) -> d
     for written, value in given.items():
         key = written.replace("_", "-")
         if key not in names:
-            raise ValueError(f"unknown setting {written!r}{suggestion(key, names)}")
+            raise ValueError(f"unknown setting {written!r}{nearest(key, names)}")
         parsed[names[key]] = value if names[key] in also else _PARSERS[names[key]](written, value)
     return parsed
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """What else to write instead of something unknown, to be put behind a message."""
-    known = list(known)
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f": expected one of {', '.join(known)}"
 
 
 # -- what may be written -------------------------------------------------------------------------

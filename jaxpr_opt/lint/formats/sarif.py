@@ -6,11 +6,9 @@ it: https://docs.github.com/code-security/code-scanning/integrating-with-code-sc
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections import Counter
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +20,7 @@ from jaxpr_opt.lint.formats.text import cost_text
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.result import Checked, How, Result
 from jaxpr_opt.lint.rule import FAMILIES, Rule, documentation, passages, summary
+from jaxpr_opt.version import __version__
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 ROOT = "%SRCROOT%"
@@ -63,10 +62,8 @@ def write(result: Result) -> str:
 
 
 def _driver(result: Result) -> dict[str, Any]:
-    driver: dict[str, Any] = {"name": "jaxpr-opt"}
-    with contextlib.suppress(PackageNotFoundError):  # run from a checkout
-        driver["version"] = version("jaxpr-opt")
-    return driver | {"rules": [_rule(rule) for rule in result.rules]}
+    rules = [_rule(rule) for rule in result.rules]
+    return {"name": "jaxpr-opt", "version": __version__, "rules": rules}
 
 
 def _rule(rule: Rule) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from jaxpr_opt import compat
 from jaxpr_opt.lint.finding import Finding
-from jaxpr_opt.lint.options import suggestion
 from jaxpr_opt.lint.rule import Rule, named, register, rules
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.lint.suppress import Comment, comments
+from jaxpr_opt.settings import nearest
 
 
 @register
@@ -65,7 +65,7 @@ class UnusedSuppression(Rule):
             rule = named(written)
         except ValueError:
             known = [known for rule in rules().values() for known in (rule.code, rule.name)]
-            hint = suggestion(written, known)
+            hint = nearest(written, known)
             return f"there is no rule {written!r}{hint if hint.startswith(';') else ''}"
         return f"{rule.name} reports nothing here" if rule.code in ran else ""
 
