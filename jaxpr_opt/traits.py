@@ -28,9 +28,10 @@ MOVING = frozenset({
 """Values are moved, not computed."""
 
 REARRANGING = frozenset({
-    "dynamic_slice", "reshape", "rev", "slice", "split", "squeeze", "transpose", "unstack",
+    "dynamic_slice", "reshape", "rev", "slice", "split", "squeeze", "stop_gradient", "transpose",
+    "unstack",
 })  # fmt: skip
-"""Values of one operand are moved, and neither converted nor repeated."""
+"""Values of one operand are moved, if at all, and neither converted nor repeated."""
 
 ARRANGING = frozenset({"concatenate", "dynamic_slice", "pad", "split", "stack", "unstack"})
 """Values are put beside each other, or taken apart."""

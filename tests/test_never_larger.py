@@ -14,6 +14,7 @@ from jaxpr_opt import optimize
 FORWARD = [
     "waves", "heat with ends", "shallow water", "heat in a medium", "sampling", "beam search",
     "spanning tree", "recurrent", "warped", "games", "bubble sort", "tridiagonal, in arrays",
+    "guarded steps",
 ]  # fmt: skip
 
 DIFFERENTIATED = [

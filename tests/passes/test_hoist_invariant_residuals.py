@@ -284,7 +284,15 @@ def test_spread_value_leaves_with_the_op_that_needs_it():
     )
 
 
-@pytest.mark.parametrize("move", [lambda w: w[1:], lambda w: w.T[1:], lambda w: w[:0:-1]])
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda w: w[1:],
+        lambda w: w.T[1:],
+        lambda w: w[:0:-1],
+        lambda w: lax.stop_gradient(jnp.broadcast_to(w[1], (31, 32))),
+    ],
+)
 def test_large_moved_value_stays_where_it_is_read(move):
     """(4) XLA makes it there, in no memory of its own; what is computed of it leaves with it."""
 
