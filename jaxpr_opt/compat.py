@@ -278,10 +278,16 @@ def effects(eqn: Any) -> frozenset[Any]:
 def inner_jaxprs(params: Any) -> Iterator[Any]:
     """The jaxprs in an equation's parameters, open or closed, in tuples and dictionaries too."""
     for each in params.values() if isinstance(params, dict) else params:
-        if hasattr(getattr(each, "jaxpr", each), "eqns"):
-            yield each
-        elif isinstance(each, tuple | list | dict):
+        if type(each) in _NUMBERS:
+            continue
+        if isinstance(each, tuple | list | dict):
             yield from inner_jaxprs(each)
+        elif hasattr(getattr(each, "jaxpr", each), "eqns"):
+            yield each
+
+
+_NUMBERS = frozenset({int, bool, str, type(None)})
+"""What most parameters are of, and no jaxpr is."""
 
 
 def transposes(info: Any) -> int:

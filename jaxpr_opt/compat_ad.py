@@ -108,11 +108,11 @@ def dce(
 
 def _same_arities(before: ClosedJaxpr, after: ClosedJaxpr) -> bool:
     """Whether of two programs each equation takes and gives as many values."""
-    arities = [
-        [(len(e.invars), len(e.outvars)) for e in compat.open_jaxpr(each).eqns]
-        for each in (before, after)
-    ]
-    return arities[0] == arities[1]
+    first, then = (compat.open_jaxpr(each).eqns for each in (before, after))
+    return len(first) == len(then) and all(
+        a is b or (len(a.invars), len(a.outvars)) == (len(b.invars), len(b.outvars))
+        for a, b in zip(first, then, strict=True)
+    )
 
 
 def jvp(jaxpr: ClosedJaxpr, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
