@@ -461,6 +461,65 @@ def test_unknown_words_name_the_nearest(run, argv, says):
     assert err.count("\n") == 1
 
 
+# -- another revision
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository whose program has changed since it was committed."""
+    folder = tmp_path / "repo" / "models"
+    folder.mkdir(parents=True)
+    (folder / "rev_sizes.py").write_text("WIDTH = 3\n")
+    program = "import jax, jax.numpy as jnp\nimport rev_sizes\n"
+    program += "def loss(x):\n    return jnp.sin(x).sum()\n"
+    program += "def given():\n    return (jax.ShapeDtypeStruct((rev_sizes.WIDTH,), 'float32'),)\n"
+    (folder / "rev_model.py").write_text(program)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(folder)]
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "First"]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    (folder / "rev_model.py").write_text(program.replace("sin", "cos"))
+    (folder / "rev_sizes.py").write_text("WIDTH = 5\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield folder
+    for name in ("rev_model", "rev_sizes"):
+        sys.modules.pop(name, None)
+
+
+def test_a_program_at_another_revision(run, repository):
+    loss = ("rev_model:loss", "--args-from", "rev_model.py:given")
+    code, out, err = run("diff", *loss, "--rev", "main", "--exit-code")
+    assert (code, err) == (1, "")
+    assert "- fn (x:f32[3]) {" in out.replace("-  ", "- ")
+    assert "f32[5]" in out and "sin x" in out and "cos x" in out
+    assert out.partition("\n\n")[2].split()[:2] == ["main", "now"]
+    assert Path.cwd() == repository
+    import rev_sizes
+
+    assert rev_sizes.WIDTH == 5
+    assert not [m for m in sys.modules.values() if "/jaxpr-opt-" in str(getattr(m, "__file__", ""))]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--rev", "mian"], "--rev: fatal: not a valid object name: mian"),
+        (["--rev", "main", "--passes", "simplify"], "--passes and --skip are for one target"),
+        (["rev_model:loss", "--rev", "main"], "--rev compares one target with itself"),
+    ],
+)
+def test_revisions_that_make_no_sense(run, repository, options, says):
+    code, _, err = run("diff", "rev_model:loss", *options, "--args", "f32[3]")
+    assert code == 2
+    assert err.startswith(f"jaxpr-opt: error: {says}")
+
+
+def test_a_target_that_was_not_there(run, repository):
+    (repository / "rev_model.py").write_text("def new(x):\n    return x\n")
+    _, _, err = run("diff", "rev_model:new", "--rev", "main", "--args", "f32[3]")
+    assert err.startswith("jaxpr-opt: error: at main: rev_model has no attribute 'new'")
+
+
 @pytest.mark.parametrize(
     "argv",
     [

@@ -1,5 +1,6 @@
 """The gutter diff of two graphs, and the figures beneath it."""
 
+import re
 from io import StringIO
 from textwrap import dedent
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from jaxpr_opt.analysis.summary import summarize
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.reports.diff import diff_graphs
+from jaxpr_opt.reports.unified import Unified
 from jaxpr_opt.testing import traced
 from jaxpr_opt.text import to_text
 from tests.programs import PROGRAMS
@@ -232,3 +234,98 @@ def test_rich_shows_the_same_lines_in_colour():
     coloured = console.export_text(styles=True, clear=False)
     assert "\x1b[31m-     s:f32[3] = sin w" in coloured
     assert console.export_text().splitlines() == diff.to_text(60).splitlines()
+
+
+# -- a screen of it ------------------------------------------------------------------------------
+
+
+def sums(x):
+    s = jnp.sin(x)
+    return jnp.cos(s.sum() * s)
+
+
+def maxima(x):
+    s = jnp.sin(x)
+    return jnp.cos(s.max() * s)
+
+
+def in_place(before, after, *args):
+    return diff_graphs(graph_of(before, *args), graph_of(after, *args), in_place=True)
+
+
+def test_what_reads_a_replaced_value_is_no_change():
+    assert dedent(in_place(sums, maxima, "f32[3]").to_text()) == dedent(
+        """\
+          fn (x:f32[3]) {
+            s:f32[3] = sin x
+        -   r:f32[] = reduce_sum[axes=(0,)] s
+        +   r:f32[] = reduce_max[axes=(0,)] s
+            m:f32[3] = mul r s
+            c:f32[3] = cos m
+            return c
+          }"""
+    )
+
+
+def test_a_value_that_moved_keeps_its_name_for_itself():
+    def first(x):
+        return jnp.tanh(jnp.sin(x)) + jnp.exp(x)
+
+    def second(x):
+        return jnp.tanh(jnp.cos(x)) + jnp.exp(jnp.sin(x))
+
+    text = in_place(first, second, "f32[3]").to_text()
+    after = [line[2:] for line in text.splitlines() if line[0] in "+ "]
+    names = [line.split(":")[0].strip() for line in after if " = " in line]
+    assert len(set(names)) == len(names), text
+
+
+def shown(diff, *args, width=70):
+    console = Console(width=width, file=StringIO())
+    console.print(Unified(diff, *args))
+    return console.file.getvalue()
+
+
+def long(last):
+    def fun(x):
+        for _ in range(20):
+            x = jnp.sin(x)
+        x = lax.fori_loop(0, 5, lambda _, y: last(jnp.tanh(y) + 1), x)
+        for _ in range(20):
+            x = jnp.sin(x)
+        return x
+
+    return fun
+
+
+def test_equal_lines_far_from_a_change_are_counted():
+    diff = in_place(long(jnp.cos), long(jnp.exp), "f32[3]")
+    text = shown(diff, 1)
+    lines = text.splitlines()
+    assert len(lines) < 12
+    assert re.fullmatch(r"  fn \(x:f32\[3\]\) {", lines[0])
+    assert re.fullmatch(r" +\.\.\. \d+ lines as before", lines[1])
+    assert "scan[5]" in lines[2]  # which the change is in
+    (old,), (new,) = ([line for line in lines if line[0] == gutter] for gutter in "-+")
+    assert "cos" in old and "exp" in new
+    assert re.search(r"  # test_diff.py:\d+$", old)
+    counted = sum(int(number) for number in re.findall(r"\.\.\. (\d+) lines", text))
+    assert counted + len(lines) - text.count("... ") == len(diff.lines)
+    assert [line.split("  #")[0] for line in shown(diff, 10**6).splitlines()] == [
+        line.split("  #")[0] for line in diff.to_text(70).splitlines()
+    ]
+
+
+def test_nothing_changed_is_one_line_unless_it_is_short():
+    assert shown(in_place(long(jnp.cos), long(jnp.cos), "f32[3]"), 3).count("\n") == 1
+    same = in_place(sums, sums, "f32[3]")
+    assert shown(same, 4) == same.to_text() + "\n"
+
+
+def test_the_pass_that_made_a_change_is_named():
+    diff = in_place(sums, maxima, "f32[3]")
+    line = next(line for line in diff.lines if line.gutter == "-")
+    text = shown(diff, 0, {line.frame: ["narrow-reads"]})
+    assert text.count("narrow-reads") == 1
+    assert max(map(len, text.splitlines())) <= 70
+    assert "#" not in shown(diff, 0, {line.frame: ["narrow-reads"]}, width=45)

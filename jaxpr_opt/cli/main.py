@@ -127,6 +127,19 @@ def _add_diff(commands: Any) -> None:
     diff.add_argument(
         "against", metavar="TARGET2", nargs="?", help="compare with this one, both as they are"
     )
+    diff.add_argument(
+        "-U",
+        "--unified",
+        metavar="N",
+        type=int,
+        default=3,
+        help="lines of context around changes (default: 3); -U 9999 shows all",
+    )
+    diff.add_argument(
+        "--rev",
+        metavar="REV",
+        help="compare with the program at this revision of git, as main or HEAD~1",
+    )
     diff.add_argument("--stat", action="store_true", help="only the summary table")
     diff.add_argument("--compile", action="store_true", help="compile both: time, temporary bytes")
     diff.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ")

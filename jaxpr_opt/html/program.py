@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -16,6 +15,7 @@ from jaxpr_opt.html.prose import plural, prose
 from jaxpr_opt.reports.account import PassReport, Place
 from jaxpr_opt.reports.diff import DiffLine
 from jaxpr_opt.reports.report import Report
+from jaxpr_opt.reports.unified import Doers, doers
 
 CONTEXT = 2
 """Unchanged lines shown around a change; longer stretches are folded."""
@@ -25,9 +25,6 @@ BEGINNING = 40
 ALIKE = 0.5
 """Lines less alike are not compared word by word."""
 _WORDS = re.compile(r"[^\s,()]+|[\s,()]+")
-
-Doers = Mapping[Frame, Iterable[str]]
-"""The passes that did something, by the place where they did."""
 
 
 @dataclass(slots=True)
@@ -48,19 +45,14 @@ class Node:
 
 def section(report: Report) -> Markup:
     """The passes, then the diff; the program alone where nothing was done."""
-    doers: defaultdict[Frame, dict[str, None]] = defaultdict(dict)
-    for each in report.passes:
-        for place in each.done:
-            if place.frame is not None and not each.cleanup:
-                doers[place.frame][each.name] = None
-    lines = report.diff.lines
+    lines, by_place = report.diff.lines, doers(report.passes)
     return element(
         "section",
         element("h2", "Program"),
         _passes(report),
         element(
             "div",
-            list(_nodes(tree(lines), doers)),
+            list(_nodes(tree(lines), by_place)),
             class_="diff scroll",
             role="region",
             tabindex="0",

@@ -76,16 +76,20 @@ class GraphDiff:
                 yield Text(part, STYLES[line.gutter], no_wrap=True, overflow="ignore")
 
 
-def diff_graphs(before: Graph, after: Graph) -> GraphDiff:
-    """Compare two graphs op by op; neither is changed."""
-    lines = tuple(_Differ(before, after).lines())
+def diff_graphs(before: Graph, after: Graph, in_place: bool = False) -> GraphDiff:
+    """Compare two graphs op by op; neither is changed.
+
+    `in_place`: an op that stands for another of the same type has its name, so that what reads it
+    is no change.
+    """
+    lines = tuple(_Differ(before, after, in_place).lines())
     return GraphDiff(lines, summarize(before), summarize(after))
 
 
 class _Differ:
-    def __init__(self, before: Graph, after: Graph) -> None:
+    def __init__(self, before: Graph, after: Graph, in_place: bool) -> None:
         self.before, self.after = before, after
-        alignment = Alignment(before, after)
+        alignment = Alignment(before, after, in_place)
         self.pairs = alignment.ops
         self.paired = set(alignment.ops.values())
         self.old = Names(before)

@@ -10,7 +10,7 @@ depends on it.  What is left over and computes the same elsewhere has moved.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import TypeVar
 
@@ -25,14 +25,15 @@ Keys = dict[Op | Value, Hashable]
 class Alignment:
     """Pairs of ops, before to after, and of values, after to before."""
 
-    def __init__(self, before: Graph, after: Graph) -> None:
+    def __init__(self, before: Graph, after: Graph, in_place: bool = False) -> None:
+        self.in_place = in_place
         self.ops: dict[Op, Op] = {}
         self.values: dict[Value, Value] = {}
         ours = fingerprints(before, {})
         for _ in range(2):
             known = {theirs: ours[mine] for theirs, mine in self.values.items()}
             self._keys = ours | fingerprints(after, known)
-            self.ops, self.values = {}, {}
+            self.ops, self.values, self.replaced = {}, {}, dict[Value, Value]()
             self._pair_values(before.inputs, after.inputs)
             self._pair_regions(before.body, after.body)
             self._find_moved(before, after)
@@ -44,7 +45,21 @@ class Alignment:
         ours, theirs = list(before.ops)[:-1], list(after.ops)[:-1]
         for a, b in paired(ours, theirs, (self._key, _shape, _kind)):
             self._pair_ops(a, b)
+        if self.in_place:
+            self._pair_replaced(ours, theirs)
         self.ops[before.terminator] = after.terminator
+
+    def _pair_replaced(self, ours: Sequence[Op], theirs: Sequence[Op]) -> None:
+        """Between two pairs, ops with results of the same types stand for each other.
+
+        They are no pairs, as they compute something else, but their results have one name.
+        """
+        paired_with = set(self.ops.values())
+        gaps_after = _gaps(theirs, paired_with)
+        for gap, other in zip(_gaps(ours, self.ops), gaps_after, strict=True):
+            for a, b in paired(gap, other, (_types,)):
+                self.replaced.update(zip(a.results, b.results, strict=True))
+                self._pair_values(a.results, b.results)
 
     def _pair_ops(self, a: Op, b: Op) -> None:
         self.ops[a] = b
@@ -80,6 +95,8 @@ class Alignment:
         for op in after.walk():
             origin = gone.pop(self._key(op), None) if op not in stayed else None
             if origin is not None:
+                for value in origin.results:  # it is not what stands in its old place
+                    self.values.pop(self.replaced.pop(value, value), None)
                 self.values.update(zip(op.results, origin.results, strict=True))
 
 
@@ -96,6 +113,21 @@ def paired(
             yield from zip(before[i:end], after[j:other_end], strict=True)
         else:
             yield from paired(before[i:end], after[j:other_end], rest)
+
+
+def _gaps(ops: Sequence[Op], known: Container[Op]) -> list[list[Op]]:
+    """What is before, between and after the ops that are known."""
+    gaps: list[list[Op]] = [[]]
+    for op in ops:
+        if op in known:
+            gaps.append([])
+        else:
+            gaps[-1].append(op)
+    return gaps
+
+
+def _types(op: Op) -> Hashable:
+    return tuple(type_text(value.aval) for value in op.results)
 
 
 def _kind(op: Op) -> Hashable:

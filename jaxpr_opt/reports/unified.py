@@ -1,0 +1,108 @@
+"""A diff as a screen: changes with a few lines around them, their source lines, and who made them.
+
+What is between stays out: stretches of equal lines are counted.  Of a change deep inside of loops
+and branches, the lines that open them are kept.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from jaxpr_opt.frames import Frame
+from jaxpr_opt.reports.account import PassReport
+from jaxpr_opt.reports.diff import STYLES, DiffLine, GraphDiff
+
+Doers = Mapping[Frame, Iterable[str]]
+"""The passes that changed something at a place, by the place."""
+
+
+def doers(passes: Iterable[PassReport]) -> Doers:
+    """Where passes have changed something; those that only tidy up are left out."""
+    found: defaultdict[Frame, dict[str, None]] = defaultdict(dict)
+    for each in passes:
+        for place in each.done:
+            if place.frame is not None and not each.cleanup:
+                found[place.frame][each.name] = None
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Unified:
+    """A diff with `context` equal lines around each change; print it."""
+
+    diff: GraphDiff
+    context: int = 3
+    doers: Doers | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line, note in self._noted():
+            style = STYLES[line.gutter]
+            *parts, last = line.wrapped(options.max_width)
+            for part in parts:
+                yield Text(part, style, no_wrap=True, overflow="ignore")
+            text = Text(last, style, no_wrap=True, overflow="ignore")
+            if note and len(last) + 2 + len(note) <= options.max_width:
+                text.append(f"  {note}", "dim")
+            yield text
+
+    def _noted(self) -> Iterator[tuple[DiffLine, str]]:
+        """The lines, each with its place and passes, unless the line above has the same."""
+        above = ""
+        for line in folded(self.diff.lines, self.context):
+            note = self._note(line) if line.gutter != " " else ""
+            yield line, note if note != above else ""
+            above = note
+
+    def _note(self, line: DiffLine) -> str:
+        """`# model.py:31 narrow-reads`."""
+        if line.frame is None:
+            return ""
+        passes = (self.doers or {}).get(line.frame, ())
+        return " ".join([f"# {Path(line.frame[0]).name}:{line.frame[1]}", *passes])
+
+
+def folded(lines: Sequence[DiffLine], context: int) -> Iterator[DiffLine]:
+    """The lines with stretches of equal ones counted, but for `context` on each side of a change.
+
+    A stretch that would fit between two changes stays, and so do lines that open what a change is
+    inside of.
+    """
+    kept = _near_changes(lines, context)
+    kept |= {opener for index in kept for opener in _around(lines, index)}
+    start = 0
+    while start < len(lines):
+        end = start
+        while end < len(lines) and end not in kept:
+            end += 1
+        if end - start > max(2 * context, 1):
+            yield DiffLine(" ", min(line.depth for line in lines[start:end]), _count(end - start))
+        else:
+            yield from lines[start:end]
+        yield from lines[end : end + 1]
+        start = end + 1
+
+
+def _count(lines: int) -> str:
+    return f"... {lines} lines as before"
+
+
+def _near_changes(lines: Sequence[DiffLine], context: int) -> set[int]:
+    changes = (index for index, line in enumerate(lines) if line.gutter != " ")
+    near = (range(index - context, index + context + 1) for index in changes)
+    return {index for each in near for index in each if 0 <= index < len(lines)}
+
+
+def _around(lines: Sequence[DiffLine], index: int) -> Iterator[int]:
+    """The lines that open the regions which a line is in, innermost first."""
+    depth = lines[index].depth
+    while depth and index:
+        index -= 1
+        if lines[index].depth < depth and lines[index].text != "}":
+            depth = lines[index].depth
+            yield index
