@@ -118,6 +118,37 @@ def test_types_become_random_arrays():
     assert_same(lambda x: x, lax.stop_gradient, (X,), grad=False)
 
 
+def test_the_largest_error_is_told_and_where():
+    x, error = jnp.arange(6.0).reshape(2, 3), jnp.array([[0.1, 0, 0], [0, 0, 0.5]])
+    with pytest.raises(AssertionError) as failure:
+        assert_same(lambda x: {"y": x}, lambda x: {"y": x + error}, (x,))
+    assert str(failure.value) == (
+        "values['y'] should be 5.0 and is 5.5 at [1, 2]: the largest error, 0.5, 0.1 of the largest"
+        " value; 2 of 6 elements differ"
+    )
+    with pytest.raises(AssertionError, match=r"values should be 15.* and is 15.5: the lar"):
+        assert_same(jnp.sum, lambda x: x.sum() + 0.5, (x,))
+    with pytest.raises(AssertionError, match=r"and is nan at \[0\]: the largest error, inf; 1 of"):
+        assert_same(lambda x: x, lambda x: x.at[0].set(jnp.nan), (jnp.ones(3),))
+
+
+def test_a_tolerance_of_ones_own():
+    assert_same(lambda x: x, lambda x: 1.01 * x, (jnp.ones(3),), rtol=0.02)
+    with pytest.raises(AssertionError, match=r"largest error, 0\.01"):
+        assert_same(lambda x: x, lambda x: 1.01 * x, (jnp.ones(3),), rtol=0.001)
+
+
+def test_rounding_is_no_defect():
+    """Of 1e8 + 1 - 1e8 single precision leaves nothing, in one order."""
+    x = jnp.array([1e8, 1.0, -1e8])
+    first, second = lambda x: x[0] + x[2] + x[1], lambda x: x[0] + x[1] + x[2]
+    assert_same(first, second, (x,))
+    with pytest.raises(AssertionError, match="largest error"):
+        assert_same(first, second, (x,), rtol=1e-3)
+    with pytest.raises(AssertionError, match="largest error"):  # and a defect is not rounding
+        assert_same(first, lambda x: second(x) + 0.1, (x,))
+
+
 # -- mistakes ------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,22 +10,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+Array = np.ndarray[Any, Any]
+
 ROUNDING = 1000
 """Units in the last place that compiled programs may differ by, of the largest value there is."""
 
 
 def assert_same_bits(first: Any, second: Any, what: str = "values") -> None:
     """Check that two pytrees hold the same bits, up to the sign of zero and the kind of NaN."""
-    _compare(first, second, what, lambda a, b: np.array_equal(a, b, equal_nan=_is_inexact(a.dtype)))
+    _compare(first, second, what, _same)
 
 
-def assert_close(first: Any, second: Any, what: str = "values") -> None:
-    """Check that two pytrees agree up to rounding; integers exactly."""
-    _compare(first, second, what, _close)
+def assert_close(first: Any, second: Any, what: str = "values", rtol: float | None = None) -> None:
+    """Check that two pytrees agree up to rounding, or up to `rtol`; integers exactly.
+
+    Raises:
+      AssertionError: they do not; the message has the largest error, and where it is.
+    """
+    _compare(first, second, what, functools.partial(_close, rtol=rtol))
 
 
 def assert_same_derivatives(
-    first: Callable[..., Any], second: Callable[..., Any], *args: Any
+    first: Callable[..., Any], second: Callable[..., Any], *args: Any, rtol: float | None = None
 ) -> None:
     """Check that vector-Jacobian and Jacobian-vector products agree, where `first` has them.
 
@@ -50,7 +57,7 @@ def assert_same_derivatives(
             wanted = jax.jit(mode(ours)).lower(*leaves)
         except (NotImplementedError, TypeError, ValueError):
             continue  # no such derivative, hence none to preserve
-        assert_close(wanted.compile()(*leaves), jax.jit(mode(theirs))(*leaves), what)
+        assert_close(wanted.compile()(*leaves), jax.jit(mode(theirs))(*leaves), what, rtol)
 
 
 def _on_floats(fun: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., list[Any]]:
@@ -80,22 +87,52 @@ def _is_inexact(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def _close(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
+def _same(first: Array, second: Array) -> Array:
     if not _is_inexact(first.dtype):
-        return np.array_equal(first, second)
+        return np.asarray(first == second)
+    a, b = _wide(first), _wide(second)  # which NumPy knows the NaN of, whatever their type
+    return (a == b) | (np.isnan(a) & np.isnan(b))
+
+
+def _close(first: Array, second: Array, rtol: float | None) -> Array:
+    """Which elements agree: by `rtol` of the largest there is, or up to rounding."""
+    if not _is_inexact(first.dtype):
+        return _same(first, second)
     eps = float(jnp.finfo(first.dtype).eps)  # type: ignore[no-untyped-call]
-    tolerance = min(ROUNDING * eps, 0.1)
-    wide = np.complex128 if np.iscomplexobj(first) else np.float64
-    a, b = first.astype(wide), second.astype(wide)
-    scale = max(1.0, np.abs(a[np.isfinite(a)]).max(initial=0.0))
-    return np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    tolerance = min(ROUNDING * eps, 0.1) if rtol is None else rtol
+    a, b = _wide(first), _wide(second)
+    return np.isclose(a, b, rtol=tolerance, atol=tolerance * _scale(a), equal_nan=True)
+
+
+def _scale(values: Array) -> float:
+    return max(1.0, float(np.abs(values[np.isfinite(values)]).max(initial=0.0)))
+
+
+def _wide(values: Array) -> Array:
+    """Numbers that differences can be taken of."""
+    return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
+
+
+def _worst(first: Array, second: Array, agree: Array) -> str:
+    """The largest error among elements that do not agree, where it is, and how many there are."""
+    a, b = _wide(first), _wide(second)
+    with np.errstate(invalid="ignore"):
+        error = np.where(agree, -1.0, np.nan_to_num(np.abs(a - b), nan=np.inf))
+    at = np.unravel_index(int(np.argmax(error)), error.shape)
+    where = f" at {list(map(int, at))}" if at else ""
+    share = f", {error[at] / _scale(a):.2g} of the largest value" if np.isfinite(error[at]) else ""
+    count = f"; {np.sum(~agree)} of {agree.size} elements differ" if at else ""
+    return (
+        f"should be {first[at]} and is {second[at]}{where}:"
+        f" the largest error, {error[at]:.2g}{share}{count}"
+    )
 
 
 def _compare(
     first: Any,
     second: Any,
     what: str,
-    agree: Callable[[np.ndarray[Any, Any], np.ndarray[Any, Any]], bool],
+    agree: Callable[[Array, Array], Array],
 ) -> None:
     tree, other = jax.tree.structure(first), jax.tree.structure(second)
     assert str(tree) == str(other), f"{what} have another structure: {other}, not {tree}"
@@ -106,10 +143,11 @@ def _compare(
         assert (a.dtype, a.shape) == (b.dtype, b.shape), (
             f"{where} should be {a.dtype}{list(a.shape)} and is {b.dtype}{list(b.shape)}"
         )
-        assert agree(a, b), f"{where} should be\n{a}\nand is\n{b}"
+        same = np.asarray(agree(a, b))
+        assert same.all(), f"{where} {_worst(a, b, same)}"
 
 
-def _array(value: Any) -> np.ndarray[Any, Any]:
+def _array(value: Any) -> Array:
     if not isinstance(_dtype(value), np.dtype):
         value = jax.random.key_data(value)
     return np.asarray(value)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxpr_opt import targets
 from jaxpr_opt.analysis.growth import MEASURES, Measure, Term, Trend
@@ -172,28 +173,68 @@ def assert_same(
     args: tuple[Any, ...],
     *,
     grad: bool = True,
+    rtol: float | None = None,
 ) -> None:
     """Check that two functions agree when compiled: values, gradients, forward derivatives.
 
-    They agree up to the rounding of fusion: 1000 units in the last place of the largest value.
+    They agree up to the rounding of fusion: 1000 units in the last place of the largest value.  If
+    they differ by more, they are compared in double precision, too: sums in another order agree
+    there, so that rounding alone is no failure.
 
     Args:
       first: says what is right; derivatives it does not have are not asked for.
       second: is compared with it.
       args: their arguments: arrays; of `jax.ShapeDtypeStruct`s, random arrays are made.
       grad: compare derivatives, too.
+      rtol: how much they may differ, as a share of the largest value; rounding is then no excuse.
 
     Raises:
-      AssertionError: they differ; the message names the leaf.
+      AssertionError: they differ; the message has the leaf, the largest error, and where it is.
       TypeError: `first` or `second` is no function, or `args` is no tuple.
     """
     __tracebackhide__ = True
     for fun in (first, second):
         _check("assert_same", fun, args)
     drawn = _drawn(args)
-    assert_close(jax.jit(first)(*drawn), jax.jit(second)(*drawn))
+    try:
+        _compare(first, second, drawn, grad, rtol)
+    except AssertionError as error:
+        if rtol is not None or not _differ_by_rounding(first, second, drawn, grad):
+            raise AssertionError(str(error)) from None
+
+
+def _compare(
+    first: Callable[..., Any],
+    second: Callable[..., Any],
+    args: tuple[Any, ...],
+    grad: bool,
+    rtol: float | None,
+) -> None:
+    assert_close(jax.jit(first)(*args), jax.jit(second)(*args), rtol=rtol)
     if grad:
-        assert_same_derivatives(first, second, *drawn)
+        assert_same_derivatives(first, second, *args, rtol=rtol)
+
+
+def _differ_by_rounding(
+    first: Callable[..., Any], second: Callable[..., Any], args: tuple[Any, ...], grad: bool
+) -> bool:
+    """Whether the functions agree in double precision, up to its own rounding."""
+    try:
+        with jax.enable_x64(True):
+            wide = jax.tree.map(_widened, args)
+            _compare(first, second, wide, grad, None)
+    except Exception:  # noqa: BLE001 -- they differ there, too, or cannot be computed
+        return False
+    return True
+
+
+def _widened(leaf: Any) -> Any:
+    """A leaf of 32 bits or less as one of 64; others as they are."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
+        return leaf
+    wide = jnp.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else jnp.float64
+    return jnp.asarray(leaf, wide)
 
 
 def _drawn(args: tuple[Any, ...]) -> tuple[Any, ...]:
