@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxpr_opt import registry
@@ -49,6 +50,8 @@ def _tried(path: Path, args: argparse.Namespace) -> list[tuple[Mutant, str]]:
     """The mutants of a module that survive; says how many there are of each condition."""
     kill.warm()
     found = [m for m in mutants(path) if args.all or m.conditions]
+    for other in (*(ROOT / "passes").glob("*.py"), *(ROOT / "jaxpr_opt").glob("analysis/*.py")):
+        found += mutants(other, path.stem.replace("_", "-"))
     verdicts = _verdicts(path, found, args)
     alive = [m for m in found if "killed" not in verdicts[m.key]]
     of_conditions = (
@@ -62,14 +65,15 @@ def _tried(path: Path, args: argparse.Namespace) -> list[tuple[Mutant, str]]:
 
 
 def _verdicts(path: Path, found: list[Mutant], args: argparse.Namespace) -> dict[str, str]:
-    tests = ROOT / "tests" / "passes" / f"test_{path.stem}.py"
+    tests = list(_tests(path))
     kept = args.folder / f"{path.stem}{'-programs' if args.only_programs else ''}.json"
-    digest = _digest(path, tests)
+    digest = _digest(*tests, *{m.path for m in found})
     known = json.loads(kept.read_text()) if kept.exists() else {"digest": "", "verdicts": {}}
     before, verdicts = known["verdicts"], known["verdicts"] if known["digest"] == digest else {}
-    pending = [m for m in found if m.key not in verdicts]
+    final = {key for key, verdict in verdicts.items() if args.quick or verdict != kill.QUICK}
+    pending = [m for m in found if m.key not in final]
     tried = args.only_programs or not pending
-    baseline = None if tried else kill.baseline(path, [str(tests)], quick=args.quick)
+    baseline = None if tried else kill.baseline(found, list(map(str, tests)), quick=args.quick)
     for mutant in pending:
         verdict = ""
         if baseline is not None:
@@ -83,8 +87,16 @@ def _verdicts(path: Path, found: list[Mutant], args: argparse.Namespace) -> dict
     return verdicts
 
 
+def _tests(path: Path) -> Iterator[Path]:
+    """Its own tests, and those of analyses that run it."""
+    yield ROOT / "tests" / "passes" / f"test_{path.stem}.py"
+    for each in sorted((ROOT / "tests" / "analysis").glob("test_*.py")):
+        if f"jaxpr_opt.passes.{path.stem} import" in each.read_text():
+            yield each
+
+
 def _digest(*paths: Path) -> str:
-    return hashlib.sha256(b"".join(p.read_bytes() for p in paths)).hexdigest()
+    return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(paths))).hexdigest()
 
 
 if __name__ == "__main__":

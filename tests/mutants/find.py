@@ -10,10 +10,13 @@ what is written                 what is tried
 ``def f() -> bool: return p``   true, false
 ``do(x)  # (2)``                nothing
 ``if p:  # (2)``                as if it were so, as if it were not
+``p = x == y  # (2)``           true, false
+``phase: ... = ...  # (2)``     that of `Pass`
 ==============================  ===========================
 
-A comment such as ``# (2)`` says which condition of the docstring a statement is part of, or, beside
-a ``def``, all of a function.
+A comment such as ``# (2)`` says which condition of the docstring its line is part of, or the line
+below it; beside the first line of a statement, all of that, beside a ``def``, all of the function.
+Where another module asks for a pass, it says for which: ``# Condition 2 of fuse-branches.``
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class Mutant:
     @property
     def key(self) -> str:
         """What it is called as long as its function stays as it is."""
-        return f"{self.number} {self.function} {self.text}"
+        return f"{self.path.stem} {self.number} {self.function} {self.text}"
 
     def code(self) -> CodeType:
         """The function it is in, compiled with the change."""
@@ -55,18 +58,22 @@ class Mutant:
         return next(c for c in _codes(module) if c.co_qualname == self.function)
 
 
-def mutants(path: Path) -> list[Mutant]:
-    """All mutants of a module, in its order."""
+def mutants(path: Path, asked_by: str = "") -> list[Mutant]:
+    """All mutants of a module, in its order; those of what it asks for a pass, if that is given."""
     text = path.read_text()
-    cited = _cited(text)
+    tree, cited = ast.parse(text), _cited(text, asked_by)
     made = []
-    for number, change in enumerate(_changes(ast.parse(text))):
-        lines = {*_head(change.statement), *_head(change.around)}
+    for number, change in enumerate(_changes(tree)):
+        lines = _lines(change)
         numbers = dict.fromkeys(n for line in sorted(lines) for n in cited.get(line, ()))
-        if numbers or not change.only_cited:
+        if numbers or not (change.only_cited or asked_by):
             place = change.node.lineno, change.function, change.text
             made.append(Mutant(path, number, *place, tuple(numbers)))
-    return made
+    return made + [
+        Mutant(path, -line, line, name, f"left out: {name}", tuple(cited[line]))
+        for line, name in _attributes(tree)
+        if line in cited
+    ]
 
 
 def numbered(path: Path) -> list[str]:
@@ -75,22 +82,47 @@ def numbered(path: Path) -> list[str]:
     return re.findall(r"^(\d+)\. ", docstring, re.MULTILINE)
 
 
-def _head(statement: ast.stmt) -> range:
-    """The lines of a statement without those of its body, unless that but leaves."""
-    end = statement.end_lineno or 0
-    body = getattr(statement, "body", None)
-    if body and not (isinstance(statement, ast.If) and _leaves(statement)):
-        end = body[0].lineno - 1
-    return range(statement.lineno, end + 1)
+def _lines(change: _Change) -> set[int]:
+    """The lines whose citations are those of a change: its own, what a guard does, and the first of
+    the statement and of the function.
+    """
+    node, statement = change.node, change.statement
+    lines = {*range(node.lineno, (node.end_lineno or 0) + 1), statement.lineno}
+    if isinstance(statement, ast.If) and _leaves(statement):
+        lines |= {*range(statement.body[0].lineno, (statement.body[-1].end_lineno or 0) + 1)}
+    return lines | {*range(change.around.lineno, change.around.body[0].lineno)}
 
 
-def _cited(text: str) -> dict[int, list[str]]:
-    cited = {}
+def _cited(text: str, asked_by: str) -> dict[int, list[str]]:
+    """The conditions that lines cite; comments on a line of their own are about the next one."""
+    cited: dict[int, list[str]] = {}
+    above: list[str] = []
     for line, code in enumerate(text.splitlines(), 1):
-        for group in re.findall(r"#.*?\(([\d, ]+)\)", code):
-            cited.setdefault(line, []).extend(re.findall(r"\d+", group))
+        numbers = above + _numbers(code, asked_by)
+        above = numbers if code.lstrip().startswith("#") else []
+        if numbers and not above:
+            cited[line] = numbers
     return cited
 
+
+def _numbers(code: str, asked_by: str) -> list[str]:
+    """The conditions that a comment cites, of a pass, or of the module's own."""
+    found = re.findall(r"# Conditions? ([\d, ]+)(?: of ([a-z, -]+))?\.$", code)
+    groups = [numbers for numbers, names in found if asked_by in names.split(", ")]
+    if not asked_by:
+        groups += re.findall(r"# \(([\d, ]+)\)", code)
+    return [number for group in groups for number in group.split(", ")]
+
+
+def _attributes(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The lines and names of what classes set."""
+    for each in tree.body:
+        for line in each.body if isinstance(each, ast.ClassDef) else ():
+            if isinstance(line, ast.AnnAssign):
+                yield line.lineno, f"{each.name}.{ast.unparse(line.target)}"
+
+
+_BLOCKS = (ast.stmt, ast.match_case)
 
 _Mutation = tuple[ast.expr | ast.Expr, str, ast.AST]
 """What is changed, the change in words, and what is put there."""
@@ -164,8 +196,10 @@ def _of_statements(parent: ast.AST) -> Iterator[_Mutation]:
     """What is tried of statements that cite a condition."""
     if isinstance(parent, ast.If) and not _leaves(parent):
         yield from _both(parent.test)
+    if isinstance(parent, ast.Assign) and isinstance(parent.value, ast.Compare):
+        yield from _both(parent.value)
     for block in ("body", "orelse"):
-        for each in getattr(parent, block, ()) if isinstance(parent, ast.stmt) else ():
+        for each in getattr(parent, block, ()) if isinstance(parent, _BLOCKS) else ():
             if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call):
                 yield each, f"left out: {_short(each)}", ast.Pass()
 

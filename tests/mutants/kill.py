@@ -25,10 +25,15 @@ import numpy as np
 import pytest
 
 from fuzz.corpus import CHECKS
-from mutants.find import Mutant, mutants
+from mutants.find import Mutant
 
 TIMEOUT = 4
 """Times the processor time that all tests take, after which tests hang: the mutant is killed."""
+
+QUICK = "survived tests that need not compile"
+
+ALONE = (*CHECKS, "run_alone(")
+"""What tests call that run a pass and evaluate the program op by op."""
 
 TOOL = 3
 """A number of `sys.monitoring` that nobody else uses."""
@@ -47,27 +52,38 @@ def live(path: Path, qualname: str) -> list[FunctionType]:
 
 def apply(mutant: Mutant) -> None:
     """Change this process's copy of a module."""
+    if mutant.number < 0:
+        owner, name = mutant.function.split(".")
+        return delattr(vars(_module(mutant.path))[owner], name)
     code = mutant.code()
     functions = live(mutant.path, mutant.function)
     assert functions, f"{mutant.function} is not found"
     for function in functions:
         function.__code__ = code
+    return None
+
+
+def _module(path: Path) -> Any:
+    loaded = [m for m in sys.modules.values() if getattr(m, "__file__", None)]
+    return next(m for m in loaded if Path(m.__file__).resolve() == path)
 
 
 class _Coverage:
-    """A plugin of pytest: which tests ran which lines of a module."""
+    """A plugin of pytest: which tests ran which lines of what is mutated."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.lines = path, {}
+    def __init__(self, found: Sequence[Mutant]) -> None:
+        self.lines: dict[str, set[str]] = {}
         self.test, self.passed = "", set()
         monitor: Any = sys.monitoring
         monitor.use_tool_id(TOOL, "mutants")
         monitor.register_callback(TOOL, monitor.events.LINE, self._line)
-        for code in {c for f in {m.function for m in mutants(path)} for c in _all(path, f)}:
+        places = {(m.path, m.function) for m in found if m.number >= 0}
+        for code in {code for place in places for code in _all(*place)}:
             monitor.set_local_events(TOOL, code, monitor.events.LINE)
 
-    def _line(self, _: CodeType, line: int) -> Any:
-        self.lines.setdefault(self.test, set()).add(line)
+    def _line(self, code: CodeType, line: int) -> Any:
+        path = Path(code.co_filename).resolve()
+        self.lines.setdefault(self.test, set()).add(f"{path}:{line}")
         return sys.monitoring.DISABLE  # type: ignore[attr-defined]
 
     @pytest.hookimpl(wrapper=True)
@@ -101,7 +117,17 @@ class _Quick:
         vars(jaxpr_opt.testing)["assert_same_derivatives"] = lambda *_: None
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = [i for i in items if any(c in inspect.getsource(i.function) for c in CHECKS)]
+        items[:] = [item for item in items if any(c in _source(item) for c in ALONE)]
+
+
+def _source(item: Any) -> str:
+    """The source of a test, and of what it calls of its module."""
+    source = inspect.getsource(item.function)
+    near = (f for f in vars(item.module).values() if inspect.isfunction(f))
+    called = [
+        f for f in near if f.__module__ == item.module.__name__ and f"{f.__name__}(" in source
+    ]
+    return "".join(map(inspect.getsource, {item.function, *called}))
 
 
 def _is_plain(x: Any) -> bool:
@@ -132,43 +158,40 @@ def _pytest(
 class Baseline:
     """What tests do as things are."""
 
-    lines: dict[str, list[int]]
+    lines: dict[str, list[str]]
     seconds: float
 
-    def covering(self, line: int) -> list[str]:
-        """Tests that run a line, those that run least first."""
-        return [
-            test
-            for test, ran in sorted(self.lines.items(), key=lambda item: len(item[1]))
-            if line in ran
-        ]
+    def covering(self, mutant: Mutant) -> list[str]:
+        """Tests that run its line, those that run least first; all, if it is in no function."""
+        line = f"{mutant.path}:{mutant.line}"
+        tests = sorted(self.lines, key=lambda test: len(self.lines[test]))
+        return [test for test in tests if mutant.number < 0 or line in self.lines[test]]
 
 
-def baseline(path: Path, files: Sequence[str], *, quick: bool) -> Baseline:
-    """The lines of a module that each test runs, without tests that fail."""
+def baseline(found: Sequence[Mutant], files: Sequence[str], *, quick: bool) -> Baseline:
+    """The lines of mutants that each test runs, without tests that fail."""
 
     def run() -> Any:
-        coverage = _Coverage(path)
+        coverage = _Coverage(found)
         _pytest(files, [coverage, _Quick()] if quick else [coverage], ["--maxfail=1000"])
         return {t: sorted(lines) for t, lines in coverage.lines.items() if t in coverage.passed}
 
     started = time.monotonic()
-    found = _forked(run, 1200)
-    return Baseline(found, time.monotonic() - started)
+    return Baseline(_forked(run, 1200), time.monotonic() - started)
 
 
 def verdict(mutant: Mutant, baseline: Baseline, before: str, *, quick: bool) -> str:
     """What became of a mutant: ``killed by`` a test, or ``survived``; first by the one that killed
     it before, then by those that need not compile.
     """
-    tests = baseline.covering(mutant.line)
+    tests = baseline.covering(mutant)
     if not tests:
         return "survived: no test runs this line"
     tests.sort(key=lambda test: test not in before)
     seconds = TIMEOUT * baseline.seconds
     verdict = _run(mutant, tests, seconds, quick=True)
     if verdict.startswith("killed") or quick:
-        return verdict
+        return verdict if verdict.startswith("killed") else QUICK
     return _run(mutant, tests, seconds, quick=False)
 
 
