@@ -89,15 +89,15 @@ class Sum(Match):
         first (stack-carried-updates): it may add to the array itself (2).
         """
         (link, *others) = self.chain.links
-        if others or not isinstance(link, Pieces) or len(link.inner.links) > 1:
+        if others or not isinstance(link, Pieces) or len(link.inner.links) > 1:  # (2)
             return None
         (piece,) = link.inner.links
         if not isinstance(piece, Piece) or piece.repeats or piece.update.size <= MAX_ADDED:
             return None
-        return link if moves(piece, link.op) and dominates(self.array, link.op) else None
+        return link if moves(piece, link.op) and dominates(self.array, link.op) else None  # (2)
 
     @property
-    def is_disjoint(self) -> bool:
+    def is_disjoint(self) -> bool:  # (2)
         """Whether the pieces may be added one by one (2)."""
         pieces = [link for link in self.chain.links if isinstance(link, Piece)]
         if len(pieces) < len(self.chain.links):
@@ -132,7 +132,7 @@ class AccumulateSparseCotangents(Pass):
             return  # the dense sum is as fast
         for array, dense in (op.operands, op.operands[::-1]):
             chain = added(dense)
-            if chain.starts_at_zero:
+            if chain.starts_at_zero:  # (1)
                 says = f"{chain.nbytes:,} bytes are added in place, not {array.nbytes:,}"
                 at, waste = chain.links[-1].innermost.op, self._waste(array, chain)
                 yield Sum(op, says, array, dense, chain, at=at, about=op.result, waste=waste)
@@ -163,7 +163,7 @@ class AccumulateSparseCotangents(Pass):
         """Why the pieces cannot be added up in an array of their own that the loop carries."""
         op, links = match.op, match.chain.links
         scan, size = op.parent, match.array.nbytes
-        if len(links) == 1 and isinstance(links[0], Piece):
+        if len(links) == 1 and isinstance(links[0], Piece):  # (2)
             return "windows may repeat: which order they are added in would change"
         if not isinstance(scan, Scan):
             return "pieces may overlap: which order they are added in would change"

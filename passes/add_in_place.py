@@ -65,8 +65,8 @@ class AddInPlace(Pass):
     def find(self, op: Op) -> Iterator[Addition]:
         if not isinstance(op.parent, Scan | While):
             return
-        piece = added_by(op)  # (1)
-        if piece is not None:
+        piece = added_by(op)
+        if piece is not None:  # (1)
             says = f"{piece.nbytes:,} bytes are added to {op.operands[0].label} in place"
             yield Addition(op, says, piece, about=op.result)
 

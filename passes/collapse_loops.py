@@ -30,8 +30,8 @@ Sound when
 3. rows stacked in skipped steps are unspecified, or the same one value in both loops;
 4. a value stacked once per outer step is a function of its carries, so that it can be taken from
    every `m`-th inner step;
-5. neither loop has effects, is unrolled on request or has no steps, and both run in the same
-   direction.
+5. neither loop has effects or is unrolled on request, the inner one takes steps, and both run in
+   the same direction.
 
 A carry that starts anew in every outer step (a partial sum, say the gradient with respect to what
 all steps share) stays: merging would sum in another order.
@@ -136,21 +136,21 @@ class _Plan:
 @remembered
 def _plan(outer: Scan, nest: Nest) -> _Plan | str:
     """How a nest becomes one loop; found once, for `refuse` and for `rewrite`."""
-    inner, skip = nest.inner, nest.skip
-    if not outer.length or not inner.length or outer.reverse != inner.reverse:
-        return "a loop is empty, or the two run in opposite directions"
-    if any(unroll_of(loop) != 1 for loop in (outer, inner)):
+    inner = nest.inner
+    if not inner.length or outer.reverse != inner.reverse:  # (5)
+        return "the inner loop is empty, or the two run in opposite directions"
+    if any(unroll_of(loop) != 1 for loop in (outer, inner)):  # (5)
         return "it is unrolled on request"
-    if skip.counters or any(not is_pure(op) and not op.is_terminator for op in outer.body.walk()):
-        return "the outer step does more than running the inner loop"
+    if any(not is_pure(op) and not op.is_terminator for op in outer.body.walk()):
+        return "the outer step does more than running the inner loop"  # (1, 5)
     carries = _paired_carries(nest)
     if isinstance(carries, str):
         return carries
     streams = {s.param for s in outer.streams}
-    if not all(s.operand in streams for s in inner.streams):
+    if not all(s.operand in streams for s in inner.streams):  # (1)
         return "the inner loop reads an array that the outer loop does not read row by row"
-    own = {v for v in inner.body.captures() if outer.body.defines(v)}
-    if own:
+    own = {v for v in inner.body.captures() if outer.body.defines(v)}  # (1)
+    if own:  # (1)
         return f"the inner step reads {next(iter(own)).name or 'a value'} of the outer step"
     predicates = _inner_skip(nest, carries)
     if isinstance(predicates, str):
@@ -160,7 +160,7 @@ def _plan(outer: Scan, nest: Nest) -> _Plan | str:
     return stacks if isinstance(stacks, str) else _Plan(inner_skip, carries, stacks, joint)
 
 
-def _paired_carries(nest: Nest) -> tuple[Carry, ...] | str:
+def _paired_carries(nest: Nest) -> tuple[Carry, ...] | str:  # (1)
     """Condition 1: inner carries are the outer ones, in some order."""
     outer, inner, skip = nest.outer, nest.inner, nest.skip
     taken = Assumed(outer.body, {skip.predicate: skip.taken_when})
@@ -181,7 +181,7 @@ def _paired_carries(nest: Nest) -> tuple[Carry, ...] | str:
     return tuple(paired)
 
 
-def _equal(init: Value, param: Value, taken: Assumed) -> bool:
+def _equal(init: Value, param: Value, taken: Assumed) -> bool:  # (1)
     """Whether `init` is the outer carry, perhaps folded to what it is known to be in a step
     that is taken.
     """
@@ -191,7 +191,7 @@ def _equal(init: Value, param: Value, taken: Assumed) -> bool:
     return value is known
 
 
-def _inner_skip(nest: Nest, carries: Sequence[Carry]) -> tuple[Skip, bool] | str:
+def _inner_skip(nest: Nest, carries: Sequence[Carry]) -> tuple[Skip, bool] | str:  # (2)
     """Condition 2: how the inner loop skips, and whether the outer predicate must be asked too."""
     skip = nest.skip
     if skip.predicate.shape != ():
@@ -210,12 +210,12 @@ def _inner_skip(nest: Nest, carries: Sequence[Carry]) -> tuple[Skip, bool] | str
             }
             if same_expression(skip.predicate, inner.predicate, renamed):
                 return inner, False
-        elif inner.kind == "upfront" and inner.taken_when and skip.taken_when:
+        elif inner.taken_when and skip.taken_when:
             return inner, not _implied(nest, inner)
     return "no predicate of the inner loop is known to be false when the outer one's is"
 
 
-def _implied(nest: Nest, inner: Skip) -> bool:
+def _implied(nest: Nest, inner: Skip) -> bool:  # (2)
     """Whether the masks show that the inner predicate implies the outer one."""
     p, q = steps_mask(nest.skip), _inner_mask(nest, inner)
     return p is not None and q is not None and implies(q, p)
@@ -243,7 +243,7 @@ def _stacks(
         made = inner_stacks.get(known) if isinstance(known, Value) else None
         name = stack.result.name or str(stack.result.aval)
         if made is not None:
-            if not _same_when_skipped(skip.skipped[stack.value], inner.skipped[made.value]):
+            if not _same_when_skipped(skip.skipped[stack.value], inner.skipped[made.value]):  # (3)
                 return f"the rows of {name} of skipped steps differ between the loops"
             sources.append(made)
             continue
@@ -251,15 +251,14 @@ def _stacks(
         params = {c.param for c in carries}
         used = {stack.value, *reads(ops)}
         local = {v for op in ops for v in op.results} | params
-        if any(outer.body.defines(v) and v not in local for v in used) or any(
-            op.regions or not is_speculable(op) for op in ops
-        ):
+        foreign = any(outer.body.defines(v) and v not in local for v in used)
+        if foreign or not all(map(is_speculable, ops)):  # (4)
             return f"{name} is stacked once per outer step"
         sources.append(tuple(ops))
     return tuple(sources)
 
 
-def _same_when_skipped(outer: Known, inner: Known) -> bool:
+def _same_when_skipped(outer: Known, inner: Known) -> bool:  # (3)
     if isinstance(outer, Splat):
         return isinstance(inner, Splat) and bool(outer.value == inner.value)
     return outer.op is not None and outer.op.name == UNDEFINED

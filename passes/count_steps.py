@@ -78,7 +78,7 @@ class CountSteps(Pass):
         for stack in masks:
             yes, no = taken[stack.value], skip.skipped[stack.value]
             if (
-                predicate_root(stack.value) is skip.predicate
+                predicate_root(stack.value) is skip.predicate  # (2)
                 and isinstance(yes, Splat)
                 and isinstance(no, Splat)
             ):
@@ -89,11 +89,11 @@ class CountSteps(Pass):
             )
 
     def refuse(self, match: PredicateStacks) -> str | None:
-        if match.skip.kind != "carried":
+        if match.skip.kind != "carried":  # (1)
             return "its predicate may come back to true"
-        if match.skip.scan.reverse:
+        if match.skip.scan.reverse:  # (1)
             return "it runs backwards"
-        if match.skip.predicate.shape != ():
+        if match.skip.predicate.shape != ():  # (1)
             return "its predicate differs from row to row of a batch"
         return None
 

@@ -62,7 +62,7 @@ from jaxpr_opt.ir import (
 )
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_cheap, is_speculable, spreads
+from jaxpr_opt.traits import is_cheap, spreads
 
 MAX_REPEATED = 8
 """Ops repeated before the cond for one value: more are seldom cheaper than a select.  What only
@@ -139,12 +139,12 @@ class DropDummyResiduals(Pass):
 def _dummy(op: Op, result: Value, cases: tuple[Value, ...]) -> Iterator[Dummy]:
     """The match for a result that is real in some cases only, and the same there (1)."""
     real = {identity(v): v for v in cases if not is_undefined(v)}
-    if len(real) > 1 or len(real) == len(cases) or not result.uses:
+    if len(real) > 1:  # (1)
         return
     if not real:
         yield Dummy(op, f"{result.label} is unspecified", result, None)
     for value in real.values():
-        if value.aval == result.aval:
+        if value.aval == result.aval:  # (1)
             yield Dummy(op, f"{value.label} is read directly, no dummy in its place", result, value)
 
 
@@ -158,7 +158,7 @@ def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
         maker = pending.pop().op
         if maker is None or maker in made or not any(r.contains(maker.region) for r in op.regions):
             continue
-        if not is_cheap(maker) or not is_speculable(maker):
+        if not is_cheap(maker):  # (2)
             return maker
         made[maker] = None
         if sum(not spreads(op) for op in made) > MAX_REPEATED:
@@ -199,17 +199,18 @@ def _reads_in_branch(cond: Cond) -> Iterator[tuple[Use, Value]]:
     others = [op for op in cond.selector.users if isinstance(op, Cond) and op is not cond]
     for outcome in cond.outcomes if others else ():
         for use in outcome.result.uses:
-            index = _branch(use, others, cond.selector)
+            index = _branch(use, others)
             value = outcome.values[index] if index is not None else None
+            # Condition 3.
             if value is not None and not any(branch.defines(value) for branch in cond.branches):
                 yield use, value
 
 
-def _branch(use: Use, conds: list[Cond], selector: Value) -> int | None:
+def _branch(use: Use, conds: list[Cond]) -> int | None:
     """The branch, of one of these conds, in which a read is."""
     region = use.op.region
     while region is not None and isinstance(region.owner, Op):
-        if region.owner in conds and region.owner.operands[0] is selector:
+        if region.owner in conds:  # (3)
             return region.owner.regions.index(region)
         region = region.owner.region
     return None

@@ -56,7 +56,7 @@ class Liveness:
         self.ops: set[Op] = set()
         self._pending: list[Value] = []
         for op in body.walk():
-            if op.effects and op not in self.ops:  # (1)
+            if op.effects:  # (1)
                 self._keep(op)
         self._read(body.outputs)
         while self._pending:

@@ -90,7 +90,7 @@ class ExitLoopEarly(Pass):
     """Scan that skips its last steps -> while loop that stops."""
 
     name: ClassVar[str] = "exit-loop-early"
-    phase: ClassVar[Phase] = "final"
+    phase: ClassVar[Phase] = "final"  # (5)
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Op) -> Iterator[SkippingLoop]:
@@ -106,27 +106,27 @@ class ExitLoopEarly(Pass):
     def refuse(self, match: SkippingLoop) -> str | None:
         skip, scan = match.skip, match.op
         assert isinstance(scan, Scan)
-        if isinstance(skip, str):
+        if isinstance(skip, str):  # (1, 2)
             return skip
         if scan.length < 2:
             return f"it has {scan.length} steps"
         if unroll_of(scan) != 1:
             return "it is unrolled on request"
-        if not may_depend_on(skip.predicate, scan.body.ops, scan):
+        if not may_depend_on(skip.predicate, scan.body.ops, scan):  # (3)
             return "a step communicates, or XLA may let it, so every device must take part in it"
         if skip.predicate.shape and is_divided(scan):
             return (
                 "XLA may divide the rows of its predicate over devices, which would ask each other"
             )
-        if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):
+        if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):  # (3)
             return "a step has effects"
         if skip.kind == "upfront" and first_rows(skip) is None:
-            if not _rounds_alike(skip):
+            if not _rounds_alike(skip):  # (6)
                 return "its predicates may round differently when computed all at once"
             if ASKED_AT_ONCE * _work(scan.body) < MIN_STEP_BYTES * skip.predicate.size:
                 return "to ask all its predicates is not much cheaper than its steps"
         for stack in scan.stacks:
-            if isinstance(reason := skipped_row(skip, stack), str):
+            if isinstance(reason := skipped_row(skip, stack), str):  # (4)
                 return reason
         return None
 
@@ -161,7 +161,7 @@ class ExitLoopEarly(Pass):
         rw.erase(scan)
 
 
-def _rounds_alike(skip: Skip) -> bool:
+def _rounds_alike(skip: Skip) -> bool:  # (6)
     """Whether the predicate of many rows at once is that of each (6)."""
     exact = ("reduce_and", "reduce_max", "reduce_min", "reduce_or")
     return all(is_arithmetic(op) or op.name in exact for op in skip.slice)
@@ -298,6 +298,7 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> R
     scan, n = skip.scan, skip.scan.num_carries
     region = rw.new_region(inits)
     row, end = region.params[0], region.terminator
+    # Condition 2.
     if skip.predicate.shape == () and (skip.kind == "carried" or first_rows(skip) is not None):
         taken = rw.constant(np.bool_(skip.taken_when), skip.predicate.aval)
         rw.replace(skip.predicate, taken, lambda use: use.op not in refilling)

@@ -84,7 +84,7 @@ class ForwardKnownStacks(Pass):
             if not stack.result.uses or not op.body.defines(value) or op.stream_of(value):
                 continue  # of a stream or an outer value: hoist-invariant-residuals
             number = affine(value)
-            if number is not None:
+            if number is not None:  # (1)
                 says = f"{value.label} is counted, not stacked"
                 yield Counted(op, says, stack, stacked(number, op))
                 continue
@@ -99,16 +99,16 @@ class ForwardKnownStacks(Pass):
         if scan.length < 1:
             return "the loop takes no step"  # (4)
         if isinstance(match, Counted):
-            return "it counts outer steps, too" if match.number.steps else None
+            return "it counts outer steps, too" if match.number.steps else None  # (1)
         assert isinstance(match, Copied)
         if not match.read.is_located:  # (3, 4)
             return "where the window is, and that it is in range, is not known"
         axes = _moving(match)
-        if len(axes) != 1:
+        if len(axes) != 1:  # (3)
             return f"the window moves along {len(axes)} axes"
         extent = match.read.window[axes[0]]
         assert extent.start is not None
-        if extent.size not in (1, abs(extent.start.steps[scan])):
+        if extent.size not in (1, abs(extent.start.steps[scan])):  # (3)
             return "windows overlap, or leave something out"
         return None
 
@@ -145,9 +145,9 @@ def _read(value: Value, scan: Scan) -> tuple[Access | None, tuple[Op, ...]]:
     while (op := value.op) is not None and scan.body.defines(value):
         found = access(op)
         if found is not None:
-            is_outer = found.kind == "read" and not scan.body.defines(found.array)
+            is_outer = found.kind == "read" and not scan.body.defines(found.array)  # (2)
             return (found, tuple(reversed(moved))) if is_outer else (None, ())
-        if not moves(op) or len(op.operands) != 1:
+        if not moves(op) or len(op.operands) != 1:  # (2)
             break
         moved.append(op)
         value = op.operands[0]

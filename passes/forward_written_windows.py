@@ -64,17 +64,16 @@ class ForwardWrittenWindows(Pass):
     def find(self, op: Op) -> Iterator[ReadBack]:
         made_by = op.operands[0].op
         write = access(made_by) if made_by is not None and op.result.uses else None
-        if write is None or write.kind == "read":
+        if write is None or write.kind == "read":  # (1)
             return
-        read = access(op)
-        if read is not None and is_same_window(op, write.op):
+        if is_same_window(op, write.op):  # (1)
             yield ReadBack(op, f"{op.name} reads what {write.op.name} has written", write)
 
     def refuse(self, match: ReadBack) -> str | None:
         op = match.op
         if not _may_be_filled(op, match.write):
             return None
-        if fill_value_of(op) is None or not isinstance(op.result.dtype, np.dtype):
+        if not isinstance(op.result.dtype, np.dtype):
             return f"what {op.name} fills in is not a number"  # (2)
         if not dtypes.holds(op.operands[1].dtype, max(match.write.array.shape)):
             return "the index cannot tell all places"  # (2)
@@ -87,9 +86,9 @@ class ForwardWrittenWindows(Pass):
         def forwarded(value: jax.Array, *rest: jax.Array) -> jax.Array:
             array, indices = rest[0], rest[1:]
             value = strong(value) if is_weak(write.value) else value
-            if write.kind == "add" and not to_zeros:
+            if write.kind == "add" and not to_zeros:  # (3)
                 value = lax.add(write.read(array, *indices), value)
-            if not _may_be_filled(read, write):
+            if not _may_be_filled(read, write):  # (2)
                 return value
             filled = lax.full_like(value, fill_value_of(read))
             return lax.select_n(_in_range(write, *indices), filled, value)
@@ -99,7 +98,7 @@ class ForwardWrittenWindows(Pass):
         rw.erase(read)
 
 
-def _may_be_filled(read: Op, write: Access) -> bool:
+def _may_be_filled(read: Op, write: Access) -> bool:  # (2)
     """Whether what is read may be out of range, and a number stands for it then."""
     dropped = mode_of(read) == lax.GatherScatterMode.FILL_OR_DROP
     return dropped and not write.is_located

@@ -78,10 +78,10 @@ class FuseBranches(Pass):
         if _crosses_over(first, second):  # (3)
             return "the first is forward, the second backward"
         results = set(first.results)
-        for op in _needed(first, second):  # (2)
-            if not can_move(op):
+        for op in _needed(first, second):
+            if not can_move(op):  # (2)
                 return f"{op.name} stays between the two conds"
-            if not results.isdisjoint(inputs(op)):
+            if not results.isdisjoint(inputs(op)):  # (2)
                 return f"{op.name}, made from the first cond, is read by the second"
         return None
 
@@ -111,7 +111,7 @@ def _crosses_over(first: Cond, second: Cond) -> bool:
     if not isinstance(graph, Graph) or not graph.cotangents:
         return False
     backward = depending_on(graph.cotangents, graph.body.ops)
-    return first not in backward and second in backward
+    return first not in backward and second in backward  # (3)
 
 
 def _inside(region: Region) -> Callable[[Use], bool]:

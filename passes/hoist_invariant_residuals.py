@@ -106,7 +106,7 @@ class HoistInvariantResiduals(Pass):
 
     def find(self, op: Op) -> Iterator[Match]:
         assert isinstance(op, Scan | While)
-        leaving = _leaving(op) if isinstance(op, Scan) and op.length > 0 else ()
+        leaving = _leaving(op) if isinstance(op, Scan) and op.length > 0 else ()  # (4)
         if leaving:
             names = ", ".join(each.name for each in leaving if not spreads(each)) or "a broadcast"
             says = f"{names}: the same at every step, computed once before the loop"
@@ -166,11 +166,11 @@ def _leaving(scan: Scan) -> tuple[Op, ...]:
     for op in scan.body.ops:
         if op.is_terminator:
             take(op.operands)
-        elif all(map(is_outside, op.operands)) and can_move(op):
+        elif all(map(is_outside, op.operands)) and can_move(op):  # (4)
             captured = [v for region in op.regions for v in region.captures()]
             if spreads(op) or (rearranges(op) and op.results[0].nbytes > LITTLE):
                 waiting.add(op)
-            elif all(map(is_outside, captured)):
+            elif all(map(is_outside, captured)):  # (4)
                 take([*op.operands, *captured])
                 leaving[op] = None
     return tuple(leaving)
@@ -205,7 +205,7 @@ def _row(stream: Stream, scan: Scan) -> Maker | None:
         return None
     if op.name == UNDEFINED:
         return lambda rw: rw.place(Op(UNDEFINED, (), [aval]), scan).result
-    if op.name != "broadcast_in_dim" or 0 in broadcast_dimensions_of(op):
+    if op.name != "broadcast_in_dim" or 0 in broadcast_dimensions_of(op):  # (2)
         return None
     (source,) = op.operands
     if source.aval == aval:
@@ -217,12 +217,12 @@ def _row(stream: Stream, scan: Scan) -> Maker | None:
 def _whole(stack: Stack, scan: Scan) -> Maker | None:
     """What the stack is, if that is known without running the loop (1)."""
     value, aval = stack.value, stack.result.aval
-    if is_undefined(value):
+    if is_undefined(value):  # (1)
         return lambda rw: rw.place(Op(UNDEFINED, (), [aval]), scan).result
     stream = scan.stream_of(value)
-    if stream is not None:
+    if stream is not None:  # (1)
         return _just(stream.operand)
-    if scan.body.defines(value):
+    if scan.body.defines(value):  # (1)
         return None
     dimensions = range(1, len(aval.shape))
     return lambda rw: _broadcast(rw, value, aval, dimensions, scan)

@@ -76,7 +76,7 @@ class IsolateSkippedSteps(Pass):
     def find(self, op: Op) -> Iterator[BatchedSkip]:
         assert isinstance(op, Scan)
         skip = find_skip(op) if op.stacks else None
-        if skip is not None and skip.predicate.shape != ():
+        if skip is not None and skip.predicate.shape != ():  # (1)
             computed = tuple(s for s in op.stacks if isinstance(skipped_row(skip, s), str))
             if computed:
                 yield BatchedSkip(
@@ -85,9 +85,9 @@ class IsolateSkippedSteps(Pass):
 
     def refuse(self, match: BatchedSkip) -> str | None:
         skip = match.skip
-        if not all(can_move(op) or op.is_terminator for op in skip.scan.body.ops):
+        if not all(map(can_move, skip.scan.body.ops)):  # (3)
             return "a step has effects or communicates"
-        if not may_depend_on(skip.predicate, skip.scan.body.ops, skip.scan):
+        if not may_depend_on(skip.predicate, skip.scan.body.ops, skip.scan):  # (3)
             return "XLA may let a step communicate, so every device must take part in it"
         if is_divided(skip.scan):
             return (
@@ -132,34 +132,25 @@ def _any(p: jax.Array) -> jax.Array:
     return lax.reduce_or(p, axes=tuple(range(p.ndim)))
 
 
-def _unread_when_skipped(user: Op, stack: Stack, skip: Skip) -> bool:
+def _unread_when_skipped(user: Op, stack: Stack, skip: Skip) -> bool:  # (2)
     """Condition 2, for one reader."""
-    if not isinstance(user, Scan) or user.length != skip.scan.length:
-        return False
-    if any(c.init is stack.result for c in user.carries):
+    if not isinstance(user, Scan) or any(c.init is stack.result for c in user.carries):
         return False
     other = find_skip(user)
     if other is None or not _same_predicate(other, skip):
         return False
     rows = {s.param for s in user.streams if s.operand is stack.result}
-    counters = {c.param for c, _ in other.counters}
-    if any(use.op in other.slice or use.op.is_terminator for row in rows for use in row.uses):
+    if any(map(_acts, depending_on(rows, user.body.ops))):  # (4)
         return False
-    if any(_acts(op) for op in depending_on(rows, user.body.ops)):  # (4)
-        return False
-    return (
-        all(isinstance(other.skipped[s.value], Splat) for s in user.stacks) and not counters & rows
-    )
+    return all(isinstance(other.skipped[s.value], Splat) for s in user.stacks)
 
 
-def _acts(op: Op) -> bool:
+def _acts(op: Op) -> bool:  # (4)
     """Whether it matters what an op reads, even if nobody reads what it makes."""
-    return not op.is_terminator and (
-        not can_move(op) or any(isinstance(each, While) for each in op.walk())
-    )
+    return not can_move(op) or any(isinstance(each, While) for each in op.walk())
 
 
-def _same_predicate(other: Skip, skip: Skip) -> bool:
+def _same_predicate(other: Skip, skip: Skip) -> bool:  # (2)
     """Whether the other loop's predicate is a row of a stack of this one's, or computed alike
     from the same rows.
     """
@@ -169,9 +160,8 @@ def _same_predicate(other: Skip, skip: Skip) -> bool:
         assert stream is not None
         row = skip.skipped[stack.value]
         facts = {stream.param: bool(row.value)} if isinstance(row, Splat) else {}
-        return isinstance(row, Splat) and Assumed(other.scan.body, facts)[other.predicate] == Splat(
-            np.bool_(not other.taken_when)
-        )
+        known = Assumed(other.scan.body, facts)[other.predicate]
+        return known == Splat(np.bool_(not other.taken_when))
     rows = {s.operand: s.param for s in other.scan.streams}
     renamed = {s.param: rows[s.operand] for s in skip.scan.streams if s.operand in rows}
     return (

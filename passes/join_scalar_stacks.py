@@ -68,7 +68,7 @@ class JoinScalarStacks(Pass):
     """Many stacks of scalars -> one stack of rows."""
 
     name: ClassVar[str] = "join-scalar-stacks"
-    phase: ClassVar[Phase] = "final"
+    phase: ClassVar[Phase] = "final"  # (3)
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Op) -> Iterator[Alike]:
@@ -103,7 +103,7 @@ class JoinScalarStacks(Pass):
         rw.set_scan(scan, stacks=[*others, rows])
 
 
-def _is_scalar(value: Value) -> bool:
+def _is_scalar(value: Value) -> bool:  # (1)
     return value.shape == () and dtypes.is_of_bytes(value.dtype) and not is_weak(value)
 
 

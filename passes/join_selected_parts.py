@@ -108,22 +108,22 @@ class JoinSelectedParts(Pass):
             rw.erase(each)
 
 
-def _part(value: Value) -> tuple[Value, int, Value] | None:
+def _part(value: Value) -> tuple[Value, int, Value] | None:  # (1)
     """The predicate by which a value is some array or zero, which case is the array, and that."""
     op = value.op
     if op is None or op.name != "select_n" or len(op.operands) != 3:
         return None
     which, *cases = op.operands
     case = next((at for at in (0, 1) if uniform(cases[1 - at]) == 0), None)
-    return (which, case, cases[case]) if case is not None and which.dtype == bool else None
+    return (which, case, cases[case]) if case is not None else None
 
 
 def _written(value: Value, anchor: Op) -> tuple[Value, tuple[Access, ...]]:
     """What an array was before windows of it were written, and the writes, first to last."""
     writes: tuple[Access, ...] = ()
     while (op := value.op) is not None and len(writes) < limits.WRITES_IN_A_ROW:
-        write = access(op) if op.region is anchor.region else None  # (2)
-        if write is None or write.kind == "read":
+        write = access(op) if op.region is anchor.region else None
+        if write is None or write.kind == "read":  # (2)
             break
         writes, value = (write, *writes), write.array
     return value, writes

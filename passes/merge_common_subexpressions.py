@@ -123,7 +123,7 @@ class _Numbering:
         for op in region.ops:
             if op.regions:
                 self.inside(op, seen)
-            elif is_mergeable(op):
+            elif is_mergeable(op):  # (1)
                 alike = seen.setdefault(self.sketch(op), _Alike())
                 first = self.first(op, alike)
                 if first is not op:
@@ -163,7 +163,7 @@ class _Numbering:
         seen: dict[Hashable, list[tuple[Value, ...]]] = {}
         for key, values in slots:
             alike = seen.setdefault(key, [])
-            first = next((each for each in alike if _types(each) == _types(values)), None)
+            first = next((each for each in alike if _types(each) == _types(values)), None)  # (5)
             if first is None:
                 alike.append(values)
             else:
@@ -172,7 +172,7 @@ class _Numbering:
 
     def of(self, value: Value) -> Hashable:
         """What the value is, for comparison (2)."""
-        return self.leader.get(value) or identity(value)
+        return self.leader.get(value) or identity(value)  # (2)
 
     def sketch(self, op: Op) -> Hashable:
         """What the op computes, roughly: ops that compute the same have the same."""

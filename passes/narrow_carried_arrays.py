@@ -114,7 +114,7 @@ class NarrowCarriedArrays(Pass):
             if len(carry.param.shape) < 2 or carry.is_invariant:
                 continue
             found = buffer(op, carry)
-            rows = _rows(op, found) if isinstance(found, Buffer) and found.accesses else None
+            rows = _rows(op, found) if isinstance(found, Buffer) and found.accesses else None  # (1)
             if rows is not None and isinstance(found, Buffer):
                 name = carry.param.name or str(carry.param.aval)
                 says = f"{rows.size} of {carry.param.shape[rows.axis]} rows of {name} are carried"
@@ -146,9 +146,9 @@ def _rows(scan: Scan, found: Buffer) -> Rows | None:
     for axis, n in enumerate(found.carry.param.shape):
         starts = [access.window[axis].start for access in found.accesses]
         known = [start for start in starts if start is not None]
-        if len(known) < len(starts) or any(scan in s.steps or not s.steps for s in known):
+        if len(known) < len(starts) or any(scan in s.steps or not s.steps for s in known):  # (2)
             continue
-        if any(s.steps != known[0].steps for s in known):
+        if any(s.steps != known[0].steps for s in known):  # (2)
             continue
         low = min(s.offset for s in known)
         ends = (s.offset + a.window[axis].size for s, a in zip(known, found.accesses, strict=True))
@@ -240,7 +240,7 @@ class _Again:
         start = access.window[axis].start
         assert start is not None
         row = start.offset - self.rows.start.offset
-        if not access.is_located and has_numbers(access.op):
+        if not access.is_located and has_numbers(access.op):  # (3)
             return self._indexed(array, row, *rest)
         count = len(access.indices)
         starts: list[Any] = access.starts(*rest[:count])

@@ -204,9 +204,9 @@ def _is_of_windows(read: Access, made_by: Op) -> bool:
     """
     if made_by.region is not read.op.region or not is_in_a_loop(read.op):
         return False
-    if not read.is_located and _fill(read.op) not in (None, 0):
+    if not read.is_located and _fill(read.op) not in (None, 0):  # (5)
         return False
-    return all(value.shape == read.array.shape for value in made_by.operands)
+    return all(value.shape == read.array.shape for value in made_by.operands)  # (5)
 
 
 def _read_operands(match: ReadOfArithmetic) -> tuple[Code, tuple[Value, ...]]:

@@ -166,7 +166,7 @@ class _Prices:
 
     def repeat(self, op: Op) -> int | None:
         made = sum(v.nbytes for v in op.results)
-        if is_arithmetic(op) and not (self.divided and not is_pointwise(op)):
+        if is_arithmetic(op) and not (self.divided and not is_pointwise(op)):  # (2)
             return made
         if op in self.rows:
             return made + sum(v.nbytes for v in op.operands if v not in self.restored)
@@ -243,7 +243,7 @@ def _rows(scan: Scan, whole: Set[Value]) -> Set[Op]:
     found: set[Op] = set()
     made: set[Value] = set()
     for op in scan.body.ops if whole else ():
-        if op.regions or op.is_terminator or not is_speculable(op):
+        if op.regions or op.is_terminator or not is_speculable(op):  # (2)
             continue
         if _multiplies(op, whole, scan) or (_is_linear(op) and not made.isdisjoint(op.operands)):
             found.add(op)

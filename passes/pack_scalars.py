@@ -236,7 +236,7 @@ def _bind(op: Op, operands: Sequence[jax.Array]) -> Any:
 
 def _padding(op: Op, count: int) -> int:
     """By how much vectors of so many are made longer (2)."""
-    return 0 if is_arithmetic(op) else -count % VECTOR
+    return 0 if is_arithmetic(op) else -count % VECTOR  # (2)
 
 
 def _take(vector: Value, wanted: Sequence[tuple[Value, int]], before: Op, rw: Rewriter) -> None:

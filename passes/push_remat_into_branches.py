@@ -69,7 +69,7 @@ class PushRematIntoBranches(Pass):
     def find(self, op: Op) -> Iterator[Match]:
         assert isinstance(op, Remat)
         conds = [each for each in op.body.ops if isinstance(each, Cond)]
-        if len(conds) == 1:
+        if len(conds) == 1:  # (1)
             yield RematOfCond(op, "each branch is recomputed where it is taken", op, conds[0])
         elif all(each.is_terminator or moves(each) for each in op.body.ops):
             yield IdleRemat(op, "there is nothing to recompute", op)
@@ -110,7 +110,7 @@ def _why_outside(remat: Remat, cond: Cond) -> str | None:
         return f"{len(before) + len(after)} ops beside the cond would be repeated in each branch"
     if not can_move(remat):  # (2)
         return "a branch has effects or communicates"
-    if not may_depend_on(cond.selector, (*before, *after), remat):
+    if not may_depend_on(cond.selector, (*before, *after), remat):  # (2)
         return "XLA may let what is beside the cond communicate, so every device must run it"
     return None
 

@@ -75,7 +75,7 @@ class ReadAfterWriting(Pass):
 
     name: ClassVar[str] = "read-after-writing"
     whole_arrays: ClassVar[bool] = True
-    phase: ClassVar[Phase] = "final"
+    phase: ClassVar[Phase] = "final"  # (4)
     primitives: ClassVar[frozenset[str]] = WRITES
 
     def find(self, op: Op) -> Iterator[Following]:
@@ -93,7 +93,7 @@ class ReadAfterWriting(Pass):
             return f"{name} is not one buffer from the start of a step to its end"
         if fence() is None:  # (4)
             return "this version of XLA drops barriers before it places copies"
-        if fence() == "division" and not can_be_divided(match.write.array):
+        if fence() == "division" and not can_be_divided(match.write.array):  # (4)
             return f"{name} has no bits that can be divided"
         return None
 
@@ -112,13 +112,13 @@ class ReadAfterWriting(Pass):
 def _reads(write: Access, body: Region) -> Iterator[Access]:
     """The windows of the version that is left that XLA would write again (1, 2)."""
     version = write.op.result
-    if version not in body.terminator.operands:
+    if version not in body.terminator.operands:  # (1)
         return
     for user in version.users:
         read = access(user) if user.region is body else None
         if read is None or read.kind != "read" or read.array is not version:
             continue
-        if _is_multiplied(user.result) and not _is_of_data(read, body):
+        if _is_multiplied(user.result) and not _is_of_data(read, body):  # (2)
             yield read
 
 

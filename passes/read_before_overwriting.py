@@ -102,7 +102,7 @@ class ReadBeforeOverwriting(Pass):
 
     name: ClassVar[str] = "read-before-overwriting"
     whole_arrays: ClassVar[bool] = True
-    phase: ClassVar[Phase] = "final"
+    phase: ClassVar[Phase] = "final"  # (5)
     primitives: ClassVar[frozenset[str]] = WRITES
 
     def find(self, op: Op) -> Iterator[Overwriting]:
@@ -136,20 +136,20 @@ class ReadBeforeOverwriting(Pass):
         if not is_handed_on(write, body):  # (1)
             return f"{name} is not one buffer from the start of a step to its end"
         for reader in match.readers:  # (2)
-            if reader in match.unordered and not _reads(reader):
+            if reader in match.unordered and not _reads(reader):  # (2)
                 return f"{name} is read whole by {reader.name}"
-            if reader.region is not body:
+            if reader.region is not body:  # (2)
                 return f"{name} is read inside of {reader.parent.name if reader.parent else ''}"
         if not match.whole_is_read and not any(op.results[0].nbytes for op in match.unordered):
             return f"no window of {name} is read"  # (3)
         if fence() is None:  # (5)
             return "this version of XLA drops barriers before it places copies"
-        if fence() == "division" and (reason := _undivided(match)):
+        if fence() == "division" and (reason := _undivided(match)):  # (5)
             return reason
         first, other = _schedule(match)
-        if match.op in first:
+        if match.op in first:  # (2)
             return f"where {name} is read depends on what overwrites it"
-        if not all(can_move(op) for op in first if body.order(op) > body.order(other)):
+        if not all(can_move(op) for op in first if body.order(op) > body.order(other)):  # (2)
             return f"what tells where {name} is read must stay where it is"
         return None
 

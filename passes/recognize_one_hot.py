@@ -113,7 +113,8 @@ class RecognizeOneHot(Pass):
             return None
         mask, n = match.mask, match.op.result.shape[match.mask.axis]
         known = bounds(mask.number)
-        if known is None or known[0] < mask.offset or known[1] >= mask.offset + n:
+        assert known is not None  # of integers something is known
+        if known[0] < mask.offset or known[1] >= mask.offset + n:
             return "the index may be out of range"  # (2)
         kept = match.op.operands[2 if mask.negated else 1]
         if uniform(kept) is not None and all(
@@ -137,15 +138,15 @@ def one_hot(predicate: Value) -> OneHot | None:
     """The one place where a mask is true, or false (1)."""
     root, axes = spread(predicate)
     op = root.op
-    if op is None or op.name not in ("eq", "ne"):
+    if op is None or op.name not in ("eq", "ne"):  # (1)
         return None
     for places, number in (op.operands, op.operands[::-1]):
         counted = affine(places) if places.shape else None
         source, rows = spread(number)
-        if counted is None or counted.steps or 1 in source.shape:
+        if counted is None or counted.steps or 1 in source.shape:  # (1)
             continue
         along = [d for d, n in enumerate(places.shape) if counted.strides[d] and n > 1]
-        if len(along) == 1 and counted.strides[along[0]] == 1 and along[0] not in rows:
+        if len(along) == 1 and counted.strides[along[0]] == 1 and along[0] not in rows:  # (1)
             rows = tuple(axes[d] for d in rows)
             return OneHot(axes[along[0]], counted.offset, source, rows, op.name == "ne")
     return None
@@ -174,15 +175,15 @@ def _only_summand(op: Op) -> Access | None:
     """The row that zeros are written around, if the sum is along the axis it is one row of (3)."""
     made_by = op.operands[0].op
     write = access(made_by) if made_by is not None else None
-    if write is None or write.kind != "write" or not _is_never_dropped(write):
+    if write is None or not _is_never_dropped(write):  # (3)
         return None
     touched = [axis for axis, n in enumerate(write.array.shape) if write.sizes[axis] != n]
     one = all(write.sizes[axis] == 1 for axis in touched)
     alone = tuple(touched) == axes_of(op) and len(touched) == 1
-    return write if one and alone and uniform(write.array) == 0 else None
+    return write if one and alone and uniform(write.array) == 0 else None  # (3)
 
 
-def _is_never_dropped(write: Access) -> bool:
+def _is_never_dropped(write: Access) -> bool:  # (3)
     """Whether what is out of range is written to the nearest place."""
     return mode_of(write.op) in {None, CLIP} or write.is_located
 

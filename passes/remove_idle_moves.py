@@ -34,7 +34,7 @@ from jaxpr_opt.parameters import axes_of, is_in_order, is_resharded, padding_of,
 from jaxpr_opt.passes.simplify import Identity, Law, Laws, Simplify, involution
 
 
-def _is_discrete(op: Op) -> bool:
+def _is_discrete(op: Op) -> bool:  # (3)
     """Whether it stops a gradient that is none."""
     return op.name == "stop_gradient" and dtypes.is_integral(op.result.dtype)
 
@@ -49,7 +49,7 @@ def first_if(holds: Callable[[Op], bool]) -> Law:
     return lambda op: first(op) if holds(op) else None
 
 
-def reduces_nothing(op: Op) -> bool:
+def reduces_nothing(op: Op) -> bool:  # (1)
     """Whether no axis is reduced."""
     return not axes_of(op)
 
@@ -57,18 +57,18 @@ def reduces_nothing(op: Op) -> bool:
 def transposed_back(op: Op) -> Value | None:
     """A permutation that changes nothing, or takes back the one before."""
     permutation = permutation_of(op)
-    if permutation == tuple(range(len(permutation))):
+    if permutation == tuple(range(len(permutation))):  # (1)
         return op.operands[0]
     inner = op.operands[0].op
-    if inner is None or inner.name != "transpose":
+    if inner is None or inner.name != "transpose":  # (1)
         return None
     twice = tuple(permutation_of(inner)[i] for i in permutation)
-    return inner.operands[0] if twice == tuple(range(len(twice))) else None
+    return inner.operands[0] if twice == tuple(range(len(twice))) else None  # (1)
 
 
 def unpadded(op: Op) -> Value | None:
     """A pad by nothing."""
-    return op.operands[0] if all(each == (0, 0, 0) for each in padding_of(op)) else None
+    return op.operands[0] if all(each == (0, 0, 0) for each in padding_of(op)) else None  # (1)
 
 
 def overwritten(op: Op) -> Value:
@@ -80,18 +80,18 @@ def reshaped_twice(op: Op) -> tuple[Value, ...] | None:
     """The law reshape(reshape(x)) = reshape(x), also for a squeeze, and axes of size 1 added."""
     inner = op.operands[0].op
     plain = is_in_order(op)
-    return inner.operands if plain and inner is not None and _keeps_order(inner) else None
+    return inner.operands if plain and inner is not None and _keeps_order(inner) else None  # (1)
 
 
 def squeezed_back(op: Op) -> Value | None:
     """A squeeze of axes that were added to the operand, one way or another."""
     inner = op.operands[0].op
-    if inner is None or not _keeps_order(inner):
+    if inner is None or not _keeps_order(inner):  # (1)
         return None
-    return inner.operands[0] if inner.operands[0].shape == op.result.shape else None
+    return inner.operands[0] if inner.operands[0].shape == op.result.shape else None  # (1)
 
 
-def _keeps_order(op: Op) -> bool:
+def _keeps_order(op: Op) -> bool:  # (1)
     """Whether the op gives the elements of its operand another shape, in row-major order."""
     if is_resharded(op):
         return False

@@ -74,7 +74,7 @@ class ReplaySteps(Pass):
     def find(self, op: Op) -> Iterator[Handover]:
         assert isinstance(op, Scan)
         found = residuals(op)
-        if not found or find_skip(op) is None:
+        if not found or find_skip(op) is None:  # (1)
             return
         full = cut(op, found, keep=lambda _: False)
         if full is not None and full.old_bytes > full.replay_bytes + full.new_bytes:
@@ -83,9 +83,9 @@ class ReplaySteps(Pass):
 
     def refuse(self, match: Handover) -> str | None:
         for op in match.cut.ops:
-            if not is_speculable(op):
+            if not is_speculable(op):  # (2)
                 return f"replaying it would repeat {op.name}"
-            if is_divided(op) and not all(is_pointwise(each) for each in op.walk()):
+            if is_divided(op) and not all(is_pointwise(each) for each in op.walk()):  # (2)
                 return f"XLA may let {op.name} communicate, and replaying would repeat that"
         return None
 

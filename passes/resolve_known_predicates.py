@@ -101,7 +101,7 @@ class ResolveKnownPredicates(Pass):
         results = tuple(
             (result, value)
             for result, value in same
-            if value is not None and value.aval == result.aval
+            if value is not None and value.aval == result.aval  # (3)
         )
         if results:
             yield SameEitherWay(op, f"{len(results)} results are the same in every branch", results)
@@ -132,7 +132,7 @@ def _known_reads(cond: Cond) -> Iterator[tuple[Use, int]]:
     for index, branch in enumerate(cond.branches):
         for value, number in _facts(cond, index):
             for use in value.uses:
-                if use not in seen and use.op is not cond and branch.contains(use.op.region):
+                if use not in seen and use.op is not cond and branch.contains(use.op.region):  # (1)
                     seen.add(use)
                     yield use, number
 
@@ -147,24 +147,24 @@ def _facts(cond: Cond, index: int) -> Iterator[tuple[Value, int]]:
     pending = [(selector, bool(index))]
     while pending:
         value, holds = pending.pop()
-        if isinstance(value, Constant) or value.shape or value.dtype != bool:
+        if isinstance(value, Constant) or value.shape or value.dtype != bool:  # (1)
             continue
         yield value, holds
         for user in value.users:
-            if user.name == "not":
+            if user.name == "not":  # (1)
                 yield user.result, not holds
-            elif user.name == "convert_element_type" and not is_weak(user.result):
+            elif user.name == "convert_element_type" and not is_weak(user.result):  # (1)
                 yield user.result, holds
         op = value.op
-        if op is not None and op.name == "not":
+        if op is not None and op.name == "not":  # (1)
             pending.append((op.operands[0], not holds))
-        elif op is not None and op.name == ("and" if holds else "or"):
+        elif op is not None and op.name == ("and" if holds else "or"):  # (1)
             pending.extend((operand, holds) for operand in op.operands)
 
 
 def _agreed(values: tuple[Value, ...], cond: Cond) -> Value | None:
     """What all branches yield, if it is one value that is defined outside of them (3)."""
     first = values[0]
-    if any(branch.defines(first) for branch in cond.branches):
+    if any(branch.defines(first) for branch in cond.branches):  # (3)
         return None
-    return first if all(identity(v) == identity(first) for v in values) else None
+    return first if all(identity(v) == identity(first) for v in values) else None  # (3)

@@ -75,11 +75,11 @@ class Rows:
     def before(self) -> Rows | None:
         """The same rows in what the array was sliced or reversed of (1), for the loop only (2)."""
         op = self.array.op
-        if op is None or len(self.array.uses) != 1:
+        if op is None or len(self.array.uses) != 1:  # (2)
             return None
-        if op.name == "rev" and dimensions_of(op) == (0,):
+        if op.name == "rev" and dimensions_of(op) == (0,):  # (1)
             return Rows(op.operands[0], -self.sign, self.array.shape[0] - 1 - self.offset)
-        if op.name == "slice" and _is_of_rows(op):
+        if op.name == "slice" and _is_of_rows(op):  # (1)
             return Rows(op.operands[0], self.sign, self.offset + starts_of(op)[0])
         return None
 
@@ -112,7 +112,7 @@ class ScanInPlace(Pass):
     """Streams that are slices, stacks that are concatenated -> read and written in place."""
 
     name: ClassVar[str] = "scan-in-place"
-    phase: ClassVar[Phase] = "final"
+    phase: ClassVar[Phase] = "final"  # (4)
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
@@ -165,8 +165,8 @@ def _rows(stream: Stream, scan: Scan) -> Rows | None:
 def _is_of_rows(part: Op) -> bool:
     """Whether a slice is of whole rows, one beside the other."""
     starts, limits, (array,) = starts_of(part), limits_of(part), part.operands
-    whole = not any(starts[1:]) and limits[1:] == array.shape[1:]
-    return whole and all(n == 1 for n in strides_of(part))
+    whole = not any(starts[1:]) and limits[1:] == array.shape[1:]  # (1)
+    return whole and all(n == 1 for n in strides_of(part))  # (1)
 
 
 def _is_whole(array: Value) -> bool:
@@ -187,11 +187,13 @@ def _is_there(array: Value, scan: Scan) -> bool:
 
 def _place(stack: Stack, scan: Scan) -> Place | None:
     """What larger array a stack becomes a part of, and which (2)."""
-    if len(stack.result.uses) != 1 or stack.result.nbytes < MIN_BYTES:
+    if stack.result.nbytes < MIN_BYTES:
+        return None
+    if len(stack.result.uses) != 1:  # (2)
         return None
     ((whole, position),) = stack.result.uses
     if whole.name != "concatenate" or dimension_of(whole) != 0 or whole.region is not scan.region:
-        return None
+        return None  # (2)
     others = [v for v in whole.operands if v is not stack.result]
     if sum(v.nbytes for v in others) >= stack.result.nbytes or not _is_whole(whole.result):
         return None

@@ -75,7 +75,7 @@ class ShareShiftedStacks(Pass):
     def refuse(self, match: Shifted) -> str | None:
         assert isinstance(match.op, Scan)
         found = readers_back(match.op, match.stack.result)  # (2)
-        if isinstance(found, str):
+        if isinstance(found, str):  # (2, 3)
             return found
         if any(row.aval != match.carry.result.aval for _, row in found):  # (3)
             return "the carry is of another type than the rows"

@@ -93,7 +93,7 @@ def neutral(number: int, *, right_only: bool = False) -> Law:
         left, right = op.operands
         if uniform(right) == number:
             return left
-        return right if not right_only and uniform(left) == number else None
+        return right if not right_only and uniform(left) == number else None  # (1)
 
     return law
 
@@ -105,24 +105,24 @@ def absorbing(number: int) -> Law:
 
 def idempotent(op: Op) -> Value | None:
     """The law x . x = x."""
-    return op.operands[0] if op.operands[0] is op.operands[1] else None
+    return op.operands[0] if op.operands[0] is op.operands[1] else None  # (1)
 
 
 def first_power(op: Op) -> Value | None:
     """The law x^1 = x."""
-    return op.operands[0] if exponent_of(op) == 1 else None
+    return op.operands[0] if exponent_of(op) == 1 else None  # (1)
 
 
 def involution(op: Op) -> Value | None:
     """The law f(f(x)) = x."""
     inner = op.operands[0].op
-    same = inner is not None and inner.name == op.name and inner.params == op.params
+    same = inner is not None and inner.name == op.name and inner.params == op.params  # (1)
     return inner.operands[0] if inner is not None and same else None
 
 
 def when(condition: Callable[[Value], bool], law: Law) -> Law:
     """The law, for first operands of some types."""
-    return lambda op: law(op) if condition(op.operands[0]) else None
+    return lambda op: law(op) if condition(op.operands[0]) else None  # (1)
 
 
 def is_bool(value: Value) -> bool:
@@ -136,10 +136,10 @@ def selected(op: Op) -> Value | Plainer | None:
     known = uniform(which)
     known = decide(which) if known is None else known  # (3)
     if known is not None:
-        return _as_strong(cases[int(known)], op) if 0 <= int(known) < len(cases) else None
-    if all(_same(v, cases[0]) for v in cases[1:]):
+        return _as_strong(cases[int(known)], op) if 0 <= int(known) < len(cases) else None  # (1)
+    if all(_same(v, cases[0]) for v in cases[1:]):  # (1)
         return cases[0]
-    truth = len(cases) == 2 and uniform(cases[0]) == 0 and uniform(cases[1]) == 1
+    truth = len(cases) == 2 and uniform(cases[0]) == 0 and uniform(cases[1]) == 1  # (1)
     return which if truth else None
 
 
@@ -151,18 +151,19 @@ def _as_strong(value: Value, op: Op) -> Value | Plainer:
 
 
 def _same(a: Value, b: Value) -> bool:
+    # Condition 1.
     return a is b or (_is_integral(a) and uniform(a) is not None and uniform(a) == uniform(b))
 
 
 def converted_back(op: Op) -> Value | None:
     """Back to where an exact conversion came from; a conversion to what it is already."""
     mid = op.operands[0]
-    if mid.dtype == op.result.dtype:
+    if mid.dtype == op.result.dtype:  # (1)
         return mid
     source = _converted(mid)
-    if source is None or not (_is_integral(source) and _is_integral(mid)):
+    if source is None or not (_is_integral(source) and _is_integral(mid)):  # (1)
         return None
-    return source if np.can_cast(source.dtype, mid.dtype, "safe") else None
+    return source if np.can_cast(source.dtype, mid.dtype, "safe") else None  # (1)
 
 
 def _converted(value: Value) -> Value | None:
@@ -174,9 +175,9 @@ def _spread_truth(value: Value) -> tuple[Value, list[Op]] | None:
     """The truth value behind numbers that are it, and the ops that spread it out, last to first."""
     views: list[Op] = []
     while value.op is not None and not is_bool(value):
-        if value.op.name in VIEWS:
+        if value.op.name in VIEWS:  # (1)
             views.append(value.op)
-        elif not (value.op.name == "convert_element_type" and is_bool(value.op.operands[0])):
+        elif not (value.op.name == "convert_element_type" and is_bool(value.op.operands[0])):  # (1)
             return None
         value = value.op.operands[0]
     return (value, views) if is_bool(value) else None
@@ -220,9 +221,9 @@ def _compared(op: Op, numbers: tuple[int, ...]) -> tuple[Value, list[Op]] | None
     """The truth value that is compared with one of these numbers."""
     left, right = op.operands
     known = uniform(right)
-    if known is None or known not in numbers or left.shape != op.result.shape:  # (2)
+    if known not in numbers or left.shape != op.result.shape:  # (2)
         return None
-    if not dtypes.has_zero(left.dtype):
+    if not dtypes.has_zero(left.dtype):  # (1)
         return None  # false is no number, then
     return _spread_truth(left)
 
@@ -232,13 +233,14 @@ def clamped(op: Op) -> Value | None:
     low, x, high = (bounds(v) for v in op.operands)
     if low is None or x is None or high is None:
         return None
-    return op.operands[1] if low[1] <= x[0] and x[1] <= high[0] else None
+    return op.operands[1] if low[1] <= x[0] and x[1] <= high[0] else None  # (3)
 
 
 def selected_twice(op: Op) -> tuple[Value, ...] | None:
     """The law select(p, select(p, a, b), c) = select(p, a, c)."""
     which, *cases = op.operands
     seen = [
+        # Condition 1.
         v.op.operands[1 + i] if v.op and v.op.name == op.name and v.op.operands[0] is which else v
         for i, v in enumerate(cases)
     ]
@@ -271,13 +273,14 @@ def added_apart(op: Op) -> Plainer | None:
     if len(selects) < 2:
         return None
     (which, *left), (other, *right) = (each.operands for each in selects)
-    if which is not other or len(left) != 2 or len(right) != 2:
+    if which is not other or len(left) != 2 or len(right) != 2:  # (1)
         return None
     if any(v.shape != op.result.shape for v in op.operands):  # (2)
         return None
     zero = [[uniform(v) == 0 for v in cases] for cases in (left, right)]
-    if zero[0][1] and zero[1][0]:
+    if zero[0][1] and zero[1][0]:  # (1)
         return Plainer(lax.select_n, (which, left[0], right[1]))
+    # Condition 1.
     return Plainer(lax.select_n, (which, right[0], left[1])) if zero[0][0] and zero[1][1] else None
 
 
@@ -329,6 +332,7 @@ class Simplify(Pass):
             if isinstance(known, Plainer):
                 yield Identity(op, f"{op.name} is said in plainer words", None, (), known)
                 return
+            # Condition 2 of remove-idle-moves.
             if known is not None and known.aval == op.result.aval:  # (2)
                 yield Identity(op, f"{op.name} changes nothing", known)
                 return

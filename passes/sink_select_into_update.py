@@ -144,7 +144,7 @@ def _versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[_Ve
     for _ in range(limits.WRITES_IN_A_ROW):
         op = seen.op
         write = _write(op) if op is not None and op.region is anchor.region else None
-        if op is None or write is None or write.kind == "read":
+        if op is None or write is None or write.kind == "read":  # (1)
             return
         writes, between = ((case, write), *writes), (*between, *through, op)
         seen, through = _seen_through(write.array, which, case)
@@ -159,7 +159,7 @@ def _write(op: Op) -> Access | None:
 def _seen_through(value: Value, which: Value, case: int) -> tuple[Value, tuple[Op, ...]]:
     """What a case is where it counts: selects by the same predicate pass it on."""
     selects: tuple[Op, ...] = ()
-    while (op := value.op) is not None and op.name == "select_n" and op.operands[0] is which:
+    while (op := value.op) is not None and op.name == "select_n" and op.operands[0] is which:  # (1)
         selects, value = (*selects, op), op.operands[1 + case]
     return value, selects
 
@@ -172,6 +172,7 @@ def _written(
     nothing = neutral(write.op)
 
     def fun(array: Any, predicate: Any, value: Any, *indices: Any) -> Any:
+        # Condition 2.
         kept = write.read(array, *indices) if nothing is None else lax.full_like(value, nothing)
         cases = (value, kept) if case == 0 else (kept, value)
         new = lax.select_n(at_window(predicate, *indices), *cases)
@@ -185,14 +186,14 @@ def _dropped(
     array: Value, which: Value, case: int, write: Access, anchor: Op, rw: Rewriter
 ) -> Value | None:
     """The write into `array`; where `which` does not say `case`, out of range."""
-    if write.is_located or mode_of(write.op) != lax.GatherScatterMode.FILL_OR_DROP:
+    if write.is_located or mode_of(write.op) != lax.GatherScatterMode.FILL_OR_DROP:  # (2)
         return None
     if neutral(write.op) is not None:
         return None  # nothing is read, and under `vmap` one window for all rows stays that
     rows = predicate_of_rows(write, which)
     axes = numbers_of(write.op).scatter_dims_to_operand_dims
     outside = max(array.shape)
-    if rows is None or not axes or not dtypes.holds(write.indices[0].dtype, outside):
+    if rows is None or not axes or not dtypes.holds(write.indices[0].dtype, outside):  # (2, 3)
         return None
     predicate, of_rows = rows
 

@@ -167,10 +167,10 @@ def _plan(match: Sliding) -> Window | str:
     if moving and standing is not None:
         size = found.carry.param.shape[standing]
         return Window(standing, 0, 0, size, scan.length, scan.reverse)
-    if len(moving) != 1:
+    if len(moving) != 1:  # (2)
         return f"the windows of {name} move along {len(moving)} axes"
     window = sliding(scan, found.accesses, *moving)
-    if window is None:
+    if window is None:  # (2)
         return f"the windows of {name} do not move alike"
     return _too_costly(found, window, name) or window
 
@@ -255,7 +255,7 @@ def _standing(found: Buffer) -> int | None:
     return None
 
 
-def _is_constant(extent: Extent) -> bool:
+def _is_constant(extent: Extent) -> bool:  # (2)
     return extent.start is not None and extent.start.is_constant
 
 

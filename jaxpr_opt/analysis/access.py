@@ -355,6 +355,7 @@ class _Where:
     ) -> Access | None:
         """The access of one window, or of one a row of a batch."""
         lead = len(index.shape) - 1
+        # Condition 1 of slice-known-windows.
         if any(index.shape[d] != 1 for d in range(lead) if d not in self.index_batching):
             return None
         window = []
@@ -364,6 +365,7 @@ class _Where:
             elif axis in self.indexed:
                 start = component(index, self.indexed.index(axis))
                 uniform = start is not None and not any(start.strides)
+                # Condition 1 of slice-known-windows.
                 at = Affine(start.offset, (), start.steps) if start and uniform else None
                 window.append(_extent(at, sizes[axis], n))
             else:
@@ -388,6 +390,7 @@ def _extent(start: Affine | None, size: int, n: int) -> Extent:
     if start is None:
         return Extent(None, size)
     low, high = start.range(())
+    # Condition 2 of slice-known-windows.
     return Extent(start if low >= 0 and high <= n - size else None, size)
 
 

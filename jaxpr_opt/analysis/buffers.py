@@ -73,7 +73,8 @@ def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
             known = access(op)
             if known is None and renames(op) and op.region is body:
                 found[op] = None
-            elif known is None or known.array is not version or use.position != 0:
+            # Condition 1 of narrow-carried-arrays, stack-carried-updates.
+            elif known is None or use.position != 0:
                 if isinstance(loop, While) and loop.predicate.contains(op.region):
                     return f"the predicate reads {name}"
                 if op.is_terminator and op.parent is not None and op.region is not body:
@@ -83,12 +84,14 @@ def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
                 found[op] = known
                 if known.kind == "read":
                     continue
+                # Condition 1 of narrow-carried-arrays, stack-carried-updates.
                 if op.region is not body:
                     return (
                         f"{name} is written inside of {op.parent.name if op.parent else 'a branch'}"
                     )
             versions.add(op.result)
             pending.append(op.result)
+    # Condition 1 of narrow-carried-arrays, stack-carried-updates.
     if carry.next not in versions:
         return f"{name} is replaced as a whole in each step"
     ordered = [op for op in body.walk() if op in found]
@@ -218,6 +221,7 @@ def _becomes(earlier: Value, later: Value) -> bool:
     pending, seen = [later], {later}
     while pending:
         version = pending.pop()
+        # Condition 1 of read-before-overwriting, read-after-writing.
         if version is earlier:
             return True
         op = version.op

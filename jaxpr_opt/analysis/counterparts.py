@@ -41,6 +41,7 @@ def counterparts(scan: Scan, route: Route, wanted: Sequence[Value]) -> Counterpa
         known = _known(there)
         for stream in here.streams:
             found = known.get(_origin(stream.param))
+            # Condition 2 of stack-read-windows.
             if found is not None and (there is scan or dominates(found, scan)):
                 names[stream.param] = found
     nest, around = backward[-1].body, forward[-1]
@@ -49,10 +50,12 @@ def counterparts(scan: Scan, route: Route, wanted: Sequence[Value]) -> Counterpa
         return value in names or not nest.defines(value)
 
     ops = backward_slice(wanted, stop)
+    # Condition 2 of stack-read-windows.
     if not all(is_speculable(op) and not op.regions and _is_small(op) for op in ops):
         return None
     made = {v for op in ops for v in op.results}
     leaves = {*wanted, *(v for op in ops for v in op.operands)} - made - names.keys()
+    # Condition 2 of stack-read-windows.
     if not all(dominates(v, around) for v in leaves):
         return None
     return Counterparts(names, tuple(ops))

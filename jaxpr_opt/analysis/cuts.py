@@ -73,10 +73,12 @@ def residuals(scan: Scan, *, nests: bool = False) -> tuple[Residual, ...]:
     found = []
     for stack in scan.stacks:
         known: Known = stack.value
+        # Condition 3 of replay-steps.
         if alone is not None and taken is not None and _is_unspecified(alone.skipped[stack.value]):
             known = taken[stack.value]  # only then
         if not isinstance(known, Value) or known.op is None or not scan.body.defines(known):
             continue
+        # Condition 1 of narrow-residuals, replay-steps.
         if stack.result.uses and routes(stack.result, nests=nests) is not None:
             found.append((stack, known))
     return tuple(found)
@@ -166,6 +168,7 @@ def cut(scan: Scan, found: Sequence[Residual], keep: Callable[[Value], bool]) ->
     ]
     streams = streamed(scan, outermost(scan, found))
     stored = [v for v in leaves if v not in streams]
+    # Condition 2 of replay-steps.
     if not chosen or any(not _can_store(v, scan) for v in stored):
         return None
     already = available(scan)
@@ -197,6 +200,7 @@ def cheapest(
         network.add_edge(maker, value, **_capacity(store(value) if storable else None))
         if op is None or SOURCE in network.pred.get(op, ()):
             continue
+        # Condition 2 of narrow-residuals.
         hidden = any(nest.defines(v) and not body.defines(v) for v in inputs(op))
         price = None if hidden else repeat(op)
         network.add_edge(SOURCE, op, **_capacity(price))

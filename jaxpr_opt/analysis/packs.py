@@ -127,7 +127,9 @@ def _is_private(stream: Stream, reader: Scan) -> bool:
     """Whether a stream of scalars reads what another loop stacks for this one alone."""
     made, uses = stream.operand, stream.operand.uses
     stacked = isinstance(made.op, Scan) and made.op.stack_of(made) is not None
+    # Condition 4 of pack-scalars.
     alone = len(uses) == 1 and all(op is reader for op, _ in uses)
+    # Condition 4 of pack-scalars.
     return stacked and alone and stream.param.shape == () and is_float(stream.param)
 
 
@@ -149,6 +151,7 @@ def _grow(found: Packing, seeds: Iterable[Lanes]) -> None:
             continue
         columns = zip(*(op.operands for op in run), strict=True)
         pack = Pack(run, tuple(_lanes(values, found.scan) for values in columns))
+        # Condition 1 of pack-scalars.
         if not _depends_on_itself(found, pack):
             found.packs.append(pack)
             found.places.update((op.result, (pack, i)) for i, op in enumerate(run))
@@ -163,7 +166,9 @@ def _runs(found: Packing, lanes: Lanes) -> Iterator[tuple[Op, ...]]:
     for value, _ in lanes:
         op = None if value in found.places else value.op
         own = kind(op) if op is not None and op.region is found.scan.body else None
-        if own is None or own != last or op in run:
+        # Condition 1 of pack-scalars.
+        goes_on = own == last
+        if not goes_on or op in run:
             if len(run) >= MIN_LANES:
                 yield tuple(run)
             run = {}
@@ -180,6 +185,7 @@ def _depends_on_itself(found: Packing, pack: Pack) -> bool:
     pending = list(found.units(found.read(pack)))
     while pending:
         unit = pending.pop()
+        # Condition 1 of pack-scalars.
         if unit in own:
             return True
         if unit not in seen:
@@ -213,7 +219,8 @@ def _needs(found: Packing) -> dict[Op | Pack, list[Op | Pack]]:
     """What each unit of the step needs, of those that are needed or must stay: these stay in their
     order.
     """
-    fixed = [op for op in found.scan.body.ops if not can_move(op) and not op.is_terminator]
+    # Condition 3 of pack-scalars.
+    fixed = [op for op in found.scan.body.ops if not can_move(op)]
     ends = [value for row in found.rows for value, _ in row.lanes]
     pending = [*found.units([*found.outputs(), *ends]), *fixed]
     needs: dict[Op | Pack, list[Op | Pack]] = {}
@@ -223,5 +230,6 @@ def _needs(found: Packing) -> dict[Op | Pack, list[Op | Pack]]:
             needs[unit] = list(dict.fromkeys(found.units(found.read(unit))))
             pending.extend(needs[unit])
     for earlier, later in pairwise(fixed):
+        # Condition 3 of pack-scalars.
         needs[later].append(earlier)
     return needs

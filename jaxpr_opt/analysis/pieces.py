@@ -102,6 +102,7 @@ class Piece:
     @property
     def repeats(self) -> bool:
         """Whether an element may be added to twice; of several that are written, one stays."""
+        # Condition 2 of accumulate-sparse-cotangents.
         return self.op.name == "scatter-add" and self.collides
 
     @property
@@ -111,6 +112,7 @@ class Piece:
         lead = self.indices[0].shape[:-1]
         windows = prod(n for d, n in enumerate(lead) if d not in batched)
         clamped = mode_of(self.op) == lax.GatherScatterMode.CLIP
+        # Condition 2 of add-in-place.
         return windows > 1 and (clamped or not has_unique_indices(self.op))
 
     @property
@@ -204,6 +206,7 @@ def _term(op: Op, depth: int) -> Chain | None:
         if isinstance(piece, Piece) and (piece.base is None or uniform(piece.base) == 0):
             before = added(rest, depth + 1)
             owner = rest.region.owner if rest.op is None and rest.region is not None else None
+            # Condition 2 of accumulate-sparse-cotangents.
             if isinstance(owner, Scan) or (before.starts_at_zero and not piece.repeats):
                 return Chain(before.root, (*before.links, replace(piece, base=rest)))
     return None
@@ -238,6 +241,7 @@ def _repeated(scan: Scan, result: Value) -> Pieces | None:
     if carry is None:
         return None
     inner = added(carry.next)
+    # Condition 1 of accumulate-sparse-cotangents.
     return Pieces(scan, carry, inner) if inner.links and inner.root is carry.param else None
 
 
@@ -245,6 +249,7 @@ def _padded(op: Op) -> Piece | None:
     """An array with zeros around it."""
     array, filler = op.operands
     config = padding_of(op)
+    # Condition 1 of accumulate-sparse-cotangents.
     if uniform(filler) != 0 or any(low < 0 or high < 0 or inner for low, high, inner in config):
         return None
     return Piece(op, None, array, starts=tuple(low for low, _, _ in config))
@@ -255,6 +260,7 @@ def _joined(op: Op) -> Piece | None:
     axis, at, found = dimension_of(op), 0, None
     for operand in op.operands:
         if uniform(operand) != 0:
+            # Condition 1 of accumulate-sparse-cotangents.
             if found is not None:
                 return None
             starts = [0] * len(operand.shape)
@@ -281,6 +287,7 @@ def _written(piece: Piece) -> Piece | None:
 def _is_read_of(value: Value, piece: Piece) -> bool:
     """Whether `value` is what a write replaces."""
     op = value.op
+    # Condition 1 of add-in-place.
     return op is not None and is_same_window(op, piece.op) and op.operands[0] is piece.base
 
 
@@ -290,6 +297,7 @@ def apart(a: Sequence[Extent], b: Sequence[Extent]) -> bool:
         if first.start is None or second.start is None:
             continue
         distance = second.start - first.start
+        # Condition 2 of accumulate-sparse-cotangents.
         if distance.is_constant and not -second.size < distance.offset < first.size:
             return True
     return False
@@ -306,6 +314,7 @@ def moves(link: Link, loop: Scan) -> bool:
     """Whether a window is known, and no two steps of a loop have an element of it in common."""
     window = link.window if isinstance(link, Piece) else ()
     return bool(window) and any(
+        # Condition 2 of accumulate-sparse-cotangents.
         extent.start is not None and abs(extent.start.steps.get(loop, 0)) >= extent.size
         for extent in window
     )

@@ -36,6 +36,8 @@ def spread_at(window: Access, array: Value) -> tuple[Value, AtWindow] | None:
     One element for all may come as a scalar.
     """
     root, varying = _varying(array)
+    # Condition 3 of sink-select-into-update.
+    # Conditions 2, 3 of narrow-reads.
     if any(window.sizes[axis] != n for axis, n in varying):
         return None
     places = [window.axes.index(axis) for axis, _ in varying]
@@ -51,6 +53,7 @@ def predicate_of_rows(window: Access, predicate: Value) -> tuple[Value, AtWindow
         zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     )
     root, varying = _varying(predicate)
+    # Condition 3 of sink-select-into-update.
     if any(axis not in batch for axis, _ in varying):
         return None
     places, (index,) = [batch[axis] for axis, _ in varying], window.indices

@@ -69,6 +69,7 @@ def _hop(
     use: Use, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]], nests: bool
 ) -> bool:
     op = use.op
+    # Condition 1 of narrow-residuals, replay-steps, stack-read-windows.
     if isinstance(op, Scan) and use.position >= op.num_carries:
         return _follow(op.body.params[use.position], row, (*hops, Rows(op)), found, nests)
     around = op.parent
@@ -79,10 +80,12 @@ def _hop(
         and use.position >= around.num_carries
     ):
         return _follow(around.results[use.position], row, (*hops, Stacked(around)), found, nests)
+    # Condition 1 of narrow-residuals, replay-steps, stack-read-windows.
     if op.name != "reshape" or not is_in_order(op):
         return False
     # Only the leading axes may be reshaped: what they hold, a row, must stay whole.
     lead = len(op.result.shape) - len(row)
+    # Condition 1 of narrow-residuals, replay-steps.
     if lead < 1 or op.result.shape[lead:] != row:
         return False
     return _follow(op.result, row, (*hops, Split(op, op.result.shape[:lead])), found, nests)

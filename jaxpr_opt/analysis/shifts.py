@@ -37,6 +37,7 @@ def shifted(scan: Scan) -> Mapping[Value, tuple[Carry, Stack]]:
     return {
         c.next: (c, stacks[c.param])
         for c in scan.carries
+        # Condition 1 of share-shifted-stacks.
         if c.param in stacks and not c.is_invariant
     }
 
@@ -46,8 +47,10 @@ def readers_back(scan: Scan, stacked: Value) -> tuple[Reader, ...] | str:
     there are others.
     """
     found = routes(stacked)
+    # Condition 2 of share-shifted-stacks.
     if found is None:
         return f"{stacked.label} is needed whole"
+    # Condition 3 of share-shifted-stacks.
     if find_skip(scan) is not None:
         return "steps are skipped"
     if not all(_runs_back(scan, route) for route, _ in found):
@@ -68,6 +71,8 @@ def is_good_part(row: Value, readers: Iterable[Reader]) -> bool:
 def _runs_back(scan: Scan, route: Route) -> bool:
     """Whether the way to a row is one loop that takes all steps, in the opposite order."""
     hop = route[0]
+    # Condition 2 of share-shifted-stacks.
     if len(route) > 1 or not isinstance(hop, Rows):
         return False
+    # Conditions 2, 3 of share-shifted-stacks.
     return hop.scan.reverse != scan.reverse and find_skip(hop.scan) is None

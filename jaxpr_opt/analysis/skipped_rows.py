@@ -41,10 +41,12 @@ def skipped_row(skip: Skip, stack: Stack) -> SkippedRow | str:
     moving = {s.param for s in skip.scan.streams} | {c.param for c, _ in skip.counters}
     used = {known, *reads(ops)}
     name = stack.value.name or stack.value.aval
+    # Condition 4 of exit-loop-early.
     if not used.isdisjoint(moving):
         return f"it stacks {name}, which differs from one skipped step to the next"
     local = {v for op in ops for v in op.results} | set(body.params) | {skip.predicate}
     foreign = any(body.defines(v) and v not in local for v in used)
+    # Condition 4 of exit-loop-early.
     if foreign or not all(is_speculable(op) for op in ops):
         return f"it stacks {name}, which a skipped step computes anew"
     return SkippedRow(value=known, ops=tuple(ops))

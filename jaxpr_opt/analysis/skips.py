@@ -83,6 +83,7 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
     for predicate in _candidates(scan):
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
+            # Condition 1 of exit-loop-early, isolate-skipped-steps.
             if not all(map(skipped.keeps, keeping)):
                 continue
             kind, ops = _kind(scan, predicate, counting)
@@ -172,12 +173,16 @@ def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
 def _kind(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list[Op]]:
     body = scan.body
     ops = backward_slice([predicate], lambda v: v.region is not body)
+    # Condition 3 of exit-loop-early.
     if any(not is_speculable(op) for op in ops):
         return "its predicate has effects or may not end", ops
     reads = {v for op in ops for v in inputs(op)} | {predicate}
     params = {v for v in reads if v.owner is body}
     streams = {s.param for s in scan.streams}
     moving, kept = params & (streams | counting), params - streams - counting
+    # Condition 2 of exit-loop-early.
     if moving and kept:
         return "its predicate mixes carries with streams or counters", ops
+    # Condition 2 of exit-loop-early.
+    # Condition 1 of count-steps.
     return ("upfront" if not kept else "carried"), ops

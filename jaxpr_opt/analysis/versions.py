@@ -68,10 +68,12 @@ class Versions:
         found = access(self.writes[0])
         extents = found.window if found is not None else ()
         starts = [(e.start.steps.get(self.scan, 0), e.size) for e in extents if e.start]
+        # Condition 1 of undo-carried-writes.
         return uniform(self.carry.init) if any(abs(k) >= n for k, n in starts) else None
 
     def refusal(self) -> str | None:
         """Why the writes cannot be undone, or why nothing would be gained."""
+        # Condition 1 of undo-carried-writes.
         if self.obstacle is not None:
             return self.obstacle
         for stack in self.stacks:
@@ -93,8 +95,10 @@ class Versions:
     def _other_use(self, stack: Stack) -> str | None:
         """A use that is not row by row, from the last row written to the first."""
         for op, position in stack.result.uses:
+            # Condition 2 of undo-carried-writes.
             if not isinstance(op, Scan) or position < op.num_carries:
                 return f"the stack of {self.name} is read by {op.name} too"
+            # Condition 2 of undo-carried-writes.
             if op.reverse == self.scan.reverse:
                 return f"the stack of {self.name} is read in the order in which it is written"
         return None
@@ -145,6 +149,7 @@ def _history(scan: Scan, carry: Carry) -> tuple[tuple[Op, ...], dict[Value, int]
     while version is not carry.param:
         versions[version] = len(writes)
         op = version.op
+        # Condition 1 of undo-carried-writes.
         if op is None or op.region is not scan.body or not _is_write(op):
             versions[carry.param] = len(writes)
             by = op.name if op is not None else "another value"
@@ -166,6 +171,7 @@ def _view(
     ops: list[Op] = []
     while (version := original(value)) not in versions:
         op = value.op
+        # Condition 3 of undo-carried-writes.
         if op is None or op.region is not scan.body or not _makes_view(op, scan):
             return None
         ops.append(op)
@@ -177,12 +183,15 @@ def _makes_view(op: Op, scan: Scan) -> bool:
     """Whether the first operand, and what is there outside of the loop, give the result for no more
     work than reading it.
     """
+    # Condition 3 of undo-carried-writes.
     if not op.operands or not (is_arithmetic(op) or op.name == "gather"):
         return False
+    # Condition 3 of undo-carried-writes.
     return not any(map(scan.body.defines, op.operands[1:]))
 
 
 def _is_write(op: Op) -> bool:
+    # Condition 1 of undo-carried-writes.
     if op.name not in UPDATE or (op.name == "scatter" and combiner_of(op)):
         return False
     sharding = getattr(op.result.aval, "sharding", None)

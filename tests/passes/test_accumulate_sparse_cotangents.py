@@ -262,6 +262,10 @@ def test_pieces_that_are_as_large_as_the_array(points, fires):
         pytest.param(
             lambda c, u, i: c + jnp.concatenate([u, jnp.zeros((6, 2)), u]), id="concatenate two"
         ),
+        pytest.param(
+            lambda c, u, i: c + lax.pad(jnp.tile(u, (2, 1)), 0.0, [(-1, 7, 0), (0, 0, 0)]),
+            id="cut off",
+        ),
     ],
 )
 def test_not_a_piece_in_zeros(step):
@@ -333,6 +337,18 @@ def test_pieces_that_may_overlap():
     check_refuses(DIRECT, program, "f32[8,2]", "f32[1,2]", "i32[]", because="may overlap")
 
 
+def test_pieces_that_meet_in_one_step():
+    """(2) They come towards each other: 2 i is 6 - i where i is 2."""
+
+    def program(c, us):
+        step = lambda c, x: (c + (dense(c, x[0], 2 * x[1]) + dense(c, x[0], 6 - x[1])), None)
+        return lax.scan(step, c, (us, jnp.arange(4)))[0]
+
+    check_refuses(
+        DIRECT, program, "f32[8,2]", "f32[4,1,2]", because="is small beside its 2 windows"
+    )
+
+
 def test_windows_that_may_repeat():
     """(2) Of a scatter-add that does not say that its indices are unique."""
     program = looped(lambda c, u, i: c + jnp.zeros(8).at[i].add(u))
@@ -347,6 +363,16 @@ def test_another_type():
         return lax.scan(step, lax.full((8,), 2.0), us[:, :1])[1]
 
     check_refuses(DIRECT, program, "f32[5,8]", because="the accumulator a ~float32[8]")
+
+
+def test_another_shape():
+    """(3) The accumulator is one row, which is added to each."""
+
+    def program(c, us):
+        return lax.scan(lambda c, u: (c, lax.add(c, dense(jnp.ones((2, 8)), u, 1))), c, us)[1]
+
+    because = "the accumulator a float32[1,8]"
+    check_refuses(DIRECT, program, "f32[1,8]", "f32[5,1,1]", because=because)
 
 
 def test_no_loop():
@@ -717,6 +743,26 @@ def test_wide_rows_that_come_again(wide_rows, places):
     program = jax.grad(partial(layers, places=places))
     graph = alone(DIRECT, program, "f32[6,2]", "f32[4,2]", fires=True)
     assert any(op.name == "add_any" and op.result.shape == (6, 2) for op in graph.walk())
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_wide_rows_and_another_piece(wide_rows, within):
+    """(2) Each step has a second piece; or there is one beside those of the loop."""
+
+    def program(c, us):
+        def outer(c, us):
+            def inner(t, x):
+                t = t + dense(t, x[0][None], x[1])
+                return add_at(t, x[0][None], x[1], x[1]) if within else t, None
+
+            t, _ = lax.scan(inner, jnp.zeros((4, 2)), (us, jnp.arange(4)))
+            return c + (t if within else add_at(t, us[:1], 0, 0)), None
+
+        return lax.scan(outer, c, us)[0]
+
+    alone(DIRECT, program, "f32[4,2]", "f32[3,4,2]", fires=True)  # in the inner loop
+    why = reasons(DIRECT, program, "f32[4,2]", "f32[3,4,2]")
+    assert "each step of the inner loop has a window of its own" in why
 
 
 def test_wide_rows_of_an_accumulator_made_later(wide_rows):

@@ -2,13 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 from jaxpr_opt.ir import Scan
 from jaxpr_opt.passes.collapse_loops import CollapseLoops
 from jaxpr_opt.testing import check_refuses, check_rewrite
-from tests.loops import alone, keep
+from tests.loops import alone, keep, unspecified
 
 CARRIED, UPFRONT = CollapseLoops(), CollapseLoops("upfront")
 
@@ -373,6 +374,85 @@ def test_another_predicate(other, because):
     check_refuses(CARRIED, nest(inner=other), "f32[3]", "f32[]", because=because, simplify=True)
 
 
+def test_masks_of_which_one_implies_nothing():
+    """(2b) The inner mask, ``4 i + j < n``, does not imply the outer one, ``4 i < m`` or any."""
+    unknown = known_before(lambda n, p: (p, first_rows(n)[1]))
+    alone(UPFRONT, unknown, "f32[3]", jnp.int32(9), jnp.array([True, False, True]), fires=True)
+    masks = lambda n, m: (first_rows(m)[0], first_rows(n)[1])
+    for n, m in ((9, 3), (3, 9)):
+        alone(UPFRONT, known_before(masks), "f32[3]", jnp.int32(n), jnp.int32(m), fires=True)
+
+
+def by(p, q, *, inner_is_done=False, outer_is_done=False):
+    """A nest whose predicates are what `p` and `q` make of its carry and of rows of an array."""
+
+    def chosen(done, which, taken, c):
+        return lax.cond(which, keep, taken, c) if done else lax.cond(which, taken, keep, c)
+
+    def program(c, outer, inner):
+        def step(c, row):
+            return chosen(inner_is_done, q(c, row), jnp.sin, c), None
+
+        def level(c, rows):
+            loop = lambda c: lax.scan(step, c, rows[1])[0]
+            return chosen(outer_is_done, p(c, rows[0]), loop, c), None
+
+        return lax.scan(level, c, (outer, inner))[0]
+
+    return program
+
+
+LOW, LISTED = (lambda c, _: c[0] < 1), (lambda _, row: row)
+
+
+@pytest.mark.parametrize(
+    ("each", "program"),
+    [
+        pytest.param(CARRIED, by(LOW, lambda c, row: (c[0] < 1) & row), id="mixed"),
+        pytest.param(CARRIED, by(LOW, LISTED), id="known before"),
+        pytest.param(UPFRONT, by(LISTED, LOW), id="not known before"),
+        pytest.param(CARRIED, by(LOW, lambda c, _: c[0] >= 1, inner_is_done=True), id="done"),
+        pytest.param(UPFRONT, by(LISTED, LISTED, inner_is_done=True), id="inner done"),
+        pytest.param(UPFRONT, by(LISTED, LISTED, outer_is_done=True), id="outer done"),
+    ],
+)
+def test_predicates_of_two_kinds(each, program):
+    """(2) One is carried and one known before, or one is true when a step is skipped."""
+    because = "no predicate of the inner loop"
+    check_refuses(each, program, "f32[3]", "bool[3]", "bool[3,4]", because=because)
+
+
+def test_a_mask_of_rows_of_a_batch():
+    """(2) It cannot be joined with that of the outer loop."""
+
+    def program(c, outer, inner):
+        step = lambda c, q: (jnp.where(q, jnp.sin(c), c), None)
+        level = lambda c, x: (lax.cond(x[0], lambda: lax.scan(step, c, x[1])[0], lambda: c), None)
+        return lax.scan(level, c, (outer, inner))[0]
+
+    because = "no predicate of the inner loop"
+    check_refuses(UPFRONT, program, "f32[3]", "bool[3]", "bool[3,4,3]", because=because)
+
+
+def test_an_inner_loop_that_counts():
+    """(2) Its steps are counted whether or not they are taken, those of an outer step that is not
+    taken are not.
+    """
+
+    def program(c, bound):
+        def step(carry, _):
+            c, k = carry
+            return (lax.cond(c[0] < bound, jnp.sin, keep, c), k + 1), None
+
+        def level(carry, _):
+            loop = lambda carry: lax.scan(step, carry, None, length=4)[0]
+            return lax.cond(carry[0][0] < bound, loop, keep, carry), None
+
+        return lax.scan(level, (c, 0), None, length=3)[0]
+
+    check_refuses(CARRIED, program, "f32[3]", "f32[]", because="no predicate of the inner loop")
+
+
 def test_a_predicate_of_one_row():
     """(2) A predicate with a shape may differ from row to row."""
     row = lambda c, b: lax.squeeze(lax.lt(c[:1], b[None]), (0,))
@@ -415,6 +495,49 @@ def test_a_carry_that_starts_anew():
         return lax.scan(level, c, None, length=3)[0]
 
     check_refuses(CARRIED, program, "f32[3]", "f32[]", because="starts anew in every outer step")
+
+
+def flagged(start, *, go=True):
+    """A nest that carries whether to go on; the inner loop starts from what `start` makes of it."""
+
+    def program(c, n, bound):
+        def step(carry, _):
+            c, n, go = carry
+            taken = lambda: (jnp.sin(c), n + 1.0, c[0] < bound)
+            return lax.cond(go, taken, lambda: carry), None
+
+        def level(carry, _):
+            loop = lambda: lax.scan(step, start(*carry), None, length=4)[0]
+            return lax.cond(carry[2], loop, lambda: carry), None
+
+        return lax.scan(level, (c, n, jnp.bool_(go)), None, length=3)[0]
+
+    return program
+
+
+TRUE, FALSE = np.True_, np.False_
+
+
+@pytest.mark.parametrize("start", [lambda c, n, go: (c, n, go), lambda c, n, go: (c, n, TRUE)])
+def test_an_inner_loop_that_goes_on(start):
+    """(1) It starts where the outer step does, or from what is known there: the step is taken."""
+    alone(CARRIED, flagged(start), "f32[3]", "f32[]", "f32[]", fires=True)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda c, n, go: (c, n, FALSE),
+        lambda c, n, go: (c, n, c[0] > 0),
+        lambda c, n, go: (c, np.float32(0), go),
+    ],
+)
+def test_an_inner_loop_that_starts_from_something_else(start):
+    """(1) From another number, from one that is not known, or from a number where the outer loop
+    has none.
+    """
+    because = "starts anew in every outer step"
+    check_refuses(CARRIED, flagged(start), "f32[3]", "f32[]", "f32[]", because=because)
 
 
 def around(change, more=None):
@@ -505,6 +628,76 @@ def test_rows_that_skipped_steps_stack_differently():
     check_refuses(CARRIED, program, "f32[3]", "f32[]", because="of skipped steps differ")
 
 
+def stacking(inner, outer):
+    """A nest that stacks what it carries; skipped steps of both loops stack something else."""
+
+    def program(c, bound):
+        def step(c, _):
+            return lax.cond(c[0, 0] < bound, lambda: (c + 1, c[0]), lambda: (c, inner(c)))
+
+        def level(c, _):
+            loop = lambda: lax.scan(step, c, None, length=2)
+            return lax.cond(c[0, 0] < bound, loop, lambda: (c, outer(c)))
+
+        return lax.scan(level, c, None, length=3)
+
+    return program
+
+
+def first(c):
+    return c[0]
+
+
+def zeros(c):
+    return jnp.zeros_like(c)
+
+
+def test_rows_of_an_outer_step_that_are_unspecified():
+    """(3) They may be anything."""
+    program = stacking(first, unspecified)
+    graph = alone(CARRIED, program, jnp.ones((2, 3)), jnp.float32(9), fires=True)
+    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    assert loop.length == 6
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        (first, zeros),
+        (lambda c: jnp.zeros(3), keep),
+        (lambda c: jnp.zeros(3), jnp.sin),
+    ],
+)
+def test_rows_of_skipped_steps_that_are_no_number(inner, outer):
+    """(3) In one of the loops they are what is carried, or made of it."""
+    because = "of skipped steps differ"
+    check_refuses(CARRIED, stacking(inner, outer), "f32[2,3]", "f32[]", because=because)
+
+
+@pytest.mark.parametrize(
+    "stacked",
+    [
+        lambda c, row: 2 * row,
+        lambda c, _: lax.scan(lambda c, _: (jnp.sin(c), None), c, None, length=2)[0],
+        lambda c, _: lax.linalg.lu(jnp.outer(c, c))[0],
+    ],
+    ids=["a row", "of a loop", "of a factorisation"],
+)
+def test_stacked_once_per_outer_step(stacked):
+    """(4) It is made of more than carries, or by what would run in every inner step."""
+
+    def program(c, bound, xs):
+        def level(c, row):
+            step = lambda c, _: (lax.cond(c[0] < bound, jnp.sin, keep, c), None)
+            loop = lambda c: lax.scan(step, c, None, length=4)[0]
+            return lax.cond(c[0] < bound, loop, keep, c), stacked(c, row)
+
+        return lax.scan(level, c, xs)
+
+    because = "stacked once per outer step"
+    check_refuses(CARRIED, program, "f32[3]", "f32[]", "f32[3,3]", because=because)
+
+
 def test_what_an_outer_step_ends_with_is_stacked():
     """(4) It is no function of what the step starts with."""
 
@@ -535,7 +728,21 @@ def test_loops_that_are_not_alike(program, because):
     check_refuses(CARRIED, program, "f32[3]", "f32[]", because=because)
 
 
-def test_a_loop_of_no_steps():
+def test_an_outer_loop_of_no_steps():
+    """As many as the merged loop."""
+
+    def program(c, bound, xs):
+        def level(c, x):
+            step = lambda c, _: (lax.cond(c[0] < bound, jnp.sin, keep, c), None)
+            loop = lambda c: lax.scan(step, c, None, length=4)[0]
+            return lax.cond(c[0] < bound, loop, keep, c), jnp.cos(c)
+
+        return lax.scan(level, c, xs)
+
+    alone(CARRIED, program, "f32[3]", "f32[]", "f32[0]", fires=True)
+
+
+def test_an_inner_loop_of_no_steps():
     """(5) There is nothing to merge."""
 
     def program(c, bound):
@@ -546,4 +753,4 @@ def test_a_loop_of_no_steps():
 
         return lax.scan(level, c, None, length=3)[0]
 
-    check_refuses(CARRIED, program, "f32[3]", "f32[]", because="a loop is empty")
+    check_refuses(CARRIED, program, "f32[3]", "f32[]", because="the inner loop is empty")

@@ -10,6 +10,7 @@ from jaxpr_opt.ir import Cond
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from tests.loops import alone
 from tests.passes.dummies import anything
 
 DROP = DropDummyResiduals()
@@ -213,6 +214,34 @@ def test_result_read_under_the_same_predicate():
           }
         """,
     )
+
+
+def test_result_read_in_a_loop_that_carries_the_predicate():
+    """(3) A loop is no branch."""
+
+    def program(p, w, c, xs):
+        d, r = lax.cond(p, lambda: (c * w, w), lambda: (c, c))
+        _, looped = lax.scan(lambda q, x: (q, r * x), p, xs)
+        return looped, lax.cond(p, lambda: d.sum() * r, lambda: d)
+
+    types = "f32[3]", "f32[3]", "f32[2,3]"
+    for p in (True, False):
+        alone(DROP, program, jnp.bool_(p), *types, fires=True)
+
+
+def test_result_that_is_made_in_its_branch():
+    """(3) The other cond is outside of it."""
+
+    def program(p, w, c):
+        d, r = lax.cond(p, lambda: (c * w, jnp.sin(w)), lambda: (c, c))
+        return d, lax.cond(p, lambda: w * r, lambda: w)
+
+    alone(DROP, program, "bool[]", "f32[3]", "f32[3]", fires=False)
+
+
+def test_a_value_of_another_type():
+    """(1) A weak one gives way to the dummy's."""
+    alone(DROP, lambda p, w: lax.select_n(p, anything(), w), jnp.bool_(True), 3.0, fires=False)
 
 
 def test_expensive_residual_stays():

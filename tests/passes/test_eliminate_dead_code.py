@@ -8,6 +8,7 @@ from jax import lax
 
 from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.testing import check_rewrite
+from tests.loops import alone
 
 DCE = EliminateDeadCode()
 
@@ -175,6 +176,17 @@ def test_dead_result_of_a_remat():
           }
         """,
     )
+
+
+def test_operands_of_a_call_stay():
+    """(4) It takes what it does not read, too."""
+    call = jax.jit(lambda x, y: 2.0 * x, donate_argnums=0, keep_unused=True)
+
+    def program(x):
+        jnp.cos(x)
+        return call(x + 1.0, x * 3.0)
+
+    alone(DCE, program, "f32[3]", fires=True)
 
 
 def test_dead_loops_go():

@@ -164,6 +164,11 @@ def test_what_was_computed():
     alone(FORWARD, stacking(lambda xs, i: read(xs, i) + read(xs, 0)), "f32[4]", fires=False)
 
 
+def test_what_was_counted_in_floating_point():
+    """(2) Movement of nothing."""
+    alone(FORWARD, stacking(lambda xs, i: lax.iota("float32", 2)), "f32[4]", fires=False)
+
+
 def test_what_was_written():
     """(2) Neither is an array with a window written."""
     alone(FORWARD, stacking(lambda xs, i: xs.at[i].set(7.0)), "f32[4]", fires=False)

@@ -137,6 +137,13 @@ def test_wherever_the_window_is(mode, change, width):
     alone(FORWARD, program, b, u, jnp.array(within), fires=True)
 
 
+def test_a_place_in_range():
+    """(2) Nothing is filled in."""
+    program = lambda b, u: b.at[3].set(u, mode="drop").at[3].get(mode="fill", fill_value=7.0)
+    graph = alone(FORWARD, program, "f32[8]", "f32[]", fires=True)
+    assert not any(op.name == "select_n" for op in graph.walk())
+
+
 def test_indices_too_small_to_be_out_of_range():
     """(2) An int8 reaches no place beyond 200; JAX 0.10 drops whatever it tells to write."""
 
@@ -206,6 +213,7 @@ def test_keys():
             lambda b, u, i: b.at[jnp.stack([i, i])].set(u)[jnp.stack([i, i])], id="1 twice"
         ),
         pytest.param(lambda b, u, i: b.at[i].multiply(2.0)[i], id="1 multiplied"),
+        pytest.param(lambda b, u, i: read(read(b, i, 4), i), id="1 read of what is read"),
     ],
 )
 def test_other_reads(program):

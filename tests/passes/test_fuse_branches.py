@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 import jaxpr_opt
@@ -168,7 +169,8 @@ def test_op_between_them_reads_the_first():
     )
 
 
-def test_effects_keep_their_order():
+@pytest.mark.parametrize("early", [True, False])
+def test_effects_keep_their_order(early):
     """(1) A print between the two, or in one of them."""
 
     def program(p, x):
@@ -176,8 +178,9 @@ def test_effects_keep_their_order():
             jax.debug.callback(lambda _: None, x[0])
             return jnp.sin(x)
 
-        r = lax.cond(p, shown, lambda: x)
-        return lax.cond(p, lambda: r * 2.0, lambda: r)
+        first, last = (shown, lambda: r * 2.0) if early else (lambda: jnp.sin(x), shown)
+        r = lax.cond(p, first, lambda: x)
+        return lax.cond(p, last, lambda: r)
 
     check_refuses(FUSE, program, "bool[]", "f32[3]", because="a branch has effects")
 

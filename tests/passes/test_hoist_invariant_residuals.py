@@ -9,13 +9,16 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+from jaxpr_opt.analysis.constants import is_undefined
 from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Scan
+from jaxpr_opt.ir import Cond, Scan
 from jaxpr_opt.journal import collect_journals
 from jaxpr_opt.passes import DEFAULT
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.pipeline import Pipeline
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
+from tests.loops import alone
+from tests.passes.dummies import anything
 
 HOIST = HoistInvariantResiduals()
 
@@ -170,6 +173,31 @@ def test_stream_of_a_broadcast_along_another_axis():
         }
         """,
     )
+
+
+def test_stream_of_what_was_computed():
+    """(2) Its rows differ."""
+    program = lambda c, xs: lax.scan(lambda c, x: (c * x, None), c, jnp.sin(xs))[0]
+    alone(HOIST, program, "f32[3]", "f32[8,3]", fires=False)
+
+
+def test_stack_of_nothing_in_particular():
+    """(1) It is unspecified as a whole."""
+    program = lambda c: lax.scan(lambda c, _: (2.0 * c, anything(3)), c, None, length=8)
+    graph = alone(HOIST, program, "f32[3]", fires=True)
+    assert any(is_undefined(value) for value in graph.body.outputs)
+
+
+def test_branch_that_reads_the_step():
+    """(4) What an op with a body reads is in the body."""
+
+    def program(p, c, xs):
+        step = lambda c, x: (c + lax.cond(p, jnp.sin, jnp.cos, x), None)
+        return lax.scan(step, c, xs)[0]
+
+    graph = alone(HOIST, program, "bool[]", "f32[3]", "f32[8,3]", fires=True)
+    (scan,) = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert any(isinstance(op, Cond) for op in scan.body.ops)
 
 
 def test_carry_that_never_changes_is_an_outer_value():

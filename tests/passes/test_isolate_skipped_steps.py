@@ -72,6 +72,67 @@ def test_a_loop_back_that_looks(back, mask):
     check_refuses(ISOLATE, program, *TYPES, because="is read where no step was taken")
 
 
+def test_a_predicate_that_is_handed_over_as_a_number():
+    """(2) It is zero in steps that are skipped, and compared with one."""
+    back = lambda a, r, p: jnp.where(p == 1, a * r, a)
+    program = pair(lambda c, x, p: jnp.cos(c) * x, back, lambda p: p.astype(jnp.int32))
+    alone(ISOLATE, program, *TYPES, fires=True)
+
+
+def test_a_predicate_of_all_rows():
+    """(1) There is a branch already, or XLA makes one."""
+    program = pair(lambda c, x, p: jnp.cos(c) * x, masked)
+    alone(ISOLATE, program, "f32[]", "f32[6]", "bool[6]", fires=False)
+
+
+def whole(c, rows, p, q):
+    return rows + c
+
+
+def carried(c, rows, p, q):
+    return lax.scan(lambda a, p: (jnp.where(p, a * 2, a), None), rows, p)[0]
+
+
+def another(c, rows, p, q):
+    return lax.scan(lambda a, x: (jnp.where(x[1], a * x[0], a), None), c, (rows, q))[0]
+
+
+def stacked(c, rows, p, q):
+    step = lambda a, x: (jnp.where(x[1], a * x[0], a), a * x[0])
+    return lax.scan(step, c, (rows, p))
+
+
+@pytest.mark.parametrize("later", [whole, carried, another, stacked])
+def test_readers_that_look(later):
+    """(2) They need every row, skip by another predicate, or stack what they make of a row."""
+
+    def program(c, xs, p, q):
+        def body(c, row):
+            x, p = row
+            return jnp.where(p, jnp.sin(c) + x, c), jnp.cos(c) * x
+
+        c, rows = lax.scan(body, c, (xs, p))
+        return later(c, rows, p, q)
+
+    because = "is read where no step was taken"
+    check_refuses(ISOLATE, program, *TYPES, "bool[6,2]", because=because)
+
+
+def test_a_reader_whose_predicate_is_not_known_in_skipped_steps():
+    """(2) What is stacked for it is no number then."""
+
+    def program(c, xs, p, q):
+        def body(c, row):
+            x, p, q = row
+            return jnp.where(p, jnp.sin(c) + x, c), (jnp.cos(c) * x, q | (c > 0))
+
+        c, (rows, others) = lax.scan(body, c, (xs, p, q))
+        return another(c, rows, p, others)
+
+    because = "is read where no step was taken"
+    check_refuses(ISOLATE, program, *TYPES, "bool[6,2]", because=because)
+
+
 def told(x):
     """A number that is also printed."""
     jax.debug.callback(lambda _: None, x)
@@ -88,6 +149,13 @@ def test_a_step_that_acts(step):
     """(3) Whoever prints what a step computes, or waits for it, does so in each."""
     program = across(pair(lambda c, x, p: jnp.cos(c) * x, masked, step=step))
     check_refuses(ISOLATE, program, *TYPES, because="a step has effects or communicates")
+
+
+def test_a_loop_back_that_acts_otherwise():
+    """(4) What is printed is of another array."""
+    back = lambda a, r, p: masked(a, r, told(p))
+    program = pair(lambda c, x, p: jnp.cos(c) * x, back)
+    alone(ISOLATE, program, *TYPES, fires=True)
 
 
 @pytest.mark.parametrize("step", [told, lambda r: lax.psum(r, "rows"), doubled])

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -122,6 +123,7 @@ def test_nothing_is_written():
     )
 
 
+ZEROS = np.zeros(16, np.float32)
 PLACES = [-20, -1, 0, 3, 14, 15, 16, 99]
 
 
@@ -197,6 +199,16 @@ def test_weak_types():
             "what was written before is added to",
             id="3",
         ),
+        pytest.param(
+            lambda p, c, u, i: (parts(p, c)[0] + (w := write(parts(p, c)[1], u, i)), w),
+            "what dynamic_update_slice makes is read elsewhere",
+            id="4 what is written",
+        ),
+        pytest.param(
+            lambda p, c, u, i: ((a := parts(p, c)[0]) + write(parts(p, c)[1], u, i), jnp.sin(a)),
+            "a part is needed whole by sin",
+            id="4 a part",
+        ),
     ],
 )
 def test_refusals(program, because):
@@ -220,6 +232,20 @@ def test_refusals(program, because):
         pytest.param(
             lambda p, c, u, i: lax.select_n(p, c, jnp.ones(16)) + write(parts(p, c)[1], u, i),
             id="1 ones",
+        ),
+        pytest.param(
+            lambda p, c, u, i: lax.select_n(k := i % 3, c, ZEROS, c) + lax.select_n(k, ZEROS, c, c),
+            id="1 one of three",
+        ),
+        pytest.param(
+            lambda p, c, u, i: lax.clamp(low := -c, c, ZEROS) + lax.clamp(low, ZEROS, c),
+            id="1 limits",
+        ),
+        pytest.param(
+            lambda p, c, u, i: lax.add(
+                parts(p, c)[0], lax.dynamic_slice(parts(p, c)[1], (i,), (1,))
+            ),
+            id="2 read, not written",
         ),
         pytest.param(
             lambda p, c, u, i: parts(p, c)[0] + parts(p, c)[1].at[i + jnp.arange(2)].set(u),

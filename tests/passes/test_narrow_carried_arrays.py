@@ -123,6 +123,13 @@ def test_variants(variant):
     assert all(carry.param.shape != (8, 4) for op in inner for carry in op.carries)
 
 
+def test_places_that_are_known():
+    """(3) Slices need no checks."""
+    graph = alone(NARROW, VARIANTS["set, with the index checked"], "f32[8,4]", fires=True)
+    inner = next(op for op in graph.walk() if op.name == "scan" and op.parent is not None)
+    assert not any(op.name in ("gather", "scatter") for op in inner.body.ops)
+
+
 ANYWHERE = {
     "set": lambda a, to: nested(lambda a, i, j: a.at[i, to[j]].set(a[i, j] + 1), a),
     "set, or clamped": lambda a, to: nested(
@@ -176,6 +183,17 @@ STAY = {
         lambda a, i, j: put(a, get(a, 2 * i, j) + 1, i, j), a, rows=4
     ),
     "always the same row": lambda a: nested(lambda a, i, j: put(a, get(a, 3, j) + 1, 3, j), a),
+    "copied": lambda a: nested(lambda a, i, j: jnp.copy(a), a),
+    "replaced": lambda a: nested(lambda a, i, j: jnp.full_like(a, get(a, i, j).sum()), a),
+    "written into another": lambda a: nested(
+        lambda a, i, j: put(a, lax.dynamic_update_slice(jnp.ones((9, 4)), a, (j, 0))[0, 0], i, j), a
+    ),
+    "written in a branch": lambda a: nested(
+        lambda a, i, j: put(
+            a, lax.cond(j > 1, lambda: get(put(a, 9.0, i, j), i, j), lambda: get(a, i, j)), i, j
+        ),
+        a,
+    ),
     "data-dependent": lambda a: nested(lambda a, i, j: put(a, get(a, i * i % 7, j) + 1, i, j), a),
 }
 

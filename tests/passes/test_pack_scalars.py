@@ -398,6 +398,20 @@ def test_arrays_put_together_of_scalars():
     assert names(scan).count("sqrt") == 1
 
 
+def test_an_array_of_two_kinds_of_scalars():
+    """(1) Eight sines and eight cosines are two vectors."""
+
+    def program(xs):
+        def step(row, x):
+            angles = [row[i] * x for i in range(16)]
+            return jnp.stack([*map(jnp.sin, angles[:8]), *map(jnp.cos, angles[8:])]), None
+
+        return lax.scan(step, jnp.ones(16), xs)[0]
+
+    (scan,) = scans(alone(PACK, program, "f32[6]", fires=True))
+    assert names(scan).count("sin") == names(scan).count("cos") == 1
+
+
 @pytest.mark.parametrize("length", [0, 1])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_short_loops_and_reversed_ones(length, reverse):

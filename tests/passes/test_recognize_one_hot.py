@@ -17,6 +17,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.loops import alone
 
 RECOGNIZE = RecognizeOneHot()
 N = 8
@@ -240,6 +241,26 @@ def test_masks_of_two_axes(mask):
     untouched(program)
 
 
+def test_a_mask_from_the_data():
+    """(1) It may be true at several places, or nowhere."""
+    step = lambda b, mask: lax.select_n(mask, b, -b)
+    untouched(lambda b: loop(step, b, jnp.broadcast_to(b > 0, (4, N))))
+
+
+def test_a_sum_of_what_is_never_dropped():
+    """(3) It is in range at every step; written, or added to zeros."""
+
+    def program(b):
+        def step(b, i):
+            one, two = (jnp.zeros(N).at[i] for _ in range(2))
+            return b + one.set(b[0], mode="drop").sum() * two.add(b[1], mode="drop").sum(), None
+
+        return lax.scan(step, b, lax.iota("int32", 4))[0]
+
+    graph = alone(RECOGNIZE, program, "f32[8]", fires=True)
+    assert not any(op.name == "reduce_sum" for op in graph.walk())
+
+
 def test_a_sum_of_what_may_be_dropped():
     """(3) Out of range it is of zeros alone."""
 
@@ -257,7 +278,7 @@ def test_other_sums():
             row = lax.dynamic_update_slice(jnp.zeros((N, N)), b[None] * i, (i, 0))
             two = lax.dynamic_update_slice(jnp.zeros((N, N)), jnp.stack([b, b]), (i, 0))
             ones = lax.dynamic_update_slice(jnp.ones((N, N)), b[None], (i, 0))
-            return row.sum(1) + row.sum() + two.sum(0) + ones.sum(0)
+            return row.sum(1) + row.sum() + two.sum(0) + ones.sum(0) + jnp.sin(row).sum(0)
 
         return loop(step, b, lax.iota("int32", 4))
 

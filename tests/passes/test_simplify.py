@@ -75,6 +75,9 @@ def inputs_of(aval):
             ["bool[2]"],
             id="p ? T : F",
         ),
+        pytest.param(
+            lambda x, y, z: lax.select_n(jnp.full(6, 2), x, y, z), ["f32[6]"] * 3, id="the last"
+        ),
     ],
 )
 def test_law(law, args):
@@ -248,6 +251,20 @@ def test_parts_of_different_shapes():
         return lax.add_p.bind(lax.select_n(p, a, jnp.zeros(3)), lax.select_n(p, np.float32(0), b))
 
     assert left_of(program, "bool[]", "f32[3]", "f32[]")[-1] == "add"
+
+
+def test_axes_of_one_element():
+    """(2) They are spread by any op of two operands."""
+
+    def compared(p):
+        number = lax.broadcast_in_dim(p.astype("int32"), (1,), ())
+        return lax.ne(number, np.zeros(3, np.int32))
+
+    def added(p, a, b):
+        return lax.add(lax.select_n(p, a, jnp.zeros(1)), lax.select_n(p, jnp.zeros(3), b))
+
+    assert left_of(compared, "bool[]")[-1] == "ne"
+    assert left_of(added, "bool[]", "f32[1]", "f32[3]")[-1] == "add"
 
 
 def test_weak_types_are_kept():
