@@ -547,6 +547,17 @@ def test_the_version(run, capsys):
     assert capsys.readouterr().out == f"jaxpr-opt {jaxpr_opt.__version__}\n"
 
 
+def test_progress_is_for_terminals_only(run, monkeypatch):
+    lint = ("lint", "cli_programs:tripled", "--args", "f32[3]")
+    assert run(*lint)[2] == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    _, out, err = run(*lint)
+    assert "looking at cli_programs:tripled (1 of 1)" in err
+    assert "looking at" not in out
+    assert "tracing tripled" in run("explain", *lint[1:])[2]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_for_completion_knows_every_command_and_option(run, shell):
     code, out, _ = run("completion", shell)

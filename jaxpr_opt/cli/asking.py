@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from jaxpr_opt.cli.progress import working
 from jaxpr_opt.frames import blame
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.reports import observe
@@ -92,7 +93,8 @@ def traced(
 ) -> T:
     """Trace the user's function: should it raise, that is where the story ends."""
     try:
-        return how(fun, *arguments)
+        with working(f"tracing {subject.name}"):
+            return how(fun, *arguments)
     except TargetError:
         raise
     except (Exception, SystemExit) as error:
@@ -102,7 +104,8 @@ def traced(
 def optimized(subject: Subject, arguments: Arguments) -> tuple[Graph, list[Any]]:
     """The program that is compiled, and what every pipeline did on the way."""
     try:
-        return observe.optimized(subject.chosen, *arguments)
+        with working(f"optimising {subject.name}"):
+            return observe.optimized(subject.chosen, *arguments)
     except Exception as error:  # only in strict mode: otherwise a failing pass is a warning
         why = f"{blame(error)}; --traceback shows more"
         raise TargetError(f"optimising {subject.name} failed: {why}") from error

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from jaxpr_opt.cli import documentation
 from jaxpr_opt.cli.main import complain
+from jaxpr_opt.cli.progress import working
 from jaxpr_opt.lint import Finding, baseline, config, formats
 from jaxpr_opt.lint.discover import Asked, targets
 from jaxpr_opt.lint.formats import text
@@ -45,9 +46,9 @@ def lint(options: argparse.Namespace, console: Console) -> int:
     chosen = project.chosen(select, _listed("--ignore", options.ignore))
     known, also = _known(options, project), [_file(each) for each in options.write]
     earlier = None if known is None or options.update_baseline else baseline.read(known)
-    result = Run(project, chosen, earlier, stops=options.traceback).result(
-        targets(options.targets, project, asked)
-    )
+    with working("importing") as tell:
+        run = Run(project, chosen, earlier, tell, stops=options.traceback)
+        result = run.result(targets(options.targets, project, asked))
     if options.update_baseline:
         return _update(result, known)
     for write, path in also:

@@ -116,6 +116,10 @@ def _at(error: TargetError) -> Frame | None:
     return None if frame is None or is_installed(frame[0]) else frame
 
 
+def _nobody(what: str) -> None:
+    del what
+
+
 @dataclass(slots=True)
 class Run:
     """One run of `jaxpr-opt lint`."""
@@ -123,6 +127,8 @@ class Run:
     config: Config
     rules: tuple[Rule, ...]
     baseline: Baseline | None = None
+    tell: Callable[[str], None] = _nobody
+    """Is told what is being looked at."""
     stops: bool = False
     """Whether the first target that cannot be traced is the end."""
     subjects: list[Subject] = field(default_factory=list)
@@ -133,7 +139,8 @@ class Run:
         """Look at every target; one that cannot be traced does not keep the others from it."""
         started = time.perf_counter()
         checked: list[Checked] = []
-        for target in targets:
+        for index, target in enumerate(targets, 1):
+            self.tell(f"looking at {target.name} ({index} of {len(targets)})")
             with _uncollected():
                 checked.append(self._checked(target))
         checked = self._with_unused_comments(checked)
