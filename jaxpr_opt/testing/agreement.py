@@ -91,7 +91,7 @@ def _same(first: Array, second: Array) -> Array:
     if not _is_inexact(first.dtype):
         return np.asarray(first == second)
     a, b = _wide(first), _wide(second)  # which NumPy knows the NaN of, whatever their type
-    return (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
 
 
 def _close(first: Array, second: Array, rtol: float | None) -> Array:
