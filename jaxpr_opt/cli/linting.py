@@ -16,7 +16,7 @@ from jaxpr_opt.cli import documentation
 from jaxpr_opt.cli.main import complain
 from jaxpr_opt.cli.progress import working
 from jaxpr_opt.lint import Finding, baseline, config, formats
-from jaxpr_opt.lint.discover import Asked, targets
+from jaxpr_opt.lint.discover import Asked, found
 from jaxpr_opt.lint.formats import text
 from jaxpr_opt.lint.options import Spec, parse
 from jaxpr_opt.lint.result import Result
@@ -48,7 +48,7 @@ def lint(options: argparse.Namespace, console: Console) -> int:
     earlier = None if known is None or options.update_baseline else baseline.read(known)
     with working("importing") as tell:
         run = Run(project, chosen, earlier, tell, stops=options.traceback)
-        result = run.result(targets(options.targets, project, asked))
+        result = run.result(*found(options.targets, project, asked))
     if options.update_baseline:
         return _update(result, known)
     for write, path in also:

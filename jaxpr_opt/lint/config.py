@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,6 +51,18 @@ class Named:
     spec: Spec
     settings: dict[str, Any]
     root: Path
+    file: Path | None = None
+    """Where it is named."""
+
+    @property
+    def place(self) -> Frame | None:
+        """The line of its table."""
+        if self.file is None or not self.file.is_file():
+            return None
+        header = re.compile(rf"\s*\[tool\.jaxpr-opt\.lint\.targets\.[\"']?{re.escape(self.name)}\b")
+        lines = self.file.read_text(encoding="utf-8").splitlines()
+        number = next((n for n, line in enumerate(lines, 1) if header.match(line)), 1)
+        return str(self.file.resolve()), number, ""
 
     def target(self) -> Target:
         if str(self.root) not in sys.path:
@@ -237,4 +250,4 @@ def _target(name: str, settings: dict[str, Any], file: Path) -> Named:
         if not isinstance(args, str | None):
             args = strings("args", args)
         _selected(spec.ignore)
-    return Named(name, function, args, spec, options, file.parent.resolve())
+    return Named(name, function, args, spec, options, file.parent.resolve(), file)

@@ -11,6 +11,7 @@ nothing                         every target in `pyproject.toml`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxpr_opt.decorator import unwrap
+from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.config import Config
 from jaxpr_opt.lint.options import Spec
 from jaxpr_opt.lint.target import Given, Mark, Target, is_same, marked
@@ -63,6 +65,40 @@ def targets(names: Sequence[str], config: Config, asked: Asked) -> tuple[Target,
         if unique.setdefault(target.name, target).function is not target.function:
             raise TargetError(f"two targets are called {target.name!r}")
     return tuple(unique.values())
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A target of the project whose function cannot be had."""
+
+    name: str
+    error: TargetError
+    place: Frame | None
+    """Where it is named."""
+
+
+def found(
+    names: Sequence[str], config: Config, asked: Asked
+) -> tuple[tuple[Target, ...], tuple[Lost, ...]]:
+    """What `targets` finds, and targets of the project that are not there, which hide no others.
+
+    Raises:
+      TargetError: a name stands for nothing.
+    """
+    names = list(names) or list(config.targets)
+    lost = tuple(each for each in map(functools.partial(_lost, config), names) if each is not None)
+    others = [name for name in names if name not in {each.name for each in lost}]
+    return (targets(others, config, asked) if others or not lost else ()), lost
+
+
+def _lost(config: Config, name: str) -> Lost | None:
+    if name not in config.targets:
+        return None
+    try:
+        config.targets[name].target()
+    except TargetError as error:
+        return Lost(name, error, config.targets[name].place)
+    return None
 
 
 def _named(name: str, config: Config, asked: Asked) -> Iterable[Target]:

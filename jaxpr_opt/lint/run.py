@@ -14,6 +14,7 @@ from jaxpr_opt.compat_frames import boundary
 from jaxpr_opt.frames import Frame, blame, is_installed, raised_at
 from jaxpr_opt.lint.baseline import Baseline
 from jaxpr_opt.lint.config import Config, codes_of
+from jaxpr_opt.lint.discover import Lost
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.parts import parts
 from jaxpr_opt.lint.result import (
@@ -135,10 +136,12 @@ class Run:
     used: set[tuple[Comment, str]] = field(default_factory=set)
     """Comments that have suppressed something, and with which of their rules."""
 
-    def result(self, targets: Sequence[Target]) -> Result:
+    def result(self, targets: Sequence[Target], lost: Sequence[Lost] = ()) -> Result:
         """Look at every target; one that cannot be traced does not keep the others from it."""
         started = time.perf_counter()
-        checked: list[Checked] = []
+        if lost and self.stops:
+            raise lost[0].error
+        checked = [Checked(e.name, error=f"{e.name}: {e.error}", place=e.place) for e in lost]
         for index, target in enumerate(targets, 1):
             self.tell(f"looking at {target.name} ({index} of {len(targets)})")
             with _uncollected():

@@ -152,6 +152,21 @@ def test_arguments_that_do_not_fit_are_annotated_at_the_function(run, monkeypatc
     assert out.startswith(f"::error file=lint_model.py,line={line},")
 
 
+def test_a_target_that_is_not_there_hides_no_other(run, monkeypatch):
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    table = PROJECT.replace("targets.step", "targets.gone").replace(":loss", ":los")
+    Path("pyproject.toml").write_text(PROJECT + table)
+    line = 2 + PROJECT.count("\n")
+    code, out, err = run("lint")
+    assert code == 2
+    assert "JXO601" in out
+    assert err == (
+        "jaxpr-opt: error: gone: lint_model.py has no attribute 'los'; did you mean 'loss'?\n"
+    ).replace("lint_model.py", str(Path("lint_model.py").resolve()))
+    _, out, _ = run("lint", "--format", "github")
+    assert out.startswith(f"::error file=pyproject.toml,line={line},title=jaxpr-opt%3A gone::")
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
