@@ -32,6 +32,9 @@ from jaxpr_opt.stack import with_room
 _UndefinedPrimal: Any = _ad.UndefinedPrimal
 _GradAccum, _RefAccum = _ad.GradAccum, _ad.RefAccum
 
+_WITH_RULES = {"custom_lin", "call_hi_primitive_linearized", "optimized_linear"}
+"""What stands for a `custom_vjp`, and for a program that may have one in it."""
+
 Mask = tuple[bool, ...]
 Refs = Mapping[int, Any]
 """For the positions of some operands, the mutable arrays that their cotangents are added to."""
@@ -221,6 +224,15 @@ def transpose(jaxpr: ClosedJaxpr, linear: Mask, nonzero: Mask) -> tuple[ClosedJa
 
     others = [a for a, is_linear in zip(needed.in_avals, linear, strict=True) if not is_linear]
     return compat.trace(transposed, [*others, *cotangent_avals(needed)]), tuple(found)
+
+
+def has_backward_rules(tangent: ClosedJaxpr) -> bool:
+    """Whether functions of the user's make cotangents in the transpose of this program."""
+    return any(
+        eqn.primitive.name in _WITH_RULES
+        or any(map(has_backward_rules, compat.inner_jaxprs(eqn.params)))
+        for eqn in compat.open_jaxpr(tangent).eqns
+    )
 
 
 def cotangent_avals(jaxpr: ClosedJaxpr) -> list[Any]:

@@ -16,7 +16,8 @@ transpose      ``optimized`` of the transposed program
 =============  =====================================================================================
 
 A pipeline that has nothing to say about a gradient leaves JAX's own: forward and backward as JAX
-makes them.
+makes them.  So does a backward program that is not linear in the cotangents of several outputs,
+which a rule of the user's may make: for some of them it cannot be told from that for all.
 
 `jax.checkpoint` and loops inside it differentiate by forward mode and split the result by what is
 known.  A forward-mode program therefore remembers what it is the forward mode of (`ForwardMode`):
@@ -38,12 +39,14 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from jaxpr_opt import accumulation, compat, compat_ad, door, settings
+from jaxpr_opt.analysis.linearity import is_linear
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.boundary.loops import with_reverse_mode
 from jaxpr_opt.compat_ad import Mask
 from jaxpr_opt.compat_repeats import share_repeated
 from jaxpr_opt.frames import frame_text, raised_at
+from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Phase
 from jaxpr_opt.pipeline import Pipeline
 from jaxpr_opt.split import Split
@@ -271,6 +274,8 @@ class Program:
         moving = tuple(i >= num_residuals for i in range(len(plain.tangent.in_avals)))
         try:
             back, nonzero_in = tangent._backward(moving, (True,) * sum(plain.nonzero_out))
+            if sum(plain.nonzero_out) > 1 and not _is_linear(plain, back):
+                return None  # `LinearMap.restricted` could not leave out a cotangent
             split = self.pipeline.run_joined(
                 Split(plain.forward, back, plain.residuals), num_outputs, always=bool(self.history)
             )
@@ -392,6 +397,17 @@ def _joint_program(
 
     avals = [*plain.forward.in_avals, *compat_ad.cotangent_avals(plain.tangent)]
     return compat.trace(joint, avals), tuple(found)
+
+
+def _is_linear(plain: compat_ad.Linearized, back: ClosedJaxpr) -> bool:
+    """Whether a backward program is linear in the cotangents.
+
+    JAX's own rules are; those of the user's (`jax.custom_vjp`) are looked at.
+    """
+    if not compat_ad.has_backward_rules(plain.tangent):
+        return True
+    graph = import_jaxpr(back)
+    return is_linear(graph, graph.inputs[len(plain.residuals) :])
 
 
 def _has_transpose(plain: compat_ad.Linearized) -> bool:
