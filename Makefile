@@ -84,7 +84,7 @@ clean:
 	$(MIDDLE) -m venv .venv-middle
 
 .venv-suites/bin/python:
-	$(PYTHON) -m venv .venv-suites
+	$(NEWEST) -m venv .venv-suites
 
 .venv/stamp: pyproject.toml | .venv/bin/python
 	$(pip_install) .

@@ -107,24 +107,22 @@ def _run(
     """What became of each test, passed, failed or skipped; plain: of those that failed before."""
     report = source.parent / f"{'optimized' if optimized else 'plain'}.xml"
     report.unlink(missing_ok=True)
+    failures = source.parent / "failures"
     tests = [path for path in library.tests if (source / path).exists()]
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore"]
-    command += ["-o", f"cache_dir={source.parent / 'cache'}"]
-    command += ["-p", "suites.plugin"] if optimized else ["--last-failed"]
+    if not optimized:
+        tests = list(dict.fromkeys(failures.read_text().splitlines()))
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider"]
+    command += ["-p", "suites.plugin"] if optimized else []
     command += ["-k", only] if only else []
-    command += [
-        "--import-mode=importlib",
-        "--continue-on-collection-errors",
-        "-o",
-        "python_files=*_test.py test_*.py",
-    ]
-    command += [f"--junitxml={report}", *tests]
+    command += ["--import-mode=importlib", "--continue-on-collection-errors"]
+    command += ["-o", "python_files=*_test.py test_*.py", f"--junitxml={report}", *tests]
     environment = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         "JAX_PLATFORMS": "cpu",
         "JAXPR_OPT_STRICT": "1",  # a pass that fails is a finding, too
         "SUITES_COUNTS": str(report.with_suffix(".counts")),
+        "SUITES_FAILURES": str(failures),
     }
     with report.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(command, cwd=source, env=environment, stdout=log, stderr=log)
@@ -138,13 +136,14 @@ def _run(
 
 
 def _outcomes(report: Path) -> dict[str, str]:
+    """One for each test; the parts of a test (`subTest`) are the test."""
     if not report.exists():
         return {}
     outcomes = {}
     for case in ET.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
         name = f"{case.get('classname')}::{case.get('name')}"
-        failed = kinds & {"failure", "error"}
+        failed = kinds & {"failure", "error"} or outcomes.get(name) == "failed"
         outcomes[name] = "failed" if failed else "skipped" if "skipped" in kinds else "passed"
     return outcomes
 

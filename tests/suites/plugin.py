@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jaxpr_opt import every_program
 
 _counts: collections.Counter[str] = collections.Counter()
@@ -22,7 +24,18 @@ def _counting(make: Any, kind: str) -> Any:
     return made
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note which tests are to be run in plain JAX, too."""
+    if report.failed:
+        with Path(os.environ["SUITES_FAILURES"]).open("a") as file:
+            file.write(f"{report.nodeid}\n")
+
+
+pytest_collectreport = pytest_runtest_logreport
+
+
 def pytest_configure() -> None:
+    Path(os.environ["SUITES_FAILURES"]).write_text("")
     every_program._optimized = _counting(every_program._optimized, "programs")
     every_program._loop_program = _counting(every_program._loop_program, "loops")
     every_program.turn_on()
