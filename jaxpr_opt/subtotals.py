@@ -38,13 +38,10 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.pieces import Chain, Link, Piece, Pieces
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Use, Value, backward_slice, depending_on
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_pure, is_speculable
-
-WIDE = 4
-"""How many numbers a window must be as large as, for marks to be small beside what they replace."""
-
 
 # ---------------------------------------------------------------- slots
 
@@ -96,7 +93,7 @@ def slots(chain: Chain) -> Slots | None:
     itemsize = np.dtype(np.int32).itemsize
     if not axes or any(piece.update.shape[axis] != 1 for axis in axes):
         return None
-    if piece.nbytes < WIDE * itemsize or not _is_only_added_to(link):
+    if not cost_model().is_sparse(itemsize, piece.nbytes) or not _is_only_added_to(link):
         return None
 
     def stop(value: Value) -> bool:

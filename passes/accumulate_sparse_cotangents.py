@@ -60,19 +60,16 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import WRITES
-from jaxpr_opt.analysis.buffers import MAX_ADDED, renames
+from jaxpr_opt.analysis.buffers import renames
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.pieces import Chain, Piece, Pieces, added, apart, moves, own_windows
-from jaxpr_opt.cost.ops import is_less_in_place
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Op, Scan, Value, While, dominates
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.subtotals import erase_unread, slots, through_array, through_slots
 from jaxpr_opt.traits import SUMS
-
-LARGE, SLOWER = 1 << 18, 8
-"""XLA compiles a small loop as one function, which it does not do to loops over large arrays."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +89,9 @@ class Sum(Match):
         if others or not isinstance(link, Pieces) or len(link.inner.links) > 1:  # (2)
             return None
         (piece,) = link.inner.links
-        if not isinstance(piece, Piece) or piece.repeats or piece.update.size <= MAX_ADDED:
+        if not isinstance(piece, Piece) or piece.repeats:
+            return None
+        if cost_model().is_better_stacked(piece.nbytes):
             return None
         return link if moves(piece, link.op) and dominates(self.array, link.op) else None  # (2)
 
@@ -115,15 +114,6 @@ class AccumulateSparseCotangents(Pass):
 
     name: ClassVar[str] = "accumulate-sparse-cotangents"
     whole_arrays: ClassVar[bool] = True
-    dense_factor: int = 4
-    """How many times the windows must fit into the array, for them to be added up elsewhere."""
-    slot_bytes: int = 512
-    """Bytes of an array that are added up densely in the time of a step through slots."""
-    dense_bytes: int = 2048
-    """The same of a step that moves a window from a second array; a loop over more than `LARGE`
-    bytes takes `SLOWER` times as long a step on CPU.
-    """
-
     primitives: ClassVar[frozenset[str]] = SUMS
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
@@ -139,7 +129,7 @@ class AccumulateSparseCotangents(Pass):
 
     def _waste(self, array: Value, chain: Chain) -> Waste | None:
         is_dense = any(link.is_dense for link in chain.links)
-        return "zeros" if is_dense and self.dense_factor * chain.nbytes <= array.nbytes else None
+        return "zeros" if is_dense and cost_model().is_sparse(chain.nbytes, array.nbytes) else None
 
     def refuse(self, match: Sum) -> str | None:
         op, array, result = match.op, match.array, match.op.result
@@ -153,7 +143,7 @@ class AccumulateSparseCotangents(Pass):
         if not _is_buffer(array, op.parent):
             return f"{array.label} is made anew in each step"
         if match.is_disjoint:
-            is_less = is_less_in_place(_added_in_a_row(op), array.nbytes)
+            is_less = cost_model().is_less_in_place(_added_in_a_row(op), array)
             return None if is_less else f"the pieces together are as large as {array.label}"
         if match.loop is not None:
             return None
@@ -174,14 +164,7 @@ class AccumulateSparseCotangents(Pass):
         if any(map(own_windows, links)):
             return "each step of the inner loop has a window of its own"
         touched = sum(link.count for link in links)
-        step_bytes = self.dense_bytes * (SLOWER if size > LARGE else 1)
-        if slots(match.chain) is not None:
-            step_bytes = self.slot_bytes
-        if (
-            scan.length < 2
-            or self.dense_factor * match.chain.nbytes > size
-            or step_bytes * touched > size
-        ):
+        if scan.length < 2 or not _is_less_elsewhere(match.chain, size, touched):
             return f"the array of {size:,} bytes is small beside its {touched:,} windows"
         return None
 
@@ -198,6 +181,20 @@ class AccumulateSparseCotangents(Pass):
             made = through_array(match.chain, match.array, match.op, rw)
         rw.replace(result, made)
         erase_unread(match.op, rw)
+
+
+def _is_less_elsewhere(chain: Chain, size: int, touched: int) -> bool:
+    """Whether adding up so many windows elsewhere takes no longer than adding dense arrays.
+
+    A step through slots is short.  From a second array each window is read, added to the first,
+    written, and cleared.
+    """
+    prices = cost_model()
+    if slots(chain) is not None:
+        seconds = prices.loop_seconds(touched, 0)
+    else:
+        seconds = prices.loop_seconds(4 * touched, size)
+    return prices.is_sparse(chain.nbytes, size) and seconds <= prices.moved(size)
 
 
 def _read_after(array: Value, op: Op) -> bool:

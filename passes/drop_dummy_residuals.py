@@ -49,6 +49,7 @@ from typing import ClassVar
 
 from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.constants import identity, is_undefined
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import (
     UNDEFINED,
     Cond,
@@ -63,13 +64,6 @@ from jaxpr_opt.ir import (
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_cheap, spreads
-
-MAX_REPEATED = 8
-"""Ops repeated before the cond for one value: more are seldom cheaper than a select.  What only
-spreads its operand out is not counted, one broadcast or ten."""
-
-MAX_INDEX = 16
-"""Bytes of an index: four integers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,10 +110,14 @@ class DropDummyResiduals(Pass):
         name = match.value.label
         if isinstance(made, Op):  # (2)
             return f"{name} needs {made.name}, which costs more to compute again than to keep"
-        inputs = [match.value, *(v for op in made for v in op.operands)]
-        varying = _varying([v for v in inputs if v.op not in made], _loop(match.op))
+        inputs, loop = [match.value, *(v for op in made for v in op.operands)], _loop(match.op)
+        varying = _varying([v for v in inputs if v.op not in made], loop)
         if varying is not None and not _is_index(match.value):
             return f"{name} changes from step to step with {varying.label}"
+        prices, steps = cost_model(), _steps(loop) if varying is None else 1
+        if prices.repeated(made) > steps * prices.stored_far(match.value.nbytes):
+            most = max(made, key=lambda op: prices.repeated([op]))
+            return f"{name} needs {most.name}, which costs more to compute again than to keep"
         return None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
@@ -161,8 +159,6 @@ def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
         if not is_cheap(maker):  # (2)
             return maker
         made[maker] = None
-        if sum(not spreads(op) for op in made) > MAX_REPEATED:
-            return maker
         pending.extend(maker.operands)
     return backward_slice([value], lambda v: v.op not in made) if made else []
 
@@ -181,7 +177,7 @@ def _varying(values: list[Value], loop: Region | None) -> Value | None:
 
 def _is_index(value: Value) -> bool:
     """Whether these are a few integers."""
-    return dtypes.is_integer(value.dtype) and value.nbytes <= MAX_INDEX
+    return dtypes.is_integer(value.dtype) and cost_model().is_no_line(value.nbytes)
 
 
 def _loop(op: Op) -> Region | None:
@@ -192,6 +188,11 @@ def _loop(op: Op) -> Region | None:
             return region
         region = region.owner.region
     return None
+
+
+def _steps(loop: Region | None) -> int:
+    """How often a loop's step runs, of all that is known."""
+    return loop.owner.length if loop is not None and isinstance(loop.owner, Scan) else 1
 
 
 def _reads_in_branch(cond: Cond) -> Iterator[tuple[Use, Value]]:

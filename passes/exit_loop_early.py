@@ -54,28 +54,17 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt import dtypes
-from jaxpr_opt.analysis.access import WRITES, access
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skips
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, reads
 from jaxpr_opt.parameters import unroll_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.rows import read_row, write_row
 from jaxpr_opt.traits import is_arithmetic, is_pure, may_depend_on
-
-MIN_STEP_BYTES = 4096
-"""A step that makes less than this is not worth a question: one step of an XLA:CPU loop costs
-about as much as moving
-this many bytes (measured: 0.3 us)."""
-
-ASKED_AT_ONCE = 16
-"""Elements of a predicate that are computed before the loop, with those of all steps, for the price
-of one question in it (measured: 0.7 ns an element, which is a tenth of what 256 bytes take in a
-step).  Where each element of an array has its own, that is more than the steps may save.
-"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +84,7 @@ class ExitLoopEarly(Pass):
 
     def find(self, op: Op) -> Iterator[SkippingLoop]:
         assert isinstance(op, Scan)
-        if _work(op.body) < MIN_STEP_BYTES:
+        if not cost_model().is_worth_a_question(op.body):
             return
         for skip in find_skips(op):
             what = (
@@ -123,7 +112,7 @@ class ExitLoopEarly(Pass):
         if skip.kind == "upfront" and first_rows(skip) is None:
             if not _rounds_alike(skip):  # (6)
                 return "its predicates may round differently when computed all at once"
-            if ASKED_AT_ONCE * _work(scan.body) < MIN_STEP_BYTES * skip.predicate.size:
+            if not cost_model().is_worth_questions(scan.body, skip.predicate):
                 return "to ask all its predicates is not much cheaper than its steps"
         for stack in scan.stacks:
             if isinstance(reason := skipped_row(skip, stack), str):  # (4)
@@ -165,19 +154,6 @@ def _rounds_alike(skip: Skip) -> bool:  # (6)
     """Whether the predicate of many rows at once is that of each (6)."""
     exact = ("reduce_and", "reduce_max", "reduce_min", "reduce_or")
     return all(is_arithmetic(op) or op.name in exact for op in skip.slice)
-
-
-def _work(body: Region) -> float:
-    """Bytes a step makes, of an array that it writes to the window only; a step with a loop inside
-    is always worth it.
-    """
-    total = 0
-    for op in body.walk():
-        if op.name in ("scan", "while"):
-            return float("inf")
-        write = access(op) if op.name in WRITES else None
-        total += sum(v.nbytes for v in op.results) if write is None else write.nbytes
-    return total
 
 
 def _last_step(skip: Skip, rw: Rewriter) -> Value:

@@ -59,14 +59,12 @@ from jax.extend.core.primitives import broadcast_in_dim_p
 
 from jaxpr_opt.analysis.constants import identity, is_undefined
 from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
 from jaxpr_opt.parameters import broadcast_dimensions_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import ARRANGING, can_move, is_arithmetic, rearranges, spreads
-
-LITTLE = 1024
-"""Bytes of a value that is computed before a loop: alone no reason to touch a program."""
 
 Maker = Callable[[Rewriter], Value]
 """Makes a value before the loop, or tells which it is."""
@@ -111,7 +109,7 @@ class HoistInvariantResiduals(Pass):
             names = ", ".join(each.name for each in leaving if not spreads(each)) or "a broadcast"
             says = f"{names}: the same at every step, computed once before the loop"
             size = max(v.nbytes for each in leaving for v in each.results)
-            little = size <= LITTLE and all(map(_is_little, leaving))
+            little = cost_model().is_quick(size) and all(map(_is_little, leaving))
             yield Leaving(op, says, leaving, tidies=little)
         values = tuple((old, make) for old, make in _repeated(op) if old.uses)
         if values:
@@ -147,6 +145,11 @@ def _is_little(op: Op) -> bool:
     return is_arithmetic(op) or op.name in ARRANGING
 
 
+def _is_large_view(op: Op) -> bool:
+    """Whether an op moves elements, so many that making them in every step takes a while."""
+    return rearranges(op) and not cost_model().is_quick(op.results[0].nbytes)
+
+
 def _leaving(scan: Scan) -> tuple[Op, ...]:
     """Ops of the body that need nothing of a step (4)."""
     leaving: dict[Op, None] = {}
@@ -168,7 +171,7 @@ def _leaving(scan: Scan) -> tuple[Op, ...]:
             take(op.operands)
         elif all(map(is_outside, op.operands)) and can_move(op):  # (4)
             captured = [v for region in op.regions for v in region.captures()]
-            if spreads(op) or (rearranges(op) and op.results[0].nbytes > LITTLE):
+            if spreads(op) or _is_large_view(op):
                 waiting.add(op)
             elif all(map(is_outside, captured)):  # (4)
                 take([*op.operands, *captured])

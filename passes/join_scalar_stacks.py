@@ -47,13 +47,11 @@ from jax import lax
 from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.devices import compile_loops_whole
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.handover import stack_of_rows
 from jaxpr_opt.ir import Op, Phase, Scan, Stack, Stream, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-
-MIN_STACKS = 16
-"""Measured on CPU, jaxlib 0.12: 16 stacks of 256 are as fast as rows; of 65536, a third as fast."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +76,7 @@ class JoinScalarStacks(Pass):
             if _is_scalar(stack.value):  # (1)
                 alike.setdefault((stack.result.aval, *stack.result.users), []).append(stack)
         for stacks in alike.values():
-            if len(stacks) >= MIN_STACKS:
+            if cost_model().is_too_many_arrays(len(stacks)):
                 says = f"{len(stacks)} stacks of scalars are one of rows"
                 yield Alike(op, says, tuple(stacks), about=stacks[0].result)
 

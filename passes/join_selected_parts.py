@@ -44,6 +44,7 @@ import jax
 from jaxpr_opt.analysis.access import Access, access, reads_window
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -93,7 +94,7 @@ class JoinSelectedParts(Pass):
         for write in match.writes:
             if not path.issuperset(write.op.result.users):
                 return f"what {write.op.name} makes is read elsewhere, too"  # (4)
-        if 2 * sum(write.nbytes for write in match.writes) > match.whole.nbytes:
+        if cost_model().is_most(sum(write.nbytes for write in match.writes), match.whole.nbytes):
             return "the windows are most of the array"
         return None
 

@@ -62,13 +62,11 @@ from jaxpr_opt.analysis.buffers import (
     original,
 )
 from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Carry, Op, Scan, Value
 from jaxpr_opt.parameters import has_numbers
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-
-MAX_SPARSENESS = 4
-"""How much larger the rows may be than what the loop reads and writes in all its steps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +123,7 @@ class NarrowCarriedArrays(Pass):
         assert isinstance(scan, Scan)
         window = prod(_shape(match))
         touched = scan.length * sum(prod(access.sizes) for access in match.buffer.accesses)
-        if window > MAX_SPARSENESS * touched:
+        if not cost_model().is_dense(touched, window):
             return "a row is much larger than what the loop reads and writes of it"
         return None if self.even_in_place else _needless(match)
 
@@ -153,7 +151,7 @@ def _rows(scan: Scan, found: Buffer) -> Rows | None:
         low = min(s.offset for s in known)
         ends = (s.offset + a.window[axis].size for s, a in zip(known, found.accesses, strict=True))
         size = max(ends) - low
-        if 2 * size <= n:
+        if not cost_model().is_most(size, n):
             return Rows(axis, Affine(low, (), known[0].steps), size)
     return None
 

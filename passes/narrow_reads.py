@@ -53,6 +53,7 @@ from jaxpr_opt.analysis.buffers import is_in_a_loop
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.parts import Part, PartAt, part, stacked_by
 from jaxpr_opt.analysis.predicates import AtWindow, predicate_at, spread_at
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.parameters import fill_value_of, mode_of
 from jaxpr_opt.pipeline import Match, Pass
@@ -140,7 +141,7 @@ class NarrowReads(Pass):
         whole = [op.name for op in array.users if not reads_window(op, array)]
         if whole:
             return f"the array is needed whole by {whole[0]}"  # (1)
-        if 2 * match.access.nbytes > array.nbytes:
+        if cost_model().is_most(match.access.nbytes, array.nbytes):
             return "the window is most of the array"
         return None
 

@@ -46,14 +46,14 @@ nothing else needs them, they only move.  A carry that is the result of a transc
 is stored rather than what is made of it, where that is as large: XLA computes again what it stores,
 and the function would run twice (0.77 of the time, 16384 steps of 16 numbers, jax 0.10 and 0.12).
 
-A product is as much work as a step does anyway, and is repeated in one case only: attention over a
-cache that the loop writes to.  The readers have each version of the cache, as `undo-carried-writes`
-restores it for them; they multiply with it themselves; and a row of the product is longer than what
-the cache was multiplied with: as long as the cache, which has about as many rows as the loop has
-steps.  Stacked, they would take memory with the square of the steps; rows of a window of a few
-would not.  What is then made of such rows in linear time (a softmax) is made again with them, while
-a sum over them is stored, which costs less.  Other products are left alone: whether an array is as
-long as the loop shapes do not tell.
+A product is as much work as a step does anyway, and is repeated in one case only:
+attention over a cache that the loop writes to.  The readers have each version of the cache, as
+`undo-carried-writes` restores it for them; they multiply with it themselves; and a row of the
+product is longer than what the cache was multiplied with: as long as the cache, which has about as
+many rows as the loop has steps.  Stacked, they would take memory with the square of the steps; rows
+of a window of a few would not.  What is then made of such rows in linear time (a softmax) is made
+again with them, while a sum over them is stored, which costs less.  Whether another array is as
+long as the loop, shapes do not tell.
 
 Source: the masks of a vmapped cond, https://github.com/jax-ml/jax/issues/8239 with a batch; Dao et
 al., "FlashAttention" (arXiv:2205.14135), which stores the sums of attention rows and multiplies
@@ -73,23 +73,13 @@ from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.analysis.versions import restored
+from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.handover import make_cut
 from jaxpr_opt.ir import Op, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import TRANSCENDENTAL, is_arithmetic, is_pointwise, is_speculable, moves
-
-STORING = 8
-"""How many bytes moved within a step are as good as one that is stored for another loop."""
-
-WORTHWHILE = 3
-"""What a loop that runs all its steps stores must shrink by more: a mask of bools instead of
-floats is worth it, another order of the same arrays is not."""
-
-GOOD_PART = 8
-"""What stacks a loop that runs all its steps reads may be as many times as large as what is saved:
-with less, a chart of spans took 1.4 to 2 times as long for a mask that it made again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,8 +131,11 @@ class NarrowResiduals(Pass):
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """What stacks and repeated ops cost, in bytes moved in a step."""
+    """What stacks and repeated ops cost in a step, in units that a flow network can add up."""
 
+    model: CostModel
+    stacked: int
+    """Bytes of all stacks: how far away memory is."""
     free: Set[Value]
     """Values that the readers have, or will have, whatever is stacked."""
     present: Set[Value]
@@ -153,24 +146,32 @@ class _Prices:
     restored: Set[Value]
     rows: Set[Op]
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
-    factor: int
+    skips: bool
+    """Whether the loop skips steps."""
     divided: bool
     """Whether XLA may divide arrays over devices: moving elements may then be communication."""
 
     def store(self, value: Value) -> int:
         if value in self.free:
             return 0
+        seconds = self.model.kept(value.nbytes, self.stacked)
         if value in self.computed:
-            return STORING * value.nbytes * 3 // 4
-        return STORING * value.nbytes * (1 if value in self.present else self.factor)
+            return _units(seconds - self.model.elementwise(value, ops=2))
+        is_new = not (self.skips or value in self.present)
+        return _units(self.model.doubtful(seconds) if is_new else seconds)
 
     def repeat(self, op: Op) -> int | None:
         made = sum(v.nbytes for v in op.results)
         if is_arithmetic(op) and not (self.divided and not is_pointwise(op)):  # (2)
-            return made
+            return _units(self.model.elementwise(op.results[0]))
         if op in self.rows:
-            return made + sum(v.nbytes for v in op.operands if v not in self.restored)
+            read = sum(v.nbytes for v in op.operands if v not in self.restored)
+            return _units(self.model.streamed(made + read))
         return None
+
+
+def _units(seconds: float) -> int:
+    return round(seconds * 1e15)
 
 
 def _prices(scan: Scan) -> _Prices:
@@ -178,8 +179,9 @@ def _prices(scan: Scan) -> _Prices:
     present, read = handed_over(scan, found), {value for _, value in found}
     whole: Set[Value] = frozenset() if divided else restored(scan)
     free = (present - read) | whole | (frozenset() if divided else _next(scan))
-    factor = WORTHWHILE if find_skip(scan) is None else 1
-    return _Prices(free, present, _computed(scan), whole, _rows(scan, whole), factor, divided)
+    skips, stacked = find_skip(scan) is not None, sum(s.result.nbytes for s in scan.stacks)
+    facts = free, present, _computed(scan), whole, _rows(scan, whole), skips, divided
+    return _Prices(cost_model(), stacked, *facts)
 
 
 def _ways(cut: Cut) -> Iterator[Route]:
@@ -206,7 +208,7 @@ def _is_good_part(scan: Scan, cut: Cut) -> bool:
     shared, present = _next(scan) | _computed(scan), available(scan)
     free = sum(v.nbytes for v in cut.stored if v in shared and v not in present)
     saved = cut.old_bytes - cut.new_bytes + free * scan.length
-    return max(read, default=0) <= GOOD_PART * saved
+    return cost_model().is_visible(saved, max(read, default=0))
 
 
 def _is_kept(array: Value) -> bool:
@@ -253,11 +255,11 @@ def _rows(scan: Scan, whole: Set[Value]) -> Set[Op]:
 
 def _multiplies(op: Op, whole: Set[Value], scan: Scan) -> bool:
     """Whether rows come of a buffer for no more work than the readers do with it anyway."""
-    buffers = [v for v in op.operands if v in whole]
+    buffers, is_longer = [v for v in op.operands if v in whole], cost_model().is_longer
     others = sum(v.nbytes for v in op.operands if v not in whole)
-    if len(buffers) != 1 or sum(v.nbytes for v in op.results) <= WORTHWHILE * others:
+    if len(buffers) != 1 or not is_longer(others, sum(v.nbytes for v in op.results)):
         return False
-    if WORTHWHILE * max(buffers[0].shape) < scan.length:
+    if is_longer(max(buffers[0].shape), scan.length):
         return False
     stacks = [stack.result for stack in scan.stacks if stack.value is buffers[0]]
     read = [row.users for stack in stacks for _, row in routes(stack) or ()]

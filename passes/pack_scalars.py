@@ -45,7 +45,7 @@ Source: https://github.com/jax-ml/jax/issues/40150; see `jaxpr_opt.analysis.pack
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -57,17 +57,12 @@ from jaxpr_opt.analysis.buffers import is_differentiated
 from jaxpr_opt.analysis.constants import is_weak, strong
 from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Piece, Vector
 from jaxpr_opt.analysis.packs import packing
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.handover import stack_of_rows
 from jaxpr_opt.ir import Carry, Op, Phase, Scan, Stream, Value, phase_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import VECTOR, is_arithmetic
-
-WORTHWHILE = 2
-"""A step must have so many times fewer operations where it is packed."""
-
-WIDE = 24
-"""Lanes of which one pack has at least so many, where nothing is stored for a gradient."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +97,7 @@ class PackScalars(Pass):
             longer = next((pack for pack in packs if _padding(pack.ops[0], len(pack.ops))), None)
             if longer is not None:
                 return f"its gradient would store {longer.ops[0].name} of more than it is needed of"
-        elif not computes_gradient and max(len(pack.ops) for pack in packs) < WIDE:
+        elif not computes_gradient and not cost_model().is_too_many_scalars(_widest(packs)):
             return "so few are computed as fast one by one, where nothing is stored for a gradient"
         return None
 
@@ -111,7 +106,12 @@ class PackScalars(Pass):
 
 
 def _is_worthwhile(found: Packing) -> bool:
-    return found.replaced >= WORTHWHILE * (found.replaced - found.saved)
+    return cost_model().is_less_in_vectors(found.replaced, found.replaced - found.saved)
+
+
+def _widest(packs: Iterable[Pack]) -> int:
+    """The lanes of the pack that has most."""
+    return max(len(pack.ops) for pack in packs)
 
 
 @dataclass(eq=False, slots=True)

@@ -51,13 +51,11 @@ from typing import ClassVar
 from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.buffers import is_handed_on, loop_body, renames
 from jaxpr_opt.analysis.devices import fence
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.fences import barrier, can_be_divided, division
 from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, backward_slice
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-
-MIN_BYTES = 4096
-"""Copying less costs no more than a step of a loop does anyway."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +78,7 @@ class ReadAfterWriting(Pass):
 
     def find(self, op: Op) -> Iterator[Following]:
         body, write = loop_body(op), access(op)
-        if body is None or write is None or op.operands[0].nbytes < MIN_BYTES:
+        if body is None or write is None or cost_model().is_hidden(op.operands[0].nbytes):
             return  # (3)
         reads = tuple(_reads(write, body))
         if reads:

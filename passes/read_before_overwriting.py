@@ -43,12 +43,14 @@ Both are the identity, so they are always sound.  They are there where
 3. something other than the write is made of what is read, which is not a window of no elements, or
    something whole of what is written: XLA handles ``c[i] = f(c[j])`` by itself, or
    ``c[i] = f(c[i])`` after a division;
-4. the buffer is large enough for a copy to matter, and what is read of it small enough: behind a
+4. the buffer is large enough for a copy to matter (more than one line of the cache; where all of it
+   is read in each step, too, more than a step hides), and what is read of it small enough: behind a
    fence it takes memory of its own, and what was one loop over all of a buffer becomes several;
 5. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
    has placed its copies; a division has a window to divide, and bits.
 
-Cost: ops on both sides of a fence are not fused.
+Cost: ops on both sides of a fence are not fused.  Loops over arrays of 128 bytes take 0.5 to 0.8
+times as long, of 2 kB 0.03 to 0.9 (CPU, jax 0.10 and 0.12).
 Source: https://github.com/jax-ml/jax/issues/17845, https://github.com/jax-ml/jax/issues/17640.
 """
 
@@ -61,22 +63,16 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import WRITES, Access, access
-from jaxpr_opt.analysis.buffers import BARRIER, is_handed_on, is_read_for, is_repeated, loop_body
+from jaxpr_opt.analysis.buffers import BARRIER, is_handed_on, is_read_for, loop_body
 from jaxpr_opt.analysis.devices import fence
-from jaxpr_opt.cost.ops import is_less_fenced
+from jaxpr_opt.cost.fusion import is_repeated
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.fences import barrier, can_be_divided, division, is_divided, zero
 from jaxpr_opt.ir import Op, Phase, Region, Value, backward_slice, depending_on
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import ELEMENTWISE, can_move
-
-MIN_BYTES = 64
-"""Copying less costs nothing: loops over arrays of 128 bytes take 0.5 to 0.8 times as long, of 2 kB
-0.03 to 0.9 (CPU, jax 0.10 and 0.12)."""
-
-MIN_BYTES_WHOLE = 4096
-"""The same where all of a buffer is read in each step: then a copy is little besides."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +103,7 @@ class ReadBeforeOverwriting(Pass):
 
     def find(self, op: Op) -> Iterator[Overwriting]:
         body = loop_body(op)
-        if body is None or op.operands[0].nbytes < MIN_BYTES:
+        if body is None or cost_model().is_no_line(op.operands[0].nbytes):
             return  # (4)
         write = access(op)
         if write is None:
@@ -118,7 +114,7 @@ class ReadBeforeOverwriting(Pass):
         unordered = tuple(each for each in left if each in repeated or not is_read_for(op, each))
         whole = any(each.name in ELEMENTWISE for each in op.result.users)
         whole = whole and any(each.region is body for each in left)
-        if whole and write.array.nbytes < MIN_BYTES_WHOLE:
+        if whole and cost_model().is_hidden(write.array.nbytes):
             return  # (4)
         if not _pays(write, readers, whole):
             return  # (4)
@@ -196,7 +192,7 @@ def _pays(write: Access, readers: tuple[Op, ...], whole_is_read: bool) -> bool:
         if not any(_is_same(each, other) for other in windows):
             windows.append(each)
     nbytes = sum(each.result.nbytes for each in windows)
-    return is_less_fenced(nbytes, write.array.nbytes, whole_is_read=whole_is_read)
+    return cost_model().is_less_fenced(nbytes, write.array.nbytes, whole_is_read=whole_is_read)
 
 
 def _is_same(op: Op, other: Op) -> bool:

@@ -50,6 +50,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.handover import make_cut
 from jaxpr_opt.ir import Op, Scan
 from jaxpr_opt.pipeline import Match, Pass
@@ -77,7 +78,7 @@ class ReplaySteps(Pass):
         if not found or find_skip(op) is None:  # (1)
             return
         full = cut(op, found, keep=lambda _: False)
-        if full is not None and full.old_bytes > full.replay_bytes + full.new_bytes:
+        if full is not None and _is_replayed(full):
             what = f"{full.old_bytes:,} bytes of residuals become {full.new_bytes:,}"
             yield Handover(op, f"the transposed loop replays each step taken: {what}", full)
 
@@ -92,3 +93,10 @@ class ReplaySteps(Pass):
     def rewrite(self, match: Handover, rw: Rewriter) -> None:
         assert isinstance(match.op, Scan)
         make_cut(match.op, match.cut, rw)
+
+
+def _is_replayed(cut: Cut) -> bool:
+    """Whether storing takes longer than replaying a single step."""
+    prices = cost_model()
+    replayed = cut.replay_seconds + prices.stored(cut.new_bytes)
+    return prices.stored(cut.old_bytes) > replayed

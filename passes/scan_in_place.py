@@ -46,6 +46,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Op, Phase, Region, Scan, Stack, Stream, Value, is_sized, reads
 from jaxpr_opt.parameters import (
     dimension_of,
@@ -59,9 +60,6 @@ from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.rows import read_row, write_row
 from jaxpr_opt.traits import is_pure
-
-MIN_BYTES = 1024
-"""A copy of fewer does not count beside what XLA aligns in a loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +156,13 @@ def _rows(stream: Stream, scan: Scan) -> Rows | None:
     rows = Rows(stream.operand)
     while (earlier := rows.before()) is not None:
         rows = earlier
-    copied = rows.array is not stream.operand and stream.operand.nbytes >= MIN_BYTES
+    copied = rows.array is not stream.operand and _is_noticed(stream.operand)
     return rows if copied and _is_whole(rows.array) and _is_there(rows.array, scan) else None
+
+
+def _is_noticed(array: Value) -> bool:
+    """Whether a copy of an array counts beside what XLA aligns in a loop."""
+    return not cost_model().is_quick(array.nbytes)
 
 
 def _is_of_rows(part: Op) -> bool:
@@ -187,7 +190,7 @@ def _is_there(array: Value, scan: Scan) -> bool:
 
 def _place(stack: Stack, scan: Scan) -> Place | None:
     """What larger array a stack becomes a part of, and which (2)."""
-    if stack.result.nbytes < MIN_BYTES:
+    if not _is_noticed(stack.result):
         return None
     if len(stack.result.uses) != 1:  # (2)
         return None

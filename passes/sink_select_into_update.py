@@ -53,6 +53,7 @@ from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import COMBINING, WRITES, Access, access, combined, neutral
 from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.parameters import mode_of, numbers_of
@@ -123,7 +124,7 @@ class SinkSelectIntoUpdate(Pass):
 
 
 def _is_most(writes: tuple[tuple[int, Access], ...], array: Value) -> bool:
-    return 2 * sum(each.nbytes for _, each in writes) > array.nbytes
+    return cost_model().is_most(sum(each.nbytes for _, each in writes), array.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

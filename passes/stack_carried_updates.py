@@ -64,8 +64,6 @@ from jaxpr_opt.analysis.access import (
     access,
 )
 from jaxpr_opt.analysis.buffers import (
-    MAX_ADDED,
-    PUT_TOGETHER,
     Buffer,
     buffer,
     copied_by,
@@ -79,17 +77,13 @@ from jaxpr_opt.analysis.buffers import (
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.sliding import Window, sliding
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.fusion import PUT_TOGETHER
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.parameters import broadcast_dimensions_of, dimension_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-
-MIN_BYTES = 4096
-"""A second buffer of less costs nothing beside a step of a transposed loop."""
-
-MAX_SPARSENESS = 4
-"""How much larger the window's rows may be than what is read and written of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,7 +176,7 @@ def _needless(match: Sliding, window: Window) -> str | None:
     if copied_by(found) is not None or not window.is_put_together(carry.param.shape):
         return None
     differentiated = is_differentiated(match.scan)
-    small = carry.param.nbytes < MIN_BYTES and _is_touched_by_rows(found, window)
+    small = cost_model().is_hidden(carry.param.nbytes) and _is_touched_by_rows(found, window)
     if differentiated and (small or not window.kept):
         return None
     name = carry.param.name or "the buffer"
@@ -228,10 +222,11 @@ def _too_costly(found: Buffer, window: Window, name: str) -> str | None:
         return f"{window.kept} rows of {name} would be carried"
     shape = found.carry.param.shape
     row = prod(n for d, n in enumerate(shape) if d != window.axis)
-    if row > MAX_ADDED and not window.kept and _is_added_to(found):
+    is_wide = not cost_model().is_better_stacked(row * found.carry.param.dtype.itemsize)
+    if is_wide and not window.kept and _is_added_to(found):
         return f"XLA adds to the rows of {name} in place"
     touched = sum(prod(access.sizes) for access in found.accesses)
-    if row * window.size > MAX_SPARSENESS * touched:
+    if not cost_model().is_dense(touched, row * window.size):
         return f"a row of {name} is much larger than what is read and written of it"
     return None
 

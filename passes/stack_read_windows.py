@@ -46,6 +46,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.access import reads_window
 from jaxpr_opt.analysis.counterparts import Counterparts, counterparts
 from jaxpr_opt.analysis.routes import Route, routes
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.handover import send
 from jaxpr_opt.ir import Op, Scan, Stack
 from jaxpr_opt.pipeline import Match, Pass
@@ -94,7 +95,8 @@ class StackReadWindows(Pass):
         array = match.stack.value
         if any(read.place is None for read in match.reads):
             return f"where {array.label} is read is not known where it is stacked"  # (2)
-        if 2 * sum(read.op.result.nbytes for read in match.reads) > array.nbytes:
+        windows = sum(read.op.result.nbytes for read in match.reads)
+        if cost_model().is_most(windows, array.nbytes):
             return "the windows are most of the array"
         return None
 

@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Cond, Constant, Op, Outcome, Scan, Value, backward_slice
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -90,7 +91,7 @@ class WriteAfterBranches(Pass):
             return "the place written is not known to be in range"  # (2)
         if not all(is_arithmetic(op) for op in _places(write, cond)):
             return "the place written is computed by more than arithmetic"  # (2)
-        if 2 * write.nbytes > write.array.nbytes:
+        if cost_model().is_most(write.nbytes, write.array.nbytes):
             return "the window is most of the array"
         return None
 

@@ -17,17 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpr_opt import compat, subtotals
-from jaxpr_opt.analysis import cuts, versions
+from jaxpr_opt import compat
+from jaxpr_opt.cost.model import using
 from jaxpr_opt.decorator import optimize
-from jaxpr_opt.passes import (
-    accumulate_sparse_cotangents,
-    exit_loop_early,
-    pack_scalars,
-    read_after_writing,
-    read_before_overwriting,
-)
-from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.pipeline import Pipeline
 from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
@@ -47,6 +39,7 @@ from tests.generate import (
     Small,
     arguments,
 )
+from tests.prices import EAGER, AddedElsewhere
 
 EXAMPLES = int(os.environ.get("JAXPR_OPT_EXAMPLES", "0"))
 STEPS = [(0, -9.0), (2, 0.7), (100, 50.0)]
@@ -64,23 +57,15 @@ def examples(count):
 
 
 @pytest.fixture
-def eager(monkeypatch):
+def eager():
     """Every rewrite pays, and unspecified values are garbage when asked for."""
-    monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 0)
-    monkeypatch.setattr(cuts, "_work", lambda op: 0.0)
-    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 0)
-    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES_WHOLE", 0)
-    monkeypatch.setattr(read_after_writing, "MIN_BYTES", 0)
-    monkeypatch.setattr(accumulate_sparse_cotangents, "MAX_ADDED", 1)
-    monkeypatch.setattr(subtotals, "WIDE", 0)
-    monkeypatch.setattr(versions, "WORTHWHILE", 0)
-    monkeypatch.setattr(pack_scalars, "WORTHWHILE", 1)
-    monkeypatch.setattr(pack_scalars, "WIDE", 0)
+    with using(EAGER):
+        yield
 
 
 def eager_pipeline():
     """The passes, one of which adds up elsewhere however small the array."""
-    moves = AccumulateSparseCotangents(dense_factor=0, slot_bytes=0, dense_bytes=0)
+    moves = AddedElsewhere()
     stages = resolve().stages
     return Pipeline(
         tuple(tuple(moves if p.name == moves.name else p for p in stage) for stage in stages)

@@ -9,35 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax.numpy as jnp
-
 from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.cost.fusion import is_repeated, reduces
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Carry, Op, Region, Scan, Value, While, backward_slice, program_of
-from jaxpr_opt.traits import ELEMENTWISE, is_cheap
-
-NEVER_REPEATED = frozenset({
-    "atan2", "cbrt", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem",
-    "rsqrt", "sqrt", "tan", "tanh",
-})  # fmt: skip
-"""Elementwise ops that XLA deems too expensive to compute once for each fusion that reads them."""
-
-PUT_TOGETHER = frozenset({"concatenate", "pad", "stack"})
-"""Ops that XLA computes once for each fusion that reads them, though each element is a choice."""
-
-REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
-
-MAX_REPEATED = 16384
-"""Bytes of a window that XLA:CPU reads again to reduce it; of a larger one it makes an array once,
-for the write and for reductions, but not for what computes element by element.
-"""
+from jaxpr_opt.traits import ELEMENTWISE
 
 BARRIER = "optimization_barrier"
-
-MAX_ADDED = 256
-"""Elements of a row that is seen in one step only, which XLA adds to in place as fast as it stacks
-them (on CPU, 10% faster for rows of 4096).
-"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,19 +156,6 @@ def original(version: Value) -> Value:
     return version
 
 
-def is_repeated(op: Op) -> bool:
-    """Whether XLA may compute an op once for each fusion that reads it.
-
-    It multiplies by the reciprocal where many numbers are divided by the same.
-    """
-    if op.name == "div" and jnp.issubdtype(op.result.dtype, jnp.inexact):
-        by = op.operands[1]
-        return by.shape != op.result.shape or (
-            by.op is not None and by.op.name == "broadcast_in_dim"
-        )
-    return op.name in PUT_TOGETHER or (is_cheap(op) and op.name not in NEVER_REPEATED)
-
-
 def is_in_a_loop(op: Op) -> bool:
     """Whether a loop is around an op, maybe around a branch that it is in."""
     around = op.parent
@@ -261,11 +227,11 @@ def is_read_for(write: Op, reader: Op) -> bool:
     needed = {write, *backward_slice(write.operands, is_before)}
     if reader not in needed:
         return False
-    large = reader.results[0].nbytes >= MAX_REPEATED
+    large = not cost_model().is_read_again(reader.results[0].nbytes)
     pending, seen = [reader], set[Op]()
     while pending:
         op = pending.pop()
-        if op not in needed and not (large and (is_repeated(op) or _reduces(op))):
+        if op not in needed and not (large and (is_repeated(op) or reduces(op))):
             return False
         if op in seen:
             continue
@@ -274,11 +240,6 @@ def is_read_for(write: Op, reader: Op) -> bool:
             users = (region.ancestor(user) for v in op.results for user in v.users)
             pending.extend(user for user in users if user is not None)
     return True
-
-
-def _reduces(op: Op) -> bool:
-    """Whether an op makes less of an array, a number of each row or of all of it."""
-    return op.name in REDUCTIONS or (op.name == "dot_general" and not op.result.shape)
 
 
 def _reads(op: Op) -> bool:

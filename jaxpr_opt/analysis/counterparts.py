@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.routes import Route, Rows, Stacked
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Op, Region, Scan, Value, backward_slice, dominates
 from jaxpr_opt.traits import is_speculable
-
-SMALL = 1024
-"""Bytes of a value that may be computed on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,4 +91,5 @@ def _stacked(array: Value, depth: int) -> list[tuple[Value, int]]:
 
 
 def _is_small(op: Op) -> bool:
-    return all(value.nbytes <= SMALL for value in op.results)
+    """Whether an op may be computed on both sides."""
+    return all(cost_model().is_quick(value.nbytes) for value in op.results)

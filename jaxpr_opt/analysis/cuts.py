@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from math import inf
 
 from jaxpr_opt.analysis.assume import Assumed, Known
 from jaxpr_opt.analysis.constants import is_undefined
@@ -24,13 +23,8 @@ from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.routes import Stacked, routes
 from jaxpr_opt.analysis.skips import find_skip
-from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.ir import Cond, Constant, Op, Scan, Stack, Value, backward_slice, is_sized
-
-FLOPS_PER_BYTE = 16.0
-"""How many operations take as long as moving one byte to memory that is new: measured on XLA:CPU,
-where storing and replaying break even at a bound of 16 to 32 for a product of 256 x 1024 x 1024.
-"""
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir import Cond, Constant, Op, Scan, Stack, Value, backward_slice
 
 SOURCE, SINK = "source", "sink"
 """The ends of the network."""
@@ -50,8 +44,8 @@ class Cut:
     """What is computed again, in order; it reads what is stored, rows of streams, outer values."""
     new_bytes: int
     """Bytes of the stacks that are not there yet."""
-    replay_bytes: float
-    """Work of computing one row again, in bytes moved."""
+    replay_seconds: float
+    """What computing one row again takes."""
 
     @property
     def old_bytes(self) -> int:
@@ -173,7 +167,7 @@ def cut(scan: Scan, found: Sequence[Residual], keep: Callable[[Value], bool]) ->
         return None
     already = available(scan)
     new = sum(v.nbytes for v in stored if v not in already) * scan.length
-    return Cut(tuple(chosen), tuple(stored), tuple(ops), new, sum(map(_work, ops)))
+    return Cut(tuple(chosen), tuple(stored), tuple(ops), new, cost_model().run(ops))
 
 
 def cheapest(
@@ -229,12 +223,3 @@ def _can_store(value: Value, scan: Scan) -> bool:
     home = value.region
     owner = home.owner if home is not None else None
     return home is scan.body or (isinstance(owner, Cond) and owner.region is scan.body)
-
-
-def _work(op: Op) -> float:
-    """One replay of an op, in bytes moved."""
-    price, values = cost(op), (*op.operands, *op.results)
-    if not all(is_sized(v.shape) for v in values):
-        return inf
-    moved = sum(v.nbytes for v in values)
-    return moved + (price.flops or 0) / FLOPS_PER_BYTE

@@ -23,12 +23,9 @@ from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.lanes import element
 from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Row
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Op, Scan, Stream, Value
 from jaxpr_opt.traits import SUMS, can_move
-
-MIN_LANES = 4
-"""Lanes that are worth being a vector: on CPU, loops of four are as fast as with scalars (jax 0.12)
-or faster, up to 30 times with six (0.10, which calls every op of all but small loops by itself)."""
 
 
 @remembered
@@ -87,12 +84,12 @@ def _sums(scan: Scan, backwards: bool) -> Iterator[list[Value]]:
                     pending.append(inner)
                 else:
                     terms.append(value)
-        if len(terms) >= MIN_LANES:
+        if cost_model().is_vector(len(terms)):
             yield from _oriented(terms, scan, backwards)
 
 
 def _oriented(values: Iterable[Value], scan: Scan, backwards: bool) -> Iterator[list[Value]]:
-    for family in families(values, scan.body, MIN_LANES):
+    for family in families(values, scan.body, cost_model().device.lanes):
         yield family[::-1] if backwards else family
 
 
@@ -101,11 +98,12 @@ def _arrays(scan: Scan) -> dict[Value, Lanes]:
     nexts = {c.next for c in scan.carries}
     found: dict[Value, Lanes] = {}
     for op in scan.body.ops:
-        joined = op.name in {"concatenate", "stack"} and len(op.operands) >= MIN_LANES
+        joined = op.name in {"concatenate", "stack"} and cost_model().is_vector(len(op.operands))
         written = op.name == "dynamic_update_slice" and op.result in nexts
         if not (joined or written) or len(op.result.shape) != 1 or not is_float(op.result):
             continue
-        if MIN_LANES <= op.result.size < limits.ELEMENTS_OF_A_ROW:
+        few = op.result.size < limits.ELEMENTS_OF_A_ROW
+        if few and cost_model().is_vector(op.result.size):
             whole = range(op.result.size)
             found[op.result] = tuple(element(op.result, i, scan.body) for i in whole)
     return found
@@ -117,7 +115,7 @@ def _columns(found: Packing) -> Iterator[Column]:
     for lanes in dict.fromkeys(found.vectors):
         run = [streams[v] for v, _ in lanes if v in streams and v not in found.places]
         makers = {(s.operand.op, s.operand.dtype) for s in run}
-        if len(run) >= MIN_LANES and len(makers) == 1 and len(set(run)) == len(run):
+        if cost_model().is_vector(len(run)) and len(makers) == 1 and len(set(run)) == len(run):
             column = Column(tuple(run))
             found.places.update((s.param, (column, i)) for i, s in enumerate(run))
             yield column
@@ -169,13 +167,13 @@ def _runs(found: Packing, lanes: Lanes) -> Iterator[tuple[Op, ...]]:
         # Condition 1 of pack-scalars.
         goes_on = own == last
         if not goes_on or op in run:
-            if len(run) >= MIN_LANES:
+            if cost_model().is_vector(len(run)):
                 yield tuple(run)
             run = {}
         if op is not None and own is not None:
             run[op] = None
         last = own
-    if len(run) >= MIN_LANES:
+    if cost_model().is_vector(len(run)):
         yield tuple(run)
 
 

@@ -12,17 +12,8 @@ from collections.abc import Iterable, Mapping
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Carry, Scan, Stack, Value
-
-GOOD_PART = 3
-"""How many such rows a loop may read in a step for it to pay that it carries one instead.  Measured
-on CPU, 4096 steps: networks that keep half as much take as long as before, but a loop that reads
-one row less of five took 1.0 to 1.4 times as long."""
-
-LARGE = 4096
-"""Bytes of a row for which it always pays: a carry more made loops of rows of 32 to 256 bytes 1.4
-times as slow (jax 0.12) to ten times (0.10, where XLA calls each op of all but small loops by
-itself)."""
 
 Reader = tuple[Scan, Value]
 """A loop that reads a stack, and the row it reads in a step."""
@@ -59,12 +50,19 @@ def readers_back(scan: Scan, stacked: Value) -> tuple[Reader, ...] | str:
 
 
 def is_good_part(row: Value, readers: Iterable[Reader]) -> bool:
-    """Whether a row that is not streamed, but carried, is much of what is streamed."""
-    if row.nbytes < LARGE:
+    """Whether a row that is not streamed, but carried, is much of what is streamed.
+
+    Measured on CPU, 4096 steps: networks that keep half as much take as long as before, but a loop
+    that reads one row less of five took 1.0 to 1.4 times as long.  A carry more made loops of rows
+    of 32 to 256 bytes 1.4 times as slow (jax 0.12) to ten times (0.10, where XLA calls each op of
+    all but small loops by itself).
+    """
+    prices = cost_model()
+    if prices.is_hidden(row.nbytes):
         return False
     loops = {scan for scan, _ in readers}
     return all(
-        sum(s.param.nbytes for s in scan.streams) <= GOOD_PART * row.nbytes for scan in loops
+        prices.is_noticed(row.nbytes, sum(s.param.nbytes for s in scan.streams)) for scan in loops
     )
 
 

@@ -18,12 +18,10 @@ from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.masks import steps_mask
 from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Carry, Constant, Op, Scan, Stack, Value
 from jaxpr_opt.parameters import combiner_of
 from jaxpr_opt.traits import is_arithmetic
-
-WORTHWHILE = 2
-"""What is stored must shrink by more: each step reads and writes a window more in both loops."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,9 +109,12 @@ class Versions:
         windows = sum(w.operands[UPDATE[w.name]].nbytes for w in kept)
         numbers = sum(v.nbytes for v in self.varying if v not in there)
         old = sum(s.result.nbytes for s in self.stacks)
-        stacked = scan.length * (windows + numbers)
-        new = len(self.readers) * self.carry.result.nbytes + stacked
-        if old <= stacked or old < WORTHWHILE * new:  # what is kept is read of versions, too
+        stacked, copies = scan.length * (windows + numbers), len(self.readers)
+        new = copies * self.carry.result.nbytes + stacked
+        prices = cost_model()  # a buffer is copied; a step reads a window more, and one writes it
+        moved = copies * self.carry.result.nbytes + scan.length * windows
+        undone = prices.stored(new) + prices.moved(moved)
+        if old <= new or prices.stored(old) < undone:  # what is kept is read of versions, too
             return f"{old:,} bytes are stacked; the buffer and what is overwritten take {new:,}"
         return None
 

@@ -44,23 +44,50 @@ class Device:
     """Numbers that one instruction computes."""
     registers: int
     """Scalars that a loop of one function keeps out of memory."""
+    pointers: int
+    """Arrays of which such a loop keeps the places out of memory."""
+    vector: float
+    """How many scalars one op is computed on in the time of one short vector, which has to be put
+    together and stored."""
+    bulk: float
+    """How many times as fast bytes are moved that lie beside each other as window by window."""
+    predicate: float
+    """Seconds to compute one element of a predicate and to reduce it."""
+    unsure: float
+    """How many times its price something must be able to save if only the data decide whether it
+    does."""
+    noticed: float
+    """How many times as much a loop may read as it is going to read less, for that to be seen in
+    its time."""
+    visible: float
+    """The same where what is read less is computed again."""
+    reread: int
+    """Bytes of a window that XLA reads again for each reduction, instead of copying it first."""
 
 
 CPU = Device(
     name="cpu",
     cache=32 << 20,
-    cached=0.073e-9,
+    cached=0.0733e-9,
     memory=0.45e-9,
     flop=1 / 280e9,
     arithmetic=0.036e-9,
     transcendental=0.25e-9,
-    kernel=75e-9,
+    kernel=76e-9,
     step=0.3e-6,
     fused_step=37.5e-9,
     fused_bytes=1 << 18,
     line=64,
     lanes=4,
     registers=24,
+    pointers=16,
+    vector=2.0,
+    bulk=4.0,
+    predicate=0.75e-9,
+    unsure=25.0,
+    noticed=3.0,
+    visible=8.0,
+    reread=16384,
 )
 """XLA:CPU.
 
@@ -70,7 +97,9 @@ CPU = Device(
   but one are zeros with a window in them: an eighth of the time that moving them takes.
 - A loop step of XLA's thunks: 0.3 us.  Small loops are one function: an eighth of that.
 - Loops over arrays of 128 bytes gain by not copying them, loops over 64 do not.
-- A dozen scalars are faster in registers than as vectors, 24 are slower.
+- A dozen scalars are faster in registers than as vectors, 24 are slower.  16 stacks of scalars are
+  as fast as one of rows, if they are short, and a third as fast if they are long.
+- A window of 16 kB that is reduced is copied first, if it is written, too; a smaller one is not.
 """
 
 GPU = Device(
@@ -88,6 +117,14 @@ GPU = Device(
     line=32,
     lanes=4,
     registers=24,
+    pointers=16,
+    vector=2.0,
+    bulk=4.0,
+    predicate=1 / 10e12,
+    unsure=25.0,
+    noticed=3.0,
+    visible=8.0,
+    reread=16384,
 )
 """An H200: 4.8 TB/s, 494 TFLOP/s (TF32, how JAX multiplies float32 by default), 50 MB of L2 cache.
 
@@ -111,6 +148,14 @@ TPU = Device(
     line=512,
     lanes=8,
     registers=64,
+    pointers=16,
+    vector=2.0,
+    bulk=4.0,
+    predicate=1 / 2e12,
+    unsure=25.0,
+    noticed=3.0,
+    visible=8.0,
+    reread=16384,
 )
 """A v5e: 819 GB/s, 197 TFLOP/s (bfloat16, how JAX multiplies float32 by default), 128 MB of VMEM.
 

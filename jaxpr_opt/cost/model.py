@@ -8,12 +8,18 @@ figures of the device (`jaxpr_opt.cost.devices`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
 
 from jaxpr_opt import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU, Device
+from jaxpr_opt.cost.fusion import kernels
+from jaxpr_opt.cost.ops import Cost, cost
+from jaxpr_opt.cost.work import WRITES
+from jaxpr_opt.ir import Op, Region, Scan, Value, While
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +33,193 @@ class CostModel:
         """The model of a backend of JAX; of one that is not known, that of a GPU."""
         return cls(DEVICES.get(name, GPU))
 
-    def but(self, **figures: float) -> CostModel:
+    def but(self, **figures: Any) -> CostModel:
         """The same, but for some figures of the device."""
         return CostModel(replace(self.device, **figures))
+
+    # -- bytes that are moved
+
+    def moved(self, nbytes: float) -> float:
+        """Seconds to write so many bytes, and to read them once."""
+        return self.device.cached * nbytes
+
+    def stored(self, nbytes: int) -> float:
+        """Seconds to write so many bytes in a forward pass, and to read them in the backward pass.
+
+        Between the two the cache is needed for other things, unless they are few.
+        """
+        return self.kept(nbytes, nbytes)
+
+    def stored_far(self, nbytes: int) -> float:
+        """The same if nothing is known of what else is stored."""
+        return self.device.memory * nbytes
+
+    def kept(self, nbytes: float, stacked: int) -> float:
+        """Seconds to store so many bytes, and to load them, among so many that are stacked."""
+        return nbytes * (self.device.memory if self.is_far(stacked) else self.device.cached)
+
+    def is_far(self, stacked: int) -> bool:
+        """Whether so many bytes do not stay in the cache."""
+        return stacked > self.device.cache
+
+    def is_no_line(self, nbytes: int) -> bool:
+        """Whether moving more would take as long."""
+        return nbytes < self.device.line
+
+    def is_quick(self, nbytes: int) -> bool:
+        """Whether computing so many bytes takes no longer than starting an op."""
+        return self.moved(nbytes) <= self.device.kernel
+
+    def is_better_stacked(self, nbytes: int) -> bool:
+        """Whether stacking a row that only one step sees, and moving it again, takes no longer than
+        adding to it in place, by an op of its own.
+        """
+        return self.is_quick(nbytes)
+
+    def is_hidden(self, nbytes: int) -> bool:
+        """Whether moving so many bytes takes no longer than a loop's step does anyway."""
+        return self.moved(nbytes) < self.device.step
+
+    def is_most(self, windows: float, array: float) -> bool:
+        """Whether reading and writing windows takes longer than writing the array they are of."""
+        return 2 * windows > array
+
+    def is_sparse(self, windows: float, array: float) -> bool:
+        """Whether moving windows one by one takes no longer than moving all of an array."""
+        return self.device.bulk * windows <= array
+
+    def is_dense(self, windows: float, array: float) -> bool:
+        """Whether moving all of an array takes no longer than moving windows of it one by one."""
+        return self.device.bulk * windows >= array
+
+    def is_noticed(self, part: float, whole: float) -> bool:
+        """Whether moving a part less shows in the time that moving the whole takes."""
+        return whole <= self.device.noticed * part
+
+    def is_visible(self, part: float, whole: float) -> bool:
+        """Whether computing a part again may take what moving it takes, for moving less."""
+        return whole <= self.device.visible * part
+
+    def doubtful(self, seconds: float) -> float:
+        """What must be saved for something that takes so long, and may not be worth it."""
+        return self.device.noticed * seconds
+
+    def is_longer(self, few: int, many: int) -> bool:
+        """Whether one size is the other several times."""
+        return self.device.noticed * few < many
+
+    def is_less_in_place(self, windows: Sequence[int], array: Value) -> bool:
+        """Whether adding to windows of so many bytes each, one after the other, takes less time
+        than adding dense arrays with these windows in them, all in one sum.
+
+        In place each window is read, its addend too, and it is written.  The sum reads the addends,
+        reads and writes the array, and looks at each of its elements once for every window.
+        """
+        added = sum(windows)
+        looks = len(windows) * array.size * self.device.arithmetic
+        return self.moved(3 * added) < self.moved(added + 2 * array.nbytes) + looks
+
+    def is_less_fenced(self, windows: int, array: int, *, whole_is_read: bool) -> bool:
+        """Whether a fence around reads of so many bytes moves less than the copy of the array that
+        it saves.
+
+        What is read is written before the fence, and read again behind it.  Where all of the array
+        is read, too, that is no longer fused with the write: it is read once more.
+        """
+        return 2 * windows + whole_is_read * array < 2 * array
+
+    def is_read_again(self, nbytes: int) -> bool:
+        """Whether XLA reads a window again for each reduction of it."""
+        return nbytes < self.device.reread
+
+    # -- loops
+
+    def is_worth_a_question(self, body: Region) -> bool:
+        """Whether a step takes longer than asking before it whether to go on."""
+        return self.step_seconds(body) >= self.device.step
+
+    def is_worth_questions(self, body: Region, predicate: Value) -> bool:
+        """Whether a step takes so much longer than computing its predicate, with those of all
+        steps before the loop, that it is worth it though maybe no step is skipped.
+        """
+        asked = self.device.predicate * predicate.size
+        return self.step_seconds(body) >= self.device.unsure * asked
+
+    def step_seconds(self, body: Region) -> float:
+        """Seconds of a step of a loop, by what its ops make: of an array that is written in place
+        the window; infinite if there is a loop inside.
+        """
+        ops = list(body.walk())
+        if any(isinstance(op, Scan | While) for op in ops):
+            return inf
+        made = sum(map(_made, ops))
+        starts = kernels(ops) * self.device.kernel if made > self.device.fused_bytes else 0.0
+        return self.moved(made) + starts
+
+    def loop_seconds(self, steps: int, nbytes: int) -> float:
+        """Seconds of so many steps that do next to nothing, over arrays of so many bytes."""
+        is_fused = nbytes <= self.device.fused_bytes
+        return steps * (self.device.fused_step if is_fused else self.device.step)
+
+    # -- scalars
+
+    def is_vector(self, count: int) -> bool:
+        """Whether so many numbers, computed alike, are worth being a vector."""
+        return count >= self.device.lanes
+
+    def is_too_many_scalars(self, count: int) -> bool:
+        """Whether a loop cannot keep so many scalars out of memory."""
+        return count >= self.device.registers
+
+    def is_too_many_arrays(self, count: int) -> bool:
+        """Whether a loop cannot keep the places of so many arrays out of memory."""
+        return count >= self.device.pointers
+
+    def is_less_in_vectors(self, scalars: int, vectors: int) -> bool:
+        """Whether so many ops on short vectors take no longer than so many on scalars."""
+        return self.device.vector * vectors <= scalars
+
+    # -- ops
+
+    def repeated(self, items: Iterable[Op | Region]) -> float:
+        """Seconds to compute ops once more, fused with what reads them; infinite if not known."""
+        return sum(self._computed(cost(item)) for item in items)
+
+    def elementwise(self, value: Value, ops: int = 1) -> float:
+        """Seconds of so many ops of basic arithmetic, or movement, that make such a value."""
+        return self.device.arithmetic * ops * value.size
+
+    def repeated_apart(self, op: Op) -> float:
+        """Seconds to compute an op once more in a loop of its own, which writes what it makes."""
+        made = sum(v.nbytes for v in op.results)
+        return self.device.kernel + self.repeated([op]) + self.moved(made)
+
+    def streamed(self, nbytes: int) -> float:
+        """Seconds to read so many bytes, four for a number, for what computes with them."""
+        return self.device.arithmetic * nbytes / 4
+
+    def run(self, items: Iterable[Op | Region]) -> float:
+        """Seconds that ops take at least, each by itself: to read, to compute and to write."""
+        known = [cost(item) for item in items]
+        seconds = [self._computed(each) + self._touched(each) for each in known]
+        return sum(each for each in seconds if each != inf)
+
+    def _computed(self, known: Cost) -> float:
+        if known.flops is None or known.products is None or known.functions is None:
+            return inf
+        others = max(known.flops - known.products - known.functions, 0)
+        special = known.products * self.device.flop + known.functions * self.device.transcendental
+        return special + others * self.device.arithmetic
+
+    def _touched(self, known: Cost) -> float:
+        return inf if known.bytes is None else self.moved(known.bytes)
+
+
+def _made(op: Op) -> int:
+    """Bytes that an op writes: the window, where it writes one in place."""
+    if op.name in WRITES:
+        return op.operands[1 if op.name == "dynamic_update_slice" else 2].nbytes
+    return sum(v.nbytes for v in op.results)
 
 
 _given: ContextVar[CostModel | None] = ContextVar("jaxpr_opt_cost_model", default=None)

@@ -9,14 +9,14 @@ Every op is priced by itself, as if XLA fused nothing: an upper bound of the byt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from math import ceil, log2, prod
 
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While, is_sized
 from jaxpr_opt.parameters import callee_of, dimension_of, mesh_of, numbers_of, window_dimensions_of
-from jaxpr_opt.traits import ELEMENTWISE, MOVING
+from jaxpr_opt.traits import ELEMENTWISE, MOVING, TRANSCENDENTAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,28 +25,32 @@ class Cost:
 
     flops: int | None = 0
     bytes: int | None = 0
+    products: int | None = 0
+    """FLOPs of products of matrices among them, which a device does faster than others."""
+    functions: int | None = 0
+    """Values of transcendental functions among them, which take longer."""
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            flops=_known(sum, self.flops, other.flops), bytes=_known(sum, self.bytes, other.bytes)
-        )
+        return self._with(other, sum)
 
     def __mul__(self, times: int) -> Cost:
         """So many times; nothing, even of something unknown, costs nothing."""
         if times == 0:
             return Cost()
-        return Cost(
-            flops=None if self.flops is None else times * self.flops,
-            bytes=None if self.bytes is None else times * self.bytes,
-        )
+        return Cost(**{k: None if v is None else times * v for k, v in self._figures()})
 
     __rmul__ = __mul__
 
     def __or__(self, other: Cost) -> Cost:
         """One or the other: the dearer, figure by figure."""
-        return Cost(
-            flops=_known(max, self.flops, other.flops), bytes=_known(max, self.bytes, other.bytes)
-        )
+        return self._with(other, max)
+
+    def _with(self, other: Cost, combine: Callable[[Iterable[int]], int]) -> Cost:
+        both = zip(self._figures(), other._figures(), strict=True)
+        return Cost(**{name: _known(combine, mine, its) for (name, mine), (_, its) in both})
+
+    def _figures(self) -> list[tuple[str, int | None]]:
+        return [(each.name, getattr(self, each.name)) for each in fields(self)]
 
 
 def _known(combine: Callable[[Iterable[int]], int], *parts: int | None) -> int | None:
@@ -54,7 +58,7 @@ def _known(combine: Callable[[Iterable[int]], int], *parts: int | None) -> int |
     return combine(known) if len(known) == len(parts) else None
 
 
-UNKNOWN = Cost(flops=None, bytes=None)
+UNKNOWN = Cost(flops=None, bytes=None, products=None, functions=None)
 
 
 def cost(item: Op | Region) -> Cost:
@@ -92,33 +96,17 @@ def _first_order(op: Op) -> Cost:
     rule, values = _rule(op.name), (*op.operands, *op.results)
     if not all(is_sized(v.shape) for v in values):
         return UNKNOWN
-    moved = sum(v.nbytes for v in values)
-    return Cost(flops=None if rule is None else rule(op), bytes=moved)
+    moved, flops = sum(v.nbytes for v in values), None if rule is None else rule(op)
+    return Cost(
+        flops=flops,
+        bytes=moved,
+        products=flops if op.name in PRODUCTS else 0,
+        functions=flops if op.name in TRANSCENDENTAL else 0,
+    )
 
 
-LOOKED_AT = 8
-"""Elements of zeros with a window in them that a fused sum looks at in the time it moves one."""
-
-
-def is_less_in_place(windows: Sequence[int], array: int) -> bool:
-    """Whether adding to windows of so many bytes each, one after the other, costs less than adding
-    dense arrays with these windows in them, all in one sum.
-
-    In place each window is read, its addend too, and it is written.  The sum reads the addends,
-    reads and writes the array, and looks at each of its elements once for every window.
-    """
-    moved = sum(windows)
-    return 3 * moved < moved + 2 * array + len(windows) * array // LOOKED_AT
-
-
-def is_less_fenced(windows: int, array: int, *, whole_is_read: bool) -> bool:
-    """Whether a fence around reads of so many bytes moves less than the copy of the array it saves.
-
-    What is read is written before the fence, and read again behind it.  Where all of the array is
-    read, too, that is no longer fused with the write: it is read once more.
-    """
-    return 2 * windows + whole_is_read * array < 2 * array
-
+PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
+"""What a device does with its units for products of matrices."""
 
 Rule = Callable[[Op], int]
 _FLOPS: dict[str, Rule] = {}

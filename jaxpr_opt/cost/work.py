@@ -46,6 +46,8 @@ class Work:
     amount: int
     loop: While | None
     """The innermost `while` that it is repeated by: then the amount is that of one iteration."""
+    times: int = 1
+    """How often it runs."""
 
 
 def works(graph: Graph) -> tuple[Work, ...]:
@@ -92,7 +94,7 @@ class _Walker:
 
     def _work(self, op: Op, amount: int, depth: int = -1) -> Work:
         repeated = self.around[depth]
-        return Work(op, repeated.times * amount, repeated.loop)
+        return Work(op, repeated.times * amount, repeated.loop, repeated.times)
 
     def _depth(self, op: Op) -> int:
         """The number of loops that repeat an op: XLA takes out what they do not change.

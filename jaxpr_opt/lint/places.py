@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.journal import Size, Waste
 from jaxpr_opt.lint.subject import Subject
@@ -44,17 +45,15 @@ class Costly:
         return f"each of {' x '.join(f'{n:,}' for n in self.size.lengths if n)} steps"
 
 
-MIN_BYTES = 4096
-"""Handling less costs no more than a step of a loop does anyway."""
-
-
 def costly(subject: Subject, waste: Waste) -> Iterator[Costly]:
     """The lines whose loops waste, in this way, so much that it is worth a finding."""
     found: dict[Frame | None, list[tuple[str, Place]]] = {}
     for each in subject.report.passes:
         for place in (*each.done, *each.refused):
             size = place.size
-            if place.waste == waste and size and size.lengths and size.nbytes >= MIN_BYTES:
+            if place.waste != waste or not size or not size.lengths:
+                continue
+            if not cost_model().is_hidden(size.nbytes):
                 found.setdefault(place.frame, []).append((each.name, place))
     for frame, places in found.items():
         size = max((p.size for _, p in places if p.size), key=lambda size: size.total)

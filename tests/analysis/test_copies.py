@@ -6,8 +6,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis import buffers
 from jaxpr_opt.analysis.buffers import Buffer, buffer, copied_by
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Scan
 from jaxpr_opt.testing import traced
@@ -155,15 +155,15 @@ def test_a_read_for_the_write_alone_does_not(step):
         (lambda w: (w.reshape(3, 1) @ w.reshape(1, 3))[0, 0], True),
     ],
 )
-def test_a_large_window_is_made_once_for_its_reductions(of, copied, monkeypatch):
+def test_a_large_window_is_made_once_for_its_reductions(of, copied):
     def step(a, s, i):
         read = window(a, i)
         return put(a, read * 2, i + 1), of(read)
 
     assert copied_by(found(step)) is not None
-    monkeypatch.setattr(buffers, "MAX_REPEATED", 12)
-    assert (copied_by(found(step)) is not None) == copied
-    assert copied_by(found(total_of_what_is_cleared)) is not None  # nothing else waits for it
+    with using(CostModel().but(reread=12)):
+        assert (copied_by(found(step)) is not None) == copied
+        assert copied_by(found(total_of_what_is_cleared)) is not None  # nothing else waits for it
 
 
 def test_a_way_is_walked_once_however_many_lead_to_it():

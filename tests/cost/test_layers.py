@@ -1,6 +1,7 @@
-"""The cost model knows the graph and nothing above it."""
+"""The cost model knows the graph and nothing above it; nothing else knows prices."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,15 @@ def imported(path):
 def test_the_model_knows_the_graph_only(path):
     above = {name for name in imported(path) if name not in BELOW}
     assert all(name.split(".")[0] == "cost" for name in above)
+
+
+ASKING = sorted([*(HOME / "passes").glob("*.py"), *(HOME / "analysis").glob("*.py")])
+FIGURE = re.compile(r"^([A-Z_]+(?:, [A-Z_]+)*)(?:: \w+)? = [-\d(]*\d", re.MULTILINE)
+SHOWN = {"NOTABLE", "TOLD", "TOLERANCE", "UNKNOWN_TIMES"}
+"""How much of a result people see: no price, as nothing is decided by it."""
+
+
+@pytest.mark.parametrize("path", ASKING, ids=lambda path: path.name)
+def test_nothing_else_has_figures_of_its_own(path):
+    """A pass or an analysis asks the model, or keeps a limit of `jaxpr_opt.cost.limits`."""
+    assert set(FIGURE.findall(path.read_text())) <= SHOWN

@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt import subtotals
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Scan
-from jaxpr_opt.passes import accumulate_sparse_cotangents
 from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
+from tests.prices import EAGER, AddedElsewhere
 
 DIRECT = AccumulateSparseCotangents()
-ALWAYS = AccumulateSparseCotangents(dense_factor=0, slot_bytes=0, dense_bytes=0)
-"""Adds up elsewhere however small the array."""
+ALWAYS = AddedElsewhere()
 
 
 def looped(step):
@@ -444,9 +443,10 @@ TOKENS = np.array([[0, 3, 3], [5, 5, 5], [-1, 2, 9], [3, 0, -9]], np.int32)
 
 
 @pytest.fixture
-def slots(monkeypatch):
+def slots():
     """Rows of two numbers have slots, too."""
-    monkeypatch.setattr(subtotals, "WIDE", 0)
+    with using(EAGER):
+        yield
 
 
 @pytest.mark.parametrize("loss", [nested, deep, many, pair, tail])
@@ -710,9 +710,10 @@ def test_a_table_read_row_by_row():
 
 
 @pytest.fixture
-def wide_rows(monkeypatch):
+def wide_rows():
     """Rows of two numbers are too wide to be stacked."""
-    monkeypatch.setattr(accumulate_sparse_cotangents, "MAX_ADDED", 1)
+    with using(CostModel().but(kernel=0.0)):
+        yield
 
 
 def layers(table, hs, places=lambda i: i):

@@ -6,20 +6,29 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir import While
-from jaxpr_opt.passes import exit_loop_early
 from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone, keep
+from tests.prices import EAGER
 
 EXIT = ExitLoopEarly()
 
 
 @pytest.fixture(autouse=True)
-def cheap_questions(monkeypatch):
+def cheap_questions():
     """Programs here are small: asking whether to go on is free."""
-    monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 0)
+    with using(EAGER):
+        yield
+
+
+@pytest.fixture
+def real_questions():
+    """Asking takes as long as it does."""
+    with using(CostModel()):
+        yield
 
 
 def stopping(what=lambda p, c: None, *, step=jnp.sin, seen=lambda c, b: c[0] < b, **options):
@@ -463,16 +472,14 @@ def test_predicates_that_may_round_differently_all_at_once():
     check_refuses(EXIT, program, "f32[3]", "f32[5,3]", because="round differently")
 
 
-def test_a_step_that_is_cheaper_than_the_question(monkeypatch):
-    monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 4096)
+def test_a_step_that_is_cheaper_than_the_question(real_questions):
     graph = alone(EXIT, stopping(), "f32[3]", "f32[]", fires=False)
     assert not any(isinstance(op, While) for op in graph.walk())
     alone(EXIT, stopping(), "f32[9000]", "f32[]", fires=True)
 
 
-def test_steps_that_are_cheaper_than_all_their_predicates(monkeypatch):
+def test_steps_that_are_cheaper_than_all_their_predicates(real_questions):
     """A prefix sum by doubling: each element has a predicate of its own, in every step."""
-    monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 4096)
 
     def program(x, step=jnp.roll):
         places = jnp.arange(x.shape[0])
@@ -488,9 +495,8 @@ def test_steps_that_are_cheaper_than_all_their_predicates(monkeypatch):
 
 
 @pytest.mark.parametrize(("width", "fires"), [(3, False), (3000, True)])
-def test_a_step_that_writes_to_a_large_array_in_place(monkeypatch, width, fires):
+def test_a_step_that_writes_to_a_large_array_in_place(real_questions, width, fires):
     """It costs the window."""
-    monkeypatch.setattr(exit_loop_early, "MIN_STEP_BYTES", 4096)
 
     def program(bound, table):
         def step(table, i):

@@ -6,12 +6,13 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import compat
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir import Scan
-from jaxpr_opt.passes import join_scalar_stacks
 from jaxpr_opt.passes.join_scalar_stacks import JoinScalarStacks
 from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone
+from tests.prices import EAGER
 
 JOIN = JoinScalarStacks()
 
@@ -19,8 +20,9 @@ JOIN = JoinScalarStacks()
 @pytest.fixture(autouse=True)
 def few_stacks(monkeypatch):
     """Programs here are small, and about what is done where it helps."""
-    monkeypatch.setattr(join_scalar_stacks, "MIN_STACKS", 2)
     monkeypatch.setattr(compat, "COMPILES_LOOPS_WHOLE", True)
+    with using(EAGER):
+        yield
 
 
 def stacks(xs, *made):
@@ -178,11 +180,12 @@ def test_stacks_that_another_loop_reads_whole():
     check_refuses(JOIN, program, "f32[8]", because="scan reads")
 
 
-def test_few_stacks_stay(monkeypatch):
+@pytest.mark.parametrize(("pointers", "fires"), [(2, True), (3, False)])
+def test_few_stacks_stay(pointers, fires):
     """Cost: nothing is gained."""
-    monkeypatch.setattr(join_scalar_stacks, "MIN_STACKS", 3)
     program = lambda xs: total(stacks(xs, jnp.sin, jnp.tanh)[1])
-    alone(JOIN, program, "f32[8]", fires=False)
+    with using(CostModel().but(pointers=pointers)):
+        alone(JOIN, program, "f32[8]", fires=fires)
 
 
 def test_before_xla_compiled_such_loops_whole(monkeypatch):

@@ -6,11 +6,12 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import compat
-from jaxpr_opt.passes import read_after_writing
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.passes.read_after_writing import ReadAfterWriting
 from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone
+from tests.prices import EAGER
 
 FENCED = ReadAfterWriting()
 CACHE = ("f32[8]", "f32[4]")
@@ -19,8 +20,9 @@ CACHE = ("f32[8]", "f32[4]")
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Programs here are small, and about what is done where it helps."""
-    monkeypatch.setattr(read_after_writing, "MIN_BYTES", 0)
     monkeypatch.setattr(compat, "KEEPS_BARRIERS", True)
+    with using(EAGER):
+        yield
 
 
 @pytest.fixture
@@ -226,10 +228,11 @@ def test_a_buffer_that_is_replaced():
     check_refuses(FENCED, program, *CACHE, because="not one buffer from the start")
 
 
-def test_a_small_buffer(monkeypatch):
-    """(3)"""
-    monkeypatch.setattr(read_after_writing, "MIN_BYTES", 33)
-    alone(FENCED, stepping(cached), *CACHE, fires=False)
+@pytest.mark.parametrize(("size", "fires"), [(1023, False), (1024, True)])
+def test_a_small_buffer(size, fires):
+    """(3) Copying it takes no longer than the step."""
+    with using(CostModel()):
+        alone(FENCED, stepping(cached), f"f32[{size}]", "f32[4]", fires=fires)
 
 
 def test_only_at_the_end():

@@ -7,11 +7,12 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import compat
-from jaxpr_opt.passes import read_before_overwriting
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.passes.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone
+from tests.prices import EAGER
 
 BARRED = ReadBeforeOverwriting()
 PLACES = ("f32[8]", "i32[4]", "i32[4]")
@@ -20,9 +21,9 @@ PLACES = ("f32[8]", "i32[4]", "i32[4]")
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Programs here are small, and about what is done where it helps."""
-    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 0)
-    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES_WHOLE", 0)
     monkeypatch.setattr(compat, "KEEPS_BARRIERS", True)
+    with using(EAGER):
+        yield
 
 
 def read(c, i, n=2):
@@ -376,18 +377,19 @@ def test_a_window_that_is_cleared():
     alone(BARRED, step, *PLACES, fires=True)
 
 
-def test_a_small_buffer(monkeypatch):
-    """(4)"""
-    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES", 33)
-    alone(BARRED, stepping(moved), *PLACES, fires=False)
+@pytest.mark.parametrize(("size", "fires"), [(15, False), (16, True)])
+def test_a_small_buffer(size, fires):
+    """(4) Less than a line of the cache."""
+    with using(CostModel()):
+        alone(BARRED, stepping(moved), f"f32[{size}]", *PLACES[1:], fires=fires)
 
 
-@pytest.mark.parametrize("least", [32, 33])
-def test_a_small_buffer_of_which_all_is_read(least, monkeypatch):
+@pytest.mark.parametrize(("size", "fires"), [(1023, False), (1024, True)])
+def test_a_small_buffer_of_which_all_is_read(size, fires):
     """(4) A copy is little besides."""
-    monkeypatch.setattr(read_before_overwriting, "MIN_BYTES_WHOLE", least)
     step = stepping(lambda c, i, j: (write(c, jnp.sin(read(c, i)), i) + 1, read(c, i)))
-    alone(BARRED, step, *PLACES, fires=least == 32)
+    with using(CostModel()):
+        alone(BARRED, step, f"f32[{size}]", *PLACES[1:], fires=fires)
 
 
 @pytest.fixture

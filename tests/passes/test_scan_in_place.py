@@ -7,8 +7,8 @@ from jax import lax
 
 from bench.limits import temporary_bytes
 from jaxpr_opt import optimize
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir import While
-from jaxpr_opt.passes import scan_in_place
 from jaxpr_opt.passes.scan_in_place import ScanInPlace
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
@@ -17,10 +17,11 @@ IN_PLACE = ScanInPlace()
 
 
 @pytest.fixture(autouse=True)
-def small_copies(request, monkeypatch):
+def small_copies(request):
     """Programs here are small."""
-    if "as_it_is" not in request.fixturenames:
-        monkeypatch.setattr(scan_in_place, "MIN_BYTES", 0)
+    is_small = "as_it_is" not in request.fixturenames
+    with using(CostModel().but(kernel=-1.0) if is_small else CostModel()):
+        yield
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import compat, optimize
-from jaxpr_opt.analysis import shifts
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Scan, Stream
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
@@ -15,13 +15,15 @@ from jaxpr_opt.passes.simplify import Simplify
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
+from tests.prices import EAGER
 
 SHARE = ShareShiftedStacks()
 
 
 @pytest.fixture(autouse=True)
-def _small_rows_too(monkeypatch):
-    monkeypatch.setattr(shifts, "LARGE", 0)
+def _small_rows_too():
+    with using(EAGER):
+        yield
 
 
 def forward(step=jnp.sin, *, length=4, reverse=False):
@@ -287,16 +289,16 @@ def test_a_small_part():
     check_refuses(SHARE, program, "f32[3]", "f32[4,9]", because="a small part of what the loop")
 
 
-def test_small_rows(monkeypatch):
+def test_small_rows():
     """A carry more takes longer than what it saves."""
-    monkeypatch.setattr(shifts, "LARGE", 4096)
 
     def program(x):
         last, stacks = forward()(x)
         return back(last, stacks)
 
-    check_refuses(SHARE, program, "f32[1023]", because="small")
-    alone(SHARE, program, "f32[1024]", fires=True)
+    with using(CostModel()):
+        check_refuses(SHARE, program, "f32[1023]", because="small")
+        alone(SHARE, program, "f32[1024]", fires=True)
 
 
 @pytest.mark.parametrize("above", [True, False])

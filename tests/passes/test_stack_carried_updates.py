@@ -7,8 +7,9 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import CostModel
 from jaxpr_opt.ir import Scan
-from jaxpr_opt.passes.stack_carried_updates import MIN_BYTES, StackCarriedUpdates
+from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, memory
 
@@ -609,7 +610,7 @@ def test_a_gradient_in_place_gains_where_the_buffer_is_small(size):
         StackCarriedUpdates(),
         jax.vmap(jax.grad(linear)),
         f"f32[3,{size}]",
-        fires=3 * size * 4 < MIN_BYTES,
+        fires=CostModel().is_hidden(3 * size * 4),
     )
 
 

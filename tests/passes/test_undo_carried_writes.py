@@ -6,7 +6,6 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis import versions
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import Scan
 from jaxpr_opt.passes.undo_carried_writes import UndoCarriedWrites
@@ -684,9 +683,8 @@ def test_attention_in_little_memory(scores):
         assert_close(jax.grad(loss)(xs), gradient(xs))
 
 
-def test_what_it_keeps_is_no_version_to_be_undone(monkeypatch):
+def test_what_it_keeps_is_no_version_to_be_undone():
     """The rows that writes replace are read of the buffer: they are stacked, whatever it costs."""
-    monkeypatch.setattr(versions, "WORTHWHILE", 0)
 
     def program(x):
         last, rows = lax.scan(lambda c, _: (c.at[1].set(c[7]), c), x, length=4)

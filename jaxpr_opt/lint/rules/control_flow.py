@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxpr_opt.analysis.summary import stacked_bytes
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.frames import Frame, raised_at
 from jaxpr_opt.ir import Op, Scan, Value
 from jaxpr_opt.journal import Size, size_of
@@ -17,9 +18,6 @@ from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.reports.figures import formula_text
-
-MANY_SCALARS = 32
-"""Scalars that are carried one by one; fewer cost little beside what a step does."""
 
 
 @register
@@ -200,7 +198,7 @@ class ManyScalarCarries(Rule):
             if not isinstance(op, Scan) or op.source.transposed:
                 continue
             scalars = [c for c in op.carries if c.param.shape == () and _is_float(c.param)]
-            if len(scalars) >= MANY_SCALARS:
+            if cost_model().is_too_many_scalars(len(scalars)):
                 yield self.finding(
                     subject,
                     says=f"{len(scalars)} scalars are carried one by one through {op.length:,}"

@@ -1,0 +1,54 @@
+"""What XLA fuses: which ops are computed inside of those that read them, and which on their own.
+
+A fusion is one loop over the elements of its results.  XLA computes an op inside of the fusion that
+reads it where that is simple: elementwise ops and movement, for every reader again if they are
+cheap.  What needs many elements for one (a product, a reduction, a sort) starts a loop of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import jax.numpy as jnp
+
+from jaxpr_opt.ir import Op
+from jaxpr_opt.traits import ARRANGING, is_cheap
+
+NEVER_REPEATED = frozenset({
+    "atan2", "cbrt", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem",
+    "rsqrt", "sqrt", "tan", "tanh",
+})  # fmt: skip
+"""Elementwise ops that XLA deems too expensive to compute once for each fusion that reads them."""
+
+PUT_TOGETHER = frozenset({"concatenate", "pad", "stack"})
+"""Ops that XLA computes once for each fusion that reads them, though each element is a choice."""
+
+REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
+
+
+def is_repeated(op: Op) -> bool:
+    """Whether XLA may compute an op once for each fusion that reads it.
+
+    It multiplies by the reciprocal where many numbers are divided by the same.
+    """
+    if op.name == "div" and jnp.issubdtype(op.result.dtype, jnp.inexact):
+        by = op.operands[1]
+        return by.shape != op.result.shape or (
+            by.op is not None and by.op.name == "broadcast_in_dim"
+        )
+    return op.name in PUT_TOGETHER or (is_cheap(op) and op.name not in NEVER_REPEATED)
+
+
+def reduces(op: Op) -> bool:
+    """Whether an op makes less of an array, a number of each row or of all of it."""
+    return op.name in REDUCTIONS or (op.name == "dot_general" and not op.result.shape)
+
+
+def kernels(ops: Iterable[Op]) -> int:
+    """How many loops XLA makes of ops: one for each that is not fused with those that read it."""
+    return max(1, sum(not (is_fused(op) or op.is_terminator) for op in ops))
+
+
+def is_fused(op: Op) -> bool:
+    """Whether XLA computes an op inside of what reads it."""
+    return is_cheap(op) or op.name in ARRANGING

@@ -1,0 +1,55 @@
+"""The cost model: which device it is of, and that its answers follow from the device's figures."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt.cost.devices import CPU, DEVICES, GPU
+from jaxpr_opt.cost.model import CostModel, cost_model, using
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.testing import traced
+
+
+def ops(function, *types):
+    return [op for op in import_jaxpr(traced(function, *types)).body.ops if not op.is_terminator]
+
+
+def test_the_device_is_that_of_the_default_backend(monkeypatch):
+    jnp.ones(3).block_until_ready()
+    assert cost_model().device is CPU
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert cost_model().device is GPU
+    monkeypatch.setattr(jax, "default_backend", lambda: "something new")
+    assert cost_model().device is GPU
+
+
+def test_a_model_may_be_given():
+    with using(CostModel().but(step=1.0)) as model:
+        assert cost_model() is model
+    assert cost_model().device is CPU
+
+
+def test_models_are_values():
+    assert CostModel().but(step=1.0) == CostModel().but(step=1.0) != CostModel()
+    with pytest.raises(AttributeError):
+        CostModel().device = GPU
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
+def test_figures_make_sense(device):
+    assert device.cached < device.memory
+    assert device.flop <= device.arithmetic < device.transcendental
+    assert device.fused_step <= device.step
+    model = CostModel(device)
+    assert model.stored(device.cache) < model.stored(device.cache + 1)
+
+
+def test_what_ops_take():
+    model = CostModel()
+    (product,) = ops(lax.dot, "f32[3,4]", "f32[4,5]")
+    (sine,) = ops(jnp.sin, "f32[7]")
+    (moved,) = ops(jnp.transpose, "f32[3,4]")
+    assert model.repeated([product]) == pytest.approx(120 * CPU.flop)
+    assert model.repeated([sine]) == pytest.approx(7 * CPU.transcendental)
+    assert model.repeated([moved]) == 0 < model.run([moved])

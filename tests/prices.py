@@ -1,0 +1,44 @@
+"""Prices by which rewrites pay that are sound: tests show what passes do on small programs."""
+
+import dataclasses
+
+from jaxpr_opt.cost.devices import CPU
+from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
+
+FREE = dataclasses.replace(
+    CPU, step=0.0, fused_step=0.0, line=0, predicate=0.0, pointers=2, registers=0, vector=1.0
+)
+"""Steps take no time, so that whatever a step moves takes longer; two scalars are many."""
+
+
+class Sparse(CostModel):
+    """Windows are small beside any array."""
+
+    __slots__ = ()
+
+    def is_sparse(self, windows, array):
+        return True
+
+
+class Eager(Sparse):
+    """What passes ask is answered so that they fire."""
+
+    __slots__ = ()
+
+    def run(self, items):
+        return 0.0
+
+    def is_better_stacked(self, nbytes):
+        return False
+
+
+EAGER = Eager(FREE)
+
+
+class AddedElsewhere(AccumulateSparseCotangents):
+    """Adds up elsewhere however small the array."""
+
+    def refuse(self, match):
+        with using(Sparse(FREE)):
+            return super().refuse(match)
