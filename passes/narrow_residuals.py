@@ -46,7 +46,13 @@ nothing else needs them, they only move.  A carry that is the result of a transc
 is stored rather than what is made of it, where that is as large: XLA computes again what it stores,
 and the function would run twice (0.77 of the time, 16384 steps of 16 numbers, jax 0.10 and 0.12).
 
-A product is as much work as a step does anyway, and is repeated in one case only:
+The prices are those of the cost model.  While all that a loop stacks stays in the cache, what is
+stored is so near that a transcendental function or a product takes longer.  Beyond it (32 MB on a
+CPU, of stacks whose pages are new) a row costs six times as much, and then these are made again
+where they are cheaper: a softmax, a gelu, a product that adds up few numbers (the scores of
+attention), but not the product of a layer.
+
+In the cache a product is as much work as a step does anyway, and is repeated in one case only:
 attention over a cache that the loop writes to.  The readers have each version of the cache, as
 `undo-carried-writes` restores it for them; they multiply with it themselves; and a row of the
 product is longer than what the cache was multiplied with: as long as the cache, which has about as
@@ -167,7 +173,11 @@ class _Prices:
         if op in self.rows:
             read = sum(v.nbytes for v in op.operands if v not in self.restored)
             return _units(self.model.streamed(made + read))
-        return None
+        if self.skips or self.divided or not self.model.is_far(self.stacked):
+            return None
+        is_repeatable = is_speculable(op) and not op.regions  # (2)
+        seconds = self.model.repeated_apart(op) if is_repeatable else inf
+        return None if seconds == inf else _units(seconds)
 
 
 def _units(seconds: float) -> int:

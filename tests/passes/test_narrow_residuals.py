@@ -2,10 +2,12 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir import Scan
 from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
 from jaxpr_opt.testing import check_refuses, check_rewrite
@@ -659,3 +661,33 @@ def test_read_more_often_than_made():
 
     alone(NARROW, once, "f32[3]", "f32[8,3]", fires=True)
     check_refuses(NARROW, program, "f32[3]", "f32[8,3]", because="more often than they are made")
+
+
+FAR = CostModel().but(cache=0, kernel=0.0)
+"""All that a loop stacks leaves the cache, and an op takes no time to start."""
+
+
+@pytest.mark.parametrize(("prices", "fires"), [(FAR, True), (CostModel(), False)])
+def test_a_function_is_made_again_where_memory_is_far(prices, fires):
+    """Cost: a number that is stored takes longer than `exp`, beyond the cache only."""
+
+    def loss(c, xs):
+        return jnp.sum(lax.scan(lambda c, x: (c + jnp.exp(c * x), None), c, xs)[0])
+
+    with using(prices):
+        graph = alone(NARROW, jax.grad(loss, (0, 1)), "f32[64]", "f32[9,64]", fires=fires)
+    back = next(op for op in graph.walk() if isinstance(op, Scan) and op.reverse)
+    assert any(op.name == "exp" for op in back.body.ops) == fires
+
+
+@pytest.mark.parametrize(("depth", "fires"), [(4, True), (1024, False)])
+def test_a_narrow_product_is_made_again_where_memory_is_far(depth, fires):
+    """Cost: not one that adds up many numbers."""
+
+    def loss(c, xs, w):
+        return jnp.sum(lax.scan(lambda c, x: (c * jnp.tanh(x @ w), None), c, xs)[0])
+
+    types = "f32[8,8]", f"f32[5,8,{depth}]", f"f32[{depth},8]"
+    with using(FAR):
+        graph = alone(NARROW, jax.grad(loss), *types, fires=fires)
+    assert len(next(op for op in graph.walk() if isinstance(op, Scan)).stacks) == (not fires)
