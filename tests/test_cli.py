@@ -379,7 +379,7 @@ ERRORS = {
     ("diff", "a:b", "--args", "1", "--args-from", "c:d"): (
         "argument --args-from: not allowed with argument --args; see jaxpr-opt diff --help"
     ),
-    ("passes", "--shiny"): "unrecognized arguments: --shiny; see jaxpr-opt --help",
+    ("passes", "--shiny"): "jaxpr-opt passes has no option --shiny; see jaxpr-opt passes --help",
 }
 
 

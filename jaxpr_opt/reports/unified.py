@@ -70,7 +70,7 @@ class Unified:
 def folded(lines: Sequence[DiffLine], context: int) -> Iterator[DiffLine]:
     """The lines with stretches of equal ones counted, but for `context` on each side of a change.
 
-    A stretch that would fit between two changes stays, and so do lines that open what a change is
+    A stretch as long as a change with its context stays, and so do lines that open what a change is
     inside of.
     """
     kept = _near_changes(lines, context)
@@ -80,7 +80,7 @@ def folded(lines: Sequence[DiffLine], context: int) -> Iterator[DiffLine]:
         end = start
         while end < len(lines) and end not in kept:
             end += 1
-        if end - start > max(2 * context, 1):
+        if end - start > 2 * context + 1:
             yield DiffLine(" ", min(line.depth for line in lines[start:end]), _count(end - start))
         else:
             yield from lines[start:end]
