@@ -547,6 +547,15 @@ def test_the_version(run, capsys):
     assert capsys.readouterr().out == f"jaxpr-opt {jaxpr_opt.__version__}\n"
 
 
+def test_explain_folds_what_was_not_done(run):
+    loss = ("explain", "cli_programs:loss", *BOUNDED, "--grad")
+    short, full = run(*loss)[1], run(*loss, "-v")[1]
+    assert "not done, because  -v, or .in_full(), shows each place" in short
+    assert re.search(r"^  [a-z-]+, \d+ places?: ", short, re.MULTILINE)
+    assert re.search(r"^[a-z-]+  not done, because$", full, re.MULTILINE)
+    assert len(full.splitlines()) >= len(short.splitlines())
+
+
 def test_progress_is_for_terminals_only(run, monkeypatch):
     lint = ("lint", "cli_programs:tripled", "--args", "f32[3]")
     assert run(*lint)[2] == ""

@@ -36,7 +36,8 @@ def at(revision: str) -> Iterator[None]:
         copy = Path(folder).resolve()
         packed = _git("-C", str(root), "archive", "--format=tar", revision, "--")
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            archive.extractall(copy, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4
+            archive.extractall(copy)
         (copy / here).mkdir(parents=True, exist_ok=True)
         with _in_place_of(root, copy), contextlib.chdir(copy / here):
             try:
