@@ -46,7 +46,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxpr_opt.analysis.constants import identity, is_weak, uniform
-from jaxpr_opt.ir import Cond, Constant, Op, Region, Use, Value
+from jaxpr_opt.ir import Cond, Op, Region, Use, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -132,7 +132,7 @@ def _known_reads(cond: Cond) -> Iterator[tuple[Use, int]]:
     for index, branch in enumerate(cond.branches):
         for value, number in _facts(cond, index):
             for use in value.uses:
-                if use not in seen and use.op is not cond and branch.contains(use.op.region):  # (1)
+                if use not in seen and branch.contains(use.op.region):  # (1)
                     seen.add(use)
                     yield use, number
 
@@ -147,8 +147,6 @@ def _facts(cond: Cond, index: int) -> Iterator[tuple[Value, int]]:
     pending = [(selector, bool(index))]
     while pending:
         value, holds = pending.pop()
-        if isinstance(value, Constant) or value.shape or value.dtype != bool:  # (1)
-            continue
         yield value, holds
         for user in value.users:
             if user.name == "not":  # (1)

@@ -56,7 +56,7 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Op, Value
 from jaxpr_opt.journal import Waste
-from jaxpr_opt.parameters import mode_of, numbers_of
+from jaxpr_opt.parameters import mode_of
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
@@ -145,9 +145,9 @@ def _versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[_Ve
     for _ in range(limits.WRITES_IN_A_ROW):
         op = seen.op
         write = _write(op) if op is not None and op.region is anchor.region else None
-        if op is None or write is None or write.kind == "read":  # (1)
+        if write is None or write.kind == "read":  # (1)
             return
-        writes, between = ((case, write), *writes), (*between, *through, op)
+        writes, between = ((case, write), *writes), (*between, *through, write.op)
         seen, through = _seen_through(write.array, which, case)
         yield _Version(seen, writes, between)
 
@@ -187,14 +187,13 @@ def _dropped(
     array: Value, which: Value, case: int, write: Access, anchor: Op, rw: Rewriter
 ) -> Value | None:
     """The write into `array`; where `which` does not say `case`, out of range."""
-    if write.is_located or mode_of(write.op) != lax.GatherScatterMode.FILL_OR_DROP:  # (2)
+    if mode_of(write.op) != lax.GatherScatterMode.FILL_OR_DROP:  # (2)
         return None
-    if neutral(write.op) is not None:
-        return None  # nothing is read, and under `vmap` one window for all rows stays that
+    if write.is_located or neutral(write.op) is not None:
+        return None  # a slice is read; or nothing is, and under `vmap` one window stays one
     rows = predicate_of_rows(write, which)
-    axes = numbers_of(write.op).scatter_dims_to_operand_dims
     outside = max(array.shape)
-    if rows is None or not axes or not dtypes.holds(write.indices[0].dtype, outside):  # (2, 3)
+    if rows is None or not dtypes.holds(write.indices[0].dtype, outside):  # (2, 3)
         return None
     predicate, of_rows = rows
 

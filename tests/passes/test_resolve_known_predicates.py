@@ -11,6 +11,7 @@ from jaxpr_opt.ir import Cond
 from jaxpr_opt.passes.fold_constants import FoldConstants
 from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.simplify import Simplify
+from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.testing import check_rewrite, run_alone, traced
 
 RESOLVE = ResolveKnownPredicates()
@@ -152,6 +153,43 @@ def test_negation_conjunction_and_disjunction():
           }
         """,
     )
+
+
+def test_the_number_of_a_predicate():
+    """(1) It is that of the branch."""
+
+    def program(p, x):
+        strong = lax.convert_element_type(p, jnp.int32)
+        return lax.cond(~p, lambda: x * strong, lambda: x * strong * 2)
+
+    graph = import_jaxpr(traced(program, "bool[]", "i32[]"))
+    run_alone((RESOLVE,), graph)
+    products = [op for op in graph.walk() if op.name == "mul" and op.parent is not None]
+    assert [int(op.operands[1].value) for op in products] == [1, 2, 0]
+
+
+def test_the_weak_number_of_a_predicate():
+    """(1) No constant is of weak type."""
+
+    def program(p, x):
+        weak = p + 0
+        return lax.cond(p, lambda: x * weak, lambda: x)
+
+    graph = import_jaxpr(traced(program, "bool[]", "i32[]"))
+    run_alone((Simplify(),), graph)
+    assert not run_alone((RESOLVE,), graph).record(RESOLVE.name, RESOLVE.cleanup).rewrites
+
+
+@pytest.mark.parametrize("number", [-1, 2, 7])
+def test_a_number_of_no_branch(number):
+    """(2) The last one is taken."""
+    jaxpr = traced(lambda i, x: lax.switch(i, [jnp.sin, jnp.cos, jnp.tan], x), "i32[]", "f32[]")
+    graph = import_jaxpr(jaxpr)
+    (cond,) = (op for op in graph.walk() if isinstance(op, Cond))
+    rw = Rewriter(graph)
+    rw.set_operand(cond, 0, rw.constant(np.int32(number), cond.selector.aval))
+    run_alone((RESOLVE,), graph)
+    assert "tan" in [op.name for op in graph.walk()]
 
 
 def test_index_of_a_switch():

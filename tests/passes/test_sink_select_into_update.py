@@ -162,6 +162,18 @@ def test_a_predicate_that_varies_along_the_window():
     )
 
 
+@pytest.mark.parametrize("shape", ["bool[8,1]", "bool[1,3]"])
+def test_a_predicate_of_each_element(shape):
+    """(3) A write that is dropped is dropped as a whole: where it is not, what is there is read."""
+
+    def program(p, b, u, i):
+        mask = jnp.broadcast_to(p, b.shape)
+        return lax.select_n(mask, b, b.at[i].set(u, mode="drop", wrap_negative_indices=False))
+
+    for place in (-1, 0, 7, 8):
+        alone(SINK, program, shape, "f32[8,3]", "f32[3]", jnp.int32(place), fires=True)
+
+
 def test_clamped_rows():
     """(2) A window that is clamped is read where it is written."""
 
