@@ -1,12 +1,14 @@
 """Backward rules of the user's (`jax.custom_vjp`), which need not be linear in the cotangents."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt import compat, optimize
+from jaxpr_opt import compat, compat_ad, optimize
 from jaxpr_opt.analysis.linearity import is_linear
 from jaxpr_opt.boundary.program import LinearMap, Program
 from jaxpr_opt.importer import import_jaxpr
@@ -67,6 +69,25 @@ def test_only_a_linear_rule_is_optimised_for_all_cotangents(name):
     program = Program(jax.make_jaxpr(with_rule(name))(X), default_pipeline(), name)
     tangent = program.halves((True,), True).tangent
     assert isinstance(tangent, LinearMap) == (name not in NOT_LINEAR)
+
+
+def test_loops_of_equinox_are_linear():
+    """Their rule runs loops of its own, and selects by `select_if_vmap`."""
+    internal = pytest.importorskip("equinox.internal", reason="equinox is not installed")
+
+    def fun(x):
+        loop = functools.partial(internal.while_loop, max_steps=8, kind="checkpointed")
+        _, y = loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x))
+        return y, 2 * x
+
+    closed = jax.make_jaxpr(fun)(X)
+    plain = compat_ad.linearize(closed, (True,), is_vjp=True)
+    fixed = len(plain.residuals)
+    moving = [i >= fixed for i in range(len(plain.tangent.in_avals))]
+    back, _ = compat_ad.transpose(plain.tangent, tuple(moving), (True, True))
+    graph = import_jaxpr(back)
+    assert compat_ad.has_backward_rules(plain.tangent)
+    assert is_linear(graph, graph.inputs[fixed:])
 
 
 LINEAR = {

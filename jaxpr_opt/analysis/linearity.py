@@ -145,7 +145,7 @@ def _linear_operands(rule: str, op: Op) -> Sequence[int]:
 
 
 _SCATTERS = {"scatter", "scatter-add"}
-_RULES = LINEAR_IN | {"scatter": "base and updates"} | dict.fromkeys(
+_RULES = LINEAR_IN | {"scatter": "base and updates", "select_if_vmap": "cases"} | dict.fromkeys(
     (
         "all_gather", "all_gather_invariant", "all_to_all", "pbroadcast", "ppermute", "psum",
         "psum_invariant", "pvary", "reduce_scatter", "split", "stack", "unstack",

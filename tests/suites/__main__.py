@@ -113,7 +113,7 @@ def _run(
         tests = list(dict.fromkeys(failures.read_text().splitlines()))
     command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider"]
     command += ["-p", "suites.plugin"] if optimized else []
-    command += ["-k", only] if only else []
+    command += ["-k", only] if only and optimized else []
     command += ["--import-mode=importlib", "--continue-on-collection-errors"]
     command += ["-o", "python_files=*_test.py test_*.py", f"--junitxml={report}", *tests]
     environment = {
