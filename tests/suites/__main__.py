@@ -131,8 +131,16 @@ def _run(
         except subprocess.TimeoutExpired:
             print(f"{library.name}: ended after {seconds} s", flush=True)
             process.send_signal(signal.SIGINT)  # pytest still writes down what it has
-            process.wait()
+            _wait_or_kill(process)
     return _outcomes(report)
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:  # a test has taken the interrupt for an error of its own
+        process.kill()
+        process.wait()
 
 
 def _outcomes(report: Path) -> dict[str, str]:
