@@ -397,10 +397,11 @@ def test_rows_that_differ_from_one_skipped_step_to_the_next():
     [
         lambda p, c: lax.while_loop(lambda x: x < 0, lambda x: x + 1, c[0]),
         lambda p, c: lax.cond(p, jnp.sin, jnp.cos, c),
+        lambda p, c: lax.linalg.lu(jnp.outer(c, c))[0],
     ],
 )
 def test_rows_that_a_skipped_step_computes(what):
-    """(4) By a loop, which may not end, or in a branch."""
+    """(4) By a loop, which may not end, in a branch, or by what may not run elsewhere."""
     check_refuses(EXIT, stopping(what), "f32[3]", "f32[]", because="a skipped step computes anew")
 
 
@@ -460,6 +461,16 @@ def test_a_step_that_communicates_where_all_devices_stop_together():
 
     graph = alone(EXIT, program, "f32[3]", "i32[]", fires=True)
     assert any(isinstance(op, While) for op in graph.walk())
+
+
+def test_predicates_of_whole_rows():
+    """(6) Whether all of them hold is asked of many rows as of one."""
+
+    def program(c, xs):
+        body = lambda c, x: (lax.cond(jnp.all(x < 1.0), jnp.sin, keep, c), None)
+        return lax.scan(body, c, xs)[0]
+
+    alone(EXIT, program, "f32[3]", "f32[5,3]", fires=True)
 
 
 def test_predicates_that_may_round_differently_all_at_once():

@@ -256,6 +256,12 @@ def test_windows_of_sums_and_products(make, mode):
     alone(NARROW, looped(step), a, b, PLACES, fires=True)
 
 
+def test_a_product_in_range():
+    """(5) Nothing is filled in, whatever the number is."""
+    step = lambda a, b, i: (a * b).at[3].get(mode="fill", fill_value=7.0)
+    alone(NARROW, looped(step), "f32[8]", "f32[3,8]", "i32[3]", fires=True)
+
+
 @pytest.mark.parametrize("dtype", ["i8", "u32", "bf16", "c64"])
 def test_products_of_dtypes(dtype):
     """(5) Several windows, each for itself; overflow wraps around as it does."""
