@@ -100,7 +100,8 @@ DEFAULT = (
     # When nothing can differentiate any more.
     (ExitLoopEarly(), AddInPlace(), *CLEANUP),
     (JoinScalarStacks(),),
-    (ScanInPlace(), *CLEANUP),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),
+    # Where a window is in range is told of scans.
+    (ScanInPlace(), EliminateDeadCode()),
 )

@@ -11,23 +11,24 @@ Before::
 
 After::
 
-    n, last, rows = while carry(i=0, c=z, r=undefined) { lt i 7 } {
+    last, n, rows = scan[7] carry(c=z, i=0, r=undefined) {
       x = dynamic_slice a (add i 1)
       ...
-      yield carry(add i 1, c1, dynamic_update_slice r y i)
+      yield carry(c1, add i 1, dynamic_update_slice r y i)
     }
     b = dynamic_update_slice rows last 7
 
-It is the loop that JAX makes of a scan, but for two copies: that of the part of an array that is
-streamed, and that of the stack into the array it is a part of.
+It saves the copy of the part of an array that is streamed, and that of the stack into the array it
+is a part of.  Nor is an iota made that is streamed.
 
 Sound when
 
 1. what is streamed is rows of an array in order, or in reverse order: slices along the first axis
-   with stride 1, and reversals of it;
+   with stride 1, and reversals of it; of an iota, rows are their numbers;
 2. only the loop reads them, and only the concatenation, along the first axis, reads the stack;
 3. a step has no effects, and the loop is not unrolled on request;
-4. nothing differentiates the loop any more (the final phase): a `while` has no transpose.
+4. nothing differentiates the loop any more (the final phase): the transpose of a row that is read
+   is an array of zeros with a row in it.
 
 Cost: it saves the memory of the copies, and their time.  The array stays for as long as the loop
 runs, so it must be there anyway: a parameter, or read again after the loop has begun.  What is
@@ -37,17 +38,17 @@ Source: a window that slides over a carried buffer, as `stack-carried-updates` l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
 from jax import lax
 
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Op, Phase, Region, Scan, Stack, Stream, Value, is_sized, reads
+from jaxpr_opt.ir import Carry, Op, Phase, Scan, Stack, Stream, Value, is_sized
 from jaxpr_opt.parameters import (
     dimension_of,
     dimensions_of,
@@ -81,10 +82,28 @@ class Rows:
             return Rows(op.operands[0], self.sign, self.offset + starts_of(op)[0])
         return None
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the rows are their own numbers, so that there is nothing to read."""
+        op = self.array.op
+        return op is not None and op.name == "iota" and len(self.array.shape) == 1
+
+    def number(self, step: jax.Array) -> jax.Array:
+        """That of the row of a step."""
+        number = step if self.sign > 0 else lax.neg(step)
+        return lax.add(number, np.int32(self.offset)) if self.offset else number
+
     def read(self, array: jax.Array, step: jax.Array) -> jax.Array:
         """The row of a step."""
-        number = step if self.sign > 0 else lax.neg(step)
-        return read_row(array, lax.add(number, np.int32(self.offset)) if self.offset else number)
+        return read_row(array, self.number(step))
+
+    def insert(self, step: Value, before: Op, rw: Rewriter) -> Value:
+        """The row of a step, as a value of the body."""
+        if not self.is_counted:
+            return rw.insert(self.read, self.array, step, before=before)
+        dtype = self.array.dtype
+        count = lambda step: lax.convert_element_type(self.number(step), dtype)  # noqa: E731
+        return rw.insert(count, step, before=before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +156,23 @@ class ScanInPlace(Pass):
     def rewrite(self, match: Copied, rw: Rewriter) -> None:
         scan = match.op
         assert isinstance(scan, Scan)
-        first = scan.length - 1 if scan.reverse else 0
-        buffers = [rw.undefined(_buffer(match, s), before=scan) for s in scan.stacks]
-        inits = [rw.scalar(first, np.int32), *(c.init for c in scan.carries), *buffers]
-        body = _body(match, inits, rw)
-        loop = rw.new_while(_predicate(scan, inits, rw), body, inits, like=scan, before=scan)
-        for old, new in zip(scan.results, loop.results[1:], strict=True):
-            place = match.places.get(old)
-            if place is None:
-                rw.replace(old, new)
-            else:
-                _put_together(place.whole, old, new, rw)
-        rw.erase(scan)
+        counter = _counter(scan, rw)
+        streams = []
+        for stream in scan.streams:
+            rows = match.sources.get(stream.param)
+            if rows is None:
+                streams.append(stream)
+            elif stream.param.uses:
+                assert scan.body.first is not None
+                row = rows.insert(counter.param, scan.body.first, rw)
+                rw.replace(stream.param, row)
+        stacks = [s for s in scan.stacks if s.result not in match.places]
+        places = {s: match.places[s.result] for s in scan.stacks if s.result in match.places}
+        buffers = [_written(scan, s, place, counter, rw) for s, place in places.items()]
+        carries = [counter, *scan.carries, *buffers]
+        for (stack, place), buffer in zip(places.items(), buffers, strict=True):
+            _put_together(place.whole, stack.result, buffer.result, rw)
+        rw.set_scan(scan, carries=carries, streams=streams, stacks=stacks)
 
 
 def _rows(stream: Stream, scan: Scan) -> Rows | None:
@@ -156,8 +180,10 @@ def _rows(stream: Stream, scan: Scan) -> Rows | None:
     rows = Rows(stream.operand)
     while (earlier := rows.before()) is not None:
         rows = earlier
-    copied = rows.array is not stream.operand and _is_noticed(stream.operand)
-    return rows if copied and _is_whole(rows.array) and _is_there(rows.array, scan) else None
+    if not _is_noticed(stream.operand) or not _is_whole(rows.array):
+        return None
+    copied = rows.array is not stream.operand and _is_there(rows.array, scan)
+    return rows if copied or rows.is_counted else None
 
 
 def _is_noticed(array: Value) -> bool:
@@ -203,45 +229,25 @@ def _place(stack: Stack, scan: Scan) -> Place | None:
     return Place(whole, sum(v.shape[0] for v in whole.operands[:position]))
 
 
-def _buffer(match: Copied, stack: Stack) -> Any:
-    """The type of what the rows of a stack are written into."""
-    place = match.places.get(stack.result)
-    return (stack.result if place is None else place.whole.result).aval
-
-
-def _predicate(scan: Scan, inits: Sequence[Value], rw: Rewriter) -> Region:
-    region = rw.new_region(inits)
-
-    def in_range(i: jax.Array) -> jax.Array:
-        return lax.ge(i, np.int32(0)) if scan.reverse else lax.lt(i, np.int32(scan.length))
-
-    rw.set_outputs(region, [rw.insert(in_range, region.params[0], before=region.terminator)])
-    return region
-
-
-def _body(match: Copied, inits: Sequence[Value], rw: Rewriter) -> Region:
-    """One step, its rows read and written by their numbers."""
-    scan = match.op
-    assert isinstance(scan, Scan)
-    region, n = rw.new_region(inits), scan.num_carries
-    number, end, reading = region.params[0], region.terminator, reads(scan.body.ops)
-    rows = []
-    for stream in scan.streams:
-        source, used = match.sources.get(stream.param), stream.param in reading
-        source = Rows(stream.operand) if source is None else source
-        row = rw.insert(source.read, source.array, number, before=end) if used else stream.param
-        rows.append(row)
-    outputs = rw.inline(scan.body, [*region.params[1 : n + 1], *rows], end)
-    written = []
-    for stack, buffer, row in zip(scan.stacks, region.params[n + 1 :], outputs[n:], strict=True):
-        place = match.places.get(stack.result)
-        first = 0 if place is None else place.offset
-        at = rw.insert(partial(lax.add, np.int32(first)), number, before=end) if first else number
-        written.append(rw.typed(write_row, buffer.aval, buffer, row, at, before=end))
+def _counter(scan: Scan, rw: Rewriter) -> Carry:
+    """The number of the row that a step is about, as a carry."""
+    first = rw.scalar(scan.length - 1 if scan.reverse else 0, np.int32)
+    param, result = rw.new_value(first.aval, "row"), rw.new_value(first.aval)
     onward = lax.sub if scan.reverse else lax.add
-    following = rw.insert(lambda i: onward(i, np.int32(1)), number, before=end)
-    rw.set_outputs(region, [following, *outputs[:n], *written])
-    return region
+    following = rw.insert(lambda i: onward(i, np.int32(1)), param, before=scan.body.terminator)
+    return Carry(first, param, following, result)
+
+
+def _written(scan: Scan, stack: Stack, place: Place, counter: Carry, rw: Rewriter) -> Carry:
+    """What a stack becomes a part of, as a carry that each step writes its row to."""
+    aval, end = place.whole.result.aval, scan.body.terminator
+    start, param = rw.undefined(aval, before=scan), rw.new_value(aval, "rows")
+
+    def write(whole: jax.Array, row: jax.Array, i: jax.Array) -> jax.Array:
+        return write_row(whole, row, lax.add(i, np.int32(place.offset)) if place.offset else i)
+
+    after = rw.typed(write, aval, param, stack.value, counter.param, before=end)
+    return Carry(start, param, after, rw.new_value(aval))
 
 
 def _put_together(whole: Op, stack: Value, buffer: Value, rw: Rewriter) -> None:

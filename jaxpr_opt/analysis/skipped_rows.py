@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.assume import Splat
+from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.skips import Skip
 from jaxpr_opt.ir import UNDEFINED, Op, Stack, Value, backward_slice, reads
 from jaxpr_opt.traits import is_speculable
@@ -37,6 +38,8 @@ def skipped_row(skip: Skip, stack: Stack) -> SkippedRow | str:
         return SkippedRow(constant=known)
     if known.op is not None and known.op.name == UNDEFINED:
         return SkippedRow()
+    if (number := uniform(known)) is not None:
+        return SkippedRow(constant=Splat(number))
     ops = backward_slice([known], lambda v: v.region is not body or v is skip.predicate)
     moving = {s.param for s in skip.scan.streams} | {c.param for c, _ in skip.counters}
     used = {known, *reads(ops)}
