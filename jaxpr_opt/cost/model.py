@@ -28,10 +28,10 @@ class CostModel:
 
     device: Device = CPU
 
-    @classmethod
-    def of_backend(cls, name: str) -> CostModel:
+    @staticmethod
+    def of_backend(name: str) -> CostModel:
         """The model of a backend of JAX; of one that is not known, that of a GPU."""
-        return cls(DEVICES.get(name, GPU))
+        return _MODELS.get(name, _MODELS[GPU.name])
 
     def but(self, **figures: Any) -> CostModel:
         """The same, but for some figures of the device."""
@@ -222,6 +222,7 @@ def _made(op: Op) -> int:
     return sum(v.nbytes for v in op.results)
 
 
+_MODELS = {name: CostModel(device) for name, device in DEVICES.items()}
 _given: ContextVar[CostModel | None] = ContextVar("jaxpr_opt_cost_model", default=None)
 
 
