@@ -48,7 +48,7 @@ def while_loop(
 
     @jax.custom_vjp
     def loop(constants: Values, init: Values) -> Values:
-        return lax.while_loop(lambda c: goes_on(constants, c), lambda c: step(constants, c), init)  # type: ignore[no-any-return]
+        return lax.while_loop(lambda c: goes_on(constants, c), lambda c: step(constants, c), init)
 
     def forward(constants: Any, init: Any) -> tuple[Values, _Kept]:
         marks = tuple(x.perturbed for x in constants), tuple(x.perturbed for x in init)
@@ -66,7 +66,7 @@ def while_loop(
         return carry, _Kept(taken, memory, constants, _moving(step, constants, init, marks))
 
     loop.defvjp(forward, functools.partial(_pulled_back, step), symbolic_zeros=True)
-    return loop(list(constants), list(init))  # type: ignore[no-any-return]
+    return loop(list(constants), list(init))
 
 
 class Schedule(NamedTuple):

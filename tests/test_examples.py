@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import jaxpr_opt
-from examples import bounded_while, demo, ragged_rnn
+from examples import beam_search, bounded_while, demo, ragged_rnn
 from jaxpr_opt.testing import assert_close
 
 
@@ -100,3 +100,17 @@ def test_the_demo_fits_80_columns_and_tells_costs_once(monkeypatch, capsys):
         assert told in out
     for cost in ("kept for the gradient  ", "time, bound 2  ", "trace and compile, bound 2  "):
         assert out.count(f"\n{cost}") == 1
+
+
+def test_beam_search():
+    """The gradient of a search of unknown length is that of one with a bound, in less memory."""
+    arguments = beam_search.arguments(width=8)
+    ours = jax.jit(jax.value_and_grad(jaxpr_opt.optimize(beam_search.loss)))
+    by_hand = jax.jit(jax.value_and_grad(functools.partial(beam_search.loss_by_hand, most=64)))
+    assert_close(ours(*arguments), by_hand(*arguments))
+    assert temp_bytes(ours, *arguments) < temp_bytes(by_hand, *arguments) / 2
+
+
+def test_a_model_is_trained_through_its_beam_search():
+    losses = [value for _, value in beam_search.train(101)]
+    assert losses[-1] < 0.75 * losses[0]
