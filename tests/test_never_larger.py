@@ -4,11 +4,13 @@ The programs are as users write them. `python -m bench corpus` looks at more, an
 """
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from bench.everyday import PROGRAMS
 from bench.everyday.entry import summed
 from bench.limits import is_larger, temporary_bytes
+from examples import rollouts
 from jaxpr_opt import optimize
 
 FORWARD = [
@@ -43,3 +45,11 @@ def test_gradients_in_either_order(name):
     plain = jax.jit(jax.grad(loss))
     assert_not_larger(optimize(jax.grad(loss)), plain, *args)
     assert_not_larger(jax.jit(jax.grad(optimize(loss))), plain, *args)
+
+
+def test_rows_of_steps_that_nobody_takes():
+    """They are zeros, spread out twice under `vmap`: the buffer starts with them."""
+    policy, *rows = rollouts.arguments(128)
+    rows = [jnp.broadcast_to(x, (3, *jnp.shape(x))) for x in rows]
+    program = jax.vmap(rollouts.trajectories_by_hand, (None, 0, 0, 0))
+    assert_not_larger(optimize(program), jax.jit(program), policy, *rows)
