@@ -135,6 +135,19 @@ def of_columns(xs):
     return lax.scan(step, jnp.zeros(2), xs[:, 1:])
 
 
+def of_first_columns(xs):
+    return lax.scan(step, jnp.zeros(2), xs[:, :2])
+
+
+def of_mirrored_rows(xs):
+    return lax.scan(step, jnp.zeros(3), xs[:, ::-1])
+
+
+def put_together_in_a_branch(xs):
+    ys = lax.scan(step, 0.0, xs)[1]
+    return lax.cond(xs[0] > 0, lambda: jnp.concatenate([xs[:1], ys]), lambda: xs[:1].repeat(9))
+
+
 def read_elsewhere(xs):
     rows = xs[1:]
     return lax.scan(step, 0.0, rows), rows
@@ -163,6 +176,9 @@ def along_another_axis(xs):
     [
         (strided, "f32[8]"),
         (of_columns, "f32[8,3]"),
+        (of_first_columns, "f32[8,3]"),
+        (of_mirrored_rows, "f32[8,3]"),
+        (put_together_in_a_branch, "f32[8]"),
         (read_elsewhere, "f32[8]"),
         (computed, "f32[8]"),
         (stacked_and_read, "f32[8]"),
