@@ -115,6 +115,8 @@ def _run(
     command += ["-p", "suites.plugin"] if optimized else []
     command += ["-k", only] if only and optimized else []
     command += ["--import-mode=importlib", "--continue-on-collection-errors"]
+    settings = source / "pyproject.toml"
+    command += ["-c", str(settings) if settings.exists() else os.devnull, f"--rootdir={source}"]
     command += ["-o", "python_files=*_test.py test_*.py", f"--junitxml={report}", *tests]
     environment = {
         **os.environ,
