@@ -16,10 +16,10 @@ class Library:
     """What its tests import beside it."""
     only: str = ""
     """An expression for ``pytest -k``."""
-    looks_inside: tuple[str, ...] = ()
-    """Parts of the names of tests that look at what JAX makes, not at what it computes."""
     seconds: int = 600
     """After which it is ended."""
+    looks_inside: tuple[str, ...] = ()
+    """Parts of the names of tests that look at what JAX makes, not at what it computes."""
 
 
 LIBRARIES = (
