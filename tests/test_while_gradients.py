@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxpr_opt import checkpointed, optimize, settings
+from jaxpr_opt.cli.main import main
 from jaxpr_opt.cost import limits
 
 W = 0.3 * jax.random.normal(jax.random.key(0), (4, 4))
@@ -256,3 +257,18 @@ def test_how_often_a_step_is_computed(rows, again):
         jax.block_until_ready(run(0.5, n))
         assert max(count.steps) == most_often
         assert min(count.steps[:n]) == 2
+
+
+# ---------------------------------------------------------------- what people see of it
+
+
+@pytest.mark.parametrize("command", ["explain --grad", "diff --grad --stat", "residuals"])
+@pytest.mark.parametrize("target", ["newton", "optimized"])
+def test_commands_show_the_gradient_that_it_has(command, target, capsys):
+    name, *options = command.split()
+    assert main([name, f"{__file__}:{target}", *options, "--args", "f32[]"]) == 0
+    seen = {"explain": "grad(newton)", "diff": "kept for the gradient", "residuals": "f32[3]"}
+    assert seen[name] in capsys.readouterr().out
+
+
+optimized = optimize(newton)

@@ -13,7 +13,12 @@ Source: https://github.com/jax-ml/jax/issues/2139, https://github.com/jax-ml/jax
 
 from __future__ import annotations
 
-from jax.extend.core import ClosedJaxpr
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxpr_opt import compat_ad, dtypes
 from jaxpr_opt.analysis.devices import is_manual, is_replicated
@@ -22,6 +27,9 @@ from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr, primitive_names
 from jaxpr_opt.ir import While, is_sized
 from jaxpr_opt.rewriter import Rewriter
+
+T = TypeVar("T")
+Function = Callable[..., Any]
 
 
 def with_reverse_mode(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -36,6 +44,33 @@ def with_reverse_mode(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         if isinstance(op, While) and _can_be_kept(op):
             rw.set_rows(op, _rows(op))
     return export(graph, jaxpr.out_avals) if rw.edits else jaxpr
+
+
+def differentiated(how: Callable[[Function], T], fun: Function) -> T:
+    """What `how` makes of a function that it differentiates backwards: as JAX does, or else, where
+    that lacks the gradient of a loop, as `jaxpr_opt.optimize` does.
+    """
+    try:
+        return how(fun)
+    except ValueError as error:
+        if not lacks_reverse_mode(error):
+            raise
+    return how(_differentiable(fun))
+
+
+def lacks_reverse_mode(error: BaseException) -> bool:
+    """Whether JAX says that it cannot differentiate a loop."""
+    return "Reverse-mode differentiation does not work" in str(error)
+
+
+def _differentiable(fun: Function) -> Function:
+    @functools.wraps(fun)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        jaxpr, made = jax.make_jaxpr(fun, return_shape=True)(*args, **kwargs)
+        outputs = jaxpr_as_fun(with_reverse_mode(jaxpr))(*jax.tree.leaves((args, kwargs)))
+        return jax.tree.unflatten(jax.tree.structure(made), outputs)
+
+    return run
 
 
 def _can_be_kept(loop: While) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from jaxpr_opt.boundary.loops import differentiated
 from jaxpr_opt.cli.progress import working
 from jaxpr_opt.frames import blame
 from jaxpr_opt.ir import Graph
@@ -63,9 +64,20 @@ def subject_of(target: str, options: argparse.Namespace, arguments: Arguments) -
     if options.argnums is not None and not options.grad:
         raise TargetError("--argnums tells --grad what to differentiate by: add --grad")
     if options.grad:
-        gradient = functools.partial(jax.grad, argnums=argnums_of(options.argnums))
-        name, written, chosen = f"grad({name})", gradient(written), gradient(chosen)
+        argnums = argnums_of(options.argnums)
+        name = f"grad({name})"
+        written, chosen = _gradient(written, argnums), _gradient(chosen, argnums)
     return Subject(name, written, chosen)
+
+
+def _gradient(fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
+    """`jax.grad`, also of loops of unknown length."""
+
+    @functools.wraps(jax.grad(fun, argnums))
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        return differentiated(lambda fun: jax.grad(fun, argnums)(*args, **kwargs), fun)
+
+    return gradient
 
 
 def _names(listed: str) -> list[str]:

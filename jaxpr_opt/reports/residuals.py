@@ -7,6 +7,7 @@ of loops, branches, calls and checkpoints too.  Only shapes are traced: nothing 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 
 from jaxpr_opt import compat_ad
 from jaxpr_opt.analysis.saved import Saved, kept_bytes, saved
+from jaxpr_opt.boundary.loops import differentiated
 from jaxpr_opt.compat_frames import boundary
 from jaxpr_opt.ir import Graph, aval_bytes
 from jaxpr_opt.journal import Journal, collect_journals
@@ -59,7 +61,8 @@ def residuals(
     if argnums is None and any(op.source.transposed for op in graph.walk()):
         return _account(name, graph, saved(graph), None)
     numbers = _checked(argnums, args)
-    joint, facts = _joint(fun, numbers, args, kwargs, graph)
+    how = functools.partial(_joint, numbers=numbers, args=args, kwargs=kwargs, forward=graph)
+    joint, facts = differentiated(how, fun)
     wrt = [leaf for number in numbers for leaf in jax.tree.leaves(args[number])]
     return _account(f"grad({name})", joint, facts, wrt)
 

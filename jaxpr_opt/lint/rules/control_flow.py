@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxpr_opt.analysis.summary import stacked_bytes
+from jaxpr_opt.boundary.loops import lacks_reverse_mode
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.frames import Frame, raised_at
 from jaxpr_opt.ir import Op, Scan, Value
@@ -64,7 +65,7 @@ class WhileLoopOnADifferentiatedPath(Rule):
 
     def explain(self, subject: Subject) -> Iterator[Finding]:
         error = subject.failure
-        if error is not None and "Reverse-mode differentiation does not work" in str(error):
+        if error is not None and lacks_reverse_mode(error):
             yield self.finding(
                 subject,
                 says="a gradient goes through a `while_loop`, or a `fori_loop` with dynamic bounds,"
