@@ -37,15 +37,15 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "stack-carried-updates", "windows are in range", "jaxpr_opt/analysis/access.py",
+        "stack-carried-updates", "3", "jaxpr_opt/analysis/access.py",
         "start if low >= 0 and high <= n - size else None", "start",
     ),
     Mutant(
-        "stack-carried-updates", "windows move alike", "jaxpr_opt/analysis/sliding.py",
+        "stack-carried-updates", "2", "jaxpr_opt/analysis/sliding.py",
         "if not stride or any(s.steps != {scan: stride} for s, _ in starts):", "if not stride:",
     ),
     Mutant(
-        "stack-carried-updates", "indices do not wrap around", "jaxpr_opt/analysis/induction.py",
+        "forward-known-stacks", "1, no wrap-around", "jaxpr_opt/analysis/induction.py",
         "if least < low or high < most:", "if False:",
     ),
     Mutant(
@@ -58,11 +58,12 @@ MUTANTS = (
     ),
     Mutant(
         "exit-loop-early", "4", "jaxpr_opt/analysis/skipped_rows.py",
-        "if not used.isdisjoint(moving):", "if False:",
+        "moving = {s.param for s in skip.scan.streams} | {c.param for c, _ in skip.counters}",
+        "moving = {s.param for s in skip.scan.streams}",
     ),
     Mutant(
-        "exit-loop-early", "2", "jaxpr_opt/analysis/skips.py",
-        "if moving and kept:", "if False:",
+        "exit-loop-early", "1", "jaxpr_opt/analysis/skips.py",
+        "if not all(map(skipped.keeps, keeping)):", "if not any(map(skipped.keeps, keeping)):",
     ),
     Mutant(
         "count-steps", "1", "passes/count_steps.py",

@@ -36,7 +36,7 @@ from jaxpr_opt.text import to_text
 FILES = 5
 """Files of tests that an epoch takes programs from."""
 RECIPES = 8
-TRANSFORMED = 0.02
+TRANSFORMED = 0.01
 """The part of programs that are differentiated and batched."""
 LIBRARY = 6
 DEVICES = 4
