@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fuzz import check, corpus, lanes, mutations, programs, saved, shrink, transformed
+from fuzz import broken, check, corpus, lanes, mutations, programs, saved, shrink, transformed
 from fuzz.derive import derived
 from fuzz.epoch import Epoch
 from fuzz.evaluate import EndlessError, Evaluator
 from fuzz.mutations import effects
 from fuzz.source import source
+from jaxpr_opt import registry
 from jaxpr_opt.analysis import shifts
 from jaxpr_opt.analysis.routes import Rows
 from jaxpr_opt.analysis.skips import find_skip
@@ -194,6 +195,15 @@ def _small():
 
     with eager():
         yield
+
+
+@pytest.mark.parametrize("mutant", broken.MUTANTS, ids=lambda m: m.label)
+def test_texts_that_mutants_replace(mutant):
+    """They are in the passes as they are now, once; what is made of them is Python."""
+    text = (broken.ROOT / mutant.file).read_text()
+    assert text.count(mutant.old) == 1
+    assert mutant.aimed_at in registry.available()
+    compile(text.replace(mutant.old, mutant.new), mutant.file, "exec")
 
 
 def test_shrunk_as_far_as_it_fails():

@@ -45,10 +45,6 @@ MUTANTS = (
         "if not stride or any(s.steps != {scan: stride} for s, _ in starts):", "if not stride:",
     ),
     Mutant(
-        "forward-known-stacks", "1, no wrap-around", "jaxpr_opt/analysis/induction.py",
-        "if least < low or high < most:", "if False:",
-    ),
-    Mutant(
         "undo-carried-writes", "2", "jaxpr_opt/analysis/versions.py",
         "if op.reverse == self.scan.reverse:", "if False:",
     ),
@@ -95,12 +91,17 @@ MUTANTS = (
         "if any(s.steps != known[0].steps for s in known):", "if False:",
     ),
     Mutant(
-        "sink-select-into-update", "4", "passes/sink_select_into_update.py",
-        "if not path.issuperset(op.result.users):", "if False:",
+        "sink-select-into-update", "1", "passes/sink_select_into_update.py",
+        "if left.array is right.array and writes:",
+        "if left.array.aval == right.array.aval and writes:",
     ),
     Mutant(
         "forward-written-windows", "2", "passes/forward_written_windows.py",
         "return dropped and not write.is_located", "return False",
+    ),
+    Mutant(
+        "forward-written-windows", "3", "passes/forward_written_windows.py",
+        'if write.kind == "add" and not to_zeros:', "if False:",
     ),
 )  # fmt: skip
 

@@ -392,6 +392,19 @@ def test_rows_that_differ_from_one_skipped_step_to_the_next():
     )
 
 
+def test_a_counter_that_is_stacked():
+    """(4) Skipped steps count on."""
+
+    def program(c, n):
+        def body(carry, _):
+            i, c = carry
+            return (i + 1, lax.cond(i < n, jnp.sin, keep, c)), 2 * i
+
+        return lax.scan(body, (0, c), None, length=5)
+
+    check_refuses(EXIT, program, "f32[4]", "i32[]", because="from one skipped step to the")
+
+
 @pytest.mark.parametrize(
     "what",
     [
