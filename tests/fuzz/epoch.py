@@ -124,10 +124,8 @@ class Epoch:
         around = lanes.bound() if parent.lanes else contextlib.nullcontext()
         with jax.enable_x64(parent.is_double), around:
             try:
-                if self.tried[parent] == 1:
-                    graph, names = parent.graph, ["as it is"]
-                else:
-                    graph, names = mutations.mutated(parent.graph, self.rng, parent.lanes)
+                count = None if self.tried[parent] > 1 else 0
+                graph, names = mutations.mutated(parent.graph, self.rng, parent.lanes, count)
             except (TypeError, ValueError, OverflowError, NotImplementedError):
                 self.counts["not mutated"] += 1
                 return

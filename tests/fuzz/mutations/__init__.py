@@ -49,16 +49,19 @@ MUTATIONS: tuple[Mutation, ...] = (
 """All of them, those that find most more than once."""
 
 
-def mutated(graph: Graph, rng: random.Random, lanes: bool = False) -> tuple[Graph, list[str]]:
+def mutated(
+    graph: Graph, rng: random.Random, lanes: bool = False, count: int | None = None
+) -> tuple[Graph, list[str]]:
     """A copy of a program with a few changes, and their names; perhaps of one that several devices
     run in step.
     """
     made, rw = copy_of(graph)
-    if any(op.source.transposed for op in made.walk()) and rng.random() < 0.5:
+    if count != 0 and any(op.source.transposed for op in made.walk()) and rng.random() < 0.5:
         forget_transposes(made)
     keep_promises(made)
     names = []
-    for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 5))):
+    count = rng.choice((1, 1, 1, 2, 2, 3, 5)) if count is None else count
+    for _ in range(count):
         each = rng.choice((*MUTATIONS, *((communicate,) * 4 if lanes else ())))
         if each(made, rw, rng):
             names.append(each.__name__)
