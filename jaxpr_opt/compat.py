@@ -25,6 +25,7 @@ from jax._src.lax import lax as _lax_internal
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
+from jax.sharding import AxisType
 
 from jaxpr_opt.door import UnknownJaxError
 from jaxpr_opt.frames import Frame, is_installed, is_machinery
@@ -203,6 +204,14 @@ def row(aval: Any) -> Any:
 def weaken(value: Any, aval: Any) -> Any:
     """`value` with the dtype and weak type of `aval`."""
     return _lax_internal._convert_element_type(value, aval.dtype, weak_type=aval.weak_type)
+
+
+def without_auto_mesh(aval: Any) -> Any:
+    """The type, without a mesh of whose axes XLA decides what is divided over them."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    if mesh is None or not all(kind == AxisType.Auto for kind in mesh.axis_types):
+        return aval
+    return aval.update(sharding=None)
 
 
 def aval_of(value: Any) -> Any:

@@ -14,7 +14,7 @@ from jax.experimental import io_callback
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import jaxpr_as_fun
 
-from jaxpr_opt import compat, frames
+from jaxpr_opt import compat, frames, optimize
 from jaxpr_opt.analysis.constants import strong
 from jaxpr_opt.exporter import export
 from jaxpr_opt.importer import import_jaxpr
@@ -270,3 +270,20 @@ def test_weak_types_survive_what_stands_for_them():
     exported = export(graph, jaxpr.out_avals)
     compat.check_jaxpr(exported)
     assert [each.weak_type for each in exported.out_avals] == [True, True, True]
+
+
+def test_results_that_are_of_no_mesh():
+    """What an optimised program counts, not computes, is not typed by the mesh of its arguments."""
+
+    def program(x, bound):
+        def step(c, _):
+            p = c[0, 0] < bound
+            return lax.cond(p, jnp.sin, lambda c: c, c), p
+
+        return lax.scan(step, x, length=4)
+
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    put = lambda x: jax.device_put(x, jax.NamedSharding(mesh, jax.P()))
+    x, bound = put(jnp.ones((64, 64))), put(jnp.float32(0.5))
+    same = jax.tree.map(jnp.array_equal, jax.jit(optimize(program))(x, bound), program(x, bound))
+    assert all(jax.tree.leaves(same))
