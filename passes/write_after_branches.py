@@ -85,7 +85,7 @@ class WriteAfterBranches(Pass):
         branch = cond.branches[match.index]
         if write.op.region is not branch or branch.defines(write.array):
             return "the array written is not from outside of the cond"  # (1)
-        if list(write.op.result.users) != [branch.terminator]:
+        if [use.op for use in write.op.result.uses] != [branch.terminator]:
             return f"what {write.op.name} makes is read in the branch, too"  # (1)
         if not write.is_located:
             return "the place written is not known to be in range"  # (2)

@@ -138,6 +138,11 @@ REFUSED = [
         id="written in both",
     ),
     pytest.param(
+        lambda b, i, x: sum(lax.cond(x > 0, lambda: [update(b, x, i)] * 2, lambda: [b, b])),
+        "is read in the branch, too",
+        id="yielded twice",
+    ),
+    pytest.param(
         lambda b, i, x: sum(
             lax.cond(x > 0, lambda: [(c := update(b, x, i)), c * 2], lambda: [b, b])
         ),
