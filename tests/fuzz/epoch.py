@@ -168,7 +168,8 @@ class Epoch:
         self.counts["programs"] += 1
         self.current, self.plan = seed, plan
         outcome = check.check(seed.graph, plan, arguments)
-        if outcome.fired and not plan.lanes and self.rng.random() < 0.003:
+        is_plain = outcome.fired and outcome.is_valid and not plan.lanes
+        if is_plain and self.rng.random() < 0.003:
             outcome.difference = outcome.difference or self._compiled(seed, plan, arguments)
         self.counts["rewritten"] += bool(outcome.fired)
         self.counts["not run"] += not outcome.is_valid
