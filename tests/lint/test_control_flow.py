@@ -10,7 +10,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cli.main import main
 from jaxpr_opt.lint.rule import named
-from jaxpr_opt.lint.run import check, lint
+from jaxpr_opt.lint.run import check, defaults, lint
 from jaxpr_opt.lint.subject import subject
 from tests.lint import threads
 from tests.lint.threads import WEIGHTS, f32, flags, i32
@@ -38,7 +38,7 @@ def test_what_is_said_of_a_loop_that_could_stop():
 
 
 def test_without_a_gradient_a_skipped_step_costs_nothing():
-    assert codes(threads.bounded_while, *BOUNDED) == []
+    assert list(check(subject(threads.bounded_while, *BOUNDED), defaults())) == []
 
 
 def test_a_checkpoint_on_the_step_is_what_the_rule_asks_for():
