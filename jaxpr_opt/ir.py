@@ -522,14 +522,15 @@ class While(Op):
     parameters.
     """
 
-    __slots__ = ()
+    __slots__ = ("rows",)
 
-    @property
-    def rows(self) -> int | None:
-        """Of how many steps carries are kept where it is differentiated backwards; None if it
-        cannot be.
-        """
-        return self.params.get("rows")
+    rows: int | None
+    """Of how many steps carries are kept where it is differentiated backwards; None if it cannot
+    be."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rows = None
 
     @property
     def predicate(self) -> Region:

@@ -397,7 +397,7 @@ class Rewriter:
         """Make a loop one that can be differentiated backwards, as carries of so many steps are
         kept.
         """
-        loop.params["rows"] = rows
+        loop.rows = rows
         self._record("keep carries of", loop)
 
     def set_cond(self, cond: Cond, outcomes: Sequence[Outcome]) -> None:

@@ -323,6 +323,11 @@ def raising(x):
     raise RuntimeError("mine")
 
 
+def printing(x):
+    jax.debug.print("{}", x)
+    return x * 2
+
+
 USERS = {
     "traced": (raising, lambda f: f),
     "a bool of a tracer": (lambda x: x if x[0] > 0 else -x, lambda f: f),
@@ -331,8 +336,8 @@ USERS = {
     "the shape of a custom backward": (with_backward(backward_of_another_shape), jax.grad),
     "a custom forward": (lambda x: jnp.sum(forward_raises(x)), jax.grad),
     "forward mode of a custom backward": (with_backward(backward_raises), jax.jacfwd),
-    "a while loop": (
-        lambda x: lax.while_loop(lambda c: c < 9, lambda c: c * 2, x[2]), jax.grad),
+    "a while loop with effects": (
+        lambda x: lax.while_loop(lambda c: c < 9, printing, x[2]), jax.grad),
     "no floats": (lambda x: jnp.sum(x).astype(int), jax.grad),
 }  # fmt: skip
 
