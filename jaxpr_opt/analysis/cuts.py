@@ -73,7 +73,7 @@ def residuals(scan: Scan, *, nests: bool = False) -> tuple[Residual, ...]:
         if not isinstance(known, Value) or known.op is None or not scan.body.defines(known):
             continue
         # Condition 1 of narrow-residuals, replay-steps.
-        if stack.result.uses and routes(stack.result, nests=nests) is not None:
+        if routes(stack.result, nests=nests):
             found.append((stack, known))
     return tuple(found)
 

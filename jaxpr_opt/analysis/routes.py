@@ -48,7 +48,8 @@ Route = tuple[Split | Rows | Stacked, ...]
 @remembered
 def routes(stacked: Value, *, nests: bool = False) -> tuple[tuple[Route, Value], ...] | None:
     """Every route from a stacked array to a row of it, with that row; None if it is read in any
-    other way.  Through loops around the one that stacks it only if `nests`.
+    other way, or goes where nobody reads it.  Through loops around the one that stacks it only if
+    `nests`.
     """
     found: list[tuple[Route, Value]] = []
     if not _follow(stacked, stacked.shape[1:], (), found, nests):
@@ -62,7 +63,7 @@ def _follow(
     if array.shape == row and hops:
         found.append((hops, array))
         return True
-    return all(_hop(use, row, hops, found, nests) for use in array.uses)
+    return bool(array.uses) and all(_hop(use, row, hops, found, nests) for use in array.uses)
 
 
 def _hop(

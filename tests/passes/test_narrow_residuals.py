@@ -244,6 +244,24 @@ def test_deeper_nests():
     alone(NARROW, program, "f32[3,3]", "f32[3]", "f32[2,4,8,3]", "f32[3]", fires=True)
 
 
+@pytest.mark.parametrize("read_too", [False, True])
+def test_a_stack_of_stacks_that_nobody_reads(read_too):
+    """(1) Of what has no reader nothing is made again; it is dead code, which others remove."""
+
+    def program(w, c, xs, ct):
+        def sequence(c, xs):
+            def step(c, x):
+                t = jnp.tanh(c @ w + x)
+                return t, 1.0 - t
+
+            h, r = lax.scan(step, c, xs)
+            return lax.scan(lambda g, r: (g * r, None), h, r)[0] if read_too else h, r
+
+        return lax.scan(sequence, c, xs)[0]
+
+    alone(NARROW, program, *NESTED, fires=False)
+
+
 def test_what_only_the_outer_step_knows():
     """(2) The loops that read are in another one: they do not see it, and it is not stacked."""
     program = nests(lambda o, c, x, t: o * 2.0, lambda g, w, r: g * r)
