@@ -29,7 +29,8 @@ Sound when
    pieces are proved disjoint, those of one `scatter-add` unique, and those of the steps of an inner
    loop, which then adds to the accumulator itself, to be one after the other; for integers it is
    the same;
-3. the sum has the type of the accumulator, weak type included.
+3. the sum has the type of the accumulator, weak type included;
+4. a loop that adds up pieces elsewhere is in the step, where elsewhere is: not before the loop.
 
 Where (2) does not hold, most of all where an inner loop adds one piece a step, a table read at
 indices from the data, the pieces are added up as they were, but in as many slots as the loop has
@@ -159,6 +160,9 @@ class AccumulateSparseCotangents(Pass):
             return "pieces may overlap: which order they are added in would change"
         if is_weak(op.result) or not op.result.aval.sharding.mesh.empty:
             return f"a second {op.result.aval} cannot be carried"
+        loops = [link.op for link in links if isinstance(link, Pieces)]
+        if any(loop.region is not op.region for loop in loops):  # (4)
+            return "pieces are added up before the loop"
         if any(link.op.effects for link in links):
             return "the inner loop has effects"
         if any(map(own_windows, links)):

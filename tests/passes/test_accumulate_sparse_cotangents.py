@@ -785,6 +785,24 @@ def test_wide_rows_of_an_accumulator_made_later(wide_rows):
     assert "each step of the inner loop has a window of its own" in why
 
 
+@pytest.mark.parametrize("and_a_piece", [False, True])
+def test_an_inner_loop_before_the_outer_one(slots, and_a_piece):
+    """(4) It cannot add to what the outer loop carries; nor can it mark windows there."""
+
+    def program(c, us, idx):
+        def inner(t, x):
+            u, i = x
+            row = lax.dynamic_slice(t, (i, 0), (1, 2)) + u
+            return lax.dynamic_update_slice(t, row, (i, 0)), None
+
+        pieces = lax.scan(inner, jnp.zeros((8, 2)), (us, idx))[0]
+        if and_a_piece:
+            pieces += dense(c, us[0], idx[0])
+        return lax.scan(lambda c, _: (c + pieces, None), c, None, length=4)[0]
+
+    check_refuses(ALWAYS, program, *TYPES, because="before the loop")
+
+
 def test_an_inner_loop_with_effects():
     """A loop over its windows would have them too."""
 
