@@ -253,7 +253,6 @@ def test_random_keys_and_pytrees():
         lambda f: lambda x: jax.linearize(f.__wrapped__, x)[1](x),
         lambda f: jax.checkpoint(jax.grad(f)),
     ],
-    ids=str,
 )
 def test_transformations_of_functions(transform):
     expected = transform(loss)(X)
