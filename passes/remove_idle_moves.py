@@ -13,7 +13,8 @@ After::
 
 Each rule is a line of the table at the end.  Sound when
 
-1. the op returns its operand's elements in their order, which its parameters and the types say;
+1. the op returns its operand's elements in their order, which its parameters and the types say
+   (a reduction of no axes leaves the shape as it is);
 2. the replacement has the type of the result: shape, dtype, weak type and sharding;
 3. `stop_gradient` and `name` are the identity once nothing can differentiate the program (the
    final phase); before, they stay, but for `stop_gradient` of numbers that have no derivative.
@@ -30,7 +31,7 @@ from typing import ClassVar
 
 from jaxpr_opt import dtypes
 from jaxpr_opt.ir import Op, Value, phase_of
-from jaxpr_opt.parameters import axes_of, is_in_order, is_resharded, padding_of, permutation_of
+from jaxpr_opt.parameters import is_in_order, is_resharded, padding_of, permutation_of
 from jaxpr_opt.passes.simplify import Identity, Law, Laws, Simplify, involution
 
 
@@ -47,11 +48,6 @@ def first(op: Op) -> Value:
 def first_if(holds: Callable[[Op], bool]) -> Law:
     """The first operand, if something holds of the op."""
     return lambda op: first(op) if holds(op) else None
-
-
-def reduces_nothing(op: Op) -> bool:  # (1)
-    """Whether no axis is reduced."""
-    return not axes_of(op)
 
 
 def transposed_back(op: Op) -> Value | None:
@@ -88,7 +84,7 @@ def squeezed_back(op: Op) -> Value | None:
     inner = op.operands[0].op
     if inner is None or not _keeps_order(inner):  # (1)
         return None
-    return inner.operands[0] if inner.operands[0].shape == op.result.shape else None  # (1)
+    return inner.operands[0]
 
 
 def _keeps_order(op: Op) -> bool:  # (1)
@@ -112,9 +108,9 @@ LAWS: Laws = {
     "dynamic_update_slice": (overwritten,),
     "name": (first,),
     "pad": (unpadded,),
-    "reduce_max": (first_if(reduces_nothing),),
-    "reduce_min": (first_if(reduces_nothing),),
-    "reduce_sum": (first_if(reduces_nothing),),
+    "reduce_max": (first,),
+    "reduce_min": (first,),
+    "reduce_sum": (first,),
     "reshape": (first_if(is_in_order), reshaped_twice),
     "rev": (involution,),
     "slice": (first,),

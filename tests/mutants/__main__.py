@@ -36,10 +36,15 @@ def main() -> None:
     chosen = [name.replace("-", "_") for name in args.passes]
     files = [f for f in _modules() if not chosen or f.stem in chosen][part - 1 :: parts]
     survived = [each for file in files for each in _tried(file, args)]
-    print(f"\n{len(survived)} mutants survive")
-    for mutant, verdict in survived:
+    _list("do no harm", [(m, m.harmless) for m, _ in survived if m.harmless])
+    _list("survive", [(m, verdict) for m, verdict in survived if not m.harmless])
+
+
+def _list(what: str, found: list[tuple[Mutant, str]]) -> None:
+    print(f"\n{len(found)} mutants {what}")
+    for mutant, why in found:
         numbers = f"({', '.join(mutant.conditions)}) " if mutant.conditions else ""
-        print(f"{mutant.path.stem}.py:{mutant.line} {numbers}{mutant.text}  -- {verdict}")
+        print(f"{mutant.path.stem}.py:{mutant.line} {numbers}{mutant.text}  -- {why}")
 
 
 def _modules() -> list[Path]:
@@ -54,12 +59,14 @@ def _tried(path: Path, args: argparse.Namespace) -> list[tuple[Mutant, str]]:
         found += mutants(other, path.stem.replace("_", "-"))
     verdicts = _verdicts(path, found, args)
     alive = [m for m in found if "killed" not in verdicts[m.key]]
+    left = sum(bool(m.harmless) for m in alive)
     of_conditions = (
         f"({n}) {sum(n in m.conditions for m in found if m not in alive)}"
         f"/{sum(n in m.conditions for m in found)}"
         for n in numbered(path)
     )
     killed = f"{len(found) - len(alive)} of {len(found)} mutants killed"
+    killed += f", {left} do no harm" if left else ""
     print(f"{path.stem.replace('_', '-')}: {killed}; {', '.join(of_conditions)}", flush=True)
     return [(m, verdicts[m.key]) for m in alive]
 

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
+from mutants.harmless import HARMLESS
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -49,13 +51,18 @@ class Mutant:
         """What it is called as long as its function stays as it is."""
         return f"{self.path.stem} {self.number} {self.function} {self.text}"
 
+    @property
+    def harmless(self) -> str:
+        """Why every program stays right; empty if a test should kill it."""
+        return HARMLESS.get(f"{self.path.stem}.{self.function}", {}).get(self.text, "")
+
     def code(self) -> CodeType:
         """The function it is in, compiled with the change."""
         tree = ast.parse(self.path.read_text())
         change = list(_changes(tree))[self.number]
         change.apply()
         module = compile(ast.fix_missing_locations(tree), str(self.path), "exec")
-        return next(c for c in _codes(module) if c.co_qualname == self.function)
+        return next(c for c in codes(module) if c.co_qualname == self.function)
 
 
 def mutants(path: Path, asked_by: str = "") -> list[Mutant]:
@@ -74,6 +81,14 @@ def mutants(path: Path, asked_by: str = "") -> list[Mutant]:
         for line, name in _attributes(tree)
         if line in cited
     ]
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """A code object and all that are nested in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes(constant)
 
 
 def numbered(path: Path) -> list[str]:
@@ -153,7 +168,10 @@ def _changes(tree: ast.Module) -> Iterator[_Change]:
     for function, qualname in _functions(tree, ""):
         for parent, statement in _walk(function, function):
             for node, text, new in _mutations(parent, function):
-                yield _Change(node, parent, text, new, False, qualname, statement, function)
+                kept = ast.IfExp(
+                    ast.Constant(value=True), new, node
+                )  # closures keep their variables
+                yield _Change(node, parent, text, kept, False, qualname, statement, function)
             for node, text, new in _of_statements(parent):
                 within = node if isinstance(node, ast.stmt) else statement
                 yield _Change(node, parent, text, new, True, qualname, within, function)
@@ -234,10 +252,3 @@ def _leaves(node: ast.If) -> bool:
 
 def _short(node: ast.expr) -> str:
     return re.sub(r"\s+", " ", ast.unparse(node))[:90]
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from fuzz.corpus import CHECKS
-from mutants.find import Mutant
+from mutants.find import Mutant, codes
 
 TIMEOUT = 4
 """Times the processor time that all tests take, after which tests hang: the mutant is killed."""
@@ -40,12 +40,12 @@ TOOL = 3
 
 
 def live(path: Path, qualname: str) -> list[FunctionType]:
-    """The functions of a module by that name, wherever they are kept."""
+    """The functions of a module by that name, wherever they are kept, and those they have made."""
     return [
         each
         for each in gc.get_objects()
         if isinstance(each, FunctionType)
-        and each.__code__.co_qualname == qualname
+        and (each.__code__.co_qualname + ".").startswith(f"{qualname}.")
         and Path(each.__code__.co_filename).resolve() == path
     ]
 
@@ -55,12 +55,16 @@ def apply(mutant: Mutant) -> None:
     if mutant.number < 0:
         owner, name = mutant.function.split(".")
         return delattr(vars(_module(mutant.path))[owner], name)
-    code = mutant.code()
+    changed = {_name(code): code for code in codes(mutant.code())}
     functions = live(mutant.path, mutant.function)
     assert functions, f"{mutant.function} is not found"
     for function in functions:
-        function.__code__ = code
+        function.__code__ = changed[_name(function.__code__)]
     return None
+
+
+def _name(code: CodeType) -> tuple[str, int]:
+    return code.co_qualname, code.co_firstlineno
 
 
 def _module(path: Path) -> Any:
@@ -77,14 +81,19 @@ class _Coverage:
         monitor: Any = sys.monitoring
         monitor.use_tool_id(TOOL, "mutants")
         monitor.register_callback(TOOL, monitor.events.LINE, self._line)
+        monitor.register_callback(TOOL, monitor.events.PY_START, self._start)
         places = {(m.path, m.function) for m in found if m.number >= 0}
         for code in {code for place in places for code in _all(*place)}:
-            monitor.set_local_events(TOOL, code, monitor.events.LINE)
+            monitor.set_local_events(TOOL, code, monitor.events.LINE | monitor.events.PY_START)
 
     def _line(self, code: CodeType, line: int) -> Any:
         path = Path(code.co_filename).resolve()
         self.lines.setdefault(self.test, set()).add(f"{path}:{line}")
         return sys.monitoring.DISABLE  # type: ignore[attr-defined]
+
+    def _start(self, code: CodeType, _: int) -> Any:
+        """A function of one line has no event for that line."""
+        return self._line(code, code.co_firstlineno)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Any:
@@ -135,13 +144,7 @@ def _is_plain(x: Any) -> bool:
 
 
 def _all(path: Path, qualname: str) -> list[CodeType]:
-    found: list[CodeType] = []
-    pending = [f.__code__ for f in live(path, qualname)]
-    while pending:
-        code = pending.pop()
-        found.append(code)
-        pending += [c for c in code.co_consts if isinstance(c, CodeType)]
-    return found
+    return [code for function in live(path, qualname) for code in codes(function.__code__)]
 
 
 def _pytest(

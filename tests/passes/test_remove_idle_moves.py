@@ -21,6 +21,7 @@ def left_of(program, phase):
 
 IDLE = [
     pytest.param(lambda x: lax.transpose(lax.transpose(x, (1, 0)), (1, 0)), id="transposed back"),
+    pytest.param(lambda x: lax.transpose_p.bind(x, permutation=(0, 1)), id="transposed not at all"),
     pytest.param(lambda x: lax.rev(lax.rev(x, (0,)), (0,)), id="reversed back"),
     pytest.param(lambda x: lax.broadcast_in_dim(x, (2, 3), (0, 1)), id="same shape"),
     pytest.param(lambda x: lax.slice(x, (0, 0), (2, 3)), id="slice of everything"),
@@ -69,6 +70,13 @@ def test_markers_go_last(program):
     assert left_of(program, "final") == []
 
 
+def test_names_of_integers_stay():
+    """(3) What is to be stored is told by them."""
+    graph = import_jaxpr(traced(lambda i: checkpoint_name(i, "i"), "i32[3]"))
+    run_alone((REMOVE,), graph)
+    assert "name" in [op.name for op in graph.walk() if not op.is_terminator and op.result.uses]
+
+
 @pytest.mark.parametrize(("dtype", "left"), [("i32[3]", 0), ("bool[3]", 0), ("f32[3]", 1)])
 def test_numbers_without_a_derivative(dtype, left):
     """(3) Nothing is stopped that would flow."""
@@ -83,11 +91,36 @@ def test_numbers_without_a_derivative(dtype, left):
         lambda x: lax.squeeze(lax.reshape(x, (3, 1, 2)), (1,)),
         lambda x: lax.reshape(lax.broadcast_in_dim(x, (2, 2, 3), (1, 2)), (4, 3)),
         lambda x: lax.squeeze(lax.slice(x, (0, 0), (1, 3)), (0,)),
+        lambda x: lax.transpose(jnp.sin(x), (1, 0)),
+        lambda x: lax.rev(lax.rev(x, (0,)), (1,)),
+        lambda x: lax.reshape(x[:, None], (6,), dimensions=(2, 1, 0)),
+        lambda x: lax.reshape(lax.reshape(x, (6,), dimensions=(1, 0)), (3, 2)),
     ],
 )
 def test_other_elements_or_another_order(program):
     """(1) Two ops that leave something behind them."""
     assert len(left_of(program, "differentiable")) == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "types"),
+    [
+        (lambda x: lax.transpose(lax.transpose(x, (1, 2, 0)), (1, 2, 0)), ["f32[2,2,2]"]),
+        (lambda x: lax.squeeze(lax.reshape(x, (2, 1, 2), (1, 0)), (1,)), ["f32[2,2]"]),
+        (
+            lambda x, y: lax.squeeze(lax.dot_general(x, y, (((), ()),) * 2), (1,)),
+            ["f32[3]", "f32[1]"],
+        ),
+        (lambda x: lax.squeeze(x, (0,)), ["f32[1,3]"]),
+        (lambda x: lax.reduce_max(x, (0,)), ["f32[1,3]"]),
+    ],
+)
+def test_the_same_type_is_not_the_same(program, types):
+    """(1) Nothing goes."""
+    jaxpr = traced(program, *types)
+    graph = import_jaxpr(jaxpr)
+    run_alone((REMOVE,), graph)
+    assert len([*graph.walk()]) == len(jaxpr.eqns) + 1
 
 
 def test_overwriting_everything():

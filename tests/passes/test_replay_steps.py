@@ -178,27 +178,58 @@ def test_a_batch_whose_skipped_steps_are_unspecified():
     alone(REPLAY, program, jnp.zeros(3), jnp.asarray([63.0, 64.0, 9.0]), fires=True)
 
 
+def added(rows):
+    """The sum of all rows, one after the other."""
+    return lax.scan(lambda a, row: (a + row, None), jnp.zeros(rows.shape[1:]), rows)[0]
+
+
+def stacking(read):
+    """A loop that stacks more than it carries."""
+
+    def program(c, bound):
+        body = lambda c, _: (lax.cond(c[0] < bound, jnp.sin, keep, c), jnp.outer(c, c))
+        c, rows = lax.scan(body, c, None, length=64)
+        return c, read(rows)
+
+    return program
+
+
 @pytest.mark.parametrize(
     "read",
     [
         lambda rows: rows[::-1],
         lambda rows: rows[1:].sum(0),
-        lambda rows: lax.scan(lambda a, r: (a + r, None), jnp.zeros(3), rows[:32])[0],
+        lambda rows: added(rows[:32]),
         lambda rows: lax.scan(
-            lambda a, r: (a + r[0] * r[1], None), jnp.zeros(3), (rows, rows[::-1])
+            lambda a, r: (a + r[0] * r[1], None), jnp.zeros((3, 3)), (rows, rows[::-1])
         )[0],
         lambda rows: lax.scan(lambda a, _: (a * 0.5, None), rows, None, length=64)[0],
+        lambda rows: lax.scan(lambda a, _: (jnp.zeros((64, 3, 3)), added(a)), rows, None, length=2)[
+            1
+        ],
+        lambda rows: added(lax.reshape(rows, rows.shape, (0, 2, 1))),
+        lambda rows: added(rows.reshape(3, 3, 64).reshape(64, 3, 3)),
+        lambda rows: added(rows.reshape(1, 192, 3, 1).reshape(64, 3, 3)),
     ],
 )
 def test_residuals_that_are_read_otherwise(read):
-    """(1) Whole, shifted, in part, backwards, or as the start of a loop."""
+    """(1) Whole, shifted, in part, backwards, as the start of a loop, or in another shape."""
+    alone(REPLAY, stacking(read), "f32[3]", "f32[]", fires=False)
 
-    def program(c, bound):
-        body = lambda c, _: (lax.cond(c[0] < bound, jnp.sin, keep, c), jnp.cos(c))
-        c, rows = lax.scan(body, c, None, length=64)
-        return c, read(rows)
 
-    alone(REPLAY, program, "f32[3]", "f32[]", fires=False)
+def test_residuals_that_are_read_row_by_row():
+    """(1) Then they are made again."""
+    alone(REPLAY, stacking(added), "f32[3]", "f32[]", fires=True)
+
+
+def test_a_loop_that_does_not_skip():
+    """Nothing is replayed."""
+
+    def program(c):
+        c, rows = lax.scan(lambda c, _: (jnp.sin(c), jnp.outer(c, c)), c, None, length=64)
+        return c, added(rows)
+
+    alone(REPLAY, program, "f32[3]", fires=False)
 
 
 def test_a_step_that_may_not_end():

@@ -10,6 +10,7 @@ from jaxpr_opt.passes.simplify import Simplify
 from jaxpr_opt.testing import assert_same_bits, check_rewrite, evaluate_exactly, run_alone, traced
 
 SIMPLIFY = Simplify()
+ZERO, ONE = np.int32(0), np.int32(1)
 
 
 def left_of(program, *args):
@@ -50,6 +51,9 @@ def inputs_of(aval):
         pytest.param(lambda x: lax.neg(lax.neg(x)), ["f32[6]"], id="--x"),
         pytest.param(lambda x: lax.max(x, x), ["f32[6]"], id="max(x, x)"),
         pytest.param(lambda x: x + 0j, ["c64[4]"], id="complex x+0"),
+        pytest.param(
+            lambda p: lax.select(p, np.full(2, 3), np.full(2, 3)), ["bool[2]"], id="p ? 3 : 3"
+        ),
         pytest.param(lambda p: ~~p, ["bool[2]"], id="not not"),
         pytest.param(lambda p: p & True, ["bool[2]"], id="p and true"),
         pytest.param(lambda p: p | p, ["bool[2]"], id="p or p"),
@@ -130,6 +134,64 @@ def test_law(law, args):
             ["i32[]"],
             ["clamp"],
             id="any number clamped",
+        ),
+        pytest.param(lax.max, ["f32[6]"] * 2, ["max"], id="max(x, y)"),
+        pytest.param(lambda x: x**2, ["f32[6]"], ["integer_pow"], id="x^2"),
+        pytest.param(lambda x: -lax.floor(x), ["f32[6]"], ["floor", "neg"], id="-floor(x)"),
+        pytest.param(
+            lambda x: lax.select_n(np.full(6, 5), x, x, 1 - x),
+            ["f32[6]"],
+            ["sub", "select_n"],
+            id="out of range",
+        ),
+        pytest.param(
+            lambda i, j: lax.select_n(lax.clamp(np.int32(0), i, np.int32(2)), ZERO, ONE, j),
+            ["i32[]"] * 2,
+            ["clamp", "select_n"],
+            id="one of three",
+        ),
+        pytest.param(
+            lambda p, q: lax.select(p, q, np.False_), ["bool[]"] * 2, ["select_n"], id="p ? q : F"
+        ),
+        pytest.param(
+            lambda p, q: lax.select(p, np.True_, q), ["bool[]"] * 2, ["select_n"], id="p ? T : q"
+        ),
+        pytest.param(
+            lambda p: lax.select(p, np.float32(0.0), np.float32(-0.0)),
+            ["bool[]"],
+            ["select_n"],
+            id="p ? 0 : -0",
+        ),
+        pytest.param(lax.select, ["bool[5]", *["i32[5]"] * 2], ["select_n"], id="p ? i : j"),
+        pytest.param(
+            lambda p: lax.eq(-p.astype("int32"), ONE),
+            ["bool[]"],
+            ["convert_element_type", "neg", "eq"],
+            id="-int(p) == 1 is false",
+        ),
+        pytest.param(
+            lambda p, i, j: lax.eq(lax.select(p, i, j), ONE),
+            ["bool[]", *["i32[]"] * 2],
+            ["select_n", "eq"],
+            id="a number that p selects",
+        ),
+        pytest.param(
+            lambda p, x: lax.select(p, x, p.astype("f4")),
+            ["bool[6]", "f32[6]"],
+            ["convert_element_type", "select_n"],
+            id="p ? x : float(p)",
+        ),
+        pytest.param(
+            lambda p, q, x, y: lax.select(p, lax.select(q, x, y), y),
+            [*["bool[6]"] * 2, *["f32[6]"] * 2],
+            ["select_n"] * 2,
+            id="p ? (q ? x : y) : y",
+        ),
+        pytest.param(
+            lambda p: lax.clamp(ZERO, -p.astype("int32"), ONE),
+            ["bool[]"],
+            ["convert_element_type", "neg", "clamp"],
+            id="below the limits",
         ),
         pytest.param(
             lambda p, x: lax.select_n(p, x, 0 * x) + lax.select_n(p, x, 0 * x),
@@ -242,6 +304,17 @@ def test_parts_of_a_sum():
             }
         """,
     )
+
+
+@pytest.mark.parametrize("zeros", [(1, 3), (0, 2), (0,), (1,), (2,), (3,), ()])
+def test_parts_that_are_not_of_one_array(zeros):
+    """(1) Two that are not zero for one predicate are added."""
+
+    def program(p, *xs):
+        a, b, c, d = (np.zeros(6, np.float32) if i in zeros else x for i, x in enumerate(xs))
+        return lax.select_n(p, a, b) + lax.select_n(p, c, d)
+
+    assert left_of(program, "bool[6]", *["f32[6]"] * 4) == ["select_n", "select_n", "add"]
 
 
 def test_parts_of_different_shapes():
@@ -424,9 +497,10 @@ def test_known_ranges():
 
 
 def test_truth_values_as_numbers_without_zero():
-    """A false one is no number there, and so not less than one."""
+    """A false one is no number there, and so not less than one, nor zero."""
 
     def program(p):
-        return p.astype(jnp.float8_e8m0fnu) < jnp.ones(3, jnp.float8_e8m0fnu)
+        number = p.astype(jnp.float8_e8m0fnu)
+        return number < jnp.ones(3, number.dtype), number.astype("float32") != 0
 
-    assert "lt" in left_of(program, "bool[3]")
+    assert {"lt", "ne"} <= {*left_of(program, "bool[3]")}
