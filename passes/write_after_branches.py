@@ -83,8 +83,8 @@ class WriteAfterBranches(Pass):
         cond, write = match.op, match.write
         assert isinstance(cond, Cond)
         branch = cond.branches[match.index]
-        if write.op.region is not branch or branch.defines(write.array):
-            return "the array written is not from outside of the cond"  # (1)
+        if write.op.region is not branch:
+            return "it is written outside of the cond"  # (1)
         if [use.op for use in write.op.result.uses] != [branch.terminator]:
             return f"what {write.op.name} makes is read in the branch, too"  # (1)
         if not write.is_located:

@@ -70,7 +70,7 @@ def _runs_back(scan: Scan, route: Route) -> bool:
     """Whether the way to a row is one loop that takes all steps, in the opposite order."""
     hop = route[0]
     # Condition 2 of share-shifted-stacks.
-    if len(route) > 1 or not isinstance(hop, Rows):
-        return False
+    if not isinstance(hop, Rows):
+        return False  # it is split first
     # Conditions 2, 3 of share-shifted-stacks.
     return hop.scan.reverse != scan.reverse and find_skip(hop.scan) is None

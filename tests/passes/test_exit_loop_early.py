@@ -532,3 +532,8 @@ def test_a_step_that_writes_to_a_large_array_in_place(real_questions, width, fir
         return lax.scan(step, table, jnp.arange(500))[0]
 
     alone(EXIT, program, "i32[]", f"f32[500,{width}]", fires=fires)
+
+
+def test_while_it_may_be_differentiated():
+    """(5) JAX does not transpose a loop whose end is not known."""
+    alone(EXIT, stopping(), "f32[3]", "f32[]", fires=False, phase="differentiable")

@@ -200,3 +200,13 @@ def test_only_when_nothing_differentiates_any_more():
     jaxpr = traced(lambda xs: total(stacks(xs, jnp.sin, jnp.tanh)[1]), "f32[8]")
     assert not resolve([JOIN]).run(jaxpr, "differentiable").changed
     assert resolve([JOIN]).run(jaxpr, "final").changed
+
+
+def test_while_it_may_be_differentiated():
+    """(3) Its transpose would have scalars to join, too."""
+
+    def program(xs):
+        _, ys = stacks(xs, jnp.sin, jnp.tanh)
+        return total(ys)
+
+    alone(JOIN, program, "f32[8]", fires=False, phase="differentiable")

@@ -302,3 +302,8 @@ def test_the_copy_is_gone(kept, monkeypatch):
     program = stepping(step)
     jaxpr = resolve([FENCED]).run(traced(program, *args), "final").jaxpr
     assert temporary(program) > args[0].nbytes > temporary(jax.extend.core.jaxpr_as_fun(jaxpr))
+
+
+def test_while_it_may_be_differentiated():
+    """(4) A barrier would be in the way of what is made of the transpose."""
+    alone(FENCED, stepping(cached), *CACHE, fires=False, phase="differentiable")

@@ -630,3 +630,8 @@ def test_the_copy_is_gone(kept, monkeypatch):
         return jax.jit(run).lower(*args).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(program) > args[0].nbytes > temporary(jax.extend.core.jaxpr_as_fun(jaxpr))
+
+
+def test_while_it_may_be_differentiated():
+    """(5) A barrier would be in the way of what is made of the transpose."""
+    alone(BARRED, stepping(moved), *PLACES, fires=False, phase="differentiable")

@@ -244,3 +244,14 @@ def test_memory(as_it_is, program, part):
     """XLA no longer makes the copies: no more than in plain JAX, where that is without them."""
     x = jnp.float32(0) if program is numbered else jnp.zeros(2000)
     assert temporary_bytes(optimize(program), x) <= part * temporary_bytes(program, x)
+
+
+def test_while_it_may_be_differentiated():
+    """(4) Its transpose would carry the whole array."""
+    for phase, fires in (("differentiable", False), (IN_PLACE.phase, True)):
+        alone(IN_PLACE, shifted, "f32[8]", fires=fires, phase=phase)
+
+
+def shifted(xs):
+    """A loop over all rows but the first."""
+    return lax.scan(step, xs[0], xs[1:])[0]

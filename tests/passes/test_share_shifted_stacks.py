@@ -244,6 +244,20 @@ def test_a_loop_that_skips():
     check_refuses(SHARE, program, "f32[3]", because="steps are skipped")
 
 
+def test_read_by_a_loop_that_skips():
+    """(3) It could not pass on a row in a step that it skips."""
+
+    def program(x):
+        def body(d, row):
+            before, after = row
+            return lax.cond(before[0] > 0, lambda: d * before + after, lambda: d), None
+
+        last, stacks = forward()(x)
+        return lax.scan(body, last, stacks, reverse=True)[0]
+
+    check_refuses(SHARE, program, "f32[3]", because="in another order than from the last step")
+
+
 def test_rows_of_another_type():
     """(3) Where rows are read as a weak type, a carry of another type cannot stand for them."""
 

@@ -208,7 +208,7 @@ def test_unknown_places_stay(case):
     check_refuses(SLICE, UNKNOWN[case], "f32[5,5]", "i32[]", because="is not known")
 
 
-@pytest.mark.parametrize("index", [jnp.array([1, 3]), jnp.array([[0], [2]])])
+@pytest.mark.parametrize("index", [jnp.array([1, 3]), jnp.array([[0], [2]]), jnp.array([2, 2])])
 def test_several_windows_stay(index):
     """(1) One window."""
     alone(SLICE, lambda x: x.at[index].set(1.0), "f32[5,5]", fires=False)

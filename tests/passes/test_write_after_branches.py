@@ -115,7 +115,16 @@ def test_a_write_in_one_of_three_branches():
     )
 
 
+def chosen(x, new, old):
+    return lax.cond(x > 0, lambda: new, lambda: old)
+
+
 REFUSED = [
+    pytest.param(
+        lambda b, i, x: chosen(x, update(b, x, i), b),
+        "is written outside of the cond",
+        id="written before",
+    ),
     pytest.param(
         lambda b, i, x: lax.cond(x > 0, lambda: -update(-b, x, i), lambda: b),
         None,
