@@ -96,7 +96,8 @@ class Pass:
 
     whole_arrays: ClassVar[bool] = False
     """Whether it runs only where each device has all of an array: it makes a program read or write
-    windows of arrays, and XLA gathers one that is divided over devices to read a window of it."""
+    windows of arrays, or read them in other loops, and XLA gathers one that is divided over devices
+    to read a window of it, or for each of the loops."""
 
     def looks_at(self, names: Collection[str]) -> bool:
         """Whether it may find something in straight-line code of ops of these names."""
@@ -475,7 +476,7 @@ def _why_undivided(each: Pass, op: Op) -> str | None:
     """Why a pass must not run where XLA may divide arrays over devices."""
     if not each.whole_arrays or not is_divided(op):
         return None
-    return "XLA may divide the array over devices, and would gather it to read or write a part"
+    return "XLA may divide the array over devices, and would gather it where it is read or written"
 
 
 def user_frame(op: Op) -> Frame | None:

@@ -37,7 +37,8 @@ Sound when
    from values defined outside of all these loops, rows of their streams, and values that are
    stacked, now or already.
 
-Where XLA may divide arrays over devices, only pointwise ops are repeated: others may communicate.
+Where XLA may divide arrays over devices all of them stay: what a loop reads decides how XLA divides
+it, and a stream that is read in two loops is gathered for both.
 
 Cost: movement and basic arithmetic are free beside reading what they are made of.  They are
 repeated if what is newly stacked is smaller than what no longer is, by a factor, and by a good part
@@ -74,7 +75,6 @@ from math import inf
 from typing import ClassVar
 
 from jaxpr_opt.analysis.cuts import Cut, available, cheapest, handed_over, residuals
-from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
@@ -85,7 +85,7 @@ from jaxpr_opt.handover import make_cut
 from jaxpr_opt.ir import Op, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import TRANSCENDENTAL, is_arithmetic, is_pointwise, is_speculable, moves
+from jaxpr_opt.traits import TRANSCENDENTAL, is_arithmetic, is_speculable, moves
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +102,7 @@ class NarrowResiduals(Pass):
     """Store less and recompute the cheap rest: masks before they are spread, t instead of 1 - t."""
 
     name: ClassVar[str] = "narrow-residuals"
+    whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Op) -> Iterator[Handover]:
@@ -154,8 +155,6 @@ class _Prices:
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
     skips: bool
     """Whether the loop skips steps."""
-    divided: bool
-    """Whether XLA may divide arrays over devices: moving elements may then be communication."""
 
     def store(self, value: Value) -> int:
         if value in self.free:
@@ -168,12 +167,12 @@ class _Prices:
 
     def repeat(self, op: Op) -> int | None:
         made = sum(v.nbytes for v in op.results)
-        if is_arithmetic(op) and not (self.divided and not is_pointwise(op)):  # (2)
+        if is_arithmetic(op):  # (2)
             return _units(self.model.elementwise(op.results[0]))
         if op in self.rows:
             read = sum(v.nbytes for v in op.operands if v not in self.restored)
             return _units(self.model.streamed(made + read))
-        if self.skips or self.divided or not self.model.is_far(self.stacked):
+        if self.skips or not self.model.is_far(self.stacked):
             return None
         is_repeatable = is_speculable(op) and not op.regions  # (2)
         seconds = self.model.repeated_apart(op) if is_repeatable else inf
@@ -185,12 +184,11 @@ def _units(seconds: float) -> int:
 
 
 def _prices(scan: Scan) -> _Prices:
-    found, divided = residuals(scan, nests=True), is_divided(scan)
+    found, whole = residuals(scan, nests=True), restored(scan)
     present, read = handed_over(scan, found), {value for _, value in found}
-    whole: Set[Value] = frozenset() if divided else restored(scan)
-    free = (present - read) | whole | (frozenset() if divided else _next(scan))
+    free = (present - read) | whole | _next(scan)
     skips, stacked = find_skip(scan) is not None, sum(s.result.nbytes for s in scan.stacks)
-    facts = free, present, _computed(scan), whole, _rows(scan, whole), skips, divided
+    facts = free, present, _computed(scan), whole, _rows(scan, whole), skips
     return _Prices(cost_model(), stacked, *facts)
 
 

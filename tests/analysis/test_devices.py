@@ -248,6 +248,26 @@ def test_windows_of_arrays_that_may_be_divided():
     assert "stack-carried-updates" not in fired(jaxpr, divided=False)
 
 
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("made", [lambda x, t: 2 * x, lambda x, t: (t, 1 - t)])
+def test_residuals_of_arrays_that_may_be_divided(made, divided):
+    """A stream that another loop reads would be gathered for that, too."""
+
+    def program(c, xs, ct):
+        def step(c, x):
+            t = jnp.tanh(c + x)
+            return t, made(x, t)
+
+        def back(g, r):
+            return sum(jax.tree.leaves(r), g * 0.5), None
+
+        c, r = lax.scan(step, c, xs)
+        return c, lax.scan(back, ct, r, reverse=True)[0]
+
+    found = fired(traced(program, "f32[3]", "f32[8,3]", "f32[3]"), divided=divided)
+    assert ("narrow-residuals" in found) is not divided
+
+
 def test_the_reason_is_told():
     with collect_journals() as journals:
         resolve(None).run(WRITTEN, "final", divided=True)
