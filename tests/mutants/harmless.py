@@ -1,22 +1,94 @@
 """Mutants that no test can kill, as what is computed stays right: where, what, and why.
 
-A condition that only saves time, that others imply, or that recognises less than it might, cites
-its number like any other: who reads the pass sees what it is part of.  ``make mutants`` lists these
-mutants by themselves.
+A condition that only saves time, that others imply, or without which more would be recognised,
+cites its number like any other: who reads the pass sees what it is part of.  ``make mutants`` lists
+these mutants by themselves.
 """
 
 from __future__ import annotations
 
-_SAVES = "saves time: "
-_TYPES = "only for the type checker: "
-_MORE = "recognises more: "
+_FENCES = "a fence is the identity, and so is one too many"
+_LESS = "less is recognised"
+_SKIPS = "`alone` and `taken` are both there, or neither"
+_EXACT = "an exact conversion comes back for other numbers, too; NaN that signals is made quiet"
+_CASES = "the same selector: a case that the other select does not have is out of range"
 
 HARMLESS: dict[str, dict[str, str]] = {
+    "access._Where.access": {
+        "without: and start": "of a start that is not known nothing is uniform",
+    },
+    "counterparts.counterparts": {
+        "without: and _is_small(op)": "saves time: large values would be made on both sides",
+    },
+    "cuts.cut": {
+        "never: not chosen or any((not _can_store(v, scan) for v in stored))": (
+            "a cut at a step's inputs stores its parameters only"
+        ),
+        "without: or not chosen": "where no residual goes, nothing is saved",
+        "without: or any((not _can_store(v, scan) for v in stored))": (
+            "a cut at a step's inputs stores its parameters only"
+        ),
+    },
+    "cuts.residuals": {
+        "never: alone is not None and taken is not None "
+        "and _is_unspecified(alone.skipped[stack.value])": _LESS,
+        "without: and alone is not None": _SKIPS,
+        "without: and taken is not None": _SKIPS,
+        "without: and stack.result.uses": "saves time: a stack that nobody reads goes anyway",
+    },
+    "fuse_branches._crosses_over": {
+        "without: and first not in backward": _LESS,
+        "without: and second in backward": _LESS,
+    },
+    "read_after_writing.ReadAfterWriting.refuse": {
+        "without: and fence() == 'division'": _LESS,
+    },
+    "read_after_writing._reads": {
+        "never: version not in body.terminator.operands": _FENCES,
+        "without: and not _is_of_data(read, body)": _FENCES,
+    },
+    "read_before_overwriting.ReadBeforeOverwriting.find": {
+        "always: unordered or whole": _FENCES,
+    },
+    "read_before_overwriting.ReadBeforeOverwriting.refuse": {
+        "without: and fence() == 'division'": _LESS,
+    },
+    "remove_idle_moves._keeps_order": {
+        "never: op.name == 'squeeze'": _LESS,
+        "without: and len(op.operands) == 1": "other operands are sizes that only the run knows",
+    },
     "replay_steps.ReplaySteps.find": {
-        "without: or not found": _SAVES + "there is no cut of no residuals",
+        "without: or not found": "saves time: there is no cut of no residuals",
+    },
+    "resolve_known_predicates.ResolveKnownPredicates.find": {
+        "without: and value.aval == result.aval": "JAX gives all branches and the result one type",
+    },
+    "resolve_known_predicates._agreed": {
+        "never: any((branch.defines(first) for branch in cond.branches))": (
+            "what one branch defines, another one cannot yield"
+        ),
+    },
+    "resolve_known_predicates._known_reads": {
+        "without: and use not in seen": "the same number is put in the same place twice",
+    },
+    "simplify.added_apart": {
+        "without: or len(left) != 2": _CASES,
+        "without: or len(right) != 2": _CASES,
+    },
+    "simplify.converted_back": {
+        "never: mid.dtype == op.result.dtype": _LESS,
+        "without: or not (_is_integral(source) and _is_integral(mid))": _EXACT,
+        "without: and _is_integral(source)": _EXACT,
+        "without: and _is_integral(mid)": _EXACT,
     },
     "simplify.involution": {
-        "without: and inner.params == op.params": "of the other pass: these have no parameters",
+        "without: and inner.params == op.params": "of remove-idle-moves; these have no parameters",
+    },
+    "stack_carried_updates._is_constant": {
+        "without: and extent.start is not None": "all accesses are located",
+    },
+    "versions._history": {
+        "without: or op.region is not scan.body": "outside of the step nothing is the carry",
     },
 }
 """By module and function: the mutant, and why it does no harm."""

@@ -307,3 +307,18 @@ def test_the_copy_is_gone(kept, monkeypatch):
 def test_while_it_may_be_differentiated():
     """(4) A barrier would be in the way of what is made of the transpose."""
     alone(FENCED, stepping(cached), *CACHE, fires=False, phase="differentiable")
+
+
+def test_other_writes():
+    """(3) Outside of loops, and of several windows."""
+
+    def apart(c, x, t):
+        c = c.at[jnp.stack([t, t + 1])].set(x)
+        return c, squared(read(c, t))
+
+    def outside(c, xs):
+        c = write(c, xs, 1)
+        return c, squared(read(c, 2))
+
+    for program in (stepping(apart), outside):
+        alone(FENCED, program, *CACHE, fires=False)

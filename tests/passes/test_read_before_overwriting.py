@@ -635,3 +635,8 @@ def test_the_copy_is_gone(kept, monkeypatch):
 def test_while_it_may_be_differentiated():
     """(5) A barrier would be in the way of what is made of the transpose."""
     alone(BARRED, stepping(moved), *PLACES, fires=False, phase="differentiable")
+
+
+def test_outside_of_loops():
+    """(4) There is nothing to copy in each step."""
+    alone(BARRED, moved, "f32[8]", "i32[]", "i32[]", fires=False)

@@ -214,6 +214,25 @@ def test_several_windows_stay(index):
     alone(SLICE, lambda x: x.at[index].set(1.0), "f32[5,5]", fires=False)
 
 
+def test_one_window_that_is_read_several_times():
+    """(1) Each time at the same place."""
+
+    def program(x):
+        step = lambda i, x: (
+            x
+            + lax.gather(
+                x,
+                jnp.broadcast_to(i, (5, 1)),
+                lax.GatherDimensionNumbers((1,), (0,), (0,)),
+                (1, 5),
+                mode="promise_in_bounds",
+            )
+        )
+        return lax.fori_loop(0, 5, step, x)
+
+    alone(SLICE, program, "f32[5,5]", fires=False)
+
+
 def test_what_is_no_set_stays():
     """A scatter that multiplies or applies a function."""
     alone(SLICE, lambda x: x.at[1].multiply(2.0), "f32[5]", fires=False)

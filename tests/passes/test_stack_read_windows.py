@@ -208,6 +208,18 @@ def captured_after(b, xs, at):
         pytest.param(counted, "is read is not known where it is stacked", id="2 counted"),
         pytest.param(computed_after, "is read is not known", id="2 computed after"),
         pytest.param(captured_after, "is read is not known", id="2 captured after"),
+        *(
+            pytest.param(
+                forth_and_back(lambda v, x, i, twice, at=at: window(v, at(i))),
+                "is read is not known",
+                id=f"2 {what}",
+            )
+            for what, at in [
+                ("by a callback", lambda i: jax.pure_callback(lambda i: i, i, i)),
+                ("in a branch", lambda i: lax.cond(i > 0, lambda: i, lambda: -i)),
+                ("in a loop", lambda i: lax.while_loop(lambda k: k < 0, lambda k: k + 16, i)),
+            ]
+        ),
         pytest.param(
             forth_and_back(lambda v, x, i, twice: window(v, i, 9)),
             "the windows are most of the array",
@@ -217,6 +229,22 @@ def captured_after(b, xs, at):
 )
 def test_refusals(program, because):
     check_refuses(WINDOWS, program, *TYPES, because=because)
+
+
+def in_another_order(b, xs, at):
+    """A square is transposed before its windows are read."""
+    b, versions = lax.scan(lambda b, x: (b.at[0, x[1]].set(x[0]), b), b.reshape(4, 4), (xs, at))
+    turned = lax.reshape(versions, (6, 4, 4), (0, 2, 1))
+    read = lambda n, x: (n, lax.dynamic_slice(x[0], (x[1], 0), (1, 1)))
+    return b, lax.scan(read, 0, (turned, at), reverse=True)[1]
+
+
+def carried(b, xs, at):
+    """All versions are where a loop starts from."""
+    b, versions = lax.scan(lambda b, x: (b.at[x[1]].set(x[0]), b), b, (xs, at))
+    inner = lambda n, x: (n, window(*x))
+    step = lambda all_, _: (jnp.zeros((6, 16)), lax.scan(inner, 0, (all_, at), reverse=True)[1])
+    return b, lax.scan(step, versions, None, length=2)[1]
 
 
 def first_row(b, xs, at):
@@ -231,6 +259,8 @@ def first_row(b, xs, at):
         pytest.param(forth_and_back(lambda v, x, i, twice: v), id="1 whole"),
         pytest.param(forth_and_back(lambda v, x, i, twice: window(v, i) + v[::8]), id="1 strided"),
         pytest.param(first_row, id="1 not row by row"),
+        pytest.param(in_another_order, id="1 transposed"),
+        pytest.param(carried, id="1 carried"),
     ],
 )
 def test_other_stacks(program):
