@@ -186,7 +186,7 @@ def _dot_general(op: Op, x: Array, y: Array) -> Array:
     total = np.zeros((*batch, math.prod(m), math.prod(n)), dtype)
     for i in range(k):
         total = total + a[i] * b[i]
-    return total.reshape(*batch, *m, *n)
+    return total.reshape((*batch, *m, *n))
 
 
 def _cumulated(fun: Any) -> Any:

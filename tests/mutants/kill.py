@@ -177,7 +177,7 @@ def baseline(found: Sequence[Mutant], files: Sequence[str], *, quick: bool) -> B
     def run() -> Any:
         coverage = _Coverage(found)
         _pytest(files, [coverage, _Quick()] if quick else [coverage], ["--maxfail=1000"])
-        return {t: sorted(lines) for t, lines in coverage.lines.items() if t in coverage.passed}
+        return {test: sorted(coverage.lines.get(test, ())) for test in coverage.passed}
 
     started = time.monotonic()
     return Baseline(_forked(run, 1200), time.monotonic() - started)

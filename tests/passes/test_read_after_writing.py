@@ -313,7 +313,7 @@ def test_other_writes():
     """(3) Outside of loops, and of several windows."""
 
     def apart(c, x, t):
-        c = c.at[jnp.stack([t, t + 1])].set(x)
+        c = c.at[jnp.stack([t, t + 1])].set(jnp.stack([x, x]))
         return c, squared(read(c, t))
 
     def outside(c, xs):
