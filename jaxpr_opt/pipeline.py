@@ -348,7 +348,7 @@ class Pipeline:
     def _exported(self, graph: Graph, original: ClosedJaxpr, journal: Journal) -> ClosedJaxpr:
         try:
             out = export(graph, original.out_avals)
-            _same_interface(original, out, graph.phase)
+            _same_interface(original, out)
         except Exception as error:  # noqa: BLE001  what JAX will not trace must not reach the user
             dropped = f"the optimised program could not be exported and was dropped: {error}"
             door.failed(error, dropped, again=True)
@@ -490,13 +490,14 @@ def user_frame(op: Op) -> Frame | None:
     return None
 
 
-def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr, phase: Phase) -> None:
+def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:
     """Raise if the optimised program takes or gives other types; weak types and shardings count.
 
-    In the final phase nobody traces with them any more: the mesh over which XLA divides arrays as
-    it likes is no part of a type then.  What is counted, not computed, is of no mesh.
+    A mesh over which XLA divides arrays as it likes does not, as JAX takes an array of such a mesh
+    for one of none: carries of a loop, results of branches, tangents, cotangents.  What is counted,
+    not computed, is of no mesh; and what is computed may come to be of one.
     """
-    plain = compat.without_auto_mesh if phase == "final" else lambda aval: aval
+    plain = compat.without_auto_mesh
     for kind, old, new in (
         ("input", before.in_avals, after.in_avals),
         ("output", before.out_avals, after.out_avals),

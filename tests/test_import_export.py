@@ -287,3 +287,25 @@ def test_results_that_are_of_no_mesh():
     x, bound = put(jnp.ones((64, 64))), put(jnp.float32(0.5))
     same = jax.tree.map(jnp.array_equal, jax.jit(optimize(program))(x, bound), program(x, bound))
     assert all(jax.tree.leaves(same))
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jacrev, jax.jacfwd, jax.vmap])
+def test_results_that_come_to_be_of_a_mesh(transform):
+    """A branch that is never taken gives a cond a result of no mesh; JAX takes either type."""
+
+    def program(x):
+        def step(c, _):
+            known = lax.cond(True, lambda: c * 2, lambda: jnp.zeros(c.shape))
+            return jnp.sin(c), (known, jnp.cos(x))
+
+        return lax.scan(step, x, length=4)[1]
+
+    def carried(f, x):
+        return lax.scan(lambda c, _: (f(x + c)[0][0], None), jnp.zeros(x.shape), length=2)[0]
+
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(jnp.ones((3, 3)), jax.NamedSharding(mesh, jax.P()))
+    types = [jax.make_jaxpr(f)(x).out_avals for f in (optimize(program), program)]
+    assert types[0] != types[1]
+    plain, ours = (jax.jit(transform(partial(carried, f)))(x) for f in (program, optimize(program)))
+    np.testing.assert_allclose(plain, ours, rtol=1e-6)
