@@ -41,7 +41,7 @@ class CostModel:
 
     def moved(self, nbytes: float) -> float:
         """Seconds to write so many bytes, and to read them once."""
-        return self.device.cached * nbytes
+        return self.device.cached * _number(nbytes)
 
     def stored(self, nbytes: int) -> float:
         """Seconds to write so many bytes in a forward pass, and to read them in the backward pass.
@@ -52,11 +52,13 @@ class CostModel:
 
     def stored_far(self, nbytes: int) -> float:
         """The same if nothing is known of what else is stored."""
-        return self.device.memory * nbytes
+        return self.device.memory * _number(nbytes)
 
     def kept(self, nbytes: float, stacked: int) -> float:
         """Seconds to store so many bytes, and to load them, among so many that are stacked."""
-        return nbytes * (self.device.memory if self.is_far(stacked) else self.device.cached)
+        return _number(nbytes) * (
+            self.device.memory if self.is_far(stacked) else self.device.cached
+        )
 
     def is_far(self, stacked: int) -> bool:
         """Whether so many bytes do not stay in the cache."""
@@ -86,19 +88,19 @@ class CostModel:
 
     def is_sparse(self, windows: float, array: float) -> bool:
         """Whether moving windows one by one takes no longer than moving all of an array."""
-        return self.device.bulk * windows <= array
+        return self.device.bulk * _number(windows) <= array
 
     def is_dense(self, windows: float, array: float) -> bool:
         """Whether moving all of an array takes no longer than moving windows of it one by one."""
-        return self.device.bulk * windows >= array
+        return self.device.bulk * _number(windows) >= array
 
     def is_noticed(self, part: float, whole: float) -> bool:
         """Whether moving a part less shows in the time that moving the whole takes."""
-        return whole <= self.device.noticed * part
+        return whole <= self.device.noticed * _number(part)
 
     def is_visible(self, part: float, whole: float) -> bool:
         """Whether computing a part again may take what moving it takes, for moving less."""
-        return whole <= self.device.visible * part
+        return whole <= self.device.visible * _number(part)
 
     def doubtful(self, seconds: float) -> float:
         """What must be saved for something that takes so long, and may not be worth it."""
@@ -116,7 +118,7 @@ class CostModel:
         reads and writes the array, and looks at each of its elements once for every window.
         """
         added = sum(windows)
-        looks = len(windows) * array.size * self.device.arithmetic
+        looks = len(windows) * _number(array.size) * self.device.arithmetic
         return self.moved(3 * added) < self.moved(added + 2 * array.nbytes) + looks
 
     def is_less_fenced(self, windows: int, array: int, *, whole_is_read: bool) -> bool:
@@ -187,7 +189,7 @@ class CostModel:
 
     def elementwise(self, value: Value, ops: int = 1) -> float:
         """Seconds of so many ops of basic arithmetic, or movement, that make such a value."""
-        return self.device.arithmetic * ops * value.size
+        return self.device.arithmetic * ops * _number(value.size)
 
     def repeated_apart(self, op: Op) -> float:
         """Seconds to compute an op once more in a loop of its own, which writes what it makes."""
@@ -213,6 +215,11 @@ class CostModel:
 
     def _touched(self, known: Cost) -> float:
         return inf if known.bytes is None else self.moved(known.bytes)
+
+
+def _number(size: float) -> float:
+    """A size; one that is a symbol raises JAX's `InconclusiveDimensionOperation`."""
+    return size if isinstance(size, float) else int(size)
 
 
 def _made(op: Op) -> int:

@@ -135,16 +135,18 @@ def _compare(
     agree: Callable[[Array, Array], Array],
 ) -> None:
     tree, other = jax.tree.structure(first), jax.tree.structure(second)
-    assert str(tree) == str(other), f"{what} have another structure: {other}, not {tree}"
+    if str(tree) != str(other):
+        raise AssertionError(f"{what} have another structure: {other}, not {tree}")
     pairs = zip(jax.tree.leaves_with_path(first), jax.tree.leaves(second), strict=True)
     for (path, ours), theirs in pairs:
         a, b = _array(ours), _array(theirs)
         where = f"{what}{jax.tree_util.keystr(path)}"
-        assert (a.dtype, a.shape) == (b.dtype, b.shape), (
-            f"{where} should be {a.dtype}{list(a.shape)} and is {b.dtype}{list(b.shape)}"
-        )
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            types = f"should be {a.dtype}{list(a.shape)} and is {b.dtype}{list(b.shape)}"
+            raise AssertionError(f"{where} {types}")
         same = np.asarray(agree(a, b))
-        assert same.all(), f"{where} {_worst(a, b, same)}"
+        if not same.all():
+            raise AssertionError(f"{where} {_worst(a, b, same)}")
 
 
 def _array(value: Any) -> Array:
