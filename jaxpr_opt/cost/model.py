@@ -217,7 +217,7 @@ class CostModel:
         return inf if known.bytes is None else self.moved(known.bytes)
 
 
-def _number(size: float) -> float:
+def _number(size: Any) -> float:
     """A size; one that is a symbol raises JAX's `InconclusiveDimensionOperation`."""
     return size if isinstance(size, float) else int(size)
 
