@@ -63,7 +63,16 @@ import jax.numpy as jnp
 from jaxpr_opt.analysis.access import WRITES
 from jaxpr_opt.analysis.buffers import renames
 from jaxpr_opt.analysis.constants import is_weak
-from jaxpr_opt.analysis.pieces import Chain, Piece, Pieces, added, apart, moves, own_windows
+from jaxpr_opt.analysis.pieces import (
+    Chain,
+    Piece,
+    Pieces,
+    added,
+    apart,
+    is_read_nowhere,
+    moves,
+    own_windows,
+)
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Op, Scan, Value, While, dominates
 from jaxpr_opt.journal import Waste
@@ -90,7 +99,7 @@ class Sum(Match):
         if others or not isinstance(link, Pieces) or len(link.inner.links) > 1:  # (2)
             return None
         (piece,) = link.inner.links
-        if not isinstance(piece, Piece) or piece.repeats:
+        if not isinstance(piece, Piece) or piece.repeats or not is_read_nowhere(link):  # (1)
             return None
         if cost_model().is_better_stacked(piece.nbytes):
             return None

@@ -245,6 +245,24 @@ def _repeated(scan: Scan, result: Value) -> Pieces | None:
     return Pieces(scan, carry, inner) if inner.links and inner.root is carry.param else None
 
 
+def is_read_nowhere(pieces: Pieces) -> bool:
+    """Whether nobody reads what a loop has added up so far."""
+    chain, end = pieces.inner, pieces.carry.next
+    values = [*(link.base for link in chain.links), end]
+    return len(end.uses) == 1 and all(
+        base is not None and all(_adds(user, link, after) for user in base.users)
+        for link, base, after in zip(chain.links, values, values[1:], strict=False)
+    )
+
+
+def _adds(user: Op, link: Link, after: Value | None) -> bool:
+    """Whether an op makes the next sum, or reads for it the window that it replaces."""
+    if after in user.results:
+        return True
+    reads = isinstance(link, Piece) and len(user.results) == 1 and _is_read_of(user.result, link)
+    return reads and len(user.result.uses) == 1
+
+
 def _padded(op: Op) -> Piece | None:
     """An array with zeros around it."""
     array, filler = op.operands

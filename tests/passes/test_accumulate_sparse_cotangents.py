@@ -818,3 +818,21 @@ def test_an_inner_loop_with_effects():
         return lax.scan(outer, c, (us, idx))[0]
 
     check_refuses(ALWAYS, program, "f32[8]", "f32[5,3]", "i32[5,3]", because="has effects")
+
+
+def test_a_loop_whose_sums_are_read_begins_at_zero():
+    """(1) It adds each piece to a window of its own, but not to the accumulator itself."""
+
+    def program(c, us):
+        def outer(c, us):
+            def inner(t, x):
+                u, i = x
+                piece = lax.dynamic_update_slice(jnp.zeros((4, 4096)), u, (i, 0))
+                return t + piece, t[0, 0]
+
+            t, seen = lax.scan(inner, jnp.zeros((4, 4096)), (us, jnp.arange(4)))
+            return c + t, seen
+
+        return lax.scan(outer, c, us)
+
+    alone(ALWAYS, program, "f32[4,4096]", "f32[2,4,1,4096]", fires=False)
