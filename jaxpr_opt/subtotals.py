@@ -111,7 +111,8 @@ def _is_only_added_to(link: Pieces) -> bool:
     """Whether nothing but the next step's sum is made of what has been added up."""
     body, end = link.op.body, link.op.body.terminator
     made = [op for op in depending_on([link.carry.param], body.ops) if op is not end]
-    leave = [use for op in made for value in op.results for use in value.uses if use.op not in made]
+    sums = [link.carry.param, *(value for op in made for value in op.results)]
+    leave = [use for value in sums for use in value.uses if use.op not in made]
     return leave == [Use(end, link.op.carries.index(link.carry))]
 
 

@@ -584,7 +584,7 @@ def test_where_it_belongs_is_found_by_the_loop(slots):
     assert [c.param.shape for c in outer.carries] == [(8, 4), (8, 4)]
 
 
-@pytest.mark.parametrize("seen", [lambda t, i: t[0], lambda t, i: jnp.sum(t * i)])
+@pytest.mark.parametrize("seen", [lambda t, i: t[0], lambda t, i: jnp.sum(t * i), lambda t, i: t])
 def test_sums_that_are_seen_on_the_way(seen):
     """Somebody reads what has been added up so far: that is in no slot."""
 
