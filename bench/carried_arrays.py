@@ -18,6 +18,7 @@ from bench.harness import Program, optimizer, optional
 from bench.sweep import Options, sweep
 from examples import alignment, kv_cache, lookups, many_carries, ragged_writes, rollouts
 from examples import carried_slices as slices
+from examples import rare_lookups as rare
 from examples import scaled_in_place as scaled
 from examples import shifted_rows as shifts
 
@@ -181,6 +182,7 @@ FAMILIES = [
         lookups.sentences_arguments,
         16384,
     ),
+    Family("embeddings, some steps", rare.events, rare.events_by_hand, rare.arguments, 8192),
     Family(
         "parameters by layer",
         lookups.layers,

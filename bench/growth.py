@@ -73,6 +73,7 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "KV cache, gradient": (QUADRATIC, COPIES),
     "embeddings": (LINEAR, LINEAR),
     "embeddings, nested": (COPIES, LINEAR),
+    "embeddings, some steps": (COPIES, LINEAR),
     "parameters by layer": (LINEAR, LINEAR),
     "shifts (jax#17845)": (FORWARD_COPIES, ORDERED_FORWARD),
     "shifts, gradient (jax#17640)": (COPIES, ORDERED),

@@ -6,6 +6,7 @@ Each stage runs to a fixpoint before the next begins.
 from __future__ import annotations
 
 from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.passes.add_in_branches import AddInBranches
 from jaxpr_opt.passes.add_in_place import AddInPlace
 from jaxpr_opt.passes.collapse_loops import CollapseLoops
 from jaxpr_opt.passes.count_steps import CountSteps
@@ -64,6 +65,7 @@ PIECES = (
     ForwardWrittenWindows(),
     SinkSelectIntoUpdate(),
     JoinSelectedParts(),
+    AddInBranches(),
     WriteAfterBranches(),
     NarrowReads(),
     AccumulateSparseCotangents(),

@@ -61,7 +61,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import WRITES
-from jaxpr_opt.analysis.buffers import renames
+from jaxpr_opt.analysis.buffers import is_read_after, loop_of, renames
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.pieces import (
     Chain,
@@ -74,7 +74,7 @@ from jaxpr_opt.analysis.pieces import (
     own_windows,
 )
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Op, Scan, Value, While, dominates
+from jaxpr_opt.ir import Cond, Op, Scan, Value, While, dominates
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -128,7 +128,7 @@ class AccumulateSparseCotangents(Pass):
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Sum]:
-        if not isinstance(op.parent, Scan | While):
+        if loop_of(op) is None:
             return  # the dense sum is as fast
         for array, dense in (op.operands, op.operands[::-1]):
             chain = added(dense)
@@ -147,10 +147,11 @@ class AccumulateSparseCotangents(Pass):
             return f"{match.dense.label} is read elsewhere"
         if array.shape != result.shape or is_weak(array) != is_weak(result):  # (3)
             return f"the sum is a {result.aval}, the accumulator a {array.aval}"
-        assert isinstance(op.parent, Scan | While)
-        if _read_after(array, op):
+        loop = loop_of(op)
+        assert loop is not None
+        if is_read_after(array, op):
             return f"{array.label} is read afterwards, so that it would be copied"
-        if not _is_buffer(array, op.parent):
+        if not _is_buffer(array, loop):
             return f"{array.label} is made anew in each step"
         if match.is_disjoint:
             is_less = cost_model().is_less_in_place(_added_in_a_row(op), array)
@@ -210,17 +211,6 @@ def _is_less_elsewhere(chain: Chain, size: int, touched: int) -> bool:
     return prices.is_sparse(chain.nbytes, size) and seconds <= prices.moved(size)
 
 
-def _read_after(array: Value, op: Op) -> bool:
-    """Whether anybody but `op` reads `array` when `op` has run, or may."""
-    region = op.region
-    assert region is not None
-    for user in array.users:
-        around = region.ancestor(user)
-        if around is None or (around is not op and region.order(around) > region.order(op)):
-            return True
-    return sum(use.op is op for use in array.uses) > 1
-
-
 def _added_in_a_row(op: Op) -> list[int]:
     """Bytes of each of the pieces that `op` adds, and the sums before and after it; not of those
     that a loop adds up in an array.
@@ -239,9 +229,12 @@ def _added_in_a_row(op: Op) -> list[int]:
 
 def _is_buffer(array: Value, loop: Scan | While) -> bool:
     """Whether the loop carries it, or it is such a carry with something written into it."""
-    while (op := array.op) is not None and op.region is loop.body:
+    while (op := array.op) is not None and loop.body.contains(op.region):
         if isinstance(op, Scan | While):
             return any(array is carry.result for carry in op.carries)
+        if isinstance(op, Cond):
+            values = op.outcomes[op.results.index(array)].values
+            return all(_is_buffer(value, loop) for value in values)
         if op.name not in WRITES and not renames(op):
             return False
         array = op.operands[0]

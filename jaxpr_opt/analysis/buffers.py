@@ -13,7 +13,7 @@ from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.cost.fusion import is_repeated, reduces
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Carry, Op, Region, Scan, Value, While, backward_slice, program_of
+from jaxpr_opt.ir import Carry, Cond, Op, Region, Scan, Value, While, backward_slice, program_of
 from jaxpr_opt.traits import ELEMENTWISE
 
 BARRIER = "optimization_barrier"
@@ -160,6 +160,31 @@ def is_in_a_loop(op: Op) -> bool:
     """Whether a loop is around an op, maybe around a branch that it is in."""
     around = op.parent
     return around is not None and (isinstance(around, Scan | While) or is_in_a_loop(around))
+
+
+def loop_of(op: Op) -> Scan | While | None:
+    """The loop whose body an op is in, maybe in branches of it."""
+    around = op.parent
+    while isinstance(around, Cond):
+        around = around.parent
+    return around if isinstance(around, Scan | While) else None
+
+
+def is_read_after(array: Value, op: Op) -> bool:
+    """Whether anybody but `op` reads `array` when `op` has run, or may."""
+    if sum(use.op is op for use in array.uses) > 1:
+        return True
+    return any(user is not op and _is_after(user, op) for user in array.users)
+
+
+def _is_after(user: Op, op: Op) -> bool:
+    """Whether `user` may run after `op`: not so in another branch."""
+    region = op.region
+    assert region is not None
+    around = region.ancestor(user)
+    if around is None:
+        return not isinstance(op.parent, Cond) or _is_after(user, op.parent)
+    return around is not op and region.order(around) > region.order(op)
 
 
 def loop_body(op: Op) -> Region | None:

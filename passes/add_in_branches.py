@@ -1,0 +1,134 @@
+"""Add inside a branch what only that branch makes, and hand the other branches the array as it is.
+
+Before::
+
+    g = cond p {
+      d = dot_general a b
+      yield d
+    } else {
+      z = broadcast_in_dim 0.0
+      yield z
+    }
+    c1 = add_any c g
+
+After::
+
+    c1 = cond p {
+      d = dot_general a b
+      s = add_any c d
+      yield s
+    } else {
+      yield c
+    }
+
+The transpose of a `cond` or `switch` in a loop returns zeros, as large as what the other branches
+read, and each step adds them: weights of an expert, a table that is looked up under a condition.
+Sound when
+
+1. a branch yields zeros for the term, as c + 0 is c, up to the sign of zero; only the sum reads it;
+2. what it is added to has the type of the sum, and is there before the cond, or made by ops that
+   can move there, and that read nothing of the cond;
+3. the sum does not communicate, nor does anything that moves, and nothing of it has effects.
+
+Cost: a branch that is not taken costs nothing, where it wrote zeros, which were read and added.  It
+fires in loops only, for arrays that a step notices, and not if the array is read afterwards: it
+would be copied in place of the zeros.  What the branch adds may be a window among zeros: then
+`accumulate-sparse-cotangents` adds the window alone.
+Source: https://github.com/jax-ml/jax/issues/8239, the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.buffers import is_in_a_loop, is_read_after
+from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir import Cond, Op, Outcome, Region, Value, backward_slice
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import SUMS, can_move
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumOfBranches(Match):
+    """The op adds a cond's result, which is zero from some branch, to `array`."""
+
+    cond: Cond
+    outcome: Outcome
+    array: Value
+
+
+@dataclass(frozen=True)
+class AddInBranches(Pass):
+    """A sum with what a cond makes, or with its zeros -> the sum in the branch that makes it."""
+
+    name: ClassVar[str] = "add-in-branches"
+    whole_arrays: ClassVar[bool] = True
+    primitives: ClassVar[frozenset[str]] = SUMS
+    needs: ClassVar[frozenset[str]] = frozenset({"cond"})
+
+    def find(self, op: Op) -> Iterator[SumOfBranches]:
+        if not is_in_a_loop(op):
+            return
+        for array, term in (op.operands, op.operands[::-1]):
+            cond = term.op
+            if not isinstance(cond, Cond) or cond.region is not op.region:
+                continue
+            outcome = cond.outcomes[cond.results.index(term)]
+            if any(uniform(value) == 0 for value in outcome.values):  # (1)
+                says = f"{array.nbytes:,} bytes are added to in the branch that is taken only"
+                yield SumOfBranches(op, says, cond, outcome, array, about=op.result)
+
+    def refuse(self, match: SumOfBranches) -> str | None:
+        op, cond, array, term = match.op, match.cond, match.array, match.outcome.result
+        if cost_model().is_hidden(array.nbytes):
+            return f"{array.label} is small"
+        if [use.op for use in term.uses] != [op]:  # (1)
+            return f"{term.label} is read elsewhere"
+        if array.aval != op.result.aval:  # (2)
+            return f"the sum is a {op.result.aval}, what it is added to a {array.aval}"
+        between = _between(array, cond)
+        for each in between:
+            if not can_move(each):  # (3)
+                return f"{each.name} stays behind the cond"
+            if not set(cond.results).isdisjoint(inputs(each)):  # (2)
+                return f"{array.label} is made of what the cond makes"
+        if not can_move(op):  # (3)
+            return "the sum communicates"
+        if is_read_after(array, op):
+            return f"{array.label} is read afterwards, so that it would be copied"
+        return None
+
+    def rewrite(self, match: SumOfBranches, rw: Rewriter) -> None:
+        op, cond, outcome, array = match.op, match.cond, match.outcome, match.array
+        for each in _between(array, cond):
+            rw.move(each, cond)
+        values = tuple(
+            array if uniform(value) == 0 else _added(op, outcome.result, value, branch, rw)
+            for value, branch in zip(outcome.values, cond.branches, strict=True)
+        )
+        new = Outcome(rw.new_value(op.result.aval, op.result.name), values)
+        rw.replace(op.result, new.result)
+        rw.erase(op)
+        rw.set_cond(cond, [new if o.result is outcome.result else o for o in cond.outcomes])
+
+
+def _added(op: Op, term: Value, value: Value, branch: Region, rw: Rewriter) -> Value:
+    """The sum at the end of a branch that yields `value` for the term."""
+    return rw.clone([op], {term: value}, branch.terminator)[op.result]
+
+
+def _between(array: Value, cond: Cond) -> list[Op]:
+    """The ops behind a cond that make an array, in order."""
+    region = cond.region
+    assert region is not None
+    start = region.order(cond)
+
+    def is_before(value: Value) -> bool:
+        return value.op is None or value.region is not region or region.order(value.op) < start
+
+    return backward_slice([array], is_before)
