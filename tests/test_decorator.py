@@ -479,6 +479,20 @@ def test_passes_of_the_inner_run_under_an_outer_that_skips_them():
     assert optimize(lambda x: inner(x) + 1, passes=[])(X).tolist() == (X + 1).tolist()
 
 
+def test_passes_are_those_of_the_innermost_where_a_while_is_differentiated():
+    """What gives loops a reverse mode reads the program again, and leaves inner programs alone."""
+    inner = optimize(lambda x: lax.atan2(x, jnp.ones_like(x)), passes=[])
+
+    def written(x):
+        _, total = lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 2), (0, inner(x)))
+        return jnp.sum(total * x)
+
+    with settings.override(strict=True, verify=True):
+        got = jax.grad(optimize(written, passes=[Rename(lax.add, "atan2")]))(X)
+    expected = 4 * jnp.atan(X) + 4 * X / (1 + X**2)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
 def test_programs_of_one_pipeline_are_one_program():
     rename = Rename()
     inner = optimize(lambda x: jnp.sin(x) - 1, passes=[rename])

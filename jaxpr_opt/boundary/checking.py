@@ -21,8 +21,7 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxpr_opt import compat
-from jaxpr_opt.boundary.loops import with_reverse_mode
+from jaxpr_opt.boundary import loops
 
 Function = Callable[..., Sequence[Any]]
 Snapshots = Sequence[tuple[str, ClosedJaxpr]]
@@ -132,7 +131,7 @@ def vjp(
 
     def run(*args: Any) -> list[Any]:
         primals, cotangents = args[: len(nonzero)], args[len(nonzero) :]
-        wrt, of = _differentiable(_with_reverse_mode(fun, primals), primals, nonzero)
+        wrt, of = _differentiable(loops.differentiable(fun), primals, nonzero)
 
         def moving(*xs: Any) -> list[Any]:
             return [x for x, nz in zip(of(*xs), nonzero_out, strict=True) if nz]
@@ -140,13 +139,6 @@ def vjp(
         _, pull = jax.vjp(moving, *wrt)
         return [ct for ct, nz in zip(pull(list(cotangents)), nonzero_in, strict=True) if nz]
 
-    return run
-
-
-def _with_reverse_mode(fun: Function, args: Sequence[Any]) -> Function:
-    """A function with loops that JAX can differentiate."""
-    jaxpr = compat.trace(lambda *xs: list(fun(*xs)), [compat.aval_of(x) for x in args])
-    run: Function = jaxpr_as_fun(with_reverse_mode(jaxpr))
     return run
 
 

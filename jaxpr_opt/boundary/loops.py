@@ -32,13 +32,15 @@ T = TypeVar("T")
 Function = Callable[..., Any]
 
 
-def with_reverse_mode(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+def with_reverse_mode(jaxpr: ClosedJaxpr, pipeline: Any = None) -> ClosedJaxpr:
     """The program with loops of unknown length that JAX can differentiate backwards; the object
     that came in if it has none.
+
+    Programs in it that another pipeline optimises than `pipeline`, if it is given, stay calls.
     """
     if "while" not in primitive_names(jaxpr):
         return jaxpr
-    graph = import_jaxpr(jaxpr)
+    graph = import_jaxpr(jaxpr, pipeline=pipeline)
     rw = Rewriter(graph)
     for op in graph.walk():
         if isinstance(op, While) and _can_be_kept(op):
@@ -55,7 +57,7 @@ def differentiated(how: Callable[[Function], T], fun: Function) -> T:
     except ValueError as error:
         if not lacks_reverse_mode(error):
             raise
-    return how(_differentiable(fun))
+    return how(differentiable(fun))
 
 
 def lacks_reverse_mode(error: BaseException) -> bool:
@@ -63,7 +65,9 @@ def lacks_reverse_mode(error: BaseException) -> bool:
     return "Reverse-mode differentiation does not work" in str(error)
 
 
-def _differentiable(fun: Function) -> Function:
+def differentiable(fun: Function) -> Function:
+    """A function with loops that JAX can differentiate backwards."""
+
     @functools.wraps(fun)
     def run(*args: Any, **kwargs: Any) -> Any:
         jaxpr, made = jax.make_jaxpr(fun, return_shape=True)(*args, **kwargs)

@@ -257,7 +257,7 @@ class Program:
     @_remembered
     def halves(self, nonzero: Mask, is_vjp: bool) -> Halves:
         """The program taken apart; optimised as a whole where its tangent will be transposed."""
-        jaxpr = with_reverse_mode(self.jaxpr) if is_vjp else self.jaxpr
+        jaxpr = with_reverse_mode(self.jaxpr, self.pipeline) if is_vjp else self.jaxpr
         plain = compat_ad.linearize(share_repeated(jaxpr), nonzero, is_vjp=is_vjp)
         tangent = Program(plain.tangent, self.pipeline, f"tangent({self.name})")
         if is_vjp and any(plain.nonzero_out):
