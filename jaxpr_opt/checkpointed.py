@@ -31,6 +31,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxpr_opt import compat, compat_ad
 from jaxpr_opt.compat_ad import Mask
+from jaxpr_opt.rows import read_row, write_row
 
 Values = list[Any]
 Step = Callable[[Sequence[Any], Sequence[Any]], Values]
@@ -160,16 +161,13 @@ class Memory(NamedTuple):
         """With the carry of a step, later than all that are kept."""
         schedule = self.schedule.with_step(step)
         row = schedule.last_row
-        update = lax.dynamic_update_index_in_dim
-        return Memory(
-            schedule, [update(r, x, row, 0) for r, x in zip(self.rows, carry, strict=True)]
-        )
+        rows = [write_row(r, x, row) for r, x in zip(self.rows, carry, strict=True)]
+        return Memory(schedule, rows)
 
     def last(self) -> tuple[Any, Values]:
         """The latest step and its carry."""
         row = self.schedule.last_row
-        read = lax.dynamic_index_in_dim
-        return self.schedule.last_step, [read(r, row, 0, keepdims=False) for r in self.rows]
+        return self.schedule.last_step, [read_row(each, row) for each in self.rows]
 
     def without_last(self) -> Memory:
         return self._replace(schedule=self.schedule.without_last())
