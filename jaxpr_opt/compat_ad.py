@@ -27,6 +27,7 @@ from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from jaxpr_opt import compat, compat_devices, compat_guard, door
+from jaxpr_opt.importer import primitive_names
 from jaxpr_opt.stack import with_room
 
 _UndefinedPrimal: Any = _ad.UndefinedPrimal
@@ -228,11 +229,7 @@ def transpose(jaxpr: ClosedJaxpr, linear: Mask, nonzero: Mask) -> tuple[ClosedJa
 
 def has_backward_rules(tangent: ClosedJaxpr) -> bool:
     """Whether functions of the user's make cotangents in the transpose of this program."""
-    return any(
-        eqn.primitive.name in _WITH_RULES
-        or any(map(has_backward_rules, compat.inner_jaxprs(eqn.params)))
-        for eqn in compat.open_jaxpr(tangent).eqns
-    )
+    return not primitive_names(tangent).isdisjoint(_WITH_RULES)
 
 
 def cotangent_avals(jaxpr: ClosedJaxpr) -> list[Any]:

@@ -17,7 +17,7 @@ from jax._src.interpreters import batching as _batching
 
 from jaxpr_opt import compat, door
 from jaxpr_opt.frames import is_machinery
-from jaxpr_opt.importer import STRUCTURED
+from jaxpr_opt.importer import STRUCTURED, primitive_names
 
 _traceback_util.register_exclusion(__file__)  # errors of the user's functions pass through here
 
@@ -106,12 +106,8 @@ def is_helper(jaxpr: Any) -> bool:
     op.
     """
     function = compat.library_function(jaxpr)
-    return function is not None and is_machinery(function[0]) and not _has_structure(jaxpr)
-
-
-def _has_structure(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name in STRUCTURED
-        or any(map(_has_structure, compat.inner_jaxprs(eqn.params)))
-        for eqn in compat.open_jaxpr(jaxpr).eqns
+    return (
+        function is not None
+        and is_machinery(function[0])
+        and primitive_names(jaxpr).isdisjoint(STRUCTURED)
     )
