@@ -69,6 +69,14 @@ def evaluate_ops(ops: Iterable[Op], output: Value, env: Environment) -> Any:
     return _read(env, output)
 
 
+def evaluate_op(op: Op, operands: Sequence[Any]) -> list[Any]:
+    """Run an op without regions on JAX values."""
+    if op.name == UNDEFINED:
+        return [compat.undefined(op.result.aval)]
+    assert op.primitive is not None
+    return compat.bind(op.primitive, _with_wide_starts(op, operands), op.params)
+
+
 def _run(ops: Iterable[Op], env: Environment) -> None:
     for op in ops:
         if op.is_terminator:
@@ -98,18 +106,14 @@ def _read(env: Environment, value: Value) -> Any:
 
 
 def _first_order(op: Op, env: Environment) -> list[Any]:
-    if op.name == UNDEFINED:
-        return [compat.undefined(op.result.aval)]
-    assert op.primitive is not None
-    operands = [_read(env, v) for v in op.operands]
-    return compat.bind(op.primitive, _with_wide_starts(op, operands), op.params)
+    return evaluate_op(op, [_read(env, v) for v in op.operands])
 
 
 _STARTS = {"dynamic_slice": 1, "dynamic_update_slice": 2}
 """The first operand that says where a window starts."""
 
 
-def _with_wide_starts(op: Op, operands: list[Any]) -> list[Any]:
+def _with_wide_starts(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
     """The operands; starts of a window in a type that holds the sizes of the array.
 
     XLA clamps a start in its own type, in some fusions: a limit of 299 is 43 as a uint8.

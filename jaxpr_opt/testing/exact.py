@@ -19,7 +19,6 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt import compat, exporter
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import (
-    UNDEFINED,
     Call,
     Cond,
     Constant,
@@ -77,12 +76,12 @@ def _op(op: Op, env: Environment) -> Sequence[Any]:
             return _region(op.body, (), env)
         case Call() if op.name != "shard_map":
             return _region(op.body, args, {})
-        case _ if op.name == UNDEFINED:
-            return [compat.undefined(op.result.aval)]
+        case Call():
+            return exporter.evaluate(by_itself(op), args, {})
         case _ if op.name in {"custom_jvp_call", "custom_vjp_call"}:
             return evaluate_exactly(callee_of(op), *args)
         case _:
-            return exporter.evaluate(by_itself(op), args, {})
+            return exporter.evaluate_op(op, args)
 
 
 def _scan(op: Scan, args: Sequence[Any], env: Environment) -> Sequence[Any]:
