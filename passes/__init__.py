@@ -35,6 +35,7 @@ from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.replay_steps import ReplaySteps
 from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.scan_in_place import ScanInPlace
+from jaxpr_opt.passes.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.passes.simplify import Simplify
 from jaxpr_opt.passes.sink_select_into_update import SinkSelectIntoUpdate
@@ -59,6 +60,7 @@ RESIDUALS = (*CLEANUP, *OUTWARDS)
 
 PIECES = (
     SliceKnownWindows(),
+    ShareBatchedTables(),
     ForwardKnownStacks(),
     RecognizeOneHot(),
     ExpandCombiningScatters(),

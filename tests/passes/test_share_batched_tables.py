@@ -1,0 +1,225 @@
+"""A batch reads one table, and adds to one."""
+# ruff: noqa: E501 - the parameters of a scatter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpr_opt import optimize
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.passes.share_batched_tables import ShareBatchedTables
+from jaxpr_opt.testing import (
+    assert_close,
+    assert_same_bits,
+    check_refuses,
+    check_rewrite,
+    evaluate_exactly,
+    run_alone,
+    traced,
+)
+
+SHARE = ShareBatchedTables()
+ROWS = 3
+
+
+def read(table, i, **options):
+    return table.at[i].get(**options)
+
+
+def shared_read(table, ids, **options):
+    """Each row of the batch has a copy of the table."""
+    copies = lax.broadcast(table, (ids.shape[0],))
+    return jax.vmap(lambda t, i: read(t, i, **options))(copies, ids)
+
+
+def shared_sum(table, ids, us, **options):
+    """Each row of the batch adds to zeros of its own."""
+    copies = lax.broadcast(jnp.zeros_like(table), (ids.shape[0],))
+    made = jax.vmap(lambda t, i, u: t.at[i].add(u, **options))(copies, ids, us)
+    return lax.reduce_sum(made, axes=(0,))
+
+
+def test_a_read():
+    """(1) The table is read by all rows."""
+    check_rewrite(
+        SHARE,
+        lambda t, i: shared_read(t, i, mode="clip", wrap_negative_indices=False),
+        "f32[5,2]",
+        "i32[3]",
+        diff="""
+          fn (t:f32[5,2], i:i32[3]) {
+            b:f32[3,5,2] = broadcast_in_dim t
+            b1:i32[3,1] = broadcast_in_dim[dims=(0,)] i
+            b2:i32[3,1] = broadcast_in_dim 0
+            c:i32[3,2] = concatenate[dimension=1] b1 b2
+        -   g:f32[3,1,2] = gather[offset_dims=(1, 2), start_index_map=(1, 2), operand_batching_dims=(0,), start_indices_batching_dims=(0,), slice_sizes=(1, 1, 2), unique_indices, indices_are_sorted, mode=clip] b c
+        +   g:f32[3,1,2] = gather[offset_dims=(1, 2), start_index_map=(0, 1), slice_sizes=(1, 2), mode=clip] t c
+            s:f32[3,2] = squeeze g
+            return s
+          }
+        """,
+    )
+
+
+def test_a_sum():
+    """(2) All rows add to one table of zeros."""
+    check_rewrite(
+        SHARE,
+        lambda t, i, u: shared_sum(t, i, u, mode="drop", wrap_negative_indices=False),
+        "f32[5,2]",
+        "i32[3]",
+        "f32[3,2]",
+        simplify=True,
+        diff="""
+          fn (t:f32[5,2], i:i32[3], u:f32[3,2]) {
+            b:f32[5,2] = broadcast_in_dim 0.0
+        -   b1:f32[3,5,2] = broadcast_in_dim b
+            b2:i32[3,1] = broadcast_in_dim[dims=(0,)] i
+        -   s:f32[3,5,2] = scatter-add[update_window_dims=(1,), inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] b1 b2 u
+        -   r:f32[5,2] = reduce_sum[axes=(0,)] s
+        +   s1:f32[5,2] = scatter-add[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=fill_or_drop] b b2 u
+        -   return r
+        +   return s1
+          }
+        """,
+    )
+
+
+IDS = {
+    "one each": np.array([4, 4, -1, 7, -9, 4], np.int32),
+    "several each": np.array([[4, 1], [0, 2], [4, -2], [9, 3], [1, 0], [4, 2]], np.int32),
+}
+MODES = [{"mode": "clip"}, {"mode": "drop"}, {"mode": "fill", "fill_value": 7}, {}]
+
+
+@pytest.mark.parametrize("ids", IDS.values(), ids=IDS)
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_reads_give_the_same(ids, options):
+    """In range or not, also of a table that is repeated along another axis, and NaN."""
+    table = jnp.arange(10.0).reshape(5, 2).at[1, 1].set(jnp.nan)
+    two = lambda t, i: jax.vmap(lambda t: shared_read(t, i, **options))(jnp.stack([t, -t]))
+    for program in (lambda t, i: shared_read(t, i, **options), two):
+        same(program, table, ids)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16"])
+@pytest.mark.parametrize("mode", ["clip", "drop"])
+def test_sums_give_the_same(dtype, mode):
+    """(3) Rows that add to one element add in their order."""
+    table = jnp.zeros((5, 2), dtype)
+    us = (10.0 ** jnp.arange(12.0) / 3).reshape(6, 2).astype(dtype)
+    same(lambda t, i, u: shared_sum(t, i, u, mode=mode), table, IDS["one each"], us)
+
+
+def same(program, *args):
+    before, after = (import_jaxpr(traced(program, *args)) for _ in range(2))
+    assert run_alone((SHARE,), after).record(SHARE.name, False).rewrites
+    assert_same_bits(evaluate_exactly(before, *args), evaluate_exactly(after, *args))
+
+
+SEVERAL = "f32[5,2]", "i32[3,4]", "f32[3,4,2]"
+
+
+def test_two_windows_of_a_row_may_meet():
+    """(3) Then each row adds up its own first; it does not matter for integers."""
+    check_refuses(SHARE, shared_sum, *SEVERAL, because="windows of a row may meet")
+    integers = import_jaxpr(traced(shared_sum, "i32[5,2]", "i32[3,4]", "i32[3,4,2]"))
+    assert run_alone((SHARE,), integers).record(SHARE.name, False).rewrites
+
+
+def test_windows_of_a_row_are_promised_to_differ():
+    """(3) Rows of different columns."""
+    promised = lambda t, i, u: shared_sum(t, i, u, unique_indices=True, mode="drop")
+    ids = np.array([[4, 1], [0, 4], [4, 2]], np.int32)
+    us = (10.0 ** jnp.arange(12.0) / 3).reshape(3, 2, 2)
+    same(promised, jnp.zeros((5, 2)), ids, us)
+
+
+def onto(t, i, u):
+    """What is added to is not zero."""
+    copies = lax.broadcast(t, (ROWS,))
+    return lax.reduce_sum(jax.vmap(lambda t, i, u: t.at[i].add(u))(copies, i, u), axes=(0,))
+
+
+def read_elsewhere(t, i, u):
+    """What the rows add up is a result, too."""
+    copies = lax.broadcast(jnp.zeros_like(t), (ROWS,))
+    made = jax.vmap(lambda t, i, u: t.at[i].add(u))(copies, i, u)
+    return made, lax.reduce_sum(made, axes=(0,))
+
+
+@pytest.mark.parametrize(
+    ("program", "because"), [(onto, "is not zero"), (read_elsewhere, "is read elsewhere")]
+)
+def test_refused(program, because):
+    """(2)"""
+    check_refuses(SHARE, program, "f32[5,2]", "i32[3]", "f32[3,2]", because=because)
+
+
+def other_axis(t, i, u):
+    """The sum is over rows of the tables."""
+    copies = lax.broadcast(jnp.zeros_like(t), (ROWS,))
+    return lax.reduce_sum(jax.vmap(lambda t, i, u: t.at[i].add(u))(copies, i, u), axes=(1,))
+
+
+def own_tables(t, i, u):
+    """Each row of the batch reads what is its own."""
+    return jax.vmap(read)(lax.broadcast_in_dim(t[:, 0], (ROWS, 5, 2), (1,)) * u[:, None], i)
+
+
+@pytest.mark.parametrize("program", [other_axis, own_tables])
+def test_not_looked_at(program):
+    """(1, 2)"""
+    graph = import_jaxpr(traced(program, "f32[5,2]", "i32[3]", "f32[3,2]"))
+    assert not run_alone((SHARE,), graph).record(SHARE.name, False).rewrites
+
+
+def sum_of_two_axes(places, shape):
+    """A sum over two batch axes, which are at these places of the index."""
+    numbers = lax.ScatterDimensionNumbers((), (2,), (2,), (0, 1), places)
+
+    def program(index):
+        update = jnp.broadcast_to(1 / (1 + index[..., 0].astype("float32")), shape)
+        made = lax.scatter_add(jnp.zeros((2, 3, 5)), index, update, numbers, mode="drop")
+        return lax.reduce_sum(made, axes=(0, 1))
+
+    return program
+
+
+def test_axes_in_another_order():
+    """(3) The index has the rows in another order than the sum."""
+    check_refuses(SHARE, sum_of_two_axes((1, 0), (3, 2)), "i32[3,2,1]", because="may meet")
+    same(sum_of_two_axes((0, 1), (2, 3)), jnp.array([[[0], [4], [4]], [[0], [4], [9]]]))
+
+
+@pytest.mark.parametrize("order", ["around grad", "inside grad", "inside vmap"])
+def test_a_batch_of_lookups_under_a_condition(order):
+    """No table for each row of the batch."""
+
+    def one(table, ids, ps):
+        def step(h, s):
+            i, p = s
+            return lax.cond(p, lambda: jnp.tanh(h + table[i]), lambda: 0.9 * h), None
+
+        return lax.scan(step, jnp.zeros(4), (ids, ps))[0]
+
+    def loss(one, table, ids, ps):
+        return jnp.sum(jax.vmap(one, (None, 0, 0))(table, ids, ps) ** 2)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    args = (
+        jax.random.normal(keys[0], (999, 4)),
+        jax.random.randint(keys[1], (8, 6), -1, 99),
+        jax.random.bernoulli(keys[2], 0.5, (8, 6)),
+    )
+    plain = jax.grad(lambda *args: loss(one, *args))
+    ours = {
+        "around grad": optimize(plain),
+        "inside grad": jax.grad(optimize(lambda *args: loss(one, *args))),
+        "inside vmap": jax.grad(lambda *args: loss(optimize(one), *args)),
+    }[order]
+    compiled = jax.jit(ours).lower(*args).compile()
+    assert_close(compiled(*args), jax.jit(plain)(*args))
+    assert compiled.memory_analysis().temp_size_in_bytes < 3 * args[0].nbytes
