@@ -87,6 +87,17 @@ def optimize(
 
     Returns:
       A jitted function; without `fun`, a decorator.
+
+    Raises:
+      TypeError: `fun` cannot be called, or an argument is unknown.
+      ValueError: an argument makes no sense: the message names it, and what is expected.
+
+    Example:
+      >>> @jaxpr_opt.optimize
+      ... def loss(x):
+      ...     return jnp.sum(x**2)
+      >>> jax.grad(loss)(jnp.ones(2)).tolist()
+      [2.0, 2.0]
     """
     if fun is None:
         return functools.partial(optimize, passes=passes, skip=skip, donate=donate, **jit_options)

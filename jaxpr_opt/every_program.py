@@ -54,6 +54,11 @@ def everywhere(
     Raises:
       TypeError: `passes` or `skip` is not a sequence of names or passes.
       ValueError: a name is not that of a pass.
+
+    Example:
+      >>> with jaxpr_opt.everywhere():
+      ...     jax.jit(jnp.sin)(0.0).item()
+      0.0
     """
     if not door.is_open():
         yield

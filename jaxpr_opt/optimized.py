@@ -30,7 +30,7 @@ class Optimized(Protocol[P, R_co]):
         ...
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """The shapes and dtypes of the results; arguments may be `jax.ShapeDtypeStruct`s."""
+        """The shapes and dtypes of the results; arguments may be `jax.ShapeDtypeStruct` objects."""
         ...
 
     def clear_cache(self) -> None:

@@ -168,7 +168,7 @@ def load_arguments(reference: str) -> Arguments:
 
 
 def arguments_of(make: Callable[..., Any], name: str, *given: Any) -> Arguments:
-    """The arguments that `make(*given)` returns, their arrays as `jax.ShapeDtypeStruct`s.
+    """The arguments that `make(*given)` returns, their arrays as `jax.ShapeDtypeStruct` objects.
 
     It is traced first, so that arrays it makes are never there; where it needs their values, it
     runs.

@@ -1,11 +1,17 @@
 """What the documentation says: its code runs, its commands and its links are good."""
 
+import doctest
+import inspect
 import re
 import shlex
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jaxpr_opt
+from jaxpr_opt import testing
 from jaxpr_opt.cli.main import main, parser
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +69,40 @@ def test_links(page):
         if heading:
             titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
             assert heading in {slug(title) for title in titles}, target
+
+
+FUNCTIONS = ["diff", "everywhere", "explain", "growth", "lint", "optimize", "residuals"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_examples_of_docstrings(name):
+    """Each function that users call has one, and it is right."""
+    function = inspect.unwrap(getattr(jaxpr_opt, name))
+    known = {"jax": jax, "jnp": jnp, "jaxpr_opt": jaxpr_opt}
+    (example,) = doctest.DocTestFinder().find(function, name, globs=known)
+    ran = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
+    assert ran.attempted
+    assert not ran.failed
+
+
+def test_every_page_is_linked_from_the_index():
+    """So the site has it in its sidebar."""
+    linked = set(re.findall(r"\]\(([^)#]+)", (ROOT / "docs" / "index.md").read_text()))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages - linked == {"index.md"}
+
+
+def test_every_public_name_is_in_the_reference():
+    reference = (ROOT / "docs" / "api.rst").read_text()
+    shown = set(re.findall(r"^\.\. auto\w+:: jaxpr_opt\.(\w+)$", reference, re.MULTILINE))
+    public = {name for name, value in vars(jaxpr_opt).items() if _is_public(name, value)}
+    assert public <= shown
+    (members,) = re.findall(r"jaxpr_opt\.testing\n   :members: (.*)", reference)
+    assert set(members.split(", ")) == set(testing.__all__)
+
+
+def _is_public(name: str, value: object) -> bool:
+    return not name.startswith("_") and not inspect.ismodule(value)
 
 
 def slug(title: str) -> str:

@@ -44,8 +44,21 @@ def lint(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Findings:
 
     Args:
       fun: plain, jitted or optimised.
-      *args: arrays, or `jax.ShapeDtypeStruct`s for them: no data is needed, nothing is compiled.
+      *args: arrays, or `jax.ShapeDtypeStruct` objects for them: no data is needed, and nothing is
+        compiled.
       **kwargs: the same.
+
+    Returns:
+      The findings: iterate, `print`, or ask for `to_dict()` of each.
+
+    Raises:
+      TypeError: `fun` is no function.
+
+    Example:
+      >>> def mean(x):
+      ...     return jnp.mean(x)
+      >>> print(jaxpr_opt.lint(mean, jax.ShapeDtypeStruct((8,), "float32")))
+      No findings.
     """
     if not callable(fun):
         raise TypeError(f"lint: fun must be callable, got {fun!r}")

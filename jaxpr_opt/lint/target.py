@@ -187,7 +187,7 @@ def lint_target(
     Args:
       fun: the function; without it, a decorator.
       args: a function that returns the arguments, ``args`` or ``(args, kwargs)``, as
-        `jax.ShapeDtypeStruct`s or arrays (those are never made); or a tuple of them, where
+        `jax.ShapeDtypeStruct` objects or arrays (those are never made); or a tuple of them, where
         ``"f32[8,128]"`` is a type, too.
       name: what the target is called; the function's name by default.
       **settings: as in `pyproject.toml`: ``mode``, ``argnums``, ``ignore``, ``scale``, ``growth``,

@@ -215,8 +215,21 @@ def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     Args:
       fun: plain, jitted or optimised, or anything that has optimised functions inside, as
         ``jax.jit(jax.grad(optimize(loss)))``.  A function without is optimised as a whole.
-      *args: arrays, or `jax.ShapeDtypeStruct`s for them: no data is needed.
+      *args: arrays, or `jax.ShapeDtypeStruct` objects for them: no data is needed.
       **kwargs: the same.
+
+    Returns:
+      A report: `print` it, or ask for `to_dict()`; `in_full()` lists all that was not done.
+
+    Raises:
+      TypeError: `fun` is no function.
+
+    Example:
+      >>> def total(xs):
+      ...     return jax.lax.fori_loop(0, xs.size, lambda i, s: s + jnp.sin(xs[i]), 0.0)
+      >>> told = jaxpr_opt.explain(jax.grad(total), jax.ShapeDtypeStruct((4096,), "float32"))
+      >>> told.changed
+      True
     """
     _check_callable("explain", fun=fun)
     before = observe.original(fun, args, kwargs)
@@ -232,9 +245,25 @@ def diff(
 
     Args:
       fun: as for `explain`.
-      *args: arrays, or `jax.ShapeDtypeStruct`s for them: no data is needed.
+      *args: arrays, or `jax.ShapeDtypeStruct` objects for them: no data is needed.
       against: compare with this function instead, both as they are.
       **kwargs: like `args`.
+
+    Returns:
+      The difference: `print` it; `changed` says whether there is one.
+
+    Raises:
+      TypeError: `fun` or `against` is no function.
+
+    Example:
+      >>> x = jax.ShapeDtypeStruct((3,), "float32")
+      >>> print(jaxpr_opt.diff(lambda x: x + x, x, against=lambda x: 2 * x))
+        fn (x:f32[3]) {
+      -   a:f32[3] = add x x
+      +   m:f32[3] = mul 2.0 x
+      -   return a
+      +   return m
+        }
     """
     _check_callable("diff", fun=fun, against=fun if against is None else against)
     if against is None:

@@ -144,13 +144,24 @@ def growth(
     Args:
       fun: plain, jitted or optimised; what is optimised in it is looked at optimised.
       args_at: the arguments at a size: a tuple ``args`` or ``(args, kwargs)`` of
-        `jax.ShapeDtypeStruct`s or arrays (those are never made).
+        `jax.ShapeDtypeStruct` objects or arrays (those are never made).
       sizes: two or more; three tell a power from what is added to it.
       name: what the size is called.
 
     Raises:
       TypeError: `fun` or `args_at` is not callable.
       ValueError: `sizes` are not two different positive integers or more.
+
+    Example:
+      >>> def outer(x):
+      ...     return jnp.sum(jnp.outer(x, x))
+      >>> print(jaxpr_opt.growth(outer, lambda n: (jax.ShapeDtypeStruct((n,), "float32"),)))
+      outer: how it grows with n
+                      n=64    n=128    n=256  growth
+      residuals        0 B      0 B      0 B    O(1)
+      work          41,476  164,868  657,412  O(n^2)
+      peak memory  16.6 kB  66.1 kB   263 kB  O(n^2)
+      ...
     """
     return GrowthReport(observe.name_of(fun), name, traced_growth(fun, args_at, sizes))
 

@@ -8,7 +8,7 @@
         assert_same(loss, faster_loss, (params, batch))
 
 The first two look at shapes alone: nothing is compiled or run, and arguments may be
-`jax.ShapeDtypeStruct`s.  When one fails, it names the lines to blame and by how much.
+`jax.ShapeDtypeStruct` objects.  When one fails, it names the lines to blame and by how much.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def assert_residual_bytes(
     Args:
       fun: the function to be differentiated, plain, jitted or optimised; what is optimised in it
         is looked at optimised.  One that computes a gradient itself is taken as it is.
-      args: its arguments, ``args`` or ``(args, kwargs)``: arrays or `jax.ShapeDtypeStruct`s.
+      args: its arguments, ``args`` or ``(args, kwargs)``: arrays or `jax.ShapeDtypeStruct` objects.
       at_most: bytes, as ``"64 MiB"``, ``"1.5 GB"`` or 65536.
       argnums: which arguments to differentiate by, the first if not told.
 
@@ -125,7 +125,7 @@ def assert_growth(
     Args:
       fun: plain, jitted or optimised; a gradient is written ``jax.grad(fun)``.
       args_at: the arguments at a size: a tuple ``args`` or ``(args, kwargs)`` of
-        `jax.ShapeDtypeStruct`s or arrays (those are never made).
+        `jax.ShapeDtypeStruct` objects or arrays (those are never made).
       limit: `O(1)`, `O(log n)`, `O(n)`, `O(n log n)`, `O(n^2)`, or `constant`, `logarithmic`,
         `linear`, `linearithmic`, `quadratic`, `cubic`.
       sizes: two or more; three tell a power from what is added to it.
@@ -184,7 +184,7 @@ def assert_same(
     Args:
       first: says what is right; derivatives it does not have are not asked for.
       second: is compared with it.
-      args: their arguments: arrays; of `jax.ShapeDtypeStruct`s, random arrays are made.
+      args: their arguments: arrays; of `jax.ShapeDtypeStruct` objects, random arrays are made.
       grad: compare derivatives, too.
       rtol: how much they may differ, as a share of the largest value; rounding is then no excuse.
 
