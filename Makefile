@@ -1,4 +1,4 @@
-# make demo | test | test-newest | test-middle | test-all | test-libraries | test-browser | bench | lint | fuzz | mutants | test-suites | docs | clean
+# make demo | test | test-newest | test-middle | test-all | test-libraries | test-browser | bench | lint | fuzz | mutants | test-suites | docs | dist | clean
 #
 # A target makes the virtual environment it needs on first use: .venv from $(PYTHON), .venv-newest from
 # the newest Python of the machine, .venv-middle from its Python 3.12, with JAX 0.11. Stamps in them
@@ -18,7 +18,7 @@ SUITES ?=
 pip_install = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable
 versions = -c 'import jax, platform; print("Python", platform.python_version(), "JAX", jax.__version__)'
 
-.PHONY: demo test bench lint test-newest test-middle test-all test-libraries test-browser fuzz mutants test-suites docs clean
+.PHONY: demo test bench lint test-newest test-middle test-all test-libraries test-browser fuzz mutants test-suites docs dist clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := test
 
@@ -73,6 +73,16 @@ test-suites: .venv-suites/stamp-test
 # A site of the pages in docs/, with a reference made from docstrings: build/docs/index.html.
 docs: .venv/stamp-docs
 	.venv/bin/python -m sphinx --quiet --fail-on-warning -c docs . build/docs
+
+# A wheel and a source distribution in dist/, and the wheel tried where nothing else is installed.
+dist:
+	rm -rf dist build
+	$(PYTHON) -m venv build/making && build/making/bin/python -m pip install --quiet build
+	build/making/bin/python -m build --outdir dist . > build/log
+	$(PYTHON) -m venv build/clean && build/clean/bin/python -m pip install --quiet dist/*.whl
+	cd build && clean/bin/jaxpr-opt --version && clean/bin/python -c "$(try)"
+
+try = import jax, jaxpr_opt; print(jax.grad(jaxpr_opt.optimize(lambda x: x * x))(3.0))
 
 clean:
 	rm -rf .venv .venv-newest .venv-middle .venv-suites build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
