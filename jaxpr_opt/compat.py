@@ -219,6 +219,11 @@ def aval_of(value: Any) -> Any:
     return _core.typeof(value)
 
 
+def is_committed(value: Any) -> bool:
+    """Whether an array was put where it is by the user, and is not to be moved."""
+    return bool(getattr(value, "_committed", True))
+
+
 def same_type(a: Any, b: Any) -> bool:
     """Whether a value of type `a` may stand for one of type `b`, weak types apart."""
     return bool(with_weak_type(a, False) == with_weak_type(b, False))
@@ -244,6 +249,52 @@ def library_function(jaxpr: Any) -> tuple[str, str] | None:
     name, _, place = str(info.func_src_info or "").partition(" at ") if info else ("", "", "")
     file = place.rpartition(":")[0]
     return (file, name) if is_machinery(file) or is_installed(file) else None
+
+
+def users_function(jaxpr: Any) -> Frame | None:
+    """Where a function of the user begins that a jaxpr was traced from: itself, or the outermost
+    that runs inside of a library's function; None if none does.
+    """
+    if (callee := library_function(jaxpr)) is None:
+        return _own_place(jaxpr) or _inner_place(jaxpr, ("", ""))
+    return _inner_place(jaxpr, callee)
+
+
+def _own_place(jaxpr: Any) -> Frame | None:
+    info = debug_info(jaxpr)
+    name, at, place = str(info.func_src_info or "").partition(" at ") if info else ("", "", "")
+    file, _, line = place.rpartition(":")
+    return (file, int(line), name) if at and line.isdigit() else None
+
+
+def _inner_place(jaxpr: Any, callee: tuple[str, str]) -> Frame | None:
+    for eqn in open_jaxpr(jaxpr).eqns:
+        frame = _users_frame_in(eqn.source_info.traceback, callee)
+        if frame is not None:
+            return frame
+        for inner in inner_jaxprs(eqn.params):
+            if (frame := _inner_place(inner, callee)) is not None:
+                return frame
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _users_frame_in(traceback: Any, callee: tuple[str, str]) -> Frame | None:
+    """The outermost function of the user that runs inside of `callee`; None if it runs others only.
+
+    Frames are told by their file: what wraps a function is called as that is.  Where none is of
+    that file, as in the body of a loop that runs op by op, it is the innermost function.
+    """
+    found: list[Frame] = []
+    runs_itself = False
+    for code in traceback.raw_frames()[0] if traceback is not None else ():
+        if code.co_filename == callee[0]:
+            if found:
+                return found[-1]
+            runs_itself = True
+        elif not is_machinery(code.co_filename) and not is_installed(code.co_filename):
+            found.append((code.co_filename, code.co_firstlineno, code.co_name))
+    return found[0] if found and not runs_itself else None
 
 
 @functools.lru_cache(maxsize=256)

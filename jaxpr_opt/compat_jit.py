@@ -23,7 +23,24 @@ _traceback_util.register_exclusion(__file__)  # errors of the user's functions p
 
 _WAYS_IN = ("_run_python_pjit", "_resolve_and_lower")
 """What runs a program that `jax.jit` has traced, and what lowers one."""
-_run, _lower = (getattr(_pjit, name, None) for name in _WAYS_IN)
+
+
+class _Ways:
+    """JAX's own functions of these names, or what stands for them (see `compat_watch`)."""
+
+    def __init__(self) -> None:
+        self.run: Any
+        self.lower: Any
+        self.run, self.lower = (getattr(_pjit, name, None) for name in _WAYS_IN)
+        self.asks = False  # whether JAX asks
+
+    def set(self, *functions: Any) -> None:
+        for name, function in zip(_WAYS_IN, functions, strict=True):
+            if function is not None:
+                setattr(_pjit, name, function)
+
+
+ways = _Ways()
 _LOOPS: Any = (jax.lax.scan_p, jax.lax.while_p, jax.lax.cond_p)
 _DIFFERENTIATING = (_ad.JVPTrace, _ad.LinearizeTrace)
 _TRANSFORMING = (*_DIFFERENTIATING, _batching.BatchTrace)
@@ -42,31 +59,30 @@ class Hooks(NamedTuple):
 
 def install(hooks: Hooks) -> None:
     """Have JAX ask."""
-    if _run is None or _lower is None:
+    if ways.run is None or ways.lower is None:
         door.unknown("jit does not say where it compiles a program")
         return
 
-    @functools.wraps(_run)
+    @functools.wraps(ways.run)
     def run(found: Any, *rest: Any) -> Any:
         if _runs(_core.trace_ctx.trace):
             found = door.attempt(lambda: _replaced(found, hooks), lambda: found)
-        return _run(found, *rest)
+        return ways.run(found, *rest)
 
-    @functools.wraps(_lower)
+    @functools.wraps(ways.lower)
     def lower(args: Any, *, jaxpr: Any, name: str, **params: Any) -> Any:
-        return _lower(args, jaxpr=hooks.program(jaxpr, name), name=name, **params)
+        return ways.lower(args, jaxpr=hooks.program(jaxpr, name), name=name, **params)
 
-    for name, function in zip(_WAYS_IN, (run, lower), strict=True):
-        setattr(_pjit, name, function)
+    ways.asks = True
+    ways.set(run, lower)
     for primitive in _LOOPS:
         primitive.bind_with_trace = _asking(primitive, hooks)
 
 
 def uninstall() -> None:
     """Leave JAX as it was."""
-    for name, function in zip(_WAYS_IN, (_run, _lower), strict=True):
-        if function is not None:
-            setattr(_pjit, name, function)
+    ways.asks = False
+    ways.set(ways.run, ways.lower)
     for primitive in _LOOPS:
         vars(primitive).pop("bind_with_trace", None)
 

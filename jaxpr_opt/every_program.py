@@ -19,6 +19,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -30,6 +31,9 @@ from jaxpr_opt import door, settings
 if TYPE_CHECKING:
     from jaxpr_opt.boundary.program import Program
     from jaxpr_opt.pipeline import Pass, Pipeline
+
+Tell = Callable[[Any, Any, float], None]
+"""Of a program, what stands for it, and the seconds that took."""
 
 _LOOPS = 512
 """How many loops that run op by op are remembered."""
@@ -70,12 +74,16 @@ def everywhere(
         yield
 
 
-def turn_on() -> None:
-    """Optimise the programs of all threads from now on, as ``JAXPR_OPT_EVERYWHERE=1`` does."""
+def turn_on(tell: Tell | None = None) -> None:
+    """Optimise the programs of all threads from now on, as ``JAXPR_OPT_EVERYWHERE=1`` does.
+
+    `tell` is told of each program that is replaced.
+    """
     if not door.is_open():
         return
     from jaxpr_opt import registry
 
+    _told[:] = [tell] if tell is not None else []
     _scope().set_global(registry.resolve())
     _use(1)
 
@@ -134,6 +142,8 @@ def _pipeline() -> Pipeline | None:
 
 _made: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 """For a program what stands for it, by pipeline and settings; None if it stays."""
+_told: list[Tell] = []
+"""Who is told of programs that are replaced."""
 
 
 def _program(jaxpr: Any, name: str) -> Any:
@@ -143,12 +153,16 @@ def _program(jaxpr: Any, name: str) -> Any:
         return jaxpr
     known, key = _made.setdefault(jaxpr, {}), (pipeline, settings.current())
     if key not in known:
-        known[key] = door.attempt(lambda: _optimized(jaxpr, pipeline, name), lambda: None, name)
+        started = time.perf_counter()
+        known[key] = door.attempt(lambda: optimized(jaxpr, pipeline, name), lambda: None, name)
+        for tell in _told if known[key] is not None else ():
+            tell(jaxpr, known[key], time.perf_counter() - started)
     made = known[key]
     return jaxpr if made is None else made
 
 
-def _optimized(jaxpr: Any, pipeline: Pipeline, name: str) -> Any:
+def optimized(jaxpr: Any, pipeline: Pipeline, name: str) -> Any:
+    """What stands for the program of a jitted function; None if it stays as it is."""
     from jaxpr_opt import compat, compat_jit
     from jaxpr_opt.boundary import rules
 

@@ -49,7 +49,7 @@ def has_been_optimized(jitted=slope):
 
 def programs_made(run):
     """The names of the programs that are optimised while something runs."""
-    names, optimized = [], every_program._optimized
+    names, optimized = [], every_program.optimized
 
     def noted(jaxpr, pipeline, name):
         made = optimized(jaxpr, pipeline, name)
@@ -58,7 +58,7 @@ def programs_made(run):
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(every_program, "_optimized", noted)
+        patch.setattr(every_program, "optimized", noted)
         run()
     return names
 
@@ -94,8 +94,8 @@ def test_jax_is_as_it_was_after_an_error():
     with pytest.raises(KeyError), everywhere():
         raise KeyError
     assert not has_been_optimized()
-    assert compat_jit._pjit._run_python_pjit is compat_jit._run
-    assert compat_jit._pjit._resolve_and_lower is compat_jit._lower
+    assert compat_jit._pjit._run_python_pjit is compat_jit.ways.run
+    assert compat_jit._pjit._resolve_and_lower is compat_jit.ways.lower
     assert not any("bind_with_trace" in vars(primitive) for primitive in compat_jit._LOOPS)
 
 
@@ -378,7 +378,7 @@ def test_programs_live_as_long_as_their_functions():
 
 
 def test_on_a_jax_without_the_way_in_nothing_is_optimised(monkeypatch):
-    monkeypatch.setattr(compat_jit, "_run", None)
+    monkeypatch.setattr(compat_jit.ways, "run", None)
     monkeypatch.setattr(door, "_state", door._State())
     with settings.override(strict=False):
         with pytest.warns(match="jit does not say where it compiles"):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import Console
 
 from jaxpr_opt import registry
-from jaxpr_opt.cli import diffing, documentation, linting
+from jaxpr_opt.cli import diffing, documentation, linting, running
 from jaxpr_opt.cli.asking import (
     Subject,
     argnums_of,
@@ -38,7 +38,7 @@ from jaxpr_opt.targets import (
 
 T = TypeVar("T")
 
-diff = diffing.diff
+diff, run = diffing.diff, running.run
 lint, rule = linting.lint, linting.rule
 
 

@@ -21,6 +21,7 @@ from jaxpr_opt.version import __version__
 
 EXAMPLES = """\
 examples:
+  jaxpr-opt run train.py --steps 10
   jaxpr-opt diff model.py:loss --grad --args-from model.py:arguments
   jaxpr-opt diff model:step --args 'f32[8,128]' 'i32[]' 0.5 --compile
   jaxpr-opt explain model:step --args 'f32[8,128]' 'i32[]' 0.5
@@ -44,8 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
     console = Console(markup=False, highlight=False, emoji=False)
+    wants_traceback = "--traceback" in argv
     try:
         options = _parsed(argv)
+        wants_traceback = options.traceback
         with _plain_warnings():
             code: int = options.run(options, console)
             sys.stdout.flush()
@@ -56,14 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if "--traceback" in argv:
+        if wants_traceback:
             raise
         complain("error", _message(error))
         return 2
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
-    options, unknown = parser().parse_known_args(words.ordered(argv))
+    ordered = argv if argv[:1] == ["run"] else words.ordered(argv)  # a script's are its own
+    options, unknown = parser().parse_known_args(ordered)
     if unknown:
         raise UsageError(words.unknown(unknown, options.command))
     return options
@@ -108,6 +112,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxpr-opt {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_run(commands)
     _add_diff(commands)
     _add_explain(commands)
     _add_residuals(commands)
@@ -117,6 +122,43 @@ def parser() -> argparse.ArgumentParser:
     _add_rule(commands)
     _add_completion(commands)
     return parser
+
+
+def _add_run(commands: Any) -> None:
+    run = _command(
+        commands, "run", "run a script as it is, and say what JAX compiled and what it costs", ()
+    )
+    run.usage = "%(prog)s [options] SCRIPT|-m MODULE [argument ...]"
+    run.add_argument(
+        "program",
+        metavar="SCRIPT",
+        nargs=argparse.REMAINDER,
+        help="the script and its own arguments: options of ours stand before it",
+    )
+    run.add_argument(
+        "-m",
+        dest="module",
+        metavar="MODULE",
+        nargs=argparse.REMAINDER,
+        help="a module and its arguments, in place of a script",
+    )
+    run.add_argument(
+        "--optimize", action="store_true", help="run all of it optimised, and measure what that won"
+    )
+    run.add_argument("--html", metavar="FILE", help="write a page on each program")
+    run.add_argument(
+        "--stop-after", metavar="N", type=_count, help="end the script when N programs are compiled"
+    )
+    run.add_argument(
+        "--only", metavar="GLOB", default="*", help="functions to look at, as 'train*'"
+    )
+    run.add_argument("--all", action="store_true", help="also look at programs of libraries")
+
+
+def _count(written: str) -> int:
+    if not written.isdecimal() or not int(written):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {written!r}")
+    return int(written)
 
 
 def _add_diff(commands: Any) -> None:

@@ -9,7 +9,7 @@ from importlib import resources
 import jax
 
 from jaxpr_opt.html import headline, hover, memory, notes, program, residuals, source
-from jaxpr_opt.html.markup import Markup, element
+from jaxpr_opt.html.markup import Content, Markup, element
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.reports.report import Report
@@ -39,16 +39,23 @@ def page(report: Report, before: Graph, after: Graph, findings: Sequence[Finding
     }
     shown = {name: each for name, each in sections.items() if each[1]}
     links = [element("a", title, href=f"#{name}") for name, (title, _) in shown.items()]
-    body = element(
-        "body",
+    return document(
+        f"{report.name}: jaxpr-opt report",
         headline.header(report, before, findings),
         element("nav", links, aria_label="sections"),
         element("main", [markup for _, markup in shown.values()]),
-        element("footer", f"jaxpr-opt, JAX {jax.__version__}"),
-        _data({panel.name: hover.data(panel.chart) for panel in picture.panels}),
-        element("script", Markup(_asset("page.js"))),
+        scripts=(
+            _data({panel.name: hover.data(panel.chart) for panel in picture.panels}),
+            element("script", Markup(_asset("page.js"))),
+        ),
     )
-    head = element("head", list(_head(report.name)))
+
+
+def document(title: str, *content: Content, scripts: Content = ()) -> str:
+    """A page that needs no other file."""
+    footer = element("footer", f"jaxpr-opt, JAX {jax.__version__}")
+    body = element("body", content, footer, scripts)
+    head = element("head", list(_head(title)))
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
@@ -58,7 +65,7 @@ def _head(title: str) -> Iterator[Markup]:
     yield element("meta", name="viewport", content="width=device-width, initial-scale=1")
     yield element("meta", name="color-scheme", content="light dark")
     yield element("link", rel="icon", href="data:,")
-    yield element("title", f"{title}: jaxpr-opt report")
+    yield element("title", title)
     yield element("style", Markup(_asset("page.css")))
 
 

@@ -65,8 +65,13 @@ def as_it_is(
     fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Graph, list[Journal]]:
     """The program that is compiled for a function: its optimised parts are, the others are not."""
+    return of_jaxpr(lambda: _trace(fun, args, kwargs), name_of(fun))
+
+
+def of_jaxpr(trace: Callable[[], ClosedJaxpr], name: str) -> tuple[Graph, list[Journal]]:
+    """The program that is compiled for a jaxpr, and what every pipeline did on the way."""
     with collect_journals(summarize) as journals, settings.override(check=False):
-        graph = _imported(_trace(fun, args, kwargs), name_of(fun))
+        graph = _imported(trace(), name)
         while programs := [op for op in graph.walk() if _program(op) is not None]:
             for op in programs:
                 _expand(op, graph)

@@ -1,0 +1,39 @@
+"""Targets that are programs already: recorded while a script ran, or read from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxpr_opt.frames import Frame
+from jaxpr_opt.ir import Graph
+from jaxpr_opt.lint.options import Options
+from jaxpr_opt.lint.subject import Subject
+from jaxpr_opt.lint.target import Target
+
+
+def nothing() -> None:
+    """The function of a target that has a program in place of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramTarget(Target):
+    """A program to lint, as it is; there is no function to trace, so no gradient, and no growth."""
+
+    function: Callable[..., None] = nothing
+    graph: Callable[[], Graph]
+    donated: Sequence[bool] = ()
+    begins: Frame | None = None
+    """Where its function begins."""
+
+    @property
+    def place(self) -> Frame | None:
+        """Where its function begins."""
+        return self.begins
+
+    def subject(self, defaults: Options) -> Subject:
+        """What rules look at."""
+        about = Subject(self.name, self.function, (), {}, "as-is", defaults, place=self.begins)
+        about.graph = self.graph()
+        about.donated = list(self.donated) or [False] * len(about.graph.inputs)
+        return about

@@ -1,0 +1,44 @@
+"""What `jaxpr-opt run` does when the script has ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jaxpr_opt.cli.main import complain
+from jaxpr_opt.cli.progress import working
+from jaxpr_opt.frames import blame
+from jaxpr_opt.reports.report import show
+from jaxpr_opt.run import compared, pages
+from jaxpr_opt.run.looked import looked_at
+from jaxpr_opt.run.recorder import Recorder, current
+from jaxpr_opt.run.table import Shown
+
+
+def report(options: dict[str, Any]) -> None:
+    """Say on stderr what was compiled; nothing that fails here changes how the script ended."""
+    try:
+        _report(options, current)
+    except KeyboardInterrupt:
+        sys.stderr.write("jaxpr-opt: interrupted\n")
+    except Exception as error:
+        if options["traceback"]:
+            raise
+        complain("error", f"{blame(error)}; --traceback shows more")
+
+
+def _report(options: dict[str, Any], recorder: Recorder) -> None:
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    optimized = options["optimize"]
+    with working("looking at what was compiled") as tell:
+        found = looked_at(recorder.programs.values(), tell, compiles=not optimized)
+        measured = compared.compared(found, tell) if optimized else []
+    show("", console)
+    show(Shown(found, recorder, compared.table(measured) if optimized else None), console)
+    if options["html"]:
+        with working("writing pages"):
+            line = pages.write(found, Path(options["html"]))
+        show(line, console)
