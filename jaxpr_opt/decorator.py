@@ -18,6 +18,7 @@ import jax
 
 from jaxpr_opt import door, settings
 from jaxpr_opt.compat_frames import boundary
+from jaxpr_opt.memory_budget import parse_budget
 from jaxpr_opt.optimized import Optimized
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def optimize(
     passes: Sequence[str | Pass] | None = None,
     skip: Sequence[str] = (),
     donate: Donate = None,
+    memory: str | float | None = None,
     **jit_options: Any,
 ) -> Optimized[P, R]: ...
 @overload
@@ -60,6 +62,7 @@ def optimize(
     passes: Sequence[str | Pass] | None = None,
     skip: Sequence[str] = (),
     donate: Donate = None,
+    memory: str | float | None = None,
     **jit_options: Any,
 ) -> Callable[[Callable[P, R]], Optimized[P, R]]: ...
 @boundary
@@ -69,6 +72,7 @@ def optimize(
     passes: Sequence[str | Pass] | None = None,
     skip: Sequence[str] = (),
     donate: Donate = None,
+    memory: str | float | None = None,
     **jit_options: Any,
 ) -> Any:
     """Jit a function after optimising its program; above or below `jax.grad`, bare or called.
@@ -81,6 +85,9 @@ def optimize(
         nothing else: the caller must not use them afterwards.  ``"auto"`` donates of those only
         what the caller provably gives up (see `jaxpr_opt.donation.caller`).  By default nothing is
         donated; `explain` says what could be.
+      memory: how much temporary memory the compiled program may take on each device: bytes, as
+        ``"2 GiB"``, a part of what it takes otherwise, as ``0.25``, or ``"minimal"``.  What a
+        gradient keeps is then computed again, as far as the budget asks for it.
       **jit_options: `jax.jit`'s own keyword arguments.  `donate_argnums` and `donate_argnames` say
         which arguments `donate` may choose from; without `donate` they are donated as by `jax.jit`,
         but it is an error if one cannot be used.
@@ -100,17 +107,20 @@ def optimize(
       [2.0, 2.0]
     """
     if fun is None:
-        return functools.partial(optimize, passes=passes, skip=skip, donate=donate, **jit_options)
+        given = {"passes": passes, "skip": skip, "donate": donate, "memory": memory}
+        return functools.partial(optimize, **given, **jit_options)
     if not callable(fun):
         raise TypeError(f"optimize: fun must be callable, got {fun!r}")
     if donate not in (None, "matched", "auto"):
         raise ValueError(f"optimize: donate={donate!r}: expected 'matched', 'auto' or None")
     _check_jit_options(jit_options)
+    if memory is not None:
+        parse_budget(memory, "optimize: memory")
     if settings.current().disable or not door.is_open():
         return _plain(fun, donate, jit_options)
     from jaxpr_opt import registry
 
-    pipeline = registry.resolve(passes, skip)
+    pipeline = registry.resolve(passes, skip, memory)
     inner = unwrap(fun)
     if inner is not None and inner.pipeline == pipeline and not jit_options and donate is None:
         return fun
@@ -198,7 +208,7 @@ def _without_jit(
 def _check_jit_options(options: dict[str, Any]) -> None:
     for name in options:
         if name not in _jit_options():
-            known = ["passes", "skip", "donate", *_jit_options()]
+            known = ["passes", "skip", "donate", "memory", *_jit_options()]
             raise TypeError(f"optimize: unknown argument {name!r}{settings.nearest(name, known)}")
 
 

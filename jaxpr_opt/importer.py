@@ -258,8 +258,11 @@ class _Importer:
         region._insert(op, before)
         return op.results
 
+    def takes_in(self, pipeline: Any) -> bool:
+        return self.pipeline is None or self.pipeline.takes_in(pipeline)
+
     def inlined_body(self, kind: str, params: dict[str, Any]) -> Any:
-        if kind == OPTIMIZED and self.pipeline not in (None, params["program"].pipeline):
+        if kind == OPTIMIZED and not self.takes_in(params["program"].pipeline):
             return None
         if kind in self.inlined:
             return params.get("call_jaxpr", params.get("jaxpr"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jaxpr_opt import log
+from jaxpr_opt import compat, log
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Graph, Op, Phase, Region, Scan, Value, While
 from jaxpr_opt.text_params import type_text
@@ -49,6 +49,17 @@ def lengths_around(region: Region | None) -> tuple[int | None, ...]:
         return ()
     own = around.length if isinstance(around, Scan) else None
     return (*lengths_around(around.region), *([own] if isinstance(around, Scan | While) else []))
+
+
+def user_frame(op: Op) -> Frame | None:
+    """The user's line that an op comes from; that of what is around it, where it has none."""
+    around: Op | None = op
+    while around is not None:
+        frame = compat.user_frame(around.source.info)
+        if frame is not None:
+            return frame
+        around = around.parent
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt import compat, compat_devices, door, settings
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.exporter import export
-from jaxpr_opt.frames import Frame
 from jaxpr_opt.importer import INLINED_WHEN_FINAL, STRUCTURED, import_jaxpr, primitive_names
 from jaxpr_opt.ir import Graph, Op, Phase, Value
 from jaxpr_opt.journal import (
@@ -39,7 +39,11 @@ from jaxpr_opt.journal import (
     measure,
     publish,
     size_of,
+    user_frame,
 )
+from jaxpr_opt.memory_budget import Budget
+from jaxpr_opt.planner import name_of, plan
+from jaxpr_opt.planner_messages import tell_unmet
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.settled import Settled, settle, settled_by
 from jaxpr_opt.split import Split, join, split
@@ -148,23 +152,47 @@ class Pipeline:
     """Stages of passes; hashable, so that it may be part of a program's identity."""
 
     stages: tuple[tuple[Pass, ...], ...]
+    trades: tuple[Pass, ...] = ()
+    """The stage that trades seconds for memory (see `jaxpr_opt.planner`), before the first stage
+    of passes of the final phase only."""
+    memory: Budget | None = None
+    """How much temporary memory a program may take; None: as much as is fastest."""
 
     def __hash__(self) -> int:
         return self._hash
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash(self.stages)
+        return hash((self.stages, self.trades, self.memory))
 
     @functools.cached_property
     def passes(self) -> tuple[Pass, ...]:
         """Every pass once, in order of first run."""
-        return tuple(dict.fromkeys(each for stage in self.stages for each in stage))
+        stages = (*self._early, self.trades, *self.stages[len(self._early) :])
+        return tuple(dict.fromkeys(each for stage in stages for each in stage))
+
+    @functools.cached_property
+    def _early(self) -> tuple[tuple[Pass, ...], ...]:
+        """The stages before the first of passes of the final phase only, cleanup apart."""
+        late = [_is_late(stage) for stage in self.stages]
+        return self.stages[: late.index(True)] if True in late else self.stages
 
     def without(self, name: str) -> Pipeline:
-        return replace(
-            self, stages=tuple(tuple(p for p in stage if p.name != name) for stage in self.stages)
+        *stages, trades = (
+            tuple(p for p in stage if p.name != name) for stage in (*self.stages, self.trades)
         )
+        return replace(self, stages=tuple(stages), trades=trades)
+
+    @functools.cached_property
+    def unbudgeted(self) -> Pipeline:
+        """The same without a budget: for programs for which one has been spent."""
+        return replace(self, memory=None)
+
+    def takes_in(self, other: Pipeline) -> bool:
+        """Whether what another pipeline optimises may be optimised as a part of what this one
+        does: only which passes run, and within which memory, was said there.
+        """
+        return other in (self, self.unbudgeted)
 
     def run(
         self,
@@ -173,8 +201,9 @@ class Pipeline:
         *,
         tidy: bool = False,
         divided: bool | None = None,
+        name: str = "fn",
     ) -> Result:
-        """Optimise a closed jaxpr; the result computes the same.
+        """Optimise a closed jaxpr, a program of this name; the result computes the same.
 
         Where passes do no more than tidy up, that is dropped, unless asked for.  `divided`: whether
         XLA may divide arrays over devices; None where only the context can say.
@@ -189,7 +218,7 @@ class Pipeline:
             return Result(jaxpr, Journal(phase))
         started = time.perf_counter()
         graph, journal, snapshots = self._optimized(
-            lambda: import_jaxpr(jaxpr, phase, pipeline=self), phase, divided, jaxpr
+            lambda: import_jaxpr(jaxpr, phase, name, pipeline=self), phase, divided, jaxpr
         )
         assert not (blind and journal.changed), f"names said nothing of {list(journal.records)}"
         out = jaxpr
@@ -244,7 +273,7 @@ class Pipeline:
             if graph.cotangents or (phase == "differentiable" and _is_derivative(graph)):
                 graph.phase = "differentiated"
             journal.phase = graph.phase
-            journal.name = str(getattr(graph.debug_info, "func_name", None) or graph.name)
+            journal.name = name_of(graph)
             try:
                 snapshots = pipeline.apply(graph, journal, settled)
             except PassError as error:
@@ -264,38 +293,29 @@ class Pipeline:
         `settled`: what the first phase has left to do on it as it is.  Snapshots are taken in check
         mode only.
         """
-        snapshots: list[tuple[str, ClosedJaxpr]] = []
-        check = settings.current().check
-        debug = settings.current().verify
+        run = _Run(graph, journal)
         measure("", graph, journal)
-        version, census = 0, Census(graph)
-        if settled == "untidy" and not self._has_later_work(census):
-            return snapshots
+        if settled == "untidy" and self.memory is None and not self._has_later_work(run.census):
+            return run.snapshots
         # By identity: passes without options are equal in hash, and slow to be told apart.
-        idle_since = {id(each): 0 for each in self.passes if _is_idle(each, settled)}
-        for stage in self.stages:
-            active = [p for p in stage if PHASES.index(p.phase) <= PHASES.index(graph.phase)]
-            for _ in range(limits.ROUNDS):
-                fired = False
-                for each in active:
-                    if idle_since.get(id(each)) == version:
-                        continue  # it found nothing in this very graph
-                    if not run_pass(each, graph, journal, debug, census):
-                        idle_since[id(each)] = version
-                    else:
-                        fired = True
-                        version, census = version + 1, Census(graph)
-                        measure(each.name, graph, journal)
-                        if check:
-                            snapshots.append((each.name, export(graph)))
-                if not fired:
-                    break
-            else:
-                names = ", ".join(p.name for p in active)
-                raise PassError(
-                    names, (), RuntimeError(f"no fixpoint after {limits.ROUNDS} rounds")
-                )
-        return snapshots
+        run.idle_since |= {id(each): 0 for each in self.passes if _is_idle(each, settled)}
+        for stage in self._early:
+            run.stage(stage)
+        if self.memory is not None and (graph.phase == "final" or graph.cotangents):
+            self._spend(self.memory, run)
+        for stage in self.stages[len(self._early) :]:
+            run.stage(stage)
+        return run.snapshots
+
+    def _spend(self, memory: Budget, run: _Run) -> None:
+        """Trade seconds for memory as far as the budget asks for it."""
+        graph = run.graph
+        made = plan(graph, memory, lambda copy, journal: _Run(copy, journal).stage(self.trades))
+        if made.chosen.price:
+            with using(cost_model().at(made.chosen.price)):
+                run.again(self.trades)
+        if not made.is_met and (memory.nbytes is not None or _is_derivative(graph)):
+            tell_unmet(made, memory, graph)
 
     def settle_part(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:
         """`part` is what `whole` needs for fewer outputs: as that, it has at most to be tidied."""
@@ -312,7 +332,7 @@ class Pipeline:
         Where passes are to say what they refuse, all are asked; where graphs are verified, all are
         run all the same.
         """
-        if is_collected():
+        if is_collected() or self.memory is not None:
             return False
         names = set().union(*map(primitive_names, parts))
         if not names.isdisjoint(STRUCTURED):
@@ -356,6 +376,53 @@ class Pipeline:
             journal.records.clear()
             return original
         return out
+
+
+class _Run:
+    """Stages that run on a graph, one after the other."""
+
+    def __init__(self, graph: Graph, journal: Journal) -> None:
+        self.graph, self.journal = graph, journal
+        self.census, self.version = Census(graph), 0
+        self.idle_since: dict[int, int] = {}
+        """For passes that found nothing to do: in which version of the graph."""
+        self.snapshots: list[tuple[str, ClosedJaxpr]] = []
+
+    def stage(self, stage: Sequence[Pass]) -> None:
+        """Run passes to a fixpoint; raises `PassError`."""
+        phase = PHASES.index(self.graph.phase)
+        active = [each for each in stage if PHASES.index(each.phase) <= phase]
+        for _ in range(limits.ROUNDS):
+            if not sum(self._fires(each) for each in active):
+                return
+        names = ", ".join(p.name for p in active)
+        raise PassError(names, (), RuntimeError(f"no fixpoint after {limits.ROUNDS} rounds"))
+
+    def again(self, stage: Sequence[Pass]) -> None:
+        """The same, where passes that found nothing so far may find something now."""
+        for each in stage:
+            self.idle_since.pop(id(each), None)
+        self.stage(stage)
+
+    def _fires(self, each: Pass) -> bool:
+        """Whether a pass changes the graph, if it has not seen it yet."""
+        if self.idle_since.get(id(each)) == self.version:
+            return False
+        debug = settings.current().verify
+        if not run_pass(each, self.graph, self.journal, debug, self.census):
+            self.idle_since[id(each)] = self.version
+            return False
+        self.version, self.census = self.version + 1, Census(self.graph)
+        measure(each.name, self.graph, self.journal)
+        if settings.current().check:
+            self.snapshots.append((each.name, export(self.graph)))
+        return True
+
+
+def _is_late(stage: Sequence[Pass]) -> bool:
+    """Whether the passes of a stage that do more than tidy up are all of the final phase."""
+    phases = {each.phase for each in stage if not each.cleanup}
+    return phases == {"final"}
 
 
 class Census:
@@ -477,17 +544,6 @@ def _why_undivided(each: Pass, op: Op) -> str | None:
     if not each.whole_arrays or not is_divided(op):
         return None
     return "XLA may divide the array over devices, and would gather it where it is read or written"
-
-
-def user_frame(op: Op) -> Frame | None:
-    """The user's line that an op comes from; that of what is around it, where it has none."""
-    around: Op | None = op
-    while around is not None:
-        frame = compat.user_frame(around.source.info)
-        if frame is not None:
-            return frame
-        around = around.parent
-    return None
 
 
 def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:

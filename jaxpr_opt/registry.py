@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from jaxpr_opt import settings
+from jaxpr_opt.memory_budget import Budget, parse_budget
 from jaxpr_opt.pipeline import Pass, Pipeline
 
 LIBRARY = "jaxpr_opt.passes"
@@ -38,32 +42,41 @@ def available() -> dict[str, Pass]:
 def default_pipeline() -> Pipeline:
     """The library's pipeline, in the order `jaxpr_opt.passes` declares."""
     library = importlib.import_module(LIBRARY)
-    return Pipeline(library.DEFAULT)
+    return Pipeline(library.DEFAULT, library.MEMORY)
 
 
 @functools.cache
-def _resolved(passes: tuple[str | Pass, ...] | None, skip: tuple[str, ...]) -> Pipeline:
-    if passes is None:
-        pipeline = default_pipeline()
-    else:
-        pipeline = Pipeline(
-            (tuple(each if isinstance(each, Pass) else named(each) for each in passes),)
-        )
+def _resolved(
+    passes: tuple[str | Pass, ...] | None, skip: tuple[str, ...], memory: Budget | None
+) -> Pipeline:
+    pipeline = replace(default_pipeline(), memory=memory)
+    if passes is not None:
+        chosen = tuple(each if isinstance(each, Pass) else named(each) for each in passes)
+        trades = pipeline.trades if memory is not None else ()
+        pipeline = replace(pipeline, stages=(chosen,), trades=trades)
     for name in skip:
         pipeline = pipeline.without(named(name).name)
     return pipeline
 
 
-def resolve(passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = ()) -> Pipeline:
-    """The pipeline of these passes only (default: the library's), without those named in `skip`.
+def resolve(
+    passes: Sequence[str | Pass] | None = None,
+    skip: Sequence[str] = (),
+    memory: str | float | None = None,
+) -> Pipeline:
+    """The pipeline of these passes only (default: the library's), without those named in `skip`,
+    within a memory budget: if none is given, that of the environment.
 
     Names may be written with dashes or underscores.
 
     Raises:
       TypeError: `passes` or `skip` is not a sequence of names or passes, or a pass is of a second
         copy of the library.
-      ValueError: a name is not that of a pass.
+      ValueError: a name is not that of a pass, or the budget is none.
     """
+    budget = _budget_of_environment()
+    if memory is not None:
+        budget = parse_budget(memory, "optimize: memory")
     for argument, given in (("passes", passes), ("skip", skip)):
         omitted = argument == "passes" and given is None
         if not omitted and not _is_sequence_of_passes(given):
@@ -72,8 +85,15 @@ def resolve(passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = ()
         if isinstance(each, Pass):
             _check_copy(each)
     return _resolved(
-        None if passes is None else tuple(passes), tuple(getattr(n, "name", n) for n in skip)
+        None if passes is None else tuple(passes),
+        tuple(getattr(n, "name", n) for n in skip),
+        budget,
     )
+
+
+def _budget_of_environment() -> Budget | None:
+    written = os.environ.get(settings.MEMORY)
+    return parse_budget(written, settings.MEMORY) if written else None
 
 
 def _is_sequence_of_passes(given: object) -> bool:

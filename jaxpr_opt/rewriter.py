@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -286,6 +286,9 @@ class Rewriter:
         if isinstance(op, Scan):
             assert isinstance(made, Scan)
             made.num_carries = op.num_carries
+        if isinstance(op, While):
+            assert isinstance(made, While)
+            made.rows = op.rows
         for old, new in zip(op.results, made.results, strict=True):
             mapping[old], new.name = new, old.name
         return made
@@ -447,7 +450,7 @@ class Rewriter:
             avals,
             params=params,
             regions=[body],
-            effects=like.effects,
+            effects=like.effects & _effects(body),
             source=like.source,
         )
         scan.num_carries = len(inits)
@@ -478,6 +481,18 @@ class Rewriter:
         )
         self.place(cond, before)
         return cond
+
+
+def copy_graph(graph: Graph) -> Graph:
+    """A program that can be changed without changing this one."""
+    mapping: dict[Value, Value] = {}
+    body = Rewriter(graph).copy_region(graph.body, mapping)
+    cotangents = tuple(mapping[value] for value in graph.cotangents)
+    return replace(graph, body=body, cotangents=cotangents, facts={})
+
+
+def _effects(region: Region) -> frozenset[Any]:
+    return frozenset[Any]().union(*(op.effects for op in region.ops))
 
 
 def _set_results(op: Op, results: list[Value]) -> None:

@@ -8,7 +8,9 @@
 ``JAXPR_OPT_LOG``      each program is a line on stderr: which passes changed it, how long that took
 =====================  ====================================================================
 
-``JAXPR_OPT_EVERYWHERE`` is read once, when `jaxpr_opt` is imported (see `jaxpr_opt.everywhere`).
+``JAXPR_OPT_MEMORY`` is the memory budget of whatever is optimised without one of its own (see
+`jaxpr_opt.optimize`).  ``JAXPR_OPT_EVERYWHERE`` is read once, when `jaxpr_opt` is imported (see
+`jaxpr_opt.everywhere`).
 
 A switch is on unless it is unset, empty, ``0``, ``false``, ``no`` or ``off``.  Tests set them with
 `override`.  Programs that JAX has already traced or compiled stay as they are: the switches act
@@ -64,7 +66,10 @@ def is_on(value: str) -> bool:
     return value.strip().lower() not in _OFF
 
 
-KNOWN = (*_VARIABLES.values(), "JAXPR_OPT_EVERYWHERE")
+MEMORY = "JAXPR_OPT_MEMORY"
+"""The budget of programs that nobody wants to edit."""
+
+KNOWN = (*_VARIABLES.values(), "JAXPR_OPT_EVERYWHERE", MEMORY)
 """Every variable of the environment that is read."""
 
 

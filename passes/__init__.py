@@ -32,6 +32,7 @@ from jaxpr_opt.passes.read_after_writing import ReadAfterWriting
 from jaxpr_opt.passes.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.passes.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
+from jaxpr_opt.passes.replay_segments import ReplaySegments
 from jaxpr_opt.passes.replay_steps import ReplaySteps
 from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.scan_in_place import ScanInPlace
@@ -109,3 +110,7 @@ DEFAULT = (
     # Where a window is in range is told of scans.
     (ScanInPlace(), EliminateDeadCode()),
 )
+
+MEMORY = (ReplaySegments(), NarrowResiduals(), *CLEANUP)
+"""What trades seconds for memory where `optimize(memory=...)` asks for it, before the stages of the
+final phase."""

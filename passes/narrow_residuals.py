@@ -47,6 +47,9 @@ nothing else needs them, they only move.  A carry that is the result of a transc
 is stored rather than what is made of it, where that is as large: XLA computes again what it stores,
 and the function would run twice (0.77 of the time, 16384 steps of 16 numbers, jax 0.10 and 0.12).
 
+Where a byte of memory has a price (`optimize(memory=...)`), stacks cost that, too, and whatever may
+be repeated is, loops included, if that costs less.
+
 The prices are those of the cost model.  While all that a loop stacks stays in the cache, what is
 stored is so near that a transcendental function or a product takes longer.  Beyond it (32 MB on a
 CPU, of stacks whose pages are new) a row costs six times as much, and then these are made again
@@ -74,7 +77,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from jaxpr_opt.analysis.cuts import Cut, available, cheapest, handed_over, residuals
+from jaxpr_opt.analysis.cuts import (
+    Cut,
+    available,
+    cheapest,
+    handed_over,
+    outermost,
+    residuals,
+)
+from jaxpr_opt.analysis.replays import runs
 from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
@@ -127,7 +138,8 @@ class NarrowResiduals(Pass):
             return "what they are made from is not smaller"
         if not all(_is_read_once(match.op, route) for route in _ways(match.cut)):
             return "they are read more often than they are made"
-        if find_skip(match.op) is None and not _is_good_part(match.op, match.cut):
+        priced = find_skip(match.op) is not None or cost_model().byte > 0
+        if not priced and not _is_good_part(match.op, match.cut):
             return "they are a small part of what is stacked"
         return None
 
@@ -155,15 +167,18 @@ class _Prices:
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
     skips: bool
     """Whether the loop skips steps."""
+    runs: int = 1
+    """How often the loop runs while it holds its stacks once."""
 
     def store(self, value: Value) -> int:
         if value in self.free:
             return 0
         seconds = self.model.kept(value.nbytes, self.stacked)
+        held = self.model.held(value.nbytes) / self.runs
         if value in self.computed:
-            return _units(seconds - self.model.elementwise(value, ops=2))
+            return _units(seconds + held - self.model.elementwise(value, ops=2))
         is_new = not (self.skips or value in self.present)
-        return _units(self.model.doubtful(seconds) if is_new else seconds)
+        return _units(held + (self.model.doubtful(seconds) if is_new else seconds))
 
     def repeat(self, op: Op) -> int | None:
         made = sum(v.nbytes for v in op.results)
@@ -172,9 +187,10 @@ class _Prices:
         if op in self.rows:
             read = sum(v.nbytes for v in op.operands if v not in self.restored)
             return _units(self.model.streamed(made + read))
-        if self.skips or not self.model.is_far(self.stacked):
+        priced = self.model.byte > 0
+        if self.skips or not (priced or self.model.is_far(self.stacked)):
             return None
-        is_repeatable = is_speculable(op) and not op.regions  # (2)
+        is_repeatable = is_speculable(op) and (priced or not op.regions)  # (2)
         seconds = self.model.repeated_apart(op) if is_repeatable else inf
         return None if seconds == inf else _units(seconds)
 
@@ -189,7 +205,7 @@ def _prices(scan: Scan) -> _Prices:
     free = (present - read) | whole | _next(scan)
     skips, stacked = find_skip(scan) is not None, sum(s.result.nbytes for s in scan.stacks)
     facts = free, present, _computed(scan), whole, _rows(scan, whole), skips
-    return _Prices(cost_model(), stacked, *facts)
+    return _Prices(cost_model(), stacked, *facts, runs(outermost(scan, found)))
 
 
 def _ways(cut: Cut) -> Iterator[Route]:

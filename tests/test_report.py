@@ -21,8 +21,8 @@ from jaxpr_opt import frames, settings
 from jaxpr_opt.analysis.summary import Summary
 from jaxpr_opt.exporter import export
 from jaxpr_opt.ir import Op
-from jaxpr_opt.journal import Size
-from jaxpr_opt.pipeline import Match, Pass, user_frame
+from jaxpr_opt.journal import Size, user_frame
+from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.reports import account, figures, observe
 from jaxpr_opt.reports.report import short
 from jaxpr_opt.text import to_text

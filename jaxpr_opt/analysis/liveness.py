@@ -1,8 +1,9 @@
 """How much memory a program holds at once, if its ops run in program order.
 
 An estimate to compare two programs by, not a prediction of XLA's buffers: nothing is fused, except
-that what is merely spread out (a broadcast, an iota, an unspecified value) takes no room, and that
-a buffer written in place or carried by a loop takes the room of the operand that ends there.
+that what is merely spread out (a broadcast, an iota, an unspecified value) takes no room, that a
+view of an array (a reshape) takes none beside the array, and that a buffer written in place or
+carried by a loop takes the room of the operand that ends there.
 
 `peak_bytes` is the most of it, `jaxpr_opt.analysis.timeline` all of it; both add up `moments`.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
+from jaxpr_opt.cost.reuse import buffer_of, is_view
 from jaxpr_opt.ir import Constant, Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.traits import IN_PLACE, spreads
 
@@ -34,11 +36,14 @@ def peak_bytes(graph: Graph) -> int:
 
 
 def last_uses(region: Region) -> dict[Value, Op]:
-    """For every value read in a region or deeper: the last op of the region that reads it."""
+    """For every value read in a region or deeper, also as a view: the last op of the region that
+    reads it.
+    """
     last: dict[Value, Op] = {}
     for op in region.ops:
         for each in op.walk():
             last.update(dict.fromkeys(each.operands, op))
+            last.update((buffer_of(value), op) for value in each.operands)
     return last
 
 
@@ -58,7 +63,7 @@ def moments(region: Region) -> Iterator[Moment]:
 
 def room(values: Iterable[Value]) -> int:
     """The bytes that values take while they are live."""
-    return sum(0 if v.op is not None and spreads(v.op) else v.nbytes for v in values)
+    return sum(v.nbytes for v in values if v.op is None or not (spreads(v.op) or is_view(v.op)))
 
 
 def rows(region: Region) -> tuple[Value, ...]:
@@ -87,4 +92,4 @@ def _taken(op: Op, dying: Set[Value]) -> dict[Value, None]:
         operands = op.operands[:1]
     elif isinstance(op, Scan | While):
         operands = (carry.init for carry in op.carries)
-    return dict.fromkeys(v for v in operands if v in dying)
+    return dict.fromkeys(v for v in map(buffer_of, operands) if v in dying)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -264,7 +264,8 @@ class Program:
             halves = self._joint(plain, tangent, nonzero)
             if halves is not None:
                 return halves
-        forward = Program(plain.forward, self.pipeline, self.name, None, self.history)
+            tangent = replace(tangent, pipeline=self.pipeline.unbudgeted)
+        forward = Program(plain.forward, tangent.pipeline, self.name, None, self.history)
         return Halves(forward, plain.residuals, tangent, plain.nonzero_out)
 
     def _joint(self, plain: compat_ad.Linearized, tangent: Program, nonzero: Mask) -> Halves | None:
@@ -300,7 +301,7 @@ class Program:
             history = self._backward_history(plain, nonzero, nonzero_in, snapshots)
             history = history.guarded(split.forward, split.residuals, split.backward)
         linear = LinearMap(
-            Program(backward, self.pipeline, f"vjp({self.name})", None, history, True),
+            Program(backward, self.pipeline.unbudgeted, f"vjp({self.name})", None, history, True),
             len(residuals),
             tuple(
                 a.to_tangent_aval()
@@ -314,7 +315,8 @@ class Program:
             ),
             nonzero_in,
         )
-        forward = Program(split.forward, self.pipeline, self.name, None, self.history, True)
+        spent = self.pipeline.unbudgeted
+        forward = Program(split.forward, spent, self.name, None, self.history, True)
         return Halves(forward, residuals, linear, plain.nonzero_out)
 
     def _backward_history(
@@ -354,7 +356,7 @@ class Program:
     @_remembered
     def final(self, divided: bool | None = None) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
         """What to compile: the program after the final phase."""
-        result = self.pipeline.run(self.jaxpr, "final", divided=divided)
+        result = self.pipeline.run(self.jaxpr, "final", divided=divided, name=self.name)
         if not settings.current().check:
             return result.jaxpr
         if compat_ad.has_side_effects(self.jaxpr):

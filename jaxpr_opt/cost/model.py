@@ -27,6 +27,8 @@ class CostModel:
     """What things cost on a device."""
 
     device: Device = CPU
+    byte: float = 0.0
+    """Seconds that a byte of temporary memory is worth; 0 where there is memory enough."""
 
     @staticmethod
     def of_backend(name: str) -> CostModel:
@@ -35,7 +37,17 @@ class CostModel:
 
     def but(self, **figures: Any) -> CostModel:
         """The same, but for some figures of the device."""
-        return CostModel(replace(self.device, **figures))
+        return replace(self, device=replace(self.device, **figures))
+
+    def at(self, byte: float) -> CostModel:
+        """The same where a byte of temporary memory is worth so many seconds."""
+        return replace(self, byte=byte)
+
+    # -- bytes that are held
+
+    def held(self, nbytes: float) -> float:
+        """Seconds that so many bytes of temporary memory are worth."""
+        return self.byte * _number(nbytes)
 
     # -- bytes that are moved
 

@@ -19,7 +19,7 @@ from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import Chart
 from jaxpr_opt.html.places import key
 from jaxpr_opt.ir import Scan, While
-from jaxpr_opt.pipeline import user_frame
+from jaxpr_opt.journal import user_frame
 from jaxpr_opt.reports import residual_rows
 from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.text_params import type_text

@@ -13,7 +13,7 @@ from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.places import name
 from jaxpr_opt.html.prose import product
 from jaxpr_opt.ir import Graph
-from jaxpr_opt.pipeline import user_frame
+from jaxpr_opt.journal import user_frame
 from jaxpr_opt.reports.figures import bytes_text
 
 KINDS = {

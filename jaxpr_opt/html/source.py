@@ -16,7 +16,7 @@ from jaxpr_opt.html.notes import Note
 from jaxpr_opt.html.places import anchor, key, short
 from jaxpr_opt.html.prose import plural
 from jaxpr_opt.ir import Graph
-from jaxpr_opt.pipeline import user_frame
+from jaxpr_opt.journal import user_frame
 from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.reports.residual_rows import frame_of
 

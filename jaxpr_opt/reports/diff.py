@@ -19,7 +19,7 @@ from rich.text import Text
 from jaxpr_opt.analysis.summary import Summary, summarize
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Graph, Op, Region
-from jaxpr_opt.pipeline import user_frame
+from jaxpr_opt.journal import user_frame
 from jaxpr_opt.reports.diff_align import Alignment
 from jaxpr_opt.text import Names, graph_opening, op_lines, opening, sections
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -29,10 +28,10 @@ from jaxpr_opt.boundary.program import (
 )
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Graph, Op, Value
+from jaxpr_opt.ir import Graph, Op
 from jaxpr_opt.journal import Journal, collect_journals
 from jaxpr_opt.pipeline import Pass, PassError
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.rewriter import Rewriter, copy_graph
 
 _fresh: Any = jax.make_user_context(None)
 
@@ -83,10 +82,8 @@ def improved(graph: Graph) -> tuple[Graph, Journal]:
     pipeline, failures = registry.default_pipeline(), list[tuple[str, str]]()
     while True:
         journal = Journal("final", failures=failures)
-        copied: dict[Value, Value] = {}
-        body = Rewriter(graph).copy_region(graph.body, copied)
-        starts = tuple(copied[each] for each in graph.cotangents)
-        copy = replace(graph, body=body, phase="final", cotangents=starts)
+        copy = copy_graph(graph)
+        copy.phase = "final"
         try:
             pipeline.apply(copy, journal)
         except PassError as error:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from jaxpr_opt.analysis.saved import Kind, Saved, saved
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Constant, Graph, Op, Region, Scan, Value, While, backward_slice
+from jaxpr_opt.journal import user_frame
 from jaxpr_opt.parameters import label_of
-from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.text_params import type_text
 from jaxpr_opt.traits import is_cheap

@@ -13,11 +13,10 @@ from jaxpr_opt.boundary.loops import lacks_reverse_mode
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.frames import Frame, raised_at
 from jaxpr_opt.ir import Op, Scan, Value
-from jaxpr_opt.journal import Size, size_of
+from jaxpr_opt.journal import Size, size_of, user_frame
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.reports.figures import formula_text
 
 

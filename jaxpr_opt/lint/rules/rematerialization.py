@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Op, Remat, Scan, While
+from jaxpr_opt.journal import user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.parameters import label_of, policy_of
-from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.reports.figures import formula_text
 
 ALL_OF_IT = 0.9

@@ -9,11 +9,11 @@ from typing import ClassVar
 from jaxpr_opt.analysis.causes import Cause, Why, cause
 from jaxpr_opt.analysis.saved import Saved
 from jaxpr_opt.frames import Frame
+from jaxpr_opt.journal import user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.rules.stopping import stopping
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.reports.figures import formula_text
 from jaxpr_opt.reports.residual_rows import Key, argument_names, key
 

@@ -10,11 +10,10 @@ from jaxpr_opt import registry
 from jaxpr_opt.analysis.skips import Skip
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir import Cond, Region, Scan
-from jaxpr_opt.journal import Size, lengths_around
+from jaxpr_opt.journal import Size, lengths_around, user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.pipeline import user_frame
 from jaxpr_opt.reports.figures import bytes_text, formula_text
 from jaxpr_opt.traits import spreads
 

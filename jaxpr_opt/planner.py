@@ -1,0 +1,141 @@
+"""Which program a memory budget buys: candidates at some prices of memory, and the one to take.
+
+A *budget stage* is passes that trade seconds for memory at the price that the cost model gives a
+byte (`CostModel.byte`).  It runs on copies of a graph, at one price after the other, until a higher
+price buys nothing; what the copies take is estimated.  The candidates depend on the graph alone,
+not on the budget, and of those that fit the fastest is taken: so a larger budget never costs more
+predicted seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+from jaxpr_opt.analysis.liveness import peak_bytes, room
+from jaxpr_opt.cost.model import CostModel, cost_model, using
+from jaxpr_opt.cost.ops import cost
+from jaxpr_opt.cost.prediction import predicted_seconds
+from jaxpr_opt.ir import Graph
+from jaxpr_opt.journal import Journal
+from jaxpr_opt.memory_budget import Budget
+from jaxpr_opt.rewriter import copy_graph
+
+PRICES = tuple(4.0**power for power in range(-3, 5))
+"""What a byte may be worth, in seconds of the whole program for each byte that it takes: at the
+first price, all of its memory is worth a sixty-fourth of its time, and at the last a 256th of its
+memory is worth all of its time."""
+
+Run = Callable[[Graph, Journal], None]
+"""Runs the budget stage on a graph, in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A program that a budget may buy."""
+
+    price: float
+    """Seconds that a byte is worth."""
+    nbytes: int
+    """Temporary memory at its peak, as far as it is known."""
+    seconds: float
+    """Predicted seconds of a run."""
+    flops: int | None
+    """Floating point operations of a run; None if they are not known."""
+    journal: Journal
+    """What the budget stage did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a budget may buy, the fastest program first, and what it buys."""
+
+    name: str
+    frontier: tuple[Candidate, ...]
+    chosen: Candidate
+    limit: int | None
+    """Bytes that the budget allows; None if the least is asked for."""
+
+    @property
+    def is_met(self) -> bool:
+        return self.limit is None or self.chosen.nbytes <= self.limit
+
+
+def plan(graph: Graph, budget: Budget, run: Run) -> Plan:
+    """The program that a budget buys; the smallest if none fits."""
+    first = _candidate(graph, 0.0, run)
+    is_least = budget.nbytes is None and budget.part is None
+    limit = None if is_least else budget.limit(first.nbytes)
+    fits = limit is not None and first.nbytes <= limit and _listener.get() is None
+    frontier = (first,) if fits else _frontier(first, _candidates(graph, first, run))
+    fitting = (each for each in frontier if limit is not None and each.nbytes <= limit)
+    made = Plan(graph.name, frontier, next(fitting, frontier[-1]), limit)
+    if (told := _listener.get()) is not None:
+        told.append(made)
+    return made
+
+
+def temporary_bytes(graph: Graph) -> int:
+    """The most bytes live at one moment beside the arguments."""
+    return peak_bytes(graph) - room(graph.inputs)
+
+
+def _candidate(graph: Graph, price: float, run: Run) -> Candidate:
+    copy, journal = copy_graph(graph), Journal(graph.phase, tells=False)
+    model = cost_model()
+    with using(model.at(price)):
+        if price:
+            run(copy, journal)
+    seconds, flops = _seconds(copy, model), cost(copy.body).flops
+    return Candidate(price, temporary_bytes(copy), seconds, flops, journal)
+
+
+def _seconds(graph: Graph, model: CostModel) -> float:
+    """Predicted seconds; of what is known, where a `while` hides some."""
+    known = predicted_seconds(graph, model)
+    return model.run(list(graph.body.ops)) if known is None else known
+
+
+def _candidates(graph: Graph, first: Candidate, run: Run) -> Iterator[Candidate]:
+    """Candidates at rising prices, until one is another program that takes no less memory."""
+    before = first
+    for price in PRICES:
+        each = _candidate(graph, price * first.seconds / max(first.nbytes, 1), run)
+        if each.nbytes > before.nbytes:
+            return
+        yield each
+        before = each
+
+
+def _frontier(first: Candidate, found: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Candidates of which none takes less memory in less time, the fastest first.
+
+    None is held to be faster than the program without a budget.
+    """
+    made = [first]
+    others = [replace(each, seconds=max(each.seconds, first.seconds)) for each in found]
+    for each in sorted(others, key=lambda each: (each.seconds, each.nbytes)):
+        if each.nbytes < made[-1].nbytes:
+            made.append(each)
+    return tuple(made)
+
+
+_listener: ContextVar[list[Plan] | None] = ContextVar("jaxpr_opt_plans", default=None)
+
+
+@contextlib.contextmanager
+def collect_plans() -> Iterator[list[Plan]]:
+    """The plans of all programs that are optimised inside, each with its whole frontier."""
+    plans: list[Plan] = []
+    token = _listener.set(plans)
+    try:
+        yield plans
+    finally:
+        _listener.reset(token)
+
+
+def name_of(graph: Graph) -> str:
+    """What the user calls a program."""
+    return str(getattr(graph.debug_info, "func_name", None) or graph.name)

@@ -1,0 +1,145 @@
+"""Loops of loops: the steps of a loop in segments, and those that another loop needs computed again
+segment by segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from jaxpr_opt.analysis.replays import Replay
+from jaxpr_opt.ir import Op, Scan, Stack, Value
+from jaxpr_opt.peeling import without_last
+from jaxpr_opt.rewriter import Rewriter
+
+Rows = Mapping[Value, Value]
+"""Of arrays that a loop reads: their rows in a segment."""
+Computed = Callable[[Rows, Op], Rows]
+"""Of the rows of some arrays: those of others, computed before an op."""
+
+
+def replay_in_segments(found: Replay, length: int, rw: Rewriter) -> None:
+    """Compute residuals again in segments of so many steps, from the carries these start with."""
+    if rest := found.scan.length % length:
+        found = without_last(found, rest, rw)
+    places = [found.scan.stacks.index(stack) for stack in found.stacks]
+    streams = [found.scan.streams.index(stream) for stream in found.streams]
+    carries = [found.scan.carries.index(carry) for carry in found.carries]
+    outer, flat = _in_segments(found.scan, length, rw)
+    residuals = [flat[place] for place in places]
+    given = [outer.streams[n].operand for n in streams]
+    given += [_starts(outer, n, rw) for n in carries]
+    for reader in found.readers:
+        _read_again(reader, found, residuals, given, length, rw)
+    _drop(outer, residuals, rw)
+
+
+def _starts(outer: Scan, carry: int, rw: Rewriter) -> Value:
+    """What each segment starts with, of one carry, stacked."""
+    start = outer.carries[carry].param
+    stack = Stack(start, rw.new_value(rw.stacked_aval(start, outer.length), start.name))
+    rw.set_scan(outer, stacks=[*outer.stacks, stack])
+    return stack.result
+
+
+def _drop(outer: Scan, residuals: Sequence[Value], rw: Rewriter) -> None:
+    """Stack no residuals."""
+    for flat in residuals:
+        assert flat.op is not None
+        rw.erase(flat.op)
+    kept = [stack for stack in outer.stacks if stack.result.uses]
+    gone = {stack.value for stack in outer.stacks}.difference(stack.value for stack in kept)
+    rw.set_scan(outer, stacks=kept)
+    inner = next(op for op in outer.body.ops if isinstance(op, Scan))
+    rw.set_scan(inner, stacks=[stack for stack in inner.stacks if stack.result not in gone])
+
+
+def _read_again(
+    reader: Scan,
+    found: Replay,
+    residuals: Sequence[Value],
+    given: Sequence[Value],
+    length: int,
+    rw: Rewriter,
+) -> None:
+    """Let a loop compute the residuals that it reads, segment by segment."""
+
+    def computed(rows: Rows, before: Op) -> Rows:
+        made = _replayed(found, [rows[array] for array in given], length, before, rw)
+        return dict(zip(residuals, made, strict=True))
+
+    _in_segments(reader, length, rw, given, residuals, computed)
+
+
+def _replayed(
+    found: Replay, given: Sequence[Value], length: int, before: Op, rw: Rewriter
+) -> tuple[Value, ...]:
+    """The residuals of a segment, from rows of streams and the carries that it starts with."""
+    rows, starts = given[: len(found.streams)], given[len(found.streams) :]
+    params = [*(c.param for c in found.carries), *(s.param for s in found.streams)]
+    region = rw.new_region(params)
+    mapping = dict(zip(params, region.params, strict=True))
+    rw.clone(found.ops, mapping, region.terminator)
+    values = [stack.value for stack in found.stacks]
+    outputs = [*(carry.next for carry in found.carries), *values]
+    rw.set_outputs(region, [mapping.get(value, value) for value in outputs])
+    avals = [rw.stacked_aval(value, length) for value in values]
+    made = partial(rw.new_scan, reverse=found.scan.reverse, like=found.scan)(
+        region, starts, rows, avals, length=length, before=before
+    )
+    return made.results[len(starts) :]
+
+
+def _in_segments(
+    scan: Scan,
+    length: int,
+    rw: Rewriter,
+    given: Sequence[Value] = (),
+    gone: Sequence[Value] = (),
+    computed: Computed | None = None,
+) -> tuple[Scan, tuple[Value, ...]]:
+    """Replace a loop by one over segments of a loop over steps; the loop over segments, and what
+    the steps stack, one after the other.
+
+    It also reads what is `given`, arrays of as many rows as there are segments; rows of arrays that
+    are `gone` are computed from all that it reads.
+    """
+    count, size, results = scan.length // length, scan.num_carries, scan.results
+    streams = [stream for stream in scan.streams if stream.operand not in gone]
+    split = {s.param: _split(s.operand, count, scan, rw) for s in streams}
+    arrays = [*split.values(), *given]
+    params = [rw.new_value(rw.row_aval(array), array.name) for array in arrays]
+    region = rw.new_region([*scan.body.params[:size], *params])
+    row = dict(zip(arrays, region.params[size:], strict=True))
+    row |= {} if computed is None else computed(row, region.terminator)
+    read = [row[split.get(s.param, s.operand)] for s in scan.streams]
+    loop = partial(rw.new_scan, reverse=scan.reverse, like=scan)
+    avals = [rw.stacked_aval(stack.value, length) for stack in scan.stacks]
+    inner = loop(
+        rw.detach_region(scan),
+        region.params[:size],
+        read,
+        avals,
+        length=length,
+        before=region.terminator,
+    )
+    rw.set_outputs(region, inner.results)
+    avals = [rw.stacked_aval(rows, count) for rows in inner.results[size:]]
+    outer = loop(region, scan.operands[:size], arrays, avals, length=count, before=scan)
+    flat = tuple(_flat(stack.result, scan, rw) for stack in outer.stacks)
+    for old, new in zip(results, (*outer.results[:size], *flat), strict=True):
+        rw.replace(old, new)
+    rw.erase(scan)
+    return outer, flat
+
+
+def _split(array: Value, count: int, before: Op, rw: Rewriter) -> Value:
+    """The rows of an array by segments."""
+    rows, *row = array.shape
+    return rw.reshape(array, (count, rows // count, *row), before=before)
+
+
+def _flat(array: Value, before: Op, rw: Rewriter) -> Value:
+    """The rows of all segments, one after the other."""
+    count, length, *row = array.shape
+    return rw.reshape(array, (count * length, *row), before=before)

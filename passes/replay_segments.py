@@ -1,0 +1,113 @@
+"""Keep the carries of every k-th step only, and compute the steps between them again in the loop
+that reads their residuals.
+
+Before::
+
+    c_n, r = scan[n] carry(c=c_0) xs(x=xs) { d = f c x; yield carry(d) ys(c) }
+    a_n = scan[n, reverse] carry(a=a_0) xs(v=r) { b = g a v; yield carry(b) }
+
+After::
+
+    c_n, s = scan[n/k] carry(c=c_0) xs(xk=reshape xs) {
+      d = scan[k] carry(c=c) xs(x=xk) { d = f c x; yield carry(d) }
+      yield carry(d) ys(c)
+    }
+    a_n = scan[n/k, reverse] carry(a=a_0) xs(c=s, xk=reshape xs) {
+      rk = scan[k] carry(c=c) xs(x=xk) { d = f c x; yield carry(d) ys(c) }
+      b = scan[k, reverse] carry(a=a) xs(v=rk) { b = g a v; yield carry(b) }
+      yield carry(b)
+    }
+
+The inner loops of what reads the residuals are such a pair again: more levels are the same rewrite.
+Where k does not divide n, the steps left over, the last, are loops of their own that hand over
+their residuals as before.  Segments of one step are no loops: the step starts from its carries
+where its residuals are read.
+
+Sound when
+
+1. the residuals are read row by row only, by loops beside the one that stacks them;
+2. what they depend on in a step has no effects and does not communicate: it is computed once more.
+   Random keys are data, and come out the same.
+
+Where XLA may divide arrays over devices all stays: the reshaped axis may be the one it divides.
+Loops that skip steps are left to `replay-steps`.
+
+Cost: nothing is done unless memory has a price (`optimize(memory=...)`).  Then the lengths of the
+segments and the number of levels are those that cost least: bytes held, and seconds of the steps
+that are computed again.  Source: Griewank and Walther, "Evaluating Derivatives", ch. 12; jax#2139.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.cuts import Cut, cut, residuals
+from jaxpr_opt.analysis.replays import Replay, replay, runs
+from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.cost.segments import Steps
+from jaxpr_opt.handover import make_cut
+from jaxpr_opt.ir import Op, Scan
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.segments import replay_in_segments
+from jaxpr_opt.sizes import binary_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments(Match):
+    """A loop whose residuals are to be computed again, in segments of so many steps."""
+
+    replay: Replay
+    length: int
+
+
+@dataclass(frozen=True)
+class ReplaySegments(Pass):
+    """Residuals of a loop -> the carries of every k-th step, and the steps replayed."""
+
+    name: ClassVar[str] = "replay-segments"
+    whole_arrays: ClassVar[bool] = True
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[Segments]:
+        assert isinstance(op, Scan)
+        found = replay(op) if cost_model().byte and op.length > 1 else None
+        length = None if found is None else _length(found)
+        if found is None or length is None:
+            return
+        kept = binary_text(found.carried * (op.length // length))
+        of = "one step" if length == 1 else f"{length} steps"
+        says = f"residuals of {of} at a time are computed again from {kept} of carries"
+        largest = max(found.stacks, key=lambda stack: stack.value.nbytes)
+        yield Segments(op, says, found, length, at=largest.value.op, about=largest.result)
+
+    def refuse(self, match: Segments) -> str | None:
+        if find_skip(match.replay.scan) is not None:
+            return "it skips steps"
+        if match.length == 1 and _cut(match.replay) is None:
+            return "its carries are all that is stored"
+        return match.replay.why_not()  # (2)
+
+    def rewrite(self, match: Segments, rw: Rewriter) -> None:
+        full = _cut(match.replay) if match.length == 1 else None
+        if full is not None:
+            make_cut(match.replay.scan, full, rw)
+        else:
+            replay_in_segments(match.replay, match.length, rw)
+
+
+def _length(found: Replay) -> int | None:
+    """The length of the segments that cost least; None if what is stored does."""
+    scan, model = found.scan, cost_model()
+    again = sum(len(found.readers) * model.run([op]) for op in found.ops)
+    seconds = runs(scan) * scan.length * again
+    steps = Steps(scan.length, found.carried, found.stacked, found.streamed)
+    return steps.segment(seconds, model)
+
+
+def _cut(found: Replay) -> Cut | None:
+    """The cut at the inputs of a step; None if nothing is computed again from there."""
+    return cut(found.scan, residuals(found.scan), keep=lambda _: False)

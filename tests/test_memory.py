@@ -1,0 +1,161 @@
+"""`optimize(memory=...)`: the fastest program that fits, whatever is differentiated where."""
+
+import itertools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpr_opt import optimize, settings
+from jaxpr_opt.memory_budget import Budget, parse_budget
+from jaxpr_opt.planner import collect_plans
+from jaxpr_opt.planner_messages import BudgetError
+from tests.loops import memory
+
+STEPS = 400
+W = jnp.linspace(0.1, 0.9, 64 * 64, dtype=jnp.float32).reshape(64, 64)
+H = jnp.linspace(-1.0, 1.0, 64 * 64, dtype=jnp.float32).reshape(64, 64)
+
+
+def loss(w, h):
+    """A recurrent net whose steps keep two numbers for each that they carry."""
+    step = lambda h, _: (jnp.tanh(h @ w) * jnp.cos(h), None)
+    return (lax.scan(step, h, length=STEPS)[0] ** 2).sum()
+
+
+def assert_close(want, got):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), want, got)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The gradient as JAX computes it, and the memory that it takes optimised without a budget."""
+    return jax.jit(jax.grad(loss))(W, H), memory(optimize(jax.grad(loss)), W, H)
+
+
+WAYS = {
+    "above": lambda budget: optimize(jax.grad(loss), memory=budget),
+    "below": lambda budget: jax.jit(jax.grad(optimize(loss, memory=budget))),
+    "around a jitted loss": lambda budget: optimize(jax.grad(jax.jit(loss)), memory=budget),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_compiled_program_keeps_to_the_budget(plain, way):
+    """An eighth of the memory, and the same gradient."""
+    want, without = plain
+    fun = WAYS[way](0.125)
+    assert memory(fun, W, H) <= 1.1 * 0.125 * without
+    assert_close(want, fun(W, H))
+
+
+def test_bytes_and_the_least():
+    """The least is less than what a generous budget leaves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        budgets = [memory(optimize(jax.grad(loss), memory=b), W, H) for b in ("3 MiB", "minimal")]
+    assert budgets[1] < budgets[0] <= 1.1 * 3 * 2**20
+
+
+def test_a_budget_that_is_large_enough_changes_nothing():
+    text = lambda **given: optimize(jax.grad(loss), **given).lower(W, H).as_text()
+    assert text() == text(memory="1 GiB") == text(memory=1.0) != text(memory=0.5)
+
+
+def test_a_train_step():
+    """The gradient and the update of the weights are one program."""
+
+    def train(w, h):
+        value, g = jax.value_and_grad(loss)(w, h)
+        return value, w - 0.1 * g
+
+    fitted = optimize(train, memory=0.125)
+    assert memory(fitted, W, H) <= 1.1 * 0.125 * memory(optimize(train), W, H)
+    assert_close(jax.jit(train)(W, H), fitted(W, H))
+
+
+def test_a_batch_of_gradients():
+    hs = jnp.stack([H, H + 0.1])
+    batched = lambda g: jax.vmap(g, (None, 0))
+    fitted = optimize(batched(jax.grad(loss)), memory=0.125)
+    assert memory(fitted, W, hs) <= 1.1 * 0.125 * memory(optimize(batched(jax.grad(loss))), W, hs)
+    assert_close(jax.jit(batched(jax.grad(loss)))(W, hs), fitted(W, hs))
+    assert_close(fitted(W, hs), batched(jax.grad(optimize(loss, memory=0.125)))(W, hs))
+
+
+def frontier(fun, *args):
+    with collect_plans() as plans:
+        optimize(fun, memory="minimal").lower(*args)
+    (plan,) = plans
+    return plan.frontier
+
+
+def test_less_memory_never_costs_less():
+    """Of what a budget may buy, the smaller program is the slower one, and computes no less."""
+    found = frontier(jax.grad(loss), W, H)
+    assert len(found) > 2
+    for larger, smaller in itertools.pairwise(found):
+        assert smaller.nbytes < larger.nbytes
+        assert smaller.seconds >= larger.seconds
+        assert smaller.flops >= larger.flops
+
+
+@pytest.mark.parametrize("parts", [(0.9, 0.5, 0.25, 0.1, 0.05)])
+def test_a_larger_budget_never_costs_more(parts):
+    chosen = []
+    for part in parts:
+        with collect_plans() as plans:
+            optimize(jax.grad(loss), memory=part).lower(W, H)
+        chosen.append(plans[0].chosen)
+    assert [each.seconds for each in chosen] == sorted(each.seconds for each in chosen)
+
+
+def test_a_budget_that_cannot_be_met():
+    """One warning says how far it got, and of what the rest is made."""
+    says = r"`loss` takes \d+ KiB of .* at least .* memory='1 KiB' allows.*test_memory.py"
+    small = lambda: optimize(jax.grad(loss), memory="1 KiB").lower(W, H)
+    with settings.override(strict=False), pytest.warns(UserWarning, match=says) as told:
+        small()
+    assert len(told) == 1
+    with settings.override(strict=True), pytest.raises(BudgetError, match=says):
+        small()
+
+
+def test_the_environment(monkeypatch, plain):
+    """A program that nobody wants to edit has the budget of the environment."""
+    monkeypatch.setenv("JAXPR_OPT_MEMORY", "0.125")
+    assert memory(optimize(jax.grad(loss)), W, H) <= 1.1 * 0.125 * plain[1]
+    monkeypatch.setenv("JAXPR_OPT_MEMORY", "much")
+    with pytest.raises(ValueError, match="JAXPR_OPT_MEMORY='much': expected bytes"):
+        optimize(loss)
+
+
+BAD = ["12 GiG", "", "-1", 0, -5, -0.5, 0.0, 1.5, "1.5", "nan", float("nan"), float("inf"), True]
+
+
+@pytest.mark.parametrize("given", [*BAD, [], "0", "0.0"])
+def test_bad_budgets(given):
+    """One line says what was expected, before anything is traced."""
+    with pytest.raises(ValueError, match=r"optimize: memory=.*expected bytes, as 65536") as raised:
+        optimize(lambda x: 1 / 0, memory=given)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ("2 GiB", Budget(nbytes=2 * 2**30, written="2 GiB")),
+        (4096, Budget(nbytes=4096, written="4096")),
+        (np.int64(4096), Budget(nbytes=4096, written="4096")),
+        (1, Budget(nbytes=1, written="1")),
+        (0.25, Budget(part=0.25, written="0.25")),
+        ("0.25", Budget(part=0.25, written="0.25")),
+        (1.0, Budget(part=1.0, written="1.0")),
+        ("minimal", Budget()),
+    ],
+)
+def test_budgets(given, want):
+    assert parse_budget(given) == want
