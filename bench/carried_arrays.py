@@ -184,6 +184,14 @@ FAMILIES = [
     ),
     Family("embeddings, some steps", rare.events, rare.events_by_hand, rare.arguments, 8192),
     Family(
+        "embeddings, trained",
+        lookups.trained,
+        lookups.trained_by_hand,
+        lookups.arguments,
+        8192,
+        gradient=None,
+    ),
+    Family(
         "parameters by layer",
         lookups.layers,
         lookups.layers_by_hand,

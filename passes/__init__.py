@@ -44,6 +44,7 @@ from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
 from jaxpr_opt.passes.stack_read_windows import StackReadWindows
 from jaxpr_opt.passes.undo_carried_writes import UndoCarriedWrites
+from jaxpr_opt.passes.update_rows import UpdateRows
 from jaxpr_opt.passes.write_after_branches import WriteAfterBranches
 
 CLEANUP = (
@@ -103,7 +104,7 @@ DEFAULT = (
     (PackScalars(),),
     RESIDUALS,
     # When nothing can differentiate any more.
-    (ExitLoopEarly(), AddInPlace(), *CLEANUP),
+    (UpdateRows(), ExitLoopEarly(), AddInPlace(), *CLEANUP),
     (JoinScalarStacks(),),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),

@@ -60,8 +60,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxpr_opt.analysis.access import WRITES
-from jaxpr_opt.analysis.buffers import is_read_after, loop_of, renames
+from jaxpr_opt.analysis.buffers import is_read_after, is_updated_in, loop_of
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.pieces import (
     Chain,
@@ -74,7 +73,7 @@ from jaxpr_opt.analysis.pieces import (
     own_windows,
 )
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Cond, Op, Scan, Value, While, dominates
+from jaxpr_opt.ir import Op, Scan, Value, dominates
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
@@ -151,7 +150,7 @@ class AccumulateSparseCotangents(Pass):
         assert loop is not None
         if is_read_after(array, op):
             return f"{array.label} is read afterwards, so that it would be copied"
-        if not _is_buffer(array, loop):
+        if not is_updated_in(array, loop):
             return f"{array.label} is made anew in each step"
         if match.is_disjoint:
             is_less = cost_model().is_less_in_place(_added_in_a_row(op), array)
@@ -225,20 +224,6 @@ def _added_in_a_row(op: Op) -> list[int]:
     terms = (added(v) for each in sums for v in each.operands if v.op not in sums)
     links = (link for term in terms if term.starts_at_zero for link in term.links)
     return [link.nbytes for link in links if isinstance(link, Piece)]
-
-
-def _is_buffer(array: Value, loop: Scan | While) -> bool:
-    """Whether the loop carries it, or it is such a carry with something written into it."""
-    while (op := array.op) is not None and loop.body.contains(op.region):
-        if isinstance(op, Scan | While):
-            return any(array is carry.result for carry in op.carries)
-        if isinstance(op, Cond):
-            values = op.outcomes[op.results.index(array)].values
-            return all(_is_buffer(value, loop) for value in values)
-        if op.name not in WRITES and not renames(op):
-            return False
-        array = op.operands[0]
-    return any(array is carry.param for carry in loop.carries)
 
 
 def _add(match: Sum, rw: Rewriter) -> Value:

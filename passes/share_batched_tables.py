@@ -37,9 +37,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
+from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import mirrored
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.pieces import Piece
@@ -106,7 +106,7 @@ class ShareBatchedTables(Pass):
             return f"{base.label} is not zero"
         if len(match.scatter.result.uses) > 1:  # (2)
             return f"{match.scatter.result.label} is read elsewhere"
-        is_exact = jnp.issubdtype(base.dtype, jnp.integer)
+        is_exact = dtypes.is_integer(base.dtype)
         piece = Piece(match.scatter, base, update, (index,))
         if not is_exact and (piece.repeats or not _is_in_order(match)):  # (3)
             return "windows of a row may meet: in which order they are added would change"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.cost.fusion import is_repeated, reduces
 from jaxpr_opt.cost.model import cost_model
@@ -185,6 +185,20 @@ def _is_after(user: Op, op: Op) -> bool:
     if around is None:
         return not isinstance(op.parent, Cond) or _is_after(user, op.parent)
     return around is not op and region.order(around) > region.order(op)
+
+
+def is_updated_in(array: Value, loop: Scan | While) -> bool:
+    """Whether the loop carries it, or it is such a carry with something written into it."""
+    while (op := array.op) is not None and loop.body.contains(op.region):
+        if isinstance(op, Scan | While):
+            return any(array is carry.result for carry in op.carries)
+        if isinstance(op, Cond):
+            values = op.outcomes[op.results.index(array)].values
+            return all(is_updated_in(value, loop) for value in values)
+        if op.name not in WRITES and not renames(op):
+            return False
+        array = op.operands[0]
+    return any(array is carry.param for carry in loop.carries)
 
 
 def loop_body(op: Op) -> Region | None:

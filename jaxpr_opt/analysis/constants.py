@@ -35,6 +35,14 @@ def uniform(value: Value) -> Any:
     return value.scalar if isinstance(value, Constant) else None
 
 
+def scalar_of(value: Value) -> Value | None:
+    """The scalar that all elements of `value` are, which it is itself or repeats."""
+    op = value.op
+    if op is not None and op.name == "broadcast_in_dim":
+        value = op.operands[0]
+    return value if value.shape == () else None
+
+
 def _is_numeric(value: Value, kinds: str) -> bool:
     return isinstance(value.dtype, np.dtype) and value.dtype.kind in kinds
 

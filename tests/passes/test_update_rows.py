@@ -1,0 +1,218 @@
+"""A step of gradient descent updates the rows of a table that it has read."""
+# ruff: noqa: E501 - the parameters of a scatter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpr_opt import optimize
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.passes.update_rows import UpdateRows
+from jaxpr_opt.testing import (
+    assert_same_bits,
+    check_refuses,
+    check_rewrite,
+    evaluate_exactly,
+    run_alone,
+    traced,
+)
+
+UPDATE = UpdateRows()
+IDS = np.array([[4, 4, -1], [7, -99, 4], [120, 120, 130], [0, 1, 2]], np.int32)
+TYPES = "f32[128,2]", "i32[4,3]", "f32[4,3,2]", "f32[4]"
+
+
+def descent(step, **options):
+    """A loop that carries a table and has a sparse gradient in each step."""
+
+    def program(table, ids, us, rates):
+        def one(table, x):
+            i, u, rate = x
+            return step(table, jnp.zeros_like(table).at[i].add(u, **options), rate), None
+
+        return lax.scan(one, table, (ids, us, rates))[0]
+
+    return program
+
+
+def fixed(table, gradient, rate):
+    return table - 0.1 * gradient
+
+
+def scheduled(table, gradient, rate):
+    return table - rate * gradient
+
+
+def test_a_fixed_rate():
+    """(1, 3) Rows that are alike have one slot, and are written the same."""
+    check_rewrite(
+        UPDATE,
+        descent(fixed, mode="promise_in_bounds", wrap_negative_indices=False),
+        *TYPES,
+        diff="""
+            fn (table:f32[128,2], ids:i32[4,3], us:f32[4,3,2], rates:f32[4]) {
+              c:f32[128,2] = scan[4] carry(c=table) xs(x=ids, x1=us, x2=rates) {
+                b:f32[128,2] = broadcast_in_dim 0.0
+                b1:i32[3,1] = broadcast_in_dim[dims=(0,)] x
+                s:f32[128,2] = scatter-add[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=promise_in_bounds] b b1 x1
+                m:f32[128,2] = mul 0.1 s
+          -     s1:f32[128,2] = sub c m
+          +     b2:i32[3,1,1] = broadcast_in_dim[dims=(0, 2)] b1
+          +     b3:i32[1,3,1] = broadcast_in_dim b1
+          +     e:bool[3,3,1] = eq b2 b3
+          +     r:bool[3,3] = reduce_and[axes=(2,)] e
+          +     i:i32[3,3] = iota[dimension=1]
+          +     b4:i32[3,3] = broadcast_in_dim 3
+          +     s2:i32[3,3] = select_n r b4 i
+          +     r1:i32[3] = reduce_min[axes=(1,)] s2
+          +     b5:f32[3,2] = broadcast_in_dim 0.0
+          +     b6:i32[3,1] = broadcast_in_dim[dims=(0,)] r1
+          +     s3:f32[3,2] = scatter-add[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=promise_in_bounds] b5 b6 x1
+          +     b7:i32[3,1] = broadcast_in_dim[dims=(0,)] r1
+          +     g:f32[3,2] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 2), mode=promise_in_bounds] s3 b7
+          +     g1:f32[3,2] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 2), mode=promise_in_bounds] c b1
+          +     m1:f32[3,2] = mul 0.1 g
+          +     s4:f32[3,2] = sub g1 m1
+          +     s5:f32[128,2] = scatter[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=promise_in_bounds] c b1 s4
+          -     yield carry(s1)
+          +     yield carry(s5)
+              }
+              return c
+            }
+        """,
+    )
+
+
+def arguments(dtype="float32"):
+    us = (10.0 ** jnp.arange(24.0) / 3e9).reshape(4, 3, 2).astype(dtype)
+    return jnp.arange(256).reshape(128, 2).astype(dtype), IDS, us, jnp.ones(4, dtype)
+
+
+def same(program, *args, fires=True):
+    before, after = (import_jaxpr(traced(program, *args), "final") for _ in range(2))
+    assert bool(run_alone((UPDATE,), after).record(UPDATE.name, False).rewrites) == fires
+    assert_same_bits(evaluate_exactly(before, *args), evaluate_exactly(after, *args))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+@pytest.mark.parametrize("mode", ["clip", "drop"])
+@pytest.mark.parametrize("unwrapped", [True, False])
+def test_the_same_bits(dtype, mode, unwrapped):
+    """(3) Rows that are the same, also as they are clamped, and rows that are dropped."""
+    program = descent(fixed, mode=mode, wrap_negative_indices=not unwrapped)
+    same(program, *arguments(dtype))
+
+
+STEPS = {
+    "scheduled": scheduled,
+    "added": lambda p, g, rate: -rate * g + p,
+    "divided": lambda p, g, rate: p - g / (rate * 3),
+    "converted": lambda p, g, rate: p + (-g.astype("float16") * 0.5).astype("float32"),
+}
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.0, np.inf, np.nan])
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_rates_that_make_nan_of_zeros(step, rate):
+    """(2) All of the table is NaN then."""
+    table, ids, us, rates = arguments()
+    same(descent(step), table, ids, us, rates.at[2].set(rate))
+
+
+def test_windows_that_never_meet():
+    """(4) Slices of a vector."""
+
+    def slices(vector, xs):
+        def one(vector, x):
+            loss = lambda v: jnp.sum(jnp.sin(v[:3] * x)) + jnp.sum(v[3:9] ** 2)
+            return vector - 0.1 * jax.grad(loss)(vector), None
+
+        return lax.scan(one, vector, xs)[0]
+
+    same(slices, jnp.arange(999.0), jnp.arange(3.0))
+
+
+REFUSED = [
+    pytest.param(lambda p, g, r: p - 0.1 * g + g, "is read elsewhere", id="read elsewhere"),
+    pytest.param(lambda p, g, r: (p - 0.1 * g) * p, "would be copied", id="copied"),
+    pytest.param(lambda p, g, r: p * 0.9 - 0.1 * g, "is made anew", id="weight decay"),
+    pytest.param(lambda p, g, r: 0.1 * g - p, None, id="subtracted from"),
+    pytest.param(lambda p, g, r: p - 0.1 * (g + 1), None, id="not zero"),
+    pytest.param(lambda p, g, r: p - 1 / (r * g), None, id="divided by"),
+    pytest.param(lambda p, g, r: p - np.inf * g, None, id="infinite"),
+    pytest.param(lambda p, g, r: p - g * g, None, id="squared"),
+    pytest.param(lambda p, g, r: p - jnp.exp(p) * g, None, id="no scalar"),
+]
+
+
+@pytest.mark.parametrize(("step", "because"), REFUSED)
+def test_refused(step, because):
+    """(1) By the reason that it gives, or not looked at."""
+    if because is not None:
+        check_refuses(UPDATE, descent(step), *TYPES, because=because)
+    graph = import_jaxpr(traced(descent(step), *TYPES), "final")
+    assert not run_alone((UPDATE,), graph).record(UPDATE.name, False).rewrites
+
+
+def test_windows_may_meet():
+    """(3, 4) Two rows wide, or of two ops."""
+    rows = lax.ScatterDimensionNumbers((1,), (), (0,))
+    wide = lambda t, i, u: lax.scatter_add(jnp.zeros_like(t), i[:, None], u, rows)
+
+    def program(add):
+        def one(table, x):
+            return table - 0.1 * add(table, *x), None
+
+        return lambda t, *xs: lax.scan(one, t, xs)[0]
+
+    types = "f32[999]", "i32[4,3]", "f32[4,3,2]"
+    check_refuses(UPDATE, program(wide), *types, because="may meet in part")
+
+    def twice(t, i, u):
+        return jnp.zeros_like(t).at[i[0]].add(u[0, 0]) + jnp.zeros_like(t).at[i[1]].add(u[1, 0])
+
+    check_refuses(UPDATE, program(twice), *types, because="of two ops may meet")
+
+
+def test_small_indices():
+    """(3) The last row is out of the range of their type."""
+    _, ids, us, rates = arguments()
+    same(
+        descent(fixed, mode="clip", wrap_negative_indices=False),
+        jnp.ones((300, 2)),
+        ids.astype(np.int8),
+        us,
+        rates,
+    )
+
+
+def test_most_of_an_array():
+    """Rows as large as the table gain nothing."""
+    check_refuses(UPDATE, descent(fixed), "f32[4,2]", *TYPES[1:], because="as large as")
+
+
+def test_outside_of_loops():
+    """The sum is made once."""
+    program = lambda t, i, u: t - 0.1 * jnp.zeros_like(t).at[i].add(u)
+    graph = import_jaxpr(traced(program, "f32[128,2]", "i32[3]", "f32[3,2]"), "final")
+    assert not run_alone((UPDATE,), graph).record(UPDATE.name, False).rewrites
+
+
+def test_training_a_table():
+    """What is compiled holds no gradient as large as the table."""
+
+    def train(table, ids, ys, rate):
+        def step(table, x):
+            i, y = x
+            loss = lambda table: (jnp.tanh(table[i]).sum() - y) ** 2
+            value, gradient = jax.value_and_grad(loss)(table)
+            return table - rate * gradient, value
+
+        return lax.scan(step, table, (ids, ys))
+
+    args = jnp.ones((4096, 4)), IDS, jnp.arange(4.0), jnp.float32(0.1)
+    ours = optimize(train).lower(*args).compile()
+    assert_same_bits(ours(*args), jax.jit(train)(*args))
+    assert ours.memory_analysis().temp_size_in_bytes < args[0].nbytes / 4
