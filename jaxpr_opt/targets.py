@@ -3,6 +3,7 @@
 ::
 
     package.module:function   file.py:Class.method    a function
+    programs/step.json                                one that was saved, with its arguments
     f32[8,128]   bf16[]   i32[4]   key[2]             an array, by dtype and shape: no data
     1.5   3   True   None                             a Python value, as in a call from Python
 
@@ -24,12 +25,15 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxpr_opt.frames import blame
+
+if TYPE_CHECKING:
+    from jaxpr_opt.saving.read import Saved
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -47,6 +51,8 @@ class TargetError(Exception):
 
 def resolve(target: str) -> Callable[..., Any]:
     """The function `target` names."""
+    if is_saved(target):
+        return saved(target)
     place, colon, path = target.rpartition(":")
     if not colon or not place or not path:
         raise TargetError(f"{target!r} is not a target: write module:function or file.py:function")
@@ -59,6 +65,18 @@ def resolve(target: str) -> Callable[..., Any]:
     if not callable(found):
         raise TargetError(f"{target} is not a function, it is of type {type(found).__name__}")
     return found  # type: ignore[no-any-return]
+
+
+def is_saved(target: str) -> bool:
+    """Whether a target is the file of a saved program."""
+    return target.endswith(".json")
+
+
+def saved(target: str) -> Saved:
+    """The program in a file."""
+    from jaxpr_opt.saving.read import load
+
+    return load(Path(target))
 
 
 def _suggestion(name: str, owner: Any) -> str:

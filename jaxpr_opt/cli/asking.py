@@ -19,9 +19,11 @@ from jaxpr_opt.targets import (
     Arguments,
     TargetError,
     check_call,
+    is_saved,
     load_arguments,
     parse_arguments,
     resolve,
+    saved,
 )
 
 T = TypeVar("T")
@@ -43,8 +45,12 @@ def print_json(value: Any) -> None:
 # -- what the options mean -----------------------------------------------------------------------
 
 
-def arguments_of(options: argparse.Namespace) -> Arguments:
-    """The arguments that `--args` or `--args-from` stand for."""
+def arguments_of(options: argparse.Namespace, target: str) -> Arguments:
+    """The arguments that `--args` or `--args-from` stand for; a saved program has its own."""
+    if is_saved(target):
+        if options.args or options.args_from is not None:
+            raise TargetError(f"{target} has its own arguments: leave --args out")
+        return saved(target).arguments, {}
     if options.args_from is not None:
         return load_arguments(options.args_from)
     return parse_arguments(options.args or ()), {}

@@ -64,7 +64,7 @@ def explain(options: argparse.Namespace, console: Console) -> int:
 
 def residuals(options: argparse.Namespace, console: Console) -> int:
     """`jaxpr-opt residuals`."""
-    arguments = arguments_of(options)
+    arguments = arguments_of(options, options.target)
     written = resolve(options.target)
     check_call(options.target, written, arguments)
     is_told = options.grad or options.argnums is not None
@@ -111,7 +111,7 @@ def passes(options: argparse.Namespace, console: Console) -> int:
 
 
 def _explained(options: argparse.Namespace) -> Explained:
-    arguments = arguments_of(options)
+    arguments = arguments_of(options, options.target)
     subject = subject_of(options.target, options, arguments)
     before = traced(observe.original, subject, subject.written, arguments)
     after, journals = optimized(subject, arguments)

@@ -57,7 +57,7 @@ def _pair(options: argparse.Namespace) -> Pair:
 
 
 def _optimized(options: argparse.Namespace) -> Pair:
-    arguments = arguments_of(options)
+    arguments = arguments_of(options, options.target)
     subject = subject_of(options.target, options, arguments)
     before = traced(observe.original, subject, subject.written, arguments)
     after, journals = optimized(subject, arguments)
@@ -81,7 +81,7 @@ def _revisions(options: argparse.Namespace) -> Pair:
 
 def _as_it_is(target: str, options: argparse.Namespace) -> tuple[Graph, str]:
     """The program that is compiled for a target, and what it is called."""
-    arguments = arguments_of(options)
+    arguments = arguments_of(options, target)
     subject = subject_of(target, options, arguments)
     graph, _ = traced(observe.as_it_is, subject, subject.written, arguments)
     return graph, subject.name

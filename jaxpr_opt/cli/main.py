@@ -146,6 +146,7 @@ def _add_run(commands: Any) -> None:
         "--optimize", action="store_true", help="run all of it optimised, and measure what that won"
     )
     run.add_argument("--html", metavar="FILE", help="write a page on each program")
+    run.add_argument("--save", metavar="DIR", help="write each program to a file there")
     run.add_argument(
         "--stop-after", metavar="N", type=_count, help="end the script when N programs are compiled"
     )

@@ -25,6 +25,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         "module": options.module is not None,
         "all": options.all,
         "html": options.html and str(Path(options.html).absolute()),
+        "save": options.save and str(Path(options.save).absolute()),
         "only": options.only,
         "optimize": options.optimize,
         "stop_after": options.stop_after,

@@ -22,8 +22,9 @@ from jaxpr_opt.decorator import unwrap
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.config import Config
 from jaxpr_opt.lint.options import Spec
+from jaxpr_opt.lint.program import of_saved
 from jaxpr_opt.lint.target import Given, Mark, Target, is_same, marked
-from jaxpr_opt.targets import TargetError, load_module, resolve
+from jaxpr_opt.targets import TargetError, is_saved, load_module, resolve, saved
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def _lost(config: Config, name: str) -> Lost | None:
 def _named(name: str, config: Config, asked: Asked) -> Iterable[Target]:
     if name in config.targets:
         return [config.targets[name].target()]
+    if is_saved(name):
+        return [of_saved(saved(name), name)]
     if ":" in name:
         return [_function(name, asked)]
     if close := get_close_matches(name, config.targets, n=1):

@@ -60,7 +60,7 @@ class Target:
         Raises:
           TargetError: there are no such arguments, or the function does not take them.
         """
-        options = Options(**{**_fields(defaults), **self.settings})
+        options = Options(**{**fields_of(defaults), **self.settings})
         scaling = self._scaling()
         args, kwargs = self._at(None if scaling is None else scaling.own)
         function, (args, kwargs) = self._traceable((args, kwargs))
@@ -125,7 +125,8 @@ class Target:
         return arguments_of(given, name)
 
 
-def _fields(options: Options) -> dict[str, Any]:
+def fields_of(options: Options) -> dict[str, Any]:
+    """Options by their names."""
     return {name: getattr(options, name) for name in Options.__dataclass_fields__}
 
 

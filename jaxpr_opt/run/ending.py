@@ -12,7 +12,7 @@ from jaxpr_opt.cli.main import complain
 from jaxpr_opt.cli.progress import working
 from jaxpr_opt.frames import blame
 from jaxpr_opt.reports.report import show
-from jaxpr_opt.run import compared, pages
+from jaxpr_opt.run import compared, files, pages
 from jaxpr_opt.run.looked import looked_at
 from jaxpr_opt.run.recorder import Recorder, current
 from jaxpr_opt.run.table import Shown
@@ -38,6 +38,9 @@ def _report(options: dict[str, Any], recorder: Recorder) -> None:
         measured = compared.compared(found, tell) if optimized else []
     show("", console)
     show(Shown(found, recorder, compared.table(measured) if optimized else None), console)
+    if options["save"]:
+        for line in files.save(found, Path(options["save"])):
+            show(line, console)
     if options["html"]:
         with working("writing pages"):
             line = pages.write(found, Path(options["html"]))

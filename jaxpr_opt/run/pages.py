@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.reports.report import advice, report
+from jaxpr_opt.run.files import file_name
 from jaxpr_opt.run.looked import Looked
 from jaxpr_opt.run.table import TITLES, row, short
 from jaxpr_opt.targets import TargetError
@@ -43,7 +43,7 @@ def _of_program(each: Looked, folder: Path) -> str:
         lambda: every_program.optimized(program.jaxpr, pipeline, name) or program.jaxpr, name
     )
     made = report(name, diff_graphs(before, after), journals, advice(after))
-    file = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.html"
+    file = folder / f"{file_name(name)}.html"
     file.write_text(page(made, before, after, each.checked.findings), encoding="utf-8")
     return f"{folder.name}/{file.name}"
 

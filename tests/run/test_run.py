@@ -138,6 +138,19 @@ def test_options_choose_what_is_looked_at_and_when_it_ends(tmp_path):
     assert "once" in table(process)["other"]
 
 
+def test_programs_are_saved_and_read_elsewhere(tmp_path):
+    """In a folder where the script is not; the finding is at its line."""
+    from jaxpr_opt.saving.read import load
+
+    (tmp_path / "slow.py").write_text(GAINS)
+    process = run("--save", "programs", "slow.py", cwd=tmp_path)
+    assert "saved 2 programs to programs" in process.stderr
+    read = load(tmp_path / "programs" / "slope.json")
+    assert read.begins == (str(Path.cwd() / "slow.py"), 4, "slope")
+    found = jaxpr_opt.lint(read, *read.arguments)
+    assert [(Path(each.frame[0]).name, each.frame[1]) for each in found] == [("slow.py", 9)]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
