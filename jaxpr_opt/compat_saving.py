@@ -26,7 +26,11 @@ from jaxpr_opt.frames import Frame
 @functools.cache
 def primitives() -> dict[str, Primitive]:
     """Primitives that can be compiled here or differentiated, by their names."""
-    tables = [_mlir._lowerings, *_mlir._platform_specific_lowerings.values(), ad.primitive_jvps]
+    tables: list[Any] = [
+        _mlir._lowerings,
+        *_mlir._platform_specific_lowerings.values(),
+        ad.primitive_jvps,
+    ]
     return {each.name: each for table in tables for each in table}
 
 

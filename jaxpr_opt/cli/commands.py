@@ -38,7 +38,7 @@ from jaxpr_opt.targets import (
 
 T = TypeVar("T")
 
-diff, run = diffing.diff, running.run
+diff, run, init = diffing.diff, running.run, running.init
 lint, rule = linting.lint, linting.rule
 
 

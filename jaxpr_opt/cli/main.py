@@ -22,6 +22,7 @@ from jaxpr_opt.version import __version__
 EXAMPLES = """\
 examples:
   jaxpr-opt run train.py --steps 10
+  jaxpr-opt init train.py --steps 1
   jaxpr-opt diff model.py:loss --grad --args-from model.py:arguments
   jaxpr-opt diff model:step --args 'f32[8,128]' 'i32[]' 0.5 --compile
   jaxpr-opt explain model:step --args 'f32[8,128]' 'i32[]' 0.5
@@ -66,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
-    ordered = argv if argv[:1] == ["run"] else words.ordered(argv)  # a script's are its own
+    ordered = (
+        argv if argv[:1] in (["run"], ["init"]) else words.ordered(argv)
+    )  # a script's are its own
     options, unknown = parser().parse_known_args(ordered)
     if unknown:
         raise UsageError(words.unknown(unknown, options.command))
@@ -113,6 +116,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"jaxpr-opt {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
+    _add_init(commands)
     _add_diff(commands)
     _add_explain(commands)
     _add_residuals(commands)
@@ -128,32 +132,46 @@ def _add_run(commands: Any) -> None:
     run = _command(
         commands, "run", "run a script as it is, and say what JAX compiled and what it costs", ()
     )
-    run.usage = "%(prog)s [options] SCRIPT|-m MODULE [argument ...]"
-    run.add_argument(
-        "program",
-        metavar="SCRIPT",
-        nargs=argparse.REMAINDER,
-        help="the script and its own arguments: options of ours stand before it",
-    )
-    run.add_argument(
-        "-m",
-        dest="module",
-        metavar="MODULE",
-        nargs=argparse.REMAINDER,
-        help="a module and its arguments, in place of a script",
-    )
+    _add_program(run)
     run.add_argument(
         "--optimize", action="store_true", help="run all of it optimised, and measure what that won"
     )
     run.add_argument("--html", metavar="FILE", help="write a page on each program")
     run.add_argument("--save", metavar="DIR", help="write each program to a file there")
     run.add_argument(
-        "--stop-after", metavar="N", type=_count, help="end the script when N programs are compiled"
-    )
-    run.add_argument(
         "--only", metavar="GLOB", default="*", help="functions to look at, as 'train*'"
     )
     run.add_argument("--all", action="store_true", help="also look at programs of libraries")
+
+
+def _add_init(commands: Any) -> None:
+    init = _command(
+        commands,
+        "init",
+        "run a script, and make what it compiles targets of lint, with budgets",
+        (),
+    )
+    _add_program(init)
+
+
+def _add_program(command: argparse.ArgumentParser) -> None:
+    command.usage = "%(prog)s [options] SCRIPT|-m MODULE [argument ...]"
+    command.add_argument(
+        "program",
+        metavar="SCRIPT",
+        nargs=argparse.REMAINDER,
+        help="the script and its own arguments: options of ours stand before it",
+    )
+    command.add_argument(
+        "-m",
+        dest="module",
+        metavar="MODULE",
+        nargs=argparse.REMAINDER,
+        help="a module and its arguments, in place of a script",
+    )
+    command.add_argument(
+        "--stop-after", metavar="N", type=_count, help="end the script when N programs are compiled"
+    )
 
 
 def _count(written: str) -> int:

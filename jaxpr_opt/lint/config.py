@@ -14,6 +14,10 @@
     mode = "gradient"
     max-residual-bytes = {warn = "48 MiB", fail = "64 MiB"}
 
+    [tool.jaxpr-opt.lint.targets.update]
+    run = "train.py --steps 1"                    # a script; `jaxpr-opt init` writes such tables
+    program = "update"                            # a function that JAX compiles as it runs
+
 Everything wrong with it is a `TargetError` that names the file and the table.
 """
 
@@ -33,8 +37,10 @@ from typing import Any
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.options import Options, Spec, parse, strings
 from jaxpr_opt.lint.paths import relative
+from jaxpr_opt.lint.program import of_saved
 from jaxpr_opt.lint.rule import Rule, rules
 from jaxpr_opt.lint.target import Target, split_settings
+from jaxpr_opt.run.process import programs
 from jaxpr_opt.settings import nearest
 from jaxpr_opt.targets import TargetError, resolve
 
@@ -53,6 +59,12 @@ class Named:
     root: Path
     file: Path | None = None
     """Where it is named."""
+    run: str = ""
+    """The script that is run for it, with its arguments; then there is no `function`."""
+    program: str = ""
+    """What its program is called among those that the script compiles."""
+    stop_after: int | None = None
+    """After how many programs the script ends."""
 
     @property
     def place(self) -> Frame | None:
@@ -65,6 +77,8 @@ class Named:
         return str(self.file.resolve()), number, ""
 
     def target(self) -> Target:
+        if self.run:
+            return self._of_run()
         if str(self.root) not in sys.path:
             sys.path.insert(0, str(self.root))
         args = self.args
@@ -76,6 +90,14 @@ class Named:
             settings=self.settings,
             source=args if isinstance(args, str) else "",
         )
+
+    def _of_run(self) -> Target:
+        """The program that the script compiles."""
+        found = programs(self.run, self.stop_after, self.root, is_heard=False)
+        if self.program not in found:
+            hint = nearest(self.program, found) if found else ""
+            raise TargetError(f"{self.run} compiles no {self.program!r}{hint}")
+        return of_saved(found[self.program], self.name, spec=self.spec, settings=self.settings)
 
     def _below(self, reference: str) -> str:
         """A reference to a file as one that is right from everywhere."""
@@ -238,16 +260,42 @@ def _per_path(given: Any) -> dict[str, tuple[str, ...]]:
 
 def _target(name: str, settings: dict[str, Any], file: Path) -> Named:
     with _table(file, f".targets.{name}"):
+        run = {key: settings.pop(key, None) for key in RUN}
         own = {key: settings.pop(key, None) for key in ("function", "args")}
         function, args = own["function"], own["args"]
         try:
             spec, options = split_settings(settings)
         except ValueError as error:
-            raise ValueError(str(error).replace("one of ", "one of function, args, ")) from None
+            listed = str(error).replace("one of ", "one of function, args, ")
+            more = f", {', '.join(RUN)}" if listed != str(error) else ""
+            raise ValueError(f"{listed}{more}") from None
+        if any(each is not None for each in run.values()):
+            told = [key for key in (*own, *_OF_FUNCTIONS) if own.get(key) or key in settings]
+            _check_run(run, told)
+            function = ""
         if not isinstance(function, str):
             got = "is missing" if function is None else f"is {function!r}"
             raise ValueError(f"function {got}: expected 'module:function' or 'file.py:function'")
         if not isinstance(args, str | None):
             args = strings("args", args)
         _selected(spec.ignore)
-    return Named(name, function, args, spec, options, file.parent.resolve(), file)
+    root, stop_after = file.parent.resolve(), run["stop-after"]
+    texts = run["run"] or "", run["program"] or ""
+    return Named(name, function, args, spec, options, root, file, *texts, stop_after)
+
+
+RUN = ("run", "program", "stop-after")
+_OF_FUNCTIONS = ("mode", "argnums", "scale", "growth")
+"""Settings of targets that are functions, and not programs."""
+
+
+def _check_run(run: Mapping[str, Any], told: list[str]) -> None:
+    """Whether this names a program of a script."""
+    for key in ("run", "program"):
+        if not isinstance(run[key], str) or not run[key]:
+            got = "is missing" if run[key] is None else f"is {run[key]!r}"
+            raise ValueError(f"{key} {got}: expected run = 'train.py ...' and program = 'name'")
+    if not isinstance(run["stop-after"], int | None):
+        raise ValueError(f"stop-after is {run['stop-after']!r}: expected a number of programs")
+    if told:
+        raise ValueError(f"{told[0]} is for a function, and this is a program of a run")

@@ -32,6 +32,10 @@ def report(options: dict[str, Any]) -> None:
 
 def _report(options: dict[str, Any], recorder: Recorder) -> None:
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    if options["quiet"]:
+        found = looked_at(recorder.programs.values(), lambda _: None, compiles=False)
+        list(files.save(found, Path(options["save"])))
+        return
     optimized = options["optimize"]
     with working("looking at what was compiled") as tell:
         found = looked_at(recorder.programs.values(), tell, compiles=not optimized)

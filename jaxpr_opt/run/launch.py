@@ -171,7 +171,8 @@ def _report(options: dict[str, Any], name: str) -> None:
         if stream is not None and not stream.closed:
             stream.flush()
     if "jaxpr_opt.run.recorder" not in sys.modules:
-        _say(f"jaxpr-opt: {name} did not import JAX: there is nothing to look at")
+        if not options["quiet"]:
+            _say(f"jaxpr-opt: {name} did not import JAX: there is nothing to look at")
         return
     from jaxpr_opt.run import ending
 

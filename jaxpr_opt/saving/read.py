@@ -30,13 +30,15 @@ class Saved:
     """A saved program: a function of arrays."""
 
     data: dict[str, Any]
+    root: Path
+    """What the files of its source are relative to."""
     unknown: dict[str, None] = field(default_factory=dict)
     """Primitives that JAX does not have here, or has otherwise."""
 
     def __post_init__(self) -> None:
         self.__name__ = str(self.data["name"])
         self.types = [values.read_type(each) for each in self.data["types"]]
-        self.places = list(map(_frame, self.data["places"]))
+        self.places = list(map(self._frame, self.data["places"]))
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         names = _distinct(map(str, self.data["names"]))
         self.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in names])
@@ -50,7 +52,11 @@ class Saved:
     @property
     def begins(self) -> Frame | None:
         """Where its function begins."""
-        return None if self.data["begins"] is None else _frame(self.data["begins"])
+        return None if self.data["begins"] is None else self._frame(self.data["begins"])
+
+    def _frame(self, place: Any) -> Frame:
+        path, line, function = place
+        return str(self.root / str(path)), int(line), str(function)
 
     def __call__(self, *args: Any) -> list[Any]:
         return self._region(self.data["body"], args, {})
@@ -178,11 +184,6 @@ _RULES = {
 """What reads an op of each kind."""
 
 
-def _frame(place: Any) -> Frame:
-    path, line, function = place
-    return str(Path.cwd() / str(path)), int(line), str(function)
-
-
 def _distinct(names: Any) -> list[str]:
     """Names of arguments, each another and none a word of Python's."""
     made: list[str] = []
@@ -195,15 +196,15 @@ def _distinct(names: Any) -> list[str]:
 # -- files ---------------------------------------------------------------------------------------
 
 
-def load(path: Path) -> Saved:
-    """The program in a file.
+def load(path: Path, root: Path | None = None) -> Saved:
+    """The program in a file, whose source is in `root`, or in the current folder.
 
     Raises:
       TargetError: it has none, or a damaged one.
     """
     data = _data(path)
     try:
-        saved = Saved(data)
+        saved = Saved(data, root or Path.cwd())
         jax.eval_shape(saved, *saved.arguments)
     except _BROKEN as error:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -1,6 +1,7 @@
 """A saved program is the program: the same text, the same values; other files are refused."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ def saved(fun, args, name="program.json", tmp_path=None):
     """A function as a program that was a file, what of it is opaque, and its graph."""
     graph = observe.original(fun, args, {})
     made = to_json(graph, None, [False] * len(graph.inputs), {})
-    return Saved(json.loads(json.dumps(made.data, allow_nan=False))), made.opaque, graph
+    return Saved(json.loads(json.dumps(made.data, allow_nan=False)), Path.cwd()), made.opaque, graph
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
