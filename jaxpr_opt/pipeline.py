@@ -314,7 +314,7 @@ class Pipeline:
         if made.chosen.price:
             with using(cost_model().at(made.chosen.price)):
                 run.again(self.trades)
-        if not made.is_met and (memory.nbytes is not None or _is_derivative(graph)):
+        if not made.is_met and (memory.nbytes is not None or _has_backward(graph)):
             tell_unmet(made, memory, graph)
 
     def settle_part(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:
@@ -500,6 +500,11 @@ def _is_idle(each: Pass, settled: Settled | None) -> bool:
 def _is_derivative(graph: Graph) -> bool:
     """Whether a program computes cotangents."""
     return any(op.source.transposed for op in graph.walk())
+
+
+def _has_backward(graph: Graph) -> bool:
+    """Whether a program is a gradient, or both halves of one."""
+    return bool(graph.cotangents) or _is_derivative(graph)
 
 
 def _is_anchor(op: Op, each: Pass) -> bool:
