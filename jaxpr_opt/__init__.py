@@ -15,6 +15,8 @@ try:
     from jaxpr_opt.pipeline import PassError as PassError
     from jaxpr_opt.pipeline import Pipeline as Pipeline
     from jaxpr_opt.reports.diff import GraphDiff as GraphDiff
+    from jaxpr_opt.reports.frontier import Frontier as Frontier
+    from jaxpr_opt.reports.frontier import budget as budget
     from jaxpr_opt.reports.report import Report as Report
     from jaxpr_opt.reports.report import diff as diff
     from jaxpr_opt.reports.report import explain as explain

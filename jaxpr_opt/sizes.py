@@ -37,6 +37,15 @@ def binary_text(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def binary_text_above(nbytes: int) -> str:
+    """`1.59 MiB`: a size of few digits that is no less than so many bytes."""
+    power, unit = next(
+        (p, u) for p, u in ((3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")) if nbytes >= 1024**p
+    )
+    hundredths = math.ceil(100 * nbytes / 1024**power)
+    return f"{hundredths / 100:g} {unit}" if power else f"{nbytes} B"
+
+
 def parse_bytes(written: Any, what: str = "the size") -> Size:
     """`'64 MiB'`, `'1.5 GB'`, `'4096'` or 4096 as bytes; kB is 1000 of them, KiB is 1024.
 

@@ -16,7 +16,7 @@ from jaxpr_opt.cli.main import main, parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EXECUTED = ["donation.md", "quickstart.md", "writing-a-pass.md"]
+EXECUTED = ["donation.md", "memory.md", "quickstart.md", "writing-a-pass.md"]
 
 
 def blocks(page: Path, language: str) -> list[str]:

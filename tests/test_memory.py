@@ -1,6 +1,7 @@
 """`optimize(memory=...)`: the fastest program that fits, whatever is differentiated where."""
 
 import itertools
+import json
 import warnings
 
 import jax
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt import optimize, settings
+from jaxpr_opt import budget, optimize, settings
+from jaxpr_opt.cli.main import main
 from jaxpr_opt.memory_budget import Budget, parse_budget
 from jaxpr_opt.planner import collect_plans
 from jaxpr_opt.planner_messages import BudgetError
+from jaxpr_opt.sizes import binary_text_above, parse_bytes
 from tests.loops import memory
 
 STEPS = 400
@@ -37,9 +40,9 @@ def plain():
 
 
 WAYS = {
-    "above": lambda budget: optimize(jax.grad(loss), memory=budget),
-    "below": lambda budget: jax.jit(jax.grad(optimize(loss, memory=budget))),
-    "around a jitted loss": lambda budget: optimize(jax.grad(jax.jit(loss)), memory=budget),
+    "above": lambda given: optimize(jax.grad(loss), memory=given),
+    "below": lambda given: jax.jit(jax.grad(optimize(loss, memory=given))),
+    "around a jitted loss": lambda given: optimize(jax.grad(jax.jit(loss)), memory=given),
 }
 
 
@@ -131,6 +134,39 @@ def test_the_environment(monkeypatch, plain):
     monkeypatch.setenv("JAXPR_OPT_MEMORY", "much")
     with pytest.raises(ValueError, match="JAXPR_OPT_MEMORY='much': expected bytes"):
         optimize(loss)
+
+
+def test_what_a_budget_buys():
+    """Each row but the first says what is computed again, and from which line."""
+    found = budget(jax.grad(loss), jax.ShapeDtypeStruct(W.shape, W.dtype), H)
+    today, *others = found.points
+    assert (today.part, today.repeated) == (1.0, ()) and others
+    assert all(each.part < 1 and each.repeated for each in others)
+    places = {repeated.frame[0] for each in others for repeated in each.repeated}
+    assert places == {__file__}
+    assert f'memory="{binary_text_above(others[0].bytes)}"' in str(found)
+    assert len(found.to_dict()["points"]) == len(found.points)
+
+
+def test_a_program_with_nothing_to_repeat():
+    assert "cheaper to repeat" in str(budget(loss, W, H))
+
+
+@pytest.mark.parametrize("nbytes", [5, 1023, 1025, 1_662_980, 2**20, 3 * 2**30 + 1])
+def test_a_size_that_is_suggested_is_enough(nbytes):
+    assert nbytes <= parse_bytes(binary_text_above(nbytes)) < 1.02 * nbytes
+
+
+def test_the_command(capsys):
+    """The table as a page of 80 columns, or as data."""
+    line = ["budget", f"{__file__}:loss", "--grad", "--args", "f32[64,64]", "f32[64,64]"]
+    assert main(line) == 0
+    table = capsys.readouterr().out
+    assert "grad(loss) takes" in table and "today's program" in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert main([*line, "--format", "json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["points"][0]["part"] == 1.0
 
 
 BAD = ["12 GiG", "", "-1", 0, -5, -0.5, 0.0, 1.5, "1.5", "nan", float("nan"), float("inf"), True]

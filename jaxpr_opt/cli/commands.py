@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,8 +23,9 @@ from jaxpr_opt.cli.asking import (
 )
 from jaxpr_opt.html import page
 from jaxpr_opt.ir import Graph
-from jaxpr_opt.reports import figures, observe
+from jaxpr_opt.reports import figures, frontier, observe
 from jaxpr_opt.reports.diff import diff_graphs
+from jaxpr_opt.reports.frontier import Frontier
 from jaxpr_opt.reports.report import Report, advice, show
 from jaxpr_opt.reports.report import report as put_together
 from jaxpr_opt.reports.residual_report import Residuals
@@ -78,6 +80,22 @@ def residuals(options: argparse.Namespace, console: Console) -> int:
 
     subject = Subject(observe.name_of(written), written, written)
     made = traced(kept, subject, written, arguments)
+    if options.format == "json":
+        print_json({"target": options.target, **made.to_dict()})
+    else:
+        show(made, console)
+    return 0
+
+
+def budget(options: argparse.Namespace, console: Console) -> int:
+    """`jaxpr-opt budget`."""
+    arguments = arguments_of(options, options.target)
+    subject = subject_of(options.target, options, arguments)
+
+    def buys(fun: Callable[..., Any], args: Any, kwargs: Any) -> Frontier:
+        return replace(frontier.budget(fun, *args, **kwargs), name=subject.name)
+
+    made = traced(buys, subject, subject.chosen, arguments)
     if options.format == "json":
         print_json({"target": options.target, **made.to_dict()})
     else:

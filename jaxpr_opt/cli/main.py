@@ -27,6 +27,7 @@ examples:
   jaxpr-opt diff model:step --args 'f32[8,128]' 'i32[]' 0.5 --compile
   jaxpr-opt explain model:step --args 'f32[8,128]' 'i32[]' 0.5
   jaxpr-opt residuals model:loss --args-from model:arguments
+  jaxpr-opt budget model:loss --grad --args-from model:arguments
   jaxpr-opt report model:step --args 'f32[8,128]' 'i32[]' 0.5 --html step.html
   jaxpr-opt passes collapse-loops
   jaxpr-opt lint model.py:loss --mode gradient --args-from model.py:arguments
@@ -120,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
     _add_diff(commands)
     _add_explain(commands)
     _add_residuals(commands)
+    _add_budget(commands)
     _add_report(commands)
     _add_passes(commands)
     _add_lint(commands)
@@ -225,6 +227,13 @@ def _add_residuals(commands: Any) -> None:
         "--grad", action="store_true", help="of the gradient of what computes a gradient itself"
     )
     residuals.add_argument("--argnums", metavar="I,J", help="arguments it is for (default: 0)")
+
+
+def _add_budget(commands: Any) -> None:
+    budget = _command(
+        commands, "budget", "show what less memory costs: the programs optimize(memory=) may choose"
+    )
+    _add_target(budget)
 
 
 def _add_report(commands: Any) -> None:
