@@ -15,8 +15,9 @@ from jaxpr_opt import testing
 from jaxpr_opt.cli.main import main, parser
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXECUTED = ["donation.md", "memory.md", "quickstart.md", "writing-a-pass.md"]
+RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -30,6 +31,16 @@ def test_code(name):
     source = "\n".join(blocks(page, "python"))
     assert source
     exec(compile(source, str(page), "exec"), {"__name__": "docs"})
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_recipes(page):
+    """Where their library is installed."""
+    source = "\n".join(blocks(page, "python"))
+    for library in re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    exec(compile(source, str(page), "exec"), {"__name__": f"recipe_{page.stem}"})
 
 
 def test_settings_of_the_quick_start(tmp_path, monkeypatch, capsys):
