@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt import compat, dtypes
+from jaxpr_opt.analysis.devices import fence
 from jaxpr_opt.ir import Constant, Op, Value
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import moves
@@ -60,6 +61,39 @@ def zero(rw: Rewriter, quotients: Sequence[Value], dtype: Any, before: Op) -> Va
     return rw.insert(program, *quotients, before=before)
 
 
+def waiting(
+    rw: Rewriter, values: Sequence[Value], signal: Value, before: Op
+) -> tuple[tuple[Value, ...], Value]:
+    """Values as those read them that must not run before `signal` is there; and the signal, as all
+    read it that may wait for them.
+
+    XLA neither merges what is computed from such values with what is computed from the values
+    themselves, nor computes it earlier.  Where it drops barriers, each value is chosen instead by a
+    predicate that is always true, and made of bits of the signal: no number has more bits set than
+    its width.
+    """
+    *made, same = rw.insert_many(
+        lambda *given: lax.optimization_barrier(given), *values, signal, before=before
+    )
+    if fence() == "division":
+        made = list(rw.insert_many(_chosen, *made, same, before=before))
+    return tuple(made), same
+
+
+def _chosen(*given: jax.Array) -> tuple[jax.Array, ...]:
+    *values, signal = given
+    bits = _bits(lax.slice(signal, (0,) * signal.ndim, (1,) * signal.ndim).reshape(()))
+    there = lax.eq(_zeros(bits), lax.full_like(bits, 0))
+    return tuple(_or_zeros(there, value) for value in values)
+
+
+def _or_zeros(there: jax.Array, value: jax.Array) -> jax.Array:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = _or_zeros(there, jax.random.key_data(value))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    return lax.select(lax.broadcast(there, value.shape), value, jnp.zeros_like(value))
+
+
 def can_be_divided(value: Value) -> bool:
     """Whether a value is made of bytes, at least one of them.  Keys hide what they are made of."""
     return dtypes.is_of_bytes(value.dtype) and value.nbytes > 0
@@ -100,6 +134,11 @@ def _one_or_zero(truth: jax.Array, dtype: Any) -> jax.Array:
     return lax.select_n(truth, *(lax.full_like(truth, x, dtype) for x in (0, 1)))
 
 
+def can_signal(value: Value) -> bool:
+    """Whether values can wait for this one: it has bits, of numbers that are not complex."""
+    return can_be_divided(value) and not jnp.issubdtype(value.dtype, jnp.complexfloating)
+
+
 def is_divided(value: Value) -> bool:
     """Whether a value goes through such a division."""
     return any(
@@ -117,15 +156,19 @@ def _divided(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
     if jnp.iscomplexobj(x):
         (real, first), (imag, second) = _divided(lax.real(x)), _divided(lax.imag(x))
         return lax.complex(real, imag), first + second
-    if x.dtype == jnp.bool_:
-        bits = x.astype(jnp.uint8)
-    else:
-        bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    bits = _bits(x)
     quotient = lax.div(bits, lax.add(_zeros(bits), lax.full_like(bits, 1)))
     if x.dtype == jnp.bool_:
         return quotient.astype(jnp.bool_), [quotient]
     same = lax.bitcast_convert_type(quotient, x.dtype)
     return compat.weaken(same, compat.aval_of(x)), [quotient]
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """The bits of real numbers, as integers."""
+    if x.dtype == jnp.bool_:
+        return x.astype(jnp.uint8)
+    return lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
 
 
 def _zeros(bits: jax.Array) -> jax.Array:
@@ -136,7 +179,7 @@ def _zeros(bits: jax.Array) -> jax.Array:
 
 def _through(
     rw: Rewriter,
-    fence: Callable[..., Sequence[jax.Array]],
+    made_by: Callable[..., Sequence[jax.Array]],
     values: Sequence[Value],
     before: Op,
     but: Iterable[Op],
@@ -146,7 +189,7 @@ def _through(
     """
     unfenced = {each for op in but for each in op.walk()}
     uses = [{use for use in value.uses if use.op not in unfenced} for value in values]
-    made = rw.insert_many(fence, *values, before=before)
+    made = rw.insert_many(made_by, *values, before=before)
     for old, new, fenced in zip(values, made, uses, strict=False):
         rw.replace(old, new, fenced.__contains__)
     return made

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxpr_opt import compat
-from jaxpr_opt.analysis.devices import is_manual, is_partly_manual, is_replicated
+from jaxpr_opt.analysis.devices import is_divided, is_manual, is_partly_manual, is_replicated
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.ir import TERMINATOR, UNDEFINED, Call, Cond, Op, Remat, Value, While
 
@@ -261,6 +261,14 @@ def can_move(op: Op) -> bool:
     conditions and as often.
     """
     return not communicates(op) and all(is_pure(each) or each.is_terminator for each in op.walk())
+
+
+@remembered
+def is_repeatable(op: Op) -> bool:
+    """Whether the op, with everything inside it, may run once more on the same operands: that gives
+    the same, does nothing else, and no device waits for it, nor may XLA make one wait.
+    """
+    return can_move(op) and (not is_divided(op) or all(is_pointwise(each) for each in op.walk()))
 
 
 @remembered

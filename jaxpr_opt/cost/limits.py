@@ -44,3 +44,9 @@ again."""
 BYTES_OF_ROWS = 2**18
 """Bytes of carries that are kept if there are more than the least: XLA fills them in some
 microseconds, however few steps are taken."""
+
+CUTS = 96
+"""Places at which straight-line code may be divided into segments that are computed again."""
+
+NEXT_BOUND = 0.85
+"""How much less than what the last division into segments takes the next one may take."""

@@ -1,0 +1,96 @@
+"""What a straight line of ops makes before its memory peaks, and reads again after it.
+
+In the gradient of a deep network that is what its forward half leaves for its backward half, but
+nothing here knows of either: only when arrays are made and read counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.cost.reuse import is_view
+from jaxpr_opt.ir import Constant, Op, Region, Value
+from jaxpr_opt.traits import is_pure, spreads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """The ops of a region, the place among them where most is live, and what crosses it."""
+
+    region: Region
+    ops: tuple[Op, ...]
+    place: Mapping[Op, int]
+    at: int
+    """The place after that of the op that runs at the peak."""
+    readers: Mapping[Value, tuple[int, ...]]
+    """Arrays that are made before the peak: where they are read after it."""
+    others: Sequence[int]
+    """For each place after the peak, bytes of what is made after it; results are not temporary."""
+
+    def is_early(self, value: Value) -> bool:
+        """Whether an op of the region makes the value before the peak."""
+        return value.op is not None and self.place.get(value.op, self.at) < self.at
+
+    def reads(self, op: Op) -> Iterator[Value]:
+        """The arrays that an op reads and an op before the peak makes."""
+        return (v for v in dict.fromkeys(map(array_of, inputs(op))) if self.is_early(v))
+
+
+def array_of(value: Value) -> Value:
+    """The array that takes memory for a value: what it is a view of, or is spread out from."""
+    while value.op is not None and is_free(value.op):
+        made_of = [v for v in value.op.operands if not isinstance(v, Constant)]
+        if len(made_of) != 1 or made_of[0].op is None or made_of[0].region is not value.region:
+            break
+        value = made_of[0]
+    return value
+
+
+def is_free(op: Op) -> bool:
+    """Whether what an op makes takes no memory: a view, or made wherever it is read."""
+    return (is_view(op) or spreads(op)) and is_pure(op)
+
+
+def nbytes(value: Value) -> int:
+    """Bytes that a value takes while it is live."""
+    return 0 if value.op is not None and is_free(value.op) else value.nbytes
+
+
+def turn(region: Region) -> Turn:
+    """Where the memory that the ops of a region take peaks."""
+    ops = tuple(region.ops)
+    place = {op: i for i, op in enumerate(ops)}
+    used = _places_read(ops, place)
+    results = {array_of(value) for value in region.outputs}
+    temporary = {v: places[-1] for v, places in used.items() if v not in results}
+    live = _live(temporary, place, len(ops))
+    at = 1 + max(range(len(ops)), key=live.__getitem__)
+    late = {v: tuple(p for p in places if p >= at) for v, places in used.items()}
+    readers = {v: places for v, places in late.items() if places and place[v.op] < at}
+    others = {v: last for v, last in temporary.items() if place[v.op] >= at}
+    return Turn(region, ops, place, at, readers, _live(others, place, len(ops)))
+
+
+def _places_read(ops: Sequence[Op], place: Mapping[Op, int]) -> dict[Value, list[int]]:
+    """Where each array that an op makes is read, in order; its results are no reads."""
+    used: dict[Value, list[int]] = {}
+    for i, op in enumerate(ops):
+        for value in dict.fromkeys(map(array_of, inputs(op))):
+            if value.op in place and not op.is_terminator:
+                used.setdefault(value, []).append(i)
+    return used
+
+
+def _live(last: Mapping[Value, int], place: Mapping[Op, int], count: int) -> list[int]:
+    """The bytes that are live while each op runs, of arrays that are read for the last time at some
+    place.
+    """
+    change = [0] * (count + 1)
+    for value, end in last.items():
+        assert value.op is not None
+        change[place[value.op]] += nbytes(value)
+        change[end + 1] -= nbytes(value)
+    return list(accumulate(change))[:count]

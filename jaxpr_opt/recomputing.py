@@ -1,0 +1,163 @@
+"""Compute again, where it is read, what is dropped after it was made (`analysis.dropping`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field
+
+from jaxpr_opt.analysis.dropping import Dropping, Segment
+from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.analysis.turn import Turn, array_of, is_free
+from jaxpr_opt.fences import can_signal, waiting
+from jaxpr_opt.ir import Constant, Op, Use, Value, backward_slice
+from jaxpr_opt.rewriter import Rewriter
+
+
+@dataclass(slots=True, eq=False)
+class Again:
+    """What is computed again of a segment."""
+
+    ops: tuple[Op, ...]
+    """What may be, in order."""
+    sources: tuple[Value, ...]
+    """What it starts from: kept arrays, and what is there anyway."""
+    dropped: tuple[Value, ...]
+    """What is read after the peak, in the order in which it is, no longer as it was."""
+    first: int
+    """The place of the first op that reads some of it."""
+    made: dict[Value, Value] = field(default_factory=dict)
+    """Its values, as they are after the peak."""
+
+
+def again(found: Dropping) -> list[Again]:
+    """What is computed again of each segment of which something is."""
+    turn, kept = found.turn, set[Value]()
+    late = dict.fromkeys(v for op in turn.ops[turn.at :] for v in _read(turn, op))
+    made = (_again(turn, each, kept, late) for each in reversed(found.segments))
+    return [each for each in made if each is not None]
+
+
+def _read(turn: Turn, op: Op) -> Iterator[Value]:
+    """The values that an op after the peak reads, of those that are made before it."""
+    return (v for v in ([] if op.is_terminator else inputs(op)) if turn.is_early(v))
+
+
+def _again(turn: Turn, segment: Segment, kept: set[Value], late: Iterable[Value]) -> Again | None:
+    """What is computed again of a segment; `kept` grows by what it starts from."""
+    if segment.kept is None:
+        return None
+    keeps = kept | segment.kept
+
+    def is_source(value: Value) -> bool:
+        if not turn.is_early(value):
+            return True
+        if value.op is not None and is_free(value.op) and value not in keeps:
+            return False
+        return value in keeps or turn.place[value.op] < segment.start
+
+    def is_dropped(value: Value) -> bool:
+        array = array_of(value)
+        there = -1 if array.op is None else turn.place.get(array.op, -1)
+        return segment.start <= there < segment.stop and array not in keeps
+
+    dropped = [value for value in late if is_dropped(value)]
+    ops = backward_slice(dropped, is_source)
+    if not ops:
+        return None
+    inner = {value for op in ops for value in op.results}
+    read = (v for op in ops for v in inputs(op) if v not in inner)
+    sources = tuple(dict.fromkeys(v for v in read if not isinstance(v, Constant)))
+    kept |= {value for value in sources if turn.is_early(value)}
+    first = min(turn.readers[array_of(value)][0] for value in dropped)
+    return Again(tuple(ops), sources, tuple(dropped), first)
+
+
+def recompute(found: Dropping, rw: Rewriter) -> None:
+    """Give the readers after the peak what is computed again in front of them."""
+    turn, parts = found.turn, again(found)
+    of = {value: part for part in parts for value in part.dropped}
+    signals = {
+        part.first: signal for part, signal in zip(parts, _signals(turn, parts), strict=True)
+    }
+    now: dict[Value, Value] = {}
+    for place in range(turn.at, len(turn.ops)):
+        op = turn.ops[place]
+        for value in list(_read(turn, op)):
+            if (part := of.get(value)) is None:
+                continue
+            if not part.made:
+                _begin(part, signals[part.first], now, turn, rw)
+            _emit(part, value, op, rw)
+            rw.replace(value, part.made[value], lambda use: _is_late(use, turn))
+
+
+def _is_late(use: Use, turn: Turn) -> bool:
+    op = turn.region.ancestor(use.op)
+    return op is not None and turn.place.get(op, -1) >= turn.at and not op.is_terminator
+
+
+def _begin(part: Again, signal: Value, now: dict[Value, Value], turn: Turn, rw: Rewriter) -> None:
+    """Let what a part starts from wait for a signal."""
+    reader, latest = turn.ops[part.first], now.get(signal, signal)
+    fenced = [v for v in _fenced(part, turn) if v is not latest]
+    made, same = waiting(rw, fenced, latest, reader)
+    part.made.update(zip(fenced, made, strict=True))
+    after = turn.place[reader]
+    rw.replace(
+        latest,
+        same,
+        lambda use: turn.place.get(turn.region.ancestor(use.op) or use.op, -1) >= after,
+    )
+    now[signal] = same
+
+
+def _fenced(part: Again, turn: Turn) -> list[Value]:
+    """What has to wait, so that all of a part does: the arrays that it starts from, and of what is
+    there anyway what ops read that read nothing else.
+    """
+    found = {value for value in part.sources if turn.is_early(value)}
+    free = {value: {value} for value in part.sources if value not in found}
+    for op in part.ops:
+        read = [v for v in inputs(op) if not isinstance(v, Constant)]
+        if not all(value in free for value in read):
+            continue
+        roots = {root for value in read for root in free[value]}
+        if is_free(op):
+            free |= dict.fromkeys(op.results, roots)
+        else:
+            found |= roots
+    return [value for value in part.sources if value in found]
+
+
+def _emit(part: Again, value: Value, before: Op, rw: Rewriter) -> None:
+    """Compute a value again before an op, if it has not been."""
+    wanted: Set[Op] = set(backward_slice([value], lambda v: v in part.made or v in part.sources))
+    rw.clone([op for op in part.ops if op in wanted], part.made, before)
+
+
+def _signals(turn: Turn, parts: list[Again]) -> Iterator[Value]:
+    """What each part waits for: of what its first reader reads, or else of what is made before, the
+    value that is at the end of the longest chain of ops.
+    """
+    depth: dict[Value, int] = {}
+    dropped = {value for part in parts for value in part.dropped}
+    deepest: list[Value | None] = []
+    for op in turn.ops:
+        deepest.append(deepest[-1] if deepest else None)
+        reached = 1 + max((depth.get(v, 0) for v in inputs(op)), default=-1)
+        for value in op.results:
+            depth[value] = reached
+            last = deepest[-1]
+            if (
+                value not in dropped
+                and can_signal(value)
+                and (last is None or reached >= depth[last])
+            ):
+                deepest[-1] = value
+    for part in parts:
+        turned, other = deepest[turn.at - 1], deepest[part.first - 1]
+        read = [v for v in inputs(turn.ops[part.first]) if v in depth and can_signal(v)]
+        read = [v for v in read if v not in dropped]
+        best = max(read, key=depth.__getitem__, default=None)
+        assert other is not None and turned is not None
+        yield best if best is not None and depth[best] > depth[turned] else other

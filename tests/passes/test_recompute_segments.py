@@ -1,0 +1,296 @@
+"""What straight-line code makes early and reads late is dropped, and computed again by segments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxpr_opt import compat
+from jaxpr_opt.analysis.liveness import peak_bytes
+from jaxpr_opt.cost.model import cost_model, using
+from jaxpr_opt.exporter import export
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Remat
+from jaxpr_opt.passes.recompute_segments import RecomputeSegments
+from jaxpr_opt.testing import check_rewrite, evaluate_exactly, run_alone, traced
+
+RECOMPUTE = RecomputeSegments()
+X = "f32[64,8]"
+
+
+@pytest.fixture(autouse=True)
+def dear_memory():
+    """Memory is worth more than any time."""
+    with using(cost_model().at(1.0)):
+        yield
+
+
+@pytest.fixture
+def barriers(monkeypatch):
+    """A version of XLA that keeps barriers."""
+    monkeypatch.setattr(compat, "KEEPS_BARRIERS", True)
+
+
+def layers(count, f=jnp.tanh, width=8):
+    """The gradient of so many layers, written one after the other."""
+
+    def loss(x, *ws):
+        for w in ws:
+            x = f(x @ w)
+        return jnp.sum(x)
+
+    weights = (f"f32[{width},{width}]",) * count
+    return jax.grad(loss, range(1, 1 + count)), (f"f32[{8 * width},{width}]", *weights)
+
+
+def both(program, types, byte=1.0, phase="final", divided=False):
+    """A program as it was, and as the pass leaves it where a byte is worth so many seconds."""
+    jaxpr = traced(program, *types)
+    before, after = import_jaxpr(jaxpr, phase), import_jaxpr(jaxpr, phase)
+    after.divided = divided
+    with using(cost_model().at(byte)):
+        run_alone((RECOMPUTE,), after)
+    return before, after
+
+
+def count(graph, name):
+    return sum(op.name == name for op in graph.walk())
+
+
+def arguments(graph):
+    keys = jax.random.split(jax.random.key(0), len(graph.inputs))
+    return [jax.random.normal(k, v.shape) for k, v in zip(keys, graph.inputs, strict=True)]
+
+
+def assert_same_values(before, after):
+    given = arguments(before)
+    wanted, found = (evaluate_exactly(graph, *given) for graph in (before, after))
+    for one, other in zip(wanted, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.usefixtures("barriers")
+def test_a_layer_is_computed_again():
+    """The first layer, from the arguments; slopes from the activations that are there anyway."""
+    program, types = layers(3, jnp.sin)
+    check_rewrite(
+        RECOMPUTE,
+        program,
+        *types,
+        diff="""
+          fn (x:f32[64,8], ws_0:f32[8,8], ws_1:f32[8,8], ws_2:f32[8,8]) {
+            d:f32[64,8] = dot_general x ws_0
+            s:f32[64,8] = sin d
+            c:f32[64,8] = cos d
+            d1:f32[64,8] = dot_general s ws_1
+            s1:f32[64,8] = sin d1
+            c1:f32[64,8] = cos d1
+            d2:f32[64,8] = dot_general s1 ws_2
+            s2:f32[64,8] = sin d2
+            c2:f32[64,8] = cos d2
+            r:f32[] = reduce_sum[axes=(0, 1)] s2
+            b:f32[64,8] = broadcast_in_dim 1.0
+            m:f32[64,8] = mul b c2
+        +   o:f32[64,8], o1:f32[64,8] = optimization_barrier d1 m
+        +   s3:f32[64,8] = sin o
+        -   d3:f32[8,8] = dot_general[contract=0x0] m s1
+        +   d3:f32[8,8] = dot_general[contract=0x0] o1 s3
+            t:f32[8,8] = transpose d3
+        -   d4:f32[64,8] = dot_general[contract=1x1] m ws_2
+        +   d4:f32[64,8] = dot_general[contract=1x1] o1 ws_2
+        +   c3:f32[64,8] = cos o
+        +   m3:f32[64,8] = mul d4 c3
+        +   o2:f32[64,8], o3:f32[8,8], o4:f32[64,8] = optimization_barrier x ws_0 m3
+        +   d8:f32[64,8] = dot_general o2 o3
+        +   s4:f32[64,8] = sin d8
+        +   d9:f32[8,8] = dot_general[contract=0x0] o4 s4
+        +   t3:f32[8,8] = transpose d9
+        +   d10:f32[64,8] = dot_general[contract=1x1] o4 ws_1
+        +   c4:f32[64,8] = cos d8
+        -   m1:f32[64,8] = mul d4 c1
+        +   m1:f32[64,8] = mul d10 c4
+        -   d5:f32[8,8] = dot_general[contract=0x0] m1 s
+        +   d5:f32[8,8] = dot_general[contract=0x0] m1 x
+            t1:f32[8,8] = transpose d5
+        -   d6:f32[64,8] = dot_general[contract=1x1] m1 ws_1
+        -   m2:f32[64,8] = mul d6 c
+        -   d7:f32[8,8] = dot_general[contract=0x0] m2 x
+        -   t2:f32[8,8] = transpose d7
+        -   return t2, t1, t
+        +   return t1, t3, t
+          }
+        """,
+    )
+
+
+@pytest.mark.usefixtures("barriers")
+def test_a_segment_at_a_time():
+    """Of 24 layers a few are kept, and what is between them is not there at once."""
+    before, after = both(*layers(24))
+    assert count(before, "tanh") == 24
+    assert 36 < count(after, "tanh") < 48
+    assert count(after, "optimization_barrier") > 3
+    assert peak_bytes(after) < 0.5 * peak_bytes(before)
+    assert_same_values(before, after)
+
+
+def test_no_price_no_change():
+    before, after = both(*layers(8), byte=0.0)
+    assert count(after, "optimization_barrier") == 0
+    assert peak_bytes(before) == peak_bytes(after)
+
+
+def test_a_higher_price_takes_no_more_memory():
+    """From slopes, which are quickly made again, to whole layers."""
+    program, types = layers(16, width=512)
+    found = [both(program, types, byte=10.0**power)[1] for power in range(-12, -6)]
+    peaks = [peak_bytes(graph) for graph in found]
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) > 2, peaks
+    products = [count(graph, "dot_general") for graph in found]
+    assert products == sorted(products) and len(set(products)) > 1, products
+
+
+def test_what_waits_where_barriers_are_dropped(monkeypatch):
+    """Arrays are chosen by bits of what comes first; derivatives go through."""
+    monkeypatch.setattr(compat, "KEEPS_BARRIERS", False)
+    program, types = layers(6)
+    before, after = both(program, types)
+    assert count(after, "population_count") == count(after, "optimization_barrier") > 0
+    assert_same_values(before, after)
+    given = arguments(before)
+    plain = jaxpr_as_fun(traced(program, *types))
+    again = jaxpr_as_fun(export(both(program, types, phase="differentiable")[1]))
+    wanted, found = (jax.jvp(each, given, given)[1] for each in (plain, again))
+    np.testing.assert_allclose(wanted, found, rtol=1e-5)
+
+
+def test_compiled_memory():
+    """XLA neither merges what is computed again nor computes it early, on any version."""
+    graphs = both(*layers(16, width=64))
+    programs = [jax.jit(jaxpr_as_fun(export(graph))) for graph in graphs]
+    given = arguments(graphs[0])
+    plain, again = (
+        each.lower(*given).compile().memory_analysis().temp_size_in_bytes for each in programs
+    )
+    assert again < 0.55 * plain, (again, plain)
+
+
+@pytest.mark.usefixtures("barriers")
+def test_skips_cross_segments():
+    """What the way up of a U-Net reads of the way down is kept between."""
+
+    def loss(x, *ws):
+        skips = []
+        for w in ws[:4]:
+            x = jnp.tanh(x @ w)
+            skips.append(x)
+        for w in ws[4:]:
+            x = jnp.tanh((x + skips.pop()) @ w)
+        return jnp.sum(x)
+
+    before, after = both(jax.grad(loss, range(1, 9)), (X, *("f32[8,8]",) * 8))
+    assert peak_bytes(after) < peak_bytes(before)
+    assert_same_values(before, after)
+
+
+def test_of_random_numbers_the_mask_is_kept():
+    """(1) Nobody knows how long bits take: a byte for each is kept, as little as there is."""
+
+    def loss(x, *ws):
+        key = jax.random.key(0)
+        for i, w in enumerate(ws):
+            kept = jax.random.bernoulli(jax.random.fold_in(key, i), 0.5, x.shape)
+            x = jnp.where(kept, jnp.tanh(x @ w), 0.0)
+        return jnp.sum(x)
+
+    before, after = both(jax.grad(loss, range(1, 9)), (X, *("f32[8,8]",) * 8))
+    assert count(after, "random_bits") == count(before, "random_bits")
+    assert count(after, "lt") == count(before, "lt") > 0
+    assert peak_bytes(after) < 0.7 * peak_bytes(before)
+    assert_same_values(before, after)
+
+
+@pytest.mark.usefixtures("barriers")
+def test_custom_derivatives_are_called_again():
+    """(1) An op that JAX may still look into is repeated as it is."""
+    before, after = both(*layers(8, jax.nn.relu), phase="differentiable")
+    assert count(after, "custom_jvp_call") > count(before, "custom_jvp_call")
+
+
+def test_effects_are_not_repeated():
+    """(1) The host is called as often as before, and what it gives is kept."""
+
+    def f(x):
+        factor = io_callback(np.sum, jax.ShapeDtypeStruct((), x.dtype), lax.stop_gradient(x))
+        return jnp.tanh(x * factor)
+
+    before, after = both(*layers(8, f))
+    assert count(after, "optimization_barrier") > 0
+    assert count(after, "tanh") > count(before, "tanh")
+    assert count(after, "io_callback") == count(before, "io_callback") > 0
+
+
+def test_collectives_are_not_repeated():
+    """(1) No device waits for another more often than before."""
+    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
+    here, everywhere = PartitionSpec("i"), PartitionSpec()
+
+    def loss(x, ws):
+        for w in ws:
+            x = lax.psum(jnp.tanh(x @ w), "i")
+        return x.sum()
+
+    program = jax.shard_map(
+        jax.grad(loss, 1),
+        mesh=mesh,
+        in_specs=(here, everywhere),
+        out_specs=everywhere,
+        check_vma=False,
+    )
+    before, after = both(lambda x, *ws: program(x, ws), layers(8)[1])
+    assert count(after, "optimization_barrier") > 0
+    assert count(after, "tanh") > count(before, "tanh")
+    sums = [count(graph, "psum") + count(graph, "psum_invariant") for graph in (before, after)]
+    assert sums[0] == sums[1] > 0
+
+
+def test_only_pointwise_ops_are_repeated_where_arrays_may_be_divided():
+    """(1) XLA would let devices communicate once more in a product."""
+    before, after = both(*layers(8, jnp.sin), divided=True)
+    assert count(after, "cos") > count(before, "cos")
+    assert count(after, "dot_general") == count(before, "dot_general")
+
+
+@pytest.mark.usefixtures("barriers")
+def test_a_program_with_such_barriers_is_left():
+    """(4) Whoever has put one there has decided what is computed again."""
+    _, after = both(*layers(8))
+    again = import_jaxpr(export(after), "final")
+    assert not any(RECOMPUTE.find(again.body.terminator))
+
+
+def test_a_checkpoint_of_the_user_stays():
+    """What it computes again it does, from what is kept for it or made again."""
+    before, after = both(*layers(8, jax.checkpoint(lambda x: jnp.sin(jnp.tanh(x)))))
+    remats = [sum(isinstance(op, Remat) for op in graph.walk()) for graph in (before, after)]
+    assert remats[0] > 0
+    assert_same_values(before, after)
+
+
+def test_the_body_of_a_loop():
+    """A gradient that each step takes."""
+    gradient, types = layers(8)
+
+    def program(x, *ws):
+        def step(ws, _):
+            return [w - g for w, g in zip(ws, gradient(x, *ws), strict=True)], None
+
+        return lax.scan(step, list(ws), None, length=3)[0]
+
+    before, after = both(program, types)
+    assert peak_bytes(after) < peak_bytes(before)
+    assert_same_values(before, after)
