@@ -90,7 +90,8 @@ def _chosen(*given: jax.Array) -> tuple[jax.Array, ...]:
 def _or_zeros(there: jax.Array, value: jax.Array) -> jax.Array:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = _or_zeros(there, jax.random.key_data(value))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+        key: jax.Array = jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+        return key
     return lax.select(lax.broadcast(there, value.shape), value, jnp.zeros_like(value))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from jaxpr_opt.analysis.liveness import peak_bytes, room
+from jaxpr_opt.analysis.liveness import temporary_bytes
 from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import predicted_seconds
@@ -77,11 +77,6 @@ def plan(graph: Graph, budget: Budget, run: Run) -> Plan:
     return made
 
 
-def temporary_bytes(graph: Graph) -> int:
-    """The most bytes live at one moment beside the arguments."""
-    return peak_bytes(graph) - room(graph.inputs)
-
-
 def _candidate(graph: Graph, price: float, run: Run) -> Candidate:
     copy, journal = copy_graph(graph), Journal(graph.phase, tells=False)
     model = cost_model()
@@ -99,14 +94,9 @@ def _seconds(graph: Graph, model: CostModel) -> float:
 
 
 def _candidates(graph: Graph, first: Candidate, run: Run) -> Iterator[Candidate]:
-    """Candidates at rising prices, until one is another program that takes no less memory."""
-    before = first
+    """Candidates at rising prices."""
     for price in PRICES:
-        each = _candidate(graph, price * first.seconds / max(first.nbytes, 1), run)
-        if each.nbytes > before.nbytes:
-            return
-        yield each
-        before = each
+        yield _candidate(graph, price * first.seconds / max(first.nbytes, 1), run)
 
 
 def _frontier(first: Candidate, found: Iterable[Candidate]) -> tuple[Candidate, ...]:

@@ -49,11 +49,9 @@ def _again(turn: Turn, segment: Segment, kept: set[Value], late: Iterable[Value]
     keeps = kept | segment.kept
 
     def is_source(value: Value) -> bool:
-        if not turn.is_early(value):
+        if value.op is None or not turn.is_early(value) or value in keeps:
             return True
-        if value.op is not None and is_free(value.op) and value not in keeps:
-            return False
-        return value in keeps or turn.place[value.op] < segment.start
+        return not is_free(value.op) and turn.place[value.op] < segment.start
 
     def is_dropped(value: Value) -> bool:
         array = array_of(value)

@@ -31,6 +31,7 @@ from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.read_after_writing import ReadAfterWriting
 from jaxpr_opt.passes.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.passes.recognize_one_hot import RecognizeOneHot
+from jaxpr_opt.passes.recompute_segments import RecomputeSegments
 from jaxpr_opt.passes.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.replay_segments import ReplaySegments
 from jaxpr_opt.passes.replay_steps import ReplaySteps
@@ -112,6 +113,6 @@ DEFAULT = (
     (ScanInPlace(), EliminateDeadCode()),
 )
 
-MEMORY = (ReplaySegments(), NarrowResiduals(), *CLEANUP)
+MEMORY = (ReplaySegments(), NarrowResiduals(), RecomputeSegments(), *CLEANUP)
 """What trades seconds for memory where `optimize(memory=...)` asks for it, before the stages of the
 final phase."""

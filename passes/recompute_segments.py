@@ -59,6 +59,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.dropping import Dropping, cheapest
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.timeline import timeline
 from jaxpr_opt.analysis.turn import turn
 from jaxpr_opt.cost.model import cost_model
@@ -91,18 +92,20 @@ class RecomputeSegments(Pass):
         return cost_model().byte > 0
 
     def find(self, op: Op) -> Iterator[Segments]:
-        if not cost_model().byte or not _is_at_peak(op):
+        region = op.region
+        if not cost_model().byte or region is None:
             return
-        assert op.region is not None
-        if _is_decided(op.region):
+        if _is_decided(region):
             yield Segments(op, "arrays are computed again", None, is_refused=True)
-        elif (found := cheapest(turn(op.region))) is not None and (parts := again(found)):
-            dropped = [value for part in parts for value in part.dropped]
-            largest = max(dropped, key=lambda value: value.nbytes)
-            fewer = binary_text(found.before - found.nbytes)
-            count = f"in {len(parts)} segments" if len(parts) > 1 else "in a segment"
-            says = f"{fewer} of arrays are computed again, {count}"
-            yield Segments(op, says, found, at=largest.op, about=largest)
+            return
+        found = cheapest(turn(region)) if _is_at_peak(region) else None
+        dropped = [] if found is None else [v for part in again(found) for v in part.dropped]
+        if found is None or not dropped:
+            return
+        largest = max(dropped, key=lambda value: value.nbytes)
+        fewer = binary_text(found.before - found.nbytes)
+        says = f"{fewer} of arrays are computed again where they are read"
+        yield Segments(op, says, found, at=largest.op, about=largest)
 
     def refuse(self, match: Segments) -> str | None:
         if match.dropping is None:  # (4)
@@ -114,13 +117,20 @@ class RecomputeSegments(Pass):
         recompute(match.dropping, rw)
 
 
-def _is_at_peak(terminator: Op) -> bool:
+def _is_at_peak(region: Region) -> bool:
     """Whether the program takes most memory while the ops of a region run, or what is in them."""
-    program, region = program_of(terminator), terminator.region
-    if program is None or region is None:
-        return False
-    peak = timeline(program).peak.op
-    return region.contains(peak.region) or terminator.region is program.body
+    program = program_of(region.terminator)
+    if program is None or region is program.body:
+        return program is not None
+    return region.contains(_peak(program.body.terminator).region)
+
+
+@remembered
+def _peak(terminator: Op) -> Op:
+    """The op that runs where most is live in the program that ends here."""
+    program = program_of(terminator)
+    assert program is not None
+    return timeline(program).peak.op
 
 
 def _is_decided(region: Region) -> bool:

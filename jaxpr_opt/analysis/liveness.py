@@ -35,6 +35,13 @@ def peak_bytes(graph: Graph) -> int:
     return room(graph.inputs) + _peak(graph.body)
 
 
+def temporary_bytes(graph: Graph) -> int:
+    """The most bytes live at one moment beside the arguments and the results, which XLA makes room
+    for from the start.
+    """
+    return _peak(graph.body, {buffer_of(value) for value in graph.outputs})
+
+
 def last_uses(region: Region) -> dict[Value, Op]:
     """For every value read in a region or deeper, also as a view: the last op of the region that
     reads it.
@@ -75,13 +82,16 @@ def rows(region: Region) -> tuple[Value, ...]:
     return tuple(s.param for s in owner.streams) if isinstance(owner, Scan) else ()
 
 
-def _peak(region: Region) -> int:
-    """The most that the values defined in the region take, with what runs inside their ops."""
+def _peak(region: Region, apart: Set[Value] = frozenset()) -> int:
+    """The most that the values defined in the region take, but for some, with what runs inside
+    their ops.
+    """
     live = peak = 0
-    for op, made, taken, freed in moments(region):
-        live += room(made) - room(taken)
+    for op, *changes in moments(region):
+        made, taken, freed = (room(v for v in values if v not in apart) for values in changes)
+        live += made - taken
         peak = max(peak, live + max((room(rows(r)) + _peak(r) for r in op.regions), default=0))
-        live -= room(freed)
+        live -= freed
     return peak
 
 

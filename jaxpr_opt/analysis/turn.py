@@ -69,8 +69,8 @@ def turn(region: Region) -> Turn:
     live = _live(temporary, place, len(ops))
     at = 1 + max(range(len(ops)), key=live.__getitem__)
     late = {v: tuple(p for p in places if p >= at) for v, places in used.items()}
-    readers = {v: places for v, places in late.items() if places and place[v.op] < at}
-    others = {v: last for v, last in temporary.items() if place[v.op] >= at}
+    readers = {v: places for v, places in late.items() if places and _made(v, place) < at}
+    others = {v: last for v, last in temporary.items() if _made(v, place) >= at}
     return Turn(region, ops, place, at, readers, _live(others, place, len(ops)))
 
 
@@ -90,7 +90,11 @@ def _live(last: Mapping[Value, int], place: Mapping[Op, int], count: int) -> lis
     """
     change = [0] * (count + 1)
     for value, end in last.items():
-        assert value.op is not None
-        change[place[value.op]] += nbytes(value)
+        change[_made(value, place)] += nbytes(value)
         change[end + 1] -= nbytes(value)
     return list(accumulate(change))[:count]
+
+
+def _made(value: Value, place: Mapping[Op, int]) -> int:
+    assert value.op is not None
+    return place[value.op]
