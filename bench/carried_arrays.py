@@ -19,6 +19,7 @@ from bench.sweep import Options, sweep
 from examples import alignment, kv_cache, lookups, many_carries, ragged_writes, rollouts
 from examples import carried_slices as slices
 from examples import rare_lookups as rare
+from examples import rare_resets as resets
 from examples import scaled_in_place as scaled
 from examples import shifted_rows as shifts
 
@@ -189,6 +190,14 @@ FAMILIES = [
         lookups.trained_by_hand,
         lookups.arguments,
         8192,
+        gradient=None,
+    ),
+    Family(
+        "resets of a batch",
+        resets.rollouts,
+        resets.rollouts_by_hand,
+        resets.arguments,
+        512,
         gradient=None,
     ),
     Family(

@@ -75,6 +75,7 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "embeddings, nested": (COPIES, LINEAR),
     "embeddings, some steps": (COPIES, LINEAR),
     "embeddings, trained": (FORWARD_COPIES, FORWARD),
+    "resets of a batch": (FORWARD, FORWARD),
     "parameters by layer": (LINEAR, LINEAR),
     "shifts (jax#17845)": (FORWARD_COPIES, ORDERED_FORWARD),
     "shifts, gradient (jax#17640)": (COPIES, ORDERED),

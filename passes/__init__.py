@@ -41,6 +41,7 @@ from jaxpr_opt.passes.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.passes.simplify import Simplify
 from jaxpr_opt.passes.sink_select_into_update import SinkSelectIntoUpdate
+from jaxpr_opt.passes.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
 from jaxpr_opt.passes.stack_read_windows import StackReadWindows
@@ -101,6 +102,8 @@ DEFAULT = (
     ),
     (ReplaySteps(),),
     (IsolateSkippedSteps(),),
+    # Loops that skip whole steps have been looked at.
+    (SkipUntakenBranches(),),
     # Nothing looks at scalars one by one any more, and gradients are to be of vectors.
     (PackScalars(),),
     RESIDUALS,

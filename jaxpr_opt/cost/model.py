@@ -159,6 +159,16 @@ class CostModel:
         asked = self.device.predicate * predicate.size
         return self.step_seconds(body) >= self.device.unsure * asked
 
+    def is_worth_asking(
+        self, ops: Sequence[Op], predicate: Value, nbytes: int, rest: float = 0.0
+    ) -> bool:
+        """Whether ops take so much longer than asking whether any element of a predicate is true,
+        than writing so many bytes for a branch, and than the rest, that it is worth it though
+        maybe one always is.
+        """
+        asked = self.device.predicate * predicate.size + self.device.step + self.moved(nbytes)
+        return max(self.run(ops), self.repeated(ops)) >= self.device.unsure * (asked + rest)
+
     def step_seconds(self, body: Region) -> float:
         """Seconds of a step of a loop, by what its ops make: of an array that is written in place
         the window; infinite if there is a loop inside.

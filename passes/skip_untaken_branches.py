@@ -1,0 +1,200 @@
+"""Compute a branch of a batch only where some row takes it.
+
+Before::
+
+    p = gt h 1.0                          # one number a row of the batch
+    u = f h
+    q = broadcast_in_dim[dims=(0,)] p
+    h1 = select_n q h u
+
+After::
+
+    p = gt h 1.0
+    s = reduce_or p
+    h1 = cond s {
+      u = f h
+      q = broadcast_in_dim[dims=(0,)] p
+      v = select_n q h u
+      yield v
+    } else {
+      yield h
+    }
+
+`vmap` of a `cond` computes both branches for all rows and selects.  An environment that is reset
+rarely, an event that is handled, a correction: most often no row takes the branch.  Sound when
+
+1. selects by one truth value for each row are all that what the branch computes is read by; where
+   no row takes it, they give the other case, which has the type of the select, and is no constant,
+   as where one row takes a mask, another does not;
+2. nothing in the branch has effects or communicates; where XLA may insert collectives into it, all
+   devices have the same predicate;
+3. nothing reads them before the last of them; others by the same truth values are ops like any.
+
+It fires only where computing the branch takes so much longer than asking and than computing the
+other that it is worth it though maybe some row always takes it; not where a loop skips whole steps
+(`exit-loop-early`), which is asked for them, nor in a step of a `while`, where the loop asks; and
+not where XLA may divide the rows over devices, which would ask each other.
+Source: https://github.com/jax-ml/jax/issues/8409.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+from jax import lax
+
+from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.analysis.devices import is_divided
+from jaxpr_opt.analysis.predicates import spread
+from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir import Cond, Op, Phase, Region, Scan, Value, While, backward_slice
+from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.traits import can_move, may_depend_on, spreads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Untaken(Match):
+    """Selects that take case `case` of the rows where `predicate` says so, and the ops that are
+    there for that case only, in order.
+    """
+
+    predicate: Value
+    case: int
+    selects: tuple[Op, ...]
+    ops: tuple[Op, ...]
+    others: tuple[Op, ...]
+    """The ops that are there for the other case only."""
+
+
+@dataclass(frozen=True)
+class SkipUntakenBranches(Pass):
+    """A case that few rows of a batch take -> a branch."""
+
+    name: ClassVar[str] = "skip-untaken-branches"
+    whole_arrays: ClassVar[bool] = True
+    phase: ClassVar[Phase] = "final"
+    primitives: ClassVar[frozenset[str]] = frozenset({"select_n"})
+
+    def find(self, op: Op) -> Iterator[Untaken]:
+        predicate = _predicate(op)
+        if predicate is None or op.region is None or _is_asked(predicate, op):
+            return
+        alike = [each for each in op.region.ops if _predicate(each) is predicate]
+        if alike[-1] is not op:
+            return
+        selects = tuple(each for each in alike if not _is_read_before(each, op))  # (3)
+        for case in (0, 1):
+            ops = _only_for(selects, case, op.region)
+            if all(map(spreads, ops)):
+                continue
+            if cost_model().is_worth_asking(ops, predicate, _nbytes(selects)):
+                says = f"{len(ops)} ops run only where some row takes what they compute"
+                others = _only_for(selects, 1 - case, op.region)
+                yield Untaken(op, says, predicate, case, selects, ops, others, about=op.result)
+
+    def refuse(self, match: Untaken) -> str | None:
+        last, loop = match.op, match.op.parent
+        kept = [each.operands[2 - match.case] for each in match.selects]
+        for each, value in zip(match.selects, kept, strict=True):
+            if value.aval != each.result.aval:  # (1)
+                return f"the other case is a {value.aval}, what is selected a {each.result.aval}"
+            if uniform(value) is not None:  # (1)
+                return (
+                    "the other case is a constant, as for a mask, of which some row is always true"
+                )
+        if isinstance(loop, While):
+            return "a loop that goes on for some row takes it for some row"
+        if isinstance(loop, Scan) and find_skip(loop) is not None:
+            return "the loop skips whole steps"
+        if not may_depend_on(match.predicate, match.ops, last):  # (2)
+            return "XLA may let the branch communicate, so every device must take part in it"
+        if is_divided(last):
+            return "XLA may divide the rows over devices, which would ask each other"
+        rest = cost_model().run(match.others)
+        if not cost_model().is_worth_asking(
+            match.ops, match.predicate, _nbytes(match.selects), rest
+        ):
+            return "the other case takes as long"
+        return None
+
+    def rewrite(self, match: Untaken, rw: Rewriter) -> None:
+        last = match.op
+        assert last.next is not None
+        end = last.next
+        negated = match.case == 0
+        some = rw.insert(lambda p: _some(p, negated), match.predicate, before=end)
+        taken, otherwise = rw.new_region(), rw.new_region()
+        for op in (*match.ops, *match.selects):
+            rw.move(op, taken.terminator)
+        results = [each.result for each in match.selects]
+        rw.set_outputs(taken, results)
+        rw.set_outputs(otherwise, [each.operands[2 - match.case] for each in match.selects])
+        cond = rw.new_cond(some, [otherwise, taken], like=last, before=end)
+        for old, new in zip(results, cond.results, strict=True):
+            rw.replace(old, new, lambda use: not taken.contains(use.op.region))
+
+
+def _some(predicate: jax.Array, negated: bool) -> jax.Array:
+    """Whether any row takes the case."""
+    rows = lax.bitwise_not(predicate) if negated else predicate
+    return lax.reduce_or(rows, axes=tuple(range(rows.ndim)))
+
+
+def _predicate(op: Op) -> Value | None:
+    """The truth values, one for each row of a batch, that an op selects by (1)."""
+    if op.name != "select_n" or len(op.operands) != 3:
+        return None
+    rows, axes = spread(op.operands[0])
+    is_batch = axes == tuple(range(len(axes))) and 0 < len(axes) < len(op.result.shape)
+    if rows.op is not None and rows.op.name == "convert_element_type":
+        rows = rows.op.operands[0]
+    return rows if is_batch and rows.dtype == bool else None
+
+
+def _is_asked(predicate: Value, op: Op) -> bool:
+    """Whether an op is in a branch that runs only where some row has a predicate."""
+    while (around := op.parent) is not None:
+        asked = around.operands[0].op if isinstance(around, Cond) else None
+        if asked is not None and asked.name == "reduce_or":
+            (rows,) = asked.operands
+            if rows is predicate or (rows.op is not None and predicate in rows.op.operands):
+                return True
+        op = around
+    return False
+
+
+def _nbytes(selects: Sequence[Op]) -> int:
+    return sum(each.result.nbytes for each in selects)
+
+
+def _only_for(selects: Sequence[Op], case: int, region: Region) -> tuple[Op, ...]:
+    """The ops of a region that nobody wants but these selects, for one of their cases, in order."""
+    wanted = [each.operands[1 + case] for each in selects]
+    found: dict[Op, None] = {}
+    for op in reversed(backward_slice(wanted, lambda v: v.region is not region)):
+        if can_move(op) and all(_is_for(v, selects, case, found, region) for v in op.results):
+            found[op] = None
+    return tuple(sorted(found, key=region.order))
+
+
+def _is_for(
+    value: Value, selects: Sequence[Op], case: int, found: dict[Op, None], region: Region
+) -> bool:
+    """Whether a value is read by ops that are for one case only, or as that case."""
+    return all(
+        (use.op in selects and use.position == 1 + case) or region.ancestor(use.op) in found
+        for use in value.uses
+    )
+
+
+def _is_read_before(select: Op, last: Op) -> bool:
+    """Whether anything reads what is selected before the last select."""
+    region = last.region
+    assert region is not None
+    around = [region.ancestor(user) for user in select.result.users]
+    return any(each is not None and region.order(each) < region.order(last) for each in around)
