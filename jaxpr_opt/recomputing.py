@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from jaxpr_opt.analysis.dropping import Dropping, Segment
 from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.analysis.turn import Turn, array_of, is_free
+from jaxpr_opt.analysis.turn import Turn, array_of, is_free, nbytes
 from jaxpr_opt.fences import can_signal, waiting
 from jaxpr_opt.ir import Constant, Op, Use, Value, backward_slice
 from jaxpr_opt.rewriter import Rewriter
@@ -32,9 +33,15 @@ class Again:
 def again(found: Dropping) -> list[Again]:
     """What is computed again of each segment of which something is."""
     turn, kept = found.turn, set[Value]()
-    late = dict.fromkeys(v for op in turn.ops[turn.at :] for v in _read(turn, op))
-    made = (_again(turn, each, kept, late) for each in reversed(found.segments))
-    return [each for each in made if each is not None]
+    starts = [segment.start for segment in found.segments]
+    late: list[list[Value]] = [[] for _ in starts]
+    for value in dict.fromkeys(v for op in turn.ops[turn.at :] for v in _read(turn, op)):
+        array = array_of(value)
+        if array.op is not None and nbytes(array):
+            late[bisect_right(starts, turn.place[array.op]) - 1].append(value)
+    each = zip(reversed(found.segments), reversed(late), strict=True)
+    made = (_again(turn, segment, kept, values) for segment, values in each)
+    return [part for part in made if part is not None]
 
 
 def _read(turn: Turn, op: Op) -> Iterator[Value]:
@@ -43,7 +50,9 @@ def _read(turn: Turn, op: Op) -> Iterator[Value]:
 
 
 def _again(turn: Turn, segment: Segment, kept: set[Value], late: Iterable[Value]) -> Again | None:
-    """What is computed again of a segment; `kept` grows by what it starts from."""
+    """What is computed again of a segment, for what is read of it late; `kept` grows by what it
+    starts from.
+    """
     if segment.kept is None:
         return None
     keeps = kept | segment.kept
@@ -53,12 +62,7 @@ def _again(turn: Turn, segment: Segment, kept: set[Value], late: Iterable[Value]
             return True
         return not is_free(value.op) and turn.place[value.op] < segment.start
 
-    def is_dropped(value: Value) -> bool:
-        array = array_of(value)
-        there = -1 if array.op is None else turn.place.get(array.op, -1)
-        return segment.start <= there < segment.stop and array not in keeps
-
-    dropped = [value for value in late if is_dropped(value)]
+    dropped = [value for value in late if array_of(value) not in keeps]
     ops = backward_slice(dropped, is_source)
     if not ops:
         return None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from math import ceil, log2, prod
 
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While, is_sized
 from jaxpr_opt.parameters import callee_of, dimension_of, mesh_of, numbers_of, window_dimensions_of
@@ -88,6 +89,7 @@ def _dearest(costs: Iterable[Cost]) -> Cost:
     return dearest
 
 
+@remembered
 def _first_order(op: Op) -> Cost:
     if op.is_terminator or op.name == UNDEFINED:
         return Cost()
