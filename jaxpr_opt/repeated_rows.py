@@ -26,7 +26,8 @@ _IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
 def has_rows(piece: Piece) -> bool:
     """Whether two windows of a scatter are the same or have nothing in common."""
     numbers, sizes = mirrored(piece.op), window_sizes(piece.op)
-    rows = all(sizes[axis] == 1 for axis in numbers.start_index_map)
+    shape = piece.result.shape
+    rows = all(sizes[axis] in {1, shape[axis]} for axis in numbers.start_index_map)
     return rows and not numbers.operand_batching_dims
 
 
@@ -53,8 +54,8 @@ def _in_range(piece: Piece, index: jax.Array) -> jax.Array:
     if mode_of(piece.op) != lax.GatherScatterMode.CLIP:
         return index
     _, most = dtypes.limits(index.dtype)
-    axes = mirrored(piece.op).start_index_map
-    last = [min(piece.result.shape[axis] - 1, most) for axis in axes]
+    axes, sizes = mirrored(piece.op).start_index_map, window_sizes(piece.op)
+    last = [min(piece.result.shape[axis] - sizes[axis], most) for axis in axes]
     low, high = np.zeros_like(last, index.dtype), np.asarray(last, index.dtype)
     return jnp.clip(index, low, high)
 

@@ -95,7 +95,7 @@ class AddInBranches(Pass):
         for each in between:
             if not can_move(each):  # (3)
                 return f"{each.name} stays behind the cond"
-            if not set(cond.results).isdisjoint(inputs(each)):  # (2)
+            if each is cond or not set(cond.results).isdisjoint(inputs(each)):  # (2)
                 return f"{array.label} is made of what the cond makes"
         if not can_move(op):  # (3)
             return "the sum communicates"

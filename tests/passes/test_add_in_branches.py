@@ -83,6 +83,11 @@ def of_the_cond(c, x):
     return term + other * 2
 
 
+def of_one_cond(c, x):
+    """A sum of two results of one cond."""
+    return lax.add(*lax.cond(x > 0, lambda: (c * x, c), lambda: (jnp.zeros_like(c), c * 3)))
+
+
 def copied(c, x):
     """What is added to is read after the sum."""
     return jnp.sin(c + made(c, x)) * c
@@ -92,6 +97,7 @@ REFUSED = [
     pytest.param(
         lambda c, x: c + (r := made(c, x)) + r, "cond is read elsewhere", id="read elsewhere"
     ),
+    pytest.param(of_one_cond, "made of what the cond makes", id="of one cond"),
     pytest.param(copied, "would be copied", id="copied"),
     pytest.param(of_the_cond, "made of what the cond makes", id="of the cond"),
     pytest.param(

@@ -176,6 +176,23 @@ def test_windows_may_meet():
     check_refuses(UPDATE, program(twice), *types, because="of two ops may meet")
 
 
+@pytest.mark.parametrize("mode", ["clip", "drop"])
+def test_windows_that_are_whole_along_an_axis(mode):
+    """(3) Wherever they are said to start along that: it is clamped, or they are dropped."""
+    numbers = lax.ScatterDimensionNumbers((1, 2), (), (0, 1))
+
+    def program(table, ids, us):
+        def one(table, x):
+            zeros = jnp.zeros_like(table)
+            g = lax.scatter_add(zeros, x[0], x[1][:, None], numbers, mode=mode)
+            return table - 0.1 * g, None
+
+        return lax.scan(one, table, (ids, us))[0]
+
+    table, ids, us, _ = arguments()
+    same(program, table, jnp.stack([ids, ids % 3 - 1], axis=-1), us)
+
+
 def test_small_indices():
     """(3) The last row is out of the range of their type."""
     _, ids, us, rates = arguments()
