@@ -119,9 +119,9 @@ def _cells(each: Compared) -> Iterator[str]:
         return
     yield _both(before.set_up, after.set_up, time_text)
     yield each.why_untimed or _both(before.per_call, after.per_call, time_text)
-    yield _ratio(before.per_call, after.per_call)
+    yield _ratio(before.per_call, after.per_call, time_text)
     yield _both(before.memory, after.memory, bytes_text)
-    yield _ratio(before.memory, after.memory)
+    yield _ratio(before.memory, after.memory, bytes_text)
 
 
 def time_text(seconds: float) -> str:
@@ -134,12 +134,14 @@ def _both(before: float | None, after: float | None, write: Callable[[float], st
     if before is None or after is None:
         return NONE
     first, last = write(before), write(after)
+    if first == last:
+        return last
     number, _, unit = first.rpartition(" ")
     return f"{number if unit == last.rpartition(' ')[2] else first} → {last}"
 
 
-def _ratio(before: float | None, after: float | None) -> str:
-    """`÷ 12`, `x 1.5`; empty where they are about the same."""
-    if not before or not after or 0.98 < before / after < 1.02:
+def _ratio(before: float | None, after: float | None, write: Callable[[float], str]) -> str:
+    """`÷ 12`, `x 1.5`; empty where they are the same, as far as they are written."""
+    if not before or not after or write(before) == write(after):
         return ""
     return f"÷ {factor(before / after)}" if after < before else f"x {factor(after / before)}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
+import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxpr_opt.lint.config import Config
@@ -22,8 +24,9 @@ def made(
     written: str, stop_after: int | None, found: Mapping[str, Saved], project: Config
 ) -> dict[str, str]:
     """The tables of programs that are no targets already, by the names of the targets."""
-    names = {program: _key(program) for program in found}
-    new = {p: name for p, name in names.items() if name not in project.targets}
+    new = _named(
+        [each for each in found if not _is_there(written, each, project)], written, project
+    )
     targets = [of_saved(found[program], name) for program, name in new.items()]
     looked = Run(project, ()).result(targets).targets
     tables = {}
@@ -33,6 +36,30 @@ def made(
         lines += [f"program = {json.dumps(program)}", *_budgets(checked)]
         tables[checked.name] = "\n".join(lines) + "\n"
     return tables
+
+
+def _is_there(written: str, program: str, project: Config) -> bool:
+    """Whether this program of the script is a target, whatever the script's other arguments."""
+    script = _script(written)
+    known = project.targets.values()
+    return any(each.program == program and _script(each.run) == script for each in known)
+
+
+def _script(written: str) -> str:
+    words = shlex.split(written)
+    return " ".join(words[:2] if words[:1] == ["-m"] else words[:1])
+
+
+def _named(programs: Sequence[str], written: str, project: Config) -> dict[str, str]:
+    """What each program is to be called as a target: as the function, or with the script's name."""
+    stem = Path(_script(written).rpartition(" ")[2]).stem
+    named: dict[str, str] = {}
+    for program in programs:
+        taken = {*project.targets, *named.values()}
+        key = _key(program)
+        longer = (f"{_key(stem)}-{key}{n}" for n in itertools.chain([""], itertools.count(2)))
+        named[program] = key if key not in taken else next(n for n in longer if n not in taken)
+    return named
 
 
 def _key(program: str) -> str:

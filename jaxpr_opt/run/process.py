@@ -74,7 +74,8 @@ def programs(written: str, stop_after: int | None, root: Path, is_heard: bool) -
         ended = subprocess.run(line, cwd=root, capture_output=not is_heard, text=True, check=False)
         if ended.returncode:
             raise TargetError(f"{written} ended with exit code {ended.returncode}{_last(ended)}")
-        found = [load(path, root) for path in sorted(Path(folder).glob("*.json"))]
+        files = sorted(Path(folder).glob("*.json"))
+        found = [load(path, root, warn=False) for path in files]  # of packages that are here
     return {each.__name__: each for each in found}
 
 

@@ -17,6 +17,8 @@ from jaxpr_opt.run.recorder import Recorder
 
 TOLD = 3
 """Findings that are told in full; the rest are counted."""
+MOST = 20
+"""Lines of the table; the rest are counted."""
 NONE = "-"
 TITLES = ("compiled", "set-up", "memory", "optimised", "for grad", "findings")
 """Of the columns: `memory` is what XLA sets aside; `for grad`, what the gradient keeps."""
@@ -35,7 +37,9 @@ class Shown:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.found:
-            yield table(self.found) if self.won is None else self.won
+            yield table(self.found[:MOST]) if self.won is None else self.won
+            if rest := len(self.found[MOST:]) * (self.won is None):
+                yield Text(f"and {plural(rest, 'smaller function')}: --html shows all", "dim")
         yield from self._others()
         if self.won is not None:
             return

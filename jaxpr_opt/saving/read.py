@@ -196,8 +196,10 @@ def _distinct(names: Any) -> list[str]:
 # -- files ---------------------------------------------------------------------------------------
 
 
-def load(path: Path, root: Path | None = None) -> Saved:
+def load(path: Path, root: Path | None = None, *, warn: bool = True) -> Saved:
     """The program in a file, whose source is in `root`, or in the current folder.
+
+    `warn`: of what JAX does not know here.
 
     Raises:
       TargetError: it has none, or a damaged one.
@@ -209,7 +211,7 @@ def load(path: Path, root: Path | None = None) -> Saved:
     except _BROKEN as error:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise TargetError(f"{path} is damaged: {why}") from error
-    if saved.unknown:
+    if saved.unknown and warn:
         names = ", ".join(sorted(saved.unknown))
         warnings.warn(f"{path}: jax {jax.__version__} has no {names} as in the file", stacklevel=2)
     return saved

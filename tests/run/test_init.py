@@ -63,8 +63,15 @@ def test_what_a_script_compiles_is_checked_from_then_on(project, capfd):
     assert main(["lint"]) == 0
     assert f"slope  residuals {kept}" in capfd.readouterr().out
     before = file.read_text()
-    assert main(["init", "train.py", "64", "8"]) == 0
+    assert main(["init", "train.py", "32"]) == 0
     assert file.read_text() == before
+    (project / "other.py").write_text(SCRIPT)
+    assert main(["init", "--stop-after", "1", "other.py", "4"]) == 0
+    assert "wrote 1 target to pyproject.toml: other-evaluate\n" in capfd.readouterr().out
+    assert file.read_text().endswith(
+        '[tool.jaxpr-opt.lint.targets.other-evaluate]\nrun = "other.py 4"\n'
+        'stop-after = 1\nprogram = "evaluate"\nmax-peak-bytes = "76 B"\n'
+    )
     file.write_text(before.replace("train.py 64 8", "train.py 128 8"))
     assert main(["lint"]) == 1
     assert "residual-budget" in capfd.readouterr().out
