@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import jaxpr_opt
+from jaxpr_opt.run.process import command
 
 ROOT = Path(jaxpr_opt.__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).parent / "unprepared"
@@ -18,12 +19,20 @@ SCRIPTS = Path(__file__).parent / "unprepared"
 
 def run(*words, cwd=SCRIPTS, stdin=""):
     """A finished process of `jaxpr-opt run`, on a terminal of 80 columns that is none."""
+    return finished([sys.executable, "-m", "jaxpr_opt", "run", *map(str, words)], cwd, stdin)
+
+
+def launched(script):
+    """What `jaxpr-opt run` becomes, without the second it takes to get there."""
+    return finished(command([script], is_module=False))
+
+
+def finished(line, cwd=SCRIPTS, stdin=""):
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("JAXPR_OPT", "COLUMNS"))}
     environ |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     environ |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # half the time to compile
-    command = [sys.executable, "-m", "jaxpr_opt", "run", *map(str, words)]
     return subprocess.run(
-        command, cwd=cwd, env=environ, input=stdin, capture_output=True, text=True, check=False
+        line, cwd=cwd, env=environ, input=stdin, capture_output=True, text=True, check=False
     )
 
 
@@ -50,7 +59,7 @@ def test_the_users_programs_are_in_the_table(name, libraries, says, program):
     for library in libraries:
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
-    process = run(f"{name}.py")
+    process = launched(f"{name}.py")
     assert (process.returncode, process.stdout) == (0, f"{says}\n"), process.stderr
     assert list(table(process)) == [program]
     assert f"{name}.py:" in process.stderr
@@ -72,13 +81,13 @@ def test_a_script_that_raises_says_what_it_would_have_said():
 
 
 def test_a_script_that_never_jits():
-    process = run("never_jits.py")
+    process = launched("never_jits.py")
     assert (process.returncode, process.stdout) == (0, "sum True\n")
     assert "No function of yours was compiled." in process.stderr
 
 
 def test_a_script_with_two_processes_reports_once():
-    process = run("two_processes.py")
+    process = launched("two_processes.py")
     assert (process.returncode, process.stdout) == (
         0,
         "the child says 6.0\nthe parent says 6.0\n",
