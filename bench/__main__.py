@@ -11,7 +11,7 @@ from bench.sweep import Options
 
 BENCHMARKS = (
     "bounded_while", "ragged_rnn", "carried_arrays", "pipeline_share", "growth", "residuals",
-    "corpus", "predictions", "while_gradients",
+    "corpus", "predictions", "while_gradients", "memory",
 )  # fmt: skip
 
 

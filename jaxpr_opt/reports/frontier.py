@@ -85,7 +85,7 @@ class Frontier:
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0))
         for justify in ("right", "right", "right", "right", "left"):
-            table.add_column(justify=justify)  # type: ignore[arg-type]
+            table.add_column(justify=justify)
         table.add_row("memory", "part", "FLOPs", "time", "what is computed again", style="dim")
         for point in self.points:
             table.add_row(*self._figures(point), "\n".join(_told(point)))
