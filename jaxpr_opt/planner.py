@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from jaxpr_opt.analysis.liveness import temporary_bytes
+from jaxpr_opt.analysis.replays import runs
 from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import predicted_seconds
@@ -88,9 +89,11 @@ def _candidate(graph: Graph, price: float, run: Run) -> Candidate:
 
 
 def _seconds(graph: Graph, model: CostModel) -> float:
-    """Predicted seconds; of what is known, where a `while` hides some."""
+    """Predicted seconds; of what is known, where a `while` or an unknown primitive hides some."""
     known = predicted_seconds(graph, model)
-    return model.run(list(graph.body.ops)) if known is None else known
+    if known is not None:
+        return known
+    return sum(runs(op) * model.run([op]) for op in graph.walk() if not op.regions)
 
 
 def _candidates(graph: Graph, first: Candidate, run: Run) -> Iterator[Candidate]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from jaxpr_opt import budget, optimize, settings
 from jaxpr_opt.cli.main import main
@@ -195,3 +196,17 @@ def test_bad_budgets(given):
 )
 def test_budgets(given, want):
     assert parse_budget(given) == want
+
+
+def test_inside_a_shard_map():
+    """Each device keeps to the budget; what the devices exchange afterwards has no price."""
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def local(w, h):
+        value, g = jax.value_and_grad(loss)(w, h)
+        return jax.lax.psum(value, "i"), jax.lax.psum(g, "i")
+
+    program = jax.shard_map(local, mesh=mesh, in_specs=(P(), P("i")), out_specs=P())
+    fitted = optimize(program, memory=0.125)
+    assert memory(fitted, W, H) <= 1.1 * 0.125 * memory(optimize(program), W, H)
+    assert_close(jax.jit(program)(W, H), fitted(W, H))

@@ -98,9 +98,9 @@ def _carries(scan: Scan, roots: Sequence[Value], ops: Sequence[Op]) -> Iterator[
     return (carry for carry in scan.carries if carry.param in used)
 
 
-def runs(scan: Scan) -> int:
-    """How often the loops around a loop run it."""
-    around, times = scan.parent, 1
+def runs(op: Op) -> int:
+    """How often the loops around an op run it; those of which that is unknown count once."""
+    around, times = op.parent, 1
     while around is not None:
         times *= around.length if isinstance(around, Scan) else 1
         around = around.parent
