@@ -15,10 +15,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from jaxpr_opt.analysis.liveness import temporary_bytes
-from jaxpr_opt.analysis.replays import runs
 from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.cost.prediction import predicted_seconds
+from jaxpr_opt.cost.prediction import known_seconds, predicted_seconds
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.memory_budget import Budget
@@ -66,7 +65,7 @@ class Plan:
 
 def plan(graph: Graph, budget: Budget, run: Run) -> Plan:
     """The program that a budget buys; the smallest if none fits."""
-    first = _candidate(graph, 0.0, run)
+    first = _first(graph)
     is_least = budget.nbytes is None and budget.part is None
     limit = None if is_least else budget.limit(first.nbytes)
     fits = limit is not None and first.nbytes <= limit and _listener.get() is None
@@ -78,14 +77,30 @@ def plan(graph: Graph, budget: Budget, run: Run) -> Plan:
     return made
 
 
-def _candidate(graph: Graph, price: float, run: Run) -> Candidate:
+def _first(graph: Graph) -> Candidate:
+    """The program without a budget."""
+    return _estimated(graph, 0.0, Journal(graph.phase, tells=False))
+
+
+def _candidate(graph: Graph, price: float, before: Candidate, run: Run) -> Candidate:
+    """The program at a price, estimated unless it is the one before."""
     copy, journal = copy_graph(graph), Journal(graph.phase, tells=False)
-    model = cost_model()
-    with using(model.at(price)):
-        if price:
-            run(copy, journal)
-    seconds, flops = _seconds(copy, model), cost(copy.body).flops
-    return Candidate(price, temporary_bytes(copy), seconds, flops, journal)
+    with using(cost_model().at(price)):
+        run(copy, journal)
+    if _deeds(journal) == _deeds(before.journal):
+        return replace(before, price=price)
+    return _estimated(copy, price, journal)
+
+
+def _deeds(journal: Journal) -> list[tuple[str, str]]:
+    """What passes did, in words."""
+    records = journal.records.values()
+    return [(each.name, rewrite.says) for each in records for rewrite in each.rewrites]
+
+
+def _estimated(graph: Graph, price: float, journal: Journal) -> Candidate:
+    seconds, flops = _seconds(graph, cost_model()), cost(graph.body).flops
+    return Candidate(price, temporary_bytes(graph), seconds, flops, journal)
 
 
 def _seconds(graph: Graph, model: CostModel) -> float:
@@ -93,13 +108,15 @@ def _seconds(graph: Graph, model: CostModel) -> float:
     known = predicted_seconds(graph, model)
     if known is not None:
         return known
-    return sum(runs(op) * model.run([op]) for op in graph.walk() if not op.regions)
+    return known_seconds(graph.body.ops, model)
 
 
 def _candidates(graph: Graph, first: Candidate, run: Run) -> Iterator[Candidate]:
     """Candidates at rising prices."""
+    before = first
     for price in PRICES:
-        yield _candidate(graph, price * first.seconds / max(first.nbytes, 1), run)
+        before = _candidate(graph, price * first.seconds / max(first.nbytes, 1), before, run)
+        yield before
 
 
 def _frontier(first: Candidate, found: Iterable[Candidate]) -> tuple[Candidate, ...]:

@@ -47,6 +47,7 @@ from jaxpr_opt.analysis.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.replays import Replay, replay, runs
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.cost.prediction import known_seconds
 from jaxpr_opt.cost.segments import Steps
 from jaxpr_opt.handover import make_cut
 from jaxpr_opt.ir import Op, Scan
@@ -102,7 +103,7 @@ class ReplaySegments(Pass):
 def _length(found: Replay) -> int | None:
     """The length of the segments that cost least; None if what is stored does."""
     scan, model = found.scan, cost_model()
-    again = sum(len(found.readers) * model.run([op]) for op in found.ops)
+    again = len(found.readers) * known_seconds(found.ops, model)
     seconds = runs(scan) * scan.length * again
     steps = Steps(scan.length, found.carried, found.stacked, found.streamed)
     return steps.segment(seconds, model)

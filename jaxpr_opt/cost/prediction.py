@@ -6,6 +6,7 @@ where the model is calibrated.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
 from jaxpr_opt.cost.fusion import is_fused
@@ -22,6 +23,18 @@ def predicted_seconds(graph: Graph, model: CostModel) -> float | None:
         return None
     seconds = sum(_seconds(work, model) for work in done) + _steps(graph, model)
     return None if seconds == inf else seconds
+
+
+def known_seconds(ops: Iterable[Op], model: CostModel) -> float:
+    """Seconds that ops take at least, each by itself; what is in a `while` counts once."""
+    return sum(_known(op, model) for op in ops)
+
+
+def _known(op: Op, model: CostModel) -> float:
+    if not op.regions:
+        return model.run([op])
+    times = op.length if isinstance(op, Scan) else 1
+    return times * sum(known_seconds(region.ops, model) for region in op.regions)
 
 
 def _seconds(work: Work, model: CostModel) -> float:
