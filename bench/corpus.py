@@ -54,13 +54,14 @@ class Mode(NamedTuple):
 def entries() -> Iterator[tuple[str, Entry]]:
     """Every program by name."""
     yield from everyday.PROGRAMS.items()
-    yield from _of_examples()
+    yield from of_examples()
     yield from _of_libraries()
     for each in importlib.import_module("tests.programs").PROGRAMS:
         yield f"tests: {each.id}", Entry(*each.values)
 
 
-def _of_examples() -> Iterator[tuple[str, Entry]]:
+def of_examples() -> Iterator[tuple[str, Entry]]:
+    """Those of the benchmarks whose size is a choice, small."""
     for family in carried_arrays.FAMILIES:
         arguments = family.arguments(max(family.largest // SHARE, 8))
         for name, function in (("", family.plain), (", by hand", family.hand)):

@@ -17,7 +17,7 @@ import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -76,6 +76,13 @@ class Match:
     program."""
 
 
+class After(NamedTuple):
+    """That a pass is tried after another, and why."""
+
+    name: str
+    why: str
+
+
 class Pass:
     """Base class of passes; subclasses are frozen dataclasses, their options are fields.
 
@@ -97,6 +104,8 @@ class Pass:
     """Whether one rewrite does all there is to do at an op, which is then not asked again."""
     cleanup: ClassVar[bool] = False
     """Whether it only tidies up after others: alone it is no reason to touch a program."""
+    after: ClassVar[tuple[After, ...]] = ()
+    """What it is tried after where both are in a stage; with others it may change places."""
 
     whole_arrays: ClassVar[bool] = False
     """Whether it runs only where each device has all of an array: it makes a program read or write

@@ -1,6 +1,7 @@
 """The library of passes; `ls` is its table of contents, this file the order in which they run.
 
-Each stage runs to a fixpoint before the next begins.
+Each stage runs to a fixpoint before the next begins.  Within a stage the order matters only where a
+pass says so (`Pass.after`).
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ CLEANUP = (
     Simplify(),
     FoldConstants(),
     RemoveIdleMoves(),
-    MergeCommonSubexpressions(),
     EliminateDeadCode(),
+    MergeCommonSubexpressions(),
 )
 
 OUTWARDS = (HoistInvariantResiduals(), DropDummyResiduals())
@@ -63,7 +64,6 @@ OUTWARDS = (HoistInvariantResiduals(), DropDummyResiduals())
 RESIDUALS = (*CLEANUP, *OUTWARDS)
 
 PIECES = (
-    SliceKnownWindows(),
     ShareBatchedTables(),
     ForwardKnownStacks(),
     RecognizeOneHot(),
@@ -77,6 +77,7 @@ PIECES = (
     AccumulateSparseCotangents(),
     NarrowCarriedArrays(),
     StackCarriedUpdates(),
+    SliceKnownWindows(),
 )
 
 DEFAULT = (

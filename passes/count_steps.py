@@ -41,7 +41,7 @@ from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.assume import Assumed, Splat
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
-from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.pipeline import After, Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
 Mask = Callable[[jax.Array, jax.Array], jax.Array]
@@ -63,6 +63,9 @@ class CountSteps(Pass):
     """Stacked predicates of a loop that stops for good -> the number of steps it took."""
 
     name: ClassVar[str] = "count-steps"
+    after: ClassVar[tuple[After, ...]] = (
+        After("collapse-loops", "one loop has one number of steps, a nest one for each"),
+    )
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Op) -> Iterator[PredicateStacks]:

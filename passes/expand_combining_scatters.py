@@ -44,7 +44,7 @@ import jax.numpy as jnp
 from jaxpr_opt.analysis.access import COMBINING, Access, combined, written
 from jaxpr_opt.analysis.buffers import is_differentiated, is_in_a_loop
 from jaxpr_opt.ir import Op, Phase, phase_of
-from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.pipeline import After, Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
 
@@ -60,6 +60,9 @@ class ExpandCombiningScatters(Pass):
     """Combine in place -> read, combine, write."""
 
     name: ClassVar[str] = "expand-combining-scatters"
+    after: ClassVar[tuple[After, ...]] = (
+        After("merge-common-subexpressions", "the window it reads may have been read already"),
+    )
     whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "differentiated"
     primitives: ClassVar[frozenset[str]] = frozenset(COMBINING)

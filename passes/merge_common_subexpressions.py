@@ -46,7 +46,7 @@ from typing import Any, ClassVar
 
 from jaxpr_opt.analysis.constants import identity
 from jaxpr_opt.ir import TERMINATOR, Call, Constant, Graph, Op, Region, Remat, Scan, Value, While
-from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.pipeline import After, Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import is_mergeable, spreads
 
@@ -66,6 +66,9 @@ class MergeCommonSubexpressions(Pass):
     """Ops and slots that hold the same value become one."""
 
     name: ClassVar[str] = "merge-common-subexpressions"
+    after: ClassVar[tuple[After, ...]] = (
+        After("eliminate-dead-code", "of two ops the first stays, though nobody may read it"),
+    )
     cleanup: ClassVar[bool] = True
 
     primitives: ClassVar[frozenset[str]] = frozenset({TERMINATOR})

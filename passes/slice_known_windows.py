@@ -37,7 +37,7 @@ from jax import lax
 from jaxpr_opt.analysis.access import Access, access, read_window, write_window
 from jaxpr_opt.analysis.buffers import is_differentiated
 from jaxpr_opt.ir import Op, phase_of
-from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.pipeline import After, Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
 
@@ -53,6 +53,10 @@ class SliceKnownWindows(Pass):
     """Gather and scatter of one window at a known place -> slice and update."""
 
     name: ClassVar[str] = "slice-known-windows"
+    after: ClassVar[tuple[After, ...]] = (
+        After("stack-carried-updates", "a row is rather streamed or stacked than sliced"),
+        After("narrow-reads", "an array of which less is read need not be made"),
+    )
     whole_arrays: ClassVar[bool] = True
     cleanup: ClassVar[bool] = True
 

@@ -82,7 +82,7 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.journal import Waste
 from jaxpr_opt.parameters import broadcast_dimensions_of, dimension_of
-from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.pipeline import After, Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
 
@@ -104,6 +104,12 @@ class StackCarriedUpdates(Pass):
     """A buffer that is carried, read and written at affine indices -> streams and stacks."""
 
     name: ClassVar[str] = "stack-carried-updates"
+    after: ClassVar[tuple[After, ...]] = (
+        After("merge-common-subexpressions", "one window has one index, read or written"),
+        After("forward-known-stacks", "an index that another loop stacks has no known place"),
+        After("expand-combining-scatters", "an op that does both is neither a read nor a write"),
+        After("accumulate-sparse-cotangents", "a sum of dense arrays is no write of a window"),
+    )
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
     even_in_place: bool = False

@@ -64,7 +64,7 @@ from jaxpr_opt.analysis.access import UPDATE, places, replaced, written
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.versions import Versions, stacked_versions
 from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value, depending_on
-from jaxpr_opt.pipeline import Match, Pass
+from jaxpr_opt.pipeline import After, Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 
 
@@ -80,6 +80,9 @@ class UndoCarriedWrites(Pass):
     """Stack what a write to a carried buffer replaces, not the buffer; write it back in reverse."""
 
     name: ClassVar[str] = "undo-carried-writes"
+    after: ClassVar[tuple[After, ...]] = (
+        After("narrow-residuals", "versions of a buffer are free to read for what is made of them"),
+    )
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxpr_opt import registry
@@ -75,8 +75,21 @@ def _passes() -> Iterator[str]:
     unique = {each.name: each for each in reversed(passes)}
     for each in reversed(unique.values()):
         yield f"| [{each.name}](#{each.name}) | {_cell(sentence(each))} |"
+    yield from _order(list(reversed(unique.values())))
     for each in reversed(unique.values()):
         yield from _pass(each)
+
+
+def _order(passes: Sequence[Pass]) -> Iterator[str]:
+    yield from ("", "## The order", "")
+    yield (
+        "Each stage of the pipeline runs until nothing changes. Within a stage the order decides"
+        " here; everywhere else passes may change places."
+    )
+    yield from ("", "| pass | runs after | because |", "|---|---|---|")
+    for each in passes:
+        for first, why in each.after:
+            yield f"| [{each.name}](#{each.name}) | [{first}](#{first}) | {_cell(why)} |"
 
 
 def _pass(each: Pass) -> Iterator[str]:
