@@ -29,10 +29,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jax import lax
+
 from jaxpr_opt import dtypes
 from jaxpr_opt.ir import Op, Value, phase_of
-from jaxpr_opt.parameters import is_in_order, is_resharded, padding_of, permutation_of
-from jaxpr_opt.passes.simplify import Identity, Law, Laws, Simplify, involution
+from jaxpr_opt.parameters import (
+    broadcast_dimensions_of,
+    is_in_order,
+    is_resharded,
+    padding_of,
+    permutation_of,
+)
+from jaxpr_opt.passes.simplify import Identity, Law, Laws, Plainer, Simplify, involution
 
 
 def _is_discrete(op: Op) -> bool:  # (3)
@@ -87,6 +95,28 @@ def squeezed_back(op: Op) -> Value | None:
     return inner.operands[0]
 
 
+def spread_at_once(op: Op) -> Plainer | None:
+    """The law reshape(broadcast(x)) = broadcast(x), where axes of size 1 come or go."""
+    inner = op.operands[0].op
+    if inner is None or inner.name != "broadcast_in_dim" or len(inner.operands) != 1:
+        return None
+    if is_resharded(inner) or is_resharded(op) or (op.name == "reshape" and not is_in_order(op)):
+        return None
+    (source,), shape = inner.operands, op.result.shape
+    before, after = _long_axes(inner.result), _long_axes(op.result)
+    sizes = [[v.shape[i] for i in axes] for v, axes in ((inner.result, before), (op.result, after))]
+    axes = broadcast_dimensions_of(inner)
+    if sizes[0] != sizes[1] or not set(axes) <= set(before):  # (1)
+        return None
+    moved = dict(zip(before, after, strict=True))
+    dimensions = tuple(moved[axis] for axis in axes)
+    return Plainer(lambda x: lax.broadcast_in_dim(x, shape, dimensions), (source,))
+
+
+def _long_axes(value: Value) -> list[int]:
+    return [axis for axis, size in enumerate(value.shape) if size != 1]
+
+
 def _keeps_order(op: Op) -> bool:  # (1)
     """Whether the op gives the elements of its operand another shape, in row-major order."""
     if is_resharded(op):
@@ -111,10 +141,10 @@ LAWS: Laws = {
     "reduce_max": (first,),
     "reduce_min": (first,),
     "reduce_sum": (first,),
-    "reshape": (first_if(is_in_order), reshaped_twice),
+    "reshape": (first_if(is_in_order), reshaped_twice, spread_at_once),
     "rev": (involution,),
     "slice": (first,),
-    "squeeze": (first, squeezed_back),
+    "squeeze": (first, squeezed_back, spread_at_once),
     "stop_gradient": (first,),
     "transpose": (transposed_back,),
 }

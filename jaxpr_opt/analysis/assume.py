@@ -22,8 +22,8 @@ from jax.lax import GatherScatterMode
 
 from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import Access, access
-from jaxpr_opt.analysis.constants import identity
-from jaxpr_opt.ir import Carry, Cond, Constant, Op, Region, Scan, Value
+from jaxpr_opt.analysis.constants import identity, uniform
+from jaxpr_opt.ir import Carry, Cond, Op, Region, Scan, Value
 from jaxpr_opt.parameters import has_numbers, mode_of, numbers_of
 from jaxpr_opt.traits import LINEAR_IN
 
@@ -81,10 +81,8 @@ class Assumed:
             return self._known[value]
         if self._around is not None:
             return self._around[value]
-        if isinstance(value, Constant):
-            scalar = value.scalar
-            return value if scalar is None else Splat(np.asarray(scalar, value.dtype)[()])
-        return value
+        number = uniform(value)
+        return value if number is None else Splat(np.asarray(number, value.dtype)[()])
 
     def keeps(self, carry: Carry) -> bool:
         """Whether the carry has at the end of the step the value it had at its start."""

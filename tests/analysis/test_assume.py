@@ -91,6 +91,21 @@ def test_constants_have_the_precision_of_their_type():
     assert known(fun) == [False, False, True]
 
 
+def test_zeros_from_outside_of_the_region():
+    """Where an array of zeros was made makes no difference."""
+
+    def fun(p, xs):
+        zeros = jnp.zeros(3)
+        step = lambda c, x: (c + jnp.where(p, x, zeros), None)
+        return lax.scan(step, zeros, xs)[0]
+
+    graph = import_jaxpr(jax.make_jaxpr(fun)(True, jnp.ones((2, 3))))
+    (scan,) = [op for op in graph.walk() if op.name == "scan"]
+    (carry,) = scan.carries
+    assert Assumed(scan.body, {graph.inputs[0]: False}).keeps(carry)
+    assert not Assumed(scan.body, {graph.inputs[0]: True}).keeps(carry)
+
+
 @pytest.mark.parametrize("number", [np.nan, np.inf, -1.0, 1e20, 300.0])
 def test_numbers_that_integers_cannot_hold(number):
     """NumPy wraps them around, XLA clamps them: nothing is said."""

@@ -172,3 +172,49 @@ def test_reshapes():
           }
         """,
     )
+
+
+def test_spread_at_once():
+    """What is spread out, and gets or loses an axis of size 1, is spread out into that shape."""
+
+    def program(p, x):
+        mask = lax.broadcast_in_dim(p, (2, 1, 3), (0,))
+        return lax.select(lax.reshape(mask, (2, 3)), x, x + 1)
+
+    check_rewrite(
+        REMOVE,
+        program,
+        "bool[2]",
+        "f32[2,3]",
+        diff="""
+          fn (p:bool[2], x:f32[2,3]) {
+            b:bool[2,1,3] = broadcast_in_dim[dims=(0,)] p
+        -   r:bool[2,3] = reshape b
+        +   b1:bool[2,3] = broadcast_in_dim[dims=(0,)] p
+            a:f32[2,3] = add x 1.0
+        -   s:f32[2,3] = select_n r a x
+        +   s:f32[2,3] = select_n b1 a x
+            return s
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lambda x: lax.reshape(lax.broadcast(x, (4,)), (8, 3)), id="axes joined"),
+        pytest.param(lambda x: lax.reshape(lax.broadcast(x, (3,)), (3, 3, 2)), id="other rows"),
+        pytest.param(
+            lambda x: lax.reshape(lax.broadcast(x, (4,)), (4, 2, 1, 3), dimensions=(0, 2, 1)),
+            id="another order",
+        ),
+        pytest.param(
+            lambda x: lax.reshape(lax.broadcast_in_dim(x[:1], (4, 1, 3), (1, 2)), (4, 3)),
+            id="an axis of the operand goes",
+        ),
+    ],
+)
+def test_not_spread_at_once(program):
+    """(1) The reshape does more than add or drop axes of size 1 that the broadcast has made."""
+    assert left_of(program, "differentiable")[-1] == "reshape"
