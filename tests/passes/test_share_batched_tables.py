@@ -74,9 +74,10 @@ def test_a_sum():
         simplify=True,
         diff="""
           fn (t:f32[5,2], i:i32[3], u:f32[3,2]) {
+        +   b2:i32[3,1] = broadcast_in_dim[dims=(0,)] i
             b:f32[5,2] = broadcast_in_dim 0.0
         -   b1:f32[3,5,2] = broadcast_in_dim b
-            b2:i32[3,1] = broadcast_in_dim[dims=(0,)] i
+        -   b2:i32[3,1] = broadcast_in_dim[dims=(0,)] i
         -   s:f32[3,5,2] = scatter-add[update_window_dims=(1,), inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] b1 b2 u
         -   r:f32[5,2] = reduce_sum[axes=(0,)] s
         +   s1:f32[5,2] = scatter-add[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=fill_or_drop] b b2 u
