@@ -88,9 +88,10 @@ def test_rows_of_a_batch():
         "i32[3]",
         diff="""
             fn (p:bool[3], b:f32[3,8], u:f32[3], i:i32[3]) {
-              b1:bool[3,1] = broadcast_in_dim[dims=(0,)] p
-              b2:i32[3,1] = broadcast_in_dim[dims=(0,)] i
+          +   b2:i32[3,1] = broadcast_in_dim[dims=(0,)] i
           +   b4:i32[3,1] = broadcast_in_dim 8
+              b1:bool[3,1] = broadcast_in_dim[dims=(0,)] p
+          -   b2:i32[3,1] = broadcast_in_dim[dims=(0,)] i
           +   s2:i32[3,1] = select_n b1 b4 b2
           -   s:f32[3,8] = scatter[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] b b2 u
           +   s:f32[3,8] = scatter[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] b s2 u
