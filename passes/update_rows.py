@@ -85,7 +85,7 @@ class Descent(Match):
     @property
     def unknown(self) -> bool:
         """Whether some scalar is only known when the program runs."""
-        return not all(isinstance(scalar, Constant) for scalar in self.scalars.values())
+        return any(_known(scalar) is None for scalar in self.scalars.values())
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,13 @@ def _linear(term: Value) -> tuple[Value, tuple[Op, ...]]:
 def _may_keep(factor: Value) -> bool:
     """Whether a product with it, or a quotient by it, may be zero for zero (2)."""
     scalar = scalar_of(factor)
-    if not isinstance(scalar, Constant):
-        return True
-    return bool(np.isfinite(scalar.scalar) and scalar.scalar != 0)
+    number = None if scalar is None else _known(scalar)
+    return number is None or bool(np.isfinite(number) and number != 0)
+
+
+def _known(scalar: Value) -> Any:
+    """The number that a scalar is, if that is known."""
+    return scalar.scalar if isinstance(scalar, Constant) else None
 
 
 def _is_less(match: Descent) -> bool:

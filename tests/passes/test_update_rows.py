@@ -176,6 +176,12 @@ def test_windows_may_meet():
     check_refuses(UPDATE, program(twice), *types, because="of two ops may meet")
 
 
+def test_a_rate_on_a_device():
+    """(2) It is a constant of which the value is not looked at."""
+    rate = jnp.float32(0.1)
+    same(descent(lambda p, g, _: p - rate * g), *arguments())
+
+
 @pytest.mark.parametrize("mode", ["clip", "drop"])
 def test_windows_that_are_whole_along_an_axis(mode):
     """(3) Wherever they are said to start along that: it is clamped, or they are dropped."""
