@@ -277,7 +277,9 @@ def _merge(nest: Nest, plan: _Plan, rw: Rewriter) -> None:
     if plan.joint:
         gate = rw.new_value(plan.inner_skip.predicate.aval, "outer")
         rw.add_param(body, gate)
-        _gate(plan.inner_skip.predicate, gate, rw)
+        inner_predicate = plan.inner_skip.predicate
+        both = _gate(inner_predicate, gate, rw)
+        stacked = [both if value is inner_predicate else value for value in stacked]
     count = len(inner.carries)
     rw.set_outputs(body, [*body.outputs[:count], *stacked])
     flat = rw.new_scan(
@@ -329,11 +331,12 @@ def _joint(nest: Nest, rw: Rewriter) -> Value:
     )
 
 
-def _gate(predicate: Value, gate: Value, rw: Rewriter) -> None:
-    """Make everything that reads the inner predicate read ``gate and predicate``."""
+def _gate(predicate: Value, gate: Value, rw: Rewriter) -> Value:
+    """``gate and predicate``, which everything that reads the inner predicate now reads."""
     home = predicate.region
     assert home is not None
     after = predicate.op.next if predicate.op is not None else home.first
     assert after is not None
     both = rw.insert(lax.bitwise_and, gate, predicate, before=after)
     rw.replace(predicate, both, where=lambda use: use.op is not both.op)
+    return both

@@ -754,3 +754,22 @@ def test_an_inner_loop_of_no_steps():
         return lax.scan(level, c, None, length=3)[0]
 
     check_refuses(CARRIED, program, "f32[3]", "f32[]", because="the inner loop is empty")
+
+
+def test_a_predicate_that_is_stacked_is_that_of_both_loops():
+    """(2b, 3) In steps that the outer loop skips it is false, whatever the inner loop's says."""
+
+    def program(x, taken, numbers):
+        def inner(b, k):
+            p = k < 3
+            return lax.cond(p, lambda: b * 2, lambda: b), p
+
+        def outer(c, row):
+            p, ks = row
+            skipped = lambda: (c, jnp.zeros(4, bool))
+            return lax.cond(p, lambda: lax.scan(inner, c, ks), skipped)
+
+        return lax.scan(outer, x, (taken, numbers))
+
+    taken, numbers = np.array([True, False, True]), np.arange(12, dtype=np.int32).reshape(3, 4)
+    alone(UPFRONT, program, np.ones(3, np.float32), taken, numbers % 5, fires=True)
