@@ -10,6 +10,8 @@ MIDDLE ?= $(shell .ci/newest-python 3.12)
 PYTEST ?= --numprocesses auto --maxprocesses 4 --quiet
 QUICK  ?= tests/test_calls.py tests/test_decorator.py tests/test_import_export.py \
           tests/donation/test_matched.py tests/lint/test_residual_rules.py tests/passes/test_residuals.py
+ONCE   ?= tests/lint tests/html tests/run tests/saving tests/test_bench.py tests/test_docs.py \
+          tests/test_growth_of_benchmarks.py tests/test_order.py tests/test_setup_work.py
 BENCH  ?=
 FUZZ   ?= --minutes 10 --processes 2
 MUTANTS ?=
@@ -37,9 +39,10 @@ lint: .venv/stamp-lint
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 
+# But for what looks at shapes, processes and pages: once is enough.
 test-newest: .venv-newest/stamp-test
 	@.venv-newest/bin/python $(versions)
-	.venv-newest/bin/python -m pytest $(PYTEST)
+	.venv-newest/bin/python -m pytest $(PYTEST) $(addprefix --ignore=,$(ONCE))
 
 # Only where it is asked for: to look for a Python takes a second.
 test-middle: $(and $(filter test-middle test-all,$(MAKECMDGOALS)),$(MIDDLE),.venv-middle/stamp-test)
@@ -50,6 +53,7 @@ test-middle: $(and $(filter test-middle test-all,$(MAKECMDGOALS)),$(MIDDLE),.ven
 	fi
 
 test-all: QUICK = tests
+test-all: ONCE =
 test-all: test test-newest test-middle
 
 test-browser: .venv/stamp-browser
