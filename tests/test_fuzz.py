@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fuzz import broken, check, corpus, lanes, mutations, programs, saved, shrink, transformed
+from fuzz import (
+    broken,
+    check,
+    corpus,
+    finds,
+    lanes,
+    mutations,
+    programs,
+    saved,
+    shrink,
+    transformed,
+)
 from fuzz.derive import derived
 from fuzz.epoch import Epoch
 from fuzz.evaluate import EndlessError, Evaluator
@@ -168,25 +179,59 @@ def test_seeds_in_other_dtypes_and_derivatives():
     assert len(ways) >= 6, ways
 
 
-def test_a_broken_condition_is_found_and_saved(tmp_path, monkeypatch):
+@pytest.fixture
+def broken_pass(monkeypatch):
     """Without its second condition the pass shares stacks with loops that read them forwards."""
 
     def runs(scan, route):
         return len(route) == 1 and isinstance(route[0], Rows) and find_skip(route[0].scan) is None
 
-    epoch = Epoch(0, 0, tmp_path)
+    with _small(), monkeypatch.context() as patched:
+        patched.setattr(shifts, "_runs_back", runs)
+        yield patched
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_broken_condition_is_found_and_saved(number, tmp_path, broken_pass):
+    """What is saved goes wrong as long as the pass is broken."""
+    epoch = Epoch(number, 0, tmp_path)
     epoch.pool = [seed()]
-    with monkeypatch.context() as broken:
-        broken.setattr(shifts, "_runs_back", runs)
-        with _small():
-            for _ in range(200):
-                epoch.one()
-                if epoch.kinds:
-                    break
-            (path,) = tmp_path.glob("found_*.py")
-            with pytest.raises(AssertionError, match="wrong"):
-                runpy.run_path(str(path))["test_it"]()
+    for _ in range(500):
+        epoch.one()
+        if epoch.kinds:
+            break
+    (path,) = tmp_path.glob("found_*.py")
+    assert finds.PASSES not in path.read_text()
+    with pytest.raises(AssertionError, match=r"wrong|says"):
+        runpy.run_path(str(path))["test_it"]()
+    broken_pass.undo()
     runpy.run_path(str(path))["test_it"]()
+
+
+def backwards(x):
+    """What the broken pass gets wrong: stacks are read in the order in which they were made."""
+    step = lambda c, _: (jnp.sin(c), (c, jnp.sin(c)))
+    last, rows = lax.scan(step, x, length=4, reverse=True)
+    return lax.scan(lambda d, r: (d * r[0] + r[1], None), last, rows, reverse=True)[0]
+
+
+def test_what_is_saved_fails_as_it_is_saved(broken_pass):
+    """However small a program that goes wrong could be, the test in its file fails."""
+    plan = check.alone(ShareShiftedStacks(), "final", tidied=True)
+    find = finds.Find(seed(backwards), plan, check.Difference("values", "wrong"))
+    text = finds.smallest(find, lambda _: True)
+    assert saved.kind_of_failure(text) == "values" and finds.PASSES not in text
+    broken_pass.undo()
+    assert saved.kind_of_failure(text) is None
+    assert finds.PASSES in finds.smallest(find, lambda _: False)
+
+
+def test_what_goes_wrong_compiled_is_compiled_again(monkeypatch):
+    other = seed(lambda x: before_and_after(x) * 1.01).graph
+    find = finds.Find(seed(), check.whole("final"), check.Difference("compiled", "wrong"))
+    assert not find.fails_as_saved(find.seed.graph)
+    monkeypatch.setattr(check, "run", lambda *_: (other, None))
+    assert find.fails_as_saved(find.seed.graph)
 
 
 @contextlib.contextmanager
@@ -212,12 +257,24 @@ def test_shrunk_as_far_as_it_fails():
     assert shrink.size(graph) <= (4, 4)
 
 
-def test_source_is_the_program():
-    graph = seed(everything, X, np.int32(1)).graph
-    names = {
-        name: getattr(saved, name) for name in ("bind", "dtype", "number", "weak", "say", "murmur")
-    }
-    names |= {"lax": lax, "jax": jax, "undefined": saved.undefined, "inf": np.inf, "nan": np.nan}
+def handed_on(x, i):
+    """Loops, a branch and a function that return what they are given."""
+    last, rows = lax.scan(lambda c, r: (saved.kept(c), saved.kept(r)), x[0], x)
+    array, _ = lax.while_loop(lambda c: c[1] < 3, lambda c: (saved.kept(c[0]), c[1] + 1), (x, i))
+    either = lax.cond(i > 0, lambda: saved.kept(x), lambda: jnp.sin(x))
+    return last, rows, array, either, jax.jit(saved.kept)(x)
+
+
+@pytest.mark.parametrize("program", [everything, handed_on])
+def test_source_is_the_program(program):
+    args = X, np.int32(1)
+    graph = saved.graph_of(program, args)
+    names = {**vars(saved), "inf": np.inf, "nan": np.nan}
     exec(source(graph), names)
-    again = import_jaxpr(jax.make_jaxpr(names["program"])(X, np.int32(1)))
+    again = saved.graph_of(names["program"], args)
+    loops, written = (
+        [(op.name, len(op.operands), len(op.results)) for op in each.walk() if op.regions]
+        for each in (graph, again)
+    )
+    assert loops == written
     assert check.compare(graph, again, check.arguments(graph, np.random.default_rng(0))) is None

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuzz import check, corpus, lanes, mutations, programs, shrink, transformed
+from fuzz import check, corpus, finds, lanes, mutations, programs, transformed
 from fuzz.derive import derived
 from fuzz.eager import eager
-from fuzz.source import UnprintableError, source
 from jaxpr_opt import registry
 from jaxpr_opt.ir import Graph, Phase
 from jaxpr_opt.pipeline import Pass
-from jaxpr_opt.text import to_text
 
 FILES = 5
 """Files of tests that an epoch takes programs from."""
@@ -110,7 +109,7 @@ class Epoch:
             where = traceback.format_exc()
             slow = check.Difference("fault", f"it takes over {SLOW:.0f} s\n{where}")
             self.kinds[f"slow: {self.plan.label}"] += 1
-            self._write("slow", report(self.current, self.plan, slow, self.current.graph))
+            self._write("slow", finds.report(self.current, self.plan, slow, self.current.graph))
         except Exception:  # noqa: BLE001 - a fault of the generator, to be read later
             self.counts["broken"] += 1
             self._write("broken", traceback.format_exc())
@@ -202,16 +201,15 @@ class Epoch:
                 return again is not None and again.kind == found.kind
             return False
 
-        graph = shrink.shrunk(seed.graph, fails) if fails(seed.graph) else seed.graph
         call = f"check_transformed(program, TYPES, {way.how!r}, {way.inside}, {way.seed})"
-        self._write("found", report(seed, self.plan, found, graph, call))
+        self._save(finds.Find(seed, self.plan, found, call), fails)
 
     def _compiled(
         self, seed: corpus.Seed, plan: check.Plan, arguments: Any
     ) -> check.Difference | None:
         """How a program differs when it is compiled; if that hangs, its file is left behind."""
-        hangs = check.Difference("fault", "compiled, it hangs or takes the process down")
-        path = self._write("compiling", report(seed, plan, hangs, seed.graph))
+        hangs = check.Difference("compiled", "it hangs or takes the process down")
+        path = self._write("compiling", finds.report(seed, plan, hangs, seed.graph))
         found = check.compiled(seed.graph, plan, arguments)
         path.unlink()
         self.counts["compiled"] += 1
@@ -231,47 +229,18 @@ class Epoch:
                 return again.difference is not None and again.difference.kind == found.kind
             return False
 
-        graph = shrink.shrunk(seed.graph, fails) if fails(seed.graph) else seed.graph
-        self._write("found", report(seed, plan, found, graph))
+        self._save(finds.Find(seed, plan, found), fails)
+
+    def _save(self, find: finds.Find, fails: Callable[[Graph], bool]) -> None:
+        """Write down the smallest program that goes wrong; that takes time of its own."""
+        signal.setitimer(signal.ITIMER_PROF, 2 * SLOW)
+        self._write("found", finds.smallest(find, fails))
 
     def _write(self, kind: str, text: str) -> Path:
         name = f"{kind}_{jax.__version__.replace('.', '_')}_{self.seed}_{self.number}"
         path = self.folder / f"{name}_{self.counts['programs']}.py"
         path.write_text(text)
         return path
-
-
-def report(
-    seed: corpus.Seed,
-    plan: check.Plan,
-    found: check.Difference,
-    graph: Graph,
-    call: str | None = None,
-) -> str:
-    """A test that fails, with what is known of it."""
-    about = f"{found.kind}: {found.text}\n\n{plan.label}, phase {plan.phase}\nfrom {seed.origin}"
-    about = about.replace("\\", "/").replace('"""', "'''")
-    text = to_text(graph)
-    try:
-        program = source(graph)
-    except UnprintableError as error:
-        return f'"""{about}\n\nCannot be written as source: {error}\n\n{text}"""\n'
-    types = [f"{v.dtype}[{','.join(map(str, v.shape))}]" for v in graph.inputs]
-    name = "whole" if len(plan.pipeline.stages) > 1 else plan.label
-    tidied = len(plan.pipeline.passes) > 1 and name != "whole"
-    header = (
-        "from jax import lax\nimport jax\nimport numpy as np\n"
-        "from fuzz.saved import bind, check_saved, check_transformed, dtype, murmur, number\n"
-        "from fuzz.saved import say, undefined, weak\n"
-        "inf, nan = float('inf'), float('nan')\n"
-    )
-    how = f"tidied={tidied}" + ", lanes=True" * plan.lanes
-    call = call or f"check_saved(program, TYPES, {name!r}, {plan.phase!r}, {how})"
-    call = call.replace("TYPES", repr(types))
-    return (
-        f'"""{about}\n"""\n\n{header}\n\n{program}\n\n'
-        f"def test_it():\n    {call}\n\n\n_TEXT = '''\n{text}\n'''\n"
-    )
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import primitives
+from jax.extend.core import Primitive, primitives
 
 from fuzz import check, transformed
 from fuzz.eager import eager
@@ -20,7 +20,10 @@ from fuzz.lanes import AXIS, LANES, bound
 from fuzz.mutations import effects
 from jaxpr_opt import compat, registry
 from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Phase
+from jaxpr_opt.ir import Graph, Phase
+from jaxpr_opt.pipeline import PassError
+from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.verify import VerifyError
 
 PRIMITIVES = {
     each.name: each
@@ -28,6 +31,18 @@ PRIMITIVES = {
     for name, each in vars(module).items()
     if name.endswith("_p")
 }
+
+
+_KEPT = Primitive("kept")
+_KEPT.def_abstract_eval(lambda aval: aval)
+
+
+class DifferenceError(AssertionError):
+    """A program does not compute the same after passes."""
+
+    def __init__(self, found: check.Difference) -> None:
+        super().__init__(found.text)
+        self.found = found
 
 
 def bind(primitive: str, *operands: Any, **params: Any) -> list[Any]:
@@ -38,6 +53,11 @@ def bind(primitive: str, *operands: Any, **params: Any) -> list[Any]:
 def dtype(name: str) -> Any:
     """The dtype of that name."""
     return jnp.dtype(name)
+
+
+def kept(value: Any) -> Any:
+    """A value that a loop or a branch returns as it is: JAX takes it out of them otherwise."""
+    return _KEPT.bind(value)
 
 
 def number(value: Any, kind: str) -> Any:
@@ -73,15 +93,16 @@ def check_saved(
     *,
     tidied: bool = False,
     lanes: bool = False,
+    compiled: bool = False,
 ) -> None:
     """Check that a program computes the same after passes: ``whole``, or the name of one."""
-    avals = _specs(types)
     with jax.enable_x64(any("64" in each for each in types)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a number that overflows is no concern of ours
-        axes = [(AXIS, LANES)] if lanes else None
-        graph = import_jaxpr(jax.make_jaxpr(program, axis_env=axes)(*avals), phase)
+        graph = graph_of(program, _specs(types), phase, lanes=lanes)
         with eager(), bound() if lanes else contextlib.nullcontext():
-            _check(graph, _plan(passes, phase, tidied, lanes))
+            found = _difference(graph, _plan(passes, phase, tidied, lanes), compiled)
+    if found is not None:
+        raise DifferenceError(found)
 
 
 def check_transformed(
@@ -89,13 +110,43 @@ def check_transformed(
 ) -> None:
     """Check that derivatives and batches of an optimised program are those of the program."""
     on_devices = "devices" in how
-    axes = [(AXIS, LANES)] if on_devices else None
     with jax.enable_x64(any("64" in each for each in types)), eager():
-        graph = import_jaxpr(jax.make_jaxpr(program, axis_env=axes)(*_specs(types)))
+        graph = graph_of(program, _specs(types), lanes=on_devices)
         with bound() if on_devices else contextlib.nullcontext():
             way = transformed.Way(how, inside, seed)
             found = transformed.check_way(graph, way, np.random.default_rng(0)).difference
-    assert found is None, found.text
+    if found is not None:
+        raise DifferenceError(found)
+
+
+def graph_of(
+    program: Callable[..., Any],
+    avals: Sequence[Any],
+    phase: Phase = "differentiable",
+    *,
+    lanes: bool = False,
+) -> Graph:
+    """The graph that a program was written from."""
+    axes = [(AXIS, LANES)] if lanes else None
+    graph = import_jaxpr(jax.make_jaxpr(program, axis_env=axes)(*avals), phase)
+    rw = Rewriter(graph)
+    for op in [each for each in graph.walk() if each.name == _KEPT.name]:
+        rw.replace(op.result, op.operands[0])
+        rw.erase(op)
+    return graph
+
+
+def kind_of_failure(text: str) -> check.Kind | None:
+    """What the test in a saved file finds; None if it passes, or if the file has no such test."""
+    names: dict[str, Any] = {}
+    try:
+        exec(text, names)
+        names["test_it"]()
+    except DifferenceError as error:
+        return error.found.kind
+    except Exception:  # noqa: BLE001 - what is saved is no program
+        return None
+    return None
 
 
 def _specs(types: Sequence[str]) -> list[jax.ShapeDtypeStruct]:
@@ -115,13 +166,22 @@ def _plan(passes: str, phase: Phase, tidied: bool, lanes: bool) -> check.Plan:
     return dataclasses.replace(plan, lanes=lanes)
 
 
-def _check(graph: Any, plan: check.Plan) -> None:
-    after, _ = check.run(graph, plan)
-    for seed in range(4):
-        draw = check.for_lanes if plan.lanes else check.arguments
-        for args in draw(graph, np.random.default_rng(seed)):
-            if plan.lanes:
-                found = check.compare(graph, after, [args], plan=plan)
-            else:
-                found = check.confirmed(graph, after, args)
-            assert found is None, found.text
+def _difference(graph: Graph, plan: check.Plan, compiled: bool) -> check.Difference | None:
+    draw = check.for_lanes if plan.lanes else check.arguments
+    drawn = [args for seed in range(4) for args in draw(graph, np.random.default_rng(seed))]
+    try:
+        if compiled:
+            return check.compiled(graph, plan, drawn)
+        after, _ = check.run(graph, plan)
+    except (PassError, VerifyError) as error:
+        return check.Difference("fault", f"{plan.label}: {error}")
+    found = (_compared(graph, after, args, plan) for args in drawn)
+    return next(filter(None, found), None)
+
+
+def _compared(
+    graph: Graph, after: Graph, args: Sequence[Any], plan: check.Plan
+) -> check.Difference | None:
+    if plan.lanes:
+        return check.compare(graph, after, [args], plan=plan)
+    return check.confirmed(graph, after, args)

@@ -28,7 +28,8 @@ from jax.sharding import PartitionSpec as P
 import jaxpr_opt
 from fuzz import check, corpus, lanes, mutations, programs, saved
 from fuzz.eager import eager
-from fuzz.epoch import report, silenced
+from fuzz.epoch import silenced
+from fuzz.finds import report
 from fuzz.mutations.places import is_plain
 from fuzz.source import UnprintableError, source
 from jaxpr_opt import compat, settings
@@ -178,7 +179,7 @@ def _traced_again(graph: Graph) -> Any:
 
     names: dict[str, Any] = {}
     with contextlib.suppress(UnprintableError):  # its types are of no mesh, as they stand
-        names = {**vars(saved), "inf": np.inf, "nan": np.nan}
+        names = {**vars(saved), "kept": lambda x: x, "inf": np.inf, "nan": np.nan}
         exec(source(graph), names)
 
     def fun(*args: Any) -> list[Any]:

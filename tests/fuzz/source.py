@@ -56,12 +56,23 @@ class _Writer:
     ) -> Iterator[str]:
         yield f"{pad}def {name}({', '.join(self.name(p) for p in params)}):"
         yield from self.region(region, pad + "    ")
-        yield f"{pad}    return [{', '.join(self.name(v) for v in region.outputs)}]"
+        yield f"{pad}    return [{', '.join(self.outputs(region))}]"
 
     def region(self, region: Region, pad: str) -> Iterator[str]:
         for op in region.ops:
             if not op.is_terminator:
                 yield from self.op(op, pad)
+
+    def outputs(self, region: Region) -> list[str]:
+        """What a region returns; ``kept`` is what JAX would take out of it when it is traced."""
+        made = {v for op in region.ops for v in op.results}
+        is_whole = isinstance(region.owner, Graph)
+        return [
+            self.name(v)
+            if is_whole or v in made or isinstance(v, Constant)
+            else f"kept({self.name(v)})"
+            for v in region.outputs
+        ]
 
     def op(self, op: Op, pad: str) -> Iterator[str]:
         match op:
@@ -115,7 +126,7 @@ class _Writer:
         yield from [f"{inner}[{carries}] = carry"] * (n > 0)
         yield from [f"{inner}[{rows}] = rows"] * (n < len(op.body.params))
         yield from self.region(op.body, inner)
-        outs = [self.name(v) for v in op.body.outputs]
+        outs = self.outputs(op.body)
         yield f"{inner}return [{', '.join(outs[:n])}], [{', '.join(outs[n:])}]"
         given = [self.name(v) for v in op.operands]
         options = f"length={op.length}, reverse={op.reverse}"
@@ -130,7 +141,7 @@ class _Writer:
             yield f"{pad}def {names[-1]}(carry):"
             yield f"{pad}    [{', '.join(self.name(p) for p in region.params)}] = carry"
             yield from self.region(region, pad + "    ")
-            outs = ", ".join(self.name(v) for v in region.outputs)
+            outs = ", ".join(self.outputs(region))
             yield f"{pad}    return {outs if region is op.predicate else f'[{outs}]'}"
         given = ", ".join(self.name(v) for v in op.operands)
         yield f"{pad}{self.results(op)}lax.while_loop({names[0]}, {names[1]}, [{given}])"
