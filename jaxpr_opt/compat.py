@@ -37,6 +37,9 @@ _XLA: tuple[int, ...] = jaxlib.version.__version_info__
 KEEPS_BARRIERS: bool = _XLA >= (0, 11)
 """Whether XLA keeps an `optimization_barrier` until it has placed its copies."""
 
+ADDS_AT_CONSTANTS: bool = _XLA >= (0, 12)
+"""Whether XLA:CPU adds in place to a window of an array that is at a constant."""
+
 COMPILES_LOOPS_WHOLE: bool = _XLA >= (0, 12)
 """Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step,
 too."""

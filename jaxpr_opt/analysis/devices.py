@@ -78,6 +78,15 @@ def fence() -> Fence | None:
     return "division" if jax.default_backend() == "cpu" else None
 
 
+def copies_at_constants() -> bool:
+    """Whether XLA copies an array for a window at a constant that is read, added to and written.
+
+    It makes a `slice` of the read; before JAX 0.12 a fusion on a CPU wrote in place only what it
+    read by a `dynamic_slice`.
+    """
+    return not compat.ADDS_AT_CONSTANTS and jax.default_backend() == "cpu"
+
+
 def compile_loops_whole() -> bool:
     """Whether XLA:CPU makes one function of a loop whose steps read rows of scalars."""
     return compat.COMPILES_LOOPS_WHOLE

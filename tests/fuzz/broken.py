@@ -87,7 +87,7 @@ MUTANTS = (
         "hop.scan.reverse != scan.reverse and", "",
     ),
     Mutant(
-        "narrow-carried-arrays", "2", "passes/narrow_carried_arrays.py",
+        "narrow-carried-arrays", "2", "jaxpr_opt/analysis/blocks.py",
         "if any(s.steps != known[0].steps for s in known):", "if False:",
     ),
     Mutant(

@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.passes import narrow_carried_arrays
 from jaxpr_opt.passes.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, memory
@@ -313,3 +314,124 @@ def test_a_table_is_narrowed_for_its_gradient():
 
     a = jnp.ones((8, 4))
     assert memory(jax.grad(optimize(loss)), a) <= memory(optimize(jax.grad(loss)), a) + 64
+
+
+def summed(*windows):
+    """A loop that adds its input to windows of a vector."""
+
+    def program(flat, xs):
+        def step(flat, x):
+            for start, stop in windows:
+                flat = flat.at[start:stop].add(x[: stop - start])
+            return flat, None
+
+        return lax.scan(step, flat, xs)[0]
+
+    return program
+
+
+def carried(graph):
+    """The shapes that the loop carries."""
+    loop = next(op for op in graph.walk() if op.name == "scan")
+    return [carry.param.shape for carry in loop.carries]
+
+
+def test_slices_of_a_vector():
+    """Each is a carry of its own; what is between them stays."""
+
+    def program(flat, xs):
+        def step(flat, x):
+            for start in (2, 8):
+                old = lax.dynamic_slice(flat, (start,), (4,))
+                flat = lax.dynamic_update_slice(flat, old + x, (start,))
+            return flat, None
+
+        return lax.scan(step, flat, xs)[0]
+
+    check_rewrite(
+        NARROW,
+        program,
+        "f32[12]",
+        "f32[5,4]",
+        simplify=True,
+        diff="""
+          fn (flat:f32[12], xs:f32[5,4]) {
+        +   d4:f32[4] = dynamic_slice flat 2
+        +   d5:f32[4] = dynamic_slice flat 8
+        -   c:f32[12] = scan[5] carry(c=flat) xs(x=xs) {
+        +   c1:f32[4], c2:f32[4] = scan[5] carry(c1=d4, c2=d5) xs(x=xs) {
+        -     d:f32[4] = dynamic_slice c 2
+        -     a:f32[4] = add d x
+        +     a:f32[4] = add c1 x
+        -     d1:f32[12] = dynamic_update_slice c a 2
+        -     d2:f32[4] = dynamic_slice d1 8
+        -     a1:f32[4] = add d2 x
+        +     a1:f32[4] = add c2 x
+        -     d3:f32[12] = dynamic_update_slice d1 a1 8
+        -     yield carry(d3)
+        +     yield carry(a, a1)
+            }
+        +   d6:f32[12] = dynamic_update_slice flat c1 2
+        +   d7:f32[12] = dynamic_update_slice d6 c2 8
+        -   return c
+        +   return d7
+          }
+        """,
+    )
+
+
+APART = {
+    "overlapping": (((1, 4), (3, 6), (8, 10)), [(5,), (2,)]),
+    "side by side": (((0, 5), (5, 12)), [(5,), (7,)]),
+    "not in order": (((7, 9), (0, 4), (4, 7)), [(4,), (3,), (2,)]),
+    "one inside of another": (((2, 7), (3, 4), (8, 9)), [(5,), (1,)]),
+    "few rows": (((2, 4),), [(2,)]),
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_windows_at_constants(case):
+    """(2) The same bits; those that overlap are in one block."""
+    windows, blocks = APART[case]
+    assert carried(alone(NARROW, summed(*windows), "f32[12]", "f32[4,7]", fires=True)) == blocks
+
+
+def test_columns_at_constants():
+    """(3) Along the other axis they may be anywhere."""
+
+    def program(a, xs, rows):
+        def step(a, both):
+            x, row = both
+            a = lax.dynamic_update_slice(a, lax.dynamic_slice(a, (row, 1), (1, 4)) + x, (row, 1))
+            return lax.dynamic_update_slice(a, jnp.sin(x[:, :3]), (2, 6)), None
+
+        return lax.scan(step, a, (xs, rows))[0]
+
+    graph = alone(NARROW, program, "f32[3,9]", "f32[5,1,4]", "i32[5]", fires=True)
+    assert carried(graph) == [(3, 4), (3, 3)]
+
+
+def test_windows_at_constants_that_stay():
+    """Cost: nothing is gained, or scalars would be carried."""
+    alone(NARROW, summed((0, 9), (3, 12)), "f32[12]", "f32[4,9]", fires=False)
+    elements = summed(*((k, k + 1) for k in range(12)))
+    check_refuses(NARROW, elements, "f32[12]", "f32[4,9]", because="one by one")
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_the_gradient_of_a_flat_vector(copies, monkeypatch):
+    """No loop carries an array as large as the vector, if XLA would copy it in each step."""
+    monkeypatch.setattr(narrow_carried_arrays, "copies_at_constants", lambda: copies)
+
+    def loss(flat, xs):
+        def step(h, x):
+            w, b, c = flat[:64].reshape(8, 8), flat[64:72], flat[72:80]
+            return jnp.tanh(h @ w + b) * c + x, None
+
+        return jnp.sum(lax.scan(step, jnp.ones(8), xs)[0])
+
+    given = jnp.ones(80), jnp.ones((20, 8))
+    lowered = jax.jit(optimize(jax.grad(loss))).lower(*given).as_text()
+    loops = [line for line in lowered.splitlines() if "stablehlo.while" in line]
+    assert loops
+    assert any("tensor<80xf32>" in line for line in loops) != copies

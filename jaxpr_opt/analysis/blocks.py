@@ -1,0 +1,79 @@
+"""Rows of a carried array that all accesses of a loop are in, along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.affine import Affine
+from jaxpr_opt.analysis.buffers import Buffer
+from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir import Scan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows `start` to ``start + size`` along `axis`."""
+
+    axis: int
+    start: Affine
+    size: int
+
+    @property
+    def held(self) -> range:
+        """Those that a step after the last would find where they are."""
+        turns = [(0 if s.reverse else s.length - 1, k) for s, k in self.start.steps.items()]
+        last = self.start.offset + sum(step * k for step, k in turns)
+        onward = sum(-k if s.reverse else k for s, k in self.start.steps.items())
+        return range(last + max(onward, 0), last + min(onward, 0) + self.size)
+
+
+def moving_rows(scan: Scan, found: Buffer) -> tuple[Rows, ...]:
+    """The rows that all accesses are in, along the first axis that has few."""
+    if not isinstance(scan.parent, Scan) or len(found.carry.param.shape) < 2:
+        return ()
+    for axis, n in enumerate(found.carry.param.shape):
+        starts = [access.window[axis].start for access in found.accesses]
+        known = [start for start in starts if start is not None]
+        # Condition 2 of narrow-carried-arrays.
+        if len(known) < len(starts) or any(scan in s.steps or not s.steps for s in known):
+            continue
+        # Condition 2 of narrow-carried-arrays.
+        if any(s.steps != known[0].steps for s in known):
+            continue
+        low = min(s.offset for s in known)
+        ends = (s.offset + a.window[axis].size for s, a in zip(known, found.accesses, strict=True))
+        size = max(ends) - low
+        if not cost_model().is_most(size, n):
+            return (Rows(axis, Affine(low, (), known[0].steps), size),)
+    return ()
+
+
+def standing_blocks(found: Buffer) -> tuple[Rows, ...]:
+    """Blocks of rows at constants that all accesses are in, along the first long axis that has
+    several, or few rows in one.
+    """
+    for axis, n in enumerate(found.carry.param.shape):
+        extents = [access.window[axis] for access in found.accesses]
+        starts = [e.start.offset for e in extents if e.start is not None and e.start.is_constant]
+        # Condition 2 of narrow-carried-arrays.
+        if n <= limits.ROWS_CARRIED or len(starts) < len(extents):
+            continue
+        spans = [range(at, at + e.size) for at, e in zip(starts, extents, strict=True)]
+        blocks = _joined(spans)
+        if len(blocks) > 1 or not cost_model().is_most(len(blocks[0]), n):
+            return tuple(Rows(axis, Affine(block.start), len(block)) for block in blocks)
+    return ()
+
+
+def _joined(spans: Sequence[range]) -> list[range]:
+    """The spans in order, those that overlap as one."""
+    # Condition 2 of narrow-carried-arrays.
+    joined: list[range] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if joined and span.start < joined[-1].stop:
+            joined[-1] = range(joined[-1].start, max(joined[-1].stop, span.stop))
+        else:
+            joined.append(span)
+    return joined
