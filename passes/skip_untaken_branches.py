@@ -41,6 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import ClassVar
 
 import jax
@@ -48,13 +49,17 @@ from jax import lax
 
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.devices import is_divided
+from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.predicates import spread
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Cond, Op, Phase, Region, Scan, Value, While, backward_slice
+from jaxpr_opt.ir import Cond, Op, Phase, Region, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.traits import can_move, may_depend_on, spreads
+
+_SPREADING = frozenset({"broadcast_in_dim", "convert_element_type"})
+"""What makes a mask of truth values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +89,7 @@ class SkipUntakenBranches(Pass):
         predicate = _predicate(op)
         if predicate is None or op.region is None or _is_asked(predicate, op):
             return
-        alike = [each for each in op.region.ops if _predicate(each) is predicate]
+        alike = _choices(predicate, op.region)
         if alike[-1] is not op:
             return
         selects = tuple(each for each in alike if not _is_read_before(each, op))  # (3)
@@ -156,6 +161,19 @@ def _predicate(op: Op) -> Value | None:
     return rows if is_batch and rows.dtype == bool else None
 
 
+def _choices(predicate: Value, region: Region) -> list[Op]:
+    """The selects of a region by these truth values, in order."""
+    found: dict[Op, None] = {}
+    pending = [predicate]
+    while pending:
+        for user in pending.pop().users:
+            if user.region is region and user.name == "select_n":
+                found |= dict.fromkeys([user] if _predicate(user) is predicate else [])
+            elif user.region is region and user.name in _SPREADING:
+                pending.extend(user.results)
+    return sorted(found, key=region.order)
+
+
 def _is_asked(predicate: Value, op: Op) -> bool:
     """Whether an op is in a branch that runs only where some row has a predicate."""
     while (around := op.parent) is not None:
@@ -174,12 +192,23 @@ def _nbytes(selects: Sequence[Op]) -> int:
 
 def _only_for(selects: Sequence[Op], case: int, region: Region) -> tuple[Op, ...]:
     """The ops of a region that nobody wants but these selects, for one of their cases, in order."""
-    wanted = [each.operands[1 + case] for each in selects]
     found: dict[Op, None] = {}
-    for op in reversed(backward_slice(wanted, lambda v: v.region is not region)):
+    pending: dict[int, Op] = {}
+    latest: list[int] = []
+    read: Sequence[Value] = [each.operands[1 + case] for each in selects]
+    while True:
+        for value in read:  # what reads an op comes after it, and is known when its turn comes
+            op = value.op
+            if op is not None and op.region is region and region.order(op) not in pending:
+                pending[region.order(op)] = op
+                heappush(latest, -region.order(op))
+        if not latest:
+            return tuple(sorted(found, key=region.order))
+        op = pending[-heappop(latest)]
+        read = ()
         if can_move(op) and all(_is_for(v, selects, case, found, region) for v in op.results):
             found[op] = None
-    return tuple(sorted(found, key=region.order))
+            read = inputs(op)
 
 
 def _is_for(

@@ -398,6 +398,7 @@ def test_public_names():
         n for n, value in vars(jaxpr_opt).items() if n[0] != "_" and not inspect.ismodule(value)
     }
     assert names == {
+        "Frontier",
         "GraphDiff",
         "Match",
         "Optimized",
@@ -406,6 +407,7 @@ def test_public_names():
         "Pipeline",
         "Report",
         "Rewriter",
+        "budget",
         "diff",
         "everywhere",
         "explain",

@@ -131,6 +131,13 @@ def branches(n):
     return f, (jnp.ones(3), jnp.float32(3))
 
 
+def batched(n):
+    """One choice after another for each row of a batch."""
+    f, (x, p) = branches(n)
+    rows = jnp.broadcast_to(x, (4, 3)), p + jnp.arange(4.0)
+    return lambda *rows: jnp.sum(jax.vmap(f)(*rows)), rows
+
+
 ORDERS = {
     "gradient of optimised": lambda f: jax.jit(jax.grad(jaxpr_opt.optimize(f))),
     "optimised gradient": lambda f: jax.jit(jaxpr_opt.optimize(jax.grad(f))),
@@ -139,7 +146,8 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize(
-    "program", [chain, layers, selects, slices, wide, loops, long_body, predicates, branches]
+    "program",
+    [chain, layers, selects, slices, wide, loops, long_body, predicates, branches, batched],
 )
 def test_work_is_linear_in_the_length_of_a_program(program, order, monkeypatch):
     """Nothing of ours is called more than twice as often for twice the program."""

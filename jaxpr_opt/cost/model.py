@@ -156,7 +156,7 @@ class CostModel:
         """Whether a step takes so much longer than computing its predicate, with those of all
         steps before the loop, that it is worth it though maybe no step is skipped.
         """
-        asked = self.device.predicate * predicate.size
+        asked = self.device.predicate * _number(predicate.size)
         return self.step_seconds(body) >= self.device.unsure * asked
 
     def is_worth_asking(
@@ -166,7 +166,8 @@ class CostModel:
         than writing so many bytes for a branch, and than the rest, that it is worth it though
         maybe one always is.
         """
-        asked = self.device.predicate * predicate.size + self.device.step + self.moved(nbytes)
+        asked = self.device.predicate * _number(predicate.size) + self.device.step
+        asked += self.moved(nbytes)
         return max(self.run(ops), self.repeated(ops)) >= self.device.unsure * (asked + rest)
 
     def step_seconds(self, body: Region) -> float:

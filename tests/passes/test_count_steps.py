@@ -42,13 +42,13 @@ def test_the_loop_back_compares_its_row_with_the_count():
               s:f32[1] = slice[:1] c
               s1:f32[] = squeeze s
               l:bool[] = lt s1 bound
-        +     c3:i32[] = convert_element_type l
               r:f32[3] = cond l {
                 a:f32[3] = add c 1.0
                 yield a
               } else {
                 yield c
               }
+        +     c3:i32[] = convert_element_type l
         +     a1:i32[] = add taken c3
         -     yield carry(r) ys(l)
         +     yield carry(r, a1)
@@ -86,13 +86,13 @@ def test_a_stack_read_otherwise_is_a_mask():
               s:f32[1] = slice[:1] c
               s1:f32[] = squeeze s
               l:bool[] = lt s1 bound
-        +     c2:i32[] = convert_element_type l
               r:f32[3] = cond l {
                 a:f32[3] = add c 1.0
                 yield a
               } else {
                 yield c
               }
+        +     c2:i32[] = convert_element_type l
         +     a1:i32[] = add taken c2
         -     yield carry(r) ys(l)
         +     yield carry(r, a1)
