@@ -18,7 +18,7 @@ import jax
 
 from jaxpr_opt import door, settings
 from jaxpr_opt.compat_frames import boundary
-from jaxpr_opt.memory_budget import parse_budget
+from jaxpr_opt.memory.budget import parse_budget
 from jaxpr_opt.optimized import Optimized
 
 if TYPE_CHECKING:

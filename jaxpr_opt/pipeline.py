@@ -41,9 +41,9 @@ from jaxpr_opt.journal import (
     size_of,
     user_frame,
 )
-from jaxpr_opt.memory_budget import Budget
-from jaxpr_opt.planner import name_of, plan
-from jaxpr_opt.planner_messages import tell_unmet
+from jaxpr_opt.memory.budget import Budget
+from jaxpr_opt.memory.messages import tell_unmet
+from jaxpr_opt.memory.planner import name_of, plan
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.settled import Settled, settle, settled_by
 from jaxpr_opt.split import Split, join, split
@@ -162,8 +162,8 @@ class Pipeline:
 
     stages: tuple[tuple[Pass, ...], ...]
     trades: tuple[Pass, ...] = ()
-    """The stage that trades seconds for memory (see `jaxpr_opt.planner`), before the first stage
-    of passes of the final phase only."""
+    """The stage that trades seconds for memory (see `jaxpr_opt.memory.planner`), before the first
+    stage of passes of the final phase only."""
     memory: Budget | None = None
     """How much temporary memory a program may take; None: as much as is fastest."""
 

@@ -19,7 +19,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from jaxpr_opt import settings
-from jaxpr_opt.memory_budget import Budget, parse_budget
+from jaxpr_opt.memory.budget import Budget, parse_budget
 from jaxpr_opt.pipeline import Pass, Pipeline
 
 LIBRARY = "jaxpr_opt.passes"

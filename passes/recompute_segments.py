@@ -64,8 +64,8 @@ from jaxpr_opt.analysis.timeline import timeline
 from jaxpr_opt.analysis.turn import turn
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir import TERMINATOR, Op, Region, program_of
+from jaxpr_opt.memory.recomputing import again, recompute
 from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.recomputing import again, recompute
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.sizes import binary_text
 

@@ -51,9 +51,9 @@ from jaxpr_opt.cost.prediction import known_seconds
 from jaxpr_opt.cost.segments import Steps
 from jaxpr_opt.handover import make_cut
 from jaxpr_opt.ir import Op, Scan
+from jaxpr_opt.memory.segments import replay_in_segments
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.segments import replay_in_segments
 from jaxpr_opt.sizes import binary_text
 
 

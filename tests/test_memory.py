@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpr_opt import budget, optimize, settings
 from jaxpr_opt.cli.main import main
-from jaxpr_opt.memory_budget import Budget, parse_budget
-from jaxpr_opt.planner import collect_plans
-from jaxpr_opt.planner_messages import BudgetError
+from jaxpr_opt.memory.budget import Budget, parse_budget
+from jaxpr_opt.memory.messages import BudgetError
+from jaxpr_opt.memory.planner import collect_plans
 from jaxpr_opt.sizes import binary_text_above, parse_bytes
 from tests.loops import memory
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.journal import Rewrite
-from jaxpr_opt.planner import Candidate, Plan, collect_plans
+from jaxpr_opt.memory.planner import Candidate, Plan, collect_plans
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import factor
 from jaxpr_opt.reports.report import plain

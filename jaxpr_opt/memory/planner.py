@@ -20,7 +20,7 @@ from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import known_seconds, predicted_seconds
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
-from jaxpr_opt.memory_budget import Budget
+from jaxpr_opt.memory.budget import Budget
 from jaxpr_opt.rewriter import copy_graph
 
 PRICES = tuple(4.0**power for power in range(-3, 5))

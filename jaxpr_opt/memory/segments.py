@@ -9,7 +9,7 @@ from functools import partial
 
 from jaxpr_opt.analysis.replays import Replay
 from jaxpr_opt.ir import Op, Scan, Stack, Value
-from jaxpr_opt.peeling import without_last
+from jaxpr_opt.memory.peeling import without_last
 from jaxpr_opt.rewriter import Rewriter
 
 Rows = Mapping[Value, Value]

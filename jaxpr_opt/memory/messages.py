@@ -9,8 +9,8 @@ from jaxpr_opt.analysis.timeline import Live, timeline
 from jaxpr_opt.frames import frame_text
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import user_frame
-from jaxpr_opt.memory_budget import Budget
-from jaxpr_opt.planner import Plan
+from jaxpr_opt.memory.budget import Budget
+from jaxpr_opt.memory.planner import Plan
 from jaxpr_opt.sizes import binary_text
 from jaxpr_opt.text_params import type_text
 
