@@ -85,13 +85,13 @@ from jaxpr_opt.analysis.cuts import (
     outermost,
     residuals,
 )
-from jaxpr_opt.analysis.replays import runs
 from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.analysis.versions import restored
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
+from jaxpr_opt.cost.prediction import runs
 from jaxpr_opt.handover import make_cut
 from jaxpr_opt.ir import Op, Scan, Value, While
 from jaxpr_opt.pipeline import Match, Pass

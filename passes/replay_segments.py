@@ -44,10 +44,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.cuts import Cut, cut, residuals
-from jaxpr_opt.analysis.replays import Replay, replay, runs
+from jaxpr_opt.analysis.replays import Replay, replay
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.prediction import known_seconds
+from jaxpr_opt.cost.prediction import known_seconds, runs
 from jaxpr_opt.cost.segments import Steps
 from jaxpr_opt.handover import make_cut
 from jaxpr_opt.ir import Op, Scan

@@ -96,12 +96,3 @@ def _needed(scan: Scan, values: Iterable[Value]) -> tuple[tuple[Carry, ...], tup
 def _carries(scan: Scan, roots: Sequence[Value], ops: Sequence[Op]) -> Iterator[Carry]:
     used = reads(ops).union(roots)
     return (carry for carry in scan.carries if carry.param in used)
-
-
-def runs(op: Op) -> int:
-    """How often the loops around an op run it; those of which that is unknown count once."""
-    around, times = op.parent, 1
-    while around is not None:
-        times *= around.length if isinstance(around, Scan) else 1
-        around = around.parent
-    return times

@@ -66,11 +66,11 @@ def _is_hidden(value: Value) -> bool:
 def _steps(graph: Graph, model: CostModel) -> float:
     """Seconds of the steps of loops, whatever they do."""
     loops = [op for op in graph.walk() if isinstance(op, Scan)]
-    return sum(model.loop_seconds(_runs(op) * op.length, _largest(op)) for op in loops)
+    return sum(model.loop_seconds(runs(op) * op.length, _largest(op)) for op in loops)
 
 
-def _runs(op: Op) -> int:
-    """How often the loops around an op run it."""
+def runs(op: Op) -> int:
+    """How often the loops around an op run it; those of which that is unknown count once."""
     around, times = op.parent, 1
     while around is not None:
         times *= around.length if isinstance(around, Scan) else 1
