@@ -43,7 +43,7 @@ from jaxpr_opt.journal import (
 )
 from jaxpr_opt.memory.budget import Budget
 from jaxpr_opt.memory.messages import tell_unmet
-from jaxpr_opt.memory.planner import name_of, plan
+from jaxpr_opt.memory.planner import plan
 from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.settled import Settled, settle, settled_by
 from jaxpr_opt.split import Split, join, split
@@ -282,7 +282,7 @@ class Pipeline:
             if graph.cotangents or (phase == "differentiable" and _is_derivative(graph)):
                 graph.phase = "differentiated"
             journal.phase = graph.phase
-            journal.name = name_of(graph)
+            journal.name = str(getattr(graph.debug_info, "func_name", None) or graph.name)
             try:
                 snapshots = pipeline.apply(graph, journal, settled)
             except PassError as error:

@@ -50,3 +50,8 @@ CUTS = 96
 
 NEXT_BOUND = 0.85
 """How much less than what the last division into segments takes the next one may take."""
+
+PRICES = tuple(4.0**power for power in range(-3, 5))
+"""What a byte may be worth to a memory budget, in seconds of the whole program for each byte that
+it takes: at the first price, all of its memory is worth a sixty-fourth of its time, and at the last
+a 256th of its memory is worth all of its time."""

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from jaxpr_opt.analysis.liveness import temporary_bytes
+from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import known_seconds, predicted_seconds
@@ -22,11 +23,6 @@ from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
 from jaxpr_opt.memory.budget import Budget
 from jaxpr_opt.rewriter import copy_graph
-
-PRICES = tuple(4.0**power for power in range(-3, 5))
-"""What a byte may be worth, in seconds of the whole program for each byte that it takes: at the
-first price, all of its memory is worth a sixty-fourth of its time, and at the last a 256th of its
-memory is worth all of its time."""
 
 Run = Callable[[Graph, Journal], None]
 """Runs the budget stage on a graph, in place."""
@@ -114,7 +110,7 @@ def _seconds(graph: Graph, model: CostModel) -> float:
 def _candidates(graph: Graph, first: Candidate, run: Run) -> Iterator[Candidate]:
     """Candidates at rising prices."""
     before = first
-    for price in PRICES:
+    for price in limits.PRICES:
         before = _candidate(graph, price * first.seconds / max(first.nbytes, 1), before, run)
         yield before
 
@@ -144,8 +140,3 @@ def collect_plans() -> Iterator[list[Plan]]:
         yield plans
     finally:
         _listener.reset(token)
-
-
-def name_of(graph: Graph) -> str:
-    """What the user calls a program."""
-    return str(getattr(graph.debug_info, "func_name", None) or graph.name)
