@@ -392,6 +392,7 @@ class _Run:
 
     def __init__(self, graph: Graph, journal: Journal) -> None:
         self.graph, self.journal = graph, journal
+        self.settings = settings.current()
         self.census, self.version = Census(graph), 0
         self.idle_since: dict[int, int] = {}
         """For passes that found nothing to do: in which version of the graph."""
@@ -417,13 +418,12 @@ class _Run:
         """Whether a pass changes the graph, if it has not seen it yet."""
         if self.idle_since.get(id(each)) == self.version:
             return False
-        debug = settings.current().verify
-        if not run_pass(each, self.graph, self.journal, debug, self.census):
+        if not run_pass(each, self.graph, self.journal, self.settings.verify, self.census):
             self.idle_since[id(each)] = self.version
             return False
         self.version, self.census = self.version + 1, Census(self.graph)
         measure(each.name, self.graph, self.journal)
-        if settings.current().check:
+        if self.settings.check:
             self.snapshots.append((each.name, export(self.graph)))
         return True
 
