@@ -1,7 +1,7 @@
 """What the cost model predicts of programs, beside what is measured of them compiled.
 
 For the gradient of every program of `bench.residuals`, plain and optimised: temporary memory
-(`peak_bytes`, less arguments and results) and seconds (`jaxpr_opt.cost.prediction`). The model is
+(`jaxpr_opt.analysis.liveness`) and seconds (`jaxpr_opt.cost.prediction`). The model is
 calibrated here and nowhere else.
 """
 
@@ -18,7 +18,7 @@ from rich.table import Table
 from bench.harness import Program, measure, optimizer
 from bench.residuals import examples, of_libraries
 from bench.sweep import Options
-from jaxpr_opt.analysis.liveness import peak_bytes, room
+from jaxpr_opt.analysis.liveness import temporary_bytes
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import predicted_seconds
 from jaxpr_opt.ir import Graph
@@ -44,12 +44,6 @@ class Predicted(NamedTuple):
             return False
         low, high = sorted((self.bytes, self.temp_bytes))
         return high > GOAL * low + 1024
-
-
-def temporary_bytes(graph: Graph) -> int:
-    """What is live at the peak beside arguments and results."""
-    made = [value for value in dict.fromkeys(graph.outputs) if value.op is not None]
-    return max(peak_bytes(graph) - room(graph.inputs) - room(made), 0)
 
 
 def predict(name: str, graph: Graph) -> Predicted:
