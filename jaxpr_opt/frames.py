@@ -48,14 +48,19 @@ def frame_text(frame: Frame) -> str:
 
 def blame(error: BaseException) -> str:
     """One line about an exception: its type, its first line, where the user's code raised it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    message = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    message = first_line(error)
     if isinstance(error, SyntaxError) and error.filename:
         return (
             f"{message.partition(' (')[0]} ({frame_text((error.filename, error.lineno or 0, ''))})"
         )
     frame = _innermost(error)
     return message if frame is None else f"{message} ({frame_text(frame)})"
+
+
+def first_line(error: BaseException) -> str:
+    """The type of an exception, and the first line of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def raised_at(error: BaseException) -> Frame | None:

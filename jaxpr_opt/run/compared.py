@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpr_opt import compat, compat_ad, compat_watch
+from jaxpr_opt.frames import first_line
 from jaxpr_opt.reports.figures import bytes_text, factor, seconds_text
 from jaxpr_opt.run.arguments import Kept
 from jaxpr_opt.run.looked import Looked, optimized
@@ -51,7 +52,7 @@ def compared(found: Sequence[Looked], tell: Callable[[str], None]) -> list[Compa
         try:
             made.append(_compared(each))
         except Exception as error:  # noqa: BLE001 -- as when memory does not suffice for both
-            each.trouble = f"{type(error).__name__}: {error}".partition("\n")[0]
+            each.trouble = first_line(error)
     return made
 
 

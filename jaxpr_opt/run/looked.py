@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpr_opt import compat, compat_watch, door, every_program, registry
-from jaxpr_opt.frames import Frame
+from jaxpr_opt.frames import Frame, first_line
 from jaxpr_opt.journal import collect_journals
 from jaxpr_opt.lint import config
 from jaxpr_opt.lint.program import ProgramTarget
@@ -136,4 +136,4 @@ def _compile_optimized(each: Looked) -> None:
         bytes_ = None if lowered is None else compat_watch.temporary_bytes(lowered.compile())
         each.optimized_bytes = each.largest.temp_bytes if lowered is None else bytes_
     except Exception as error:  # noqa: BLE001 -- it is one figure of many
-        each.trouble = f"{type(error).__name__}: {error}".partition("\n")[0]
+        each.trouble = first_line(error)

@@ -15,7 +15,7 @@ import jax
 from jax import lax
 
 from jaxpr_opt import compat, compat_saving
-from jaxpr_opt.frames import Frame
+from jaxpr_opt.frames import Frame, first_line
 from jaxpr_opt.ir import UNDEFINED
 from jaxpr_opt.saving import values
 from jaxpr_opt.saving.write import KIND, VERSION
@@ -209,8 +209,7 @@ def load(path: Path, root: Path | None = None, *, warn: bool = True) -> Saved:
         saved = Saved(data, root or Path.cwd())
         jax.eval_shape(saved, *saved.arguments)
     except _BROKEN as error:
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise TargetError(f"{path} is damaged: {why}") from error
+        raise TargetError(f"{path} is damaged: {first_line(error)}") from error
     if saved.unknown and warn:
         names = ", ".join(sorted(saved.unknown))
         warnings.warn(f"{path}: jax {jax.__version__} has no {names} as in the file", stacklevel=2)
