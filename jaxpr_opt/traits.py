@@ -96,6 +96,9 @@ LINEAR_IN = {
 }  # fmt: skip
 """Which operands must be zero for the result to be (symbolically) zero."""
 
+SCALING = frozenset({"mul", "div", "neg", "convert_element_type", "copy", "reduce_precision"})
+"""Elementwise, and zero for a zero, but for what another operand, a scalar, may be."""
+
 IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul"})
 """The first operand becomes the result where nobody else reads it."""
 

@@ -60,9 +60,7 @@ from jaxpr_opt.ir import Constant, Op, Phase, Value
 from jaxpr_opt.pipeline import Match, Pass
 from jaxpr_opt.repeated_rows import by_row, count, has_rows
 from jaxpr_opt.rewriter import Rewriter
-
-LINEAR = frozenset({"mul", "div", "neg", "convert_element_type", "copy", "reduce_precision"})
-"""Ops that make zero of zero, but for what a scalar operand may be (2)."""
+from jaxpr_opt.traits import SCALING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +156,7 @@ class UpdateRows(Pass):
 def _linear(term: Value) -> tuple[Value, tuple[Op, ...]]:
     """What ops that keep zeros make `term` of, and these ops in order (1)."""
     path: list[Op] = []
-    while (op := term.op) is not None and op.name in LINEAR:
+    while (op := term.op) is not None and op.name in SCALING:
         others = [v for v in op.operands if scalar_of(v) is None]
         divides = op.name == "div" and others != [op.operands[0]]
         if len(others) != 1 or divides or not all(map(_may_keep, op.operands)):
