@@ -38,6 +38,7 @@ lint: .venv/stamp-lint
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+	.venv/bin/pyright --pythonpath .venv/bin/python
 
 # But for what looks at shapes, processes and pages: once is enough.
 test-newest: .venv-newest/stamp-test

@@ -1,4 +1,4 @@
-"""What type checkers know of `optimize`; `make lint` has mypy check this file."""
+"""What type checkers know of `optimize`; `make lint` has mypy and pyright check this file."""
 
 from __future__ import annotations
 
