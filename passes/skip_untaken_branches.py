@@ -162,15 +162,15 @@ def _predicate(op: Op) -> Value | None:
 
 
 def _choices(predicate: Value, region: Region) -> list[Op]:
-    """The selects of a region by these truth values, in order."""
+    """The selects of a region by these truth values, in order; the masks may be made around it."""
     found: dict[Op, None] = {}
     pending = [predicate]
     while pending:
         for user in pending.pop().users:
-            if user.region is region and user.name == "select_n":
-                found |= dict.fromkeys([user] if _predicate(user) is predicate else [])
-            elif user.region is region and user.name in _SPREADING:
+            if user.name in _SPREADING:
                 pending.extend(user.results)
+            elif user.region is region and _predicate(user) is predicate:
+                found[user] = None
     return sorted(found, key=region.order)
 
 

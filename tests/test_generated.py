@@ -50,10 +50,13 @@ BATCHED = {"none": None, "state": Args(0, None, None, None, None, None),
 
 
 def examples(count):
-    """That many examples, or as many as the environment asks for."""
-    health = list(hypothesis.HealthCheck)
-    more = {"derandomize": False} if EXAMPLES else {}
-    return hypothesis.settings(max_examples=EXAMPLES or count, suppress_health_check=health, **more)
+    """That many examples, or as many as the environment asks for: others each time, and shrunk."""
+    settings = {"max_examples": count, "suppress_health_check": list(hypothesis.HealthCheck)}
+    if EXAMPLES:
+        settings |= {
+            "max_examples": EXAMPLES, "derandomize": False, "phases": tuple(hypothesis.Phase)
+        }  # fmt: skip
+    return hypothesis.settings(**settings)
 
 
 @pytest.fixture

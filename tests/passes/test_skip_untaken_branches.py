@@ -108,12 +108,18 @@ def looped(p, x):
     return lax.scan(step, x, length=3)
 
 
+def around(p, x):
+    """In a loop, by a mask that is made around it."""
+    rows = lax.broadcast_in_dim(p, x.shape, (0,))
+    return lax.scan(lambda c, _: (lax.select(rows, jnp.sin(c), c) * 0.5, c), x, length=3)
+
+
 def alone(p, x):
     """As `vmap` makes it."""
     return jax.vmap(lambda p, x: lax.cond(p, lambda x: x @ jnp.ones((2, 2)), lambda x: x, x))(p, x)
 
 
-@pytest.mark.parametrize("program", [guarded, looped, alone])
+@pytest.mark.parametrize("program", [guarded, looped, around, alone])
 def test_the_same_bits(program):
     """Whoever takes it: nobody, all, one; NaN and infinities."""
     same(program, X)
