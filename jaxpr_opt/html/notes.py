@@ -31,13 +31,13 @@ class Note:
     says: Content
     frame: Frame | None
 
-    def markup(self, linked: bool = False) -> Markup:
-        """The note as it stands below its line; `linked` to it where it stands elsewhere."""
+    def markup(self, where: Markup | None = None) -> Markup:
+        """The note as it stands below its line; `where` it is, if it stands elsewhere."""
         sign = element("b", MARKS[self.kind], title=WORDS.get(self.kind, self.kind), class_="mark")
         title = [element("code", self.title, class_="title"), " "]
-        where = [link(self.frame), " "] if linked else None
+        place = [where, " "] if where else None
         return element(
-            "div", sign, element("div", title, where, self.says), class_=f"remark {self.kind}"
+            "div", sign, element("div", title, place, self.says), class_=f"remark {self.kind}"
         )
 
 
@@ -59,7 +59,7 @@ def section(findings: Sequence[Note]) -> Markup | None:
     if not findings:
         return None
     shown, rest = (
-        [element("li", note.markup(linked=True)) for note in findings[part]]
+        [element("li", note.markup(link(note.frame))) for note in findings[part]]
         for part in (slice(SHOWN), slice(SHOWN, None))
     )
     more = element("summary", f"{len(rest)} more")

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from rich.table import Table
-from rich.text import Text
 
 from jaxpr_opt import compat, compat_ad, compat_watch
 from jaxpr_opt.frames import first_line
@@ -17,7 +15,7 @@ from jaxpr_opt.reports.figures import bytes_text, factor, seconds_text
 from jaxpr_opt.run.arguments import Kept
 from jaxpr_opt.run.looked import Looked, optimized
 from jaxpr_opt.run.recorder import Compiled
-from jaxpr_opt.run.table import NONE, short
+from jaxpr_opt.run.table import NONE, Sheet
 
 ROUNDS = 5
 """How often a call is timed at most; the shortest time counts."""
@@ -100,16 +98,10 @@ def _time(function: Callable[..., Any], args: Sequence[Any]) -> float:
 # -- for people ----------------------------------------------------------------------------------
 
 
-def table(found: Sequence[Compared]) -> Table:
+def sheet(found: Sequence[Compared]) -> Sheet:
     """Set-up, a call and memory of each function, before and after."""
-    shown = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
-    shown.add_column("program", overflow="fold")
-    for title in ("set-up", "a call", "", "memory", ""):
-        shown.add_column(title, justify="right", no_wrap=bool(title))
-    for each in found:
-        name = Text(each.looked.name, "bold").append(short(each.looked.place), "not bold dim")
-        shown.add_row(name, *_cells(each))
-    return shown
+    titles = ("set-up", "a call", "", "memory", "")
+    return Sheet(titles, [(each.looked, tuple(_cells(each))) for each in found])
 
 
 def _cells(each: Compared) -> Iterator[str]:
@@ -126,8 +118,8 @@ def _cells(each: Compared) -> Iterator[str]:
 
 
 def time_text(seconds: float) -> str:
-    """`40 us`, `0.4 ms`, `12 ms`."""
-    return f"{seconds * 1e6:.0f} us" if seconds < 1e-4 else seconds_text(seconds)
+    """`40 us`, `400 us`, `12 ms`."""
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else seconds_text(seconds)
 
 
 def _both(before: float | None, after: float | None, write: Callable[[float], str]) -> str:

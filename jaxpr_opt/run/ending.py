@@ -12,10 +12,9 @@ from jaxpr_opt.cli.main import complain
 from jaxpr_opt.cli.progress import working
 from jaxpr_opt.frames import blame
 from jaxpr_opt.reports.report import show
-from jaxpr_opt.run import compared, files, pages
+from jaxpr_opt.run import compared, files, pages, table
 from jaxpr_opt.run.looked import looked_at
 from jaxpr_opt.run.recorder import Recorder, current
-from jaxpr_opt.run.table import Shown
 
 
 def report(options: dict[str, Any]) -> None:
@@ -39,13 +38,13 @@ def _report(options: dict[str, Any], recorder: Recorder) -> None:
     optimized = options["optimize"]
     with working("looking at what was compiled") as tell:
         found = looked_at(recorder.programs.values(), tell, compiles=not optimized)
-        measured = compared.compared(found, tell) if optimized else []
+        sheet = compared.sheet(compared.compared(found, tell)) if optimized else table.sheet(found)
     show("", console)
-    show(Shown(found, recorder, compared.table(measured) if optimized else None), console)
+    show(table.Shown(found, recorder, sheet, optimized), console)
     if options["save"]:
         for line in files.save(found, Path(options["save"])):
             show(line, console)
     if options["html"]:
         with working("writing pages"):
-            line = pages.write(found, Path(options["html"]))
+            line = pages.write(sheet, recorder, Path(options["html"]))
         show(line, console)

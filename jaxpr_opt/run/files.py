@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxpr_opt.lint.result import plural
 from jaxpr_opt.reports import observe
 from jaxpr_opt.run.looked import Looked
+from jaxpr_opt.run.table import shown_path
 from jaxpr_opt.saving.values import UnwritableError
 from jaxpr_opt.saving.write import Written, to_json
 from jaxpr_opt.targets import TargetError
@@ -34,7 +35,7 @@ def save(found: Sequence[Looked], folder: Path) -> Iterator[str]:
         if made.opaque:
             names = ", ".join(made.opaque)
             yield f"{each.checked.name} is saved without what is in {names}"
-    yield f"saved {plural(count, 'program')} to {folder.name}"
+    yield f"saved {plural(count, 'program')} to {shown_path(folder)}"
 
 
 def _written(each: Looked) -> Written:

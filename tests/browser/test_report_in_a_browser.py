@@ -1,6 +1,7 @@
 """The report in a browser: it works from a file, on a phone, in the dark, and by keyboard."""
 
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,12 @@ from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.report import report
 from tests.browser.chromium import missing
+from tests.run.test_scripts import GAINS, finished
 
 if reason := missing():
     pytest.skip(reason, allow_module_level=True)
 
-WIDTHS = (400, 800, 1280, 1600)
+WIDTHS = (390, 800, 1280, 1600)
 SCHEMES = ("light", "dark")
 
 
@@ -74,6 +76,40 @@ def test_nothing_goes_wrong_and_nothing_is_wider_than_the_window(show, pages, na
         for which in ("scrollWidth", "clientWidth")
     )
     assert wide == window
+
+
+@pytest.fixture(scope="session")
+def overview(tmp_path_factory):
+    """The first page of a run, optimised."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "slow.py").write_text(GAINS)
+    finished(
+        [sys.executable, "-m", "jaxpr_opt", "run", "--optimize", "--html", "o.html", "slow.py"],
+        folder,
+    )
+    return folder / "o.html"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_all_of_the_overview_can_be_read(show, overview, width, scheme):
+    """Figures stand in columns, or below the name, each with its title."""
+    browser = show(overview, width, scheme)
+    assert browser.get_log("browser") == []
+    assert run(browser, CONTRAST) == []
+    boxes = run(
+        browser,
+        "[...document.querySelectorAll('.programs td span')].map(e => e.getBoundingClientRect())",
+    )
+    assert len(boxes) == 6
+    assert all(0 <= box["left"] <= box["right"] <= width for box in boxes)
+    headed = run(browser, "document.querySelector('thead').checkVisibility()")
+    titles = run(
+        browser,
+        "[...document.querySelectorAll('.programs td')]"
+        ".map(e => getComputedStyle(e, '::before').content)",
+    )
+    assert headed == (width > 640) and ('"a call"' in titles) != headed
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -134,7 +134,11 @@ def test_what_optimising_gains_is_measured(tmp_path):
     shown = table(process)
     assert re.fullmatch(r"slow.py:4 .* → .*s .* → .*s ÷ [\d.]+ .*B( ÷ [\d.]+)?", shown["slope"])
     assert "not changed" in shown["other"]
-    assert 'href="page_files/slope.html"' in (tmp_path / "page.html").read_text()
+    overview = (tmp_path / "page.html").read_text()
+    assert 'href="page_files/slope.html"' in overview
+    assert "2 functions compiled, 1 finding." in overview
+    assert re.search(r'data-title="a call"><span>[^<]+→[^<]+<b>÷ [\d.]+</b>', overview)
+    assert 'data-title="a call"><span>not changed</span>' in overview
     page = (tmp_path / "page_files" / "slope.html").read_text()
     assert "carried-array-written-a-slice-at-a-time" in page
 
