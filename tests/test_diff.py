@@ -15,6 +15,7 @@ from rich.console import Console
 from jaxpr_opt.analysis.summary import summarize
 from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.reports.diff import diff_graphs
+from jaxpr_opt.reports.screen import Screen
 from jaxpr_opt.reports.unified import Unified
 from jaxpr_opt.testing import traced
 from jaxpr_opt.text import to_text
@@ -329,3 +330,99 @@ def test_the_pass_that_made_a_change_is_named():
     assert text.count("narrow-reads") == 1
     assert max(map(len, text.splitlines())) <= 70
     assert "#" not in shown(diff, 0, {line.frame: ["narrow-reads"]}, width=45)
+
+
+# -- a program of any length ---------------------------------------------------------------------
+
+
+def on_screen(diff, width=80, **options):
+    console = Console(width=width, file=StringIO())
+    console.print(Screen(diff, **options))
+    return console.file.getvalue()
+
+
+def layers(count, last):
+    def fun(x, *ws):
+        for w in ws:
+            for _ in range(9):
+                x = jnp.sin(x) @ w
+            x = last(x) + 1
+        for _ in range(9):
+            x = jnp.sin(x) @ ws[0]
+        return x
+
+    return fun, *["f32[3,3]"] * (count + 1)
+
+
+def test_a_change_in_each_layer_is_shown_once():
+    before, *args = layers(12, jnp.tanh)
+    lines = on_screen(in_place(before, layers(12, jnp.cos)[0], *args)).splitlines()
+    ops = {gutter: [line.split(" = ")[1] for line in lines if line[0] == gutter] for gutter in "-+"}
+    assert [each.split("  #")[0] for each in ops["-"]] == ["tanh d8"]
+    assert ops["+"] == ["cos d8"]
+    assert [line.strip() for line in lines if line.endswith("places")] == [
+        "... and so in 11 more places"
+    ]
+    assert sum(bool(re.fullmatch(r" +\.\.\. \d+ lines as before or above", s)) for s in lines) == 1
+    assert lines[0].startswith("  fn (x:f32[3,3], ")
+    assert re.search(r" \.\.\. \w+:f32\[3,3\], \w+:f32\[3,3\]\) {$", lines[0])
+
+
+def test_other_changes_of_the_same_shape_are_shown():
+    """`tanh` and `cos` are values of the program, too: what stands for an op is no name."""
+
+    def program(second):
+        def fun(tanh, cos):
+            x = jnp.sin(tanh) + cos
+            for last in (jnp.tanh, second):
+                for _ in range(9):
+                    x = jnp.sin(x)
+                x = last(x)
+            return x
+
+        return fun
+
+    diff = in_place(program(jnp.cos), program(jnp.exp), "f32[3]", "f32[3]")
+    plain = in_place(program(jnp.tanh), lambda x, y: x + y, "f32[3]", "f32[3]")
+    assert "more place" not in on_screen(diff) + on_screen(plain)
+
+
+def test_what_finds_no_room_is_counted_by_pass_and_line():
+    def program(by):
+        def fun(x):
+            for n in range(20):
+                x = jnp.sin(x * (n + by))
+            return x
+
+        return fun
+
+    diff = in_place(program(0.5), program(0.25), "f32[3]")
+    frame = next(line.frame for line in diff.lines if line.gutter == "-")
+    assert on_screen(diff, height=100).count("\n") == 63
+    text = on_screen(diff, height=20, doers={frame: ["narrow-reads"]}).splitlines()
+    assert len(text) == 20
+    assert text[-2:] == [
+        "  ... 40 changed lines in all: -U 3 shows them, --full the program",
+        f"  narrow-reads: test_diff.py:{frame[1]}",
+    ]
+    assert on_screen(diff, height=20).splitlines()[-1] == f"  changed at: test_diff.py:{frame[1]}"
+
+
+def test_a_loop_that_carries_less_shows_what_it_carries_less():
+    def loop(keep):
+        def fun(xs):
+            def step(c, x):
+                return [a * x for a in c], x
+
+            carry = [xs[0] + n for n in range(12) if keep or n != 6]
+            return lax.scan(step, carry, xs)
+
+        return fun
+
+    lines = on_screen(in_place(loop(True), loop(False), "f32[8]"), height=30).splitlines()
+    old, new = (
+        next(n for n, line in enumerate(lines) if line[0] == gutter and "c:f32" in line)
+        for gutter in "-+"
+    )
+    assert old < new and "c6:f32[]" in lines[old] and "c6" not in lines[new]
+    assert "... " in lines[new] and "scan[8]" in lines[new] + lines[new + 1]

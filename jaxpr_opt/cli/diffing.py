@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import NamedTuple
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from jaxpr_opt.cli import measure, revision
 from jaxpr_opt.cli.asking import arguments_of, optimized, print_json, subject_of, traced
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.reports import figures, observe
 from jaxpr_opt.reports.account import accounts
-from jaxpr_opt.reports.diff import diff_graphs
+from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
 from jaxpr_opt.reports.report import show
+from jaxpr_opt.reports.screen import Screen
 from jaxpr_opt.reports.unified import Doers, Unified, doers
 from jaxpr_opt.targets import TargetError
 
@@ -40,10 +41,19 @@ def diff(options: argparse.Namespace, console: Console) -> int:
         print_json({**told, "diff": str(difference)})
     else:
         if not options.stat:
-            show(Unified(difference, max(options.unified, 0), pair.doers), console)
+            show(_shown(difference, pair.doers, options), console)
             print()
         show(figures.table(rows, pair.titles), console)
     return int(options.exit_code and difference.changed)
+
+
+def _shown(difference: GraphDiff, doers: Doers, options: argparse.Namespace) -> RenderableType:
+    """As much of a diff as was asked for: by default what fits a screen."""
+    if options.full:
+        return difference
+    if options.unified is None:
+        return Screen(difference, doers)
+    return Unified(difference, max(options.unified, 0), doers)
 
 
 def _pair(options: argparse.Namespace) -> Pair:

@@ -195,9 +195,9 @@ def _add_diff(commands: Any) -> None:
         "--unified",
         metavar="N",
         type=int,
-        default=3,
-        help="lines of context around changes (default: 3); -U 9999 shows all",
+        help="all changes, with so many lines around each (default: what fits a screen)",
     )
+    diff.add_argument("--full", action="store_true", help="all lines, also those as before")
     diff.add_argument(
         "--rev",
         metavar="REV",

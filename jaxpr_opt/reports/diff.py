@@ -18,10 +18,11 @@ from rich.text import Text
 
 from jaxpr_opt.analysis.summary import Summary, summarize
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir import Graph, Op, Region
+from jaxpr_opt.ir import Constant, Graph, Op, Region, Value
 from jaxpr_opt.journal import user_frame
 from jaxpr_opt.reports.diff_align import Alignment
-from jaxpr_opt.text import Names, graph_opening, op_lines, opening, sections
+from jaxpr_opt.text import Names, constant_text, graph_opening, op_lines, opening, sections
+from jaxpr_opt.text_params import parameters, type_text
 
 Gutter = Literal["-", "+", " "]
 STYLES: dict[Gutter, str] = {"-": "red", "+": "green", " ": ""}
@@ -35,6 +36,10 @@ class DiffLine(NamedTuple):
     text: str
     frame: Frame | None = None
     """Where in the user's source the op is from; None where JAX knows no place, and for ends."""
+    reads_only: bool = False
+    """Whether the op is as before, but for which values it reads."""
+    stands_for: int = 0
+    """Lines in place of which this one counts them; 0 for a line of a program."""
 
     def wrapped(self, width: int | None = None) -> list[str]:
         """With gutter and indentation, and broken between words where it is longer than `width`."""
@@ -110,8 +115,9 @@ class _Differ:
         if old == new:
             yield DiffLine(" ", depth, old, was)
         else:
-            yield DiffLine("-", depth, old, was)
-            yield DiffLine("+", depth, new, now)
+            reads_only = ops is not None and _computes_the_same(*ops)
+            yield DiffLine("-", depth, old, was, reads_only)
+            yield DiffLine("+", depth, new, now, reads_only)
 
     def regions(self, before: Region, after: Region, depth: int) -> Iterator[DiffLine]:
         """Paired ops are compared; those between two pairs are gone or new."""
@@ -139,3 +145,22 @@ class _Differ:
         for line in op_lines(op, names, depth):
             frame = None if line.op is None or line.text == "}" else user_frame(line.op)
             yield DiffLine(gutter, line.depth, line.text, frame)
+
+
+def _computes_the_same(old: Op, new: Op) -> bool:
+    """Whether two ops without regions differ in what they read only; ends of regions do."""
+    if old.regions or new.regions:
+        return False
+    said = [
+        (op.name, parameters(op), [*map(_type, op.results)], _constants(op)) for op in (old, new)
+    ]
+    return said[0] == said[1] or (old.is_terminator and new.is_terminator)
+
+
+def _type(value: Value) -> str:
+    return type_text(value.aval)
+
+
+def _constants(op: Op) -> list[str | None]:
+    """The operands that are constants, each at its position."""
+    return [constant_text(each) if isinstance(each, Constant) else None for each in op.operands]

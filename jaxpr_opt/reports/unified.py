@@ -41,30 +41,37 @@ class Unified:
     doers: Doers | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line, note in self._noted():
-            style = STYLES[line.gutter]
-            *parts, last = line.wrapped(options.max_width)
-            for part in parts:
-                yield Text(part, style, no_wrap=True, overflow="ignore")
-            text = Text(last, style, no_wrap=True, overflow="ignore")
-            if note and len(last) + 2 + len(note) <= options.max_width:
-                text.append(f"  {note}", "dim")
-            yield text
+        yield from rendered(folded(self.diff.lines, self.context), self.doers, options.max_width)
 
-    def _noted(self) -> Iterator[tuple[DiffLine, str]]:
-        """The lines, each with its place and passes, unless the line above has the same."""
-        above = ""
-        for line in folded(self.diff.lines, self.context):
-            note = self._note(line) if line.gutter != " " else ""
-            yield line, note if note != above else ""
-            above = note
 
-    def _note(self, line: DiffLine) -> str:
-        """`# model.py:31 narrow-reads`."""
-        if line.frame is None:
-            return ""
-        passes = (self.doers or {}).get(line.frame, ())
-        return " ".join([f"# {Path(line.frame[0]).name}:{line.frame[1]}", *passes])
+def rendered(lines: Iterable[DiffLine], doers: Doers | None, width: int) -> Iterator[Text]:
+    """Lines in colour, each with its place and passes where there is room for them."""
+    for line, note in _noted(lines, doers or {}):
+        style = STYLES[line.gutter]
+        *parts, last = line.wrapped(width)
+        for part in parts:
+            yield Text(part, style, no_wrap=True, overflow="ignore")
+        text = Text(last, style, no_wrap=True, overflow="ignore")
+        if note and len(last) + 2 + len(note) <= width:
+            text.append(f"  {note}", "dim")
+        yield text
+
+
+def _noted(lines: Iterable[DiffLine], doers: Doers) -> Iterator[tuple[DiffLine, str]]:
+    """The lines, each with its place and passes, unless the line above has the same."""
+    above = ""
+    for line in lines:
+        note = _note(line, doers) if line.gutter != " " else ""
+        yield line, note if note != above else ""
+        above = note
+
+
+def _note(line: DiffLine, doers: Doers) -> str:
+    """`# model.py:31 narrow-reads`."""
+    if line.frame is None:
+        return ""
+    passes = doers.get(line.frame, ())
+    return " ".join([f"# {Path(line.frame[0]).name}:{line.frame[1]}", *passes])
 
 
 def folded(lines: Sequence[DiffLine], context: int) -> Iterator[DiffLine]:
@@ -81,15 +88,21 @@ def folded(lines: Sequence[DiffLine], context: int) -> Iterator[DiffLine]:
         while end < len(lines) and end not in kept:
             end += 1
         if end - start > 2 * context + 1:
-            yield DiffLine(" ", min(line.depth for line in lines[start:end]), _count(end - start))
+            yield counted(lines[start:end])
         else:
             yield from lines[start:end]
         yield from lines[end : end + 1]
         start = end + 1
 
 
-def _count(lines: int) -> str:
-    return f"... {lines} lines as before"
+def counted(lines: Sequence[DiffLine], repeats: bool = False) -> DiffLine:
+    """A line in place of some; `repeats`: some of these changes were shown elsewhere."""
+    count = sum(line.stands_for or 1 for line in lines)
+    reads_only = any(line.reads_only for line in lines)
+    above, besides = " or above" * repeats, ", but for what they read" * reads_only
+    text = f"... {count} lines as before{above}{besides}"
+    depth = min(line.depth for line in lines)
+    return DiffLine(" ", depth, text, reads_only=reads_only, stands_for=count)
 
 
 def _near_changes(lines: Sequence[DiffLine], context: int) -> set[int]:
