@@ -107,6 +107,13 @@ FAMILIES = [
         others={"by hand, one loop": lambda: slices.nested_in_one},
     ),
     Family(
+        "nested, one index",
+        slices.nested_flat,
+        slices.nested_by_hand,
+        slices.many_rows,
+        512,
+    ),
+    Family(
         "nested, rows",
         slices.nested_rows,
         slices.nested_by_hand,

@@ -168,6 +168,19 @@ def nested_elements(xs: jax.Array) -> jax.Array:
     return lax.scan(row, jnp.zeros(()), jnp.arange(xs.shape[0]))[0]
 
 
+def nested_flat(xs: jax.Array) -> jax.Array:
+    """Two loops over one vector, reading `flat[i * columns + j]`."""
+    (rows, columns), flat = xs.shape, xs.reshape(-1)
+
+    def row(i: jax.Array, state: jax.Array) -> jax.Array:
+        def element(j: jax.Array, state: jax.Array) -> jax.Array:
+            return jnp.tanh(state + flat[i * columns + j])
+
+        return lax.fori_loop(0, columns, element, state)
+
+    return lax.fori_loop(0, rows, row, jnp.zeros(()))
+
+
 def nested_rows(xs: jax.Array) -> jax.Array:
     """The outer loop reads a row and the inner one its elements, both at carried counters."""
 

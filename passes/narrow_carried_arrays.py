@@ -33,8 +33,8 @@ and puts them back after its last step.  Sound when
 
 1. the carry is read and written by windows only (`jaxpr_opt.analysis.buffers`);
 2. along one axis, every window starts at the same affine function of steps of loops further out,
-   up to a constant, and is in range at every step; if at constants, in one block of rows of
-   several, none of which overlap;
+   up to an affine one of the loop's own steps, and is in range at every step, as in
+   ``xs[i * 64 + j]``; if at constants, in one block of rows of several, none of which overlap;
 3. along the others it may be anywhere; but a gather or scatter stays one unless that is known: it
    may be out of range, and in each row of a batch elsewhere.
 
@@ -56,9 +56,11 @@ from math import prod
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access, read_window, write_window
+from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.blocks import Rows, moving_rows, standing_blocks
 from jaxpr_opt.analysis.buffers import (
     Buffer,
@@ -210,7 +212,8 @@ def _repeated(match: Narrow, params: Sequence[Value], rw: Rewriter) -> Sequence[
             continue
         k = _block_of(match, access)
         again, update = _Again(access, match.blocks[k]), access.kind != "read"
-        operands = (*access.indices, access.value) if update else access.indices
+        row = [rw.steps(again.row, before=op)] if again.row.steps else []
+        operands = (*access.indices, *row, *([access.value] if update else []))
         aval = params[k].aval if update else op.result.aval
         made = rw.typed(again, aval, parts[k], *operands, before=op)
         if update:
@@ -265,31 +268,36 @@ class _Again:
     access: Access
     rows: Rows
 
-    def __call__(self, array: jax.Array, *rest: jax.Array) -> jax.Array:
-        access, axis = self.access, self.rows.axis
-        start = access.window[axis].start
+    @property
+    def row(self) -> Affine:
+        """Where it starts within the rows: moved by the loop that carries them, and inner ones."""
+        start = self.access.window[self.rows.axis].start
         assert start is not None
-        row = start.offset - self.rows.start.offset
+        return start - self.rows.start
+
+    def __call__(self, array: jax.Array, *rest: jax.Array) -> jax.Array:
+        access, axis, count = self.access, self.rows.axis, len(self.access.indices)
+        indices, others = rest[:count], rest[count:]
+        row: Any = self.row.offset
+        if self.row.steps:  # no more than the index was
+            row, others = lax.convert_element_type(others[0], indices[-1].dtype), others[1:]
         if not access.is_located and has_numbers(access.op):  # (3)
-            return self._indexed(array, row, *rest)
-        count = len(access.indices)
-        starts: list[Any] = access.starts(*rest[:count])
+            return self._indexed(array, row, *indices, *others)
+        starts: list[Any] = access.starts(*indices)
         starts[axis] = row
         if access.kind == "write":
-            new = access.to_window(rest[count])
-            return write_window(array, new, starts)
+            return write_window(array, access.to_window(*others), starts)
         old = read_window(array, starts, access.sizes)
         if access.kind == "read":
             return access.from_window(old)
-        new = lax.add(old, access.to_window(rest[count]))
-        return write_window(array, new, starts)
+        return write_window(array, lax.add(old, access.to_window(*others)), starts)
 
     def _indexed(
-        self, array: jax.Array, row: int, index: jax.Array, *update: jax.Array
+        self, array: jax.Array, row: Any, index: jax.Array, *update: jax.Array
     ) -> jax.Array:
         """The same gather or scatter, but for the row (3)."""
         op, at = self.access.op, self.access.component(self.rows.axis)
-        rows = lax.full((*index.shape[:-1], 1), row, index.dtype)
+        rows = jnp.full((*index.shape[:-1], 1), row, index.dtype)
         index = lax.concatenate([index[..., :at], rows, index[..., at + 1 :]], index.ndim - 1)
         assert op.primitive is not None
         again: jax.Array = op.primitive.bind(array, index, *update, **op.params)

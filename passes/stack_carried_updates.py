@@ -226,13 +226,14 @@ def _is_partly_written(found: Buffer, window: Window) -> bool:
 def _too_costly(found: Buffer, window: Window, name: str) -> str | None:
     if window.kept > limits.ROWS_CARRIED:
         return f"{window.kept} rows of {name} would be carried"
-    shape = found.carry.param.shape
-    row = prod(n for d, n in enumerate(shape) if d != window.axis)
-    is_wide = not cost_model().is_better_stacked(row * found.carry.param.dtype.itemsize)
+    if window.entering > limits.ROWS_CARRIED:
+        return f"{window.entering} rows of {name} would be taken apart and put together"
+    block = prod(window.block(found.carry.param.shape))
+    is_wide = not cost_model().is_better_stacked(block * found.carry.param.dtype.itemsize)
     if is_wide and not window.kept and _is_added_to(found):
         return f"XLA adds to the rows of {name} in place"
     touched = sum(prod(access.sizes) for access in found.accesses)
-    if not cost_model().is_dense(touched, row * window.size):
+    if not cost_model().is_dense(touched, block * (window.size // window.unit)):
         return f"a row of {name} is much larger than what is read and written of it"
     return None
 
@@ -310,7 +311,7 @@ def _entering(
     first = scan.body.first
     assert first is not None
     if number is not None:
-        shape = tuple(n for d, n in enumerate(init.shape) if d != window.axis)
+        shape = window.block(init.shape)
         row = rw.insert(lambda: jnp.full(shape, number, init.dtype), before=first)
         return [row] * window.entering, []
     blocks = rw.insert(window.entering_rows, init, before=scan)

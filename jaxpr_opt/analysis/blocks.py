@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.buffers import Buffer
@@ -30,24 +30,47 @@ class Rows:
 
 
 def moving_rows(scan: Scan, found: Buffer) -> tuple[Rows, ...]:
-    """The rows that all accesses are in, along the first axis that has few."""
-    if not isinstance(scan.parent, Scan) or len(found.carry.param.shape) < 2:
+    """The rows that all accesses are in, along the first axis that has few; rather along one that
+    the loop itself does not move along.
+    """
+    if not isinstance(scan.parent, Scan):
         return ()
-    for axis, n in enumerate(found.carry.param.shape):
-        starts = [access.window[axis].start for access in found.accesses]
-        known = [start for start in starts if start is not None]
-        # Condition 2 of narrow-carried-arrays.
-        if len(known) < len(starts) or any(scan in s.steps or not s.steps for s in known):
-            continue
-        # Condition 2 of narrow-carried-arrays.
-        if any(s.steps != known[0].steps for s in known):
-            continue
-        low = min(s.offset for s in known)
-        ends = (s.offset + a.window[axis].size for s, a in zip(known, found.accesses, strict=True))
-        size = max(ends) - low
-        if not cost_model().is_most(size, n):
-            return (Rows(axis, Affine(low, (), known[0].steps), size),)
-    return ()
+    blocks = [
+        (rows, moves)
+        for axis, n in enumerate(found.carry.param.shape)
+        for rows, moves in _moving_along(axis, scan, found)
+        if not cost_model().is_most(rows.size, n)
+    ]
+    return tuple(rows for rows, _ in sorted(blocks, key=lambda block: block[1])[:1])
+
+
+def _moving_along(axis: int, scan: Scan, found: Buffer) -> Iterator[tuple[Rows, bool]]:
+    """The rows that all accesses are in, which move with loops further out; and whether the loop
+    moves within them.
+    """
+    starts = [access.window[axis].start for access in found.accesses]
+    known = [start for start in starts if start is not None]
+    # Condition 2 of narrow-carried-arrays.
+    if len(known) < len(starts):
+        return
+    parts = [_divided(start, scan) for start in known]
+    outer = parts[0][0]
+    # Condition 2 of narrow-carried-arrays.
+    if not outer.steps or any(part.steps != outer.steps for part, _ in parts):
+        return
+    spans = [inner.range(()) for _, inner in parts]
+    sizes = [access.window[axis].size for access in found.accesses]
+    low = min(least for least, _ in spans)
+    high = max(most + size for (_, most), size in zip(spans, sizes, strict=True))
+    moves = any(inner.steps for _, inner in parts)
+    yield Rows(axis, replace(outer, offset=low), high - low), moves
+
+
+def _divided(start: Affine, scan: Scan) -> tuple[Affine, Affine]:
+    """The steps of loops further out, and the rest."""
+    within = {s: k for s, k in start.steps.items() if s is scan or scan.body.contains(s.region)}
+    inner = Affine(start.offset, (), within)
+    return start - inner, inner
 
 
 def standing_blocks(found: Buffer) -> tuple[Rows, ...]:

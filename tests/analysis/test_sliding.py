@@ -19,27 +19,32 @@ ROWS = 12
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
-    ("axis", "stride", "low", "size", "length"),
+    ("axis", "stride", "low", "size", "length", "unit"),
     [
-        (0, 1, 0, 1, 12),
-        (0, 1, 2, 3, 5),
-        (1, 2, 1, 3, 4),
-        (0, 3, 0, 2, 4),
-        (0, 2, 0, 2, 6),
-        (1, -1, 7, 4, 8),
-        (0, -3, 9, 1, 3),
-        (0, 1, 4, 4, 1),
+        (0, 1, 0, 1, 12, 1),
+        (0, 1, 2, 3, 5, 1),
+        (1, 2, 1, 3, 4, 1),
+        (0, 3, 0, 2, 4, 1),
+        (0, 2, 0, 2, 6, 1),
+        (1, -1, 7, 4, 8, 1),
+        (0, -3, 9, 1, 3, 1),
+        (0, 1, 4, 4, 1, 1),
+        (0, 2, 0, 2, 6, 2),
+        (1, 2, 1, 4, 4, 2),
+        (0, -2, 8, 4, 5, 2),
+        (1, 4, 0, 2, 3, 2),
+        (0, -6, 6, 3, 2, 3),
     ],
 )
 def test_rows_are_where_a_loop_would_find_them(
-    axis: int, stride: int, low: int, size: int, length: int, reverse: bool
+    axis: int, stride: int, low: int, size: int, length: int, unit: int, reverse: bool
 ) -> None:
-    window = Window(axis, stride, low, size, length, reverse)
+    window = Window(axis, stride, low, size, length, reverse, unit)
     array = np.arange(ROWS * 2.0).reshape((ROWS, 2) if window.axis == 0 else (2, ROWS), order="F")
     rows = np.moveaxis(array, window.axis, 0).copy()  # what the loop below updates
 
     entering = np.asarray(window.entering_rows(jnp.asarray(array)))
-    entering = entering.reshape(window.length, window.entering, 2)
+    entering = entering.reshape(window.length, window.entering, *window.block(array.shape))
     held = [np.asarray(row) for row in window.kept_rows(jnp.asarray(array))]
     left = np.zeros_like(entering)
 
@@ -48,9 +53,10 @@ def test_rows_are_where_a_loop_would_find_them(
         start = window.stride * step + window.low
         new = list(entering[step])
         inside = [*held, *new] if window.climbs else [*new, *held]
-        np.testing.assert_array_equal(inside, rows[start : start + window.size])
+        found = np.reshape(inside, (window.size, 2))
+        np.testing.assert_array_equal(found, rows[start : start + window.size])
         inside = [row * 2 + 1 for row in inside]
-        rows[start : start + window.size] = inside
+        rows[start : start + window.size] = np.reshape(inside, (window.size, 2))
         n = window.entering if window.climbs else window.kept
         held = inside[n:] if window.climbs else inside[:n]
         left[step] = inside[:n] if window.climbs else inside[n:]

@@ -1,5 +1,7 @@
 """An inner loop carries the rows that it touches."""
 
+from math import prod
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -162,6 +164,94 @@ def test_places_from_the_data(case, batched):
     alone(NARROW, program, a, to, fires=True)
 
 
+def flat(step, a, *, rows=8, columns=4):
+    """`nested` on the elements of an array, one after the other."""
+    return nested(step, a.reshape(-1), rows=rows, columns=columns)
+
+
+def at(a, k, x):
+    return lax.dynamic_update_slice(a, jnp.reshape(x, 1), (k,), allow_negative_indices=False)
+
+
+BOTH = {
+    "element by element": lambda a: flat(
+        lambda a, i, j: at(a, i * 4 + j, a[i * 4 + j] * 2), a
+    ),
+    "neighbours": lambda a: flat(
+        lambda a, i, j: at(a, i * 4 + j + 1, a[i * 4 + j] + a[i * 4 + j + 2]), a, columns=2
+    ),
+    "backwards": lambda a: flat(
+        lambda a, i, j: a.at[31 - i * 4 - j].add(a[31 - i * 4 - j] * 2), a
+    ),
+    "with a gap": lambda a: flat(
+        lambda a, i, j: a.at[i * 4 + j * 2].set(a[i * 4 + j * 2 + 1]), a, columns=2
+    ),
+    "blocks that overlap": lambda a: flat(
+        lambda a, i, j: at(a, i + j, a[i + j] * 2), a, rows=29
+    ),
+    "windows": lambda a: flat(
+        lambda a, i, j: lax.dynamic_update_slice(
+            a, lax.dynamic_slice(a, (i * 4 + j,), (2,)) * 2, (i * 4 + j,)
+        ),
+        a,
+        columns=3,
+    ),
+    "unsigned": lambda a: flat(
+        lambda a, i, j: at(a, (i * 4 + j).astype(jnp.uint8), a[i * 4 + j] * 2), a
+    ),
+    "rows of a matrix": lambda a: nested(
+        lambda a, i, j: a.at[i * 2 + j].add(1.0), a, rows=4, columns=2
+    ),
+    "a column from the data": lambda a: nested(
+        lambda a, i, j: a.at[i * 2 + j, a[0, 0].astype(int)].add(1.0, mode="drop"),
+        a, rows=4, columns=2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("case", BOTH)
+def test_rows_that_both_loops_move_along(case, batched):
+    """(2) The outer loop says where the block is, the inner one where in it."""
+    program, a = BOTH[case], jnp.arange(32.0).reshape(8, 4)
+    if batched:
+        program, a = jax.vmap(program), jnp.stack([a, -a, a + 1])
+    graph = alone(NARROW, program, a, fires=case != "a column from the data")
+    inner = [op for op in graph.walk() if op.name == "scan" and op.parent is not None]
+    sizes = {prod(carry.param.shape) for op in inner for carry in op.carries}
+    assert case == "a column from the data" or max(sizes) <= a.size // 2
+
+
+def test_three_loops():
+    """(2) Each hands the next one its block: the gradient of `xs` adds an element a step."""
+
+    def total(xs):
+        def outer(c, i):
+            def middle(c, j):
+                def inner(c, k):
+                    return jnp.tanh(c + xs[(i * 8 + j) * 8 + k]), None
+
+                return lax.scan(inner, c, jnp.arange(8))[0], None
+
+            return lax.scan(middle, c, jnp.arange(8))[0], None
+
+        return lax.scan(outer, 0.0, jnp.arange(8))[0]
+
+    xs = jnp.linspace(-1.0, 1.0, 512)
+    for gradient in (optimize(jax.grad(total)), jax.grad(optimize(total))):
+        assert memory(gradient, xs) < 1.25 * memory(jax.grad(by_rows), xs.reshape(8, 8, 8))
+        assert (gradient(xs) == jax.grad(total)(xs)).all()
+
+
+def by_rows(xs):
+    """The same, by hand."""
+
+    def loops(c, x):
+        return (lax.scan(loops, c, x)[0] if x.ndim else jnp.tanh(c + x)), None
+
+    return loops(0.0, xs)[0]
+
+
 def test_the_inner_loop_takes_no_step():
     alone(
         NARROW,
@@ -182,6 +272,9 @@ STAY = {
     ),
     "rows that part": lambda a: nested(
         lambda a, i, j: put(a, get(a, 2 * i, j) + 1, i, j), a, rows=4
+    ),
+    "far apart": lambda a: nested(
+        lambda a, i, j: put(a, get(a, 2 * j + i, 0) + 1, 2 * j + i, 0), a, rows=2
     ),
     "always the same row": lambda a: nested(lambda a, i, j: put(a, get(a, 3, j) + 1, 3, j), a),
     "copied": lambda a: nested(lambda a, i, j: jnp.copy(a), a),

@@ -185,6 +185,14 @@ def test_cotangent_buffer():
     )
 
 
+def read(buffer, i, size):
+    return lax.dynamic_slice(buffer, (i,), (size,), allow_negative_indices=False)
+
+
+def block(buffer, rows, i):
+    return lax.dynamic_update_slice(buffer, rows, (i,), allow_negative_indices=False)
+
+
 def smooth(offsets, where=0):
     """Write at ``i + where`` the mean of what is read around `i`."""
     return lambda b, i: put(b, sum(get(b, i + k) for k in offsets) / len(offsets), i + where)
@@ -215,6 +223,18 @@ VARIANTS = {
         b,
         length=11,
     ),
+    "blocks": lambda b: loop(
+        lambda b, i: block(b, get(b, 3 * i) + read(b, 3 * i, 3), 3 * i), b, length=4
+    ),
+    "blocks of two": lambda b: loop(
+        lambda b, i: block(b, 2 * read(b, i, 2), i), b, stride=2, length=6
+    ),
+    "blocks that stay for a step": lambda b: loop(
+        lambda b, i: block(b, read(b, i, 2) + read(b, i + 2, 2), i + 2), b, stride=2, length=5
+    ),
+    "blocks with gaps, downwards": lambda b: loop(
+        lambda b, i: block(b, read(b, i, 2) + 1, i), b, start=8, stride=-4, length=3
+    ),
     "added to": lambda b: loop(lambda b, i: b.at[i].add(3.0), b),
     "set, with the index checked": lambda b: loop(lambda b, i: b.at[i].set(b[i] * i), b),
     "read under a condition": lambda b: loop(
@@ -231,7 +251,33 @@ def test_variants(variant):
     """(1, 2, 3) The same bits, and no buffer is carried."""
     graph = alone(STACK, VARIANTS[variant], "f32[12]", fires=True)
     (scan,) = [op for op in graph.body.ops if op.name == "scan"]
-    assert all(carry.param.shape == () for carry in scan.carries)
+    assert all(carry.param.shape in {(), (2,)} for carry in scan.carries)
+
+
+def test_a_block_is_one_value():
+    """(2) Of 128 rows that are read and written together none is told apart."""
+
+    def program(xs):
+        def step(ys, i):
+            row = jnp.sin(read(ys, 128 * i, 128) + read(xs, 128 * i, 128))
+            return block(ys, row, 128 * i), row[3]
+
+        return lax.scan(step, jnp.zeros(512), jnp.arange(4))
+
+    graph = alone(STACK, program, "f32[512]", fires=True)
+    (scan,) = [op for op in graph.body.ops if op.name == "scan"]
+    assert [stack.value.shape for stack in scan.stacks] == [(), (128,)]
+    assert sum(1 for _ in scan.body.walk()) < 24
+
+
+def test_blocks_of_columns_in_a_batch():
+    """(2) The rows of a block may be along any axis."""
+
+    def program(b):
+        return jax.vmap(VARIANTS["blocks that stay for a step"], 1, 1)(b)
+
+    alone(STACK, program, "f32[12,3]", fires=True)
+    alone(STACK, jax.vmap(VARIANTS["blocks of two"]), "f32[3,12]", fires=True)
 
 
 ROWS = "f32[6,3]", "f32[6,2,3]", "i32[6,3]", "bool[6]", "c64[6,2]", "bf16[6]", "u8[6]"
@@ -315,6 +361,9 @@ REFUSED = {
     "updates the buffer in place": lambda b: loop(lambda b, i: put(b, 1.0, i), b),
     "move along 0 axes": lambda b: loop(smooth([0, -1]), b, start=3, length=1),
     "takes no step": lambda b: loop(lambda b, i: put(b, get(b, i) + 1, i), b, length=0),
+    "rows of the buffer would be taken apart": lambda b: loop(
+        lambda b, i: put(b, jnp.sum(read(b, 16 * i, 16)), 16 * i + 3), jnp.tile(b, 4), length=2
+    ),
     "rows of": lambda b: loop(
         lambda b, i: put(b, get(b, i + limits.ROWS_CARRIED + 1), i), jnp.tile(b, 3), length=8
     ),
