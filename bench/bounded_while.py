@@ -7,7 +7,7 @@ number of steps at compile time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,12 @@ def programs(quick: bool) -> list[Program]:
         Program(name=name, make=make, arguments=arguments, group=f"batch {batch}", size=bound)
         for batch in BATCHES
         for arguments in [example.arguments(batch=batch, steps=STEPS)]
-        for name, bound, make in _candidates(bounds)
+        for name, bound, make in candidates(bounds)
     ]
 
 
-def _candidates(bounds: list[int]) -> Iterator[tuple[str, int, Callable[[], Gradient]]]:
+def candidates(bounds: Sequence[int]) -> Iterator[tuple[str, int, Callable[[], Gradient]]]:
+    """The programs to compare: what each is called, its bound, and a function that makes it."""
     yield HAND, 0, lambda: _gradient(_loss_by_hand)
     for bound in bounds:
         for form, loop in LOOPS.items():

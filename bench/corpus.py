@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -54,33 +55,38 @@ class Mode(NamedTuple):
 def entries() -> Iterator[tuple[str, Entry]]:
     """Every program by name."""
     yield from everyday.PROGRAMS.items()
-    yield from of_examples()
+    for name, make in of_examples():
+        yield name, make()
     yield from _of_libraries()
     for each in importlib.import_module("tests.programs").PROGRAMS:
         yield f"tests: {each.id}", Entry(*each.values)
 
 
-def of_examples() -> Iterator[tuple[str, Entry]]:
-    """Those of the benchmarks whose size is a choice, small."""
+def of_examples() -> Iterator[tuple[str, Callable[[], Entry]]]:
+    """Those of the benchmarks whose size is a choice, small; made when they are called."""
     for family in carried_arrays.FAMILIES:
-        arguments = family.arguments(max(family.largest // SHARE, 8))
         for name, function in (("", family.plain), (", by hand", family.hand)):
-            yield f"{family.name}{name}", Entry(function, arguments, family.gradient is not None)
+            yield f"{family.name}{name}", partial(_of_family, family, function)
     for form, loop in bounded_while.LOOPS.items():
-
-        def loss(*args: Any, loop: Any = loop) -> Any:
-            return nested.loss(*args, bound=64, loop=loop)
-
-        arguments = nested.arguments(batch=32, steps=8)
-        yield f"bounded while, {form}", Entry(loss, arguments)
-    yield "ragged RNN", Entry(ragged_rnn.loss, ragged_rnn.arguments(time=64))
-    params, tokens = transformer.make_params(4, 128, 512), jnp.zeros((4, 33), jnp.int32)
+        yield f"bounded while, {form}", partial(_bounded_while, loop)
+    yield "ragged RNN", lambda: Entry(ragged_rnn.loss, ragged_rnn.arguments(time=64))
     for scanned in (False, True):
+        yield f"transformer{', scanned' * scanned}", partial(_transformer, scanned)
 
-        def loss_of(*args: Any, scanned: bool = scanned) -> Any:
-            return transformer.loss(*args, scanned=scanned)
 
-        yield f"transformer{', scanned' * scanned}", Entry(loss_of, (params, tokens))
+def _of_family(family: carried_arrays.Family, function: Function) -> Entry:
+    arguments = family.arguments(max(family.largest // SHARE, 8))
+    return Entry(function, arguments, family.gradient is not None)
+
+
+def _bounded_while(loop: Any) -> Entry:
+    loss = partial(nested.loss, bound=64, loop=loop)
+    return Entry(loss, nested.arguments(batch=32, steps=8))
+
+
+def _transformer(scanned: bool) -> Entry:
+    params, tokens = transformer.make_params(4, 128, 512), jnp.zeros((4, 33), jnp.int32)
+    return Entry(partial(transformer.loss, scanned=scanned), (params, tokens))
 
 
 def _of_libraries() -> Iterator[tuple[str, Entry]]:

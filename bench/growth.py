@@ -19,11 +19,12 @@ from rich.table import Table
 
 from bench import bounded_while, carried_arrays, harness, ragged_rnn, report
 from bench.sweep import DOCS, Options
+from examples import bounded_while as loops
 from examples import ragged_rnn as rnn
 from jaxpr_opt.analysis.devices import fence
 from jaxpr_opt.analysis.growth import Growth, growth
 from jaxpr_opt.reports import observe
-from jaxpr_opt.targets import arguments_of, types
+from jaxpr_opt.targets import arguments_of
 
 PLAIN, OURS = "plain JAX", "jaxpr-opt"
 SIZES = (2**12, 2**13, 2**14)
@@ -104,13 +105,18 @@ NOTES = {
 """Where time is not what the work is, why."""
 
 
+Maker = Callable[[], Callable[..., Any]]
+Sized = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A program, and its arguments at a size."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A program, as JAX makes it or optimised, with its arguments at some sizes."""
 
     group: str
     name: str
-    at: dict[int, tuple[Callable[[], Callable[..., Any]], tuple[Any, ...]]]
+    at: dict[int, Callable[[], Sized]]
     measured: tuple[str, str, str]
     """The benchmark, its group, its name for the program."""
 
@@ -121,8 +127,8 @@ class Case:
 
     def found(self) -> Powers:
         """What the check finds."""
-        graphs = {n: observe.as_it_is(make(), args, {})[0] for n, (make, args) in self.at.items()}
-        return powers(growth(graphs))
+        sized = {n: make() for n, make in self.at.items()}
+        return powers(growth({n: observe.as_it_is(*each, {})[0] for n, each in sized.items()}))
 
 
 def powers(found: Growth) -> Powers:
@@ -147,28 +153,35 @@ def cases() -> Iterator[Case]:
         unrolled = family.name.startswith("many carries")
         for name in (PLAIN, OURS):
             sizes = UNROLLED if unrolled else SIZES
-            at = {n: (made[name], _types(family.arguments, n)) for n in sizes}
+            at = {n: _sized(made[name], family.arguments, n) for n in sizes}
             yield Case(family.name, name, at, ("carried_arrays", family.name, name))
-    bounds = [p for p in bounded_while.programs(quick=False) if p.size in BOUNDS]
     for form in bounded_while.LOOPS:
         for name in (PLAIN, OURS):
-            measured = ("bounded_while", "batch 256", f"{name}, {form}")
-            swept = [p for p in bounds if (p.group, p.name) == measured[1:]]
-            at = {p.size: (p.make, types(p.arguments)) for p in swept}
-            yield Case(f"bounded while, {form}", name, at, measured)
-    makers = {p.name: p.make for p in ragged_rnn.programs(quick=True)}
-    for name in (PLAIN, OURS):
-        at = {n: (makers[name], _types(_slots, n)) for n in SIZES}
-        yield Case("ragged RNN", name, at, ("ragged_rnn", "", name))
+            named = f"{name}, {form}"
+            swept = {
+                n: make for found, n, make in bounded_while.candidates(BOUNDS) if found == named
+            }
+            at = {n: _sized(make, _batch, 256) for n, make in swept.items()}
+            yield Case(f"bounded while, {form}", name, at, ("bounded_while", "batch 256", named))
+    for name, make in ragged_rnn.candidates():
+        if name in (PLAIN, OURS):
+            at = {n: _sized(make, _slots, n) for n in SIZES}
+            yield Case("ragged RNN", name, at, ("ragged_rnn", "", name))
+
+
+def _sized(
+    make: Maker, arguments: Callable[[int], tuple[Any, ...]], size: int
+) -> Callable[[], Sized]:
+    """A program and the types of its arguments, once somebody asks."""
+    return lambda: (make(), arguments_of(arguments, "arguments", size)[0])
+
+
+def _batch(size: int) -> tuple[Any, ...]:
+    return loops.arguments(batch=size, steps=bounded_while.STEPS)
 
 
 def _slots(size: int) -> tuple[Any, ...]:
     return rnn.arguments(time=size)
-
-
-def _types(make: Callable[[int], tuple[Any, ...]], size: int) -> tuple[Any, ...]:
-    """The types of the arguments of a size."""
-    return arguments_of(make, "arguments", size)[0]
 
 
 HEADINGS = (

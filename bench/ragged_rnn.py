@@ -26,12 +26,13 @@ def programs(quick: bool) -> list[Program]:
         Program(name=name, make=make, arguments=(params, xs[:, :slots], lengths), size=slots)
         for params, xs, lengths in [most]
         for slots in (SLOTS[::2] if quick else SLOTS)
-        for name, make in _candidates()
+        for name, make in candidates()
     ]
     return [Program(name=HAND, make=lambda: jax.grad(_loss_by_hand), arguments=most), *sweep]
 
 
-def _candidates() -> Iterator[tuple[str, Callable[[], Callable[..., Any]]]]:
+def candidates() -> Iterator[tuple[str, Callable[[], Callable[..., Any]]]]:
+    """The programs to compare: what each is called, and a function that makes it."""
     yield "plain JAX", lambda: jax.grad(example.loss)
     yield "jaxpr-opt", lambda: optimizer()(jax.grad(example.loss))
     yield "jaxpr-opt inside grad", lambda: jax.grad(optimizer()(example.loss))

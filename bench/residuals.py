@@ -13,6 +13,7 @@ Three figures for every program of the examples and for programs of libraries th
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -38,13 +39,18 @@ POINTER = 8
 """Bytes that XLA:CPU counts for each output, beside the output."""
 
 
-class Program(NamedTuple):
-    """A function to be differentiated, and its arguments."""
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function to be differentiated; its arguments are made when they are asked for."""
 
     name: str
     function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    make: Callable[[], tuple[Any, ...]]
     argnums: int | tuple[int, ...] = 0
+
+    @functools.cached_property
+    def arguments(self) -> tuple[Any, ...]:
+        return self.make()
 
 
 class Measured(NamedTuple):
@@ -71,18 +77,30 @@ def examples(share: int = 32) -> Iterator[Program]:
     """The gradients of examples/, at a fraction of the size the benchmarks run them at."""
     for family in carried_arrays.FAMILIES:
         if family.gradient is not None:
-            arguments = family.arguments(max(family.largest // share, 8))
-            yield Program(family.name, family.plain, arguments, family.gradient)
-            yield Program(f"{family.name}, by hand", family.hand, arguments, family.gradient)
+            make = functools.partial(family.arguments, max(family.largest // share, 8))
+            yield Program(family.name, family.plain, make, family.gradient)
+            yield Program(f"{family.name}, by hand", family.hand, make, family.gradient)
+    make = functools.partial(bounded_while.arguments, width=128, batch=32)
     for loop in (bounded_while.nested_while, bounded_while.single_while):
         loss = functools.partial(bounded_while.loss, bound=64, loop=loop)
-        yield Program(loop.__name__, loss, bounded_while.arguments(width=128, batch=32), (0, 1))
-    small = ragged_rnn.arguments(batch=8, time=32, longest=5, features=8, width=64)
+        yield Program(loop.__name__, loss, make, (0, 1))
+    small = functools.partial(
+        ragged_rnn.arguments, batch=8, time=32, longest=5, features=8, width=64
+    )
     yield Program("ragged_rnn", ragged_rnn.loss, small)
-    params, tokens = transformer.make_params(4, 128, 512), jnp.zeros((4, 33), jnp.int32)
     for scanned in (False, True):
         loss = functools.partial(transformer.loss, scanned=scanned)
-        yield Program(f"transformer{', scanned' * scanned}", loss, (params, tokens))
+        yield Program(f"transformer{', scanned' * scanned}", loss, _of_transformer)
+
+
+def _of_transformer() -> tuple[Any, ...]:
+    return transformer.make_params(4, 128, 512), jnp.zeros((4, 33), jnp.int32)
+
+
+def of_library(make: Callable[[], tuple[Any, ...]]) -> Program:
+    """A program of a library; ImportError where the library is not installed."""
+    function, arguments, *argnums = make()
+    return Program(make.__name__, function, lambda: arguments, *argnums)
 
 
 def of_libraries() -> Iterator[Program]:
@@ -90,7 +108,7 @@ def of_libraries() -> Iterator[Program]:
     for makers in libraries.PROGRAMS.values():
         for make in makers:
             try:
-                yield Program(make.__name__, *make())
+                yield of_library(make)
             except ImportError:
                 continue
 

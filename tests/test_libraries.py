@@ -5,7 +5,7 @@ import pytest
 
 from bench.libraries import PROGRAMS
 from bench.limits import is_larger, temporary_bytes
-from bench.residuals import Program, measure
+from bench.residuals import measure, of_library
 from jaxpr_opt import optimize
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
@@ -28,7 +28,7 @@ MAKERS = [
 def test_what_is_kept_and_how_much_is_live(library, make):
     """To the byte what the forward pass returns, within a factor what the gradient needs."""
     pytest.importorskip(library, reason=f"{library} is not installed")
-    measured = measure(Program(make.__name__, *make()))
+    measured = measure(of_library(make))
     assert measured.kept == measured.returned
     assert measured.is_off == (make.__name__ in OFF)
 
