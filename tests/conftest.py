@@ -1,9 +1,19 @@
-"""Every test runs with failing passes raised and graphs verified after every pass."""
+"""Every test runs with failing passes raised and graphs verified after every pass; XLA compiles
+fast rather than fast code.
+"""
+
+import os
+from importlib.metadata import version
 
 import hypothesis
 import pytest
 
-from jaxpr_opt import settings
+FAST = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+if version("jaxlib").startswith("0.10."):  # newer ones have no other emitters
+    FAST.append("--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", " ".join(FAST))  # before JAX looks at it
+
+from jaxpr_opt import settings  # noqa: E402
 
 hypothesis.settings.register_profile(
     "quick",
