@@ -83,8 +83,8 @@ class LintFile(pytest.File):
 
     def collect(self) -> Iterator[LintTarget]:
         """An item for each target; no function is imported yet."""
+        from jaxpr_opt.errors import TargetError
         from jaxpr_opt.lint import config
-        from jaxpr_opt.targets import TargetError
 
         try:
             project = config.load(self.path)
@@ -118,9 +118,9 @@ class LintTarget(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """What was found, without a traceback; what is wrong with the target, in one line."""
+        from jaxpr_opt.errors import TargetError
         from jaxpr_opt.lint.formats import text
-        from jaxpr_opt.reports.report import plain
-        from jaxpr_opt.targets import TargetError
+        from jaxpr_opt.reports.printing import plain
 
         if isinstance(excinfo.value, LintError):  # pytest's summary shows the first line
             return f"{excinfo.value}\n\n{plain(text.render(excinfo.value.result))}"

@@ -18,7 +18,7 @@ from bench.harness import Program, measure
 from examples import bounded_while
 from jaxpr_opt.reports.figures import Figure, bytes_text, seconds_text
 from jaxpr_opt.reports.figures import table as figures_table
-from jaxpr_opt.reports.report import show
+from jaxpr_opt.reports.printing import show
 
 BOUNDS = [8, 64, 256]
 COSTS = {

@@ -25,25 +25,20 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import blame
-
-if TYPE_CHECKING:
-    from jaxpr_opt.saving.read import Saved
+from jaxpr_opt.saving.read import Saved, load
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 DTYPE = re.compile(r"(?P<kind>bf|f|i|u|c)(?P<rest>\d+.*)")
 ARRAY = re.compile(r"(?P<dtype>\w+)\[(?P<shape>\s*(\d+\s*(,\s*\d+\s*)*)?)\]")
 KINDS = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
-
-
-class TargetError(Exception):
-    """The function or its arguments are not what the user thinks they are."""
 
 
 # -- functions -----------------------------------------------------------------------------------
@@ -74,8 +69,6 @@ def is_saved(target: str) -> bool:
 
 def saved(target: str) -> Saved:
     """The program in a file."""
-    from jaxpr_opt.saving.read import load
-
     return load(Path(target))
 
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from jaxpr_opt.boundary.loops import differentiated
-from jaxpr_opt.cli.progress import working
+from jaxpr_opt.cli.stderr import working
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import blame
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.reports import observe
 from jaxpr_opt.targets import (
     Arguments,
-    TargetError,
     check_call,
     is_saved,
     load_arguments,

@@ -21,22 +21,19 @@ from jaxpr_opt.cli.asking import (
     subject_of,
     traced,
 )
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.html import page
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.reports import figures, frontier, observe
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.frontier import Frontier
-from jaxpr_opt.reports.report import Report, advice, show
+from jaxpr_opt.reports.printing import show
+from jaxpr_opt.reports.report import Report, advice
 from jaxpr_opt.reports.report import report as put_together
 from jaxpr_opt.reports.residual_report import Residuals
 from jaxpr_opt.reports.residuals import ArgnumsError
 from jaxpr_opt.reports.residuals import residuals as residuals_of
-from jaxpr_opt.targets import (
-    Arguments,
-    TargetError,
-    check_call,
-    resolve,
-)
+from jaxpr_opt.targets import Arguments, check_call, resolve
 
 T = TypeVar("T")
 

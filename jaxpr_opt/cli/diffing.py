@@ -9,14 +9,14 @@ from rich.console import Console, RenderableType
 
 from jaxpr_opt.cli import measure, revision
 from jaxpr_opt.cli.asking import arguments_of, optimized, print_json, subject_of, traced
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.reports import figures, observe
 from jaxpr_opt.reports.account import accounts
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
-from jaxpr_opt.reports.report import show
+from jaxpr_opt.reports.printing import show
 from jaxpr_opt.reports.screen import Screen
 from jaxpr_opt.reports.unified import Doers, Unified, doers
-from jaxpr_opt.targets import TargetError
 
 
 class Pair(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from jaxpr_opt.cli import completion, words
+from jaxpr_opt.cli.stderr import complain
 from jaxpr_opt.version import __version__
 
 EXAMPLES = """\
@@ -78,17 +79,12 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _message(error: Exception) -> str:
+    from jaxpr_opt.errors import TargetError
     from jaxpr_opt.frames import blame
-    from jaxpr_opt.targets import TargetError
 
     if isinstance(error, UsageError | TargetError):
         return str(error)
     return f"{blame(error)}; --traceback shows more"
-
-
-def complain(kind: str, message: str) -> None:
-    """One line on stderr."""
-    print(f"jaxpr-opt: {kind}: {message}", file=sys.stderr)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import jaxpr_opt
-from jaxpr_opt.targets import TargetError
+from jaxpr_opt.errors import TargetError
 
 OURS = Path(jaxpr_opt.__file__).parent
 

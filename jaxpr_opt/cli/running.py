@@ -12,12 +12,12 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxpr_opt.cli.linting import save
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint import config
 from jaxpr_opt.lint.result import plural
-from jaxpr_opt.reports.report import show
+from jaxpr_opt.reports.printing import show
 from jaxpr_opt.run import new_targets
 from jaxpr_opt.run.process import check, command, programs
-from jaxpr_opt.targets import TargetError
 
 
 def run(options: argparse.Namespace, console: Console) -> int:

@@ -16,6 +16,7 @@ from jaxpr_opt.analysis.aliasing import Alias, Buffer, aliasing
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.printing import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,6 @@ class Donation:
         }
 
     def __str__(self) -> str:
-        from jaxpr_opt.reports.report import plain
-
         return plain(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.parts import Earlier, Name
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.result import Checked, Result
 from jaxpr_opt.lint.rules.budgets import MoreThanBefore
-from jaxpr_opt.targets import TargetError
 
 VERSION = 1
 KEYS = ("code", "file", "function", "shape")

@@ -34,6 +34,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.options import Options, Spec, parse, strings
 from jaxpr_opt.lint.paths import relative
@@ -42,7 +43,7 @@ from jaxpr_opt.lint.rule import Rule, rules
 from jaxpr_opt.lint.target import Target, split_settings
 from jaxpr_opt.run.process import programs
 from jaxpr_opt.settings import nearest
-from jaxpr_opt.targets import TargetError, resolve
+from jaxpr_opt.targets import resolve
 
 ALL = "ALL"
 

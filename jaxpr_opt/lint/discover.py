@@ -19,12 +19,13 @@ from types import ModuleType
 from typing import Any
 
 from jaxpr_opt.decorator import unwrap
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.config import Config
 from jaxpr_opt.lint.options import Spec
 from jaxpr_opt.lint.program import of_saved
 from jaxpr_opt.lint.target import Given, Mark, Target, is_same, marked
-from jaxpr_opt.targets import TargetError, is_saved, load_module, resolve, saved
+from jaxpr_opt.targets import is_saved, load_module, resolve, saved
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console, ConsoleOptions, RenderResult
-
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.options import Mode
@@ -17,7 +15,6 @@ from jaxpr_opt.lint.parts import Part
 from jaxpr_opt.lint.rule import Rule
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.reports.figures import bytes_text, factor
-from jaxpr_opt.reports.report import plain
 from jaxpr_opt.reports.scaling import GrowthReport
 
 How = Literal["comment", "path", "target", "baseline"]
@@ -29,20 +26,6 @@ FIGURES: Mapping[str, str] = {
     "donated_bytes": "donated",
 }
 """What is measured of every target, in bytes, and how it is called."""
-
-
-class Findings(tuple[Finding, ...]):
-    """Findings, worst first; print them, with rich or without."""
-
-    __slots__ = ()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from jaxpr_opt.lint.formats import text
-
-        yield text.findings(self) if self else "No findings."
-
-    def __str__(self) -> str:
-        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,16 @@ from typing import Any
 
 from jaxpr_opt import settings
 from jaxpr_opt.compat_frames import boundary
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame, blame, is_installed, raised_at
 from jaxpr_opt.lint.baseline import Baseline
 from jaxpr_opt.lint.config import Config, codes_of
 from jaxpr_opt.lint.discover import Lost
 from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.lint.findings import Findings
 from jaxpr_opt.lint.parts import parts
 from jaxpr_opt.lint.result import (
     Checked,
-    Findings,
     How,
     Result,
     Suppressed,
@@ -33,7 +34,6 @@ from jaxpr_opt.lint.rules.comments import UnusedSuppression
 from jaxpr_opt.lint.subject import Subject, as_loss, subject
 from jaxpr_opt.lint.suppress import Comment, comments, names
 from jaxpr_opt.lint.target import Target
-from jaxpr_opt.targets import TargetError
 
 
 @boundary

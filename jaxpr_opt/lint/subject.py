@@ -20,6 +20,7 @@ from jaxpr_opt.analysis.saved import Saved, kept_bytes, saved
 from jaxpr_opt.donation.calling import Donating
 from jaxpr_opt.donation.plan import donation
 from jaxpr_opt.donation.strict import donated_arrays
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame, blame, is_machinery
 from jaxpr_opt.ir import Graph
 from jaxpr_opt.journal import Journal
@@ -29,7 +30,7 @@ from jaxpr_opt.lint.parts import Earlier
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.account import PassReport, accounts
 from jaxpr_opt.reports.residual_rows import Key, bytes_by_key
-from jaxpr_opt.targets import Arguments, TargetError, types
+from jaxpr_opt.targets import Arguments, types
 
 
 @dataclass(frozen=True, slots=True)

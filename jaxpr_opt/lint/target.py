@@ -14,19 +14,13 @@ from typing import Any, TypeVar, overload
 
 from jaxpr_opt.analysis.powers import parse_limit
 from jaxpr_opt.decorator import unwrap
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.modes import traceable
 from jaxpr_opt.lint.options import Options, Scale, Spec, parse
 from jaxpr_opt.lint.subject import Scaling, Subject, as_loss, place
 from jaxpr_opt.reports import observe
-from jaxpr_opt.targets import (
-    Arguments,
-    TargetError,
-    arguments_of,
-    check_call,
-    parse_argument,
-    types,
-)
+from jaxpr_opt.targets import Arguments, arguments_of, check_call, parse_argument, types
 
 F = TypeVar("F", bound=Callable[..., Any])
 

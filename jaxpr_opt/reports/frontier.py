@@ -15,7 +15,7 @@ from jaxpr_opt.journal import Rewrite
 from jaxpr_opt.memory.planner import Candidate, Plan, collect_plans
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import factor
-from jaxpr_opt.reports.report import plain
+from jaxpr_opt.reports.printing import plain
 from jaxpr_opt.sizes import binary_text, binary_text_above
 
 

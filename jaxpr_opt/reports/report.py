@@ -6,7 +6,6 @@ sentence that made it refuse (see `jaxpr_opt.pipeline`).
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from jaxpr_opt.journal import Journal
 from jaxpr_opt.reports import figures, observe
 from jaxpr_opt.reports.account import PassReport, Place, accounts
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
+from jaxpr_opt.reports.printing import plain
 
 MAX_PLACES = 8
 """Places a pass lists; the rest are counted."""
@@ -167,22 +167,6 @@ def _indented(text: str) -> RenderableType:
 def _plural(count: int, noun: str) -> str:
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{count} {noun}{ending}"
-
-
-def plain(renderable: RenderableType, width: int = 80) -> str:
-    """What rich would show, as text for a log: no colours, no trailing blanks."""
-    file = io.StringIO()
-    console = Console(file=file, width=width, color_system=None, highlight=False)
-    console.print(renderable, crop=False)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
-
-
-def show(renderable: RenderableType, console: Console) -> None:
-    """Print for a person at a terminal, or as text for a log."""
-    if console.is_terminal:
-        console.print(renderable, crop=False)
-    else:
-        console.file.write(f"{plain(renderable, console.width)}\n")
 
 
 # -- making reports ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.reports.figures import bytes_text, factor
-from jaxpr_opt.reports.report import plain
+from jaxpr_opt.reports.printing import plain
 from jaxpr_opt.reports.residual_rows import Residual
 
 MAX_ROWS = 12

@@ -19,7 +19,7 @@ from jaxpr_opt.compat_frames import boundary
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import bytes_text, number_text
-from jaxpr_opt.reports.report import plain
+from jaxpr_opt.reports.printing import plain
 
 LABELS: dict[Measure, tuple[str, Callable[[float], str]]] = {
     "residual_bytes": ("residuals", bytes_text),

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint.result import plural
 from jaxpr_opt.reports import observe
 from jaxpr_opt.run.looked import Looked
 from jaxpr_opt.run.table import shown_path
 from jaxpr_opt.saving.values import UnwritableError
 from jaxpr_opt.saving.write import Written, to_json
-from jaxpr_opt.targets import TargetError
 
 
 def file_name(name: str) -> str:

@@ -11,13 +11,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint.config import Config
 from jaxpr_opt.lint.program import of_saved
 from jaxpr_opt.lint.result import Checked
 from jaxpr_opt.lint.run import Run
 from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.saving.read import Saved
-from jaxpr_opt.targets import TargetError
 
 
 def made(

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from jaxpr_opt import every_program, registry
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.html import notes, page
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.page import document
@@ -20,7 +21,6 @@ from jaxpr_opt.run.files import file_name
 from jaxpr_opt.run.looked import Looked
 from jaxpr_opt.run.recorder import Recorder
 from jaxpr_opt.run.table import Sheet, findings, of_libraries, short, shown_path
-from jaxpr_opt.targets import TargetError
 
 
 def write(sheet: Sheet, recorder: Recorder, path: Path) -> str:

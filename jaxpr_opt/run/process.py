@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.saving.read import Saved, load
-from jaxpr_opt.targets import TargetError
 
 LAUNCH = Path(__file__).parent / "launch.py"
 _DEFAULTS = {

@@ -15,11 +15,11 @@ import jax
 from jax import lax
 
 from jaxpr_opt import compat, compat_saving
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame, first_line
 from jaxpr_opt.ir import UNDEFINED
 from jaxpr_opt.saving import values
 from jaxpr_opt.saving.write import KIND, VERSION
-from jaxpr_opt.targets import TargetError
 
 Env = dict[int, Any]
 _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)

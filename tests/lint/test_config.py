@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint.config import find, load
 from jaxpr_opt.lint.options import Options
-from jaxpr_opt.targets import TargetError
 
 PROJECT = """
 [tool.jaxpr-opt.lint]

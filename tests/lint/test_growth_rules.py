@@ -11,11 +11,11 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.cli import main
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint.options import Options, Spec, parse
 from jaxpr_opt.lint.rule import documentation
 from jaxpr_opt.lint.rules.growth import GrowthOverLimit, SuperlinearResiduals
 from jaxpr_opt.lint.target import Target
-from jaxpr_opt.targets import TargetError
 
 PROGRAMS = """
 import jax

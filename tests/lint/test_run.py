@@ -14,8 +14,8 @@ import jaxpr_opt
 from jaxpr_opt import settings
 from jaxpr_opt.lint.config import Config
 from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.lint.findings import Findings
 from jaxpr_opt.lint.options import Spec
-from jaxpr_opt.lint.result import Findings
 from jaxpr_opt.lint.run import Run, check
 from jaxpr_opt.lint.subject import subject
 from jaxpr_opt.lint.target import Target

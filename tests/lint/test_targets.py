@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint import lint_target
 from jaxpr_opt.lint.config import Config, load, read
 from jaxpr_opt.lint.discover import Asked, targets
 from jaxpr_opt.lint.options import Options, Scale, Spec
 from jaxpr_opt.lint.target import Target
-from jaxpr_opt.targets import TargetError, arguments_of
+from jaxpr_opt.targets import arguments_of
 from tests.lint import programs
 
 FILE = "tests/lint/programs.py"

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpr_opt.cli import main
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint.config import read
 from jaxpr_opt.lint.subject import subject
 from jaxpr_opt.run.new_targets import added, rounded_up
 from jaxpr_opt.sizes import parse_bytes
-from jaxpr_opt.targets import TargetError
 
 FUNCTIONS = """
 import sys

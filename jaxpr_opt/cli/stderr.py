@@ -1,12 +1,10 @@
-"""What is being done, on stderr, for as long as it takes: at a terminal only, never in a log."""
+"""What is said on stderr: complaints, and at a terminal what is being done."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-
-from rich.console import Console
 
 Tell = Callable[[str], None]
 """Replaces what is shown."""
@@ -18,5 +16,12 @@ def working(what: str = "") -> Iterator[Tell]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich.console import Console  # a complaint does not wait for it
+
     with Console(stderr=True).status(what) as status:
         yield status.update
+
+
+def complain(kind: str, message: str) -> None:
+    """One line."""
+    print(f"jaxpr-opt: {kind}: {message}", file=sys.stderr)
