@@ -132,7 +132,7 @@ class AccumulateSparseCotangents(Pass):
         for array, dense in (op.operands, op.operands[::-1]):
             chain = added(dense)
             if chain.starts_at_zero:  # (1)
-                says = f"{chain.nbytes:,} bytes are added in place, not {array.nbytes:,}"
+                says = f"{chain.nbytes:,} bytes are added in place, not a whole {array.nbytes:,}"
                 at, waste = chain.links[-1].innermost.op, self._waste(array, chain)
                 yield Sum(op, says, array, dense, chain, at=at, about=op.result, waste=waste)
 

@@ -85,12 +85,12 @@ class ForwardKnownStacks(Pass):
                 continue  # of a stream or an outer value: hoist-invariant-residuals
             number = affine(value)
             if number is not None:  # (1)
-                says = f"{value.label} is counted, not stacked"
+                says = f"{value.label} depends only on the step number: computed again, not stored"
                 yield Counted(op, says, stack, stacked(number, op))
                 continue
             read, moved = _read(value, op)
             if read is not None:
-                says = f"what is read of {read.array.label} is not stacked, it is there"
+                says = f"rows that are read of {read.array.label} are read again, not stored"
                 yield Copied(op, says, stack, read, moved)
 
     def refuse(self, match: Match) -> str | None:

@@ -88,7 +88,7 @@ class JoinSelectedParts(Pass):
             whole = (u for u in value.users if u not in path and not reads_window(u, value))
             user = next(whole, None)
             if user is not None:
-                return f"a part is needed whole by {user.name}"  # (4)
+                return f"{user.name} reads a whole part"  # (4)
         if any(write.kind == "add" for write in match.writes[1:]):
             return "what was written before is added to"  # (3)
         for write in match.writes:

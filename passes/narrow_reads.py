@@ -108,7 +108,7 @@ class NarrowReads(Pass):
     def find(self, op: Op) -> Iterator[Match]:
         found = part(op) if op.result.uses else None
         if found is not None and (_is_of_a_stack(found) or isinstance(found, PartAt)):
-            yield ReadOfPart(op, f"{op.name} of a concatenation is one of a part of it", found)
+            yield ReadOfPart(op, f"{op.name} of a concatenation reads the part it is in", found)
         if op.name == "slice":
             return
         made_by = op.operands[0].op
@@ -120,7 +120,9 @@ class NarrowReads(Pass):
         if made_by.name == "broadcast_in_dim":
             spread = spread_at(read, read.array)
             if spread is not None:
-                yield ReadOfBroadcast(op, f"{op.name} of a broadcast is one", *spread)
+                yield ReadOfBroadcast(
+                    op, f"{op.name} of a broadcast reads what is broadcast", *spread
+                )
         elif made_by.name in RING:
             if _is_of_windows(read, made_by):
                 says = f"{op.name} of what {made_by.name} makes of arrays is made of windows"
@@ -140,7 +142,7 @@ class NarrowReads(Pass):
         array = match.access.array
         whole = [op.name for op in array.users if not reads_window(op, array)]
         if whole:
-            return f"the array is needed whole by {whole[0]}"  # (1)
+            return f"{whole[0]} reads the whole array"  # (1)
         if cost_model().is_most(match.access.nbytes, array.nbytes):
             return "the window is most of the array"
         return None
@@ -168,7 +170,7 @@ def _is_needed_whole(found: Part | PartAt) -> str | None:
         others = (u for u in op.result.users if u not in found.path and part(u) is None)
         other = next(others, None)
         if other is not None:
-            return f"the array is needed whole by {other.name}"  # (4, 6)
+            return f"{other.name} reads the whole array"  # (4, 6)
     return None
 
 

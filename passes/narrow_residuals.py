@@ -129,13 +129,13 @@ class NarrowResiduals(Pass):
         verb = "is" if len(made) == 1 else "are"
         sources = _labels(narrow.stored) if narrow and narrow.stored else "less"
         largest = max(made, key=lambda value: value.nbytes)
-        says = f"{_labels(made)} {verb} made again from {sources}"
+        says = f"{_labels(made)} {verb} computed again from {sources}"
         yield Handover(op, says, narrow, at=largest.op, about=largest)
 
     def refuse(self, match: Handover) -> str | None:
         assert isinstance(match.op, Scan)
         if match.cut is None:
-            return "what they are made from is not smaller"
+            return "what they are computed from is not smaller"
         if not all(_is_read_once(match.op, route) for route in _ways(match.cut)):
             return "they are read more often than they are made"
         priced = find_skip(match.op) is not None or cost_model().byte > 0

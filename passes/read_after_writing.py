@@ -82,7 +82,7 @@ class ReadAfterWriting(Pass):
             return  # (3)
         reads = tuple(_reads(write, body))
         if reads:
-            says = f"{write.array.label} is read after it is written, not copied"
+            says = f"{write.array.label} is read after it is written: XLA need not copy it"
             yield Following(op, says, write, body, reads, about=op.result, waste="copy")
 
     def refuse(self, match: Following) -> str | None:

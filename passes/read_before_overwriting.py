@@ -119,7 +119,7 @@ class ReadBeforeOverwriting(Pass):
         if not _pays(write, readers, whole):
             return  # (4)
         if unordered or whole:  # (3)
-            says = f"{write.array.label} is read before it is overwritten, not copied"
+            says = f"{write.array.label} is read before it is overwritten: XLA need not copy it"
             # Where all of it is read, too, a copy is little besides; after a division it is ours.
             copied = not whole and not repeated and all(map(_reads, readers))
             waste: Waste | None = "copy" if copied else None
@@ -133,7 +133,7 @@ class ReadBeforeOverwriting(Pass):
             return f"{name} is not one buffer from the start of a step to its end"
         for reader in match.readers:  # (2)
             if reader in match.unordered and not _reads(reader):  # (2)
-                return f"{name} is read whole by {reader.name}"
+                return f"{reader.name} reads the whole {name}"
             if reader.region is not body:  # (2)
                 return f"{name} is read inside of {reader.parent.name if reader.parent else ''}"
         if not match.whole_is_read and not any(op.results[0].nbytes for op in match.unordered):

@@ -121,7 +121,7 @@ class StackCarriedUpdates(Pass):
             writes = [user for user in carry.param.users if _writes(user, carry.param)]
             if writes:
                 name = carry.param.name or str(carry.param.aval)
-                says = f"{name} is streamed in and stacked row by row"
+                says = f"each step reads and writes rows of {name}: they are stacked, not carried"
                 found = buffer(op, carry)
                 copied = copied_by(found) if isinstance(found, Buffer) else None
                 waste: Waste | None = "copy" if copied is not None else None

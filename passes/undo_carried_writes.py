@@ -90,7 +90,7 @@ class UndoCarriedWrites(Pass):
         assert isinstance(op, Scan)
         for each in stacked_versions(op):  # (3)
             count = op.length * len(each.stacks)
-            says = f"{count} versions of {each.name} become one, its writes are undone"
+            says = f"of {count} versions of {each.name} the last is kept, and writes are undone"
             yield Stacked(op, says, each)
 
     def refuse(self, match: Stacked) -> str | None:

@@ -58,7 +58,7 @@ def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
                     return f"the predicate reads {name}"
                 if op.is_terminator and op.parent is not None and op.region is not body:
                     return f"{name} leaves {op.parent.name} whole"
-                return f"{name} is read whole by {op.name}"
+                return f"{op.name} reads the whole {name}"
             else:
                 found[op] = known
                 if known.kind == "read":

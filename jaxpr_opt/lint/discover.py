@@ -54,7 +54,8 @@ def targets(names: Sequence[str], config: Config, asked: Asked) -> tuple[Target,
         if not names:
             raise TargetError(
                 "nothing to lint: write module:function or file.py:function, or name targets in"
-                " pyproject.toml under [tool.jaxpr-opt.lint.targets.NAME]"
+                " pyproject.toml under [tool.jaxpr-opt.lint.targets.NAME]; `jaxpr-opt"
+                " init train.py` writes them"
             )
     found = [target for name in names for target in _named(name, config, asked)]
     if not asked.is_silent and not any(target.is_asked for target in found):

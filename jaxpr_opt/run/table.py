@@ -83,7 +83,7 @@ class Shown:
         saved = sum(each.saved_bytes for each in self.found)
         total = sum(each.largest.temp_bytes or 0 for each in self.found)
         if saved > total / 100:
-            yield Text("with --optimize, all of them run optimised", "dim")
+            yield Text("run --optimize measures what optimising saves", "dim")
 
 
 def sheet(found: Sequence[Looked]) -> Sheet:

@@ -22,7 +22,7 @@ def test_what_is_said_of_a_copy():
     assert finding.says == (
         "the whole f32[1000,10,5] is copied in each of 1,000 steps, to write a slice"
     )
-    assert finding.reason.startswith("a slice that was read before the write is needed after it")
+    assert finding.reason.startswith("a step uses after the write what it read there before")
     assert finding.fix == (
         "`optimize` does it (stack-carried-updates); or read slices as `xs` of the scan and return"
         " them as its `ys`"

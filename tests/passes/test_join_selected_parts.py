@@ -206,7 +206,7 @@ def test_weak_types():
         ),
         pytest.param(
             lambda p, c, u, i: ((a := parts(p, c)[0]) + write(parts(p, c)[1], u, i), jnp.sin(a)),
-            "a part is needed whole by sin",
+            "sin reads a whole part",
             id="4 a part",
         ),
     ],

@@ -281,7 +281,7 @@ def test_two_buffers_that_swap():
 )
 def test_a_buffer_that_is_read_whole(step, reader):
     """(2) The copy is needed, or the reader makes one."""
-    check_refuses(BARRED, stepping(step), *PLACES, because=f"is read whole by {reader}")
+    check_refuses(BARRED, stepping(step), *PLACES, because=f"{reader} reads the whole ")
 
 
 def test_a_buffer_that_is_read_in_a_branch():

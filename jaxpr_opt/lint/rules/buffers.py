@@ -65,8 +65,8 @@ class CarriedArrayWrittenASliceAtATime(Rule):
                 says=f"the whole {place.size.shape} is copied in {place.steps}, to write a slice",
                 reason=_why(
                     place,
-                    "a slice that was read before the write is needed after it (in the gradient"
-                    " of a write: the cotangent of what was written)",
+                    "a step uses after the write what it read there before, as the gradient of a"
+                    " write does, so XLA keeps both versions",
                 ),
                 fix=_fix(
                     place,

@@ -115,8 +115,8 @@ class StackedLoopInvariant(_StoredInVain):
     """
     What: a value that is the same in every step of a loop is stored in every step.
 
-    Why: JAX stores what the transpose of a step reads, one row a step, and does not see that the
-    rows are all alike.  A value computed from weights alone takes as many times the memory as the
+    Why: JAX stores what the backward pass reads, one row a step, and does not see that all rows
+    are the same.  A value computed from weights alone takes as many times the memory as the
     loop has steps.
 
     Example::
@@ -148,7 +148,7 @@ class StackedLoopInvariant(_StoredInVain):
                 subject,
                 each,
                 f"{each.name} is the same in {each.steps}, and stored in each",
-                "the transposed loop reads one row a step, though one value would do",
+                "JAX stores a row a step for the backward pass, and all rows are the same",
                 "compute it before the loop, and use it in the step",
             )
 
@@ -159,7 +159,7 @@ class DummyOfAnUntakenBranch(_StoredInVain):
     """
     What: a loop stores what a branch computes, and a dummy in every step that does not take it.
 
-    Why: a `cond` hands out the residuals of all its branches, whichever is taken: the memory of a
+    Why: a `cond` stores the residuals of all its branches, whichever is taken: the memory of a
     loop that may take 4096 steps and takes 8 is that of 4096, weights included on older versions
     of JAX.
 
@@ -195,7 +195,7 @@ class DummyOfAnUntakenBranch(_StoredInVain):
                     each,
                     f"{each.name} is stored in {each.steps}, as a dummy where"
                     " its branch is not taken",
-                    "a branch that is not taken hands out as many residuals as one that is",
+                    "a `cond` stores the residuals of all its branches, taken or not",
                     "write `jax.checkpoint` around the step",
                 )
 
@@ -236,7 +236,7 @@ class RepeatsAnInputOrAStream(_StoredInVain):
                 subject,
                 each,
                 f"{each.name} {what}, and is stored again in {each.steps}",
-                "the transposed loop could read the array itself",
+                "the backward pass could read the array itself",
                 "write `jax.checkpoint` around the step",
             )
 
@@ -248,8 +248,8 @@ class WholeBufferStoredPerStep(_StoredInVain):
     What: a loop writes to a part of an array that it carries, and stores the whole array in every
     step for its gradient.
 
-    Why: a step that reads the whole array needs it as it was then.  A loop over n rows of a table
-    of n rows stores n tables: memory grows with the square.
+    Why: the gradient of a step that reads the whole array needs it as it was then.  A loop over n
+    rows of a table of n rows stores n tables: memory grows with the square.
 
     Example::
 
@@ -280,7 +280,7 @@ class WholeBufferStoredPerStep(_StoredInVain):
             yield self.found(
                 subject,
                 each,
-                f"the whole {each.key.shape} is stored in {each.steps}, which writes a part",
-                "the transpose of a step that reads the whole array needs it as it was then",
+                f"the whole {each.key.shape} is stored in {each.steps}, which each write a part",
+                "a step reads the whole array, so its gradient needs the array as it was then",
                 "write a `jax.custom_vjp` that keeps the last version only",
             )
