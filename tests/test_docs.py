@@ -4,7 +4,9 @@ import doctest
 import inspect
 import re
 import shlex
+import tomllib
 from pathlib import Path
+from textwrap import indent
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,12 @@ def test_code(name):
     source = "\n".join(blocks(page, "python"))
     assert source
     exec(compile(source, str(page), "exec"), {"__name__": "docs"})
+
+
+def test_code_of_the_tutorial():
+    """Its loop is that of the example."""
+    loop, _ = blocks(ROOT / "docs" / "tutorial.md", "python")
+    assert indent(loop, "    ") in (ROOT / "examples" / "tutorial.py").read_text()
 
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries
@@ -66,6 +74,17 @@ def commands():
 def test_commands(line):
     """They are what the command line takes; nothing is run."""
     parser().parse_args(shlex.split(line.rstrip("\\")))
+
+
+def test_the_page_of_a_package_index_links_to_no_file():
+    """It is shown without the repository, and says what README says."""
+    text = (ROOT / "PACKAGE.md").read_text()
+    assert re.findall(r"\]\((?!https?://)", text) == []
+    table = re.findall(r"^\| (?:as|the same).*$", text, re.MULTILINE)
+    assert len(table) == 2
+    assert set(table) <= set((ROOT / "README.md").read_text().splitlines())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["readme"] == "PACKAGE.md"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
