@@ -28,7 +28,7 @@ from rich.table import Table
 from bench import carried_arrays, libraries, report, transformer
 from bench.sweep import DOCS, Options
 from examples import bounded_while, ragged_rnn
-from jaxpr_opt.analysis.liveness import peak_bytes
+from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.reports.residuals import residuals

@@ -8,12 +8,13 @@ from jaxpr_opt.optimized import Optimized as Optimized
 from jaxpr_opt.version import __version__ as __version__
 
 try:
+    from jaxpr_opt.engine.pipeline import Match as Match
+    from jaxpr_opt.engine.pipeline import Pass as Pass
+    from jaxpr_opt.engine.pipeline import PassError as PassError
+    from jaxpr_opt.engine.pipeline import Pipeline as Pipeline
+    from jaxpr_opt.engine.rewriter import Rewriter as Rewriter
     from jaxpr_opt.lint.run import lint as lint
     from jaxpr_opt.lint.target import lint_target as lint_target
-    from jaxpr_opt.pipeline import Match as Match
-    from jaxpr_opt.pipeline import Pass as Pass
-    from jaxpr_opt.pipeline import PassError as PassError
-    from jaxpr_opt.pipeline import Pipeline as Pipeline
     from jaxpr_opt.reports.diff import GraphDiff as GraphDiff
     from jaxpr_opt.reports.frontier import Frontier as Frontier
     from jaxpr_opt.reports.frontier import budget as budget
@@ -22,7 +23,6 @@ try:
     from jaxpr_opt.reports.report import explain as explain
     from jaxpr_opt.reports.residuals import residuals as residuals
     from jaxpr_opt.reports.scaling import growth as growth
-    from jaxpr_opt.rewriter import Rewriter as Rewriter
 except Exception:
     # A JAX we do not know: `optimize` warns, and leaves programs alone.
     if settings.current().strict:

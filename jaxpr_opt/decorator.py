@@ -16,13 +16,14 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from jaxpr_opt import door, settings
-from jaxpr_opt.compat_frames import boundary
+from jaxpr_opt import settings
+from jaxpr_opt.bridge import door
+from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.memory.budget import parse_budget
 from jaxpr_opt.optimized import Optimized
 
 if TYPE_CHECKING:
-    from jaxpr_opt.pipeline import Pass, Pipeline
+    from jaxpr_opt.engine.pipeline import Pass, Pipeline
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -118,7 +119,7 @@ def optimize(
         parse_budget(memory, "optimize: memory")
     if settings.current().disable or not door.is_open():
         return _plain(fun, donate, jit_options)
-    from jaxpr_opt import registry
+    from jaxpr_opt.engine import registry
 
     pipeline = registry.resolve(passes, skip, memory)
     inner = unwrap(fun)
@@ -140,7 +141,7 @@ def _optimizing(
     fun: Callable[..., Any], pipeline: Pipeline, donate: Donate, jit_options: dict[str, Any]
 ) -> Any:
     """`fun`, bare or jitted, whose program the pipeline optimises."""
-    from jaxpr_opt import compat_call
+    from jaxpr_opt.bridge import compat_call
 
     compat_call.check_callable(fun)
     named = any(jit_options.get(each) is not None for each in _DONATED)
@@ -159,7 +160,7 @@ def _jitted(
     checked: bool,
 ) -> Any:
     """`fun`, whose program the pipeline optimises, as a jitted function."""
-    from jaxpr_opt import wrapping
+    from jaxpr_opt.boundary import wrapping
     from jaxpr_opt.donation import strict
     from jaxpr_opt.donation.calling import Donating
 
@@ -188,7 +189,8 @@ def _without_jit(
     fun: Callable[..., Any], given: dict[str, Any]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A jitted function's own function, and its options joined with the given ones."""
-    from jaxpr_opt import compat_ad, wrapping
+    from jaxpr_opt.boundary import wrapping
+    from jaxpr_opt.bridge import compat_ad
 
     jitted = compat_ad.jit_options(fun)
     if jitted is None:

@@ -26,11 +26,12 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from jaxpr_opt import door, settings
+from jaxpr_opt import settings
+from jaxpr_opt.bridge import door
 
 if TYPE_CHECKING:
     from jaxpr_opt.boundary.program import Program
-    from jaxpr_opt.pipeline import Pass, Pipeline
+    from jaxpr_opt.engine.pipeline import Pass, Pipeline
 
 Tell = Callable[[Any, Any, float], None]
 """Of a program, what stands for it, and the seconds that took."""
@@ -67,7 +68,7 @@ def everywhere(
     if not door.is_open():
         yield
         return
-    from jaxpr_opt import registry
+    from jaxpr_opt.engine import registry
 
     scope = _scope()(registry.resolve(passes, skip))
     with _installed(), scope:
@@ -81,7 +82,7 @@ def turn_on(tell: Tell | None = None) -> None:
     """
     if not door.is_open():
         return
-    from jaxpr_opt import registry
+    from jaxpr_opt.engine import registry
 
     _told[:] = [tell] if tell is not None else []
     _scope().set_global(registry.resolve())
@@ -122,7 +123,7 @@ def _installed() -> Iterator[None]:
 
 def _use(change: int) -> None:
     """Have JAX ask for as long as there is somebody to answer."""
-    from jaxpr_opt import compat_jit
+    from jaxpr_opt.bridge import compat_jit
 
     global _uses
     with _lock:
@@ -163,8 +164,8 @@ def _program(jaxpr: Any, name: str) -> Any:
 
 def optimized(jaxpr: Any, pipeline: Pipeline, name: str) -> Any:
     """What stands for the program of a jitted function; None if it stays as it is."""
-    from jaxpr_opt import compat, compat_jit
     from jaxpr_opt.boundary import rules
+    from jaxpr_opt.bridge import compat, compat_jit
 
     if compat_jit.is_helper(jaxpr) or _is_optimized(jaxpr):
         return None
@@ -174,8 +175,8 @@ def optimized(jaxpr: Any, pipeline: Pipeline, name: str) -> Any:
 
 
 def _is_optimized(jaxpr: Any) -> bool:
-    from jaxpr_opt import compat
-    from jaxpr_opt.importer import OPTIMIZED
+    from jaxpr_opt.bridge import compat
+    from jaxpr_opt.engine.importer import OPTIMIZED
 
     return all(eqn.primitive.name == OPTIMIZED for eqn in compat.open_jaxpr(jaxpr).eqns)
 
@@ -201,8 +202,8 @@ def _loop_program(
     pipeline: Pipeline,
     _: settings.Settings,
 ) -> Program | None:
-    from jaxpr_opt import compat, compat_ad
     from jaxpr_opt.boundary.program import Program
+    from jaxpr_opt.bridge import compat, compat_ad
 
     jaxpr = compat.trace(lambda *args: primitive.bind(*args, **dict(params)), avals)
     if compat_ad.uses_references(jaxpr) or compat.has_high_types(jaxpr):

@@ -34,7 +34,7 @@ Sound when
 
 Where (2) does not hold, most of all where an inner loop adds one piece a step, a table read at
 indices from the data, the pieces are added up as they were, but in as many slots as the loop has
-steps, or in a second array, and then moved window by window (`jaxpr_opt/subtotals.py`).
+steps, or in a second array, and then moved window by window (`jaxpr_opt/builders/subtotals.py`).
 
 Cost: a step costs the windows instead of the array.  It fires only where that is less for all
 windows that are added one after the other.  The transpose of a stencil adds an array for each of
@@ -72,13 +72,13 @@ from jaxpr_opt.analysis.pieces import (
     moves,
     own_windows,
 )
+from jaxpr_opt.builders.subtotals import erase_unread, slots, through_array, through_slots
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Op, Scan, Value, dominates
-from jaxpr_opt.journal import Waste
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.subtotals import erase_unread, slots, through_array, through_slots
-from jaxpr_opt.traits import SUMS
+from jaxpr_opt.engine.ir import Op, Scan, Value, dominates
+from jaxpr_opt.engine.journal import Waste
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import SUMS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

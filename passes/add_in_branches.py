@@ -47,10 +47,10 @@ from jaxpr_opt.analysis.buffers import is_in_a_loop, is_read_after
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Cond, Op, Outcome, Region, Value, backward_slice
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import SUMS, can_move
+from jaxpr_opt.engine.ir import Cond, Op, Outcome, Region, Value, backward_slice
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import SUMS, can_move
 
 
 @dataclass(frozen=True, slots=True, eq=False)

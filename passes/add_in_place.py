@@ -41,9 +41,9 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.pieces import Piece, added_by
-from jaxpr_opt.ir import Op, Phase, Scan, While
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import Op, Phase, Scan, While
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

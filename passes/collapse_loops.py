@@ -53,11 +53,21 @@ from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.masks import Prefix, implies, prefix, steps_mask, tested_value
 from jaxpr_opt.analysis.skips import Skip, find_skips, predicate_root
-from jaxpr_opt.ir import UNDEFINED, Carry, Cond, Op, Scan, Stack, Value, backward_slice, reads
-from jaxpr_opt.parameters import unroll_of
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_pure, is_speculable
+from jaxpr_opt.bridge.parameters import unroll_of
+from jaxpr_opt.engine.ir import (
+    UNDEFINED,
+    Carry,
+    Cond,
+    Op,
+    Scan,
+    Stack,
+    Value,
+    backward_slice,
+    reads,
+)
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import is_pure, is_speculable
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -47,10 +47,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.constants import identity, is_undefined
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import (
+from jaxpr_opt.engine.ir import (
     UNDEFINED,
     Cond,
     Op,
@@ -61,9 +61,9 @@ from jaxpr_opt.ir import (
     While,
     backward_slice,
 )
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_cheap, spreads
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import is_cheap, spreads
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,9 +43,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxpr_opt.ir import TERMINATOR, Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import TERMINATOR, Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 class Liveness:

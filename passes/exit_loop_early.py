@@ -53,18 +53,18 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skips
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import unroll_of
+from jaxpr_opt.builders.rows import read_row, write_row
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Op, Phase, Region, Scan, Value, reads
-from jaxpr_opt.parameters import unroll_of
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.rows import read_row, write_row
-from jaxpr_opt.traits import is_arithmetic, is_pure, may_depend_on
+from jaxpr_opt.engine.ir import Op, Phase, Region, Scan, Value, reads
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import is_arithmetic, is_pure, may_depend_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)

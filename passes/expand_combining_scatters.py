@@ -43,9 +43,9 @@ import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import COMBINING, Access, combined, written
 from jaxpr_opt.analysis.buffers import is_differentiated, is_in_a_loop
-from jaxpr_opt.ir import Op, Phase, phase_of
-from jaxpr_opt.pipeline import After, Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import Op, Phase, phase_of
+from jaxpr_opt.engine.pipeline import After, Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -42,14 +42,14 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import Access, access, read_window
 from jaxpr_opt.analysis.affine import Affine, stacked
 from jaxpr_opt.analysis.induction import affine
-from jaxpr_opt.ir import Op, Scan, Stack, Value
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import moves
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.engine.ir import Op, Scan, Stack, Value
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import moves
 
 
 @dataclass(frozen=True, slots=True, eq=False)

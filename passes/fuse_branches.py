@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.fences import from_memory
-from jaxpr_opt.ir import (
+from jaxpr_opt.builders.fences import from_memory
+from jaxpr_opt.engine.ir import (
     Cond,
     Graph,
     Op,
@@ -45,9 +45,9 @@ from jaxpr_opt.ir import (
     backward_slice,
     depending_on,
 )
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import can_move, is_cheap
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import can_move, is_cheap
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -59,12 +59,12 @@ from jax.extend.core.primitives import broadcast_in_dim_p
 
 from jaxpr_opt.analysis.constants import identity, is_undefined
 from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
-from jaxpr_opt.parameters import broadcast_dimensions_of
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import ARRANGING, can_move, is_arithmetic, rearranges, spreads
+from jaxpr_opt.engine.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import ARRANGING, can_move, is_arithmetic, rearranges, spreads
 
 Maker = Callable[[Rewriter], Value]
 """Makes a value before the loop, or tells which it is."""

@@ -44,14 +44,14 @@ from typing import Any, ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.devices import compile_loops_whole
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.builders.handover import stack_of_rows
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.handover import stack_of_rows
-from jaxpr_opt.ir import Op, Phase, Scan, Stack, Stream, Value
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import Op, Phase, Scan, Stack, Stream, Value
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

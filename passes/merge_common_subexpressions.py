@@ -45,10 +45,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxpr_opt.analysis.constants import identity
-from jaxpr_opt.ir import TERMINATOR, Call, Constant, Graph, Op, Region, Remat, Scan, Value, While
-from jaxpr_opt.pipeline import After, Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_mergeable, spreads
+from jaxpr_opt.engine.ir import (
+    TERMINATOR,
+    Call,
+    Constant,
+    Graph,
+    Op,
+    Region,
+    Remat,
+    Scan,
+    Value,
+    While,
+)
+from jaxpr_opt.engine.pipeline import After, Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import is_mergeable, spreads
 
 
 @dataclass(frozen=True, slots=True, eq=False)

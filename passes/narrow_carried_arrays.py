@@ -73,11 +73,11 @@ from jaxpr_opt.analysis.buffers import (
 )
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.devices import copies_at_constants
+from jaxpr_opt.bridge.parameters import has_numbers
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Carry, Op, Scan, Value
-from jaxpr_opt.parameters import has_numbers
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import Carry, Op, Scan, Value
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,14 +89,14 @@ from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.analysis.versions import restored
+from jaxpr_opt.builders.handover import make_cut
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import runs
-from jaxpr_opt.handover import make_cut
-from jaxpr_opt.ir import Op, Scan, Value, While
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import TRANSCENDENTAL, is_arithmetic, is_speculable, moves
+from jaxpr_opt.engine.ir import Op, Scan, Value, While
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import TRANSCENDENTAL, is_arithmetic, is_speculable, moves
 
 
 @dataclass(frozen=True, slots=True, eq=False)

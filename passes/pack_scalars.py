@@ -57,12 +57,12 @@ from jaxpr_opt.analysis.buffers import is_differentiated
 from jaxpr_opt.analysis.constants import is_weak, strong
 from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Piece, Vector
 from jaxpr_opt.analysis.packs import packing
+from jaxpr_opt.builders.handover import stack_of_rows
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.handover import stack_of_rows
-from jaxpr_opt.ir import Carry, Op, Phase, Scan, Stream, Value, phase_of
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import VECTOR, is_arithmetic
+from jaxpr_opt.engine.ir import Carry, Op, Phase, Scan, Stream, Value, phase_of
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import VECTOR, is_arithmetic
 
 
 @dataclass(frozen=True, slots=True, eq=False)

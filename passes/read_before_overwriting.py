@@ -65,14 +65,14 @@ import jax.numpy as jnp
 from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.buffers import BARRIER, is_handed_on, is_read_for, loop_body
 from jaxpr_opt.analysis.devices import fence
+from jaxpr_opt.builders.fences import barrier, can_be_divided, division, is_divided, zero
 from jaxpr_opt.cost.fusion import is_repeated
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.fences import barrier, can_be_divided, division, is_divided, zero
-from jaxpr_opt.ir import Op, Phase, Region, Value, backward_slice, depending_on
-from jaxpr_opt.journal import Waste
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import ELEMENTWISE, can_move
+from jaxpr_opt.engine.ir import Op, Phase, Region, Value, backward_slice, depending_on
+from jaxpr_opt.engine.journal import Waste
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import ELEMENTWISE, can_move
 
 
 @dataclass(frozen=True, slots=True, eq=False)

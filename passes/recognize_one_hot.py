@@ -39,16 +39,16 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.induction import affine, bounds
 from jaxpr_opt.analysis.predicates import spread
-from jaxpr_opt.ir import Op, Scan, Value, While
-from jaxpr_opt.parameters import axes_of, mode_of
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import ELEMENTWISE
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import axes_of, mode_of
+from jaxpr_opt.engine.ir import Op, Scan, Value, While
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import ELEMENTWISE
 
 NARROWED = frozenset({"add", "add_any", "convert_element_type", "copy"})
 """Elementwise ops that are not computed where an operand is zero, or not at all."""

@@ -60,13 +60,13 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.dropping import Dropping, cheapest
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.analysis.timeline import timeline
 from jaxpr_opt.analysis.turn import turn
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import TERMINATOR, Op, Region, program_of
+from jaxpr_opt.engine.ir import TERMINATOR, Op, Region, program_of
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.insight.timeline import timeline
 from jaxpr_opt.memory.recomputing import again, recompute
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.sizes import binary_text
 
 

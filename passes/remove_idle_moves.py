@@ -31,15 +31,15 @@ from typing import ClassVar
 
 from jax import lax
 
-from jaxpr_opt import dtypes
-from jaxpr_opt.ir import Op, Value, phase_of
-from jaxpr_opt.parameters import (
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
     is_in_order,
     is_resharded,
     padding_of,
     permutation_of,
 )
+from jaxpr_opt.engine.ir import Op, Value, phase_of
 from jaxpr_opt.passes.simplify import Identity, Law, Laws, Plainer, Simplify, involution
 
 

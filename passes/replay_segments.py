@@ -46,14 +46,14 @@ from typing import ClassVar
 from jaxpr_opt.analysis.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.replays import Replay, replay
 from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.builders.handover import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import known_seconds, runs
 from jaxpr_opt.cost.segments import Steps
-from jaxpr_opt.handover import make_cut
-from jaxpr_opt.ir import Op, Scan
+from jaxpr_opt.engine.ir import Op, Scan
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.memory.segments import replay_in_segments
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.sizes import binary_text
 
 

@@ -50,12 +50,12 @@ from typing import ClassVar
 from jaxpr_opt.analysis.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.builders.handover import make_cut
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.handover import make_cut
-from jaxpr_opt.ir import Op, Scan
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_pointwise, is_speculable
+from jaxpr_opt.engine.ir import Op, Scan
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import is_pointwise, is_speculable
 
 
 @dataclass(frozen=True, slots=True, eq=False)

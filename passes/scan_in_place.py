@@ -47,9 +47,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Carry, Op, Phase, Scan, Stack, Stream, Value, is_sized
-from jaxpr_opt.parameters import (
+from jaxpr_opt.bridge.parameters import (
     dimension_of,
     dimensions_of,
     limits_of,
@@ -57,10 +55,12 @@ from jaxpr_opt.parameters import (
     strides_of,
     unroll_of,
 )
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.rows import read_row, write_row
-from jaxpr_opt.traits import is_pure
+from jaxpr_opt.builders.rows import read_row, write_row
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.ir import Carry, Op, Phase, Scan, Stack, Stream, Value, is_sized
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import is_pure
 
 
 @dataclass(frozen=True, slots=True)

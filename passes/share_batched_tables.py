@@ -39,12 +39,11 @@ from typing import Any, ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import mirrored
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.pieces import Piece
-from jaxpr_opt.ir import Op, Value
-from jaxpr_opt.parameters import (
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import (
     axes_of,
     broadcast_dimensions_of,
     fill_value_of,
@@ -52,8 +51,9 @@ from jaxpr_opt.parameters import (
     numbers_of,
     slice_sizes_of,
 )
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import Op, Value
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,13 +38,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.induction import bounds, decide
-from jaxpr_opt.ir import Op, Value
-from jaxpr_opt.parameters import exponent_of
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import exponent_of
+from jaxpr_opt.engine.ir import Op, Value
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

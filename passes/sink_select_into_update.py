@@ -49,16 +49,16 @@ from typing import Any, ClassVar
 import numpy as np
 from jax import lax
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import COMBINING, WRITES, Access, access, combined, neutral
 from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Op, Value
-from jaxpr_opt.journal import Waste
-from jaxpr_opt.parameters import mode_of
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import Op, Value
+from jaxpr_opt.engine.journal import Waste
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

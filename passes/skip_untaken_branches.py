@@ -53,10 +53,10 @@ from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.predicates import spread
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Cond, Op, Phase, Region, Scan, Value, While
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import can_move, may_depend_on, spreads
+from jaxpr_opt.engine.ir import Cond, Op, Phase, Region, Scan, Value, While
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import can_move, may_depend_on, spreads
 
 _SPREADING = frozenset({"broadcast_in_dim", "convert_element_type"})
 """What makes a mask of truth values."""

@@ -57,7 +57,6 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import (
     WRITES,
     Extent,
@@ -76,14 +75,15 @@ from jaxpr_opt.analysis.buffers import (
 )
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.sliding import Window, sliding
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, dimension_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value
-from jaxpr_opt.journal import Waste
-from jaxpr_opt.parameters import broadcast_dimensions_of, dimension_of
-from jaxpr_opt.pipeline import After, Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import Carry, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.engine.journal import Waste
+from jaxpr_opt.engine.pipeline import After, Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

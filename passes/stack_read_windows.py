@@ -46,11 +46,11 @@ from typing import ClassVar
 from jaxpr_opt.analysis.access import reads_window
 from jaxpr_opt.analysis.counterparts import Counterparts, counterparts
 from jaxpr_opt.analysis.routes import Route, routes
+from jaxpr_opt.builders.handover import send
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.handover import send
-from jaxpr_opt.ir import Op, Scan, Stack
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import Op, Scan, Stack
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,12 @@ from jax import lax
 from jaxpr_opt.analysis.buffers import is_read_after, is_updated_in, loop_of
 from jaxpr_opt.analysis.constants import scalar_of
 from jaxpr_opt.analysis.pieces import Piece, added, apart
+from jaxpr_opt.builders.repeated_rows import by_row, count, has_rows
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Constant, Op, Phase, Value
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.repeated_rows import by_row, count, has_rows
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import SCALING
+from jaxpr_opt.engine.ir import Constant, Op, Phase, Value
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import SCALING
 
 
 @dataclass(frozen=True, slots=True, eq=False)

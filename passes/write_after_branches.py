@@ -42,10 +42,10 @@ from typing import Any, ClassVar
 
 from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Cond, Constant, Op, Outcome, Scan, Value, backward_slice
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.traits import is_arithmetic
+from jaxpr_opt.engine.ir import Cond, Constant, Op, Outcome, Scan, Value, backward_slice
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import is_arithmetic
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,15 +3,12 @@ fast rather than fast code.
 """
 
 import os
-from importlib.metadata import version
 
 import hypothesis
 import pytest
 
-FAST = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
-if version("jaxlib").startswith("0.10."):  # newer ones have no other emitters
-    FAST.append("--xla_cpu_use_fusion_emitters=false")
-os.environ.setdefault("XLA_FLAGS", " ".join(FAST))  # before JAX looks at it
+FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ.setdefault("XLA_FLAGS", FAST)  # before JAX looks at it
 
 from jaxpr_opt import settings  # noqa: E402
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import jax
 
-from jaxpr_opt import compat_ad
+from jaxpr_opt.bridge import compat_ad
 
 core, effects, ad = compat_ad._core, compat_ad._effects, compat_ad._ad
 batching, mlir, pe = compat_ad._batching, compat_ad._mlir, compat_ad._pe

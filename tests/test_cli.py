@@ -429,7 +429,7 @@ def test_everything_fits_80_columns(run):
         ("diff", "cli_programs:draw", "--args", "key[]", "--stat", "--compile"),
         ("explain", "cli_programs:loss", *BOUNDED, "--grad"),
         ("passes",),
-        *(("passes", name) for name in jaxpr_opt.registry.available()),
+        *(("passes", name) for name in jaxpr_opt.engine.registry.available()),
     ]
     for command in commands:
         code, out, _ = run(*command)

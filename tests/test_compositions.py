@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxpr_opt import settings
 from jaxpr_opt.boundary.program import LinearMap, Program, optimized_p
 from jaxpr_opt.decorator import optimize
-from jaxpr_opt.pipeline import Match, Pass, Pipeline
+from jaxpr_opt.engine.pipeline import Match, Pass, Pipeline
 
 
 class PlainSums(Pass):

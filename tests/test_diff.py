@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from jax import lax
 from rich.console import Console
 
-from jaxpr_opt.analysis.summary import summarize
-from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.text import to_text
+from jaxpr_opt.insight.summary import summarize
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.screen import Screen
 from jaxpr_opt.reports.unified import Unified
 from jaxpr_opt.testing import traced
-from jaxpr_opt.text import to_text
 from tests.programs import PROGRAMS
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt import dtypes, optimize
+from jaxpr_opt import optimize
+from jaxpr_opt.bridge import dtypes
 
 INTEGERS = ("int2", "int4", "int8", "int16", "int32", "uint2", "uint4", "uint8", "uint16", "uint32")
 FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")

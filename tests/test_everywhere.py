@@ -15,7 +15,8 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpr_opt import compat_jit, door, every_program, everywhere, optimize, settings
+from jaxpr_opt import every_program, everywhere, optimize, settings
+from jaxpr_opt.bridge import compat_jit, door
 
 X = jnp.linspace(0.0, 1.0, 16)
 

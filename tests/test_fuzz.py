@@ -29,13 +29,13 @@ from fuzz.epoch import Epoch
 from fuzz.evaluate import EndlessError, Evaluator
 from fuzz.mutations import effects
 from fuzz.source import source
-from jaxpr_opt import registry
 from jaxpr_opt.analysis import shifts
 from jaxpr_opt.analysis.routes import Rows
 from jaxpr_opt.analysis.skips import find_skip
-from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.verify import verify
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
-from jaxpr_opt.verify import verify
 
 X = np.linspace(-1.5, 2.0, 12, dtype=np.float32).reshape(4, 3)
 

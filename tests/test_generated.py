@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpr_opt import compat
+from jaxpr_opt.bridge import compat
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.decorator import optimize
-from jaxpr_opt.pipeline import Pipeline
-from jaxpr_opt.registry import resolve
+from jaxpr_opt.engine.pipeline import Pipeline
+from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
 from tests.generate import (
     BUFFERS,

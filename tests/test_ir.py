@@ -4,17 +4,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import (
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import (
     Constant,
     Use,
     aval_bytes,
     backward_slice,
     dominates,
 )
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.verify import verify
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, random_inputs, traced
-from jaxpr_opt.verify import verify
 
 
 def graph_of(fun, *args):

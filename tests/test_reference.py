@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import jaxpr_opt
-from jaxpr_opt import registry
 from jaxpr_opt.cli import reference
+from jaxpr_opt.engine import registry
 from jaxpr_opt.lint import config
 from jaxpr_opt.lint.formats import WRITERS
 from jaxpr_opt.lint.options import MODES, Options, Spec

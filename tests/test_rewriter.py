@@ -5,19 +5,19 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.exporter import export
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import (
+from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import (
     Carry,
     Outcome,
     Region,
     Scan,
     Stack,
 )
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.text import to_text
+from jaxpr_opt.engine.verify import verify
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, random_inputs, traced
-from jaxpr_opt.text import to_text
-from jaxpr_opt.verify import verify
 
 
 def graph_of(fun, *args):

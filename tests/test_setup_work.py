@@ -17,12 +17,14 @@ from jax import lax
 
 import jaxpr_opt
 import jaxpr_opt.passes
-from jaxpr_opt import compat, compat_ad, ir, pipeline, settings, split
+from jaxpr_opt import settings
 from jaxpr_opt.analysis.origins import Origins
-from jaxpr_opt.compat_repeats import share_repeated
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.journal import Journal
-from jaxpr_opt.pipeline import Match, Pass, PassError, run_pass
+from jaxpr_opt.bridge import compat, compat_ad
+from jaxpr_opt.bridge.compat_repeats import share_repeated
+from jaxpr_opt.engine import ir, pipeline, split
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.journal import Journal
+from jaxpr_opt.engine.pipeline import Match, Pass, PassError, run_pass
 
 OURS = tuple(str(Path(module.__file__).parent) for module in (jaxpr_opt, jaxpr_opt.passes))
 FEW = 300

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from jaxpr_opt.stack import with_room
+from jaxpr_opt.bridge.stack import with_room
 
 
 def test_calls_as_before():

@@ -54,7 +54,7 @@ def test_nothing_is_said_unless_asked_for(capfd):
     assert capfd.readouterr() == ("", "")
     with settings.override(log=True):
         jax.jit(jaxpr_opt.optimize(lambda x: loss(x) + 2)).lower(jnp.ones(9))
-    jaxpr_opt.log._write_to_stderr.cache_clear()
+    jaxpr_opt.engine.log._write_to_stderr.cache_clear()
     logger = logging.getLogger("jaxpr_opt")
     logger.handlers.clear()
     logger.setLevel(logging.NOTSET)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.ir import Op
-from jaxpr_opt.pipeline import Match, Pass
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import Op
+from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.testing import (
     assert_close,
     assert_same,

@@ -21,10 +21,11 @@ from jax import lax
 from jax.extend.core import primitives
 
 import jaxpr_opt
-from jaxpr_opt import compat, compat_ad, compat_call, door, explain, optimize, parameters, settings
+from jaxpr_opt import explain, optimize, settings
 from jaxpr_opt.boundary import trial
+from jaxpr_opt.bridge import compat, compat_ad, compat_call, door, parameters
 from jaxpr_opt.donation import calling
-from jaxpr_opt.pipeline import PassError
+from jaxpr_opt.engine.pipeline import PassError
 from tests import fake_jax
 from tests.fake_jax import ad, batching, core, mlir, pe
 
@@ -396,7 +397,7 @@ INSIDE = re.compile(r"(compat\w*|importer|exporter|parameters)\.py")
 
 
 def test_jax_names_parameters_in_one_place():
-    """Elsewhere they are asked for by functions of `jaxpr_opt.parameters`."""
+    """Elsewhere they are asked for by functions of `jaxpr_opt.bridge.parameters`."""
     root = Path(jaxpr_opt.__file__).parent
     found = [
         f"{path.relative_to(root)}: {ast.unparse(node)}"

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt import compat
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import TERMINATOR, Constant, Op, Region
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import TERMINATOR, Constant, Op, Region
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.verify import VerifyError, verify
 from jaxpr_opt.testing import traced
-from jaxpr_opt.verify import VerifyError, verify
 from tests.programs import PROGRAMS
 
 

@@ -1,0 +1,1 @@
+"""Facts that passes ask for: a graph in, facts out; nothing is changed."""

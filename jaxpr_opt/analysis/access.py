@@ -18,13 +18,12 @@ from typing import Any, Literal
 import jax
 from jax import lax
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.induction import affine, component
-from jaxpr_opt.ir import Op, Value
-from jaxpr_opt.parameters import (
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import (
     alike_in_both,
     combiner_of,
     has_numbers,
@@ -34,6 +33,7 @@ from jaxpr_opt.parameters import (
     starts_of,
     strides_of,
 )
+from jaxpr_opt.engine.ir import Op, Value
 
 Kind = Literal["read", "write", "add"]
 

@@ -8,8 +8,7 @@ from itertools import zip_longest
 from typing import Protocol
 
 from jaxpr_opt.analysis.intervals import Interval
-from jaxpr_opt.ir import Op, Scan, Value
-from jaxpr_opt.parameters import (
+from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
     dimension_of,
     dimensions_of,
@@ -19,6 +18,7 @@ from jaxpr_opt.parameters import (
     starts_of,
     strides_of,
 )
+from jaxpr_opt.engine.ir import Op, Scan, Value
 
 
 @dataclass(frozen=True, slots=True)

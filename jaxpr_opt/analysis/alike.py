@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import numpy as np
 
-from jaxpr_opt import compat, dtypes
 from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.bridge import compat, dtypes
+from jaxpr_opt.bridge.parameters import weak_type_of
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir import Op, Region, Value
-from jaxpr_opt.parameters import weak_type_of
-from jaxpr_opt.traits import same_in_vectors
+from jaxpr_opt.engine.ir import Op, Region, Value
+from jaxpr_opt.engine.traits import same_in_vectors
 
 
 def is_float(value: Value) -> bool:

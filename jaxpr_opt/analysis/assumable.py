@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 
 from jaxpr_opt.analysis.assume import Assumed, Known
-from jaxpr_opt.ir import Op, Region, Value
+from jaxpr_opt.engine.ir import Op, Region, Value
 
 
 class Assumable(Assumed):

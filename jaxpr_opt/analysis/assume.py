@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.constants import identity, uniform
-from jaxpr_opt.ir import Carry, Cond, Op, Region, Scan, Value
-from jaxpr_opt.parameters import has_numbers, mode_of, numbers_of
-from jaxpr_opt.traits import LINEAR_IN
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import has_numbers, mode_of, numbers_of
+from jaxpr_opt.engine.ir import Carry, Cond, Op, Region, Scan, Value
+from jaxpr_opt.engine.traits import LINEAR_IN
 
 RESHAPING = frozenset(
     {"broadcast_in_dim", "copy", "reshape", "rev", "slice", "squeeze", "transpose"}

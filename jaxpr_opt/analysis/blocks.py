@@ -9,7 +9,7 @@ from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.buffers import Buffer
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Scan
+from jaxpr_opt.engine.ir import Scan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

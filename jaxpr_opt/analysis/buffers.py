@@ -13,8 +13,18 @@ from jaxpr_opt.analysis.access import WRITES, Access, access
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.cost.fusion import is_repeated, reduces
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Carry, Cond, Op, Region, Scan, Value, While, backward_slice, program_of
-from jaxpr_opt.traits import ELEMENTWISE
+from jaxpr_opt.engine.ir import (
+    Carry,
+    Cond,
+    Op,
+    Region,
+    Scan,
+    Value,
+    While,
+    backward_slice,
+    program_of,
+)
+from jaxpr_opt.engine.traits import ELEMENTWISE
 
 BARRIER = "optimization_barrier"
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir import UNDEFINED, Constant, Value
+from jaxpr_opt.engine.ir import UNDEFINED, Constant, Value
 
 _HOST = (np.ndarray, np.generic, int, float, complex)
 _SPREAD = frozenset({

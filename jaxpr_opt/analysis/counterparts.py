@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.routes import Route, Rows, Stacked
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Op, Region, Scan, Value, backward_slice, dominates
-from jaxpr_opt.traits import is_speculable
+from jaxpr_opt.engine.ir import Op, Region, Scan, Value, backward_slice, dominates
+from jaxpr_opt.engine.traits import is_speculable
 
 
 @dataclass(frozen=True, slots=True)

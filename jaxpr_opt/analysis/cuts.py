@@ -24,7 +24,7 @@ from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.routes import Stacked, routes
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Cond, Constant, Op, Scan, Stack, Value, backward_slice
+from jaxpr_opt.engine.ir import Cond, Constant, Op, Scan, Stack, Value, backward_slice
 
 SOURCE, SINK = "source", "sink"
 """The ends of the network."""

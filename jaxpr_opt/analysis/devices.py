@@ -11,12 +11,12 @@ from typing import Literal
 
 import jax
 
-from jaxpr_opt import compat, compat_devices
-from jaxpr_opt.ir import Call, Op, Value, enclosing_shard_map, program_of
-from jaxpr_opt.parameters import checks_vma, mesh_of, newly_manual_axes_of
+from jaxpr_opt.bridge import compat, compat_devices
+from jaxpr_opt.bridge.parameters import checks_vma, mesh_of, newly_manual_axes_of
+from jaxpr_opt.engine.ir import Call, Op, Value, enclosing_shard_map, program_of
 
 Fence = Literal["barrier", "division"]
-"""See `jaxpr_opt.fences`."""
+"""See `jaxpr_opt.builders.fences`."""
 
 
 def is_manual(op: Op) -> bool:

@@ -35,8 +35,8 @@ from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.turn import Turn, array_of, is_free, nbytes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Op, Value
-from jaxpr_opt.traits import is_arithmetic, is_cheap, is_repeatable
+from jaxpr_opt.engine.ir import Op, Value
+from jaxpr_opt.engine.traits import is_arithmetic, is_cheap, is_repeatable
 
 Matrix = NDArray[np.float64]
 

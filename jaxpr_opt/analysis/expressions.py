@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jaxpr_opt.analysis.constants import identity
-from jaxpr_opt.ir import Value
-from jaxpr_opt.traits import is_mergeable
+from jaxpr_opt.engine.ir import Value
+from jaxpr_opt.engine.traits import is_mergeable
 
 
 def same_expression(a: Value, b: Value, renamed: Mapping[Value, Value]) -> bool:

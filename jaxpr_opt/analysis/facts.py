@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Hashable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from jaxpr_opt.ir import Graph, Op, Region, Value
+from jaxpr_opt.engine.ir import Graph, Op, Region, Value
 
 About = TypeVar("About", bound=Op | Value)
 P = ParamSpec("P")

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.affine import RULES, Affine, reshaped, spread, stacked
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.facts import memory, remembered
@@ -30,9 +29,10 @@ from jaxpr_opt.analysis.intervals import (
     hull,
     span,
 )
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import dimension_of, is_in_order
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir import Carry, Constant, Op, Scan, Value
-from jaxpr_opt.parameters import dimension_of, is_in_order
+from jaxpr_opt.engine.ir import Carry, Constant, Op, Scan, Value
 
 
 @remembered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpr_opt import ir
 from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.engine import ir
 
 inputs = remembered(ir.inputs)

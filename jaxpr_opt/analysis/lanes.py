@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.ir import Op, Region, Value
-from jaxpr_opt.parameters import is_in_order, sizes_of, starts_of, strides_of
+from jaxpr_opt.bridge.parameters import is_in_order, sizes_of, starts_of, strides_of
+from jaxpr_opt.engine.ir import Op, Region, Value
 
 Lane = tuple[Value, int]
 """An element of a value, counted in row-major order."""

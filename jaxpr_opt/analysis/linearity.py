@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from jaxpr_opt.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Value, While
-from jaxpr_opt.traits import LINEAR_IN
+from jaxpr_opt.engine.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.engine.traits import LINEAR_IN
 
 
 class Kind(Enum):

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.skips import Skip
-from jaxpr_opt.ir import Constant, Op, Value
-from jaxpr_opt.parameters import dimensions_of, starts_of, strides_of
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import dimensions_of, starts_of, strides_of
+from jaxpr_opt.engine.ir import Constant, Op, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxpr_opt.ir import Constant, Value, backward_slice
-from jaxpr_opt.traits import is_cheap
+from jaxpr_opt.engine.ir import Constant, Value, backward_slice
+from jaxpr_opt.engine.traits import is_cheap
 
 
 class Origins:

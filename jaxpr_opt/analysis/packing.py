@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from jaxpr_opt.analysis.constants import identity
 from jaxpr_opt.analysis.lanes import Lane
-from jaxpr_opt.ir import Carry, Op, Scan, Stream, Value, inputs
+from jaxpr_opt.engine.ir import Carry, Op, Scan, Stream, Value, inputs
 
 Lanes = tuple[Lane, ...]
 

@@ -24,8 +24,8 @@ from jaxpr_opt.analysis.lanes import element
 from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Row
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Op, Scan, Stream, Value
-from jaxpr_opt.traits import SUMS, can_move
+from jaxpr_opt.engine.ir import Op, Scan, Stream, Value
+from jaxpr_opt.engine.traits import SUMS, can_move
 
 
 @remembered

@@ -13,8 +13,14 @@ from jax import lax
 
 from jaxpr_opt.analysis.access import Access, access, read_window
 from jaxpr_opt.analysis.buffers import renames
-from jaxpr_opt.ir import Op, Scan, Value
-from jaxpr_opt.parameters import dimension_of, limits_of, permutation_of, starts_of, strides_of
+from jaxpr_opt.bridge.parameters import (
+    dimension_of,
+    limits_of,
+    permutation_of,
+    starts_of,
+    strides_of,
+)
+from jaxpr_opt.engine.ir import Op, Scan, Value
 
 VIEWS = frozenset({"transpose", "rev", "reshape", "slice", "squeeze"})
 """Ops that show elements of their operand in another place."""

@@ -26,9 +26,7 @@ from jaxpr_opt.analysis.access import (
 )
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.cost import limits
-from jaxpr_opt.ir import Carry, Op, Scan, Value
-from jaxpr_opt.parameters import (
+from jaxpr_opt.bridge.parameters import (
     combiner_of,
     dimension_of,
     has_unique_indices,
@@ -36,7 +34,9 @@ from jaxpr_opt.parameters import (
     numbers_of,
     padding_of,
 )
-from jaxpr_opt.traits import SUMS
+from jaxpr_opt.cost import limits
+from jaxpr_opt.engine.ir import Carry, Op, Scan, Value
+from jaxpr_opt.engine.traits import SUMS
 
 SCATTERS = frozenset({"scatter", "scatter-add"})
 

@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access
-from jaxpr_opt.ir import Value
-from jaxpr_opt.parameters import broadcast_dimensions_of, numbers_of
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, numbers_of
+from jaxpr_opt.engine.ir import Value
 
 AtWindow = Callable[..., jax.Array]
 """Of a value, and of the operands that say where the window is."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.ir import Carry, Op, Scan, Stack, Stream, Value, backward_slice, reads
-from jaxpr_opt.traits import communicates, is_pure
+from jaxpr_opt.engine.ir import Carry, Op, Scan, Stack, Stream, Value, backward_slice, reads
+from jaxpr_opt.engine.traits import communicates, is_pure
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.ir import Op, Scan, Use, Value
-from jaxpr_opt.parameters import is_in_order
+from jaxpr_opt.bridge.parameters import is_in_order
+from jaxpr_opt.engine.ir import Op, Scan, Use, Value
 
 
 @dataclass(frozen=True, slots=True)

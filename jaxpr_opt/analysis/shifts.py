@@ -13,7 +13,7 @@ from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.routes import Route, Rows, routes
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Carry, Scan, Stack, Value
+from jaxpr_opt.engine.ir import Carry, Scan, Stack, Value
 
 Reader = tuple[Scan, Value]
 """A loop that reads a stack, and the row it reads in a step."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from jaxpr_opt.analysis.assume import Splat
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.skips import Skip
-from jaxpr_opt.ir import UNDEFINED, Op, Stack, Value, backward_slice, reads
-from jaxpr_opt.traits import is_speculable
+from jaxpr_opt.engine.ir import UNDEFINED, Op, Stack, Value, backward_slice, reads
+from jaxpr_opt.engine.traits import is_speculable
 
 
 @dataclass(frozen=True, slots=True)

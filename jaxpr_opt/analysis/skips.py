@@ -23,13 +23,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxpr_opt import dtypes
 from jaxpr_opt.analysis.assumable import Assumable
 from jaxpr_opt.analysis.assume import Assumed, may_keep
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.ir import Carry, Cond, Constant, Op, Scan, Value, backward_slice
-from jaxpr_opt.traits import is_speculable
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.engine.ir import Carry, Cond, Constant, Op, Scan, Value, backward_slice
+from jaxpr_opt.engine.traits import is_speculable
 
 _VIEWS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "stop_gradient"}

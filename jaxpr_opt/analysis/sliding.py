@@ -24,7 +24,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.access import Access, read_window, write_window
 from jaxpr_opt.analysis.constants import strong
-from jaxpr_opt.ir import Scan
+from jaxpr_opt.engine.ir import Scan
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from itertools import accumulate
 
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.cost.reuse import is_view
-from jaxpr_opt.ir import Constant, Op, Region, Value
-from jaxpr_opt.traits import is_pure, spreads
+from jaxpr_opt.engine.ir import Constant, Op, Region, Value
+from jaxpr_opt.engine.traits import is_pure, spreads
 
 
 @dataclass(frozen=True, slots=True, eq=False)

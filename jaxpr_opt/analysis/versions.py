@@ -18,10 +18,10 @@ from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.masks import steps_mask
 from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir import Carry, Constant, Op, Scan, Stack, Value
-from jaxpr_opt.parameters import combiner_of
-from jaxpr_opt.traits import is_arithmetic
+from jaxpr_opt.engine.ir import Carry, Constant, Op, Scan, Stack, Value
+from jaxpr_opt.engine.traits import is_arithmetic
 
 
 @dataclass(frozen=True, slots=True, eq=False)

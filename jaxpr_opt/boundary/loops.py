@@ -1,7 +1,8 @@
 """Loops of unknown length, as reverse mode is to see them.
 
 `jax.grad` of a ``while`` raises.  Before an optimised program is differentiated backwards, each
-``while`` in it becomes one that keeps carries of some of its steps (`jaxpr_opt.checkpointed`), if
+``while`` in it becomes one that keeps carries of some of its steps
+(`jaxpr_opt.engine.checkpointed`), if
 
 1. it has no effects, which would be repeated;
 2. it carries a real or complex number, as otherwise nothing can be differentiated;
@@ -20,13 +21,13 @@ from typing import Any, TypeVar
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxpr_opt import compat_ad, dtypes
 from jaxpr_opt.analysis.devices import is_manual, is_replicated
+from jaxpr_opt.bridge import compat_ad, dtypes
 from jaxpr_opt.cost import limits
-from jaxpr_opt.exporter import export
-from jaxpr_opt.importer import import_jaxpr, primitive_names
-from jaxpr_opt.ir import While, is_sized
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.importer import import_jaxpr, primitive_names
+from jaxpr_opt.engine.ir import While, is_sized
+from jaxpr_opt.engine.rewriter import Rewriter
 
 T = TypeVar("T")
 Function = Callable[..., Any]

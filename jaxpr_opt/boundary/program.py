@@ -38,19 +38,20 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from jaxpr_opt import accumulation, compat, compat_ad, door, settings
+from jaxpr_opt import settings
 from jaxpr_opt.analysis.linearity import is_linear
-from jaxpr_opt.boundary import checking
+from jaxpr_opt.boundary import accumulation, checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.boundary.loops import with_reverse_mode
-from jaxpr_opt.compat_ad import Mask
-from jaxpr_opt.compat_repeats import share_repeated
+from jaxpr_opt.bridge import compat, compat_ad, door
+from jaxpr_opt.bridge.compat_ad import Mask
+from jaxpr_opt.bridge.compat_repeats import share_repeated
+from jaxpr_opt.bridge.stack import with_room
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Phase
+from jaxpr_opt.engine.pipeline import Pipeline
+from jaxpr_opt.engine.split import Split
 from jaxpr_opt.frames import frame_text, raised_at
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Phase
-from jaxpr_opt.pipeline import Pipeline
-from jaxpr_opt.split import Split
-from jaxpr_opt.stack import with_room
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, no_effects
 from jax.interpreters import ad
 
-from jaxpr_opt import compat, compat_ad, door, settings
+from jaxpr_opt import settings
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED
 from jaxpr_opt.boundary.program import (
@@ -23,8 +23,9 @@ from jaxpr_opt.boundary.program import (
     optimized_linear_p,
     optimized_p,
 )
-from jaxpr_opt.compat_ad import NO_REFS, Mask, Refs
-from jaxpr_opt.pipeline import Pipeline
+from jaxpr_opt.bridge import compat, compat_ad, door
+from jaxpr_opt.bridge.compat_ad import NO_REFS, Mask, Refs
+from jaxpr_opt.engine.pipeline import Pipeline
 
 
 def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any]) -> Sequence[Any]:

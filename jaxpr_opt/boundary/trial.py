@@ -14,12 +14,12 @@ from jax import lax
 from jax.experimental import checkify
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat
 from jaxpr_opt.boundary import rules
-from jaxpr_opt.exporter import export
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.pipeline import Pipeline
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.pipeline import Pipeline
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 def run() -> None:

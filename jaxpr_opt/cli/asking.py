@@ -12,9 +12,9 @@ import jax
 
 from jaxpr_opt.boundary.loops import differentiated
 from jaxpr_opt.cli.stderr import working
+from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import blame
-from jaxpr_opt.ir import Graph
 from jaxpr_opt.reports import observe
 from jaxpr_opt.targets import (
     Arguments,

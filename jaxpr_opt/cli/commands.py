@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from jaxpr_opt import registry
 from jaxpr_opt.cli import diffing, documentation, linting, running
 from jaxpr_opt.cli.asking import (
     Subject,
@@ -21,9 +20,10 @@ from jaxpr_opt.cli.asking import (
     subject_of,
     traced,
 )
+from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.html import page
-from jaxpr_opt.ir import Graph
 from jaxpr_opt.reports import figures, frontier, observe
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.frontier import Frontier

@@ -9,8 +9,8 @@ from rich.console import Console, RenderableType
 
 from jaxpr_opt.cli import measure, revision
 from jaxpr_opt.cli.asking import arguments_of, optimized, print_json, subject_of, traced
+from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.errors import TargetError
-from jaxpr_opt.ir import Graph
 from jaxpr_opt.reports import figures, observe
 from jaxpr_opt.reports.account import accounts
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs

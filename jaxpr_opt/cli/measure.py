@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 from jax.extend.core import jaxpr_as_fun
 
-from jaxpr_opt.exporter import export
-from jaxpr_opt.ir import Graph
+from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.reports.figures import Figure, bytes_text, seconds_text
 
 

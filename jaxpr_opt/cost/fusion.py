@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import jax.numpy as jnp
 
-from jaxpr_opt.ir import Op
-from jaxpr_opt.traits import ARRANGING, is_cheap
+from jaxpr_opt.engine.ir import Op
+from jaxpr_opt.engine.traits import ARRANGING, is_cheap
 
 NEVER_REPEATED = frozenset({
     "atan2", "cbrt", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem",

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from jaxpr_opt import compat_devices
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU, Device
 from jaxpr_opt.cost.fusion import kernels
 from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.work import WRITES
-from jaxpr_opt.ir import Op, Region, Scan, Value, While
+from jaxpr_opt.engine.ir import Op, Region, Scan, Value, While
 
 
 @dataclass(frozen=True, slots=True)

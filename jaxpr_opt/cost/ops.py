@@ -14,10 +14,16 @@ from dataclasses import dataclass, fields
 from math import ceil, log2, prod
 
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While, is_sized
-from jaxpr_opt.parameters import callee_of, dimension_of, mesh_of, numbers_of, window_dimensions_of
-from jaxpr_opt.traits import ELEMENTWISE, MOVING, TRANSCENDENTAL
+from jaxpr_opt.bridge.parameters import (
+    callee_of,
+    dimension_of,
+    mesh_of,
+    numbers_of,
+    window_dimensions_of,
+)
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While, is_sized
+from jaxpr_opt.engine.traits import ELEMENTWISE, MOVING, TRANSCENDENTAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

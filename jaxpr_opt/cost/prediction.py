@@ -13,7 +13,7 @@ from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.model import CostModel
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.work import Work, works
-from jaxpr_opt.ir import Graph, Op, Scan, Value
+from jaxpr_opt.engine.ir import Graph, Op, Scan, Value
 
 
 def predicted_seconds(graph: Graph, model: CostModel) -> float | None:

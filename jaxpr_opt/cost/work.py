@@ -22,12 +22,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from jaxpr_opt.bridge.parameters import callee_of
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.reuse import buffer_of, is_view, takes_over
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Use, Value, While
-from jaxpr_opt.parameters import callee_of
-from jaxpr_opt.traits import SUMS, is_pure, spreads
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import (
+    Call,
+    Cond,
+    Constant,
+    Graph,
+    Op,
+    Region,
+    Remat,
+    Scan,
+    Use,
+    Value,
+    While,
+)
+from jaxpr_opt.engine.traits import SUMS, is_pure, spreads
 
 READS = frozenset({"dynamic_slice", "gather", "slice", "split"})
 """Of the first operand no more is touched than what is read of it."""

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpr_opt import compat
+from jaxpr_opt.bridge import compat
 from jaxpr_opt.donation.bytecode import Site, site
 from jaxpr_opt.donation.sharing import sharing_memory
 

@@ -15,15 +15,8 @@ from typing import Any, Literal
 
 import jax
 
-from jaxpr_opt import compat, compat_ad, door
-from jaxpr_opt.compat_frames import without_ours
-from jaxpr_opt.donation import caller
-from jaxpr_opt.donation.plan import Donation, donation
-from jaxpr_opt.donation.sharing import passed_twice, same_buffers
-from jaxpr_opt.donation.variant import OtherTypesError, Variant, compiled
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.stages import Stage
-from jaxpr_opt.static_leaves import (
+from jaxpr_opt.boundary.stages import Stage
+from jaxpr_opt.boundary.static_leaves import (
     Call,
     Parameters,
     Statics,
@@ -32,6 +25,13 @@ from jaxpr_opt.static_leaves import (
     spread,
     with_statics,
 )
+from jaxpr_opt.bridge import compat, compat_ad, door
+from jaxpr_opt.bridge.compat_frames import without_ours
+from jaxpr_opt.donation import caller
+from jaxpr_opt.donation.plan import Donation, donation
+from jaxpr_opt.donation.sharing import passed_twice, same_buffers
+from jaxpr_opt.donation.variant import OtherTypesError, Variant, compiled
+from jaxpr_opt.engine.importer import import_jaxpr
 
 Mode = Literal["matched", "auto"]
 Positions = frozenset[int]

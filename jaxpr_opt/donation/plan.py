@@ -11,10 +11,10 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from jaxpr_opt import compat
-from jaxpr_opt.analysis.aliasing import Alias, Buffer, aliasing
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.ir import Graph
+from jaxpr_opt.insight.aliasing import Alias, Buffer, aliasing
 from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.reports.printing import plain
 
@@ -31,7 +31,7 @@ class Argument:
     result: str = ""
     """The result it becomes, as `result[0]['params'].w`; empty where it is not donated."""
     kind: str = ""
-    """How well they go together; see `jaxpr_opt.analysis.aliasing`."""
+    """How well they go together; see `jaxpr_opt.insight.aliasing`."""
     reason: str = ""
     """Why it is not donated; empty where it is."""
     frame: Frame | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxpr_opt import compat, compat_call
+from jaxpr_opt.bridge import compat, compat_call
 
 
 def passed_twice(leaves: Sequence[Any], donated: Sequence[int]) -> frozenset[int]:

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat, compat_ad, door
-from jaxpr_opt.ir import aval_bytes
+from jaxpr_opt.boundary.static_leaves import Call, Parameters, divided, split_off, without
+from jaxpr_opt.bridge import compat, compat_ad, door
+from jaxpr_opt.engine.ir import aval_bytes
 from jaxpr_opt.reports.figures import bytes_text
-from jaxpr_opt.static_leaves import Call, Parameters, divided, split_off, without
 
 _SHOWN = 3
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from jaxpr_opt.analysis.timeline import Loop, Tick, Timeline
+from jaxpr_opt.insight.timeline import Loop, Tick, Timeline
 
 COLUMNS = 720
 """Columns of a chart, at most."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.prose import plural
-from jaxpr_opt.ir import Graph
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.reports.figures import SAME, Figure, bytes_text, factor, figures
 from jaxpr_opt.reports.report import Report

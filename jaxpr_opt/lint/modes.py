@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpr_opt import compat_ad
-from jaxpr_opt.ir import Graph
+from jaxpr_opt.bridge import compat_ad
+from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.lint.options import Mode
 from jaxpr_opt.targets import Arguments
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxpr_opt import settings
-from jaxpr_opt.compat_frames import boundary
+from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame, blame, is_installed, raised_at
 from jaxpr_opt.lint.baseline import Baseline

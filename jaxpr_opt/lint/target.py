@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
-from jaxpr_opt.analysis.powers import parse_limit
 from jaxpr_opt.decorator import unwrap
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame
+from jaxpr_opt.insight.powers import parse_limit
 from jaxpr_opt.lint.modes import traceable
 from jaxpr_opt.lint.options import Options, Scale, Spec, parse
 from jaxpr_opt.lint.subject import Scaling, Subject, as_loss, place

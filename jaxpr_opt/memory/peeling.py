@@ -8,8 +8,8 @@ from functools import partial
 from jax import lax
 
 from jaxpr_opt.analysis.replays import Replay, replay
-from jaxpr_opt.ir import Region, Scan, Value
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.ir import Region, Scan, Value
+from jaxpr_opt.engine.rewriter import Rewriter
 
 Pieces = Mapping[Value, tuple[Value, Value]]
 """Of arrays: the rows that the first steps of a loop read, and those that the others read."""

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from jaxpr_opt.analysis.liveness import temporary_bytes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import known_seconds, predicted_seconds
-from jaxpr_opt.ir import Graph
-from jaxpr_opt.journal import Journal
+from jaxpr_opt.engine.ir import Graph
+from jaxpr_opt.engine.journal import Journal
+from jaxpr_opt.engine.rewriter import copy_graph
+from jaxpr_opt.insight.liveness import temporary_bytes
 from jaxpr_opt.memory.budget import Budget
-from jaxpr_opt.rewriter import copy_graph
 
 Run = Callable[[Graph, Journal], None]
 """Runs the budget stage on a graph, in place."""

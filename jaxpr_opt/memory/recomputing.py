@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from jaxpr_opt.analysis.dropping import Dropping, Segment
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.turn import Turn, array_of, is_free, nbytes
-from jaxpr_opt.fences import can_signal, waiting
-from jaxpr_opt.ir import Constant, Op, Use, Value, backward_slice
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.builders.fences import can_signal, waiting
+from jaxpr_opt.engine.ir import Constant, Op, Use, Value, backward_slice
+from jaxpr_opt.engine.rewriter import Rewriter
 
 
 @dataclass(slots=True, eq=False)

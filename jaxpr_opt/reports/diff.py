@@ -16,13 +16,13 @@ from typing import Literal, NamedTuple
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from jaxpr_opt.analysis.summary import Summary, summarize
+from jaxpr_opt.engine.ir import Constant, Graph, Op, Region, Value
+from jaxpr_opt.engine.journal import user_frame
+from jaxpr_opt.engine.text import Names, constant_text, graph_opening, op_lines, opening, sections
+from jaxpr_opt.engine.text_params import parameters, type_text
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir import Constant, Graph, Op, Region, Value
-from jaxpr_opt.journal import user_frame
+from jaxpr_opt.insight.summary import Summary, summarize
 from jaxpr_opt.reports.diff_align import Alignment
-from jaxpr_opt.text import Names, constant_text, graph_opening, op_lines, opening, sections
-from jaxpr_opt.text_params import parameters, type_text
 
 Gutter = Literal["-", "+", " "]
 STYLES: dict[Gutter, str] = {"-": "red", "+": "green", " ": ""}

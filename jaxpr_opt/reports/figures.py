@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jaxpr_opt.analysis.summary import Summary
+from jaxpr_opt.insight.summary import Summary
 from jaxpr_opt.sizes import Size, binary_text
 
 UNKNOWN = "unknown"

@@ -10,8 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from jaxpr_opt.engine.journal import Rewrite
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.journal import Rewrite
 from jaxpr_opt.memory.planner import Candidate, Plan, collect_plans
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import factor

@@ -18,20 +18,22 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat_ad, registry, settings
-from jaxpr_opt.analysis.summary import summarize
+from jaxpr_opt import settings
 from jaxpr_opt.boundary.program import (
     LinearMap,
     Program,
     optimized_linear_p,
     optimized_p,
 )
+from jaxpr_opt.bridge import compat_ad
 from jaxpr_opt.decorator import optimize
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Graph, Op
-from jaxpr_opt.journal import Journal, collect_journals
-from jaxpr_opt.pipeline import Pass, PassError
-from jaxpr_opt.rewriter import Rewriter, copy_graph
+from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Graph, Op
+from jaxpr_opt.engine.journal import Journal, collect_journals
+from jaxpr_opt.engine.pipeline import Pass, PassError
+from jaxpr_opt.engine.rewriter import Rewriter, copy_graph
+from jaxpr_opt.insight.summary import summarize
 
 _fresh: Any = jax.make_user_context(None)
 

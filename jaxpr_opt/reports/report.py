@@ -1,7 +1,7 @@
 """`explain`: what each pass did to a function, where in its source, and what it left alone and why.
 
 Everything said here is measured: a pass journals its rewrites as they happen, and refuses with the
-sentence that made it refuse (see `jaxpr_opt.pipeline`).
+sentence that made it refuse (see `jaxpr_opt.engine.pipeline`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from jaxpr_opt import settings
-from jaxpr_opt.analysis.saved import inside
-from jaxpr_opt.compat_frames import boundary
+from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.donation.plan import Donation, donation
-from jaxpr_opt.ir import Graph, Value
-from jaxpr_opt.journal import Journal
+from jaxpr_opt.engine.ir import Graph, Value
+from jaxpr_opt.engine.journal import Journal
+from jaxpr_opt.insight.saved import inside
 from jaxpr_opt.reports import figures, observe
 from jaxpr_opt.reports.account import PassReport, Place, accounts
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs

@@ -17,16 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpr_opt import compat_ad
-from jaxpr_opt.analysis.saved import Saved, kept_bytes, saved
 from jaxpr_opt.boundary.loops import differentiated
-from jaxpr_opt.compat_frames import boundary
-from jaxpr_opt.ir import Graph, aval_bytes
-from jaxpr_opt.journal import Journal, collect_journals
+from jaxpr_opt.bridge import compat_ad
+from jaxpr_opt.bridge.compat_frames import boundary
+from jaxpr_opt.engine.ir import Graph, aval_bytes
+from jaxpr_opt.engine.journal import Journal, collect_journals
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.insight.saved import Saved, kept_bytes, saved
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.residual_report import Residuals
 from jaxpr_opt.reports.residual_rows import Key, bytes_by_key, compared
-from jaxpr_opt.rewriter import Rewriter
 
 
 class ArgnumsError(ValueError):

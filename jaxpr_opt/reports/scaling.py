@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpr_opt import targets
-from jaxpr_opt.analysis import growth as analysis
-from jaxpr_opt.analysis.growth import Growth, Measure, Term, Trend
-from jaxpr_opt.analysis.powers import order_text
-from jaxpr_opt.compat_frames import boundary
+from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.insight import growth as analysis
+from jaxpr_opt.insight.growth import Growth, Measure, Term, Trend
+from jaxpr_opt.insight.powers import order_text
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import bytes_text, number_text
 from jaxpr_opt.reports.printing import plain

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpr_opt import compat
+from jaxpr_opt.bridge import compat
 
 MOST = 2**30
 """Bytes that are kept of one call."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxpr_opt import compat, compat_ad, compat_watch
+from jaxpr_opt.bridge import compat, compat_ad, compat_watch
 from jaxpr_opt.frames import first_line
 from jaxpr_opt.reports.figures import bytes_text, factor, seconds_text
 from jaxpr_opt.run.arguments import Kept

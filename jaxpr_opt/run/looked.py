@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxpr_opt import compat, compat_watch, door, every_program, registry
+from jaxpr_opt import every_program
+from jaxpr_opt.bridge import compat, compat_watch, door
+from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.journal import collect_journals
 from jaxpr_opt.frames import Frame, first_line
-from jaxpr_opt.journal import collect_journals
 from jaxpr_opt.lint import config
 from jaxpr_opt.lint.program import ProgramTarget
 from jaxpr_opt.lint.result import Checked

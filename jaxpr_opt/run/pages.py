@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from jaxpr_opt import every_program, registry
+from jaxpr_opt import every_program
+from jaxpr_opt.engine import registry
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.html import notes, page
 from jaxpr_opt.html.markup import Markup, element

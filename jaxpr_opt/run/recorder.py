@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from jaxpr_opt import compat, compat_jit, compat_watch
+from jaxpr_opt.bridge import compat, compat_jit, compat_watch
 from jaxpr_opt.frames import Frame, is_machinery
 from jaxpr_opt.run.arguments import Kept, kept
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpr_opt import compat, compat_saving
+from jaxpr_opt.bridge import compat, compat_saving
 
 _CLASSES = (
     jax.lax.GatherDimensionNumbers,

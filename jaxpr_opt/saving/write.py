@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpr_opt import compat_saving
-from jaxpr_opt.compat import user_frame
-from jaxpr_opt.frames import Frame
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import (
+from jaxpr_opt.bridge import compat_saving
+from jaxpr_opt.bridge.compat import user_frame
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import (
     UNDEFINED,
     Call,
     Cond,
@@ -27,6 +26,7 @@ from jaxpr_opt.ir import (
     Value,
     While,
 )
+from jaxpr_opt.frames import Frame
 from jaxpr_opt.saving import values
 from jaxpr_opt.saving.values import UnwritableError
 from jaxpr_opt.version import __version__

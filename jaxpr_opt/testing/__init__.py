@@ -28,19 +28,21 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxpr_opt import compat, registry, settings
-from jaxpr_opt.analysis.summary import stacked_bytes
-from jaxpr_opt.exporter import export
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Graph
-from jaxpr_opt.journal import Journal, PassRecord
-from jaxpr_opt.pipeline import Pass, Pipeline
+from jaxpr_opt import settings
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Graph
+from jaxpr_opt.engine.journal import Journal, PassRecord
+from jaxpr_opt.engine.pipeline import Pass, Pipeline
+from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.insight.summary import stacked_bytes
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
 from jaxpr_opt.testing.agreement import assert_close, assert_same_bits, assert_same_derivatives
 from jaxpr_opt.testing.assertions import assert_growth, assert_residual_bytes, assert_same
 from jaxpr_opt.testing.exact import evaluate_exactly
 from jaxpr_opt.testing.sampling import EDGES, parse_type, random_inputs
-from jaxpr_opt.verify import verify
 
 __all__ = [
     "assert_close",

@@ -20,11 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxpr_opt import targets
-from jaxpr_opt.analysis.growth import MEASURES, Measure, Term, Trend
-from jaxpr_opt.analysis.powers import order_text, parse_limit
-from jaxpr_opt.analysis.saved import Saved, kept
+from jaxpr_opt.engine.ir import Graph
+from jaxpr_opt.engine.text_params import type_text
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.ir import Graph
+from jaxpr_opt.insight.growth import MEASURES, Measure, Term, Trend
+from jaxpr_opt.insight.powers import order_text, parse_limit
+from jaxpr_opt.insight.saved import Saved, kept
 from jaxpr_opt.lint.modes import traceable
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import beside_limit, bytes_text, limit_text
@@ -33,7 +34,6 @@ from jaxpr_opt.reports.scaling import LABELS, by_line, traced_growth
 from jaxpr_opt.sizes import parse_bytes
 from jaxpr_opt.testing.agreement import assert_close, assert_same_derivatives
 from jaxpr_opt.testing.sampling import random_inputs
-from jaxpr_opt.text_params import type_text
 
 MAX_LINES = 5
 """Lines of the source that a failure names."""

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt import compat, exporter
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import (
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge.parameters import callee_of
+from jaxpr_opt.engine import exporter
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import (
     Call,
     Cond,
     Constant,
@@ -30,8 +32,7 @@ from jaxpr_opt.ir import (
     Value,
     While,
 )
-from jaxpr_opt.parameters import callee_of
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.rewriter import Rewriter
 
 MAX_STEPS = 10_000
 """Steps after which a `while` is taken to run forever."""

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.assumable import Assumable
 from jaxpr_opt.analysis.assume import Assumed, Splat
-from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 

@@ -6,8 +6,8 @@ from jax import lax
 
 from jaxpr_opt.analysis.counterparts import counterparts
 from jaxpr_opt.analysis.routes import routes
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Scan
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Scan
 
 
 def loops(program, *args):

@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.analysis.cuts import cheapest, residuals
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Scan, backward_slice
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Scan, backward_slice
 from jaxpr_opt.testing import traced
 
 

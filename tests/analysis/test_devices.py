@@ -8,17 +8,17 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from jaxpr_opt import compat_devices
 from jaxpr_opt.analysis.devices import is_manual, is_partly_manual, is_replicated
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Cond, Scan
-from jaxpr_opt.journal import collect_journals
+from jaxpr_opt.bridge import compat_devices
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Cond, Scan
+from jaxpr_opt.engine.journal import collect_journals
+from jaxpr_opt.engine.registry import resolve
+from jaxpr_opt.engine.traits import can_move, communicates
 from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
-from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import check_refuses, run_alone, traced
-from jaxpr_opt.traits import can_move, communicates
 
 ROWS, COLUMNS = PartitionSpec("x"), PartitionSpec(None, "y")
 COLUMNS_X = PartitionSpec(None, "x")

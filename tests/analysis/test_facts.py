@@ -7,9 +7,9 @@ from jax import lax
 from jaxpr_opt.analysis.access import access
 from jaxpr_opt.analysis.facts import memory, remembered
 from jaxpr_opt.analysis.induction import bounds
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Scan
-from jaxpr_opt.rewriter import Rewriter
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.testing import traced
 
 

@@ -14,8 +14,8 @@ from jax import lax
 
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.induction import affine, bounds, component, decide
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Scan
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Scan
 from jaxpr_opt.testing import random_inputs, traced
 from tests.watch import watch
 

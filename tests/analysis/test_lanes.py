@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.analysis.lanes import element
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Scan
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Scan
 
 
 def written(x, y, i):

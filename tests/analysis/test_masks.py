@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.masks import Prefix, first_rows, implies, prefix, steps_mask
 from jaxpr_opt.analysis.skips import find_skip
-from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.testing import evaluate_exactly, traced
 
 

@@ -8,7 +8,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from examples import bounded_while
-from jaxpr_opt.analysis.saved import saved
+from jaxpr_opt.insight.saved import saved
 from jaxpr_opt.reports import observe
 
 W, X, XS = np.eye(3, dtype=np.float32), np.ones(3, np.float32), np.ones((5, 3), np.float32)

@@ -7,8 +7,8 @@ from jax import lax
 
 from jaxpr_opt.analysis.assume import Splat
 from jaxpr_opt.analysis.skips import Skip, find_skip, find_skips
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Scan
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Scan
 from jaxpr_opt.testing import traced
 
 

@@ -10,7 +10,8 @@ import jaxpr_opt
 
 HOME = Path(jaxpr_opt.__file__).parent
 BELOW = {
-    "analysis.facts", "analysis.inputs", "compat_devices", "importer", "ir", "parameters", "traits",
+    "analysis.facts", "analysis.inputs", "bridge", "bridge.compat_devices", "bridge.parameters",
+    "engine.importer", "engine.ir", "engine.traits",
 }  # fmt: skip
 """What the model may import: the graph, what is known of primitives, and how answers are kept."""
 

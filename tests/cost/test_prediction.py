@@ -11,7 +11,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost.devices import CPU
 from jaxpr_opt.cost.model import CostModel
 from jaxpr_opt.cost.prediction import predicted_seconds
-from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import traced
 

@@ -36,7 +36,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.epoch is not None:
         from fuzz import epoch
-        from jaxpr_opt import registry
+        from jaxpr_opt.engine import registry
 
         if args.sharded:
             from fuzz import sharded

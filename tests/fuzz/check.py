@@ -19,13 +19,15 @@ from fuzz.firstorder import GARBAGE
 from fuzz.lanes import LANES, Lanes
 from fuzz.mutations import effects
 from fuzz.mutations.places import copy_of
-from jaxpr_opt import compat, registry, settings
-from jaxpr_opt.exporter import export
-from jaxpr_opt.ir import UNDEFINED, Graph, Phase
-from jaxpr_opt.journal import Journal
-from jaxpr_opt.pipeline import Pass, PassError, Pipeline
+from jaxpr_opt import settings
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.ir import UNDEFINED, Graph, Phase
+from jaxpr_opt.engine.journal import Journal
+from jaxpr_opt.engine.pipeline import Pass, PassError, Pipeline
+from jaxpr_opt.engine.verify import VerifyError, verify
 from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
-from jaxpr_opt.verify import VerifyError, verify
 from tests.prices import AddedElsewhere
 
 Kind = Literal["fault", "values", "said", "type", "compiled"]

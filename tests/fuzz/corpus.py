@@ -23,10 +23,10 @@ from jax.extend.core import ClosedJaxpr
 
 import jaxpr_opt.testing
 import tests.loops
-from jaxpr_opt import registry
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Graph, Op, Scan, While
-from jaxpr_opt.pipeline import Pass
+from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Graph, Op, Scan, While
+from jaxpr_opt.engine.pipeline import Pass
 from jaxpr_opt.testing import traced
 
 CHECKS = ("check_rewrite(", "check_refuses(", "alone(")

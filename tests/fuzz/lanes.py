@@ -17,8 +17,8 @@ import numpy as np
 from fuzz.evaluate import MAX_STEPS, Evaluator, Run, Slots
 from fuzz.firstorder import GARBAGE
 from fuzz.mutations import effects
-from jaxpr_opt import compat
-from jaxpr_opt.ir import Graph, Op
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.engine.ir import Graph, Op
 
 AXIS, LANES = "i", 2
 

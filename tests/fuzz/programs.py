@@ -17,7 +17,7 @@ from jax.scipy.linalg import expm
 
 from fuzz import corpus
 from fuzz.lanes import AXIS, LANES
-from jaxpr_opt import compat
+from jaxpr_opt.bridge import compat
 
 Array = Any
 Fun = Callable[..., Any]

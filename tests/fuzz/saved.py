@@ -18,12 +18,13 @@ from fuzz import check, transformed
 from fuzz.eager import eager
 from fuzz.lanes import AXIS, LANES, bound
 from fuzz.mutations import effects
-from jaxpr_opt import compat, registry
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Graph, Phase
-from jaxpr_opt.pipeline import PassError
-from jaxpr_opt.rewriter import Rewriter
-from jaxpr_opt.verify import VerifyError
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Graph, Phase
+from jaxpr_opt.engine.pipeline import PassError
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.verify import VerifyError
 
 PRIMITIVES = {
     each.name: each

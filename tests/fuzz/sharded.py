@@ -32,9 +32,10 @@ from fuzz.epoch import silenced
 from fuzz.finds import report
 from fuzz.mutations.places import is_plain
 from fuzz.source import UnprintableError, source
-from jaxpr_opt import compat, settings
-from jaxpr_opt.exporter import evaluate, export
-from jaxpr_opt.ir import Graph, Scan
+from jaxpr_opt import settings
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.engine.exporter import evaluate, export
+from jaxpr_opt.engine.ir import Graph, Scan
 from tests.sharding.check import compare as compared
 from tests.sharding.check import descent
 

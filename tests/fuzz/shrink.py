@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import jax.numpy as jnp
 
 from fuzz.mutations.places import copy_of, is_plain, may_change, visible
-from jaxpr_opt.ir import Cond, Graph, Op, Scan, Value
-from jaxpr_opt.journal import Journal
+from jaxpr_opt.engine.ir import Cond, Graph, Op, Scan, Value
+from jaxpr_opt.engine.journal import Journal
+from jaxpr_opt.engine.pipeline import Pipeline
+from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
-from jaxpr_opt.pipeline import Pipeline
-from jaxpr_opt.rewriter import Rewriter
 
 Change = Callable[[Graph, Rewriter], bool]
 CLEANER = Pipeline(((EliminateDeadCode(),),))

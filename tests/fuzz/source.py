@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import (
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import (
     UNDEFINED,
     Call,
     Cond,

@@ -19,9 +19,9 @@ from fuzz.derive import TRANSFORMATIONS
 from fuzz.evaluate import Evaluator
 from jaxpr_opt import settings
 from jaxpr_opt.boundary.program import Program
-from jaxpr_opt.exporter import export
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Graph
+from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.testing import assert_close
 
 WAYS = ("grad", "grad", "jvp", "hvp", "vmap", "grad of vmap", "vmap of grad", "remat", "scan",

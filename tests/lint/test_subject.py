@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxpr_opt
-from jaxpr_opt.analysis.summary import stacked_bytes
+from jaxpr_opt.insight.summary import stacked_bytes
 from jaxpr_opt.lint.options import Options
 from jaxpr_opt.lint.subject import Scaling, Subject, subject
 

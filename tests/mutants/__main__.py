@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxpr_opt import registry
+from jaxpr_opt.engine import registry
 from mutants import kill
 from mutants.find import Mutant, mutants, numbered
 

@@ -113,8 +113,8 @@ class _Quick:
         import jaxpr_opt.testing
         import tests.loops
         from fuzz.evaluate import Evaluator
-        from jaxpr_opt.importer import import_jaxpr
-        from jaxpr_opt.ir import Graph
+        from jaxpr_opt.engine.importer import import_jaxpr
+        from jaxpr_opt.engine.ir import Graph
 
         def evaluate(program: Any, *args: Any) -> list[Any]:
             graph = program if isinstance(program, Graph) else import_jaxpr(program, "final")
@@ -253,6 +253,6 @@ def _forked(run: Callable[[], Any], seconds: int) -> Any:
 def warm() -> None:
     """Import what children need, all passes included, without starting a device."""
     import jaxpr_opt.testing  # noqa: F401
-    from jaxpr_opt import registry
+    from jaxpr_opt.engine import registry
 
     registry.default_pipeline()

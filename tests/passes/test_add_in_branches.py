@@ -7,11 +7,11 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Cond
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Cond
+from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.passes import DEFAULT
 from jaxpr_opt.passes.add_in_branches import AddInBranches
-from jaxpr_opt.pipeline import Pipeline
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

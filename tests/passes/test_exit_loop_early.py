@@ -7,9 +7,9 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.ir import While
+from jaxpr_opt.engine.ir import While
+from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
-from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone, keep
 from tests.prices import EAGER

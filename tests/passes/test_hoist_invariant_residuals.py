@@ -10,12 +10,12 @@ from jax import lax
 from jax.experimental import io_callback
 
 from jaxpr_opt.analysis.constants import is_undefined
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Cond, Scan
-from jaxpr_opt.journal import collect_journals
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Cond, Scan
+from jaxpr_opt.engine.journal import collect_journals
+from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.passes import DEFAULT
 from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
-from jaxpr_opt.pipeline import Pipeline
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone
 from tests.passes.dummies import anything

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxpr_opt.ir import Cond, Scan
+from jaxpr_opt.engine.ir import Cond, Scan
 from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.testing import check_refuses
 from tests.loops import alone, unspecified

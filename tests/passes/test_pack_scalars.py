@@ -7,8 +7,9 @@ import pytest
 from jax import lax
 
 import jaxpr_opt
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Scan
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.engine.traits import same_in_vectors
 from jaxpr_opt.passes import CLEANUP, pack_scalars
 from jaxpr_opt.passes.pack_scalars import PackScalars
 from jaxpr_opt.testing import (
@@ -20,7 +21,6 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
-from jaxpr_opt.traits import same_in_vectors
 from tests.loops import alone
 
 PACK = PackScalars()

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt import compat
+from jaxpr_opt.bridge import compat
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.passes.read_after_writing import ReadAfterWriting
-from jaxpr_opt.registry import resolve
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone
 from tests.prices import EAGER

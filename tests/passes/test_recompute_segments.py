@@ -9,12 +9,12 @@ from jax.experimental import io_callback
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxpr_opt import compat
-from jaxpr_opt.analysis.liveness import peak_bytes
+from jaxpr_opt.bridge import compat
 from jaxpr_opt.cost.model import cost_model, using
-from jaxpr_opt.exporter import export
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Remat
+from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Remat
+from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.passes.recompute_segments import RecomputeSegments
 from jaxpr_opt.testing import check_rewrite, evaluate_exactly, run_alone, traced
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.ir import Scan
+from jaxpr_opt.engine.ir import Scan
 from jaxpr_opt.passes.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, keep, unspecified

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Cond
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Cond
+from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.passes.fold_constants import FoldConstants
 from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.simplify import Simplify
-from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.testing import check_rewrite, run_alone, traced
 
 RESOLVE = ResolveKnownPredicates()

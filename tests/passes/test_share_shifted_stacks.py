@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt import compat, optimize
+from jaxpr_opt import optimize
+from jaxpr_opt.bridge import compat
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Scan, Stream
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Scan, Stream
+from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.passes.simplify import Simplify
-from jaxpr_opt.rewriter import Rewriter
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 from tests.prices import EAGER

@@ -8,8 +8,8 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.skips import Skip, find_skips
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Scan
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Scan
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.narrow_reads import NarrowReads
 from jaxpr_opt.passes.narrow_residuals import NarrowResiduals

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt.bridge.compat import user_frame
 from jaxpr_opt.cli import main
-from jaxpr_opt.compat import user_frame
+from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.text import to_text
 from jaxpr_opt.errors import TargetError
-from jaxpr_opt.exporter import export
-from jaxpr_opt.importer import import_jaxpr
 from jaxpr_opt.reports import observe
 from jaxpr_opt.saving.read import Saved, load
 from jaxpr_opt.saving.values import UnwritableError
 from jaxpr_opt.saving.write import to_json
 from jaxpr_opt.targets import types
-from jaxpr_opt.text import to_text
 
 X = jnp.linspace(0.1, 1.0, 6)
 TABLE = np.linspace(0.0, 1.0, 2000, dtype=np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from jaxpr_opt import compat
+from jaxpr_opt.bridge import compat
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, named, register, rules
 from jaxpr_opt.lint.subject import Subject

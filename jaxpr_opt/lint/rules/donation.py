@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt import compat_ad
+from jaxpr_opt.bridge import compat_ad
 from jaxpr_opt.donation.plan import Argument, donation
 from jaxpr_opt.donation.strict import unusable
 from jaxpr_opt.lint.finding import Finding

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.growth import Term, Trend, growth
-from jaxpr_opt.analysis.powers import Limit, order_text, parse_limit
 from jaxpr_opt.frames import Frame
+from jaxpr_opt.insight.growth import Term, Trend, growth
+from jaxpr_opt.insight.powers import Limit, order_text, parse_limit
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject

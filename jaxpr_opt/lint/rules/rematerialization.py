@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
+from jaxpr_opt.bridge.parameters import label_of, policy_of
 from jaxpr_opt.cost.ops import cost
+from jaxpr_opt.engine.ir import Op, Remat, Scan, While
+from jaxpr_opt.engine.journal import user_frame
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir import Op, Remat, Scan, While
-from jaxpr_opt.journal import user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.parameters import label_of, policy_of
 from jaxpr_opt.reports.figures import formula_text
 
 ALL_OF_IT = 0.9

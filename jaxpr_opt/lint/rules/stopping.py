@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt import registry
 from jaxpr_opt.analysis.skips import Skip
+from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.ir import Cond, Region, Scan
+from jaxpr_opt.engine.journal import Size, lengths_around, user_frame
+from jaxpr_opt.engine.traits import spreads
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir import Cond, Region, Scan
-from jaxpr_opt.journal import Size, lengths_around, user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.reports.figures import bytes_text, formula_text
-from jaxpr_opt.traits import spreads
 
 EARLY = "exit-loop-early"
 

@@ -1,0 +1,425 @@
+"""JAX's private parts, each behind a name of ours.
+
+Only `compat*`, `importer` and `exporter` may import ``jax._src`` (the linter enforces it).  What
+differs between versions of JAX is told by the very thing that is used, its class or its signature;
+what XLA does, by the version of jaxlib, as nothing else tells.  Supported: jax 0.10.2 to 0.12.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jaxlib.version
+from jax._src import ad_util as _ad_util
+from jax._src import array as _array
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import linear_util as _lu
+from jax._src import source_info_util as _source_info
+from jax._src.interpreters import partial_eval as _pe
+from jax._src.lax import lax as _lax_internal
+from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
+from jax._src.state.types import AbstractRef as _AbstractRef
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
+from jax.sharding import AxisType
+
+from jaxpr_opt.bridge.door import UnknownJaxError
+from jaxpr_opt.frames import Frame, is_installed, is_machinery
+
+_trace_ctx, _DynamicJaxprTrace = _core.trace_ctx, _pe.DynamicJaxprTrace  # asked in every call
+
+_XLA: tuple[int, ...] = jaxlib.version.__version_info__
+
+KEEPS_BARRIERS: bool = _XLA >= (0, 11)
+"""Whether XLA keeps an `optimization_barrier` until it has placed its copies."""
+
+ADDS_AT_CONSTANTS: bool = _XLA >= (0, 12)
+"""Whether XLA:CPU adds in place to a window of an array that is at a constant."""
+
+COMPILES_LOOPS_WHOLE: bool = _XLA >= (0, 12)
+"""Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step,
+too."""
+
+JAXPRS_ARE_CLOSED: bool = issubclass(Jaxpr, ClosedJaxpr)
+"""Whether a jaxpr has its constants with it: there is one class of them since JAX 0.11."""
+
+
+class Opened(NamedTuple):
+    """A jaxpr with its constants beside it, the same on every version."""
+
+    constvars: Sequence[Any]
+    consts: Sequence[Any]
+    invars: Sequence[Any]
+    eqns: Sequence[Any]
+    outvars: Sequence[Any]
+
+
+def open_jaxpr(jaxpr: Any) -> Opened:
+    """Open a `Jaxpr` or `ClosedJaxpr`; since jax 0.11 the two are one class."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return Opened(
+        inner.constvars, getattr(jaxpr, "consts", ()), inner.invars, inner.eqns, inner.outvars
+    )
+
+
+def debug_info(jaxpr: Any) -> Any:
+    """Names of arguments and results, for JAX's error messages."""
+    return getattr(jaxpr, "jaxpr", jaxpr).debug_info
+
+
+def with_debug_info(jaxpr: ClosedJaxpr, info: Any) -> ClosedJaxpr:
+    """The same program with these names of arguments and results."""
+    inner: Any = jaxpr
+    if JAXPRS_ARE_CLOSED:
+        return inner.replace(debug_info=info)  # type: ignore[no-any-return]
+    return ClosedJaxpr(inner.jaxpr.replace(debug_info=info), inner.consts)
+
+
+def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], info: Any = None) -> ClosedJaxpr:
+    """`jax.make_jaxpr` for flat functions and exact abstract values (weak types, shardings, keys,
+    tokens).
+
+    Three times faster than `jax.make_jaxpr`, which goes through the caches of `jax.jit`.
+    """
+    if info is None or len(info.arg_names or ()) != len(avals):
+        names = tuple(f"args[{i}]" for i in range(len(avals)))
+        info = _core.DebugInfo("jaxpr_opt", getattr(fun, "__name__", "fn"), names, None)
+    jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(_lu.wrap_init(fun, debug_info=info), list(avals))
+    if JAXPRS_ARE_CLOSED:  # constants come first among the inputs
+        closed: ClosedJaxpr = jaxpr.with_consts(consts) if consts else jaxpr
+        return closed
+    return ClosedJaxpr(jaxpr, consts)
+
+
+def lowered(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The program in the primitives XLA knows: "hi" ones, which keep their rules for `grad` and
+    `vmap` until nothing asks for them, become what they stand for.
+    """
+    is_plain = not jaxpr.is_high or has_high_types(jaxpr)
+    return jaxpr if is_plain else _pe.lower_jaxpr2(jaxpr)
+
+
+def has_high_types(jaxpr: ClosedJaxpr) -> bool:
+    """Whether the program takes, gives or closes over values that are no arrays to XLA."""
+    opened = open_jaxpr(jaxpr)
+    return any(v.aval.is_high for v in (*opened.constvars, *opened.invars, *opened.outvars))
+
+
+def opened(jaxpr: Any) -> Any:
+    """The open jaxpr of one without constants, for primitives that want no closed one."""
+    assert not open_jaxpr(jaxpr).consts, "constants must be operands here"
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def undefined(aval: Any) -> Any:
+    """An unspecified array of this type, as JAX itself makes them for untaken branches."""
+    made = _ad_util.empty_like_aval(aval)
+    return weaken(made, aval) if getattr(aval, "weak_type", False) else made
+
+
+def check_jaxpr(jaxpr: Any) -> None:
+    """JAX's own type checker; raises `jax.extend.core.JaxprTypeError`."""
+    _core.check_jaxpr(getattr(jaxpr, "jaxpr", jaxpr))
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """`(constants, carries)` of a scan equation."""
+    if "num_consts" in params and "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    if "ft_in" not in params:
+        raise UnknownJaxError("scan does not say how many carries it has")
+    consts, carries, _ = params["ft_in"].unpack()  # since 0.11
+    return len(list(consts)), len(list(carries))
+
+
+def is_trivial_jit(params: dict[str, Any]) -> bool:
+    """Whether a `jit` equation says nothing but "call this": no sharding, layout, donation or
+    option.
+
+    `inline` is a bool before 0.11 and an enum after; only the plain values (False, True, auto,
+    early, late in JAX) are trivial, a demand to keep the function for XLA is not.
+    """
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    inline = params["inline"]
+    return (
+        all(isinstance(s, _Unspecified) for s in shardings)
+        and all(layout is None for layout in (*params["in_layouts"], *params["out_layouts"]))
+        and not any(params["donated_invars"])
+        and not params["compiler_options_kvs"]
+        and (isinstance(inline, bool) or inline.value in ("auto", "jax_early", "jax_late"))
+    )
+
+
+def is_ref(aval: Any) -> bool:
+    """Whether values of this type are mutable references."""
+    return isinstance(aval, _AbstractRef)
+
+
+def can_select(predicate: Any, avals: Sequence[Any]) -> bool:
+    """Whether `lax.select_n` takes these types: arrays that vary over the same devices."""
+    varying = {getattr(aval, "manual_axis_type", None) for aval in (predicate, *avals)}
+    return all(isinstance(aval, _core.ShapedArray) for aval in avals) and len(varying) == 1
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is a value written into the equation."""
+    return isinstance(atom, _core.Literal)
+
+
+def array_aval(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> Any:
+    """The abstract value of a plain array."""
+    return jax.core.ShapedArray(tuple(shape), dtype, weak_type=weak_type)
+
+
+def with_weak_type(aval: Any, weak_type: bool) -> Any:
+    """`aval` with another weak type."""
+    return aval.update(weak_type=weak_type) if hasattr(aval, "weak_type") else aval
+
+
+def is_local(aval: Any) -> bool:
+    """Whether the type says nothing of devices."""
+    return isinstance(aval, _core.ShapedArray) and bool(aval.sharding.mesh.empty)
+
+
+def reshaped(aval: Any, shape: Sequence[int]) -> Any:
+    """A type that says nothing of devices, of another shape."""
+    return aval.update(shape=tuple(shape), sharding=None)
+
+
+def stacked(aval: Any, length: int) -> Any:
+    """The type of an array of `length` rows of this type, as `lax.scan` stacks them."""
+    if is_local(aval):  # ten times as fast
+        return reshaped(aval, (length, *aval.shape))
+    return _core.unmapped_aval(length, 0, aval)
+
+
+def row(aval: Any) -> Any:
+    """The type of one row of an array of this type, as `lax.scan` reads them."""
+    if is_local(aval):
+        return reshaped(aval, aval.shape[1:])
+    return _core.mapped_aval(aval.shape[0], 0, aval)
+
+
+def weaken(value: Any, aval: Any) -> Any:
+    """`value` with the dtype and weak type of `aval`."""
+    return _lax_internal._convert_element_type(value, aval.dtype, weak_type=aval.weak_type)
+
+
+def without_auto_mesh(aval: Any) -> Any:
+    """The type, without a mesh of whose axes XLA decides what is divided over them."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    if mesh is None or not all(kind == AxisType.Auto for kind in mesh.axis_types):
+        return aval
+    return aval.update(sharding=None)
+
+
+def aval_of(value: Any) -> Any:
+    """The abstract value of a JAX value."""
+    return _core.typeof(value)
+
+
+def is_committed(value: Any) -> bool:
+    """Whether an array was put where it is by the user, and is not to be moved."""
+    return bool(getattr(value, "_committed", True))
+
+
+def same_type(a: Any, b: Any) -> bool:
+    """Whether a value of type `a` may stand for one of type `b`, weak types apart."""
+    return bool(with_weak_type(a, False) == with_weak_type(b, False))
+
+
+def nest_source(outer: Any, inner: Any, callee: Any = None) -> Any:
+    """Source info of an equation inlined from a call: the call's name stack goes in front.
+
+    `callee` is the library's function that is called, if it is one (see `library_function`).  JAX
+    traces it once and for all; so if no code of the user runs in it, this call is where the
+    equation comes from: what it has on record is the line of the first such call, if any.
+    """
+    if outer is None or inner is None:
+        return inner
+    is_theirs = callee is None or _calls_back(inner.traceback, callee)
+    traceback = (inner if is_theirs and user_frame(inner) is not None else outer).traceback
+    return inner.replace(traceback=traceback, name_stack=outer.name_stack + inner.name_stack)
+
+
+def library_function(jaxpr: Any) -> tuple[str, str] | None:
+    """File and name of the function that a jaxpr was traced from, unless it is the user's."""
+    info = debug_info(jaxpr)
+    name, _, place = str(info.func_src_info or "").partition(" at ") if info else ("", "", "")
+    file = place.rpartition(":")[0]
+    return (file, name) if is_machinery(file) or is_installed(file) else None
+
+
+def users_function(jaxpr: Any) -> Frame | None:
+    """Where a function of the user begins that a jaxpr was traced from: itself, or the outermost
+    that runs inside of a library's function; None if none does.
+    """
+    if (callee := library_function(jaxpr)) is None:
+        return _own_place(jaxpr) or _inner_place(jaxpr, ("", ""))
+    return _inner_place(jaxpr, callee)
+
+
+def _own_place(jaxpr: Any) -> Frame | None:
+    info = debug_info(jaxpr)
+    name, at, place = str(info.func_src_info or "").partition(" at ") if info else ("", "", "")
+    file, _, line = place.rpartition(":")
+    return (file, int(line), name) if at and line.isdigit() else None
+
+
+def _inner_place(jaxpr: Any, callee: tuple[str, str]) -> Frame | None:
+    for eqn in open_jaxpr(jaxpr).eqns:
+        frame = _users_frame_in(eqn.source_info.traceback, callee)
+        if frame is not None:
+            return frame
+        for inner in inner_jaxprs(eqn.params):
+            if (frame := _inner_place(inner, callee)) is not None:
+                return frame
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _users_frame_in(traceback: Any, callee: tuple[str, str]) -> Frame | None:
+    """The outermost function of the user that runs inside of `callee`; None if it runs others only.
+
+    Frames are told by their file: what wraps a function is called as that is.  Where none is of
+    that file, as in the body of a loop that runs op by op, it is the innermost function.
+    """
+    found: list[Frame] = []
+    runs_itself = False
+    for code in traceback.raw_frames()[0] if traceback is not None else ():
+        if code.co_filename == callee[0]:
+            if found:
+                return found[-1]
+            runs_itself = True
+        elif not is_machinery(code.co_filename) and not is_installed(code.co_filename):
+            found.append((code.co_filename, code.co_firstlineno, code.co_name))
+    return found[0] if found and not runs_itself else None
+
+
+@functools.lru_cache(maxsize=256)
+def _calls_back(traceback: Any, callee: tuple[str, str]) -> bool:
+    """Whether code of the user runs inside of a library's function."""
+    for code in traceback.raw_frames()[0] if traceback is not None else ():
+        if (code.co_filename, code.co_name) == callee:
+            return False
+        if not is_machinery(code.co_filename) and not is_installed(code.co_filename):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def bound_under(info: Any, ctx: Any) -> Iterator[None]:
+    """Bind equations as JAX's own evaluator does: with this source info and equation context."""
+    if info is None:
+        yield
+        return
+    stack = _source_info.current_name_stack() + info.name_stack
+    with _source_info.user_context(info.traceback, name_stack=stack), ctx.manager:
+        yield
+
+
+@contextlib.contextmanager
+def inside_shard_map(params: dict[str, Any], ctx: Any) -> Iterator[None]:
+    """Trace as in the body of a `shard_map` with these parameters, of whose equations `ctx` is the
+    context: its axes are bound, and values that vary over them are tracked.
+    """
+    axes = [(a, n) for a, n in params["mesh"].shape.items() if a in params["newly_manual_axes"]]
+    checked = _config._check_vma(params["check_vma"])
+    with ctx.manager, _core.extend_axis_env_nd(axes), checked:
+        yield
+
+
+def effects(eqn: Any) -> frozenset[Any]:
+    """What an equation does besides computing; the name of an axis it runs over is not that."""
+    return frozenset(e for e in eqn.effects if not isinstance(e, _core.NamedAxisEffect))
+
+
+def inner_jaxprs(params: Any) -> Iterator[Any]:
+    """The jaxprs in an equation's parameters, open or closed, in tuples and dictionaries too."""
+    for each in params.values() if isinstance(params, dict) else params:
+        if type(each) in _NUMBERS:
+            continue
+        if isinstance(each, tuple | list | dict):
+            yield from inner_jaxprs(each)
+        elif hasattr(getattr(each, "jaxpr", each), "eqns"):
+            yield each
+
+
+_NUMBERS = frozenset({int, bool, str, type(None)})
+"""What most parameters are of, and no jaxpr is."""
+
+
+def transposes(info: Any) -> int:
+    """How many times JAX has transposed to make an equation: its name stack says
+    ``transpose(...)``.
+    """
+    stack = () if info is None else info.name_stack.stack
+    return sum(
+        isinstance(each, _source_info.Transform) and each.name == "transpose" for each in stack
+    )
+
+
+def user_frame(info: Any) -> Frame | None:
+    """`(file, line, function)` of the user's code an equation was traced from; None where JAX
+    knows none.
+
+    Of the code that called into libraries, if there is any: nobody edits an installed file.
+    """
+    return None if info is None or info.traceback is None else _user_frame(info.traceback)
+
+
+@functools.lru_cache(maxsize=1024)
+def _user_frame(traceback: Any) -> Frame | None:
+    innermost: Frame | None = None
+    for each in _source_info.user_frames(traceback):
+        if is_machinery(each.file_name):
+            continue
+        frame = (each.file_name, each.start_line, each.function_name)
+        if not is_installed(each.file_name):
+            return frame
+        innermost = innermost or frame
+    return innermost
+
+
+def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Bind an equation again, whatever its primitive wants to be told; always a list of
+    results.
+    """
+    out = primitive.bind(*args, **primitive.get_bind_params(params))
+    return list(out) if primitive.multiple_results else [out]
+
+
+@contextlib.contextmanager
+def at_top_level() -> Iterator[None]:
+    """Trace as if no transformation of JAX were at work, and no mesh were set."""
+    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with _core.set_current_trace(_core.eval_trace), no_mesh:
+        yield
+
+
+def outside_traces() -> bool:
+    """Whether code runs eagerly: no transformation of JAX is at work on this thread."""
+    outside: bool = _trace_ctx.is_top_level()
+    return outside
+
+
+def is_staging() -> bool:
+    """Whether a function that is called now is traced to a jaxpr, as `jax.jit` does."""
+    return isinstance(_trace_ctx.trace, _DynamicJaxprTrace)
+
+
+def evaluate(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+    """The results of a program, equation by equation, each at the user's line.
+
+    `jaxpr_as_fun` does not look for NaNs, whatever `jax_debug_nans` says.
+    """
+    opened = getattr(jaxpr, "jaxpr", jaxpr)
+    return _core.eval_jaxpr(opened, jaxpr.consts, *args)
+
+
+Array: Any = _array.ArrayImpl
+"""The class of arrays with data, which keys of random numbers wrap."""

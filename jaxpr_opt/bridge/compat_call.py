@@ -1,0 +1,136 @@
+"""JAX's private parts that calls of a jitted function meet: what an array is, what arguments are
+called, and what runs where the compiled program is not found.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from jax._src import api_util as _api_util
+from jax._src import core as _core
+from jax._src import xla_bridge as _bridge
+
+from jaxpr_opt.bridge.compat_frames import boundary
+
+_STAGES = ("trace", "lower", "eval_shape")
+"""The methods of a jitted function that trace it, besides its call."""
+
+_BY_TYPE: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether `jax.jit` takes a leaf of its arguments as an array."""
+    if isinstance(leaf, np.ndarray | np.generic):  # those of strings and objects are none
+        return _has_type(leaf)
+    kind = type(leaf)
+    if kind not in _BY_TYPE:
+        _BY_TYPE[kind] = _has_type(leaf)
+    return _BY_TYPE[kind]
+
+
+def _has_type(leaf: Any) -> bool:
+    if hasattr(leaf, "dtype") and not hasattr(leaf, "shape"):  # as layers of `flax.linen`
+        return False
+    try:
+        _core.shaped_abstractify(leaf)
+    except TypeError:
+        return False
+    except (OverflowError, ValueError):  # an array that `jax.jit` refuses in its own words
+        return True
+    return True
+
+
+def living() -> list[Any]:
+    """Every array that there is, on all platforms."""
+    backends = _bridge.backends().values()
+    return [array for backend in backends for array in backend.live_arrays()]
+
+
+def check_callable(fun: Any) -> None:
+    """Raise what `jax.jit` raises for what it cannot call."""
+    _api_util.check_callable(fun)
+
+
+def leaf_names(
+    fun: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    static: tuple[Sequence[int], Sequence[str]] = ((), ()),
+) -> tuple[str, ...]:
+    """What JAX calls the leaves of a function's arguments that are not static: ``params['w']``."""
+    info = _api_util.debug_info(
+        "jit", fun, args, kwargs, static_argnums=static[0], static_argnames=static[1]
+    )
+    return tuple(info.arg_names or ())
+
+
+def describe(wrapper: Any, fun: Any, names: Sequence[str]) -> None:
+    """Have JAX's messages about `wrapper`, a function of a flat list of arrays of these names, say
+    that it is `fun`.
+    """
+    info = _api_util.debug_info("jit", fun, (), {})
+    wrapper.__fun_debug_info__ = info._replace(arg_names=tuple(names))
+    wrapper.__name__ = wrapper.__qualname__ = getattr(fun, "__name__", type(fun).__name__)
+
+
+class Fallback(Protocol):
+    """What is asked before JAX traces a function."""
+
+    def __call__(self, args: Any, kwargs: Any) -> Callable[[], Any] | None:
+        """What to do in a call with these arguments, instead of JAX; None where that may go on."""
+
+    def stage(self, how: str, args: Any, kwargs: Any) -> Any:
+        """What the method `how` gives for these arguments; None where JAX says."""
+
+
+def with_fallback(jitted: Any, fallback: Fallback, fun: Any) -> Any:
+    """A jitted function, as `jax.jit` makes it, that asks `fallback` first where it finds no
+    compiled program; its stages keep `fun`, for a function of which only one of them is left.
+    """
+    try:
+        state = jitted.__getstate__()
+        miss = state["cache_miss"]
+    except (AttributeError, KeyError, TypeError):  # a JAX we do not know
+        return jitted
+
+    @functools.wraps(miss)
+    @boundary
+    def cache_miss(*args: Any, **kwargs: Any) -> Any:
+        instead = fallback(args, kwargs)
+        return miss(*args, **kwargs) if instead is None else (instead(), None, False)
+
+    kind: Any = type(jitted)
+    made = kind.__new__(kind)
+    made.__setstate__({**state, "cache_miss": cache_miss})
+    own = {how: _staging(jitted, how, fallback, fun) for how in _STAGES}
+    made.__dict__ = _Attributes({**jitted.__dict__, **own})
+    return made
+
+
+class _Attributes(dict[str, Any]):
+    """Attributes of which the stages are not copied to functions that wrap the one that has them:
+    what JAX makes of a gradient of it would be lowered as the function itself.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in super().__iter__() if name not in _STAGES)
+
+    def keys(self) -> Any:
+        return list(self)
+
+
+def _staging(jitted: Any, how: str, fallback: Fallback, fun: Any) -> Callable[..., Any]:
+    plain = getattr(jitted, how)
+
+    @functools.wraps(plain)
+    @boundary
+    def stage(*args: Any, **kwargs: Any) -> Any:
+        instead = fallback.stage(how, args, kwargs)
+        return plain(*args, **kwargs) if instead is None else instead
+
+    stage.of = fun  # type: ignore[attr-defined]
+    return stage

@@ -1,0 +1,200 @@
+"""The guarded door between JAX and this library.
+
+JAX's internals change with every version, and nothing here may take a user's program down when they
+do.  Whatever of ours runs on JAX's behalf, when a program is traced, transformed or lowered, runs
+behind this door.  Where it fails, JAX is given the plain program instead, and says what it says of
+that: an exception that the plain program raises too is the user's, and passes as it is.  One that
+it does not raise is ours.  Then the engine is tried on a small program that has a bit of everything
+(`jaxpr_opt.boundary.trial`):
+
+* that fails, too: this JAX is not one we know.  The door shuts for good: nothing is optimised any
+  more, and a single warning says so.
+* it works: the one program is left as it was, and a warning names it.
+
+In strict mode whatever fails raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+
+from jaxpr_opt import settings
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+
+KNOWN = ((0, 10, 2), (0, 13))
+"""The versions of JAX this library is tested with, from the first up to before the second.  On
+others the engine is tried before it is used."""
+
+_PLAIN = (RecursionError, MemoryError)
+"""Errors that say nothing of JAX."""
+
+
+class _State:
+    """What is known of the installed JAX, in this process."""
+
+    works: bool | None = None
+    """Whether the engine works with it; None as long as nobody has asked."""
+    told: set[str]
+    """What has been warned of."""
+
+    def __init__(self) -> None:
+        self.works, self.told = None, set()
+
+
+_state = _State()
+
+
+def is_open() -> bool:
+    """Whether the engine works with the installed JAX; warns once where it does not."""
+    if _state.works is None:
+        _state.works = True  # as long as it is tried, which asks, too
+        error = _import() or (None if _is_known(jax.__version_info__) else _tried())
+        if error is not None:
+            shut(error)
+    return _state.works
+
+
+def shut(error: Exception) -> None:
+    """Optimise nothing any more, and say why."""
+    if settings.current().strict:
+        _state.works = None
+        raise error
+    _state.works = False
+    _warn(
+        f"jaxpr_opt does not work with jax {jax.__version__}; nothing is optimised:"
+        f" {_described(error)}"
+    )
+
+
+def is_of_symbols(error: BaseException | None) -> bool:
+    """Whether something failed as it depends on a size that is a symbol (`jax.export`): that is no
+    reason for a warning.
+    """
+    while error is not None and not isinstance(error, jax.errors.InconclusiveDimensionOperation):
+        error = error.__cause__
+    return error is not None
+
+
+def failed(error: Exception, message: str = "", *, again: bool = False) -> None:
+    """Say that something of ours failed, or shut the door if everything does.
+
+    `again`: say so each time, and not only once of each error.
+    """
+    if is_of_symbols(error):
+        return
+    if settings.current().strict:
+        raise error
+    if not is_open():
+        return
+    known = _described(error) in _state.told
+    trouble = None if known or isinstance(error, _PLAIN) else _of_jax(error) or _tried()
+    if trouble is not None:
+        shut(trouble)
+    elif again or not known:
+        _state.told.add(_described(error))
+        _warn(f"jaxpr_opt: {message or f'a program was left as it was: {_described(error)}'}")
+
+
+def unknown(said: str) -> None:
+    """Say once in a process that JAX has ops that are not as we know them."""
+    if settings.current().strict:
+        raise UnknownJaxError(said)
+    if "unknown" not in _state.told and _state.works is not False:
+        _state.told.add("unknown")
+        _warn(f"jaxpr_opt does not know all of jax {jax.__version__}: {said}; it is left as it is")
+
+
+def attempt(ours: Callable[[], T], plain: Callable[[], T], what: str = "a program") -> T:
+    """What `ours` gives; where that fails, or the door is shut, what `plain` gives."""
+    if not is_open():
+        return plain()
+    try:
+        return ours()
+    except Exception as error:
+        if settings.current().strict or hasattr(error, _USERS):
+            raise
+        trouble = error
+    result = plain()  # what it raises is not ours
+    failed(trouble, f"{what} was left as it was: {_described(trouble)}")
+    return result
+
+
+def users(error: E) -> E:
+    """The error, to be raised: the user is to see it, nothing has failed."""
+    setattr(error, _USERS, True)
+    return error
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Programs or functions of the user's run here: what they raise passes as it is."""
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(AttributeError):
+            users(error)
+        raise
+
+
+_USERS = "_jaxpr_opt_users"
+"""The mark of an exception that passes as it is."""
+
+
+class UnknownJaxError(Exception):
+    """JAX is not as this version of jaxpr_opt knows it."""
+
+
+def _is_known(version: Sequence[int]) -> bool:
+    first, end = KNOWN
+    return first <= tuple(version) < end
+
+
+def _import() -> Exception | None:
+    """What goes wrong when the engine is imported."""
+    try:
+        for module in ("jaxpr_opt.boundary.rules", "jaxpr_opt.boundary.wrapping"):
+            importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001  whatever an unknown JAX makes of it
+        return error
+    return None
+
+
+def _tried() -> Exception | None:
+    """What goes wrong when the engine is tried."""
+    try:
+        with settings.override(strict=True, check=False, verify=False):
+            importlib.import_module("jaxpr_opt.boundary.trial").run()
+    except Exception as error:  # noqa: BLE001  whatever an unknown JAX makes of it
+        return error
+    return None
+
+
+def _of_jax(error: BaseException) -> Exception | None:
+    """The first cause of an error, if JAX is to blame: where we ask it for something, it has no
+    such name, wants other arguments or gives other results.
+    """
+    while error.__cause__ is not None and type(error).__module__.startswith("jaxpr_opt."):
+        error = error.__cause__  # of errors of JAX the cause is where an operation comes from
+    frames = list(traceback.walk_tb(error.__traceback__))
+    place = Path(frames[-1][0].f_code.co_filename) if frames else Path()
+    asked = place.parent == Path(__file__).parent and place.name.startswith("compat")
+    blamed = asked and isinstance(error, Exception) and not isinstance(error, AssertionError)
+    return error if blamed else None  # type: ignore[return-value]
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)

@@ -1,0 +1,300 @@
+"""The parameters of JAX's primitives, by names of ours.
+
+JAX renames parameters and adds some: `num_carry` of a scan became `ft_in` in 0.11, `mul` has had an
+`out_dtype` since 0.10.  What JAX calls them is written here, in the importer and in `compat`, and
+nowhere else.  The importer asks `unknown` of every equation: one with a parameter missing, or with
+one that nobody here has heard of, is an op of which nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxpr_opt.bridge.door import UnknownJaxError
+
+if TYPE_CHECKING:
+    from jaxpr_opt.engine.ir import Op
+
+_SCATTER = "dimension_numbers indices_are_sorted mode unique_indices update_consts? update_jaxpr?"
+_JIT = (
+    "jaxpr in_shardings out_shardings in_layouts out_layouts inline donated_invars"
+    " compiler_options_kvs ctx_mesh? keep_unused? name?"
+)
+_REMAT = "jaxpr policy prevent_cse differentiated?"
+
+_TABLE = {
+    "argmax": "axes index_dtype",
+    "argmin": "axes index_dtype",
+    "broadcast_in_dim": "broadcast_dimensions shape sharding?",
+    "checkpoint": _REMAT,
+    "concatenate": "dimension",
+    "cond": "branches branches_platforms?",
+    "conv_general_dilated": "dimension_numbers feature_group_count batch_group_count padding"
+    " lhs_dilation rhs_dilation window_strides precision? preferred_element_type? out_sharding?",
+    "convert_element_type": "new_dtype weak_type sharding?",
+    "cumsum": "axis reverse",
+    "dot_general": "dimension_numbers precision? preferred_element_type? out_sharding?",
+    "dynamic_slice": "slice_sizes",
+    "dynamic_update_slice": "",
+    "gather": "dimension_numbers fill_value indices_are_sorted mode slice_sizes unique_indices",
+    "integer_pow": "y",
+    "iota": "dimension dtype shape sharding?",
+    "jit": _JIT,
+    "name": "name",
+    "pad": "padding_config",
+    "reduce_and": "axes out_sharding?",
+    "reduce_max": "axes out_sharding?",
+    "reduce_min": "axes out_sharding?",
+    "reduce_or": "axes out_sharding?",
+    "reduce_precision": "exponent_bits mantissa_bits",
+    "reduce_prod": "axes out_sharding?",
+    "reduce_sum": "axes out_sharding?",
+    "remat": _REMAT,
+    "remat2": _REMAT,
+    "reshape": "dimensions new_sizes sharding?",
+    "rev": "dimensions",
+    "scan": "jaxpr length reverse unroll num_carry? num_consts? linear? ft_in? ft_out?"
+    " _split_transpose?",
+    "scatter": _SCATTER,
+    "scatter-add": _SCATTER,
+    "scatter-max": _SCATTER,
+    "scatter-min": _SCATTER,
+    "scatter-mul": _SCATTER,
+    "scatter-sub": _SCATTER,
+    "shard_map": "check_vma in_specs jaxpr mesh newly_manual_axes out_specs",
+    "slice": "limit_indices start_indices strides",
+    "sort": "dimension is_stable num_keys",
+    "split": "axis sizes",
+    "squeeze": "dimensions",
+    "stack": "axis",
+    "transpose": "permutation",
+    "unstack": "axis",
+    "while": "body_jaxpr body_nconsts cond_jaxpr cond_nconsts",
+}
+"""What the parameters of a primitive are called; with a question mark, those that are not there on
+every version of JAX, or do not matter."""
+
+_REQUIRED = {
+    kind: frozenset(name for name in names.split() if not name.endswith("?"))
+    for kind, names in _TABLE.items()
+}
+_KNOWN = {kind: frozenset(names.replace("?", "").split()) for kind, names in _TABLE.items()}
+
+
+def unknown(kind: str, params: Mapping[str, Any]) -> str | None:
+    """What of an equation's parameters nobody here knows, in words; None if all is as it should be.
+
+    A parameter that is new, but off, says nothing.
+    """
+    required = _REQUIRED.get(kind)
+    if required is None or (params.keys() == _KNOWN[kind]):
+        return None
+    if missing := sorted(required.difference(params)):
+        return f"{kind} has no parameter {missing[0]!r}"
+    added = (name for name in params if name not in _KNOWN[kind] and not _is_off(params[name]))
+    new = next(added, None)
+    return None if new is None else f"{kind} has a new parameter {new!r}"
+
+
+def is_platform_choice(params: Mapping[str, Any]) -> bool:
+    """Whether an equation has one branch for each platform: only one of them is compiled."""
+    return params.get("branches_platforms") is not None
+
+
+def _is_off(value: Any) -> bool:
+    return value is None or value is False or value == ()
+
+
+def _read(op: Op, name: str) -> Any:
+    try:
+        return op.params[name]
+    except KeyError:
+        raise UnknownJaxError(f"{op.name} has no parameter {name!r}") from None
+
+
+# ---------------------------------------------------------------- where things are
+
+
+def has_numbers(op: Op) -> bool:
+    """Whether it is a gather or a scatter, which have dimension numbers, or a product."""
+    return "dimension_numbers" in op.params
+
+
+def numbers_of(op: Op) -> Any:
+    """The dimension numbers of a gather, a scatter, a product or a convolution."""
+    return _read(op, "dimension_numbers")
+
+
+def mode_of(op: Op) -> Any:
+    """What a gather or scatter does with what is out of range; None of other ops, which clamp."""
+    return op.params.get("mode")
+
+
+def fill_value_of(op: Op) -> Any:
+    """What a gather gives where it is out of range; None for what JAX gives by itself."""
+    return _read(op, "fill_value")
+
+
+def has_unique_indices(op: Op) -> bool:
+    """Whether a gather or scatter was promised that no two windows meet."""
+    return bool(_read(op, "unique_indices"))
+
+
+def alike_in_both(scatter: Op) -> dict[str, Any]:
+    """The parameters that a gather and a scatter have in common, as arguments of either."""
+    names = ("indices_are_sorted", "unique_indices", "mode")
+    return {name: _read(scatter, name) for name in names}
+
+
+def combiner_of(op: Op) -> Any:
+    """The function that a scatter combines old and new elements by; None if it writes."""
+    return op.params.get("update_jaxpr")
+
+
+def slice_sizes_of(op: Op) -> tuple[int, ...]:
+    """The sizes of the window that a gather or a dynamic slice reads."""
+    return tuple(_read(op, "slice_sizes"))
+
+
+def starts_of(op: Op) -> tuple[int, ...]:
+    """Where a slice starts."""
+    return tuple(_read(op, "start_indices"))
+
+
+def limits_of(op: Op) -> tuple[int, ...]:
+    """Where a slice ends."""
+    return tuple(_read(op, "limit_indices"))
+
+
+def strides_of(op: Op) -> tuple[int, ...]:
+    """The strides of a slice."""
+    return tuple(_read(op, "strides") or (1,) * len(op.operands[0].shape))
+
+
+# ---------------------------------------------------------------- dimensions
+
+
+def permutation_of(op: Op) -> tuple[int, ...]:
+    """Which dimension of its operand each dimension of a transpose is."""
+    return tuple(_read(op, "permutation"))
+
+
+def dimension_of(op: Op) -> int:
+    """The one dimension that a concatenate, stack, split, sort or iota is along."""
+    return int(op.params["dimension"] if "dimension" in op.params else _read(op, "axis"))
+
+
+def dimensions_of(op: Op) -> tuple[int, ...]:
+    """The dimensions that are squeezed, or reversed."""
+    return tuple(_read(op, "dimensions"))
+
+
+def is_in_order(op: Op) -> bool:
+    """Whether a reshape reads its operand in row-major order."""
+    return _read(op, "dimensions") is None
+
+
+def broadcast_dimensions_of(op: Op) -> tuple[int, ...]:
+    """Which dimension of a broadcast each dimension of its operand is."""
+    return tuple(_read(op, "broadcast_dimensions"))
+
+
+def is_resharded(op: Op) -> bool:
+    """Whether a broadcast or reshape was told how its result is sharded."""
+    return op.params.get("sharding") is not None
+
+
+def axes_of(op: Op) -> tuple[int, ...]:
+    """The axes that are reduced."""
+    return tuple(_read(op, "axes"))
+
+
+def sizes_of(op: Op) -> tuple[int, ...]:
+    """The sizes of the parts of a split."""
+    return tuple(_read(op, "sizes"))
+
+
+def padding_of(op: Op) -> Sequence[tuple[int, int, int]]:
+    """What is put before, after and between the elements, for each dimension of a pad."""
+    return tuple(_read(op, "padding_config"))
+
+
+def window_dimensions_of(op: Op) -> tuple[int, ...]:
+    """The sizes of the window that is reduced."""
+    return tuple(_read(op, "window_dimensions"))
+
+
+# ---------------------------------------------------------------- loops, calls, the rest
+
+
+def length_of(scan: Op) -> int:
+    """How many steps a scan takes."""
+    return int(_read(scan, "length"))
+
+
+def reverse_of(scan: Op) -> bool:
+    """Whether a scan runs backwards."""
+    return bool(_read(scan, "reverse"))
+
+
+def unroll_of(scan: Op) -> Any:
+    """How many steps of a scan were asked to be one."""
+    return _read(scan, "unroll")
+
+
+def callee_of(op: Op) -> Any:
+    """The jaxpr of a call that is kept, of custom derivatives for one; None if it is no call."""
+    return op.params.get("call_jaxpr")
+
+
+def mesh_of(op: Op) -> Any:
+    """The mesh of a `shard_map`; None of other ops."""
+    return op.params.get("mesh")
+
+
+def shard_map_options(op: Op) -> dict[str, Any]:
+    """What `jax.shard_map` is to be told to make this one again."""
+    return {
+        "mesh": _read(op, "mesh"),
+        "in_specs": tuple(_read(op, "in_specs")),
+        "out_specs": tuple(_read(op, "out_specs")),
+        "check_vma": _read(op, "check_vma"),
+        "axis_names": _read(op, "newly_manual_axes"),
+    }
+
+
+def newly_manual_axes_of(shard_map: Op) -> frozenset[str]:
+    """The axes of the mesh that a `shard_map` makes manual."""
+    return frozenset(_read(shard_map, "newly_manual_axes"))
+
+
+def checks_vma(shard_map: Op) -> bool:
+    """Whether a `shard_map` tracks what varies over its axes."""
+    return bool(_read(shard_map, "check_vma"))
+
+
+def policy_of(remat: Op) -> Any:
+    """What a checkpoint saves; None for nothing."""
+    return _read(remat, "policy")
+
+
+def with_one_cse_flag(remat: Op) -> dict[str, Any]:
+    """The parameters of a checkpoint without operands: JAX may have had a flag for each."""
+    flags = _read(remat, "prevent_cse")
+    return {**remat.params, "prevent_cse": any(flags) if isinstance(flags, tuple) else flags}
+
+
+def label_of(name: Op) -> str:
+    """What `checkpoint_name` was told."""
+    return str(_read(name, "name"))
+
+
+def exponent_of(op: Op) -> int:
+    """The exponent of an integer power."""
+    return int(_read(op, "y"))
+
+
+def weak_type_of(conversion: Op) -> bool:
+    """Whether the result of a conversion is weakly typed."""
+    return bool(_read(conversion, "weak_type"))

@@ -1,0 +1,1 @@
+"""What several passes write: rows, sums in place, fences, what loops hand to each other."""

@@ -1,0 +1,196 @@
+"""What XLA does not look through: what is read on this side of a fence has been read before
+anything on the other side runs, and is not read again there.
+
+XLA orders ops by what they need of each other, and fuses them across all that it can see through.
+A fence is the identity, for everyone but XLA.  `analysis.devices.fence` tells which kind holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpr_opt.analysis.devices import fence
+from jaxpr_opt.bridge import compat, dtypes
+from jaxpr_opt.engine.ir import Constant, Op, Value
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import moves
+
+
+def barrier(
+    rw: Rewriter, values: Sequence[Value], before: Op, but: Iterable[Op] = ()
+) -> tuple[Value, ...]:
+    """An optimization barrier that values go through on their way to all that reads them, `but` for
+    some ops.
+    """
+    return _through(rw, lambda *given: lax.optimization_barrier(given), values, before, but)
+
+
+def division(
+    rw: Rewriter, values: Sequence[Value], before: Op, but: Iterable[Op] = ()
+) -> tuple[Value, ...]:
+    """A division by one that values go through on their way to all that reads them, `but` for some
+    ops; the quotients, which are integers.
+
+    XLA does not divide again in each fusion that reads a quotient.  It does not find out either
+    that no integer has more bits set than its width, so that each is divided by one.  LLVM does:
+    when the program runs, nothing is divided.
+    """
+
+    def program(*given: jax.Array) -> tuple[jax.Array, ...]:
+        same, quotients = zip(*map(_divided, given), strict=True)
+        return (*same, *itertools.chain(*quotients))
+
+    return _through(rw, program, values, before, but)[len(values) :]
+
+
+def zero(rw: Rewriter, quotients: Sequence[Value], dtype: Any, before: Op) -> Value:
+    """A scalar zero that is made of quotients, for what has to wait for them."""
+
+    def program(*given: jax.Array) -> jax.Array:
+        firsts = (lax.slice(each, (0,) * each.ndim, (1,) * each.ndim) for each in given)
+        zeros = (_zeros(first).reshape(()).astype(dtype) for first in firsts)
+        return functools.reduce(lax.add, zeros)
+
+    return rw.insert(program, *quotients, before=before)
+
+
+def waiting(
+    rw: Rewriter, values: Sequence[Value], signal: Value, before: Op
+) -> tuple[tuple[Value, ...], Value]:
+    """Values as those read them that must not run before `signal` is there; and the signal, as all
+    read it that may wait for them.
+
+    XLA neither merges what is computed from such values with what is computed from the values
+    themselves, nor computes it earlier.  Where it drops barriers, each value is chosen instead by a
+    predicate that is always true, and made of bits of the signal: no number has more bits set than
+    its width.
+    """
+    *made, same = rw.insert_many(
+        lambda *given: lax.optimization_barrier(given), *values, signal, before=before
+    )
+    if fence() == "division":
+        made = list(rw.insert_many(_chosen, *made, same, before=before))
+    return tuple(made), same
+
+
+def _chosen(*given: jax.Array) -> tuple[jax.Array, ...]:
+    *values, signal = given
+    bits = _bits(lax.slice(signal, (0,) * signal.ndim, (1,) * signal.ndim).reshape(()))
+    there = lax.eq(_zeros(bits), lax.full_like(bits, 0))
+    return tuple(_or_zeros(there, value) for value in values)
+
+
+def _or_zeros(there: jax.Array, value: jax.Array) -> jax.Array:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = _or_zeros(there, jax.random.key_data(value))
+        key: jax.Array = jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+        return key
+    return lax.select(lax.broadcast(there, value.shape), value, jnp.zeros_like(value))
+
+
+def can_be_divided(value: Value) -> bool:
+    """Whether a value is made of bytes, at least one of them.  Keys hide what they are made of."""
+    return dtypes.is_of_bytes(value.dtype) and value.nbytes > 0
+
+
+def from_memory(value: Value, rw: Rewriter) -> Value:
+    """The value as whoever reads it from memory computes with it.
+
+    XLA multiplies by a number that is made of a truth value by selecting, so that 0 * NaN is 0, if
+    it sees the truth value.  It does not look through a select of one and zero.
+    """
+    moved: list[Op] = []
+    op = value.op
+    while op is not None and not _makes_number_of_truth(op):
+        moving = [v for v in op.operands if not isinstance(v, Constant)]
+        if len(moving) != 1 or not (moves(op) or op.name == "sub"):
+            return value
+        moved.append(op)
+        op = moving[0].op
+    if op is None or value.op is None or op.region is not value.op.region:
+        return value
+    after, aval = value.op.next, op.result.aval
+    assert after is not None
+    chosen = rw.typed(lambda p: _one_or_zero(p, aval.dtype), aval, op.operands[0], before=after)
+    return rw.clone(reversed(moved), {op.result: chosen}, after)[value]
+
+
+def _makes_number_of_truth(op: Op) -> bool:
+    """Whether an op makes the numbers one and zero of truth values, that NaN may be multiplied
+    with.
+    """
+    if op.name != "convert_element_type" or op.operands[0].dtype != bool:
+        return False
+    return dtypes.is_inexact(op.result.dtype) and dtypes.has_zero(op.result.dtype)
+
+
+def _one_or_zero(truth: jax.Array, dtype: Any) -> jax.Array:
+    return lax.select_n(truth, *(lax.full_like(truth, x, dtype) for x in (0, 1)))
+
+
+def can_signal(value: Value) -> bool:
+    """Whether values can wait for this one: it has bits, of numbers that are not complex."""
+    return can_be_divided(value) and not jnp.issubdtype(value.dtype, jnp.complexfloating)
+
+
+def is_divided(value: Value) -> bool:
+    """Whether a value goes through such a division."""
+    return any(
+        user.name == "population_count" or (user.name in _BITS and is_divided(user.result))
+        for user in value.users
+    )
+
+
+_BITS = frozenset({"bitcast_convert_type", "convert_element_type", "imag", "real"})
+"""What makes the integers that are divided."""
+
+
+def _divided(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    """What is made of quotients again, and these."""
+    if jnp.iscomplexobj(x):
+        (real, first), (imag, second) = _divided(lax.real(x)), _divided(lax.imag(x))
+        return lax.complex(real, imag), first + second
+    bits = _bits(x)
+    quotient = lax.div(bits, lax.add(_zeros(bits), lax.full_like(bits, 1)))
+    if x.dtype == jnp.bool_:
+        return quotient.astype(jnp.bool_), [quotient]
+    same = lax.bitcast_convert_type(quotient, x.dtype)
+    return compat.weaken(same, compat.aval_of(x)), [quotient]
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """The bits of real numbers, as integers."""
+    if x.dtype == jnp.bool_:
+        return x.astype(jnp.uint8)
+    return lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+
+
+def _zeros(bits: jax.Array) -> jax.Array:
+    """How often more than their width goes into the number of bits that are set."""
+    shift = (8 * bits.dtype.itemsize).bit_length()
+    return lax.shift_right_logical(lax.population_count(bits), lax.full_like(bits, shift))
+
+
+def _through(
+    rw: Rewriter,
+    made_by: Callable[..., Sequence[jax.Array]],
+    values: Sequence[Value],
+    before: Op,
+    but: Iterable[Op],
+) -> tuple[Value, ...]:
+    """What a fence before an op makes of values.  All that has read them reads that, `but` for some
+    ops, and what is in them.
+    """
+    unfenced = {each for op in but for each in op.walk()}
+    uses = [{use for use in value.uses if use.op not in unfenced} for value in values]
+    made = rw.insert_many(made_by, *values, before=before)
+    for old, new, fenced in zip(values, made, uses, strict=False):
+        rw.replace(old, new, fenced.__contains__)
+    return made

@@ -1,0 +1,133 @@
+"""Where passes are found by name: the library's own, and those other packages register.
+
+The engine meets the library at one string.  Another package adds passes with an entry point::
+
+    [project.entry-points."jaxpr_opt.passes"]
+    my-pass = "my_package.my_module:MyPass"
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from jaxpr_opt import settings
+from jaxpr_opt.engine.pipeline import Pass, Pipeline
+from jaxpr_opt.memory.budget import Budget, parse_budget
+
+LIBRARY = "jaxpr_opt.passes"
+
+
+@functools.cache
+def available() -> dict[str, Pass]:
+    """Every pass by its kebab-case name, the library's first.  Two passes of one name are an
+    error.
+    """
+    found: dict[str, Pass] = {each.name: each for each in default_pipeline().passes}
+    for entry in entry_points(group=LIBRARY):
+        each = entry.load()()
+        if each.name in found:
+            raise ValueError(f"two passes are called {each.name!r}: one comes from {entry.value}")
+        found[each.name] = each
+    return found
+
+
+def default_pipeline() -> Pipeline:
+    """The library's pipeline, in the order `jaxpr_opt.passes` declares."""
+    library = importlib.import_module(LIBRARY)
+    return Pipeline(library.DEFAULT, library.MEMORY)
+
+
+@functools.cache
+def _resolved(
+    passes: tuple[str | Pass, ...] | None, skip: tuple[str, ...], memory: Budget | None
+) -> Pipeline:
+    pipeline = replace(default_pipeline(), memory=memory)
+    if passes is not None:
+        chosen = tuple(each if isinstance(each, Pass) else named(each) for each in passes)
+        trades = pipeline.trades if memory is not None else ()
+        pipeline = replace(pipeline, stages=(chosen,), trades=trades)
+    for name in skip:
+        pipeline = pipeline.without(named(name).name)
+    return pipeline
+
+
+def resolve(
+    passes: Sequence[str | Pass] | None = None,
+    skip: Sequence[str] = (),
+    memory: str | float | None = None,
+) -> Pipeline:
+    """The pipeline of these passes only (default: the library's), without those named in `skip`,
+    within a memory budget: if none is given, that of the environment.
+
+    Names may be written with dashes or underscores.
+
+    Raises:
+      TypeError: `passes` or `skip` is not a sequence of names or passes, or a pass is of a second
+        copy of the library.
+      ValueError: a name is not that of a pass, or the budget is none.
+    """
+    budget = _budget_of_environment()
+    if memory is not None:
+        budget = parse_budget(memory, "optimize: memory")
+    for argument, given in (("passes", passes), ("skip", skip)):
+        omitted = argument == "passes" and given is None
+        if not omitted and not _is_sequence_of_passes(given):
+            raise TypeError(f"optimize: {argument} must be a list of pass names, got {given!r}")
+    for each in passes or ():
+        if isinstance(each, Pass):
+            _check_copy(each)
+    return _resolved(
+        None if passes is None else tuple(passes),
+        tuple(getattr(n, "name", n) for n in skip),
+        budget,
+    )
+
+
+def _budget_of_environment() -> Budget | None:
+    written = os.environ.get(settings.MEMORY)
+    return parse_budget(written, settings.MEMORY) if written else None
+
+
+def _is_sequence_of_passes(given: object) -> bool:
+    return (
+        isinstance(given, Sequence)
+        and not isinstance(given, str)
+        and all(isinstance(n, str | Pass) for n in given)
+    )
+
+
+def _check_copy(given: Pass) -> None:
+    """Raise `TypeError` for a pass of the library that was imported a second time, by its file."""
+    ours = available().get(given.name)
+    if ours is None or type(ours) is type(given):
+        return
+    (own, own_file), (other, other_file) = map(_origin, (type(ours), type(given)))
+    if own != other and own_file == other_file:
+        raise TypeError(
+            f"optimize: passes: {type(given).__name__} comes from {other}, a second copy of {own}:"
+            f" import it from there, or write {given.name!r}"
+        )
+
+
+def _origin(kind: type) -> tuple[str, Path | None]:
+    """The module of a class, and its file, if it has one."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__, file and Path(file).resolve()
+
+
+def named(name: str) -> Pass:
+    """The pass of this name."""
+    found = available().get(name.replace("_", "-"))
+    if found is None:
+        close = get_close_matches(name.replace("_", "-"), available(), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(available())}"
+        raise ValueError(f"unknown pass {name!r}{hint}")
+    return found
