@@ -45,6 +45,7 @@ from jaxpr_opt.passes.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
+from jaxpr_opt.passes.stack_choices import StackChoices
 from jaxpr_opt.passes.stack_read_windows import StackReadWindows
 from jaxpr_opt.passes.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.passes.update_rows import UpdateRows
@@ -96,6 +97,7 @@ DEFAULT = (
     (
         *RESIDUALS,
         *PIECES,
+        StackChoices(),
         StackReadWindows(),
         NarrowResiduals(),
         ShareShiftedStacks(),

@@ -25,7 +25,8 @@ The transpose of a `cond` or `switch` in a loop returns zeros, as large as what 
 read, and each step adds them: weights of an expert, a table that is looked up under a condition.
 Sound when
 
-1. a branch yields zeros for the term, as c + 0 is c, up to the sign of zero; only the sum reads it;
+1. a branch yields zeros for the term, as c + 0 is c, up to the sign of zero, or zeros with a piece
+   in them; only the sum reads it;
 2. what it is added to has the type of the sum, and is there before the cond, or made by ops that
    can move there, and that read nothing of the cond;
 3. the sum does not communicate, nor does anything that moves, and nothing of it has effects.
@@ -46,6 +47,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.buffers import is_in_a_loop, is_read_after
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.analysis.pieces import added
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.ir import Cond, Op, Outcome, Region, Value, backward_slice
 from jaxpr_opt.engine.pipeline import Match, Pass
@@ -79,7 +81,7 @@ class AddInBranches(Pass):
             if not isinstance(cond, Cond) or cond.region is not op.region:
                 continue
             outcome = cond.outcomes[cond.results.index(term)]
-            if any(uniform(value) == 0 for value in outcome.values):  # (1)
+            if any(map(_is_sparse, outcome.values)):  # (1)
                 says = f"{array.nbytes:,} bytes are added to in the branch that is taken only"
                 yield SumOfBranches(op, says, cond, outcome, array, about=op.result)
 
@@ -115,6 +117,13 @@ class AddInBranches(Pass):
         rw.replace(op.result, new.result)
         rw.erase(op)
         rw.set_cond(cond, [new if o.result is outcome.result else o for o in cond.outcomes])
+
+
+def _is_sparse(value: Value) -> bool:
+    """Whether these are zeros, maybe with pieces in them (1)."""
+    chain = added(value)
+    is_piece = chain.starts_at_zero and not cost_model().is_most(chain.nbytes, value.nbytes)
+    return uniform(value) == 0 or is_piece
 
 
 def _added(op: Op, term: Value, value: Value, branch: Region, rw: Rewriter) -> Value:

@@ -33,7 +33,7 @@ nobody reads.  Sound when
 2. the value is defined outside of the cond, or made from such values by cheap ops that may run
    where they did not (they are repeated before the cond); or
 3. the result is read inside a branch of a cond on the same predicate, where it is what its own cond
-   yields in that branch, provided that is defined outside.
+   yields in that branch, provided that is defined outside, or moved from what is.
 
 Cost: the value must be the same at every step of the loop around the cond: then it is never
 stacked. One that changes is better left unspecified in steps that do not need it, which then write
@@ -63,7 +63,7 @@ from jaxpr_opt.engine.ir import (
 )
 from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_cheap, spreads
+from jaxpr_opt.engine.traits import is_cheap, moves, spreads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,9 +76,11 @@ class Dummy(Match):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadInBranch(Match):
-    """Reads of a result where the branch taken is known: each may read the value given."""
+    """Reads of a result where the branch taken is known: each may read the value given, and what
+    that needs be made before the op given.
+    """
 
-    reads: tuple[tuple[Use, Value], ...]
+    reads: tuple[tuple[Use, Value, Op], ...]
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,12 @@ class DropDummyResiduals(Pass):
                 assert not isinstance(made, Op)
                 copies = rw.clone(made, {}, match.op)
                 rw.replace(result, copies.get(value, value))
-            case ReadInBranch():
-                for use, value in match.reads:
-                    rw.set_operand(use.op, use.position, value)
+            case ReadInBranch(op=Cond() as cond):
+                for use, value, before in match.reads:
+                    moved = _moved(value, cond)
+                    assert moved is not None
+                    copies = rw.clone(moved, {}, before)
+                    rw.set_operand(use.op, use.position, copies.get(value, value))
 
 
 def _dummy(op: Op, result: Value, cases: tuple[Value, ...]) -> Iterator[Dummy]:
@@ -195,23 +200,34 @@ def _steps(loop: Region | None) -> int:
     return loop.owner.length if loop is not None and isinstance(loop.owner, Scan) else 1
 
 
-def _reads_in_branch(cond: Cond) -> Iterator[tuple[Use, Value]]:
+def _reads_in_branch(cond: Cond) -> Iterator[tuple[Use, Value, Op]]:
     """Reads of results inside branches of other conds on the same selector (3)."""
     others = [op for op in cond.selector.users if isinstance(op, Cond) and op is not cond]
     for outcome in cond.outcomes if others else ():
         for use in outcome.result.uses:
-            index = _branch(use, others)
-            value = outcome.values[index] if index is not None else None
+            branch = _branch(use, others)
+            if branch is None or not isinstance(branch.owner, Op):
+                continue
+            value = outcome.values[branch.owner.regions.index(branch)]
+            before = branch.ancestor(use.op)
             # Condition 3.
-            if value is not None and not any(branch.defines(value) for branch in cond.branches):
-                yield use, value
+            if before is not None and _moved(value, cond) is not None:
+                yield use, value, before
 
 
-def _branch(use: Use, conds: list[Cond]) -> int | None:
+def _moved(value: Value, cond: Cond) -> list[Op] | None:
+    """The ops of a branch that move a value from where it is defined outside; None if others make
+    it (3).
+    """
+    ops = backward_slice([value], lambda v: not any(b.defines(v) for b in cond.branches))
+    return ops if all(map(moves, ops)) else None
+
+
+def _branch(use: Use, conds: list[Cond]) -> Region | None:
     """The branch, of one of these conds, in which a read is."""
     region = use.op.region
     while region is not None and isinstance(region.owner, Op):
         if region.owner in conds:  # (3)
-            return region.owner.regions.index(region)
+            return region
         region = region.owner.region
     return None

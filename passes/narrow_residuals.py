@@ -94,7 +94,7 @@ from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import runs
 from jaxpr_opt.engine.ir import Op, Scan, Value, While
-from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.pipeline import After, Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import TRANSCENDENTAL, is_arithmetic, is_speculable, moves
 
@@ -113,6 +113,9 @@ class NarrowResiduals(Pass):
     """Store less and recompute the cheap rest: masks before they are spread, t instead of 1 - t."""
 
     name: ClassVar[str] = "narrow-residuals"
+    after: ClassVar[tuple[After, ...]] = (
+        After("stack-read-windows", "an array of which a window is read need not be kept"),
+    )
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 

@@ -24,13 +24,20 @@ After::
 An array that goes through a ``cond`` is not seen to be written by windows only, and its cotangent
 is copied at every branch.  Sound when
 
-1. a branch yields a write of one window into an array from outside of the cond, which nothing else
-   in the branch reads, and all others yield that array as it is;
-2. the place is known to be in range (`jaxpr_opt.analysis.access`), and computed by what may run
-   whether or not the branch is taken.
+1. a branch yields a write of one window into an array from outside of the cond, and nothing else
+   of the branch reads what it makes; all others yield that array as it is, or such a write, of a
+   window of the same size by the same op;
+2. if a branch does not write, it hands on what is there, clamped or dropped alike where that is
+   out of range; so the place is computed by what may run whether or not the branch is taken, and
+   where the write promises to be in range, that is known (`jaxpr_opt.analysis.access`).
+
+Each of several branches that write says where, as the experts of a mixture do that are rows of one
+array.
 
 Cost: the window is read once more, and less than half of the array.  In a scan only, where the
-array may then become a stack; XLA writes in place through a branch, too.
+array may then become a stack; XLA writes in place through a branch, too.  If it cannot, as where it
+is is not known, or differs, a branch must read of the array as well, which XLA then copies: the
+transpose of a snapshot reads its cotangent and clears it.
 Source: https://github.com/jax-ml/jax/issues/15906; the gradient of 2000 such steps took 15 ms.
 """
 
@@ -40,7 +47,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from jax import lax
+
 from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.constants import identity
+from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.ir import Cond, Constant, Op, Outcome, Scan, Value, backward_slice
 from jaxpr_opt.engine.pipeline import Match, Pass
@@ -50,11 +61,14 @@ from jaxpr_opt.engine.traits import is_arithmetic
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenInBranch(Match):
-    """A result of a cond that branch `index` writes into."""
+    """A result of a cond that branches write into: the write of each, None if it does not."""
 
     outcome: Outcome
-    index: int
-    write: Access
+    writes: tuple[Access | None, ...]
+
+    @property
+    def made(self) -> list[Access]:
+        return [write for write in self.writes if write is not None]
 
 
 @dataclass(frozen=True)
@@ -70,46 +84,98 @@ class WriteAfterBranches(Pass):
         if not isinstance(op.parent, Scan):
             return
         for outcome in op.outcomes:
-            others = set(outcome.values)
-            for index, value in enumerate(outcome.values):
-                write = access(value.op) if value.op is not None else None
-                if write is None or write.kind != "write" or not outcome.result.uses:
-                    continue
-                if others == {value, write.array}:  # (1)
-                    says = f"what branch {index} writes is written after the cond"
-                    yield WrittenInBranch(op, says, outcome, index, write)
+            writes = tuple(map(_write, outcome.values))
+            arrays = {
+                v if w is None else w.array for v, w in zip(outcome.values, writes, strict=True)
+            }
+            if outcome.result.uses and any(writes) and len(arrays) == 1:  # (1)
+                numbers = [str(i) for i, write in enumerate(writes) if write is not None]
+                branches = "branch" if len(numbers) == 1 else "each of branches"
+                says = f"what {branches} {', '.join(numbers)} writes is written after the cond"
+                yield WrittenInBranch(op, says, outcome, writes)
 
     def refuse(self, match: WrittenInBranch) -> str | None:
-        cond, write = match.op, match.write
+        cond, (first, *others) = match.op, match.made
         assert isinstance(cond, Cond)
-        branch = cond.branches[match.index]
-        if write.op.region is not branch:
-            return "it is written outside of the cond"  # (1)
-        if [use.op for use in write.op.result.uses] != [branch.terminator]:
-            return f"what {write.op.name} makes is read in the branch, too"  # (1)
-        if not write.is_located:
+        if _inside(first.array, cond):
+            return f"{first.array.label} is made in the branch"  # (1)
+        for branch, write in zip(cond.branches, match.writes, strict=True):
+            if write is None:
+                continue
+            if write.op.region is not branch:
+                return "it is written outside of the cond"  # (1)
+            if [use.op for use in write.op.result.uses] != [branch.terminator]:
+                return f"what {write.op.name} makes is read in the branch, too"  # (1)
+        if not all(_is_alike(first, other) for other in others):
+            return "branches write windows of other sizes, or otherwise"  # (1)
+        if None in match.writes and not (first.is_located or _is_checked(first)):
             return "the place written is not known to be in range"  # (2)
-        if not all(is_arithmetic(op) for op in _places(write, cond)):
+        if None in match.writes and not all(map(is_arithmetic, _places(first, cond))):
             return "the place written is computed by more than arithmetic"  # (2)
-        if cost_model().is_most(write.nbytes, write.array.nbytes):
+        if cost_model().is_most(first.nbytes, first.array.nbytes):
             return "the window is most of the array"
+        is_stack = first.is_located and not others
+        if not is_stack and not _is_copied(first, cond):
+            return "XLA writes it in place, in steps that take the branch only"
         return None
 
     def rewrite(self, match: WrittenInBranch, rw: Rewriter) -> None:
-        cond, write = match.op, match.write
+        cond, first, result = match.op, match.made[0], match.outcome.result
         assert isinstance(cond, Cond) and cond.next is not None
-        moved = rw.clone(_places(write, cond), {}, cond)
-        places = [moved.get(v, v) for v in write.indices]
-        value = write.value
-        old = rw.typed(write.read, value.aval, write.array, *places, before=cond)
-        values = [value if i == match.index else old for i in range(len(cond.branches))]
-        window = Outcome(rw.new_value(value.aval), tuple(values))
-        new = _written(write, window.result, places, cond.next, rw)
-        rw.replace(match.outcome.result, new)
-        rw.set_cond(
-            cond, [window if o.result is match.outcome.result else o for o in cond.outcomes]
+        values = {i: write.value for i, write in enumerate(match.writes) if write is not None}
+        places = {i: write.indices for i, write in enumerate(match.writes) if write is not None}
+        if None in match.writes:
+            moved = rw.clone(_places(first, cond), {}, cond)
+            there = tuple(moved.get(v, v) for v in first.indices)
+            old = rw.typed(first.read, first.value.aval, first.array, *there, before=cond)
+            places = places if len(places) > 1 else {}
+        else:
+            there, old = first.indices, first.value
+        branches = range(len(cond.branches))
+        each = [places.get(i, there) for i in branches]
+        window = Outcome(
+            rw.new_value(first.value.aval), tuple(values.get(i, old) for i in branches)
         )
-        rw.erase(write.op)
+        chosen = [_chosen(numbers, rw) for numbers in zip(*each, strict=True)]
+        new = [o for o in chosen if isinstance(o, Outcome)]
+        at = [o.result if isinstance(o, Outcome) else o for o in chosen]
+        rw.replace(result, _written(first, window.result, at, cond.next, rw))
+        kept = [window if o.result is result else o for o in cond.outcomes]
+        rw.set_cond(cond, [*kept, *new])
+        for write in match.made:
+            rw.erase(write.op)
+
+
+def _write(value: Value) -> Access | None:
+    """The write of a window that makes a value."""
+    found = access(value.op) if value.op is not None else None
+    return found if found is not None and found.kind == "write" else None
+
+
+def _is_copied(write: Access, cond: Cond) -> bool:
+    """Whether a branch reads of the array as well, so that XLA copies it."""
+    inside = [
+        use for use in write.array.uses if any(b.contains(use.op.region) for b in cond.branches)
+    ]
+    return any((found := access(use.op)) is not None and found.kind == "read" for use in inside)
+
+
+def _is_checked(write: Access) -> bool:
+    """Whether a write out of range is clamped or dropped."""
+    return bool(mode_of(write.op) != lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+def _is_alike(one: Access, other: Access) -> bool:
+    """Whether two writes differ in what they write, and where, only."""
+    same = one.op.name == other.op.name and one.op.params == other.op.params
+    return same and one.value.aval == other.value.aval
+
+
+def _chosen(values: tuple[Value, ...], rw: Rewriter) -> Outcome | Value:
+    """What each branch has of a number; the number, if that is the same."""
+    if len({identity(value) for value in values}) == 1:
+        return values[0]
+    return Outcome(rw.new_value(values[0].aval), values)
 
 
 def _places(write: Access, cond: Cond) -> list[Op]:

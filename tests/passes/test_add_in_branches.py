@@ -10,6 +10,7 @@ from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Cond
 from jaxpr_opt.engine.pipeline import Pipeline
+from jaxpr_opt.engine.traits import SUMS
 from jaxpr_opt.passes import DEFAULT
 from jaxpr_opt.passes.add_in_branches import AddInBranches
 from jaxpr_opt.testing import (
@@ -21,6 +22,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.loops import alone
 
 ADD = AddInBranches()
 TYPES = "f32[50,50]", "f32[3]"
@@ -113,6 +115,30 @@ def test_refused(step, because):
         check_refuses(ADD, looped(step), *TYPES, because=because)
     graph = import_jaxpr(traced(looped(step), *TYPES))
     assert not run_alone((ADD,), graph).record(ADD.name, False).rewrites
+
+
+PIECES = {
+    "a row of several": lambda c, x: lax.switch(
+        x.astype(int), [lambda k=k: jnp.zeros_like(c).at[k].set(x * k) for k in range(3)]
+    ),
+    "a row, or all": lambda c, x: lax.cond(
+        x > 0, lambda: jnp.zeros_like(c).at[3].add(x), lambda: c * x
+    ),
+    "padded": lambda c, x: lax.cond(
+        x > 0,
+        lambda: jnp.pad(c[:2], ((4, 44), (0, 0))),
+        lambda: jnp.pad(c[:3], ((0, 47), (0, 0))),
+    ),
+}
+
+
+@pytest.mark.parametrize("made", PIECES)
+def test_pieces(made):
+    """(1) Rows among zeros are added in the branch, too."""
+    step = lambda c, x: c + PIECES[made](c, x)
+    c, xs = jnp.linspace(-1.0, 1.0, 2500).reshape(50, 50), jnp.array([1.0, -2.0, 2.0])
+    graph = alone(ADD, looped(step), c, xs, fires=True)
+    assert not any(op.name in SUMS for loop in graph.body.ops for r in loop.regions for op in r.ops)
 
 
 def test_small_arrays_stay():

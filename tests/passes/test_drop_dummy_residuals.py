@@ -229,6 +229,20 @@ def test_result_read_in_a_loop_that_carries_the_predicate():
         alone(DROP, program, jnp.bool_(p), *types, fires=True)
 
 
+def test_result_that_is_moved_in_its_branch():
+    """(3) It is moved again where it is read, once for a loop that reads it."""
+
+    def program(p, w, c, xs):
+        d, r = lax.cond(p, lambda: (c * w[0], w[1]), lambda: (c, w[2]))
+        looped = lambda: lax.scan(lambda c, x: (c * r + x, None), d, xs)[0]
+        return lax.cond(p, looped, lambda: d * r)
+
+    for p in (True, False):
+        graph = alone(DROP, program, jnp.bool_(p), "f32[3,4]", "f32[4]", "f32[2,4]", fires=True)
+        (loop,) = [op for op in graph.walk() if op.name == "scan"]
+        assert not any(op.name == "slice" for op in loop.body.walk())
+
+
 def test_result_that_is_made_in_its_branch():
     """(3) The other cond is outside of it."""
 
