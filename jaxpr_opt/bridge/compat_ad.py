@@ -247,7 +247,7 @@ def backward_pass(
         for aval, is_linear in zip(jaxpr.in_avals, linear, strict=True)
     ]
     inner = jaxpr if compat.JAXPRS_ARE_CLOSED else jaxpr.jaxpr
-    _ad.backward_pass3(inner, False, jaxpr.consts, args, cotangents)
+    _ad.backward_pass3(inner, True, jaxpr.consts, args, cotangents)
     frozen = [x.freeze() for x, is_linear in zip(args, linear, strict=True) if is_linear]
     return [None if is_zero(ct) else ct for ct in frozen]
 
