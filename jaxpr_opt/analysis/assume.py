@@ -20,16 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from jaxpr_opt.analysis.access import Access, access
+from jaxpr_opt.analysis.access import UPDATE, Access, access
 from jaxpr_opt.analysis.constants import identity, uniform
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import has_numbers, mode_of, numbers_of
+from jaxpr_opt.bridge.parameters import first_right_side_of, has_numbers, mode_of, numbers_of
 from jaxpr_opt.engine.ir import Carry, Cond, Op, Region, Scan, Value
 from jaxpr_opt.engine.traits import LINEAR_IN
 
-RESHAPING = frozenset(
-    {"broadcast_in_dim", "copy", "reshape", "rev", "slice", "squeeze", "transpose"}
-)
+RESHAPING = frozenset({
+    "broadcast_in_dim", "copy", "reshape", "rev", "slice", "split", "squeeze", "transpose",
+    "unstack",
+})  # fmt: skip
 
 
 _WRITES = frozenset({"dynamic_update_slice", "scatter"})
@@ -106,9 +107,10 @@ class Assumed:
         if isinstance(op, Scan):
             return self._scan(op) if self._linear else []
         told = op.name in _RULES or op.name in _WRITES or (self._linear and op.name in LINEAR_IN)
-        if not told or len(op.results) != 1 or op.regions or op.effects:
+        if not told or op.regions or op.effects:
             return []
-        return [self._first_order(op, [self[v] for v in op.operands])]
+        known = [self[v] for v in op.operands]
+        return [self._first_order(op, result, known) for result in op.results]
 
     def _cond(self, op: Cond) -> list[Known]:
         selector = self[op.selector]
@@ -144,14 +146,14 @@ class Assumed:
                 del zero[param]
         return list(op.results)
 
-    def _first_order(self, op: Op, known: list[Known]) -> Known:
+    def _first_order(self, op: Op, result: Value, known: list[Known]) -> Known:
         rule = _RULES.get(op.name)
         found = rule(op, known) if rule is not None else None
         if found is None and op.name in _WRITES and self._writes_nothing(op, known):
-            return _typed(known[0], op.result)
-        if found is None and self._linear and _vanishes(op.name, known):
-            return Splat(np.zeros((), op.result.dtype)[()])
-        return op.result if found is None else _typed(found, op.result)
+            return _typed(known[0], result)
+        if found is None and self._linear and _vanishes(op, known):
+            return Splat(np.zeros((), result.dtype)[()])
+        return result if found is None else _typed(found, result)
 
     def _writes_nothing(self, op: Op, known: list[Known]) -> bool:
         """Whether a write is dropped, or writes what is there."""
@@ -206,6 +208,11 @@ Rule = Callable[[Op, list[Known]], Known | None]
 def _splat_of_first(op: Op, known: list[Known]) -> Known | None:
     """Moved or reduced, a splat stays one; a reduction of no elements is not its operand's."""
     return known[0] if isinstance(known[0], Splat) and 0 not in op.operands[0].shape else None
+
+
+def _joined(_: Op, known: list[Known]) -> Known | None:
+    is_one = all(isinstance(k, Splat) and _same(k, known[0]) for k in known)
+    return known[0] if is_one else None
 
 
 def _converted(op: Op, known: list[Known]) -> Known | None:
@@ -273,6 +280,8 @@ _RULES: dict[str, Rule] = {
     "add": _sum,
     "add_any": _sum,
     "and": _logical(np.logical_and, absorbing=False),
+    "concatenate": _joined,
+    "stack": _joined,
     "clamp": _folded(lambda low, x, high: np.clip(x, low, high)),
     "convert_element_type": _converted,
     "eq": _folded(np.equal),
@@ -308,9 +317,9 @@ def _is_zero(known: Known) -> bool:
     return isinstance(known, Splat) and known.is_zero
 
 
-def _vanishes(name: str, known: list[Known]) -> bool:
-    """Whether a linear op's result is zero because enough of its operands are."""
-    rule = LINEAR_IN.get(name)
+def _vanishes(op: Op, known: list[Known]) -> bool:
+    """Whether a linear op's results are zero because enough of its operands are."""
+    rule = LINEAR_IN.get(op.name)
     if rule == "any":
         return any(_is_zero(k) for k in known)
     if rule == "all":
@@ -319,6 +328,10 @@ def _vanishes(name: str, known: list[Known]) -> bool:
         return _is_zero(known[0])
     if rule == "cases":
         return all(_is_zero(k) for k in known[1:])
+    if rule == "last":
+        return _is_zero(known[-1])
+    if rule == "right sides":
+        return all(_is_zero(k) for k in known[first_right_side_of(op) :])
     if rule == "base and updates":
-        return _is_zero(known[0]) and _is_zero(known[2 if name == "scatter-add" else 1])
+        return _is_zero(known[0]) and _is_zero(known[UPDATE[op.name]])
     return False

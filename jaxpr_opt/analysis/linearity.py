@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+from jaxpr_opt.bridge.parameters import first_right_side_of
 from jaxpr_opt.engine.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Value, While
 from jaxpr_opt.engine.traits import LINEAR_IN
 
@@ -141,14 +142,18 @@ def _linear_operands(rule: str, op: Op) -> Sequence[int]:
         return [0]
     if rule == "cases":
         return range(1, len(op.operands))
+    if rule == "last":
+        return [len(op.operands) - 1]
+    if rule == "right sides":
+        return range(first_right_side_of(op), len(op.operands))
     return [0, 2 if op.name in _SCATTERS else 1]
 
 
 _SCATTERS = {"scatter", "scatter-add"}
-_RULES = LINEAR_IN | {"scatter": "base and updates", "select_if_vmap": "cases"} | dict.fromkeys(
+_RULES = LINEAR_IN | {"select_if_vmap": "cases"} | dict.fromkeys(
     (
         "all_gather", "all_gather_invariant", "all_to_all", "pbroadcast", "ppermute", "psum",
-        "psum_invariant", "pvary", "reduce_scatter", "split", "stack", "unstack",
+        "psum_invariant", "pvary", "reduce_scatter",
     ),
     "all",
 )  # fmt: skip

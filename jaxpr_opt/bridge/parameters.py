@@ -34,6 +34,7 @@ _TABLE = {
     " lhs_dilation rhs_dilation window_strides precision? preferred_element_type? out_sharding?",
     "convert_element_type": "new_dtype weak_type sharding?",
     "cumsum": "axis reverse",
+    "custom_linear_solve": "const_lengths jaxprs",
     "dot_general": "dimension_numbers precision? preferred_element_type? out_sharding?",
     "dynamic_slice": "slice_sizes",
     "dynamic_update_slice": "",
@@ -241,6 +242,11 @@ def reverse_of(scan: Op) -> bool:
 def unroll_of(scan: Op) -> Any:
     """How many steps of a scan were asked to be one."""
     return _read(scan, "unroll")
+
+
+def first_right_side_of(solve: Op) -> int:
+    """The place of the first right side among the operands of a `custom_linear_solve`."""
+    return sum(_read(solve, "const_lengths"))
 
 
 def callee_of(op: Op) -> Any:

@@ -90,11 +90,13 @@ LINEAR_IN = {
     "dynamic_slice": "first", "gather": "first",
     "conv_general_dilated": "any", "div": "first", "imag": "all", "mul": "any", "neg": "all",
     "pad": "all", "real": "all", "reduce_sum": "all", "reshape": "all", "rev": "all",
-    "scatter-add": "base and updates", "select_n": "cases", "slice": "all", "squeeze": "all",
+    "scatter": "base and updates", "scatter-add": "base and updates", "select_n": "cases",
+    "slice": "all", "squeeze": "all",
     "add": "all", "sub": "all", "transpose": "all", "dynamic_update_slice": "base and updates",
-    "reduce_precision": "all",
+    "reduce_precision": "all", "split": "all", "stack": "all", "unstack": "all",
+    "custom_linear_solve": "right sides", "triangular_solve": "last", "tridiagonal_solve": "last",
 }  # fmt: skip
-"""Which operands must be zero for the result to be (symbolically) zero."""
+"""Which operands must be zero for the results to be (symbolically) zero."""
 
 SCALING = frozenset({"mul", "div", "neg", "convert_element_type", "copy", "reduce_precision"})
 """Elementwise, and zero for a zero, but for what another operand, a scalar, may be."""

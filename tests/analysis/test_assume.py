@@ -50,6 +50,8 @@ def is_alike(a, b):
         (lambda p, x: jnp.where(p, x * 2, x), "x"),
         (lambda p, x: jnp.where(p, x, 0.0), 0.0),
         (lambda p, x: x + jnp.where(p, x, 0.0), "x"),
+        (lambda p, x: jnp.concatenate([jnp.where(p, x, 0.0), jnp.zeros(2)]), 0.0),
+        (lambda p, x: jnp.concatenate([jnp.where(p, x, 0.0), jnp.ones(2)]), None),
         (lambda p, x: x - jnp.where(p, x, 0.0), "x"),
         (lambda p, x: lax.switch(p.astype(int) + 0, [lambda: x, lambda: x * 2]), "x"),
         (lambda p, x: ~p, True),
@@ -129,6 +131,24 @@ def test_zeros_of_cotangents_only():
     assert_is_found_again(graph, linear=True)
     assumed = Assumed(graph.body, {graph.inputs[0]: False}, linear=True)
     assert all(assumed[value] is graph.inputs[1] for value in graph.outputs)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda ct, a: lax.split(ct, (1, 2))[1],
+        lambda ct, a: jax.scipy.linalg.solve_triangular(a, ct),
+        lambda ct, a: jnp.linalg.solve(a, ct),
+        lambda ct, a: jnp.zeros(3).at[jnp.int32(a[0, 0])].set(ct[0]),
+    ],
+)
+def test_zeros_that_are_taken_apart_solved_for_or_written(made):
+    """Zero of what they are linear in, and of nothing else."""
+    types = "bool[]", "f32[3]", "f32[3,3]"
+    assert known(lambda p, x, a: made(jnp.where(p, x, 0.0), a), *types, linear=True) == 0.0
+    if made(jnp.ones(3), 2 * jnp.eye(3)).shape == (3,):
+        other = lambda p, x, a: made(x, jnp.where(p, a, 0.0))
+        assert known(other, *types, linear=True) is None
 
 
 def test_what_is_known_without_facts_and_not_under_them():
