@@ -103,7 +103,7 @@ DEFAULT = (
         ShareShiftedStacks(),
         UndoCarriedWrites(),
     ),
-    (ReplaySteps(),),
+    (ReplaySteps(), ForwardKnownStacks()),  # the number of a step is known
     (IsolateSkippedSteps(),),
     # Loops that skip whole steps have been looked at.
     (SkipUntakenBranches(),),

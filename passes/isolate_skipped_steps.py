@@ -37,7 +37,7 @@ divide the rows of the batch over devices, which would have to ask each other in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,12 +45,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.assume import Assumed, Splat
+from jaxpr_opt.analysis.access import Access
+from jaxpr_opt.analysis.assume import Assumed, Known, Splat
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_source
-from jaxpr_opt.engine.ir import Op, Scan, Stack, Value, While, depending_on
+from jaxpr_opt.engine.ir import Op, Region, Scan, Stack, Value, While, backward_slice, depending_on
 from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import can_move, may_depend_on
@@ -104,14 +105,16 @@ class IsolateSkippedSteps(Pass):
     def rewrite(self, match: BatchedSkip, rw: Rewriter) -> None:
         skip, scan = match.skip, match.skip.scan
         body, end = scan.body, scan.body.terminator
-        stays = {*skip.slice, *(c.next.op for c, _ in skip.counters)}
+        outside = _written_outside(skip)
+        stays = {*skip.slice, *(c.next.op for c, _ in skip.counters), *_places(outside, body)}
         moved = [op for op in body.ops if op not in stays and not op.is_terminator]
         outputs = body.outputs
         kept = {c.next: c.param for c in skip.kept}
         rows = {s.value: skipped_row(skip, s) for s in scan.stacks if s.value not in kept}
+        rows |= {w.value: _number(skip.skipped[w.value]) for w in outside}
         taken, skipped = rw.new_region(), rw.new_region()
         made = {v for op in moved for v in op.results}
-        through = [v for v in dict.fromkeys(outputs) if v in made]
+        through = [v for v in dict.fromkeys((*outputs, *rows)) if v in made]
         for op in moved:
             rw.move(op, taken.terminator)
         rw.set_outputs(taken, through)
@@ -126,6 +129,27 @@ class IsolateSkippedSteps(Pass):
         cond = rw.new_cond(some, [skipped, taken], like=scan, before=end)
         results = dict(zip(through, cond.results, strict=True))
         rw.set_outputs(body, [results.get(v, v) for v in outputs])
+        for write in outside:
+            rw.move(write.op, end)
+            value = write.value
+            rw.replace(value, results.get(value, value), lambda use: use.op is write.op)  # noqa: B023
+
+
+def _written_outside(skip: Skip) -> list[Access]:
+    """Writes that only a step's end reads: XLA copies what a branch writes into."""
+    end = skip.scan.body.terminator
+    return [w for w in skip.blanks if all(use.op is end for use in w.op.result.uses)]
+
+
+def _places(writes: Sequence[Access], body: Region) -> set[Op]:
+    """Writes, and what computes where they write."""
+    where = [v for write in writes for v in write.indices]
+    return {w.op for w in writes} | set(backward_slice(where, lambda v: v.region is not body))
+
+
+def _number(known: Known) -> SkippedRow:
+    assert isinstance(known, Splat)
+    return SkippedRow(constant=known)
 
 
 def _any(p: jax.Array) -> jax.Array:

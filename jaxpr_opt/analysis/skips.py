@@ -15,16 +15,21 @@ The transpose of a skipping scan is of the second kind: its predicates are resid
 that JAX made by transposing, a cotangent that is zero stays zero whatever it is multiplied with,
 as JAX has it for the zeros it knows while tracing; so a batched step whose rows have all finished,
 whose cotangents `select` sets to zero, is a skipped one.
+
+A carry is also left alone by a write of the number that it began with, into a window that no other
+step writes: `ys.at[t].set(where(t < length, y, 0))`, where `ys` begins with zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.assumable import Assumable
-from jaxpr_opt.analysis.assume import Assumed, may_keep
+from jaxpr_opt.analysis.assume import Assumed, Splat, may_keep
+from jaxpr_opt.analysis.buffers import original
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.bridge import dtypes
@@ -59,6 +64,8 @@ class Skip:
     """
     skipped: Assumed
     """The body's values in a skipped step."""
+    blanks: tuple[Access, ...] = ()
+    """Writes that leave a carry alone in a skipped step: there they write what it began with."""
 
     @property
     def kept(self) -> tuple[Carry, ...]:
@@ -84,14 +91,44 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
             # Condition 1 of exit-loop-early, isolate-skipped-steps.
-            if not all(map(skipped.keeps, keeping)):
+            blanks = _blanks(scan, keeping, skipped)
+            if blanks is None:
                 continue
             kind, ops = _kind(scan, predicate, counting)
             if kind in ("carried", "upfront"):
-                yield Skip(scan, predicate, taken_when, kind, tuple(ops), counters, skipped)  # type: ignore[arg-type]
+                yield Skip(scan, predicate, taken_when, kind, tuple(ops), counters, skipped, blanks)  # type: ignore[arg-type]
             else:
                 yield kind
             break
+
+
+def _blanks(scan: Scan, keeping: Iterable[Carry], skipped: Assumed) -> tuple[Access, ...] | None:
+    """The writes that leave carries alone in a skipped step; None if it changes a carry."""
+    found = []
+    for carry in keeping:
+        if skipped.keeps(carry):
+            continue
+        write = _blank(scan, carry, skipped)
+        if write is None:
+            return None
+        found.append(write)
+    return tuple(found)
+
+
+def _blank(scan: Scan, carry: Carry, skipped: Assumed) -> Access | None:
+    """The write that makes the next value of a carry, if a skipped step writes what the carry
+    began with, where no other step has written.
+    """
+    op = original(carry.next).op
+    write = access(op) if op is not None else None
+    if write is None or write.kind != "write" or original(write.array) is not carry.param:
+        return None
+    number, began = skipped[write.value], skipped[carry.init]
+    if not isinstance(number, Splat) or not isinstance(began, Splat):
+        return None
+    strides = [(abs(e.start.steps.get(scan, 0)), e.size) for e in write.window if e.start]
+    is_apart = any(stride >= size for stride, size in strides if stride)
+    return write if is_apart and number.value == began.value else None
 
 
 def find_skip(scan: Scan) -> Skip | None:

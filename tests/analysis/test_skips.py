@@ -89,6 +89,75 @@ def test_predicates_that_are_no_reason_to_stop(step, because):
     assert all(isinstance(each, str) and because in each for each in found)
 
 
+def writing(began, value, at, *, fun=lambda ys: ys):
+    """A loop that writes what `value` makes of a row where its mask is true, at a place of the
+    step's own or not.
+    """
+
+    def program(x, rows, mask):
+        def body(carry, row):
+            x, ys = carry
+            t, r, p = row
+            ys = fun(lax.dynamic_update_slice(ys, value(p, r), (at(t, x), 0)))
+            return (jnp.where(p, x + r, x), ys), None
+
+        return lax.scan(body, (x, began(x)), (jnp.arange(4), rows, mask))[0]
+
+    return first_loop(program, "f32[3]", "f32[4,3]", "bool[4]")
+
+
+def zeros(_):
+    return jnp.zeros((8, 3))
+
+
+def row_or_zero(p, r):
+    return jnp.where(p, r, 0.0)[None]
+
+
+def two_rows(p, r):
+    return jnp.stack([jnp.where(p, r, 0.0)] * 2)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        writing(zeros, row_or_zero, lambda t, x: t),
+        writing(zeros, row_or_zero, lambda t, x: 7 - t),
+        writing(zeros, two_rows, lambda t, x: 2 * t),
+        writing(
+            lambda _: jnp.full((8, 3), -1.5),
+            lambda p, r: jnp.where(p, r, -1.5)[None],
+            lambda t, x: t + 2,
+        ),
+    ],
+)
+def test_a_write_of_what_an_array_began_with_leaves_it_alone(loop):
+    skip = find_skip(loop)
+    assert skip is not None
+    assert len(skip.blanks) == 1
+    assert skip.kind == "upfront"
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(writing(lambda x: jnp.outer(x, x)[:1] + jnp.zeros((8, 3)), row_or_zero,
+                             lambda t, x: t), id="began with anything"),
+        pytest.param(writing(lambda _: jnp.ones((8, 3)), row_or_zero, lambda t, x: t),
+                     id="another number"),
+        pytest.param(writing(zeros, lambda p, r: r[None], lambda t, x: t), id="any number"),
+        pytest.param(writing(zeros, two_rows, lambda t, x: t), id="windows overlap"),
+        pytest.param(writing(zeros, row_or_zero, lambda t, x: t // 2), id="a row twice"),
+        pytest.param(writing(zeros, row_or_zero, lambda t, x: x[0].astype(int)), id="anywhere"),
+        pytest.param(writing(zeros, row_or_zero, lambda t, x: 3 * t), id="clamped"),
+        pytest.param(writing(zeros, row_or_zero, lambda t, x: t, fun=lambda ys: ys[::-1]),
+                     id="moved"),
+    ],
+)  # fmt: skip
+def test_other_writes_change_an_array(loop):
+    assert find_skip(loop) is None
+
+
 def test_keys_are_carried():
     def program(key, n):
         step = lambda c, _: (both(c[1] < n, (jax.random.fold_in(c[0], 1), c[1] + 1), c), None)

@@ -6,11 +6,13 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.engine.ir import While
+from jaxpr_opt.engine.ir import Scan, While
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
-from jaxpr_opt.testing import check_refuses, check_rewrite, traced
+from jaxpr_opt.reports import observe
+from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite, traced
 from tests.loops import alone, keep
 from tests.prices import EAGER
 
@@ -537,3 +539,26 @@ def test_a_step_that_writes_to_a_large_array_in_place(real_questions, width, fir
 def test_while_it_may_be_differentiated():
     """(5) JAX does not transpose a loop whose end is not known."""
     alone(EXIT, stopping(), "f32[3]", "f32[]", fires=False, phase="differentiable")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_both_loops_of_a_gradient_stop(inside):
+    """A batch of sequences, each of which writes zeros once it has ended."""
+
+    def loss(w, xs, lengths):
+        def one(x, length):
+            def step(t, state):
+                h, ys = state
+                h = jnp.where(t < length, jnp.tanh(w @ h + x[t]), h)
+                return h, ys.at[t].set(jnp.where(t < length, h, 0.0))
+
+            return lax.fori_loop(0, len(x), step, (jnp.zeros(4), jnp.zeros_like(x)))[1]
+
+        return (jax.vmap(one)(xs, lengths) ** 2).sum()
+
+    args = jnp.eye(4) / 2, jnp.ones((3, 6, 4)), jnp.asarray([2, 3, 1])
+    gradient = jax.grad(optimize(loss)) if inside else optimize(jax.grad(loss))
+    graph, _ = observe.optimized(gradient, args, {})
+    loops = [op for op in graph.walk() if isinstance(op, Scan | While)]
+    assert [type(op) for op in loops] == [While, While]
+    assert_same(gradient, jax.grad(loss), args, grad=False)

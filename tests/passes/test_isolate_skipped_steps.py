@@ -57,6 +57,27 @@ def test_a_residual_that_no_step_gives_a_value():
     alone(ISOLATE, program, *TYPES, fires=True)
 
 
+def test_what_is_written_of_a_step_is_written_after_the_branch():
+    """XLA would copy an array that a branch writes into."""
+
+    def program(c, xs, masks):
+        def body(carry, row):
+            (c, ys), (t, x, p) = carry, row
+            y = jnp.sin(c) + x
+            ys = lax.dynamic_update_slice(ys, jnp.where(p, y, 0.0)[None], (t, 0))
+            return (jnp.where(p, y, c), ys), (jnp.cos(c) * x, p)
+
+        given = jnp.arange(6), xs, masks
+        (c, ys), (rows, taken) = lax.scan(body, (c, jnp.zeros((6, 2))), given)
+        back = lambda a, row: (masked(a, *row), None)
+        return lax.scan(back, c, (rows, taken), reverse=True)[0], ys
+
+    graph = alone(ISOLATE, program, *TYPES, fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    (branch,) = (op for op in forward.body.ops if isinstance(op, Cond))
+    assert [v.shape for v in branch.results] == [(2,), (2,), (1, 2)]
+
+
 @pytest.mark.parametrize(
     ("back", "mask"),
     [
