@@ -24,7 +24,8 @@ among all cuts.
 A whole buffer is made for each stack, however few steps are taken.  So a loop that may stop early
 stores only if its buffers cost no more than replaying a single step: then storing is never the
 worse choice, whatever the number of steps. Replaying costs one more forward step for each step
-that is taken, whatever the bound.
+that is taken, whatever the bound.  Where steps are so cheap that no loop asks before them whether
+to go on, and skipped ones are selected away, all of them would be replayed: they are left.
 
 Sound when
 
@@ -49,10 +50,10 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.devices import is_divided
-from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.analysis.skips import find_skip, predicate_root
 from jaxpr_opt.builders.handover import make_cut
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.engine.ir import Op, Scan
+from jaxpr_opt.engine.ir import Cond, Op, Scan
 from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import is_pointwise, is_speculable
@@ -83,6 +84,9 @@ class ReplaySteps(Pass):
             yield Handover(op, f"the transposed loop replays each step taken: {what}", full)
 
     def refuse(self, match: Handover) -> str | None:
+        assert isinstance(match.op, Scan)
+        if _takes_all_steps(match.op, match.cut):
+            return "steps are so cheap that skipped ones are computed, and would be replayed"
         for op in match.cut.ops:
             if not is_speculable(op):  # (2)
                 return f"replaying it would repeat {op.name}"
@@ -93,6 +97,18 @@ class ReplaySteps(Pass):
     def rewrite(self, match: Handover, rw: Rewriter) -> None:
         assert isinstance(match.op, Scan)
         make_cut(match.op, match.cut, rw)
+
+
+def _takes_all_steps(scan: Scan, cut: Cut) -> bool:
+    """Whether skipped steps are computed, as a select chooses, and no loop stops to save them."""
+    skip, model = find_skip(scan), cost_model()
+    assert skip is not None
+    conds = (op for op in scan.body.ops if isinstance(op, Cond))
+    if any(predicate_root(op.selector) is skip.predicate for op in conds):
+        return False
+    users = (user for stack, _ in cut.residuals for user in stack.result.users)
+    loops = {op for op in (scan, *users) if isinstance(op, Scan)}
+    return not any(model.is_worth_a_question(op.body) and find_skip(op) for op in loops)
 
 
 def _is_replayed(cut: Cut) -> bool:

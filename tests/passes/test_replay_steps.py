@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt.cost.model import using
 from jaxpr_opt.engine.ir import Scan
 from jaxpr_opt.passes.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, keep, unspecified
+from tests.prices import EAGER
 
 REPLAY = ReplaySteps()
 
@@ -157,7 +159,8 @@ def test_a_batch_of_which_some_rows_are_done():
         c, rows = lax.scan(body, c, None, length=64)
         return c, lax.scan(lambda a, row: (a + row, None), jnp.zeros((3, 3)), rows)[0]
 
-    alone(REPLAY, program, jnp.zeros(3), jnp.asarray([0.0, 3.0, 9.0]), fires=True)
+    with using(EAGER):
+        alone(REPLAY, program, jnp.zeros(3), jnp.asarray([0.0, 3.0, 9.0]), fires=True)
 
 
 def test_a_batch_whose_skipped_steps_are_unspecified():
@@ -268,3 +271,17 @@ def test_a_step_that_is_dear_is_not_replayed():
         return c, lax.scan(lambda a, row: (a * row, None), ct, rows, reverse=True)[0]
 
     alone(REPLAY, program, "f32[64]", "f32[]", "f32[64]", fires=False)
+
+
+@pytest.mark.parametrize(("width", "fires"), [(64, False), (4096, True)])
+def test_steps_too_cheap_to_stop_for(width, fires):
+    """Skipped steps are selected away, so all of them are computed: replayed, all would be twice.
+    Where steps are dearer the loops stop.
+    """
+
+    def program(c, bound, ct):
+        body = lambda c, _: (jnp.where(c[0] < bound, jnp.sin(jnp.sin(c)), c), None)
+        out, pull = jax.vjp(lambda c: lax.scan(body, c, None, length=64)[0], c)
+        return out, pull(ct)[0]
+
+    alone(REPLAY, program, f"f32[{width}]", "f32[]", f"f32[{width}]", fires=fires)
