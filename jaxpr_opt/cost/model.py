@@ -214,6 +214,10 @@ class CostModel:
         """Seconds of so many ops of basic arithmetic, or movement, that make such a value."""
         return self.device.arithmetic * ops * _number(value.size)
 
+    def one_by_one(self, value: Value) -> float:
+        """The same for one such op on numbers that no instruction computes together."""
+        return self.device.lanes * self.elementwise(value)
+
     def repeated_apart(self, op: Op) -> float:
         """Seconds to compute an op once more in a loop of its own, which writes what it makes."""
         made = sum(v.nbytes for v in op.results)

@@ -662,6 +662,24 @@ def test_a_small_part_of_what_is_stacked():
     check_refuses(NARROW, all_, "f32[8,99]", *types, because="a small part of what is stacked")
 
 
+def test_a_mask_is_stored_before_it_is_repeated():
+    """Cost: XLA would compute what it is made of for each channel."""
+
+    def program(w, c, xs, ct):
+        def step(c, x):
+            mask = jnp.broadcast_to((x[:, None] > x[None, :])[:, :, None], w.shape)
+            return jnp.tanh(jnp.where(mask, w, c)), mask
+
+        h, r = lax.scan(step, c, xs)
+        return h, lax.scan(lambda g, r: (jnp.where(r, g * w, g), None), ct, r, reverse=True)[0]
+
+    cube = "f32[16,16,8]"
+    graph = alone(NARROW, program, cube, cube, "f32[8,16]", cube, fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    kept = [stack.result.size for stack in forward.stacks if stack.result.uses]
+    assert kept == [8 * 16 * 16]
+
+
 def test_read_more_often_than_made():
     """Cost: what is made once before a loop would be made again in each of its steps."""
 
