@@ -59,6 +59,7 @@ from jax.extend.core.primitives import broadcast_in_dim_p
 
 from jaxpr_opt.analysis.constants import identity, is_undefined
 from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
@@ -108,9 +109,7 @@ class HoistInvariantResiduals(Pass):
         if leaving:
             names = ", ".join(each.name for each in leaving if not spreads(each)) or "a broadcast"
             says = f"{names}: the same at every step, computed once before the loop"
-            size = max(v.nbytes for each in leaving for v in each.results)
-            little = cost_model().is_quick(size) and all(map(_is_little, leaving))
-            yield Leaving(op, says, leaving, tidies=little)
+            yield Leaving(op, says, leaving, tidies=_is_no_gain(leaving))
         values = tuple((old, make) for old, make in _repeated(op) if old.uses)
         if values:
             names = ", ".join(old.label for old, _ in values)
@@ -138,6 +137,17 @@ class HoistInvariantResiduals(Pass):
             case Repeated():
                 for old, make in match.values:
                     rw.replace(old, make(rw))
+
+
+def _is_no_gain(leaving: Iterable[Op]) -> bool:
+    """Whether to leave the loop is worth nothing: XLA hoists basic arithmetic by itself, so that
+    only sums of cotangents can become fewer.
+    """
+    made = [v for op in leaving for v in op.results]
+    if not all(map(_is_little, leaving)):
+        return False
+    is_small = cost_model().is_quick(max(v.nbytes for v in made))
+    return is_small or not any(dtypes.is_inexact(v.dtype) for v in made)
 
 
 def _is_little(op: Op) -> bool:

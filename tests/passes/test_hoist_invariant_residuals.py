@@ -480,6 +480,24 @@ def test_a_little_arithmetic_alone_is_no_reason_to_touch_a_program(shared, touch
     assert (result.jaxpr is jaxpr) != touched
 
 
+@pytest.mark.parametrize(
+    ("chosen", "touched"),
+    [
+        pytest.param(lambda n, b: n[:, None] + 1 < n[None, :], False, id="a mask"),
+        pytest.param(lambda n, b: (n * b)[:, None] < n[None, :], True, id="a mask of numbers"),
+    ],
+)
+def test_integers_are_no_reason_to_touch_a_program(chosen, touched):
+    """Cost: nothing is summed up for them, however large they are."""
+
+    def program(w, b):
+        step = lambda c, _: (jnp.where(chosen(jnp.arange(99), b), jnp.tanh(c), c), None)
+        return lax.scan(step, w, None, length=5)[0]
+
+    jaxpr = traced(program, "f32[99,99]", "f32[]")
+    assert Pipeline(DEFAULT).run(jaxpr).changed == touched
+
+
 def test_why_a_residual_varies_is_found_out_for_those_who_are_told(monkeypatch):
     asked = []
     module = sys.modules[HoistInvariantResiduals.__module__]
