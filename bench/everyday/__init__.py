@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.everyday import layers, sequences, simulations, stencils, tables
+from bench.everyday import layers, ragged, sequences, simulations, stencils, tables
 from bench.everyday.entry import Entry as Entry
 
 PROGRAMS: dict[str, Entry] = {
@@ -11,5 +11,6 @@ PROGRAMS: dict[str, Entry] = {
     **tables.PROGRAMS,
     **layers.PROGRAMS,
     **simulations.PROGRAMS,
+    **ragged.PROGRAMS,
 }
 """By name."""
