@@ -31,6 +31,9 @@ Sound when
    devices have the same predicate;
 4. nor has what a step of those loops makes of the row, which also ends whatever the row holds.
 
+What a step writes into a buffer that a skipped step leaves alone is written after the branch, since
+XLA copies what a branch writes into.
+
 It fires only if a stack would otherwise keep the loop from stopping early, and not where XLA may
 divide the rows of the batch over devices, which would have to ask each other in every step.
 """
