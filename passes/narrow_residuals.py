@@ -215,7 +215,7 @@ def _prices(scan: Scan) -> _Prices:
     skips, stacked = find_skip(scan) is not None, sum(s.result.nbytes for s in scan.stacks)
     spread, rows = _spread(scan, read), _rows(scan, whole)
     facts = free, present, _computed(scan), whole, spread, rows, skips
-    return _Prices(cost_model(), stacked, *facts, runs(outermost(scan, found)))
+    return _Prices(cost_model(), stacked, *facts, max(runs(outermost(scan, found)), 1))
 
 
 def _spread(scan: Scan, residuals: Iterable[Value]) -> Set[Value]:
