@@ -58,14 +58,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.dropping import Dropping, cheapest
+from jaxpr_opt.analysis.dropping import Dropping, cheapest, droppings
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.analysis.turn import turn
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.cost.prediction import runs
 from jaxpr_opt.engine.ir import TERMINATOR, Op, Region, program_of
 from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.insight.timeline import timeline
+from jaxpr_opt.memory.planner import Trade
 from jaxpr_opt.memory.recomputing import again, recompute
 from jaxpr_opt.sizes import binary_text
 
@@ -87,25 +88,26 @@ class RecomputeSegments(Pass):
     at_once: ClassVar[bool] = True
 
     def looks_at(self, names: object) -> bool:
-        """Whether memory has a price: any straight-line code may hold arrays for long."""
+        """Whether memory is to be less: any straight-line code may hold arrays for long."""
         del names
-        return cost_model().byte > 0
+        return cost_model().is_traded
 
     def find(self, op: Op) -> Iterator[Segments]:
         region = op.region
-        if not cost_model().byte or region is None:
+        if not cost_model().is_traded or region is None:
             return
         if _is_decided(region):
             yield Segments(op, "arrays are computed again", None, is_refused=True)
             return
-        found = cheapest(turn(region)) if _is_at_peak(region) else None
+        found = cheapest(op) if _is_at_peak(region) else None
         dropped = [] if found is None else [v for part in again(found) for v in part.dropped]
         if found is None or not dropped:
             return
         largest = max(dropped, key=lambda value: value.nbytes)
         fewer = binary_text(found.before - found.nbytes)
         says = f"{fewer} of arrays are computed again where they are read"
-        yield Segments(op, says, found, at=largest.op, about=largest)
+        trades = [*_trades(op)]
+        yield Segments(op, says, found, at=largest.op, about=largest, trades=trades)
 
     def refuse(self, match: Segments) -> str | None:
         if match.dropping is None:  # (4)
@@ -115,6 +117,12 @@ class RecomputeSegments(Pass):
     def rewrite(self, match: Segments, rw: Rewriter) -> None:
         assert match.dropping is not None
         recompute(match.dropping, rw)
+
+
+def _trades(end: Op) -> Iterator[Trade]:
+    """What may be dropped, in figures, the fastest first."""
+    for each in droppings(end):
+        yield Trade(each.nbytes / each.before, runs(end) * each.seconds)
 
 
 def _is_at_peak(region: Region) -> bool:

@@ -11,8 +11,10 @@ for where little crosses them.  Of what is in a segment is kept
 
 The memory that counts is what segments have kept so far, one segment's arrays, and what is made
 after the peak: of the last segments all others are kept, of the first nothing else is, so the first
-may be longer.  Segments that stay within a bound for the least price are found by dynamic
-programming; some bounds are tried, each well below what the last one came to.
+may be longer.  Dynamic programming (`analysis.segmenting`) finds the segments that stay within a
+bound in the least time, for many bounds, and for some prices of the bytes that are kept between
+segments.  Which of these `droppings` is taken, the cost model says: the one that is worth its
+seconds, or the fastest that holds a part of what is held without it.
 
 Sources: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (arXiv:1604.06174); Beaumont
 et al., "Optimal checkpointing for heterogeneous chains" (arXiv:1911.13214), whose chain is here any
@@ -29,16 +31,15 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.analysis.turn import Turn, array_of, is_free, nbytes
+from jaxpr_opt.analysis.segmenting import Matrix, Step, Way, Ways, shortest
+from jaxpr_opt.analysis.turn import Turn, is_free, turn
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.ir import Op, Value
 from jaxpr_opt.engine.traits import is_arithmetic, is_cheap, is_repeatable
-
-Matrix = NDArray[np.float64]
 
 
 class Segment(NamedTuple):
@@ -60,13 +61,38 @@ class Dropping:
     """Temporary memory at the peak, as far as is known."""
     before: int
     """The same if nothing is dropped."""
+    seconds: float
+    """What computing it again takes."""
 
 
-def cheapest(turn: Turn) -> Dropping | None:
-    """What to drop at the price that memory has; None where keeping everything costs least."""
-    if not turn.readers:
+def cheapest(end: Op) -> Dropping | None:
+    """What to drop in the region that ends here, as the cost model says; None where keeping
+    everything costs least.
+    """
+    model, found = cost_model(), droppings(end)
+    if model.part is not None:
+        return within(found, model.part)
+    best = min(found, key=lambda each: each.seconds + model.held(each.nbytes), default=None)
+    if best is None or best.seconds + model.held(best.nbytes) >= model.held(best.before):
         return None
-    return _Search(turn).best()
+    return best
+
+
+def within(found: Sequence[Dropping], part: float) -> Dropping | None:
+    """The fastest that holds a part of what is held if nothing is dropped, or else the smallest."""
+    if part >= 1 or not found:
+        return None
+    return next((each for each in found if each.nbytes <= part * each.before), found[-1])
+
+
+@remembered
+def droppings(end: Op) -> tuple[Dropping, ...]:
+    """What may be dropped in the region that ends here, the fastest first: each takes less memory
+    than the one before it.
+    """
+    assert end.region is not None
+    found = turn(end.region)
+    return tuple(_Search(found).found()) if found.readers else ()
 
 
 def seconds_again(op: Op) -> float:
@@ -77,33 +103,11 @@ def seconds_again(op: Op) -> float:
     return model.elementwise(op.result) if is_arithmetic(op) else model.repeated_apart(op)
 
 
-class _Way(NamedTuple):
-    """What may be done with a segment: for each two cuts, what is held from the one to the other,
-    what more is there when it is computed again, and how long that takes.
-    """
-
-    kept: Set[Value] | None
-    held: Matrix
-    inside: Matrix
-    seconds: Matrix
-
-
-class _State(NamedTuple):
-    """The best way to come to a cut."""
-
-    price: float
-    held: float
-    peak: float
-    seconds: float
-    before: int
-    way: int
-
-
 class _Search:
     """Segments of what a turn makes before its peak."""
 
     def __init__(self, turn: Turn) -> None:
-        self.turn, self.model = turn, cost_model()
+        self.turn = turn
         self.again = [seconds_again(op) for op in turn.ops[: turn.at]]
         single = (op for op, s in zip(turn.ops, self.again, strict=False) if s == inf)
         self.fixed = _narrowed(turn, {v for op in single for v in op.results}) | _results(turn)
@@ -112,27 +116,37 @@ class _Search:
         self.cuts = self._narrow()
         self.others = self._others()
 
-    def best(self) -> Dropping | None:
-        """The segments that cost least, if less than keeping everything."""
-        ways = [self._way(None), self._way(self._dear()), self._way(self.fixed)]
-        plain = ways[0].held[0, -1] + self.others[0, -1]
-        bound, least, chosen = plain, self.model.held(plain), None
-        while (found := self._within(bound, ways)) is not None:
-            end = found[-1]
-            assert end is not None
-            if (price := end.seconds + self.model.held(end.peak)) < least:
-                least, chosen = price, found
-            bound = limits.NEXT_BOUND * min(bound, end.peak)
-        if chosen is None or chosen[-1] is None:
-            return None
-        segments = tuple(self._segments(chosen, ways))
-        return Dropping(self.turn, segments, round(chosen[-1].peak), round(plain))
+    def found(self) -> Iterator[Dropping]:
+        """Segments that take ever less memory, the fastest first."""
+        everything, nothing = self._way(None), self._way(self.fixed)
+        plain = everything.held[0, -1] + self.others[0, -1]
+        seconds = sum(self.again[i] for i in self.needed)
+        prices = [price * seconds / max(plain, 1.0) for price in limits.PRICES[::2]]
+        kept = [self._dear(price) for price in prices]
+        ways = [(everything, self._way(each), nothing) for each in kept]
+        paths = self._paths(ways, prices, plain, limits.NEXT_BOUND, limits.BOUNDS)
+        least = min((path[-1].peak for path in paths), default=plain)
+        paths += self._paths(ways, prices, least, limits.LAST_BOUND, limits.BOUNDS // 4)
+        least = plain
+        for path in sorted(paths, key=_seconds_first):
+            if path[-1].peak <= limits.NEXT_LEAST * least:
+                least = path[-1].peak
+                segments = tuple(self._segments(path))
+                yield Dropping(self.turn, segments, round(least), round(plain), path[-1].seconds)
+
+    def _paths(
+        self, ways: Ways, prices: list[float], most: float, next_: float, count: int
+    ) -> list[list[Step]]:
+        """The best segments within each of so many bounds, each a part of the last."""
+        bounds = [most * next_**power for power in range(count)]
+        return list(shortest(ways, self.others, prices, bounds))
 
     def _last_reads(self) -> dict[Value, int]:
         """Arrays, and where an op that may be computed again reads them last before the peak."""
         last: dict[Value, int] = dict.fromkeys(self.turn.readers, -1)
         for i in self.needed:
-            last.update(dict.fromkeys(self.turn.reads(self.turn.ops[i]), i))
+            arrays = self.turn.fused.read.get(self.turn.ops[i], ())
+            last.update((array, i) for array in arrays if self.turn.is_early(array))
         return last
 
     def _narrow(self) -> list[int]:
@@ -140,9 +154,9 @@ class _Search:
         crossing, kept = [0] * (self.turn.at + 2), [0] * (self.turn.at + 2)
         for value, last in self.last.items():
             made = self._made(value)
-            crossing[made + 1] += nbytes(value)
-            crossing[max(last, made) + 1] -= nbytes(value)
-            kept[made + 1] += nbytes(value) if value in self.turn.readers else 0
+            crossing[made + 1] += self.turn.nbytes(value)
+            crossing[max(last, made) + 1] -= self.turn.nbytes(value)
+            kept[made + 1] += self.turn.nbytes(value) if value in self.turn.readers else 0
         width, filled = list(accumulate(crossing)), list(accumulate(kept))
         parts = [filled[-1] * part / limits.CUTS for part in range(limits.CUTS + 1)]
         bounds = [bisect_right(filled, part, hi=self.turn.at) for part in parts]
@@ -169,7 +183,7 @@ class _Search:
             [[0.0] * (a + 1) + list(np.maximum.accumulate(most[a:-1])) for a in range(len(most))]
         )
 
-    def _dear(self) -> Set[Value]:
+    def _dear(self, price: float) -> Set[Value]:
         """Values that are worth their bytes: making each of them again, from those before it, takes
         longer.
         """
@@ -178,60 +192,35 @@ class _Search:
             op = self.turn.ops[i]
             needed = self.again[i] + sum(seconds.get(v, 0.0) for v in self.turn.reads(op))
             for value in op.results:
-                worth = self.model.held(nbytes(value))
+                worth = price * self.turn.nbytes(value)
                 seconds[value] = needed if needed <= worth or not worth else 0.0
                 dear |= {value} if needed > worth > 0 else set()
         return dear
 
-    def _way(self, kept: Set[Value] | None) -> _Way:
+    def _way(self, kept: Set[Value] | None) -> Way:
         size = len(self.cuts)
         held, inside, seconds = (_Rectangles(size) for _ in range(3))
         for value, last in self.last.items():
             cell, end = self._cell(self._made(value)), self._cell(last) if last >= 0 else -1
             is_read = value in self.turn.readers
             if is_read if kept is None else value in kept:
-                held.add(cell, cell + 1, size, nbytes(value))
+                held.add(cell, cell + 1, size, self.turn.nbytes(value))
                 continue
-            held.add(cell, cell + 1, end + 1, nbytes(value))
+            held.add(cell, cell + 1, end + 1, self.turn.nbytes(value))
             if is_read:
-                inside.add(cell, max(cell, end) + 1, size, nbytes(value))
+                inside.add(cell, max(cell, end) + 1, size, self.turn.nbytes(value))
         for i in [] if kept is None else _needed(self.turn, kept):
             seconds.add(self._cell(i), self._cell(i) + 1, size, self.again[i])
-        return _Way(kept, held.total(), inside.total(), seconds.total())
+        return Way(kept, held.total(), inside.total(), seconds.total())
 
-    def _within(self, bound: float, ways: Sequence[_Way]) -> list[_State | None] | None:
-        """The best way to each cut within so many bytes; None if there is none to the last."""
-        found: list[_State | None] = [_State(0.0, 0.0, 0.0, 0.0, 0, 0)]
-        price, held = [np.full(len(self.cuts), inf), np.zeros(len(self.cuts))]
-        price[0] = 0.0
-        held_by = np.stack([way.held for way in ways])
-        inside = np.stack([way.inside for way in ways]) + self.others
-        seconds = np.stack([way.seconds for way in ways])
-        worth = self.model.held(1.0) * held_by
-        worth[:, :, -1] = 0.0  # after the last segment comes no other: its bound is all that counts
-        for b in range(1, len(self.cuts)):
-            holds = held[:b] + held_by[:, :b, b]
-            peaks = holds + inside[:, :b, b]
-            total = price[:b] + seconds[:, :b, b] + worth[:, :b, b]
-            total = np.where(peaks <= bound, total, inf)
-            way, a = divmod(int(total.argmin()), b)
-            before = found[a]
-            if total[way, a] == inf or before is None:
-                found.append(None)
-                continue
-            peak = max(before.peak, peaks[way, a])
-            took = before.seconds + seconds[way, a, b]
-            found.append(_State(total[way, a], holds[way, a], peak, took, a, way))
-            price[b], held[b] = total[way, a], holds[way, a]
-        return None if found[-1] is None else found
+    def _segments(self, path: list[Step]) -> Iterator[Segment]:
+        """The segments of a way to the last cut, in order."""
+        for step in path:
+            yield Segment(self.cuts[step.start], self.cuts[step.stop], step.kept)
 
-    def _segments(self, found: Sequence[_State | None], ways: Sequence[_Way]) -> Iterator[Segment]:
-        """The segments on the way to the last cut, in order."""
-        path, b = list[Segment](), len(self.cuts) - 1
-        while b and (state := found[b]) is not None:
-            path.append(Segment(self.cuts[state.before], self.cuts[b], ways[state.way].kept))
-            b = state.before
-        return reversed(path)
+
+def _seconds_first(path: list[Step]) -> tuple[float, float]:
+    return path[-1].seconds, path[-1].peak
 
 
 class _Rectangles:
@@ -254,7 +243,7 @@ class _Rectangles:
 
 def _results(turn: Turn) -> set[Value]:
     """What is there to the end."""
-    return {array_of(value) for value in turn.region.outputs}
+    return {array for value in turn.region.outputs for array in turn.arrays(value)}
 
 
 def _narrowed(turn: Turn, kept: Set[Value]) -> set[Value]:

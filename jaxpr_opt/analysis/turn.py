@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from jaxpr_opt.analysis.fused import Fused, fused
 from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.cost.reuse import is_view
-from jaxpr_opt.engine.ir import Constant, Op, Region, Value
+from jaxpr_opt.cost.reuse import buffer_of, is_view
+from jaxpr_opt.engine.ir import Op, Region, Value
 from jaxpr_opt.engine.traits import is_pure, spreads
 
 
@@ -29,24 +30,24 @@ class Turn:
     """Arrays that are made before the peak: where they are read after it."""
     others: Sequence[int]
     """For each place after the peak, bytes of what is made after it; results are not temporary."""
+    fused: Fused
+    """Which values are in memory."""
 
     def is_early(self, value: Value) -> bool:
         """Whether an op of the region makes the value before the peak."""
         return value.op is not None and self.place.get(value.op, self.at) < self.at
 
     def reads(self, op: Op) -> Iterator[Value]:
-        """The arrays that an op reads and an op before the peak makes."""
-        return (v for v in dict.fromkeys(map(array_of, inputs(op))) if self.is_early(v))
+        """The values that an op reads and an op before the peak makes, views apart."""
+        return (v for v in dict.fromkeys(map(buffer_of, inputs(op))) if self.is_early(v))
 
+    def arrays(self, value: Value) -> Iterator[Value]:
+        """The arrays that take memory for a value, of those that an op before the peak makes."""
+        return filter(self.is_early, self.fused.arrays(value))
 
-def array_of(value: Value) -> Value:
-    """The array that takes memory for a value: what it is a view of, or is spread out from."""
-    while value.op is not None and is_free(value.op):
-        made_of = [v for v in value.op.operands if not isinstance(v, Constant)]
-        if len(made_of) != 1 or made_of[0].op is None or made_of[0].region is not value.region:
-            break
-        value = made_of[0]
-    return value
+    def nbytes(self, value: Value) -> int:
+        """Bytes that a value takes while it is live."""
+        return 0 if value in self.fused.inside else nbytes(value)
 
 
 def is_free(op: Op) -> bool:
@@ -63,24 +64,25 @@ def turn(region: Region) -> Turn:
     """Where the memory that the ops of a region take peaks."""
     ops = tuple(region.ops)
     place = {op: i for i, op in enumerate(ops)}
-    used = _places_read(ops, place)
-    results = {array_of(value) for value in region.outputs}
+    found = fused(region.terminator, repeats=False)
+    used = _places_read(found, place)
+    results = {array for value in region.outputs for array in found.arrays(value)}
     temporary = {v: places[-1] for v, places in used.items() if v not in results}
     live = _live(temporary, place, len(ops))
     at = 1 + max(range(len(ops)), key=live.__getitem__)
     late = {v: tuple(p for p in places if p >= at) for v, places in used.items()}
     readers = {v: places for v, places in late.items() if places and _made(v, place) < at}
     others = {v: last for v, last in temporary.items() if _made(v, place) >= at}
-    return Turn(region, ops, place, at, readers, _live(others, place, len(ops)))
+    return Turn(region, ops, place, at, readers, _live(others, place, len(ops)), found)
 
 
-def _places_read(ops: Sequence[Op], place: Mapping[Op, int]) -> dict[Value, list[int]]:
+def _places_read(found: Fused, place: Mapping[Op, int]) -> dict[Value, list[int]]:
     """Where each array that an op makes is read, in order; its results are no reads."""
     used: dict[Value, list[int]] = {}
-    for i, op in enumerate(ops):
-        for value in dict.fromkeys(map(array_of, inputs(op))):
-            if value.op in place and not op.is_terminator:
-                used.setdefault(value, []).append(i)
+    for op, arrays in found.read.items():
+        for array in arrays if not op.is_terminator else ():
+            if array.op in place:
+                used.setdefault(array, []).append(place[op])
     return used
 
 

@@ -49,9 +49,21 @@ CUTS = 96
 """Places at which straight-line code may be divided into segments that are computed again."""
 
 NEXT_BOUND = 0.85
-"""How much less than what the last division into segments takes the next one may take."""
+"""How much less memory than the last division into segments the next one may take."""
 
-PRICES = tuple(4.0**power for power in range(-3, 5))
+LAST_BOUND = 0.98
+"""The same below the least that is found so."""
+
+NEXT_LEAST = 0.97
+"""How much less memory a slower division has to take, or it is none to choose."""
+
+BOUNDS = 28
+"""How many such divisions are tried: the last takes an eightieth of the memory of the first."""
+
+ARRAYS_FUSED = 64
+"""Arrays that ops read which are taken for one fusion."""
+
+PRICES = tuple(2.0**power for power in range(-6, 9))
 """What a byte may be worth to a memory budget, in seconds of the whole program for each byte that
 it takes: at the first price, all of its memory is worth a sixty-fourth of its time, and at the last
 a 256th of its memory is worth all of its time."""

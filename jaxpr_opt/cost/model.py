@@ -29,6 +29,9 @@ class CostModel:
     device: Device = CPU
     byte: float = 0.0
     """Seconds that a byte of temporary memory is worth; 0 where there is memory enough."""
+    part: float | None = None
+    """Of what straight-line code holds at its peak, the part that it is to hold: 0 for as little as
+    there is; None for as much as its bytes are worth."""
 
     @staticmethod
     def of_backend(name: str) -> CostModel:
@@ -39,11 +42,18 @@ class CostModel:
         """The same, but for some figures of the device."""
         return replace(self, device=replace(self.device, **figures))
 
-    def at(self, byte: float) -> CostModel:
-        """The same where a byte of temporary memory is worth so many seconds."""
-        return replace(self, byte=byte)
+    def at(self, byte: float, part: float | None = None) -> CostModel:
+        """The same where a byte of temporary memory is worth so many seconds, and where
+        straight-line code is to hold such a part of what it holds.
+        """
+        return replace(self, byte=byte, part=part)
 
     # -- bytes that are held
+
+    @property
+    def is_traded(self) -> bool:
+        """Whether memory is worth something."""
+        return self.byte > 0 or self.part is not None
 
     def held(self, nbytes: float) -> float:
         """Seconds that so many bytes of temporary memory are worth."""

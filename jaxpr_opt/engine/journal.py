@@ -123,6 +123,15 @@ class Journal:
         """The record of a pass, a new one the first time."""
         return self.records.setdefault(name, PassRecord(name, cleanup))
 
+    def absorb(self, other: Journal) -> None:
+        """Add what was done after this, by the same pipeline or a part of it."""
+        for name, record in other.records.items():
+            mine = self.record(name, record.cleanup)
+            mine.rewrites += record.rewrites
+            mine.refusals = record.refusals | mine.refusals
+            mine.seconds += record.seconds
+        self.trail += other.trail
+
     @property
     def touched(self) -> bool:
         """Whether any pass fired."""

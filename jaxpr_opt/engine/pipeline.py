@@ -26,7 +26,6 @@ from jaxpr_opt import settings
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.bridge import compat, compat_devices, door
 from jaxpr_opt.cost import limits
-from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.engine.exporter import export
 from jaxpr_opt.engine.importer import INLINED_WHEN_FINAL, STRUCTURED, import_jaxpr, primitive_names
 from jaxpr_opt.engine.ir import Graph, Op, Phase, Value
@@ -42,13 +41,13 @@ from jaxpr_opt.engine.journal import (
     size_of,
     user_frame,
 )
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.rewriter import Rewriter, adopt
 from jaxpr_opt.engine.settled import Settled, settle, settled_by
 from jaxpr_opt.engine.split import Split, join, split
 from jaxpr_opt.engine.verify import verify
 from jaxpr_opt.memory.budget import Budget
 from jaxpr_opt.memory.messages import tell_unmet
-from jaxpr_opt.memory.planner import plan
+from jaxpr_opt.memory.planner import Candidate, Trade, plan
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -75,6 +74,8 @@ class Match:
     tidies: bool = field(default=False, kw_only=True)
     """Whether it only tidies up, as clean-up passes do: alone it is no reason to touch a
     program."""
+    trades: Sequence[Trade] = field(default=(), kw_only=True)
+    """How seconds may be traded for memory there, of straight-line code, the fastest first."""
 
 
 class After(NamedTuple):
@@ -319,13 +320,11 @@ class Pipeline:
 
     def _spend(self, memory: Budget, run: _Run) -> None:
         """Trade seconds for memory as far as the budget asks for it."""
-        graph = run.graph
-        made = plan(graph, memory, lambda copy, journal: _Run(copy, journal).stage(self.trades))
-        if made.chosen.price:
-            with using(cost_model().at(made.chosen.price)):
-                run.again(self.trades)
-        if not made.is_met and (memory.nbytes is not None or _has_backward(graph)):
-            tell_unmet(made, memory, graph)
+        made = plan(run.graph, memory, _Trading(self.trades))
+        if made.chosen.journal.touched:
+            run.adopt(made.chosen)
+        if not made.is_met and (memory.nbytes is not None or _has_backward(run.graph)):
+            tell_unmet(made, memory, run.graph)
 
     def settle_part(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:
         """`part` is what `whole` needs for fewer outputs: as that, it has at most to be tidied."""
@@ -409,11 +408,12 @@ class _Run:
         names = ", ".join(p.name for p in active)
         raise PassError(names, (), RuntimeError(f"no fixpoint after {limits.ROUNDS} rounds"))
 
-    def again(self, stage: Sequence[Pass]) -> None:
-        """The same, where passes that found nothing so far may find something now."""
-        for each in stage:
-            self.idle_since.pop(id(each), None)
-        self.stage(stage)
+    def adopt(self, made: Candidate) -> None:
+        """Go on with what was made of a copy of the graph."""
+        adopt(self.graph, made.graph)
+        self.journal.absorb(made.journal)
+        self.snapshots += made.snapshots
+        self.version, self.census = self.version + 1, Census(self.graph)
 
     def _fires(self, each: Pass) -> bool:
         """Whether a pass changes the graph, if it has not seen it yet."""
@@ -427,6 +427,29 @@ class _Run:
         if self.settings.check:
             self.snapshots.append((each.name, export(self.graph)))
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Trading:
+    """The stage that trades seconds for memory, on copies of a graph."""
+
+    passes: tuple[Pass, ...]
+
+    def find(self, graph: Graph) -> list[Match]:
+        """What its passes would do on a graph as it is; raises `PassError`."""
+        census, journal = Census(graph), Journal(graph.phase, tells=False)
+        found: list[Match] = []
+        for each in self.passes:
+            with _named(each, journal):
+                ops = [] if each.cleanup else census.anchors(each)
+                found += (match for op in ops for match, _ in _judged(each, op, journal))
+        return found
+
+    def run(self, graph: Graph, journal: Journal) -> list[tuple[str, ClosedJaxpr]]:
+        """Run it on a graph, in place; raises `PassError`."""
+        run = _Run(graph, journal)
+        run.stage(self.passes)
+        return run.snapshots
 
 
 def _is_late(stage: Sequence[Pass]) -> bool:
@@ -468,7 +491,7 @@ def run_pass(
     started = time.perf_counter()
     record.refusals.clear()
     fired = False
-    try:
+    with _named(each, journal):
         pending = (census or Census(graph)).anchors(each)[::-1]
         while pending:
             op = pending[-1]
@@ -482,13 +505,19 @@ def run_pass(
             _check_needs(each, graph)
         if fired and debug:
             verify(graph)
+    record.seconds += time.perf_counter() - started
+    return fired
+
+
+@contextlib.contextmanager
+def _named(each: Pass, journal: Journal) -> Iterator[None]:
+    """Name the pass that fails inside, and those that ran before it."""
+    try:
+        yield
     except (
         Exception
     ) as error:  # the contract: a failing pass never takes the user's program down with it
         raise PassError(each.name, [n for n in journal.records if n != each.name], error) from error
-    finally:
-        record.seconds += time.perf_counter() - started
-    return fired
 
 
 def _check_needs(each: Pass, graph: Graph) -> None:

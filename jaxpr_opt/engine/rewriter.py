@@ -491,6 +491,13 @@ def copy_graph(graph: Graph) -> Graph:
     return replace(graph, body=body, cotangents=cotangents, facts={})
 
 
+def adopt(graph: Graph, copy: Graph) -> None:
+    """Make a program what has become of a copy of it, which is not to be used any more."""
+    graph.body, graph.cotangents = copy.body, copy.cotangents
+    graph.body.owner = graph
+    graph.facts.clear()
+
+
 def _effects(region: Region) -> frozenset[Any]:
     return frozenset[Any]().union(*(op.effects for op in region.ops))
 

@@ -48,6 +48,12 @@ ELEMENTWISE = frozenset({
 })  # fmt: skip
 """One element of the result needs one element of each operand."""
 
+REDUCING = frozenset({
+    "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
+    "reduce_sum", "reduce_xor",
+})  # fmt: skip
+"""A number of each row, or of all of an array."""
+
 TRANSCENDENTAL = frozenset({
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf",
     "erf_inv", "erfc", "exp", "exp2", "expm1", "log", "log1p", "log2", "logistic", "pow", "sin",

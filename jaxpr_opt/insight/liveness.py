@@ -1,21 +1,24 @@
 """How much memory a program holds at once, if its ops run in program order.
 
-An estimate to compare two programs by, not a prediction of XLA's buffers: nothing is fused, except
-that what is merely spread out (a broadcast, an iota, an unspecified value) takes no room, that a
-view of an array (a reshape) takes none beside the array, and that a buffer written in place or
-carried by a loop takes the room of the operand that ends there.
+An estimate to compare two programs by: what is merely spread out (a broadcast, an iota, an
+unspecified value) takes no room, a view of an array (a reshape) takes none beside the array, and a
+buffer written in place or carried by a loop takes the room of the operand that ends there.
 
-`peak_bytes` is the most of it, `jaxpr_opt.insight.timeline` all of it; both add up `moments`.
+`peak_bytes` is the most of it, `jaxpr_opt.insight.timeline` all of it; both add up `moments`, in
+which nothing is fused.  `temporary_bytes` predicts what XLA needs beside arguments and results: it
+adds up `fused_moments`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
+from jaxpr_opt.analysis.fused import Read, fused
 from jaxpr_opt.cost.reuse import buffer_of, is_view
 from jaxpr_opt.engine.ir import Constant, Graph, Op, Region, Scan, Value, While
-from jaxpr_opt.engine.traits import IN_PLACE, spreads
+from jaxpr_opt.engine.traits import ELEMENTWISE, IN_PLACE, spreads
 
 
 class Moment(NamedTuple):
@@ -39,7 +42,7 @@ def temporary_bytes(graph: Graph) -> int:
     """The most bytes live at one moment beside the arguments and the results, which XLA makes room
     for from the start.
     """
-    return _peak(graph.body, {buffer_of(value) for value in graph.outputs})
+    return _peak(graph.body, {buffer_of(value) for value in graph.outputs}, fused_moments)
 
 
 def last_uses(region: Region) -> dict[Value, Op]:
@@ -68,6 +71,32 @@ def moments(region: Region) -> Iterator[Moment]:
         yield Moment(op, op.results, tuple(taken), tuple(freed))
 
 
+def fused_moments(region: Region) -> Iterator[Moment]:
+    """The same of a program that XLA has fused: what is computed inside of other ops is left out.
+
+    A fusion may write what it computes over an array that ends there.
+    """
+    read = fused(region.terminator).read
+    last = {array: op for op, arrays in read.items() for array in arrays}
+    ending: dict[Op, list[Value]] = {}
+    for value, op in last.items():
+        if not isinstance(value, Constant) and value.region is region and value.op is not None:
+            ending.setdefault(op, []).append(value)
+    for op, arrays in read.items():
+        dying = ending.get(op, [])
+        taken = _taken(op, set(dying)) or _overwritten(op, arrays, dying)
+        freed = [v for v in dying if v not in taken] + [v for v in op.results if v not in last]
+        yield Moment(op, op.results, tuple(taken), tuple(freed))
+
+
+def _overwritten(op: Op, arrays: Read, dying: Sequence[Value]) -> dict[Value, None]:
+    """The array that an elementwise op may write its result over, if there is one."""
+    if op.name not in ELEMENTWISE or all(user.is_terminator for user in op.result.users):
+        return {}
+    fitting = (v for v in dying if arrays[v] and v.nbytes == op.result.nbytes)
+    return dict.fromkeys(itertools.islice(fitting, 1))
+
+
 def room(values: Iterable[Value]) -> int:
     """The bytes that values take while they are live."""
     return sum(v.nbytes for v in values if v.op is None or not (spreads(v.op) or is_view(v.op)))
@@ -82,15 +111,20 @@ def rows(region: Region) -> tuple[Value, ...]:
     return tuple(s.param for s in owner.streams) if isinstance(owner, Scan) else ()
 
 
-def _peak(region: Region, apart: Set[Value] = frozenset()) -> int:
+def _peak(
+    region: Region,
+    apart: Set[Value] = frozenset(),
+    told: Callable[[Region], Iterator[Moment]] = moments,
+) -> int:
     """The most that the values defined in the region take, but for some, with what runs inside
     their ops.
     """
     live = peak = 0
-    for op, *changes in moments(region):
+    for op, *changes in told(region):
         made, taken, freed = (room(v for v in values if v not in apart) for values in changes)
         live += made - taken
-        peak = max(peak, live + max((room(rows(r)) + _peak(r) for r in op.regions), default=0))
+        inside = (room(rows(r)) + _peak(r, told=told) for r in op.regions)
+        peak = max(peak, live + max(inside, default=0))
         live -= freed
     return peak
 

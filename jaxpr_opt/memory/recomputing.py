@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from jaxpr_opt.analysis.dropping import Dropping, Segment
 from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.analysis.turn import Turn, array_of, is_free, nbytes
+from jaxpr_opt.analysis.turn import Turn, is_free
 from jaxpr_opt.builders.fences import can_signal, waiting
 from jaxpr_opt.engine.ir import Constant, Op, Use, Value, backward_slice
 from jaxpr_opt.engine.rewriter import Rewriter
@@ -33,15 +33,27 @@ class Again:
 def again(found: Dropping) -> list[Again]:
     """What is computed again of each segment of which something is."""
     turn, kept = found.turn, set[Value]()
-    starts = [segment.start for segment in found.segments]
-    late: list[list[Value]] = [[] for _ in starts]
-    for value in dict.fromkeys(v for op in turn.ops[turn.at :] for v in _read(turn, op)):
-        array = array_of(value)
-        if array.op is not None and nbytes(array):
-            late[bisect_right(starts, turn.place[array.op]) - 1].append(value)
+    late: list[dict[Value, int]] = [{} for _ in found.segments]
+    for place in range(turn.at, len(turn.ops)):
+        for value in _read(turn, turn.ops[place]):
+            if (number := _segment(value, found)) is not None:
+                late[number].setdefault(value, place)
     each = zip(reversed(found.segments), reversed(late), strict=True)
     made = (_again(turn, segment, kept, values) for segment, values in each)
     return [part for part in made if part is not None]
+
+
+def _segment(value: Value, found: Dropping) -> int | None:
+    """The last segment that does not keep an array which a value is computed from."""
+    turn, starts = found.turn, [segment.start for segment in found.segments]
+    numbers = []
+    for array in turn.arrays(value):
+        assert array.op is not None
+        number = bisect_right(starts, turn.place[array.op]) - 1
+        kept = found.segments[number].kept
+        if turn.nbytes(array) and kept is not None and array not in kept:
+            numbers.append(number)
+    return max(numbers, default=None)
 
 
 def _read(turn: Turn, op: Op) -> Iterator[Value]:
@@ -49,9 +61,11 @@ def _read(turn: Turn, op: Op) -> Iterator[Value]:
     return (v for v in ([] if op.is_terminator else inputs(op)) if turn.is_early(v))
 
 
-def _again(turn: Turn, segment: Segment, kept: set[Value], late: Iterable[Value]) -> Again | None:
-    """What is computed again of a segment, for what is read of it late; `kept` grows by what it
-    starts from.
+def _again(
+    turn: Turn, segment: Segment, kept: set[Value], late: Mapping[Value, int]
+) -> Again | None:
+    """What is computed again of a segment, for what is read of it late, and where first; `kept`
+    grows by what it starts from.
     """
     if segment.kept is None:
         return None
@@ -60,9 +74,10 @@ def _again(turn: Turn, segment: Segment, kept: set[Value], late: Iterable[Value]
     def is_source(value: Value) -> bool:
         if value.op is None or not turn.is_early(value) or value in keeps:
             return True
-        return not is_free(value.op) and turn.place[value.op] < segment.start
+        place = turn.place[value.op]
+        return bool(turn.nbytes(value)) and not segment.start <= place < segment.stop
 
-    dropped = [value for value in late if array_of(value) not in keeps]
+    dropped = [value for value in late if not keeps.issuperset(turn.arrays(value))]
     ops = backward_slice(dropped, is_source)
     if not ops:
         return None
@@ -70,8 +85,7 @@ def _again(turn: Turn, segment: Segment, kept: set[Value], late: Iterable[Value]
     read = (v for op in ops for v in inputs(op) if v not in inner)
     sources = tuple(dict.fromkeys(v for v in read if not isinstance(v, Constant)))
     kept |= {value for value in sources if turn.is_early(value)}
-    first = min(turn.readers[array_of(value)][0] for value in dropped)
-    return Again(tuple(ops), sources, tuple(dropped), first)
+    return Again(tuple(ops), sources, tuple(dropped), min(late[value] for value in dropped))
 
 
 def recompute(found: Dropping, rw: Rewriter) -> None:

@@ -1,0 +1,133 @@
+"""Which arrays a program has in memory once XLA has fused it, and which ops read them.
+
+XLA computes an op inside of what reads it, if it can (`jaxpr_opt.cost.fusion`): then there is no
+array of its result, and what it is computed from is needed until then.
+
+- Elementwise ops and movement are computed inside of such ops, for each of them again if that is
+  cheap, and otherwise if there is one only.
+- A reduction takes in what it alone reads, and no more: its operands are in memory.  (XLA:CPU of
+  JAX 0.12 calls a library for it; that of 0.10 does so without one.)
+- What anybody else reads (a product, a loop, the result) is in memory, but may still be computed
+  again inside of others.
+
+Measured: of 4 unrolled networks, 1.8 times of the temporary memory was estimated without this, and
+0.92 to 1.06 times with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.fusion import is_fused, is_repeated
+from jaxpr_opt.cost.reuse import buffer_of, is_view
+from jaxpr_opt.engine.ir import Op, Region, Value
+from jaxpr_opt.engine.traits import ELEMENTWISE, REDUCING, is_pure, spreads
+
+Read = Mapping[Value, bool]
+"""Arrays in memory that an op reads, and whether it reads of each only the element at the place of
+the one that it computes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fused:
+    """A region as XLA fuses it."""
+
+    read: Mapping[Op, Read]
+    """The ops whose results are in memory, in order, with the arrays that they read, also for what
+    is computed inside of them."""
+    inside: Mapping[Value, Set[Value]]
+    """Values that are never in memory, and the arrays that they are computed from."""
+
+    def arrays(self, value: Value) -> Set[Value]:
+        """The arrays that take memory for a value."""
+        value = buffer_of(value)
+        return self.inside.get(value, frozenset({value}))
+
+
+@remembered
+def fused(end: Op, *, repeats: bool = True) -> Fused:
+    """The region that ends here as XLA fuses it; or if it repeated nothing in several fusions."""
+    assert end.region is not None
+    return _Fusing(end.region, repeats).found()
+
+
+class _Fusing:
+    """What reads what, when ops are computed inside of those that read them."""
+
+    def __init__(self, region: Region, repeats: bool) -> None:
+        self.region, self.repeats = region, repeats
+        self.read: dict[Op, dict[Value, bool]] = {}
+
+    def found(self) -> Fused:
+        """What is in memory, and what is not."""
+        ops = list(self.region.ops)
+        self.read.update((op, self._read(op)) for op in ops)
+        wanted, kept = set[Value](), set[Op]()
+        for op in reversed(ops):
+            is_inside = len(op.results) == 1 and self._can_be_inside(op.result)
+            is_read = op.result in wanted or not op.result.uses if is_inside else not is_view(op)
+            if is_read:
+                kept.add(op)
+                wanted.update(self.read[op])
+        inside = dict[Value, Set[Value]]()
+        for op in ops:
+            if op not in kept and not is_view(op):
+                read = map(buffer_of, op.operands)
+                inside[op.result] = frozenset[Value]().union(*(inside.get(v, {v}) for v in read))
+        return Fused({op: self.read[op] for op in ops if op in kept}, inside)
+
+    def _read(self, op: Op) -> dict[Value, bool]:
+        """The arrays that an op reads, with those of what is computed inside of it."""
+        alike, found = op.name in ELEMENTWISE, dict[Value, bool]()
+        for value in map(buffer_of, inputs(op)):
+            made = {value: True} if not self._takes_in(op, value) else self._made_of(value)
+            for array, same in made.items():
+                found[array] = found.get(array, True) and same and alike
+        return found
+
+    def _made_of(self, value: Value) -> Read:
+        assert value.op is not None
+        return self.read[value.op]
+
+    def _takes_in(self, op: Op, value: Value) -> bool:
+        """Whether a value is computed inside of an op that reads it."""
+        if not self._can_be_inside(value) or value.op is None:
+            return False
+        if spreads(value.op):
+            return True
+        if op.region is not self.region or op.is_terminator or op.regions or not is_pure(op):
+            return False
+        if op.name in REDUCING:
+            return _reader(value) is op
+        return (is_fused(op) or op.name == "gather") and not self._is_reduced(op)
+
+    def _can_be_inside(self, value: Value) -> bool:
+        """Whether a value is made by an op that may be computed inside of another."""
+        op = value.op
+        if op is None or value.region is not self.region or len(op.results) != 1 or op.regions:
+            return False
+        if spreads(op):
+            return True
+        if op.is_terminator or not (is_fused(op) and is_pure(op)):
+            return False
+        is_small = len(self.read[op]) <= limits.ARRAYS_FUSED
+        return is_small and ((self.repeats and is_repeated(op)) or _reader(value) is not None)
+
+    def _is_reduced(self, op: Op) -> bool:
+        """Whether only a reduction reads what an op makes."""
+        reader = _reader(op.result) if len(op.results) == 1 else None
+        return reader is not None and reader.name in REDUCING
+
+
+def _reader(value: Value) -> Op | None:
+    """The only op that reads a value, maybe through views; None if there is not one."""
+    while len(value.uses) == 1:
+        (use,) = value.uses
+        if not is_view(use.op):
+            return use.op
+        value = use.op.results[use.position]
+    return None
