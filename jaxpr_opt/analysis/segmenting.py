@@ -112,6 +112,7 @@ class _Table:
         while stop:
             at = price, bound, stop
             kept = self.ways[price][self.way[at]].kept
-            steps.append(Step(int(self.start[at]), stop, kept, self.peak[at], self.seconds[at]))
+            figures = float(self.peak[at]), float(self.seconds[at])
+            steps.append(Step(int(self.start[at]), stop, kept, *figures))
             stop = int(self.start[at])
         return steps[::-1]

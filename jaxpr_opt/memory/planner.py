@@ -227,10 +227,12 @@ class _Shelf:
 
     def chosen(self, limit: int | None, first: Candidate) -> Candidate:
         """The fastest that fits, or else the smallest."""
-        for offer in self.offers if limit is not None else ():
-            if offer.nbytes <= limit and self.made(offer).nbytes <= limit:
+        most = -1 if limit is None else limit
+        for offer in self.offers:
+            if offer.nbytes <= most and self.made(offer).nbytes <= most:
                 return self.made(offer)
-        return self.made(self.offers[-1]) if self.offers else first
+        least = self.made(self.offers[-1]) if self.offers else first
+        return least if least.nbytes < first.nbytes else first
 
     def frontier(self, first: Candidate) -> tuple[Candidate, ...]:
         """All of them that take less than what is faster."""

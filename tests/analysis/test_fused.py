@@ -1,0 +1,73 @@
+"""What XLA computes inside of what reads it is no array; what that is computed from is one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bench import memory_unrolled
+from jaxpr_opt.analysis.fused import fused
+from jaxpr_opt.analysis.liveness import temporary_bytes
+from jaxpr_opt.importer import import_jaxpr
+from jaxpr_opt.ir import Constant
+from jaxpr_opt.testing import traced
+from tests.loops import memory
+
+X = "f32[64,64]"
+
+
+def arrays(program, *types):
+    """The names of ops whose results are in memory, each with those of what it reads there."""
+    graph = import_jaxpr(traced(program, *types), "final")
+    read = fused(graph.body.terminator).read
+    name = lambda value: value.name if value.op is None else value.op.name
+    return {
+        op.name: sorted(name(v) for v in values if not isinstance(v, Constant))
+        for op, values in read.items()
+        if op.results
+    }
+
+
+def test_a_chain_of_elementwise_ops():
+    assert arrays(lambda x: jnp.exp(jnp.sin(x) + 1.0) @ x, X) == {
+        "exp": ["x"],
+        "dot_general": ["exp", "x"],
+    }
+
+
+def test_what_is_dear_is_computed_once():
+    """Two products read what is made of it; a sum of two is cheap to make again, `exp` is not."""
+    twice = lambda f: lambda x: (jnp.sin(f(x)) @ x, jnp.cos(f(x)) @ x)
+    assert "add" not in arrays(twice(lambda x: x + 1.0), X)
+
+    def program(x):
+        y = jnp.exp(x)
+        return jnp.sin(y) @ x, jnp.cos(y) @ x
+
+    assert arrays(program, X)["exp"] == ["x"]
+
+
+def test_a_reduction_takes_in_what_it_alone_reads():
+    """Its operands are in memory, though others compute them again."""
+
+    def program(x):
+        y = x - 1.0
+        return jnp.sum(y * y), jnp.sin(y) @ x
+
+    found = arrays(program, X)
+    assert found["reduce_sum"] == ["sub"]
+    assert found["sin"] == ["x"] and found["sub"] == ["x"]
+
+
+NETS = dict(memory_unrolled._nets(4))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_estimate_is_what_is_compiled(name):
+    """Without fusion it was up to twice as much."""
+    net = NETS[name]
+    loss = functools.partial(memory_unrolled._loss, net.layers, memory_unrolled.ByHand())
+    gradient, given = jax.grad(loss), (net.weights, net.start)
+    graph = import_jaxpr(jax.make_jaxpr(gradient)(*given), "final")
+    assert temporary_bytes(graph) == pytest.approx(memory(gradient, *given), rel=0.25)
