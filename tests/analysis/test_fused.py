@@ -8,9 +8,9 @@ import pytest
 
 from bench import memory_unrolled
 from jaxpr_opt.analysis.fused import fused
-from jaxpr_opt.analysis.liveness import temporary_bytes
-from jaxpr_opt.importer import import_jaxpr
-from jaxpr_opt.ir import Constant
+from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.ir import Constant
+from jaxpr_opt.insight.liveness import temporary_bytes
 from jaxpr_opt.testing import traced
 from tests.loops import memory
 
