@@ -63,6 +63,7 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "slices, read whole": (QUADRATIC, COPIES),
     "recurrence": (COPIES, LINEAR),
     "nested, elements": (COPIES, LINEAR),
+    "nested, one index": (COPIES, LINEAR),
     "nested, rows": (LINEAR, LINEAR),
     "vmap of scan and cond": (FORWARD_COPIES, FORWARD),
     "vmap of while": (Powers(1, 0, 1, iteration=1), Powers(1, 0, 1, iteration=0)),

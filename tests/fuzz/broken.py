@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "exit-loop-early", "1", "jaxpr_opt/analysis/skips.py",
-        "if not all(map(skipped.keeps, keeping)):", "if not any(map(skipped.keeps, keeping)):",
+        "if skipped.keeps(carry):", "if True:",
     ),
     Mutant(
         "count-steps", "1", "passes/count_steps.py",
@@ -88,7 +88,8 @@ MUTANTS = (
     ),
     Mutant(
         "narrow-carried-arrays", "2", "jaxpr_opt/analysis/blocks.py",
-        "if any(s.steps != known[0].steps for s in known):", "if False:",
+        "if not outer.steps or any(part.steps != outer.steps for part, _ in parts):",
+        "if not outer.steps:",
     ),
     Mutant(
         "sink-select-into-update", "1", "passes/sink_select_into_update.py",
