@@ -8,9 +8,9 @@ from jaxpr_opt.optimized import Optimized as Optimized
 from jaxpr_opt.version import __version__ as __version__
 
 try:
-    from jaxpr_opt.engine.pipeline import Match as Match
-    from jaxpr_opt.engine.pipeline import Pass as Pass
-    from jaxpr_opt.engine.pipeline import PassError as PassError
+    from jaxpr_opt.engine.interface import Match as Match
+    from jaxpr_opt.engine.interface import Pass as Pass
+    from jaxpr_opt.engine.interface import PassError as PassError
     from jaxpr_opt.engine.pipeline import Pipeline as Pipeline
     from jaxpr_opt.engine.rewriter import Rewriter as Rewriter
     from jaxpr_opt.lint.run import lint as lint

@@ -23,7 +23,8 @@ from jaxpr_opt.memory.budget import parse_budget
 from jaxpr_opt.optimized import Optimized
 
 if TYPE_CHECKING:
-    from jaxpr_opt.engine.pipeline import Pass, Pipeline
+    from jaxpr_opt.engine.interface import Pass
+    from jaxpr_opt.engine.pipeline import Pipeline
 
 P = ParamSpec("P")
 R = TypeVar("R")

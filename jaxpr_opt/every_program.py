@@ -31,7 +31,8 @@ from jaxpr_opt.bridge import door
 
 if TYPE_CHECKING:
     from jaxpr_opt.boundary.program import Program
-    from jaxpr_opt.engine.pipeline import Pass, Pipeline
+    from jaxpr_opt.engine.interface import Pass
+    from jaxpr_opt.engine.pipeline import Pipeline
 
 Tell = Callable[[Any, Any, float], None]
 """Of a program, what stands for it, and the seconds that took."""

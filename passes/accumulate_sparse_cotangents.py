@@ -74,9 +74,9 @@ from jaxpr_opt.analysis.pieces import (
 )
 from jaxpr_opt.builders.subtotals import erase_unread, slots, through_array, through_slots
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Scan, Value, dominates
 from jaxpr_opt.engine.journal import Waste
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import SUMS
 

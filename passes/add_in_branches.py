@@ -49,8 +49,8 @@ from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.pieces import added
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Op, Outcome, Region, Value, backward_slice
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import SUMS, can_move
 

@@ -41,8 +41,8 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.pieces import Piece, added_by
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Phase, Scan, While
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

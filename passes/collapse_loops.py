@@ -54,6 +54,7 @@ from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.masks import Prefix, implies, prefix, steps_mask, tested_value
 from jaxpr_opt.analysis.skips import Skip, find_skips, predicate_root
 from jaxpr_opt.bridge.parameters import unroll_of
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import (
     UNDEFINED,
     Carry,
@@ -65,7 +66,6 @@ from jaxpr_opt.engine.ir import (
     backward_slice,
     reads,
 )
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import is_pure, is_speculable
 

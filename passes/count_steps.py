@@ -40,8 +40,8 @@ from jax import lax
 from jaxpr_opt.analysis.assume import Assumed, Splat
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root
 from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.engine.ir import Carry, Op, Scan, Stack, Stream, Value
-from jaxpr_opt.engine.pipeline import After, Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 Mask = Callable[[jax.Array, jax.Array], jax.Array]

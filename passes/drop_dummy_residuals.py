@@ -50,6 +50,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.constants import identity, is_undefined
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import (
     UNDEFINED,
     Cond,
@@ -61,7 +62,6 @@ from jaxpr_opt.engine.ir import (
     While,
     backward_slice,
 )
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import is_cheap, moves, spreads
 

@@ -43,8 +43,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import TERMINATOR, Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

@@ -61,8 +61,8 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.rows import read_row, write_row
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Phase, Region, Scan, Value, reads
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import is_arithmetic, is_pure, may_depend_on
 

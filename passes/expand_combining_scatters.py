@@ -43,8 +43,8 @@ import jax.numpy as jnp
 
 from jaxpr_opt.analysis.access import COMBINING, Access, combined, written
 from jaxpr_opt.analysis.buffers import is_differentiated, is_in_a_loop
+from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.engine.ir import Op, Phase, phase_of
-from jaxpr_opt.engine.pipeline import After, Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

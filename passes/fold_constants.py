@@ -29,8 +29,8 @@ import numpy as np
 
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Constant, Op, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 ARITHMETIC: Mapping[str, Callable[..., Any]] = {

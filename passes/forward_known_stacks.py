@@ -46,8 +46,8 @@ from jaxpr_opt.analysis.access import Access, access, read_window
 from jaxpr_opt.analysis.affine import Affine, stacked
 from jaxpr_opt.analysis.induction import affine
 from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Scan, Stack, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import moves
 

@@ -40,8 +40,8 @@ from jaxpr_opt.analysis.access import Access, access, is_same_window
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

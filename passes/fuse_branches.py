@@ -34,6 +34,7 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.builders.fences import from_memory
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import (
     Cond,
     Graph,
@@ -45,7 +46,6 @@ from jaxpr_opt.engine.ir import (
     backward_slice,
     depending_on,
 )
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import can_move, is_cheap
 

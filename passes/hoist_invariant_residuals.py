@@ -62,8 +62,8 @@ from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import ARRANGING, can_move, is_arithmetic, rearranges, spreads
 

@@ -49,8 +49,8 @@ from jaxpr_opt.analysis.devices import compile_loops_whole
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.handover import stack_of_rows
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Phase, Scan, Stack, Stream, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

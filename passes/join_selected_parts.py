@@ -45,8 +45,8 @@ from jaxpr_opt.analysis.access import Access, access, reads_window
 from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import SUMS
 

@@ -45,6 +45,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxpr_opt.analysis.constants import identity
+from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.engine.ir import (
     TERMINATOR,
     Call,
@@ -57,7 +58,6 @@ from jaxpr_opt.engine.ir import (
     Value,
     While,
 )
-from jaxpr_opt.engine.pipeline import After, Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import is_mergeable, spreads
 

@@ -75,8 +75,8 @@ from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.devices import copies_at_constants
 from jaxpr_opt.bridge.parameters import has_numbers
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Carry, Op, Scan, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

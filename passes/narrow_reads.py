@@ -55,8 +55,8 @@ from jaxpr_opt.analysis.parts import Part, PartAt, part, stacked_by
 from jaxpr_opt.analysis.predicates import AtWindow, predicate_at, spread_at
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 RING = frozenset({"add", "add_any", "mul", "neg", "sub"})

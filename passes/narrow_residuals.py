@@ -95,8 +95,8 @@ from jaxpr_opt.builders.handover import make_cut
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import runs
+from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.engine.ir import Op, Scan, Value, While
-from jaxpr_opt.engine.pipeline import After, Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import TRANSCENDENTAL, is_arithmetic, is_speculable, moves
 

@@ -59,8 +59,8 @@ from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Piece, Vect
 from jaxpr_opt.analysis.packs import packing
 from jaxpr_opt.builders.handover import stack_of_rows
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Carry, Op, Phase, Scan, Stream, Value, phase_of
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import VECTOR, is_arithmetic
 

@@ -38,8 +38,8 @@ from typing import ClassVar
 
 from jaxpr_opt.bridge.parameters import with_one_cse_flag
 from jaxpr_opt.cost import limits
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Op, Region, Remat, Use, Value, backward_slice
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import can_move, is_cheap, may_depend_on, moves
 

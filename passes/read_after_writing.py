@@ -53,8 +53,8 @@ from jaxpr_opt.analysis.buffers import is_handed_on, loop_body, renames
 from jaxpr_opt.analysis.devices import fence
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Phase, Region, Scan, Value, backward_slice
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

@@ -68,9 +68,9 @@ from jaxpr_opt.analysis.devices import fence
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division, is_divided, zero
 from jaxpr_opt.cost.fusion import is_repeated
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Phase, Region, Value, backward_slice, depending_on
 from jaxpr_opt.engine.journal import Waste
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import ELEMENTWISE, can_move
 

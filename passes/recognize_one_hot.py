@@ -45,8 +45,8 @@ from jaxpr_opt.analysis.induction import affine, bounds
 from jaxpr_opt.analysis.predicates import spread
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, mode_of
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Scan, Value, While
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import ELEMENTWISE
 

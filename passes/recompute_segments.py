@@ -62,8 +62,8 @@ from jaxpr_opt.analysis.dropping import Dropping, cheapest, droppings
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import runs
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import TERMINATOR, Op, Region, program_of
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.insight.timeline import timeline
 from jaxpr_opt.memory.planner import Trade

@@ -50,8 +50,8 @@ from jaxpr_opt.builders.handover import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import known_seconds, runs
 from jaxpr_opt.cost.segments import Steps
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Scan
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.memory.segments import replay_in_segments
 from jaxpr_opt.sizes import binary_text

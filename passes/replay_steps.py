@@ -53,8 +53,8 @@ from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.skips import find_skip, predicate_root
 from jaxpr_opt.builders.handover import make_cut
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Op, Scan
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import is_pointwise, is_speculable
 

@@ -46,8 +46,8 @@ from typing import ClassVar
 import numpy as np
 
 from jaxpr_opt.analysis.constants import identity, is_weak, uniform
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Op, Region, Use, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

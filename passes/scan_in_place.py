@@ -57,8 +57,8 @@ from jaxpr_opt.bridge.parameters import (
 )
 from jaxpr_opt.builders.rows import read_row, write_row
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Carry, Op, Phase, Scan, Stack, Stream, Value, is_sized
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import is_pure
 

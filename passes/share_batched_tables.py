@@ -51,8 +51,8 @@ from jaxpr_opt.bridge.parameters import (
     numbers_of,
     slice_sizes_of,
 )
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

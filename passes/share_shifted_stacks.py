@@ -41,8 +41,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.shifts import is_good_part, readers_back, shifted
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Carry, Op, Scan, Stack, Stream, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

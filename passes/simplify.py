@@ -42,8 +42,8 @@ from jaxpr_opt.analysis.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.induction import bounds, decide
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import exponent_of
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

@@ -55,9 +55,9 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Value
 from jaxpr_opt.engine.journal import Waste
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

@@ -53,8 +53,8 @@ from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.predicates import spread
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Op, Phase, Region, Scan, Value, While
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import can_move, may_depend_on, spreads
 

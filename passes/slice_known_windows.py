@@ -36,8 +36,8 @@ from jax import lax
 
 from jaxpr_opt.analysis.access import Access, access, read_window, write_window
 from jaxpr_opt.analysis.buffers import is_differentiated
+from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.engine.ir import Op, phase_of
-from jaxpr_opt.engine.pipeline import After, Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

@@ -80,9 +80,9 @@ from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, dimension_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.engine.ir import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.engine.journal import Waste
-from jaxpr_opt.engine.pipeline import After, Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

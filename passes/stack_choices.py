@@ -54,8 +54,8 @@ from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.routes import routes
 from jaxpr_opt.builders.handover import make_cut
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Op, Region, Scan, Stack, Value, backward_slice
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import is_arithmetic, moves
 

@@ -48,8 +48,8 @@ from jaxpr_opt.analysis.counterparts import Counterparts, counterparts
 from jaxpr_opt.analysis.routes import Route, routes
 from jaxpr_opt.builders.handover import send
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Scan, Stack
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

@@ -63,8 +63,8 @@ from jax import lax
 from jaxpr_opt.analysis.access import UPDATE, places, replaced, written
 from jaxpr_opt.analysis.constants import is_weak
 from jaxpr_opt.analysis.versions import Versions, stacked_versions
+from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.engine.ir import Carry, Op, Scan, Stack, Stream, Value, depending_on
-from jaxpr_opt.engine.pipeline import After, Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 
 

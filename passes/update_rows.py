@@ -57,8 +57,8 @@ from jaxpr_opt.analysis.constants import scalar_of
 from jaxpr_opt.analysis.pieces import Piece, added, apart
 from jaxpr_opt.builders.repeated_rows import by_row, count, has_rows
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Constant, Op, Phase, Value
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import SCALING
 

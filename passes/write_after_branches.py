@@ -53,8 +53,8 @@ from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.constants import identity
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Constant, Op, Outcome, Scan, Value, backward_slice
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import is_arithmetic
 

@@ -18,7 +18,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxpr_opt import settings
 from jaxpr_opt.boundary.program import LinearMap, Program, optimized_p
 from jaxpr_opt.decorator import optimize
-from jaxpr_opt.engine.pipeline import Match, Pass, Pipeline
+from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.engine.pipeline import Pipeline
 
 
 class PlainSums(Pass):

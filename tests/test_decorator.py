@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxpr_opt
 from jaxpr_opt import Optimized, settings
 from jaxpr_opt.decorator import optimize, unwrap
-from jaxpr_opt.engine.pipeline import Match, Pass
+from jaxpr_opt.engine.interface import Match, Pass
 from tests import typed
 
 X = jnp.arange(4.0)

@@ -19,9 +19,9 @@ from jax.extend.core import jaxpr_as_fun
 import jaxpr_opt
 from jaxpr_opt import frames, settings
 from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op
 from jaxpr_opt.engine.journal import Size, user_frame
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.text import to_text
 from jaxpr_opt.insight.summary import Summary
 from jaxpr_opt.reports import account, figures, observe

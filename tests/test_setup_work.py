@@ -23,8 +23,9 @@ from jaxpr_opt.bridge import compat, compat_ad
 from jaxpr_opt.bridge.compat_repeats import share_repeated
 from jaxpr_opt.engine import ir, pipeline, split
 from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.interface import Match, Pass, PassError
 from jaxpr_opt.engine.journal import Journal
-from jaxpr_opt.engine.pipeline import Match, Pass, PassError, run_pass
+from jaxpr_opt.engine.running import run_pass
 
 OURS = tuple(str(Path(module.__file__).parent) for module in (jaxpr_opt, jaxpr_opt.passes))
 FEW = 300

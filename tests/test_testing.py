@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op
-from jaxpr_opt.engine.pipeline import Match, Pass
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.testing import (
     assert_close,

@@ -25,7 +25,7 @@ from jaxpr_opt import explain, optimize, settings
 from jaxpr_opt.boundary import trial
 from jaxpr_opt.bridge import compat, compat_ad, compat_call, door, parameters
 from jaxpr_opt.donation import calling
-from jaxpr_opt.engine.pipeline import PassError
+from jaxpr_opt.engine.interface import PassError
 from tests import fake_jax
 from tests.fake_jax import ad, batching, core, mlir, pe
 

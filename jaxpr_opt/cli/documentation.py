@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jaxpr_opt.engine.pipeline import Pass
+from jaxpr_opt.engine.interface import Pass
 
 ITEM = re.compile(r"(?P<indent> *)(?P<marker>\d+\.|\([a-z0-9]\)|[-*]) +(?P<text>.*)")
 WHEN = {

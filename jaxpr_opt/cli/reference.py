@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxpr_opt.cli.documentation import WHEN, Block, blocks, sentence, source
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.pipeline import Pass
+from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.lint.rule import FAMILIES, Rule, capitalised, documentation, passages, rules, summary
 
 NOTE = "<!-- Made by `python -m jaxpr_opt.cli.reference` from docstrings: edit those. -->"

@@ -1,8 +1,4 @@
-"""Passes, and what runs them.
-
-A pass is three functions: `find` yields the places where it might apply, `refuse` says why a place
-must stay as it is (or None), `rewrite` changes it.  `find` and `refuse` are pure; the lint and
-`explain` call the same two, so they can never disagree with what the optimiser does.
+"""A program's way through the passes.
 
 A `Pipeline` is a sequence of stages, each a group of passes run to a fixpoint.  It runs in two
 phases: ``differentiable`` at trace time, whose result JAX may still differentiate, and ``final``
@@ -12,128 +8,31 @@ in a warning and the program is optimised again without it; in strict mode the f
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
-from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.bridge import compat, compat_devices, door
-from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.exporter import export
 from jaxpr_opt.engine.importer import INLINED_WHEN_FINAL, STRUCTURED, import_jaxpr, primitive_names
-from jaxpr_opt.engine.ir import Graph, Op, Phase, Value
+from jaxpr_opt.engine.interface import PHASES, Pass, PassError
+from jaxpr_opt.engine.ir import Graph, Phase
 from jaxpr_opt.engine.journal import (
     Journal,
-    PassRecord,
-    Refusal,
-    Rewrite,
-    Waste,
     is_collected,
     measure,
     publish,
-    size_of,
-    user_frame,
 )
-from jaxpr_opt.engine.rewriter import Rewriter, adopt
+from jaxpr_opt.engine.running import Census, Run, Trading
 from jaxpr_opt.engine.settled import Settled, settle, settled_by
 from jaxpr_opt.engine.split import Split, join, split
-from jaxpr_opt.engine.verify import verify
 from jaxpr_opt.memory.budget import Budget
 from jaxpr_opt.memory.messages import tell_unmet
-from jaxpr_opt.memory.planner import Candidate, Trade, plan
-
-PHASES: tuple[Phase, ...] = get_args(Phase)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Match:
-    """A place where a pass might apply: the op it is anchored at, and what would happen, in
-    words.
-
-    The rest is for those who are told of it.
-    """
-
-    op: Op
-    says: str
-    at: Op | None = field(default=None, kw_only=True)
-    """The op whose line of source is told, if not `op`: a write, say, not the loop around it."""
-    about: Value | None = field(default=None, kw_only=True)
-    """What it is about: its type, its size, and how often it is made."""
-    waste: Waste | None = field(default=None, kw_only=True)
-    """What XLA would otherwise do with all of it in each step of a loop, if that is known; None
-    where XLA does as well, and the rewrite is for other passes to see through."""
-    is_refused: bool = field(default=False, kw_only=True)
-    """Whether `refuse` always says why not: it is found only where somebody is told."""
-    tidies: bool = field(default=False, kw_only=True)
-    """Whether it only tidies up, as clean-up passes do: alone it is no reason to touch a
-    program."""
-    trades: Sequence[Trade] = field(default=(), kw_only=True)
-    """How seconds may be traded for memory there, of straight-line code, the fastest first."""
-
-
-class After(NamedTuple):
-    """That a pass is tried after another, and why."""
-
-    name: str
-    why: str
-
-
-class Pass:
-    """Base class of passes; subclasses are frozen dataclasses, their options are fields.
-
-    Contract: a verified graph in, a verified graph out, computing the same values bit for bit when
-    evaluated equation by equation (up to the sign of zero).
-    """
-
-    name: ClassVar[str]
-    """kebab-case, the file's name."""
-    phase: ClassVar[Phase] = "differentiable"
-    """From which phase on it runs."""
-    anchors: ClassVar[tuple[type[Op], ...]] = (Op,)
-    """`find` is asked about ops of these classes only,"""
-    primitives: ClassVar[frozenset[str] | None] = None
-    """and of these names, if not None."""
-    needs: ClassVar[frozenset[str] | None] = None
-    """It finds nothing in a program without any op of these names, if not None."""
-    at_once: ClassVar[bool] = False
-    """Whether one rewrite does all there is to do at an op, which is then not asked again."""
-    cleanup: ClassVar[bool] = False
-    """Whether it only tidies up after others: alone it is no reason to touch a program."""
-    after: ClassVar[tuple[After, ...]] = ()
-    """What it is tried after where both are in a stage; with others it may change places."""
-
-    whole_arrays: ClassVar[bool] = False
-    """Whether it runs only where each device has all of an array: it makes a program read or write
-    windows of arrays, or read them in other loops, and XLA gathers one that is divided over devices
-    to read a window of it, or for each of the loops."""
-
-    def looks_at(self, names: Collection[str]) -> bool:
-        """Whether it may find something in straight-line code of ops of these names."""
-        asked = Op in self.anchors and (
-            self.primitives is None or not self.primitives.isdisjoint(names)
-        )
-        return asked and (self.needs is None or not self.needs.isdisjoint(names))
-
-    def find(self, op: Op) -> Iterator[Any]:
-        """Matches anchored at `op`."""
-        raise NotImplementedError
-
-    def refuse(self, match: Any) -> str | None:
-        """Why the match must stay as it is, naming the value at fault; None if it may be
-        rewritten.
-        """
-        raise NotImplementedError
-
-    def rewrite(self, match: Any, rw: Rewriter) -> None:
-        """Apply the match, which `refuse` has just let pass."""
-        raise NotImplementedError
+from jaxpr_opt.memory.planner import plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +46,6 @@ class Result:
     @property
     def changed(self) -> bool:
         return self.journal.changed
-
-
-class PassError(Exception):
-    """A pass broke: which one, and after which others."""
-
-    def __init__(self, name: str, before: Sequence[str], cause: BaseException) -> None:
-        after = f" (after {', '.join(before)})" if before else ""
-        super().__init__(f"pass {name}{after} failed: {type(cause).__name__}: {cause}")
-        self.name = name
 
 
 @dataclass(frozen=True)
@@ -304,7 +194,7 @@ class Pipeline:
         `settled`: what the first phase has left to do on it as it is.  Snapshots are taken in check
         mode only.
         """
-        run = _Run(graph, journal)
+        run = Run(graph, journal)
         measure("", graph, journal)
         if settled == "untidy" and self.memory is None and not self._has_later_work(run.census):
             return run.snapshots
@@ -318,9 +208,9 @@ class Pipeline:
             run.stage(stage)
         return run.snapshots
 
-    def _spend(self, memory: Budget, run: _Run) -> None:
+    def _spend(self, memory: Budget, run: Run) -> None:
         """Trade seconds for memory as far as the budget asks for it."""
-        made = plan(run.graph, memory, _Trading(self.trades))
+        made = plan(run.graph, memory, Trading(self.trades))
         if made.chosen.journal.touched:
             run.adopt(made.chosen)
         if not made.is_met and (memory.nbytes is not None or _has_backward(run.graph)):
@@ -387,146 +277,10 @@ class Pipeline:
         return out
 
 
-class _Run:
-    """Stages that run on a graph, one after the other."""
-
-    def __init__(self, graph: Graph, journal: Journal) -> None:
-        self.graph, self.journal = graph, journal
-        self.settings = settings.current()
-        self.census, self.version = Census(graph), 0
-        self.idle_since: dict[int, int] = {}
-        """For passes that found nothing to do: in which version of the graph."""
-        self.snapshots: list[tuple[str, ClosedJaxpr]] = []
-
-    def stage(self, stage: Sequence[Pass]) -> None:
-        """Run passes to a fixpoint; raises `PassError`."""
-        phase = PHASES.index(self.graph.phase)
-        active = [each for each in stage if PHASES.index(each.phase) <= phase]
-        for _ in range(limits.ROUNDS):
-            if not sum(self._fires(each) for each in active):
-                return
-        names = ", ".join(p.name for p in active)
-        raise PassError(names, (), RuntimeError(f"no fixpoint after {limits.ROUNDS} rounds"))
-
-    def adopt(self, made: Candidate) -> None:
-        """Go on with what was made of a copy of the graph."""
-        adopt(self.graph, made.graph)
-        self.journal.absorb(made.journal)
-        self.snapshots += made.snapshots
-        self.version, self.census = self.version + 1, Census(self.graph)
-
-    def _fires(self, each: Pass) -> bool:
-        """Whether a pass changes the graph, if it has not seen it yet."""
-        if self.idle_since.get(id(each)) == self.version:
-            return False
-        if not run_pass(each, self.graph, self.journal, self.settings.verify, self.census):
-            self.idle_since[id(each)] = self.version
-            return False
-        self.version, self.census = self.version + 1, Census(self.graph)
-        measure(each.name, self.graph, self.journal)
-        if self.settings.check:
-            self.snapshots.append((each.name, export(self.graph)))
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Trading:
-    """The stage that trades seconds for memory, on copies of a graph."""
-
-    passes: tuple[Pass, ...]
-
-    def find(self, graph: Graph) -> list[Match]:
-        """What its passes would do on a graph as it is; raises `PassError`."""
-        census, journal = Census(graph), Journal(graph.phase, tells=False)
-        found: list[Match] = []
-        for each in self.passes:
-            with _named(each, journal):
-                ops = [] if each.cleanup else census.anchors(each)
-                found += (match for op in ops for match, _ in _judged(each, op, journal))
-        return found
-
-    def run(self, graph: Graph, journal: Journal) -> list[tuple[str, ClosedJaxpr]]:
-        """Run it on a graph, in place; raises `PassError`."""
-        run = _Run(graph, journal)
-        run.stage(self.passes)
-        return run.snapshots
-
-
 def _is_late(stage: Sequence[Pass]) -> bool:
     """Whether the passes of a stage that do more than tidy up are all of the final phase."""
     phases = {each.phase for each in stage if not each.cleanup}
     return phases == {"final"}
-
-
-class Census:
-    """The ops of a graph by name, each with its place in program order: most passes look at ops of
-    few names, and most programs have few.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.named: dict[str, list[tuple[int, Op]]] = {}
-        for place, op in enumerate(graph.walk()):
-            self.named.setdefault(op.name, []).append((place, op))
-
-    def anchors(self, each: Pass) -> list[Op]:
-        """The ops that a pass is asked about."""
-        if each.needs is not None and each.needs.isdisjoint(self.named):
-            return []
-        named = each.primitives
-        names = self.named if named is None else named.intersection(self.named)
-        found = [p for name in names for p in self.named[name] if isinstance(p[1], each.anchors)]
-        return [op for _, op in sorted(found)]
-
-
-def run_pass(
-    each: Pass, graph: Graph, journal: Journal, debug: bool = False, census: Census | None = None
-) -> bool:
-    """Run one pass over every op of a graph until it finds nothing more to do; whether it changed
-    anything.  `census` is that of the graph, if somebody knows.
-
-    An op is asked again after each rewrite anchored at it, but by passes that do all at once, and
-    structured ops a rewrite has made are asked next, so `find` always sees the graph as it is.
-    """
-    record = journal.record(each.name, each.cleanup)
-    started = time.perf_counter()
-    record.refusals.clear()
-    fired = False
-    with _named(each, journal):
-        pending = (census or Census(graph)).anchors(each)[::-1]
-        while pending:
-            op = pending[-1]
-            rw = _rewrite_one(each, op, graph, record, journal) if op.region is not None else None
-            if rw is None or each.at_once:
-                pending.pop()
-            if rw is not None:
-                fired = True
-                pending.extend(made for made in rw.made if _is_anchor(made, each))
-        if debug:
-            _check_needs(each, graph)
-        if fired and debug:
-            verify(graph)
-    record.seconds += time.perf_counter() - started
-    return fired
-
-
-@contextlib.contextmanager
-def _named(each: Pass, journal: Journal) -> Iterator[None]:
-    """Name the pass that fails inside, and those that ran before it."""
-    try:
-        yield
-    except (
-        Exception
-    ) as error:  # the contract: a failing pass never takes the user's program down with it
-        raise PassError(each.name, [n for n in journal.records if n != each.name], error) from error
-
-
-def _check_needs(each: Pass, graph: Graph) -> None:
-    """Raise if a pass finds something in a graph without any op that it says it needs."""
-    census = Census(graph)
-    if each.needs is not None and each.needs.isdisjoint(census.named):
-        anchors = [op for op in graph.walk() if _is_anchor(op, each)]
-        found = [match.says for op in anchors for match in each.find(op)]
-        assert not found, f"{each.name} found something without what it needs: {found}"
 
 
 def _is_idle(each: Pass, settled: Settled | None) -> bool:
@@ -544,50 +298,6 @@ def _is_derivative(graph: Graph) -> bool:
 def _has_backward(graph: Graph) -> bool:
     """Whether a program is a gradient, or both halves of one."""
     return bool(graph.cotangents) or _is_derivative(graph)
-
-
-def _is_anchor(op: Op, each: Pass) -> bool:
-    named = each.primitives is None or op.name in each.primitives
-    return named and isinstance(op, each.anchors)
-
-
-def _judged(each: Pass, op: Op, journal: Journal) -> Iterator[tuple[Match, str | None]]:
-    """What a pass finds at an op, each match with why it is left; nothing more where that depends
-    on a size that is a symbol.
-    """
-    with contextlib.suppress(jax.errors.InconclusiveDimensionOperation):
-        for match in each.find(op):
-            if match.is_refused and not journal.tells:
-                continue
-            reason = each.refuse(match) or _why_undivided(each, op)
-            if reason is None or journal.tells:
-                yield match, reason
-
-
-def _rewrite_one(
-    each: Pass, op: Op, graph: Graph, record: PassRecord, journal: Journal
-) -> Rewriter | None:
-    for match, reason in _judged(each, op, journal):
-        frame = user_frame(match.at or match.op)
-        size = None if match.about is None else size_of(match.about)
-        if reason is not None:
-            record.refusals[Refusal(match.says, reason, frame, size, match.waste)] = None
-            continue
-        rw = Rewriter(graph, match.op)
-        each.rewrite(match, rw)
-        assert rw.edits, f"{each.name} accepted a match but changed nothing: {match.says}"
-        record.rewrites.append(
-            Rewrite(match.says, frame, len(rw.edits), size, match.waste, match.tidies)
-        )
-        return rw
-    return None
-
-
-def _why_undivided(each: Pass, op: Op) -> str | None:
-    """Why a pass must not run where XLA may divide arrays over devices."""
-    if not each.whole_arrays or not is_divided(op):
-        return None
-    return "XLA may divide the array over devices, and would gather it where it is read or written"
 
 
 def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:

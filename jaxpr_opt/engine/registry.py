@@ -19,7 +19,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from jaxpr_opt import settings
-from jaxpr_opt.engine.pipeline import Pass, Pipeline
+from jaxpr_opt.engine.interface import Pass
+from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.memory.budget import Budget, parse_budget
 
 LIBRARY = "jaxpr_opt.passes"

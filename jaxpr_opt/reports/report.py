@@ -1,7 +1,7 @@
 """`explain`: what each pass did to a function, where in its source, and what it left alone and why.
 
 Everything said here is measured: a pass journals its rewrites as they happen, and refuses with the
-sentence that made it refuse (see `jaxpr_opt.engine.pipeline`).
+sentence that made it refuse (see `jaxpr_opt.engine.interface`).
 """
 
 from __future__ import annotations

@@ -33,9 +33,10 @@ from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.exporter import export
 from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.engine.journal import Journal, PassRecord
-from jaxpr_opt.engine.pipeline import Pass, Pipeline
+from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.engine.verify import verify
 from jaxpr_opt.insight.summary import stacked_bytes
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs

@@ -23,9 +23,10 @@ from jaxpr_opt import settings
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.interface import Pass, PassError
 from jaxpr_opt.engine.ir import UNDEFINED, Graph, Phase
 from jaxpr_opt.engine.journal import Journal
-from jaxpr_opt.engine.pipeline import Pass, PassError, Pipeline
+from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.engine.verify import VerifyError, verify
 from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
 from tests.prices import AddedElsewhere

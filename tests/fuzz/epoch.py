@@ -29,8 +29,8 @@ from fuzz import check, corpus, finds, lanes, mutations, programs, transformed
 from fuzz.derive import derived
 from fuzz.eager import eager
 from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.engine.ir import Graph, Phase
-from jaxpr_opt.engine.pipeline import Pass
 
 FILES = 5
 """Files of tests that an epoch takes programs from."""

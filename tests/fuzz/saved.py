@@ -21,8 +21,8 @@ from fuzz.mutations import effects
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine.interface import PassError
 from jaxpr_opt.engine.ir import Graph, Phase
-from jaxpr_opt.engine.pipeline import PassError
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.verify import VerifyError
 

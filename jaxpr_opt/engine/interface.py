@@ -1,0 +1,112 @@
+"""What a pass is.
+
+A pass is three functions: `find` yields the places where it might apply, `refuse` says why a place
+must stay as it is (or None), `rewrite` changes it.  `find` and `refuse` are pure; the lint and
+`explain` call the same two, so they can never disagree with what the optimiser does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, get_args
+
+from jaxpr_opt.engine.ir import Op, Phase, Value
+from jaxpr_opt.engine.journal import Waste
+from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.memory.planner import Trade
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """A place where a pass might apply: the op it is anchored at, and what would happen, in
+    words.
+
+    The rest is for those who are told of it.
+    """
+
+    op: Op
+    says: str
+    at: Op | None = field(default=None, kw_only=True)
+    """The op whose line of source is told, if not `op`: a write, say, not the loop around it."""
+    about: Value | None = field(default=None, kw_only=True)
+    """What it is about: its type, its size, and how often it is made."""
+    waste: Waste | None = field(default=None, kw_only=True)
+    """What XLA would otherwise do with all of it in each step of a loop, if that is known; None
+    where XLA does as well, and the rewrite is for other passes to see through."""
+    is_refused: bool = field(default=False, kw_only=True)
+    """Whether `refuse` always says why not: it is found only where somebody is told."""
+    tidies: bool = field(default=False, kw_only=True)
+    """Whether it only tidies up, as clean-up passes do: alone it is no reason to touch a
+    program."""
+    trades: Sequence[Trade] = field(default=(), kw_only=True)
+    """How seconds may be traded for memory there, of straight-line code, the fastest first."""
+
+
+class After(NamedTuple):
+    """That a pass is tried after another, and why."""
+
+    name: str
+    why: str
+
+
+class Pass:
+    """Base class of passes; subclasses are frozen dataclasses, their options are fields.
+
+    Contract: a verified graph in, a verified graph out, computing the same values bit for bit when
+    evaluated equation by equation (up to the sign of zero).
+    """
+
+    name: ClassVar[str]
+    """kebab-case, the file's name."""
+    phase: ClassVar[Phase] = "differentiable"
+    """From which phase on it runs."""
+    anchors: ClassVar[tuple[type[Op], ...]] = (Op,)
+    """`find` is asked about ops of these classes only,"""
+    primitives: ClassVar[frozenset[str] | None] = None
+    """and of these names, if not None."""
+    needs: ClassVar[frozenset[str] | None] = None
+    """It finds nothing in a program without any op of these names, if not None."""
+    at_once: ClassVar[bool] = False
+    """Whether one rewrite does all there is to do at an op, which is then not asked again."""
+    cleanup: ClassVar[bool] = False
+    """Whether it only tidies up after others: alone it is no reason to touch a program."""
+    after: ClassVar[tuple[After, ...]] = ()
+    """What it is tried after where both are in a stage; with others it may change places."""
+
+    whole_arrays: ClassVar[bool] = False
+    """Whether it runs only where each device has all of an array: it makes a program read or write
+    windows of arrays, or read them in other loops, and XLA gathers one that is divided over devices
+    to read a window of it, or for each of the loops."""
+
+    def looks_at(self, names: Collection[str]) -> bool:
+        """Whether it may find something in straight-line code of ops of these names."""
+        asked = Op in self.anchors and (
+            self.primitives is None or not self.primitives.isdisjoint(names)
+        )
+        return asked and (self.needs is None or not self.needs.isdisjoint(names))
+
+    def find(self, op: Op) -> Iterator[Any]:
+        """Matches anchored at `op`."""
+        raise NotImplementedError
+
+    def refuse(self, match: Any) -> str | None:
+        """Why the match must stay as it is, naming the value at fault; None if it may be
+        rewritten.
+        """
+        raise NotImplementedError
+
+    def rewrite(self, match: Any, rw: Rewriter) -> None:
+        """Apply the match, which `refuse` has just let pass."""
+        raise NotImplementedError
+
+
+class PassError(Exception):
+    """A pass broke: which one, and after which others."""
+
+    def __init__(self, name: str, before: Sequence[str], cause: BaseException) -> None:
+        after = f" (after {', '.join(before)})" if before else ""
+        super().__init__(f"pass {name}{after} failed: {type(cause).__name__}: {cause}")
+        self.name = name

@@ -1,0 +1,210 @@
+"""What runs passes over a graph: one over all of its ops, a stage of them to a fixpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from jaxpr_opt import settings
+from jaxpr_opt.analysis.devices import is_divided
+from jaxpr_opt.cost import limits
+from jaxpr_opt.engine.exporter import export
+from jaxpr_opt.engine.interface import PHASES, Match, Pass, PassError
+from jaxpr_opt.engine.ir import Graph, Op
+from jaxpr_opt.engine.journal import (
+    Journal,
+    PassRecord,
+    Refusal,
+    Rewrite,
+    measure,
+    size_of,
+    user_frame,
+)
+from jaxpr_opt.engine.rewriter import Rewriter, adopt
+from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.memory.planner import Candidate
+
+
+class Run:
+    """Stages that run on a graph, one after the other."""
+
+    def __init__(self, graph: Graph, journal: Journal) -> None:
+        self.graph, self.journal = graph, journal
+        self.settings = settings.current()
+        self.census, self.version = Census(graph), 0
+        self.idle_since: dict[int, int] = {}
+        """For passes that found nothing to do: in which version of the graph."""
+        self.snapshots: list[tuple[str, ClosedJaxpr]] = []
+
+    def stage(self, stage: Sequence[Pass]) -> None:
+        """Run passes to a fixpoint; raises `PassError`."""
+        phase = PHASES.index(self.graph.phase)
+        active = [each for each in stage if PHASES.index(each.phase) <= phase]
+        for _ in range(limits.ROUNDS):
+            if not sum(self._fires(each) for each in active):
+                return
+        names = ", ".join(p.name for p in active)
+        raise PassError(names, (), RuntimeError(f"no fixpoint after {limits.ROUNDS} rounds"))
+
+    def adopt(self, made: Candidate) -> None:
+        """Go on with what was made of a copy of the graph."""
+        adopt(self.graph, made.graph)
+        self.journal.absorb(made.journal)
+        self.snapshots += made.snapshots
+        self.version, self.census = self.version + 1, Census(self.graph)
+
+    def _fires(self, each: Pass) -> bool:
+        """Whether a pass changes the graph, if it has not seen it yet."""
+        if self.idle_since.get(id(each)) == self.version:
+            return False
+        if not run_pass(each, self.graph, self.journal, self.settings.verify, self.census):
+            self.idle_since[id(each)] = self.version
+            return False
+        self.version, self.census = self.version + 1, Census(self.graph)
+        measure(each.name, self.graph, self.journal)
+        if self.settings.check:
+            self.snapshots.append((each.name, export(self.graph)))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Trading:
+    """The stage that trades seconds for memory, on copies of a graph."""
+
+    passes: tuple[Pass, ...]
+
+    def find(self, graph: Graph) -> list[Match]:
+        """What its passes would do on a graph as it is; raises `PassError`."""
+        census, journal = Census(graph), Journal(graph.phase, tells=False)
+        found: list[Match] = []
+        for each in self.passes:
+            with _named(each, journal):
+                ops = [] if each.cleanup else census.anchors(each)
+                found += (match for op in ops for match, _ in _judged(each, op, journal))
+        return found
+
+    def run(self, graph: Graph, journal: Journal) -> list[tuple[str, ClosedJaxpr]]:
+        """Run it on a graph, in place; raises `PassError`."""
+        run = Run(graph, journal)
+        run.stage(self.passes)
+        return run.snapshots
+
+
+class Census:
+    """The ops of a graph by name, each with its place in program order: most passes look at ops of
+    few names, and most programs have few.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.named: dict[str, list[tuple[int, Op]]] = {}
+        for place, op in enumerate(graph.walk()):
+            self.named.setdefault(op.name, []).append((place, op))
+
+    def anchors(self, each: Pass) -> list[Op]:
+        """The ops that a pass is asked about."""
+        if each.needs is not None and each.needs.isdisjoint(self.named):
+            return []
+        named = each.primitives
+        names = self.named if named is None else named.intersection(self.named)
+        found = [p for name in names for p in self.named[name] if isinstance(p[1], each.anchors)]
+        return [op for _, op in sorted(found)]
+
+
+def run_pass(
+    each: Pass, graph: Graph, journal: Journal, debug: bool = False, census: Census | None = None
+) -> bool:
+    """Run one pass over every op of a graph until it finds nothing more to do; whether it changed
+    anything.  `census` is that of the graph, if somebody knows.
+
+    An op is asked again after each rewrite anchored at it, but by passes that do all at once, and
+    structured ops a rewrite has made are asked next, so `find` always sees the graph as it is.
+    """
+    record = journal.record(each.name, each.cleanup)
+    started = time.perf_counter()
+    record.refusals.clear()
+    fired = False
+    with _named(each, journal):
+        pending = (census or Census(graph)).anchors(each)[::-1]
+        while pending:
+            op = pending[-1]
+            rw = _rewrite_one(each, op, graph, record, journal) if op.region is not None else None
+            if rw is None or each.at_once:
+                pending.pop()
+            if rw is not None:
+                fired = True
+                pending.extend(made for made in rw.made if _is_anchor(made, each))
+        if debug:
+            _check_needs(each, graph)
+        if fired and debug:
+            verify(graph)
+    record.seconds += time.perf_counter() - started
+    return fired
+
+
+@contextlib.contextmanager
+def _named(each: Pass, journal: Journal) -> Iterator[None]:
+    """Name the pass that fails inside, and those that ran before it."""
+    try:
+        yield
+    except (
+        Exception
+    ) as error:  # the contract: a failing pass never takes the user's program down with it
+        raise PassError(each.name, [n for n in journal.records if n != each.name], error) from error
+
+
+def _check_needs(each: Pass, graph: Graph) -> None:
+    """Raise if a pass finds something in a graph without any op that it says it needs."""
+    census = Census(graph)
+    if each.needs is not None and each.needs.isdisjoint(census.named):
+        anchors = [op for op in graph.walk() if _is_anchor(op, each)]
+        found = [match.says for op in anchors for match in each.find(op)]
+        assert not found, f"{each.name} found something without what it needs: {found}"
+
+
+def _is_anchor(op: Op, each: Pass) -> bool:
+    named = each.primitives is None or op.name in each.primitives
+    return named and isinstance(op, each.anchors)
+
+
+def _judged(each: Pass, op: Op, journal: Journal) -> Iterator[tuple[Match, str | None]]:
+    """What a pass finds at an op, each match with why it is left; nothing more where that depends
+    on a size that is a symbol.
+    """
+    with contextlib.suppress(jax.errors.InconclusiveDimensionOperation):
+        for match in each.find(op):
+            if match.is_refused and not journal.tells:
+                continue
+            reason = each.refuse(match) or _why_undivided(each, op)
+            if reason is None or journal.tells:
+                yield match, reason
+
+
+def _rewrite_one(
+    each: Pass, op: Op, graph: Graph, record: PassRecord, journal: Journal
+) -> Rewriter | None:
+    for match, reason in _judged(each, op, journal):
+        frame = user_frame(match.at or match.op)
+        size = None if match.about is None else size_of(match.about)
+        if reason is not None:
+            record.refusals[Refusal(match.says, reason, frame, size, match.waste)] = None
+            continue
+        rw = Rewriter(graph, match.op)
+        each.rewrite(match, rw)
+        assert rw.edits, f"{each.name} accepted a match but changed nothing: {match.says}"
+        record.rewrites.append(
+            Rewrite(match.says, frame, len(rw.edits), size, match.waste, match.tidies)
+        )
+        return rw
+    return None
+
+
+def _why_undivided(each: Pass, op: Op) -> str | None:
+    """Why a pass must not run where XLA may divide arrays over devices."""
+    if not each.whole_arrays or not is_divided(op):
+        return None
+    return "XLA may divide the array over devices, and would gather it where it is read or written"
