@@ -1,16 +1,9 @@
-"""Every test runs with failing passes raised and graphs verified after every pass; XLA compiles
-fast rather than fast code.
-"""
-
-import os
+"""Every test runs with failing passes raised and graphs verified after every pass."""
 
 import hypothesis
 import pytest
 
-FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-os.environ.setdefault("XLA_FLAGS", FAST)  # before JAX looks at it
-
-from jaxpr_opt import settings  # noqa: E402
+from jaxpr_opt import settings
 
 hypothesis.settings.register_profile(
     "quick",
