@@ -727,3 +727,17 @@ def test_a_narrow_product_is_made_again_where_memory_is_far(depth, fires):
     with using(FAR):
         graph = alone(NARROW, jax.grad(loss), *types, fires=fires)
     assert len(next(op for op in graph.walk() if isinstance(op, Scan)).stacks) == (not fires)
+
+
+def test_in_a_loop_of_no_steps():
+    """Nothing is divided by how often it runs: the prices are those of one run."""
+
+    def masked(w, c, x, t):
+        return jnp.where((t > 0)[:, None], w, 0.0)
+
+    gradient = forth_and_back(masked, lambda g, w, r: g @ r)
+
+    def never(w, c, xs, ct):
+        return lax.scan(lambda c, _: (sum(gradient(w, c, xs, ct)), None), c, length=0)[0]
+
+    alone(NARROW, never, *TYPES, fires=True)
