@@ -52,6 +52,8 @@ class Options:
     """The same, in units of the program's inputs."""
     max_peak_bytes: Limit | None = None
     """Of the most that is live at one moment, estimated."""
+    memory: int | None = None
+    """Of the device that the program is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +165,7 @@ _PARSERS: dict[str, _Parser] = {
     "max_residual_bytes": _limit(_bytes),
     "max_residual_ratio": _limit(_number),
     "max_peak_bytes": _limit(_bytes),
+    "memory": _bytes,
     "mode": _mode,
     "argnums": _argnums,
     "ignore": strings,

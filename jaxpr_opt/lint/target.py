@@ -187,7 +187,7 @@ def lint_target(
       name: what the target is called; the function's name by default.
       **settings: as in `pyproject.toml`: ``mode``, ``argnums``, ``ignore``, ``scale``, ``growth``,
         ``min_bytes``, ``min_share``, ``max_residual_bytes``, ``max_residual_ratio``,
-        ``max_peak_bytes``.
+        ``max_peak_bytes``, ``memory``.
 
     Raises:
       TypeError: `fun` cannot be called, or `args` is neither a function nor a tuple.
