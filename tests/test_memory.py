@@ -198,8 +198,8 @@ def test_a_size_that_is_suggested_is_enough(nbytes):
     assert nbytes <= parse_bytes(binary_text_above(nbytes)) < 1.02 * nbytes
 
 
-def test_the_command(capsys):
-    """The table as a page of 80 columns, or as data."""
+def test_the_command(capsys, tmp_path):
+    """The table as a page of 80 columns, as data, or drawn."""
     line = ["budget", f"{__file__}:loss", "--grad", "--args", "f32[64,64]", "f32[64,64]"]
     assert main(line) == 0
     table = capsys.readouterr().out
@@ -208,6 +208,10 @@ def test_the_command(capsys):
     assert main([*line, "--format", "json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["points"][0]["part"] == 1.0
+    assert main([*line, "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<circle") == len(made["points"]) == page.count("<tr>") - 1
+    assert "is computed again" in page or "are computed again" in page
 
 
 BAD = ["12 GiG", "", "-1", 0, -5, -0.5, 0.0, 1.5, "1.5", "nan", float("nan"), float("inf"), True]

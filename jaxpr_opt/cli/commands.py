@@ -24,6 +24,7 @@ from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.html import page
+from jaxpr_opt.html.frontier import page as frontier_page
 from jaxpr_opt.reports import figures, frontier, observe
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.frontier import Frontier
@@ -93,6 +94,8 @@ def budget(options: argparse.Namespace, console: Console) -> int:
         return replace(frontier.budget(fun, *args, **kwargs), name=subject.name)
 
     made = traced(buys, subject, subject.chosen, arguments)
+    if options.html:
+        linting.save(Path(options.html), frontier_page(made))
     if options.format == "json":
         print_json({"target": options.target, **made.to_dict()})
     else:

@@ -230,6 +230,7 @@ def _add_budget(commands: Any) -> None:
         commands, "budget", "show what less memory costs: the programs optimize(memory=) may choose"
     )
     _add_target(budget)
+    budget.add_argument("--html", metavar="FILE", help="also draw it, as a page to look at")
 
 
 def _add_report(commands: Any) -> None:

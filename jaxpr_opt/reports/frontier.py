@@ -18,6 +18,8 @@ from jaxpr_opt.reports.figures import factor
 from jaxpr_opt.reports.printing import plain
 from jaxpr_opt.sizes import binary_text, binary_text_above
 
+COLUMNS = ("memory", "part", "FLOPs", "time", "what is computed again")
+
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
@@ -64,6 +66,11 @@ class Frontier:
     points: tuple[Point, ...]
     """The fastest first, which is the program without a budget."""
 
+    @property
+    def headline(self) -> str:
+        """What the program takes today."""
+        return f"{self.name} takes {binary_text(self.points[0].bytes)} of temporary memory"
+
     def to_dict(self) -> dict[str, Any]:
         """The whole frontier, for `json.dumps`."""
         return {"function": self.name, "points": [each.to_dict() for each in self.points]}
@@ -72,9 +79,7 @@ class Frontier:
         return plain(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        today = self.points[0]
-        takes = f"{self.name} takes {binary_text(today.bytes)} of temporary memory"
-        yield Text(takes, style="bold")
+        yield Text(self.headline, style="bold")
         if len(self.points) == 1:
             yield Text("No loop or layer keeps something for a gradient that is cheaper to repeat.")
             return
@@ -86,18 +91,21 @@ class Frontier:
         table = Table.grid(padding=(0, 2, 0, 0))
         for justify in ("right", "right", "right", "right", "left"):
             table.add_column(justify=justify)
-        table.add_row("memory", "part", "FLOPs", "time", "what is computed again", style="dim")
+        table.add_row(*COLUMNS, style="dim")
         for point in self.points:
-            table.add_row(*self._figures(point), "\n".join(_told(point)))
+            table.add_row(*self.row(point))
         return table
 
-    def _figures(self, point: Point) -> Iterator[str]:
-        today = self.points[0]
-        yield binary_text(point.bytes)
-        yield f"{point.part:.1%}"
-        known = today.flops and point.flops
-        yield f"{factor(known / today.flops)}x" if known and today.flops else "unknown"
-        yield f"{factor(point.seconds / today.seconds)}x"
+    def row(self, point: Point) -> tuple[str, ...]:
+        """What is told of a point in each of the `COLUMNS`."""
+        today, flops = self.points[0], point.flops
+        return (
+            binary_text(point.bytes),
+            f"{point.part:.1%}",
+            f"{factor(flops / today.flops)}x" if flops and today.flops else "unknown",
+            f"{factor(point.seconds / today.seconds)}x",
+            "\n".join(_told(point)),
+        )
 
 
 def _told(point: Point) -> Iterator[str]:
