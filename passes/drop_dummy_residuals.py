@@ -219,7 +219,7 @@ def _moved(value: Value, cond: Cond) -> list[Op] | None:
     """The ops of a branch that move a value from where it is defined outside; None if others make
     it (3).
     """
-    ops = backward_slice([value], lambda v: not any(b.defines(v) for b in cond.branches))
+    ops = backward_slice([value], lambda v: not cond.defines(v))
     return ops if all(map(moves, ops)) else None
 
 

@@ -163,6 +163,6 @@ def _facts(cond: Cond, index: int) -> Iterator[tuple[Value, int]]:
 def _agreed(values: tuple[Value, ...], cond: Cond) -> Value | None:
     """What all branches yield, if it is one value that is defined outside of them (3)."""
     first = values[0]
-    if any(branch.defines(first) for branch in cond.branches):  # (3)
+    if cond.defines(first):  # (3)
         return None
     return first if all(identity(v) == identity(first) for v in values) else None  # (3)

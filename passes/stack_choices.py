@@ -121,7 +121,7 @@ def _moved(case: Value, cond: Cond) -> list[Op] | None:
     """The ops of a branch that move a value to where it is one of the results; None if others make
     it (2).
     """
-    ops = backward_slice([case], lambda v: not any(b.defines(v) for b in cond.branches))
+    ops = backward_slice([case], lambda v: not cond.defines(v))
     return ops if all(moves(op) or is_undefined(op.results[0]) for op in ops) else None
 
 

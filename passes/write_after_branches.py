@@ -97,7 +97,7 @@ class WriteAfterBranches(Pass):
     def refuse(self, match: WrittenInBranch) -> str | None:
         cond, (first, *others) = match.op, match.made
         assert isinstance(cond, Cond)
-        if _inside(first.array, cond):
+        if cond.defines(first.array):
             return f"{first.array.label} is made in the branch"  # (1)
         for branch, write in zip(cond.branches, match.writes, strict=True):
             if write is None:
@@ -180,12 +180,8 @@ def _chosen(values: tuple[Value, ...], rw: Rewriter) -> Outcome | Value:
 
 def _places(write: Access, cond: Cond) -> list[Op]:
     """The ops of the branch that compute where the window is."""
-    outside = lambda v: isinstance(v, Constant) or not _inside(v, cond)  # noqa: E731
+    outside = lambda v: isinstance(v, Constant) or not cond.defines(v)  # noqa: E731
     return backward_slice(write.indices, outside)
-
-
-def _inside(value: Value, cond: Cond) -> bool:
-    return any(branch.defines(value) for branch in cond.branches)
 
 
 def _written(write: Access, value: Value, places: list[Value], before: Op, rw: Rewriter) -> Value:

@@ -571,6 +571,10 @@ class Cond(Op):
         per_branch = zip(*(branch.outputs for branch in self.regions), strict=True)
         return tuple(map(Outcome, self.results, per_branch))
 
+    def defines(self, value: Value) -> bool:
+        """Whether a value is defined in a branch."""
+        return any(branch.defines(value) for branch in self.branches)
+
 
 class Remat(Op):
     """``jax.checkpoint``: its values are recomputed in a transpose; nothing inside is merged
