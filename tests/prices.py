@@ -4,7 +4,7 @@ import dataclasses
 
 from jaxpr_opt.cost.devices import CPU
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
 
 FREE = dataclasses.replace(
     CPU, step=0.0, fused_step=0.0, line=0, predicate=0.0, pointers=2, registers=0, vector=1.0

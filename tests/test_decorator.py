@@ -429,16 +429,16 @@ def test_passes_are_chosen_by_name_with_dashes_or_underscores():
 
 
 def test_a_second_copy_of_a_pass_gets_one_clear_line(monkeypatch):
-    """`import passes.simplify` in the root of the repository makes classes that are not ours."""
-    from jaxpr_opt.passes import simplify
+    """`import passes.laws.simplify` in the repository makes classes that are not ours."""
+    from jaxpr_opt.passes.laws import simplify
 
-    spec = importlib.util.spec_from_file_location("passes.simplify", simplify.__file__)
+    spec = importlib.util.spec_from_file_location("passes.laws.simplify", simplify.__file__)
     copy = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "passes.simplify", copy)
+    monkeypatch.setitem(sys.modules, "passes.laws.simplify", copy)
     spec.loader.exec_module(copy)
     message = (
-        r"^optimize: passes: Simplify comes from passes.simplify, a second copy of"
-        r" jaxpr_opt.passes.simplify: import it from there, or write 'simplify'$"
+        r"^optimize: passes: Simplify comes from passes.laws.simplify, a second copy of"
+        r" jaxpr_opt.passes.laws.simplify: import it from there, or write 'simplify'$"
     )
     with pytest.raises(TypeError, match=message):
         optimize(jnp.sin, passes=[copy.Simplify()])

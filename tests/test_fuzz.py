@@ -35,7 +35,7 @@ from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.verify import verify
-from jaxpr_opt.passes.share_shifted_stacks import ShareShiftedStacks
+from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
 
 X = np.linspace(-1.5, 2.0, 12, dtype=np.float32).reshape(4, 3)
 

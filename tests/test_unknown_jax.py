@@ -401,7 +401,7 @@ def test_jax_names_parameters_in_one_place():
     root = Path(jaxpr_opt.__file__).parent
     found = [
         f"{path.relative_to(root)}: {ast.unparse(node)}"
-        for path in sorted([*root.rglob("*.py"), *(root / "passes").glob("*.py")])
+        for path in sorted([*root.rglob("*.py"), *(root / "passes").rglob("*.py")])
         if not INSIDE.fullmatch(path.name)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Subscript)

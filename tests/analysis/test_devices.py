@@ -15,9 +15,9 @@ from jaxpr_opt.engine.ir import Cond, Scan
 from jaxpr_opt.engine.journal import collect_journals
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.engine.traits import can_move, communicates
-from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
-from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
+from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
+from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.testing import check_refuses, run_alone, traced
 
 ROWS, COLUMNS = PartitionSpec("x"), PartitionSpec(None, "y")

@@ -49,7 +49,7 @@ MUTANTS = (
         "if op.reverse == self.scan.reverse:", "if False:",
     ),
     Mutant(
-        "forward-known-stacks", "1", "passes/forward_known_stacks.py",
+        "forward-known-stacks", "1", "passes/suppliers/forward_known_stacks.py",
         'return "it counts outer steps, too" if match.number.steps else None', "return None",
     ),
     Mutant(
@@ -62,15 +62,15 @@ MUTANTS = (
         "if skipped.keeps(carry):", "if True:",
     ),
     Mutant(
-        "count-steps", "1", "passes/count_steps.py",
+        "count-steps", "1", "passes/steps/count_steps.py",
         'if match.skip.kind != "carried":', "if False:",
     ),
     Mutant(
-        "isolate-skipped-steps", "2", "passes/isolate_skipped_steps.py",
+        "isolate-skipped-steps", "2", "passes/steps/isolate_skipped_steps.py",
         "if other is None or not _same_predicate(other, skip):", "if other is None:",
     ),
     Mutant(
-        "accumulate-sparse-cotangents", "1", "passes/accumulate_sparse_cotangents.py",
+        "accumulate-sparse-cotangents", "1", "passes/windows/accumulate_sparse_cotangents.py",
         "if [use.op for use in match.dense.uses] != [op]:", "if False:",
     ),
     Mutant(
@@ -92,16 +92,16 @@ MUTANTS = (
         "if not outer.steps:",
     ),
     Mutant(
-        "sink-select-into-update", "1", "passes/sink_select_into_update.py",
+        "sink-select-into-update", "1", "passes/windows/sink_select_into_update.py",
         "if left.array is right.array and writes:",
         "if left.array.aval == right.array.aval and writes:",
     ),
     Mutant(
-        "forward-written-windows", "2", "passes/forward_written_windows.py",
+        "forward-written-windows", "2", "passes/windows/forward_written_windows.py",
         "return dropped and not write.is_located", "return False",
     ),
     Mutant(
-        "forward-written-windows", "3", "passes/forward_written_windows.py",
+        "forward-written-windows", "3", "passes/windows/forward_written_windows.py",
         'if write.kind == "add" and not to_zeros:', "if False:",
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from jaxpr_opt.engine.ir import Cond, Graph, Op, Scan, Value
 from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
+from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 
 Change = Callable[[Graph, Rewriter], bool]
 CLEANER = Pipeline(((EliminateDeadCode(),),))

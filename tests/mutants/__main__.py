@@ -48,14 +48,14 @@ def _list(what: str, found: list[tuple[Mutant, str]]) -> None:
 
 
 def _modules() -> list[Path]:
-    return [f for f in sorted((ROOT / "passes").glob("*.py")) if f.stem != "__init__"]
+    return [f for f in sorted((ROOT / "passes").rglob("*.py")) if f.stem != "__init__"]
 
 
 def _tried(path: Path, args: argparse.Namespace) -> list[tuple[Mutant, str]]:
     """The mutants of a module that survive; says how many there are of each condition."""
     kill.warm()
     found = [m for m in mutants(path) if args.all or m.conditions]
-    for other in (*(ROOT / "passes").glob("*.py"), *(ROOT / "jaxpr_opt").glob("analysis/*.py")):
+    for other in (*(ROOT / "passes").rglob("*.py"), *(ROOT / "jaxpr_opt").glob("analysis/*.py")):
         found += mutants(other, path.stem.replace("_", "-"))
     verdicts = _verdicts(path, found, args)
     alive = [m for m in found if "killed" not in verdicts[m.key]]
@@ -98,7 +98,7 @@ def _tests(path: Path) -> Iterator[Path]:
     """Its own tests, and those of analyses that run it."""
     yield ROOT / "tests" / "passes" / f"test_{path.stem}.py"
     for each in sorted((ROOT / "tests" / "analysis").glob("test_*.py")):
-        if f"jaxpr_opt.passes.{path.stem} import" in each.read_text():
+        if f".{path.stem} import" in each.read_text():
             yield each
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Scan
-from jaxpr_opt.passes.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 from tests.prices import EAGER, AddedElsewhere

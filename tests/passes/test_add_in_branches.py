@@ -12,7 +12,7 @@ from jaxpr_opt.engine.ir import Cond
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.engine.traits import SUMS
 from jaxpr_opt.passes import DEFAULT
-from jaxpr_opt.passes.add_in_branches import AddInBranches
+from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

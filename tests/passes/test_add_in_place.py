@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.add_in_place import AddInPlace
+from jaxpr_opt.passes.in_place.add_in_place import AddInPlace
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.engine.ir import Scan
-from jaxpr_opt.passes.collapse_loops import CollapseLoops
+from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, keep, unspecified
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.passes.count_steps import CountSteps
+from jaxpr_opt.passes.steps.count_steps import CountSteps
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, keep
 

@@ -8,7 +8,7 @@ from jax import lax
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Cond
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
-from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
+from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 from tests.passes.dummies import anything

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.passes.eliminate_dead_code import EliminateDeadCode
+from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.testing import check_rewrite
 from tests.loops import alone
 

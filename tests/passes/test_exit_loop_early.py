@@ -10,7 +10,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.ir import Scan, While
 from jaxpr_opt.engine.registry import resolve
-from jaxpr_opt.passes.exit_loop_early import ExitLoopEarly
+from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite, traced
 from tests.loops import alone, keep

@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Constant
-from jaxpr_opt.passes.fold_constants import FoldConstants
+from jaxpr_opt.passes.laws.fold_constants import FoldConstants
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, run_alone, traced
 
 FOLD = FoldConstants()

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.passes.forward_written_windows import ForwardWrittenWindows
+from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import jaxpr_opt
-from jaxpr_opt.passes.fuse_branches import FuseBranches
+from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.passes.dummies import anything
 

@@ -15,7 +15,7 @@ from jaxpr_opt.engine.ir import Cond, Scan
 from jaxpr_opt.engine.journal import collect_journals
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.passes import DEFAULT
-from jaxpr_opt.passes.hoist_invariant_residuals import HoistInvariantResiduals
+from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone
 from tests.passes.dummies import anything

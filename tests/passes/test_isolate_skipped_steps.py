@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxpr_opt.engine.ir import Cond, Scan
-from jaxpr_opt.passes.isolate_skipped_steps import IsolateSkippedSteps
+from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.testing import check_refuses
 from tests.loops import alone, unspecified
 

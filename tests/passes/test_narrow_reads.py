@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.passes.narrow_reads import NarrowReads
+from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, memory
 

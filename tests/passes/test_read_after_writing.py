@@ -8,7 +8,7 @@ from jax import lax
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import resolve
-from jaxpr_opt.passes.read_after_writing import ReadAfterWriting
+from jaxpr_opt.passes.in_place.read_after_writing import ReadAfterWriting
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone
 from tests.prices import EAGER

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
-from jaxpr_opt.passes.recognize_one_hot import RecognizeOneHot
+from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.testing import (
     assert_same_bits,
     check_refuses,

@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.engine.ir import Scan
-from jaxpr_opt.passes.replay_steps import ReplaySteps
+from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, keep, unspecified
 from tests.prices import EAGER

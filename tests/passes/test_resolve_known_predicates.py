@@ -9,9 +9,9 @@ from jax import lax
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Cond
 from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.passes.fold_constants import FoldConstants
-from jaxpr_opt.passes.resolve_known_predicates import ResolveKnownPredicates
-from jaxpr_opt.passes.simplify import Simplify
+from jaxpr_opt.passes.laws.fold_constants import FoldConstants
+from jaxpr_opt.passes.laws.resolve_known_predicates import ResolveKnownPredicates
+from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.testing import check_rewrite, run_alone, traced
 
 RESOLVE = ResolveKnownPredicates()

@@ -8,7 +8,7 @@ from jax import lax
 from bench.limits import temporary_bytes
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.passes.scan_in_place import ScanInPlace
+from jaxpr_opt.passes.in_place.scan_in_place import ScanInPlace
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.passes.share_batched_tables import ShareBatchedTables
+from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.passes.simplify import Simplify
+from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.testing import assert_same_bits, check_rewrite, evaluate_exactly, run_alone, traced
 
 SIMPLIFY = Simplify()

@@ -11,10 +11,10 @@ from jaxpr_opt.analysis.skips import Skip, find_skips
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Scan
 from jaxpr_opt.passes import CLEANUP
-from jaxpr_opt.passes.narrow_reads import NarrowReads
-from jaxpr_opt.passes.narrow_residuals import NarrowResiduals
-from jaxpr_opt.passes.sink_select_into_update import SinkSelectIntoUpdate
-from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
+from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
+from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
+from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
+from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.testing import (
     assert_same_bits,
     check_refuses,

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.passes.update_rows import UpdateRows
+from jaxpr_opt.passes.in_place.update_rows import UpdateRows
 from jaxpr_opt.testing import (
     assert_same_bits,
     check_refuses,

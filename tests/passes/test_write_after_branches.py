@@ -11,8 +11,8 @@ from jaxpr_opt.engine.ir import Cond, Scan
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.passes import CLEANUP, DEFAULT
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
-from jaxpr_opt.passes.slice_known_windows import SliceKnownWindows
-from jaxpr_opt.passes.write_after_branches import WriteAfterBranches
+from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
+from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

@@ -40,7 +40,7 @@ from jaxpr_opt.bridge.parameters import (
     permutation_of,
 )
 from jaxpr_opt.engine.ir import Op, Value, phase_of
-from jaxpr_opt.passes.simplify import Identity, Law, Laws, Plainer, Simplify, involution
+from jaxpr_opt.passes.laws.simplify import Identity, Law, Laws, Plainer, Simplify, involution
 
 
 def _is_discrete(op: Op) -> bool:  # (3)
