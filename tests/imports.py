@@ -9,7 +9,8 @@ PACKAGE = Path(jaxpr_opt.__file__).parent
 
 
 def _named():
-    for path in sorted(PACKAGE.rglob("*.py")):
+    linked = PACKAGE / "passes"  # `rglob` does not follow links
+    for path in sorted({*PACKAGE.rglob("*.py"), *linked.rglob("*.py")}):
         parts = (PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts)
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
