@@ -1,4 +1,4 @@
-"""The library of passes; `ls` is its table of contents, this file the order in which they run.
+"""The library of passes, by folder; this file is the order in which they run.
 
 Each stage runs to a fixpoint before the next begins.  Within a stage the order matters only where a
 pass says so (`Pass.after`).
@@ -19,6 +19,7 @@ from jaxpr_opt.passes.laws.merge_common_subexpressions import MergeCommonSubexpr
 from jaxpr_opt.passes.laws.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.laws.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.laws.simplify import Simplify
+from jaxpr_opt.passes.mark_donated_buffers import MarkDonatedBuffers
 from jaxpr_opt.passes.pack_scalars import PackScalars
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
@@ -122,3 +123,6 @@ DEFAULT = (
 MEMORY = (ReplaySegments(), NarrowResiduals(), RecomputeSegments(), *CLEANUP)
 """What trades seconds for memory where `optimize(memory=...)` asks for it, before the stages of the
 final phase."""
+
+DONATION = (MarkDonatedBuffers(),)
+"""What is asked where a caller gives up arguments: `optimize(donate=...)`, the lint, reports."""

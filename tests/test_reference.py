@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import jaxpr_opt
-from jaxpr_opt.cli import reference
+from jaxpr_opt.cli import documentation, reference
 from jaxpr_opt.engine import registry
 from jaxpr_opt.lint import config
 from jaxpr_opt.lint.formats import WRITERS
@@ -29,8 +29,16 @@ def test_every_rule_and_every_pass_has_an_entry():
     pages = reference.pages()
     for rule in rules().values():
         assert f"\n### {rule.code} {rule.name}\n" in pages["rules.md"]
-    for each in registry.default_pipeline().passes:
+    for each in registry.library_passes():
         assert f"\n## {each.name}\n" in pages["passes.md"]
+
+
+def test_every_folder_of_passes_says_what_each_is_for():
+    passes = {each.name: each for each in registry.library_passes()}
+    _, *folders = documentation.rooms(passes.values())
+    assert len(folders) == 5
+    for room, members in folders:
+        assert set(room.laws) == {each.name for each in members}
 
 
 @pytest.mark.parametrize("name", sorted(reference.pages()))

@@ -21,6 +21,7 @@ from rich.text import Text
 from jaxpr_opt.engine.interface import Pass
 
 ITEM = re.compile(r"(?P<indent> *)(?P<marker>\d+\.|\([a-z0-9]\)|[-*]) +(?P<text>.*)")
+LAW = re.compile(r"^`([a-z-]+)`  +(.*)$", re.MULTILINE)
 WHEN = {
     "differentiable": "when traced and when lowered; the result may still be differentiated",
     "differentiated": "where the program computes a gradient, or is about to, and when lowered",
@@ -47,6 +48,31 @@ def source(each: Pass) -> str:
 def sentence(each: Pass) -> str:
     """What the pass does: the first paragraph."""
     return " ".join(source(each).partition("\n\n")[0].split())
+
+
+class Room(NamedTuple):
+    """A folder of passes: where it is, what it is about, and its passes in a line each."""
+
+    path: str
+    about: str
+    laws: dict[str, str]
+
+
+def rooms(passes: Iterable[Pass]) -> list[tuple[Room, list[Pass]]]:
+    """The passes by folder, the library's own folder first; what a folder is about is said in the
+    docstring of its package.
+    """
+    by_package: dict[str, list[Pass]] = {}
+    for each in passes:
+        by_package.setdefault(type(each).__module__.rpartition(".")[0], []).append(each)
+    ordered = sorted(by_package, key=lambda name: (name.count("."), name))
+    return [(_room(name), by_package[name]) for name in ordered]
+
+
+def _room(package: str) -> Room:
+    doc = inspect.getdoc(sys.modules[package]) or ""
+    about = " ".join(doc.partition("\n\n")[0].split())
+    return Room(package.removeprefix("jaxpr_opt.").replace(".", "/"), about, dict(LAW.findall(doc)))
 
 
 def to_dict(each: Pass) -> dict[str, Any]:

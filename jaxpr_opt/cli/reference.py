@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxpr_opt.cli.documentation import WHEN, Block, blocks, sentence, source
+from jaxpr_opt.cli.documentation import WHEN, Block, blocks, rooms, sentence, source
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.lint.rule import FAMILIES, Rule, capitalised, documentation, passages, rules, summary
@@ -67,16 +67,18 @@ def _language(code: str) -> str:
 def _passes() -> Iterator[str]:
     yield from ("# Passes", "", NOTE, "")
     yield (
-        "What `optimize` does, in the order in which it first tries; `jaxpr-opt passes NAME` prints"
-        " an entry of this page. How they play together is told in [the design](design.md)."
+        "What `optimize` does: by folder, then in the order in which it is first tried. `jaxpr-opt"
+        " passes NAME` prints an entry of this page. How passes play together is told in [the"
+        " design](design.md)."
     )
-    yield from ("", "| pass | |", "|---|---|")
-    passes = registry.default_pipeline().passes
-    unique = {each.name: each for each in reversed(passes)}
-    for each in reversed(unique.values()):
-        yield f"| [{each.name}](#{each.name}) | {_cell(sentence(each))} |"
-    yield from _order(list(reversed(unique.values())))
-    for each in reversed(unique.values()):
+    passes = {each.name: each for each in registry.library_passes()}
+    for room, members in rooms(passes.values()):
+        yield from ("", f"**`{room.path}`** {room.about}", "", "| pass | |", "|---|---|")
+        for each in members:
+            says = room.laws.get(each.name) or sentence(each)
+            yield f"| [{each.name}](#{each.name}) | {_cell(says)} |"
+    yield from _order(list(passes.values()))
+    for each in passes.values():
         yield from _pass(each)
 
 

@@ -11,10 +11,13 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
+from jaxpr_opt.analysis.aliasing import Alias, Aliasing, Buffer, Offer
 from jaxpr_opt.bridge import compat
+from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.ir import Graph
+from jaxpr_opt.engine.journal import Journal
+from jaxpr_opt.engine.running import run_pass
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.insight.aliasing import Alias, Buffer, aliasing
 from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.reports.printing import plain
 
@@ -31,7 +34,7 @@ class Argument:
     result: str = ""
     """The result it becomes, as `result[0]['params'].w`; empty where it is not donated."""
     kind: str = ""
-    """How well they go together; see `jaxpr_opt.insight.aliasing`."""
+    """How well they go together; see `jaxpr_opt.analysis.lifetimes.Kind`."""
     reason: str = ""
     """Why it is not donated; empty where it is."""
     frame: Frame | None = None
@@ -150,24 +153,33 @@ def donation(
     inputs = _buffers([v.aval for v in graph.inputs], shardings)
     outputs = _buffers([v.aval for v in graph.outputs], out_shardings)
     outputs = [None if i in kept else each for i, each in enumerate(outputs)]
-    found = aliasing(graph, inputs, outputs, candidates)
-    given = _names(graph.debug_info, "arg_names", "argument", len(inputs))
+    given = range(len(inputs)) if candidates is None else candidates
+    found = _marked(graph, Offer(tuple(inputs), tuple(outputs), frozenset(given)))
+    taken = _names(graph.debug_info, "arg_names", "argument", len(inputs))
     made = _names(graph.debug_info, "result_paths", "result", len(outputs))
     arguments: dict[int, Argument] = {}
     for alias in found.aliases:
         arguments[alias.input] = replace(
-            _argument(given, inputs, alias.input),
+            _argument(taken, inputs, alias.input),
             result=made[alias.output],
             kind=str(alias.kind),
         )
     for refusal in found.refused:
         frame = None if refusal.op is None else compat.user_frame(refusal.op.source.info)
         arguments[refusal.input] = replace(
-            _argument(given, inputs, refusal.input), reason=refusal.reason, frame=frame
+            _argument(taken, inputs, refusal.input), reason=refusal.reason, frame=frame
         )
     ordered = tuple(arguments[i] for i in sorted(arguments))
     unread = any(not graph.inputs[alias.input].uses for alias in found.aliases)
     return Donation(graph.name, ordered, found.aliases, unread)
+
+
+def _marked(graph: Graph, offer: Offer) -> Aliasing:
+    """What `mark-donated-buffers` marks of what is offered."""
+    marking = replace(registry.named("mark-donated-buffers"), offer=offer)
+    run_pass(marking, graph, Journal(graph.phase, tells=False))
+    assert graph.donated is not None
+    return graph.donated
 
 
 def _names(info: Any, field: str, otherwise: str, count: int) -> list[str]:

@@ -31,13 +31,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from jax.extend.core import Primitive
 
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import length_of, reverse_of
+
+if TYPE_CHECKING:
+    from jaxpr_opt.analysis.aliasing import Aliasing
 
 Phase = Literal["differentiable", "differentiated", "final"]
 """What JAX may still do to a program: differentiate it; differentiate it again, as it computes
@@ -614,6 +617,8 @@ class Graph:
     """Whether XLA may divide its arrays over devices, without a word in their types."""
     opened: bool = False
     """Whether calls that the first phase leaves alone (custom derivatives) were inlined."""
+    donated: Aliasing | None = None
+    """Which inputs become which outputs, where a caller gives some up."""
     facts: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What analyses have found out, until the next edit (see `jaxpr_opt.analysis.facts`)."""
 

@@ -31,7 +31,7 @@ def available() -> dict[str, Pass]:
     """Every pass by its kebab-case name, the library's first.  Two passes of one name are an
     error.
     """
-    found: dict[str, Pass] = {each.name: each for each in default_pipeline().passes}
+    found: dict[str, Pass] = {each.name: each for each in library_passes()}
     for entry in entry_points(group=LIBRARY):
         each = entry.load()()
         if each.name in found:
@@ -44,6 +44,14 @@ def default_pipeline() -> Pipeline:
     """The library's pipeline, in the order `jaxpr_opt.passes` declares."""
     library = importlib.import_module(LIBRARY)
     return Pipeline(library.DEFAULT, library.MEMORY)
+
+
+def library_passes() -> tuple[Pass, ...]:
+    """Every pass of the library: those of its pipeline, and those for arguments that a caller gives
+    up.
+    """
+    donation: tuple[Pass, ...] = importlib.import_module(LIBRARY).DONATION
+    return (*default_pipeline().passes, *donation)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from jax import lax
 from jax.extend.core.primitives import reshape_p
 
 from jaxpr_opt.analysis.affine import Affine
+from jaxpr_opt.analysis.aliasing import Aliasing
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine.exporter import evaluate_ops
 from jaxpr_opt.engine.importer import splice
@@ -73,6 +74,7 @@ class Rewriter:
 
     def _record(self, action: str, op: Op | None) -> None:
         self.graph.facts.clear()
+        self.graph.donated = None
         self.edits.append(
             Edit(action, op.name, op.source) if op is not None else Edit(action, "", None)
         )
@@ -481,6 +483,11 @@ class Rewriter:
         )
         self.place(cond, before)
         return cond
+
+    def mark_donated(self, found: Aliasing) -> None:
+        """Say which inputs become which outputs; that holds until the next edit."""
+        self._record("mark", self.graph.body.last)
+        self.graph.donated = found
 
 
 def copy_graph(graph: Graph) -> Graph:

@@ -101,8 +101,14 @@ def op_lines(op: Op, names: Names, depth: int) -> Iterator[Line]:
 
 
 def graph_opening(graph: Graph, names: Names) -> str:
-    """`fn (x:f32[3]) {`"""
-    return f"fn ({', '.join(map(names.definition, graph.inputs))}) {{"
+    """`fn (x:f32[3] becomes y) {`"""
+    becomes = {a.input: a.output for a in graph.donated.aliases} if graph.donated else {}
+    inputs = [
+        names.definition(value)
+        + (f" becomes {names[graph.outputs[becomes[i]]]}" if i in becomes else "")
+        for i, value in enumerate(graph.inputs)
+    ]
+    return f"fn ({', '.join(inputs)}) {{"
 
 
 def opening(op: Op, names: Names) -> str:

@@ -8,8 +8,8 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxpr_opt.analysis.aliasing import Buffer, Offer, aliasing
 from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.insight.aliasing import Buffer, aliasing
 
 SQUARE = jax.ShapeDtypeStruct((8, 8), "float32")
 ROW = jax.ShapeDtypeStruct((8,), "float32")
@@ -18,10 +18,11 @@ ROW = jax.ShapeDtypeStruct((8,), "float32")
 def found(fun, *args, candidates=None):
     """`{input: (output, kind)}` and `{input: reason}`."""
     graph = import_jaxpr(jax.jit(fun).trace(*args).jaxpr, "final")
-    buffers = [
-        [Buffer(v.shape, v.dtype) for v in values] for values in (graph.inputs, graph.outputs)
-    ]
-    result = aliasing(graph, *buffers, candidates)
+    inputs, outputs = (
+        tuple(Buffer(v.shape, v.dtype) for v in values) for values in (graph.inputs, graph.outputs)
+    )
+    given = range(len(inputs)) if candidates is None else candidates
+    result = aliasing(graph, Offer(inputs, outputs, frozenset(given)))
     aliases = {a.input: (a.output, str(a.kind)) for a in result.aliases}
     return aliases, {r.input: r.reason for r in result.refused}
 
@@ -151,7 +152,7 @@ def test_shardings_memories_and_layouts():
     plain = Buffer((8,), jnp.dtype("float32"))
 
     def reason(source, target):
-        result = aliasing(graph, [source], [target])
+        result = aliasing(graph, Offer((source,), (target,), frozenset({0})))
         return result.refused[0].reason if result.refused else ""
 
     def buffer(**known):

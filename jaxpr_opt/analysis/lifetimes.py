@@ -17,13 +17,21 @@ RESHAPING = frozenset({"copy", "reshape", "squeeze", "stop_gradient"})
 
 
 class Kind(IntEnum):
-    """How well an argument and a result go together; see `jaxpr_opt.insight.aliasing`."""
+    """How well an argument and a result of one type go together."""
 
     NONE = 0
+    """Something reads the argument when the result is there, or makes the result while it still
+    reads (a product of matrices): XLA would copy it, and save nothing."""
     LATE = 1
+    """The result is made of the argument, as of `UPDATED`, but something else reads the argument
+    later, in the order of the program: XLA may have to copy it, or run that first."""
     DEAD = 2
+    """Nothing reads the argument once the result is made."""
     UPDATED = 3
+    """The result is made of the argument element by element, slice by slice or step by step, and
+    nothing reads the argument later."""
     MOVED = 4
+    """The result is the argument, returned as it is.  Without donation it is copied."""
 
     def __str__(self) -> str:
         return self.name.lower()

@@ -1,28 +1,9 @@
-"""Which argument of a program may become which of its results: what donation can use, and why not.
+"""Which argument of a program may become which of its results, and why not.
 
-Donating an argument lets XLA write a result where the argument was.  It does so only if the two
-have one type, and to some use only if the argument is dead by then: if nothing reads it once the
-result is there.  With one argument and one result of a type there is nothing to choose.  With many
-the choice matters: an argument paired with the wrong result is copied first, to be read later.
-(JAX pairs the arguments and the results of a type as they come.)
-
-A pair of an argument and a result of one type is of one of these kinds, the best first:
-
-===========  ======================================================================================
-``moved``    the result is the argument, returned as it is.  Without donation it is copied
-``updated``  the result is made of the argument element by element, slice by slice or step by step,
-             and nothing reads the argument later
-``dead``     nothing reads the argument once the result is made
-``late``     the result is made of the argument in that way, but something else reads the argument
-             later, in the order of the program: XLA may have to copy it, or run that first
-===========  ======================================================================================
-
-Or it is none: something needs the result first and reads the argument then, or makes the result
-while it still reads (a product of matrices), or reads an argument later that has nothing to do with
-the result.  XLA would copy the argument, and what is saved on one side is spent on the other.
-
-Pairs are chosen by a maximum-weight matching.  As all pairs of an argument have its size, types do
-not compete, and each is matched by itself: most bytes first, best kinds next.
+With one argument and one result of a type there is nothing to choose.  With many the choice
+matters: an argument paired with the wrong result is copied first, to be read later.  Pairs are
+chosen by a maximum-weight matching.  As all pairs of an argument have its size, types do not
+compete, and each is matched by itself: most bytes first, best kinds (`Kind`) next.
 """
 
 from __future__ import annotations
@@ -31,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxpr_opt.analysis.lifetimes import Kind, Lifetimes
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.engine.ir import Graph, Op
-from jaxpr_opt.insight.lifetimes import Kind, Lifetimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +71,17 @@ class Refusal:
     op: Op | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """What a caller gives up, and what would have to fit."""
+
+    inputs: tuple[Buffer | None, ...]
+    """What each input takes; None for what has no buffer (a token, a reference)."""
+    outputs: tuple[Buffer | None, ...]
+    given: frozenset[int]
+    """The inputs that are given up, by position."""
+
+
 @dataclass(frozen=True, slots=True)
 class Aliasing:
     """What can be donated: every candidate is in exactly one of the two, in order."""
@@ -103,21 +95,9 @@ class Aliasing:
         return sum(alias.nbytes for alias in self.aliases)
 
 
-def aliasing(
-    graph: Graph,
-    inputs: Sequence[Buffer | None],
-    outputs: Sequence[Buffer | None],
-    candidates: Iterable[int] | None = None,
-) -> Aliasing:
-    """The best pairs of candidates and results.
-
-    Args:
-      graph: the program.
-      inputs: what each of its inputs takes; None for what has no buffer (a token, a reference).
-      outputs: the same for its outputs.
-      candidates: inputs that may be donated; without it, all of them.
-    """
-    asked = range(len(inputs)) if candidates is None else sorted(set(candidates))
+def aliasing(graph: Graph, offer: Offer) -> Aliasing:
+    """The best pairs of results and what is offered for them."""
+    inputs, outputs = offer.inputs, offer.outputs
     lifetimes = Lifetimes(graph)
 
     def kind(i: int, j: int) -> Kind:
@@ -128,7 +108,7 @@ def aliasing(
 
     aliases: list[Alias] = []
     refused: list[Refusal] = []
-    for rows, columns in _by_type(inputs, outputs, asked):
+    for rows, columns in _by_type(inputs, outputs, sorted(offer.given)):
         pairs = matching(rows, columns, kind)
         aliases += [Alias(i, j, _nbytes(inputs[i]), kind(i, j)) for i, j in pairs]
         for i in set(rows) - {i for i, _ in pairs}:
