@@ -40,7 +40,7 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import length_of, reverse_of
 
 if TYPE_CHECKING:
-    from jaxpr_opt.insight.aliasing import Aliasing
+    from jaxpr_opt.analysis.aliasing import Aliasing
 
 Phase = Literal["differentiable", "differentiated", "final"]
 """What JAX may still do to a program: differentiate it; differentiate it again, as it computes

@@ -21,6 +21,7 @@ from jax import lax
 from jax.extend.core.primitives import reshape_p
 
 from jaxpr_opt.analysis.affine import Affine
+from jaxpr_opt.analysis.aliasing import Aliasing
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine.exporter import evaluate_ops
 from jaxpr_opt.engine.importer import splice
@@ -43,7 +44,6 @@ from jaxpr_opt.engine.ir import (
     While,
     enclosing_shard_map,
 )
-from jaxpr_opt.insight.aliasing import Aliasing
 
 
 class Edit(NamedTuple):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxpr_opt.analysis.aliasing import Buffer, Offer
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.journal import Journal
@@ -13,7 +14,6 @@ from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.running import run_pass
 from jaxpr_opt.engine.text import to_text
 from jaxpr_opt.engine.verify import verify
-from jaxpr_opt.insight.aliasing import Buffer, Offer
 
 ROW, TABLE = (jax.ShapeDtypeStruct(shape, "float32") for shape in [(8,), (8, 8)])
 

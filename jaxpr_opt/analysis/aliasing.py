@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxpr_opt.analysis.lifetimes import Kind, Lifetimes
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.engine.ir import Graph, Op
-from jaxpr_opt.insight.lifetimes import Kind, Lifetimes
 
 
 @dataclass(frozen=True, slots=True)
