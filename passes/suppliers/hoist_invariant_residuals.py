@@ -36,13 +36,15 @@ Sound when
 4. an op: everything it reads is defined outside, it has no effects and is no collective, and the
    loop takes at least one step, so that nothing is computed that was not before.  What only moves
    elements of its operand (a broadcast, a slice, a transpose) stays where it is read, unless it is
-   small, or an op that leaves, or a residual, needs it.
+   small, or an op that leaves, or a residual, needs it.  So does arithmetic on numbers of rows and
+   columns (a causal mask, an identity matrix).
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 
 Cost: a residual of n rows becomes one value; an op runs once instead of n times.  A little
 arithmetic XLA takes out as well: alone it is no reason to touch a program.  A value that only moves
-elements XLA makes where it is read; before the loop it would take memory as long as the loop runs.
+elements, or is made of numbers alone, XLA makes where it is read; before the loop it would take
+memory as long as the loop runs.
 Source: MLIR's scf loop-invariant code motion; https://github.com/jax-ml/jax/issues/8239 is what
 happens to weights without it on jax 0.10.
 """
@@ -63,7 +65,7 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
+from jaxpr_opt.engine.ir import UNDEFINED, Constant, Op, Scan, Stack, Stream, Value, While
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import ARRANGING, can_move, is_arithmetic, rearranges, spreads
 
@@ -163,7 +165,8 @@ def _is_large_view(op: Op) -> bool:
 def _leaving(scan: Scan) -> tuple[Op, ...]:
     """Ops of the body that need nothing of a step (4)."""
     leaving: dict[Op, None] = {}
-    waiting: set[Op] = set()  # could leave, but only move elements of their operands
+    waiting: set[Op] = set()  # could leave, but XLA makes them where they are read
+    numbers: set[Op] = set()  # those made of constants alone
 
     def is_outside(value: Value) -> bool:
         op = value.op
@@ -181,7 +184,11 @@ def _leaving(scan: Scan) -> tuple[Op, ...]:
             take(op.operands)
         elif all(map(is_outside, op.operands)) and can_move(op):  # (4)
             captured = [v for region in op.regions for v in region.captures()]
-            if spreads(op) or _is_large_view(op):
+            if _is_little(op) and all(
+                isinstance(v, Constant) or v.op in numbers for v in op.operands
+            ):
+                numbers.add(op)
+            if spreads(op) or _is_large_view(op) or (op in numbers and op.result.size > 1):
                 waiting.add(op)
             elif all(map(is_outside, captured)):  # (4)
                 take([*op.operands, *captured])

@@ -498,6 +498,40 @@ def test_integers_are_no_reason_to_touch_a_program(chosen, touched):
     assert Pipeline(DEFAULT).run(jaxpr).changed == touched
 
 
+def test_what_is_made_of_constants_stays_beside_what_leaves():
+    """(4) Before the loop an identity matrix would take memory as long as it runs."""
+
+    def program(w, xs):
+        step = lambda c, x: (c * jnp.sin(w) + x * jnp.eye(3), None)
+        return lax.scan(step, jnp.zeros((3, 3)), xs)[0]
+
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[3,3]",
+        "f32[8,3,3]",
+        simplify=True,
+        diff="""
+          fn (w:f32[3,3], xs:f32[8,3,3]) {
+            b:f32[3,3] = broadcast_in_dim 0.0
+        +   s:f32[3,3] = sin w
+            c:f32[3,3] = scan[8] carry(c=b) xs(x=xs) {
+        -     s:f32[3,3] = sin w
+              m:f32[3,3] = mul c s
+              i:i32[3,3] = iota
+              i1:i32[3,3] = iota[dimension=1]
+              e:bool[3,3] = eq i i1
+              c1:f32[3,3] = convert_element_type e
+              m1:f32[3,3] = mul x c1
+              a:f32[3,3] = add m m1
+              yield carry(a)
+            }
+            return c
+          }
+        """,
+    )
+
+
 def test_why_a_residual_varies_is_found_out_for_those_who_are_told(monkeypatch):
     asked = []
     module = sys.modules[HoistInvariantResiduals.__module__]
