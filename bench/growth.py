@@ -49,8 +49,10 @@ COPIES = Powers(2, 1, 1)
 """Whole arrays are touched in every step, none is stored."""
 FORWARD, FORWARD_COPIES = Powers(1, 0, 1), Powers(2, 0, 1)
 """There is no gradient."""
-STEPS_TAKEN = Powers(0, 1, 1, iteration=0)
-"""The loop ends when it is done; of each step its input, a small vector, has its place."""
+STEPS_TAKEN = Powers(0, 0, 0, iteration=0)
+"""The loop ends when it is done; beside what its first steps store, the input of each other one, a
+small vector, does not show.
+"""
 
 ORDERED, ORDERED_FORWARD = (LINEAR, FORWARD) if fence() else (COPIES, FORWARD_COPIES)
 """With what orders reads and writes, where XLA heeds it."""
@@ -100,7 +102,7 @@ NOTES = {
     "bounded while, nested": "plain, each of the log n levels copies the residuals of those inside:"
     " n log n is n^1.15 here",
     "bounded while": "n is the bound, and eight steps are taken; optimised, they are a `while`, of"
-    " which one iteration is told. Its residuals, inputs of the steps, show from bound 4096 on",
+    " which one iteration is told. The first steps store; the inputs of the others show later",
     "ragged RNN": "n is the number of time slots, and eight are in use",
 }
 """Where time is not what the work is, why."""

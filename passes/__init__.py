@@ -120,7 +120,7 @@ DEFAULT = (
     (ScanInPlace(), EliminateDeadCode()),
 )
 
-MEMORY = (ReplaySegments(), NarrowResiduals(), RecomputeSegments(), *CLEANUP)
+MEMORY = (ReplaySteps(), ReplaySegments(), NarrowResiduals(), RecomputeSegments(), *CLEANUP)
 """What trades seconds for memory where `optimize(memory=...)` asks for it, before the stages of the
 final phase."""
 

@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxpr_opt import budget, optimize, settings
+from jaxpr_opt.analysis import dropping
 from jaxpr_opt.cli.main import main
 from jaxpr_opt.memory import planner
 from jaxpr_opt.memory.budget import Budget, parse_budget
@@ -143,6 +144,37 @@ def test_little_is_made_to_choose_from(monkeypatch):
     monkeypatch.setattr(planner, "copy_graph", lambda graph: made.append(graph) or copy(graph))
     optimize(jax.grad(unrolled), memory=0.5).lower(W, TALL)
     assert 1 <= len(made) <= 2
+
+
+def test_little_is_looked_for(monkeypatch):
+    """What may be dropped is looked for once, though the program is rewritten on a copy; a budget
+    that is met takes one estimate of memory, and none of time.
+    """
+    asked = []
+
+    def count(module, name):
+        was = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: asked.append(name) or was(*args))
+
+    count(dropping, "shortest")
+    count(planner, "temporary_bytes")
+    count(planner, "predicted_seconds")
+    optimize(jax.grad(unrolled), memory=1.0).lower(W, TALL)
+    assert asked == ["temporary_bytes"]
+    optimize(jax.grad(unrolled), memory=0.5).lower(W, TALL)
+    assert asked.count("shortest") == 2  # for many bounds, and for small ones
+
+
+def test_a_loop_that_stops_early():
+    """Without a budget its first steps store; the least memory is that of steps replayed."""
+
+    def bounded(w, h, n):
+        step = lambda c: (c[0] + 1, jnp.tanh(jnp.cos(c[1] @ w) @ w))
+        body = lambda c, _: (lax.cond(c[0] < n, step, lambda c: c, c), None)
+        return lax.scan(body, (0, h), length=1000)[0][1].sum()
+
+    first, *_, least = frontier(jax.grad(bounded), W, TALL, 3)
+    assert least.nbytes < first.nbytes < 1.1 * 1000 * TALL.nbytes
 
 
 def test_ten_thousand_steps_at_a_hundredth_of_the_memory():

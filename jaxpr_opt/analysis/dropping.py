@@ -24,15 +24,16 @@ straight line of ops.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.analysis.facts import copied_from, remembered
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.segmenting import Matrix, Step, Way, Ways, shortest
 from jaxpr_opt.analysis.turn import Turn, is_free, turn
@@ -40,6 +41,8 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.ir import Op, Value
 from jaxpr_opt.engine.traits import is_arithmetic, is_cheap, is_repeatable
+
+Counts = NDArray[np.int_]
 
 
 class Segment(NamedTuple):
@@ -64,12 +67,37 @@ class Dropping:
     seconds: float
     """What computing it again takes."""
 
+    def at(self, end: Op) -> Dropping:
+        """The same in the region that ends there: this one, or a copy of it."""
+        region = end.region
+        assert region is not None
+        if region is self.turn.region:
+            return self
+        copy = turn(region)
+        return replace(self, turn=copy, segments=tuple(map(self._copied_to(copy), self.segments)))
+
+    def _copied_to(self, copy: Turn) -> Callable[[Segment], Segment]:
+        places = self.turn.place
+
+        def copied(segment: Segment) -> Segment:
+            if segment.kept is None:
+                return segment
+            kept = ((places[v.op], v.position) for v in segment.kept if v.op is not None)
+            return segment._replace(kept={copy.ops[i].results[n] for i, n in kept})
+
+        return copied
+
 
 def cheapest(end: Op) -> Dropping | None:
     """What to drop in the region that ends here, as the cost model says; None where keeping
     everything costs least.
     """
-    model, found = cost_model(), droppings(end)
+    best = _cheapest(droppings(end))
+    return None if best is None else best.at(end)
+
+
+def _cheapest(found: Sequence[Dropping]) -> Dropping | None:
+    model = cost_model()
     if model.part is not None:
         return within(found, model.part)
     best = min(found, key=lambda each: each.seconds + model.held(each.nbytes), default=None)
@@ -87,9 +115,11 @@ def within(found: Sequence[Dropping], part: float) -> Dropping | None:
 
 @remembered
 def droppings(end: Op) -> tuple[Dropping, ...]:
-    """What may be dropped in the region that ends here, the fastest first: each takes less memory
-    than the one before it.
+    """What may be dropped in the region that ends here, or in the one that it is a copy of, the
+    fastest first: each takes less memory than the one before it.
     """
+    if (original := copied_from(end)) is not None:
+        return droppings(original)
     assert end.region is not None
     found = turn(end.region)
     return tuple(_Search(found).found()) if found.readers else ()
@@ -115,6 +145,7 @@ class _Search:
         self.last = self._last_reads()
         self.cuts = self._narrow()
         self.others = self._others()
+        self.spans = self._spans()
 
     def found(self) -> Iterator[Dropping]:
         """Segments that take ever less memory, the fastest first."""
@@ -168,15 +199,15 @@ class _Search:
         assert value.op is not None
         return self.turn.place[value.op]
 
-    def _cell(self, place: int) -> int:
-        """The last cut that is not behind a place."""
-        return bisect_right(self.cuts, place) - 1
+    def _cells(self, places: Sequence[int] | Counts) -> Counts:
+        """The last cut that is not behind each place."""
+        return np.searchsorted(self.cuts, places, side="right") - 1
 
     def _others(self) -> Matrix:
         """What is there that was made after the peak, while a segment is read."""
         most = np.zeros(len(self.cuts))
-        for value, places in self.turn.readers.items():
-            cell = self._cell(self._made(value))
+        cells = self._cells([self._made(value) for value in self.turn.readers])
+        for cell, places in zip(cells, self.turn.readers.values(), strict=True):
             there = max(self.turn.others[places[0] : places[-1] + 1])
             most[cell] = max(most[cell], there)
         return np.array(
@@ -197,21 +228,29 @@ class _Search:
                 dear |= {value} if needed > worth > 0 else set()
         return dear
 
+    def _spans(self) -> tuple[Counts, Counts, Counts, Counts]:
+        """Of each array: the cut before it is made, that before it is read last, -1 if there is no
+        such read, its bytes, and whether it is read after the peak.
+        """
+        values, last = list(self.last), np.array(list(self.last.values()), int)
+        made = self._cells([self._made(value) for value in values])
+        end = np.where(last >= 0, self._cells(last), -1)
+        nbytes = np.array([self.turn.nbytes(value) for value in values], int)
+        return made, end, nbytes, np.array([value in self.turn.readers for value in values], bool)
+
     def _way(self, kept: Set[Value] | None) -> Way:
+        made, end, nbytes, is_read = self.spans
         size = len(self.cuts)
-        held, inside, seconds = (_Rectangles(size) for _ in range(3))
-        for value, last in self.last.items():
-            cell, end = self._cell(self._made(value)), self._cell(last) if last >= 0 else -1
-            is_read = value in self.turn.readers
-            if is_read if kept is None else value in kept:
-                held.add(cell, cell + 1, size, self.turn.nbytes(value))
-                continue
-            held.add(cell, cell + 1, end + 1, self.turn.nbytes(value))
-            if is_read:
-                inside.add(cell, max(cell, end) + 1, size, self.turn.nbytes(value))
-        for i in [] if kept is None else _needed(self.turn, kept):
-            seconds.add(self._cell(i), self._cell(i) + 1, size, self.again[i])
-        return Way(kept, held.total(), inside.total(), seconds.total())
+        is_kept = is_read
+        if kept is not None:
+            is_kept = np.array([value in kept for value in self.last], bool)
+        held = _rectangles(size, made, np.where(is_kept, size, end + 1), nbytes)
+        is_again = is_read & ~is_kept
+        begin = np.maximum(made, end)[is_again]
+        inside = _rectangles(size, made[is_again], size, nbytes[is_again], begin)
+        places = np.array([] if kept is None else _needed(self.turn, kept), int)
+        seconds = np.array(self.again)[places]
+        return Way(kept, held, inside, _rectangles(size, self._cells(places), size, seconds))
 
     def _segments(self, path: list[Step]) -> Iterator[Segment]:
         """The segments of a way to the last cut, in order."""
@@ -223,22 +262,27 @@ def _seconds_first(path: list[Step]) -> tuple[float, float]:
     return path[-1].seconds, path[-1].peak
 
 
-class _Rectangles:
-    """A matrix over two cuts that numbers are added to, a rectangle at a time."""
-
-    def __init__(self, size: int) -> None:
-        self.corners = np.zeros((size + 1, size + 1))
-
-    def add(self, last: int, start: int, stop: int, number: float) -> None:
-        """Add a number where the first cut is at most `last`, the second in ``start..stop - 1``."""
-        if start < stop:
-            self.corners[0, start] += number
-            self.corners[0, stop] -= number
-            self.corners[last + 1, start] -= number
-            self.corners[last + 1, stop] += number
-
-    def total(self) -> Matrix:
-        return np.asarray(self.corners.cumsum(0).cumsum(1)[:-1, :-1])
+def _rectangles(
+    size: int,
+    last: Counts,
+    stop: Counts | int,
+    numbers: NDArray[Any],
+    before: Counts | None = None,
+) -> Matrix:
+    """A matrix over two cuts: the sum of numbers, each of which counts where the first cut is at
+    most `last`, and the second is behind `before`, which is `last` if it is not given, and before
+    `stop`.
+    """
+    start = (last if before is None else before) + 1
+    stop = np.broadcast_to(stop, start.shape)
+    is_there = start < stop
+    last, start, stop, numbers = (each[is_there] for each in (last, start, stop, numbers))
+    corners = np.zeros((size + 1, size + 1))
+    np.add.at(corners, (0, start), numbers)
+    np.subtract.at(corners, (0, stop), numbers)
+    np.subtract.at(corners, (last + 1, start), numbers)
+    np.add.at(corners, (last + 1, stop), numbers)
+    return np.asarray(corners.cumsum(0).cumsum(1)[:-1, :-1])
 
 
 def _results(turn: Turn) -> set[Value]:

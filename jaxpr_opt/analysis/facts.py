@@ -54,3 +54,23 @@ def _home(region: Region | None) -> Graph | None:
             return owner
         region = owner.region
     return None
+
+
+_COPIED, _ORIGINAL = "copied", "original"
+
+
+def note_copy(copy: Graph, graph: Graph) -> None:
+    """Remember of what a graph is a copy, as long as neither changes."""
+    copy.facts[_ORIGINAL] = graph, graph.facts.setdefault(_COPIED, object())
+
+
+def copied_from(op: Op) -> Op | None:
+    """The op at the same place of the graph that this one's is a copy of; None where one of the two
+    has changed since, or it is none.
+    """
+    copy = _home(op.region)
+    graph, state = (None, None) if copy is None else copy.facts.get(_ORIGINAL, (None, None))
+    if copy is None or graph is None or graph.facts.get(_COPIED) is not state:
+        return None
+    pairs = zip(copy.walk(), graph.walk(), strict=True)
+    return next(original for each, original in pairs if each is op)

@@ -68,11 +68,7 @@ def steps_mask(skip: Skip) -> Prefix | None:
     if op is None or op.name != "lt" or (row := scan.stream_of(op.operands[0])) is None:
         return None
     bound = op.operands[1]
-    return (
-        Prefix(bound, (1,))
-        if is_row_numbers(row.operand) and not scan.body.defines(bound)
-        else None
-    )
+    return None if scan.body.defines(bound) else _rows_below(row.operand, bound)
 
 
 def first_rows(skip: Skip) -> Prefix | None:
@@ -106,7 +102,17 @@ def _less_than(op: Op) -> Prefix | None:
     rows, bound = op.operands
     if bound.op is not None and bound.op.name == "broadcast_in_dim":
         bound = bound.op.operands[0]
-    return Prefix(bound, (1,)) if is_row_numbers(rows) and bound.shape == () else None
+    return _rows_below(rows, bound) if bound.shape == () else None
+
+
+def _rows_below(rows: Value, bound: Value) -> Prefix | None:
+    """The mask of the row numbers, or of some of them, that are below a bound."""
+    if is_row_numbers(rows):
+        return Prefix(bound, (1,))
+    op = rows.op
+    if op is None or op.name != "slice" or not is_row_numbers(op.operands[0]):
+        return None
+    return Prefix(bound, tuple(strides_of(op)), starts_of(op)[0])
 
 
 def _same(op: Op) -> Prefix | None:

@@ -65,7 +65,7 @@ class CostModel:
         """Seconds to write so many bytes, and to read them once."""
         return self.device.cached * _number(nbytes)
 
-    def stored(self, nbytes: int) -> float:
+    def stored(self, nbytes: float) -> float:
         """Seconds to write so many bytes in a forward pass, and to read them in the backward pass.
 
         Between the two the cache is needed for other things, unless they are few.
@@ -76,13 +76,13 @@ class CostModel:
         """The same if nothing is known of what else is stored."""
         return self.device.memory * _number(nbytes)
 
-    def kept(self, nbytes: float, stacked: int) -> float:
+    def kept(self, nbytes: float, stacked: float) -> float:
         """Seconds to store so many bytes, and to load them, among so many that are stacked."""
         return _number(nbytes) * (
             self.device.memory if self.is_far(stacked) else self.device.cached
         )
 
-    def is_far(self, stacked: int) -> bool:
+    def is_far(self, stacked: float) -> bool:
         """Whether so many bytes do not stay in the cache."""
         return stacked > self.device.cache
 
@@ -168,6 +168,12 @@ class CostModel:
         """
         asked = self.device.predicate * _number(predicate.size)
         return self.step_seconds(body) >= self.device.unsure * asked
+
+    def is_worth_loops(self, more: int, seconds: float) -> bool:
+        """Whether so many more loops are worth it to save so many seconds, though maybe no step is
+        taken that saves any.
+        """
+        return seconds >= self.device.unsure * more * self.device.step
 
     def is_worth_asking(
         self, ops: Sequence[Op], predicate: Value, nbytes: int, rest: float = 0.0

@@ -22,6 +22,7 @@ from jax.extend.core.primitives import reshape_p
 
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.aliasing import Aliasing
+from jaxpr_opt.analysis.facts import note_copy
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine.exporter import evaluate_ops
 from jaxpr_opt.engine.importer import splice
@@ -495,7 +496,9 @@ def copy_graph(graph: Graph) -> Graph:
     mapping: dict[Value, Value] = {}
     body = Rewriter(graph).copy_region(graph.body, mapping)
     cotangents = tuple(mapping[value] for value in graph.cotangents)
-    return replace(graph, body=body, cotangents=cotangents, facts={})
+    copy = replace(graph, body=body, cotangents=cotangents, facts={})
+    note_copy(copy, graph)
+    return copy
 
 
 def adopt(graph: Graph, copy: Graph) -> None:

@@ -18,13 +18,14 @@ smaller one either: so a larger budget never costs more predicted seconds.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from jaxpr_opt.cost import limits
-from jaxpr_opt.cost.model import CostModel, cost_model, using
+from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import known_seconds, predicted_seconds
 from jaxpr_opt.engine.ir import Graph, Scan
@@ -65,20 +66,30 @@ class Stage(Protocol):
         """Run it on a graph, in place; snapshots, if they are taken."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """A program that a budget may buy."""
 
     graph: Graph
     nbytes: int
     """Temporary memory at its peak, as far as it is known."""
-    seconds: float
-    """Predicted seconds of a run."""
     journal: Journal
     """What the budget stage did."""
+    predicted: float | None = None
+    """Seconds of a run, where they have been predicted."""
     price: float = 0.0
     """Seconds that a byte was worth."""
     snapshots: tuple[Any, ...] = ()
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """Predicted seconds of a run; of what is known, where a `while` or an unknown primitive
+        hides some.
+        """
+        if self.predicted is not None:
+            return self.predicted
+        known = predicted_seconds(self.graph, cost_model())
+        return known_seconds(self.graph.body.ops, cost_model()) if known is None else known
 
     @property
     def flops(self) -> int | None:
@@ -100,7 +111,7 @@ class Offer:
         """The candidate."""
         if self.part == 1:
             return self.base
-        return _made(self.base, self.base.price, self.part, self.seconds, stage)
+        return _made(self.base, self.base.price, self.part, stage, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +137,9 @@ def plan(graph: Graph, budget: Budget, stage: Stage) -> Plan:
     is_least = budget.nbytes is None and budget.part is None
     limit = None if is_least else budget.limit(first.nbytes)
     fits = limit is not None and first.nbytes <= limit
-    shelf = _Shelf([] if fits and told is None else _offers(first, stage), stage)
+    if fits and told is None:
+        return Plan(graph.name, (first,), first, limit)
+    shelf = _Shelf(_offers(first, stage), stage)
     chosen = first if fits else shelf.chosen(limit, first)
     if told is None:
         return Plan(graph.name, (first,), chosen, limit)
@@ -136,26 +149,19 @@ def plan(graph: Graph, budget: Budget, stage: Stage) -> Plan:
 
 def _first(graph: Graph) -> Candidate:
     """The program without a budget."""
-    seconds = _seconds(graph, cost_model())
-    return Candidate(graph, temporary_bytes(graph), seconds, Journal(graph.phase, tells=False))
+    return Candidate(graph, temporary_bytes(graph), Journal(graph.phase, tells=False))
 
 
-def _seconds(graph: Graph, model: CostModel) -> float:
-    """Predicted seconds; of what is known, where a `while` or an unknown primitive hides some."""
-    known = predicted_seconds(graph, model)
-    if known is not None:
-        return known
-    return known_seconds(graph.body.ops, model)
-
-
-def _made(base: Candidate, price: float, part: float, seconds: float, stage: Stage) -> Candidate:
+def _made(
+    base: Candidate, price: float, part: float, stage: Stage, predicted: float | None = None
+) -> Candidate:
     """What the stage makes of a copy of a candidate."""
     copy, journal = copy_graph(base.graph), Journal(base.graph.phase, tells=is_collected())
     journal.absorb(base.journal)
     with using(cost_model().at(price, part)):
         snapshots = stage.run(copy, journal)
     both = (*base.snapshots, *snapshots)
-    return Candidate(copy, temporary_bytes(copy), seconds, journal, price, both)
+    return Candidate(copy, temporary_bytes(copy), journal, predicted, price, both)
 
 
 # -- what is offered ------------------------------------------------------------------------------
@@ -188,8 +194,8 @@ def _bases(first: Candidate, stage: Stage) -> Iterator[Candidate]:
             says = [found.says for found in stage.find(first.graph)]
         if says == before:
             continue
-        before, made = says, _made(first, price, 1.0, 0.0, stage)
-        yield replace(made, seconds=max(_seconds(made.graph, cost_model()), first.seconds))
+        before, made = says, _made(first, price, 1.0, stage)
+        yield replace(made, predicted=max(made.seconds, first.seconds))
 
 
 def _traded(base: Candidate, stage: Stage) -> Iterator[Offer]:

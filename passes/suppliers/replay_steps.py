@@ -24,8 +24,19 @@ among all cuts.
 A whole buffer is made for each stack, however few steps are taken.  So a loop that may stop early
 stores only if its buffers cost no more than replaying a single step: then storing is never the
 worse choice, whatever the number of steps. Replaying costs one more forward step for each step
-that is taken, whatever the bound.  Where steps are so cheap that no loop asks before them whether
-to go on, and skipped ones are selected away, all of them would be replayed: they are left.
+that is taken, whatever the bound.  So of a longer loop the first steps store, as many as cost no
+more than replaying one, and the others are replayed, in loops of their own::
+
+    c_s, r = scan[s] carry(c=c_0) { ...; yield carry(d) ys(v) }
+    c_n, t = scan[n - s] carry(c=c_s) { ...; yield carry(d) ys(c) }
+    a_s = scan[n - s, reverse] carry(a=a_0) xs(c=t) { ... }
+    a_n = scan[s, reverse] carry(a=a_s) xs(v=r) { ... }
+
+Until more are taken nothing is replayed.  All steps are, where two more loops take as long as what
+they save, and where XLA may divide the rows of arrays over devices, which are cut in two here.
+
+Where steps are so cheap that no loop asks before them whether to go on, and skipped ones are
+selected away, all of them would be replayed: they are left.
 
 Sound when
 
@@ -38,20 +49,24 @@ Sound when
 3. what a step that is taken computes stands for the residual only if that of a skipped step is
    unspecified: somebody may read it.
 
-It fires on loops that skip only.  Source: Griewank and Walther, "Evaluating Derivatives", ch. 12
-(store or replay); Chen et al., arXiv:1604.06174.
+It fires on loops that skip only.  Where memory has a price (`optimize(memory=...)`), fewer steps
+store.  Source: Griewank and Walther, "Evaluating Derivatives", ch. 12 (store or replay); Chen et
+al., arXiv:1604.06174.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.devices import is_divided
+from jaxpr_opt.analysis.replays import replay
 from jaxpr_opt.analysis.skips import find_skip, predicate_root
 from jaxpr_opt.builders.handover import make_cut
+from jaxpr_opt.builders.peeling import copied, in_two
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Op, Scan
@@ -64,6 +79,8 @@ class Handover(Match):
     """A forward loop that skips, and the cut at its step's inputs."""
 
     cut: Cut
+    storing: int
+    """How many of its first steps go on storing."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +92,13 @@ class ReplaySteps(Pass):
 
     def find(self, op: Op) -> Iterator[Handover]:
         assert isinstance(op, Scan)
-        found = residuals(op)
-        if not found or find_skip(op) is None:  # (1)
-            return
-        full = cut(op, found, keep=lambda _: False)
+        full = _cut(op)
         if full is not None and _is_replayed(full):
-            what = f"{full.old_bytes:,} bytes of residuals become {full.new_bytes:,}"
-            yield Handover(op, f"the transposed loop replays each step taken: {what}", full)
+            storing = _storing(op, full)
+            new = (full.old_bytes * storing + full.new_bytes * (op.length - storing)) // op.length
+            steps = f"each step taken after the first {storing}" if storing else "each step taken"
+            what = f"{full.old_bytes:,} bytes of residuals become {new:,}"
+            yield Handover(op, f"the transposed loop replays {steps}: {what}", full, storing)
 
     def refuse(self, match: Handover) -> str | None:
         assert isinstance(match.op, Scan)
@@ -95,8 +112,22 @@ class ReplaySteps(Pass):
         return None
 
     def rewrite(self, match: Handover, rw: Rewriter) -> None:
-        assert isinstance(match.op, Scan)
-        make_cut(match.op, match.cut, rw)
+        scan, full, found = match.op, match.cut, replay(match.op)
+        assert isinstance(scan, Scan)
+        if match.storing:
+            assert found is not None
+            _, scan = in_two(found, match.storing, rw)
+            full = _cut(scan)
+            assert full is not None
+        make_cut(scan, full, rw)
+
+
+def _cut(scan: Scan) -> Cut | None:
+    """The cut at the inputs of a step of a loop that skips; None if there is none."""
+    found = residuals(scan)
+    if not found or find_skip(scan) is None:  # (1)
+        return None
+    return cut(scan, found, keep=lambda _: False)
 
 
 def _takes_all_steps(scan: Scan, cut: Cut) -> bool:
@@ -111,8 +142,22 @@ def _takes_all_steps(scan: Scan, cut: Cut) -> bool:
     return not any(model.is_worth_a_question(op.body) and find_skip(op) for op in loops)
 
 
-def _is_replayed(cut: Cut) -> bool:
-    """Whether storing takes longer than replaying a single step."""
-    prices = cost_model()
-    replayed = cut.replay_seconds + prices.stored(cut.new_bytes)
-    return prices.stored(cut.old_bytes) > replayed
+def _is_replayed(cut: Cut, part: float = 1.0, copied: int = 0) -> bool:
+    """Whether storing such a part of the steps takes longer than replaying a single one."""
+    model, sizes = cost_model(), (part * cut.old_bytes, part * cut.new_bytes)
+    old, new = (model.stored(nbytes) + model.held(nbytes) for nbytes in sizes)
+    return old + model.moved(copied) > cut.replay_seconds + new
+
+
+def _storing(scan: Scan, cut: Cut) -> int:
+    """How many of the first steps are to store; 0 where that is not worth loops of their own."""
+    found = replay(scan)
+    if found is None or is_divided(scan) or not {s for s, _ in cut.residuals} <= {*found.stacks}:
+        return 0
+    moved = copied(found)
+
+    def are_too_many(steps: int) -> bool:
+        return _is_replayed(cut, steps / scan.length, moved)
+
+    steps = max(bisect_left(range(scan.length), True, key=are_too_many) - 1, 0)
+    return steps if cost_model().is_worth_loops(2, steps * cut.replay_seconds) else 0

@@ -5,11 +5,11 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.analysis.access import access
-from jaxpr_opt.analysis.facts import memory, remembered
+from jaxpr_opt.analysis.facts import copied_from, memory, remembered
 from jaxpr_opt.analysis.induction import bounds
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Scan
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.rewriter import Rewriter, copy_graph
 from jaxpr_opt.testing import traced
 
 
@@ -54,6 +54,21 @@ def test_a_rewrite_invalidates(graph):
     rw = Rewriter(graph)
     rw.set_operand(rem, 1, rw.scalar(6, np.uint32))
     assert bounds(rem.result) == (0, 5)
+
+
+def test_a_copy_is_known_until_either_changes(graph):
+    copies = [copy_graph(graph) for _ in range(2)]
+    assert copied_from(named(copies[0], "rem")) is named(graph, "rem")
+    assert copied_from(named(graph, "rem")) is None
+    changed = Rewriter(copies[0])
+    changed.set_operand(named(copies[0], "rem"), 1, changed.scalar(6, np.uint32))
+    assert copied_from(named(copies[0], "rem")) is None
+    assert copied_from(named(copies[1], "scan").body.terminator).region.owner is named(
+        graph, "scan"
+    )
+    changed = Rewriter(graph)
+    changed.set_operand(named(graph, "rem"), 1, changed.scalar(6, np.uint32))
+    assert copied_from(named(copies[1], "rem")) is None
 
 
 EDITS = {

@@ -29,6 +29,7 @@ VIEWS = {
         lax.slice(lax.reshape(rows(n), (3, 4)), (0, 2), (3, 3)), (1,)
     ),
     "every third": lambda n: lax.slice(rows(n), (1,), (12,), (3,)),
+    "some of the rows": lambda n: lax.slice(lax.iota(jnp.int32, 12), (2,), (11,), (3,)) < n,
     "of a slice": lambda n: lax.reshape(lax.slice(rows(n), (2,), (12,), (2,)), (5, 1)),
 }
 
@@ -99,6 +100,7 @@ def loop(test, array=lambda n: lax.iota(jnp.int32, 12)):
         (lambda p, n: p, rows, (1,)),
         (lambda p, n: p != 0, lambda n: rows(n).astype(jnp.int32), (1,)),
         (lambda p, n: p, lambda n: rows(n)[::3], (3,)),
+        (lambda i, n: i < n, lambda n: lax.slice(lax.iota(jnp.int32, 12), (4,), (12,)), (1,)),
         (lambda p, n: p != 1, lambda n: rows(n).astype(jnp.int32), None),
         (lambda p, n: ~p, rows, None),
         (lambda i, n: i <= n, lambda n: lax.iota(jnp.int32, 12), None),

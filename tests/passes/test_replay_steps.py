@@ -1,14 +1,18 @@
 """What the transposed loop reads is stored, or computed again from what a step starts with."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.cost.model import using
+from jaxpr_opt.cost.devices import CPU
+from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Scan
 from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, keep, unspecified
 from tests.prices import EAGER
 
@@ -285,3 +289,72 @@ def test_steps_too_cheap_to_stop_for(width, fires):
         return out, pull(ct)[0]
 
     alone(REPLAY, program, f"f32[{width}]", "f32[]", f"f32[{width}]", fires=fires)
+
+
+ROW = CostModel(dataclasses.replace(CPU, step=0.0, cached=1e-9, memory=1e-9, flop=0.0))
+"""Storing four rows of the residuals below takes about as long as computing one again."""
+
+
+def stopping(*, reverse=False, streams=0, stacks=False):
+    """Gradient of a loop that stops for good, whose steps hand over a matrix."""
+
+    def program(c, bound, w, ct):
+        def step(c):
+            return jnp.tanh(w @ jnp.tanh(jnp.outer(c, c)) @ c).at[0].set(c[0] + 1)
+
+        def body(c, x):
+            rows = jnp.outer(c, c) if stacks else None
+            return lax.cond(c[0] < bound, lambda c: step(c + x.sum()), keep, c), rows
+
+        def run(c, w):
+            return lax.scan(body, c, jnp.tile(c, (16, streams)), reverse=reverse)
+
+        (_, rows), pull, _ = jax.vjp(lambda *a: (run(*a), 0), c, w, has_aux=True)
+        return rows, pull((ct, jax.tree.map(jnp.ones_like, rows)))
+
+    return program
+
+
+ARGUMENTS = (jnp.linspace(-1, 1, 8), jnp.float32(0.5), 0.1 * jnp.eye(8), jnp.ones(8))
+
+
+def lengths(graph):
+    """Those of the loops of a program, in order."""
+    return [op.length for op in graph.body.ops if isinstance(op, Scan)]
+
+
+@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"streams": 1}])
+@pytest.mark.parametrize("steps", [0, 2, 9, 16])
+def test_the_first_steps_store(steps, options):
+    """Nothing is replayed until more than four are taken; three, where rows are divided, too."""
+    c, _, *others = ARGUMENTS
+    with using(ROW):
+        program, bound = stopping(**options), jnp.float32(steps - 1)
+        graph = alone(REPLAY, program, c, bound, *others, fires=True)
+    stored = 3 if "streams" in options else 4
+    assert lengths(graph) == [stored, 16 - stored, 16 - stored, stored]
+    forward = [op for op in graph.body.ops if isinstance(op, Scan)][:2]
+    assert [max(s.value.nbytes for s in loop.stacks) for loop in forward] == [256, 32]
+
+
+@pytest.mark.parametrize("options", [{"streams": 64}, {"stacks": True}])
+def test_rows_that_would_be_copied(options):
+    """To divide what a loop reads, or join what two stack, takes longer than what it saves."""
+    with using(ROW):
+        graph = alone(REPLAY, stopping(**options), *ARGUMENTS, fires=True)
+    assert lengths(graph) == [16, 16]
+
+
+def test_loops_that_take_longer_than_what_they_save():
+    with using(ROW.but(step=1e-6)):
+        graph = alone(REPLAY, stopping(), *ARGUMENTS, fires=True)
+    assert lengths(graph) == [16, 16]
+
+
+def test_rows_that_may_be_divided_over_devices():
+    """To take the first of them may have to ask other devices."""
+    graph = import_jaxpr(traced(stopping(), *ARGUMENTS))
+    graph.divided = True
+    with using(ROW):
+        run_alone((REPLAY,), graph)
+    assert lengths(graph) == [16, 16]

@@ -1,4 +1,4 @@
-"""The last steps of a loop as a loop of their own, and so of those that read their residuals."""
+"""The first steps of a loop and the others as two loops, and so of all that reads its residuals."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jax import lax
 from jaxpr_opt.analysis.replays import Replay, replay
 from jaxpr_opt.engine.ir import Region, Scan, Value
 from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import spreads
 
 Pieces = Mapping[Value, tuple[Value, Value]]
 """Of arrays: the rows that the first steps of a loop read, and those that the others read."""
@@ -19,16 +20,34 @@ def without_last(found: Replay, rest: int, rw: Rewriter) -> Replay:
     """Make loops of their own of the last steps of a loop, and of those that read their residuals;
     what is left of it.
     """
-    scan, residuals = found.scan, {stack.result for stack in found.stacks}
-    first, last, pieces = _in_two(scan, scan.length - rest, {}, rw)
-    for array in pieces.keys() - residuals:
-        rw.replace(array, _joined(pieces[array], scan, rw))
-    for reader in found.readers:
-        _read_pieces(reader, scan, rest, {a: pieces[a] for a in residuals}, rw)
-    rw.erase(scan)
+    first, last = in_two(found, found.scan.length - rest, rw)
     left = replay(first)
     assert left is not None, f"nothing reads the residuals of {first} beside {last}"
     return left
+
+
+def in_two(found: Replay, steps: int, rw: Rewriter) -> tuple[Scan, Scan]:
+    """Make loops of their own of the first steps of a loop and of the others, and two loops of each
+    that reads its residuals; the two loops that stack them.
+    """
+    scan, residuals = found.scan, {stack.result for stack in found.stacks}
+    first, others, pieces = _in_two(scan, steps, {}, rw)
+    for array in pieces.keys() - residuals:
+        rw.replace(array, _joined(pieces[array], scan, rw))
+    for reader in found.readers:
+        read = {array: pieces[array] for array in residuals}
+        _read_pieces(reader, scan, scan.length - steps, read, rw)
+    rw.erase(scan)
+    return first, others
+
+
+def copied(found: Replay) -> int:
+    """Bytes of what `in_two` copies: arrays that it divides, and those that it puts together."""
+    loops = (found.scan, *found.readers)
+    arrays = {stream.operand for loop in loops for stream in loop.streams}
+    arrays |= {stack.result for loop in loops for stack in loop.stacks}
+    arrays -= {stack.result for stack in found.stacks}
+    return sum(v.nbytes for v in arrays if v.op is None or not spreads(v.op))
 
 
 def _read_pieces(reader: Scan, scan: Scan, rest: int, pieces: Pieces, rw: Rewriter) -> None:
