@@ -49,9 +49,9 @@ Sound when
 3. what a step that is taken computes stands for the residual only if that of a skipped step is
    unspecified: somebody may read it.
 
-It fires on loops that skip only.  Where memory has a price (`optimize(memory=...)`), fewer steps
-store.  Source: Griewank and Walther, "Evaluating Derivatives", ch. 12 (store or replay); Chen et
-al., arXiv:1604.06174.
+It fires on loops that skip only.  Where memory has a price (`optimize(memory=...)`), a loop that
+stores may be replayed, too, as a whole.  Source: Griewank and Walther, "Evaluating Derivatives",
+ch. 12 (store or replay); Chen et al., arXiv:1604.06174.
 """
 
 from __future__ import annotations
@@ -151,8 +151,10 @@ def _is_replayed(cut: Cut, part: float = 1.0, copied: int = 0) -> bool:
 
 def _storing(scan: Scan, cut: Cut) -> int:
     """How many of the first steps are to store; 0 where that is not worth loops of their own."""
-    found = replay(scan)
-    if found is None or is_divided(scan) or not {s for s, _ in cut.residuals} <= {*found.stacks}:
+    found, model = replay(scan), cost_model()
+    if found is None or model.is_traded or is_divided(scan):
+        return 0
+    if not {stack for stack, _ in cut.residuals} <= {*found.stacks}:
         return 0
     moved = copied(found)
 
@@ -160,4 +162,4 @@ def _storing(scan: Scan, cut: Cut) -> int:
         return _is_replayed(cut, steps / scan.length, moved)
 
     steps = max(bisect_left(range(scan.length), True, key=are_too_many) - 1, 0)
-    return steps if cost_model().is_worth_loops(2, steps * cut.replay_seconds) else 0
+    return steps if model.is_worth_loops(2, steps * cut.replay_seconds) else 0
