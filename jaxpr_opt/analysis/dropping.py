@@ -278,8 +278,8 @@ def _rectangles(
     is_there = start < stop
     last, start, stop, numbers = (each[is_there] for each in (last, start, stop, numbers))
     corners = np.zeros((size + 1, size + 1))
-    np.add.at(corners, (0, start), numbers)
-    np.subtract.at(corners, (0, stop), numbers)
+    np.add.at(corners[0], start, numbers)
+    np.subtract.at(corners[0], stop, numbers)
     np.subtract.at(corners, (last + 1, start), numbers)
     np.add.at(corners, (last + 1, stop), numbers)
     return np.asarray(corners.cumsum(0).cumsum(1)[:-1, :-1])

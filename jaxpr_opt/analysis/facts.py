@@ -8,7 +8,7 @@ which a graph changes, throws all of them away at every edit.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from jaxpr_opt.engine.ir import Graph, Op, Region, Value
@@ -72,5 +72,5 @@ def copied_from(op: Op) -> Op | None:
     graph, state = (None, None) if copy is None else copy.facts.get(_ORIGINAL, (None, None))
     if copy is None or graph is None or graph.facts.get(_COPIED) is not state:
         return None
-    pairs = zip(copy.walk(), graph.walk(), strict=True)
+    pairs: Iterable[tuple[Op, Op]] = zip(copy.walk(), graph.walk(), strict=True)
     return next(original for each, original in pairs if each is op)

@@ -112,14 +112,15 @@ class ReplaySteps(Pass):
         return None
 
     def rewrite(self, match: Handover, rw: Rewriter) -> None:
-        scan, full, found = match.op, match.cut, replay(match.op)
-        assert isinstance(scan, Scan)
-        if match.storing:
-            assert found is not None
-            _, scan = in_two(found, match.storing, rw)
-            full = _cut(scan)
-            assert full is not None
-        make_cut(scan, full, rw)
+        assert isinstance(match.op, Scan)
+        found = replay(match.op)
+        if not match.storing or found is None:
+            make_cut(match.op, match.cut, rw)
+            return
+        _, others = in_two(found, match.storing, rw)
+        full = _cut(others)
+        assert full is not None, "the other steps hand over what all of them did"
+        make_cut(others, full, rw)
 
 
 def _cut(scan: Scan) -> Cut | None:
