@@ -65,6 +65,9 @@ class Device:
     its time."""
     visible: float = 8.0
     """The same where what is read less is computed again."""
+    features_last: bool = False
+    """Whether a convolution reads features last, and kernels by place: operands that are laid out
+    otherwise are copied first."""
     reread: int = 16384
     """Bytes of a window that XLA reads again for each reduction, instead of copying it first."""
 
@@ -83,6 +86,7 @@ CPU = Device(
     fused_bytes=1 << 18,
     line=64,
     predicate=0.75e-9,
+    features_last=True,
 )
 """XLA:CPU.
 

@@ -15,6 +15,7 @@ from math import inf
 from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
+from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU, Device
 from jaxpr_opt.cost.fusion import kernels
 from jaxpr_opt.cost.ops import Cost, cost
@@ -58,6 +59,15 @@ class CostModel:
     def held(self, nbytes: float) -> float:
         """Seconds that so many bytes of temporary memory are worth."""
         return self.byte * _number(nbytes)
+
+    def rearranged(self, op: Op) -> int:
+        """Bytes of the operands of a convolution that are copied first, and held while it runs."""
+        if op.name != "conv_general_dilated" or not self.device.features_last:
+            return 0
+        (image, kernel), numbers, n = op.operands, numbers_of(op), len(op.result.shape) - 2
+        is_image_last = tuple(numbers.lhs_spec) == (0, n + 1, *range(1, n + 1))
+        is_kernel_last = tuple(numbers.rhs_spec) == (n + 1, n, *range(n))
+        return (not is_image_last) * image.nbytes + (not is_kernel_last) * kernel.nbytes
 
     # -- bytes that are moved
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from jaxpr_opt.analysis.fused import Read, fused
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import buffer_of, is_view
 from jaxpr_opt.engine.ir import Constant, Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.engine.traits import ELEMENTWISE, IN_PLACE, spreads
@@ -31,6 +32,8 @@ class Moment(NamedTuple):
     """Operands that end here and whose room the results take over: not live beside them."""
     freed: tuple[Value, ...]
     """What nobody reads from here on: live while the op runs, and no longer."""
+    copied: int = 0
+    """Bytes of copies of operands that are live while it runs."""
 
 
 def peak_bytes(graph: Graph) -> int:
@@ -86,7 +89,7 @@ def fused_moments(region: Region) -> Iterator[Moment]:
         dying = ending.get(op, [])
         taken = _taken(op, set(dying)) or _overwritten(op, arrays, dying)
         freed = [v for v in dying if v not in taken] + [v for v in op.results if v not in last]
-        yield Moment(op, op.results, tuple(taken), tuple(freed))
+        yield Moment(op, op.results, tuple(taken), tuple(freed), cost_model().rearranged(op))
 
 
 def _overwritten(op: Op, arrays: Read, dying: Sequence[Value]) -> dict[Value, None]:
@@ -120,11 +123,11 @@ def _peak(
     their ops.
     """
     live = peak = 0
-    for op, *changes in told(region):
+    for op, *changes, copied in told(region):
         made, taken, freed = (room(v for v in values if v not in apart) for values in changes)
         live += made - taken
         inside = (room(rows(r)) + _peak(r, told=told) for r in op.regions)
-        peak = max(peak, live + max(inside, default=0))
+        peak = max(peak, live + max(inside, default=copied))
         live -= freed
     return peak
 

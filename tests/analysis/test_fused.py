@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from bench import memory_unrolled
 from jaxpr_opt.analysis.fused import fused
@@ -71,3 +72,16 @@ def test_the_estimate_is_what_is_compiled(name):
     gradient, given = jax.grad(loss), (net.weights, net.start)
     graph = import_jaxpr(jax.make_jaxpr(gradient)(*given), "final")
     assert temporary_bytes(graph) == pytest.approx(memory(gradient, *given), rel=0.25)
+
+
+@pytest.mark.parametrize(("numbers", "copies"), [(("NHWC", "HWIO"), 0), (("NCHW", "OIHW"), 1)])
+def test_convolutions_read_features_last(numbers, copies):
+    """XLA:CPU copies operands that are laid out otherwise: in the gradient of a kernel both."""
+    x = jnp.ones((8, 32, 32, 16)) if numbers[0] == "NHWC" else jnp.ones((8, 16, 32, 32))
+    w = jnp.ones((3, 3, 16, 16)) if numbers[1] == "HWIO" else jnp.ones((16, 16, 3, 3))
+    dims = (*numbers, numbers[0])
+    convolved = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims)
+    of_kernel = lambda x, w, ct: jax.vjp(lambda w: convolved(x, w), w)[1](ct)[0]
+    for program, args, copied in ((convolved, (x, w), copies), (of_kernel, (x, w, x), 2)):
+        estimate = temporary_bytes(import_jaxpr(traced(program, *args), "final"))
+        assert estimate // x.nbytes == memory(program, *args) // x.nbytes == copied
