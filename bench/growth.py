@@ -49,9 +49,9 @@ COPIES = Powers(2, 1, 1)
 """Whole arrays are touched in every step, none is stored."""
 FORWARD, FORWARD_COPIES = Powers(1, 0, 1), Powers(2, 0, 1)
 """There is no gradient."""
-STEPS_TAKEN = Powers(0, 0, 0, iteration=0)
-"""The loop ends when it is done; beside what its first steps store, the input of each other one, a
-small vector, does not show.
+STEPS_TAKEN = Powers(0, 1, 0, iteration=0)
+"""The loop ends when it is done; of each step but the first ones its input, a small vector, has its
+place.  The peak is what the first ones store.
 """
 
 ORDERED, ORDERED_FORWARD = (LINEAR, FORWARD) if fence() else (COPIES, FORWARD_COPIES)

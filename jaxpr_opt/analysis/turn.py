@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import add
 
 from jaxpr_opt.analysis.fused import Fused, fused
 from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import buffer_of, is_view
 from jaxpr_opt.engine.ir import Op, Region, Value
 from jaxpr_opt.engine.traits import is_pure, spreads
@@ -31,8 +29,7 @@ class Turn:
     readers: Mapping[Value, tuple[int, ...]]
     """Arrays that are made before the peak: where they are read after it."""
     others: Sequence[int]
-    """For each place after the peak, bytes of what is made after it, and of what its op copies;
-    results are not temporary."""
+    """For each place after the peak, bytes of what is made after it; results are not temporary."""
     fused: Fused
     """Which values are in memory."""
 
@@ -71,13 +68,12 @@ def turn(region: Region) -> Turn:
     used = _places_read(found, place)
     results = {array for value in region.outputs for array in found.arrays(value)}
     temporary = {v: places[-1] for v, places in used.items() if v not in results}
-    copied = [cost_model().rearranged(op) for op in ops]
-    live = _live(temporary, place, copied)
+    live = _live(temporary, place, len(ops))
     at = 1 + max(range(len(ops)), key=live.__getitem__)
     late = {v: tuple(p for p in places if p >= at) for v, places in used.items()}
     readers = {v: places for v, places in late.items() if places and _made(v, place) < at}
     others = {v: last for v, last in temporary.items() if _made(v, place) >= at}
-    return Turn(region, ops, place, at, readers, _live(others, place, copied), found)
+    return Turn(region, ops, place, at, readers, _live(others, place, len(ops)), found)
 
 
 def _places_read(found: Fused, place: Mapping[Op, int]) -> dict[Value, list[int]]:
@@ -90,15 +86,15 @@ def _places_read(found: Fused, place: Mapping[Op, int]) -> dict[Value, list[int]
     return used
 
 
-def _live(last: Mapping[Value, int], place: Mapping[Op, int], copied: Sequence[int]) -> list[int]:
+def _live(last: Mapping[Value, int], place: Mapping[Op, int], count: int) -> list[int]:
     """The bytes that are live while each op runs, of arrays that are read for the last time at some
-    place, and what it copies first.
+    place.
     """
-    change = [0] * (len(copied) + 1)
+    change = [0] * (count + 1)
     for value, end in last.items():
         change[_made(value, place)] += nbytes(value)
         change[end + 1] -= nbytes(value)
-    return list(map(add, accumulate(change), copied))
+    return list(accumulate(change))[:count]
 
 
 def _made(value: Value, place: Mapping[Op, int]) -> int:

@@ -86,6 +86,10 @@ class CostModel:
         """The same if nothing is known of what else is stored."""
         return self.device.memory * _number(nbytes)
 
+    def filled(self, nbytes: float) -> float:
+        """Seconds to write so many bytes that may never be read, in pages that are new."""
+        return self.device.memory / 2 * _number(nbytes)
+
     def kept(self, nbytes: float, stacked: float) -> float:
         """Seconds to store so many bytes, and to load them, among so many that are stacked."""
         return _number(nbytes) * (

@@ -24,8 +24,8 @@ among all cuts.
 A whole buffer is made for each stack, however few steps are taken.  So a loop that may stop early
 stores only if its buffers cost no more than replaying a single step: then storing is never the
 worse choice, whatever the number of steps. Replaying costs one more forward step for each step
-that is taken, whatever the bound.  So of a longer loop the first steps store, as many as cost no
-more than replaying one, and the others are replayed, in loops of their own::
+that is taken, whatever the bound.  So of a longer loop the first steps store, as many as have
+their rows filled in the time of replaying one, and the others are replayed, in loops of their own::
 
     c_s, r = scan[s] carry(c=c_0) { ...; yield carry(d) ys(v) }
     c_n, t = scan[n - s] carry(c=c_s) { ...; yield carry(d) ys(c) }
@@ -56,7 +56,6 @@ ch. 12 (store or replay); Chen et al., arXiv:1604.06174.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -143,11 +142,11 @@ def _takes_all_steps(scan: Scan, cut: Cut) -> bool:
     return not any(model.is_worth_a_question(op.body) and find_skip(op) for op in loops)
 
 
-def _is_replayed(cut: Cut, part: float = 1.0, copied: int = 0) -> bool:
-    """Whether storing such a part of the steps takes longer than replaying a single one."""
-    model, sizes = cost_model(), (part * cut.old_bytes, part * cut.new_bytes)
+def _is_replayed(cut: Cut) -> bool:
+    """Whether storing takes longer than replaying a single step."""
+    model, sizes = cost_model(), (cut.old_bytes, cut.new_bytes)
     old, new = (model.stored(nbytes) + model.held(nbytes) for nbytes in sizes)
-    return old + model.moved(copied) > cut.replay_seconds + new
+    return old > cut.replay_seconds + new
 
 
 def _storing(scan: Scan, cut: Cut) -> int:
@@ -157,10 +156,7 @@ def _storing(scan: Scan, cut: Cut) -> int:
         return 0
     if not {stack for stack, _ in cut.residuals} <= {*found.stacks}:
         return 0
-    moved = copied(found)
-
-    def are_too_many(steps: int) -> bool:
-        return _is_replayed(cut, steps / scan.length, moved)
-
-    steps = max(bisect_left(range(scan.length), True, key=are_too_many) - 1, 0)
+    row = model.filled((cut.old_bytes - cut.new_bytes) / scan.length)
+    seconds = cut.replay_seconds - model.moved(copied(found))
+    steps = min(int(max(seconds, 0.0) / row), scan.length - 1)
     return steps if model.is_worth_loops(2, steps * cut.replay_seconds) else 0

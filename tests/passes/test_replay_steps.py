@@ -291,7 +291,7 @@ def test_steps_too_cheap_to_stop_for(width, fires):
     alone(REPLAY, program, f"f32[{width}]", "f32[]", f"f32[{width}]", fires=fires)
 
 
-ROW = CostModel(dataclasses.replace(CPU, step=0.0, cached=1e-9, memory=1e-9, flop=0.0))
+ROW = CostModel(dataclasses.replace(CPU, step=0.0, cached=1e-9, memory=2e-9, flop=0.0))
 """Storing four rows of the residuals below takes about as long as computing one again."""
 
 
