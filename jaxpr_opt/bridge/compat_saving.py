@@ -20,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad
 
 from jaxpr_opt.bridge import compat
+from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame
 
 
@@ -50,7 +51,11 @@ def opaque(name: str, is_effectful: bool) -> Primitive:
     def abstract_eval(*_: Any, avals: tuple[Any, ...]) -> Any:
         return list(avals), effects
 
+    def differentiate(*_: Any, **__: Any) -> Any:
+        raise TargetError(f"the file does not hold `{name}`, so its derivative is unknown")
+
     primitive.def_effectful_abstract_eval(abstract_eval)
+    ad.primitive_jvps[primitive] = differentiate
     return primitive
 
 
@@ -92,6 +97,16 @@ def as_parameter(jaxpr: ClosedJaxpr, is_open: bool) -> Any:
 def is_key_type(dtype: Any) -> bool:
     """Whether this is the type of elements of arrays of keys."""
     return isinstance(dtype, type(_default_key_type()))
+
+
+def implementation_of(key_type: Any) -> Any:
+    """What makes random numbers of keys of a type."""
+    return key_type._impl
+
+
+def is_key_implementation(value: Any) -> bool:
+    """Whether a parameter is what makes random numbers of keys."""
+    return isinstance(value, type(implementation_of(_default_key_type())))
 
 
 @functools.cache

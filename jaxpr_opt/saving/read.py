@@ -212,7 +212,8 @@ def load(path: Path, root: Path | None = None, *, warn: bool = True) -> Saved:
         raise TargetError(f"{path} is damaged: {first_line(error)}") from error
     if saved.unknown and warn:
         names = ", ".join(sorted(saved.unknown))
-        warnings.warn(f"{path}: jax {jax.__version__} has no {names} as in the file", stacklevel=2)
+        message = f"JAX {jax.__version__} does not have {names}: only their types are known"
+        warnings.warn(f"{path}: {message}", stacklevel=2)
     return saved
 
 

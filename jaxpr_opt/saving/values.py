@@ -55,6 +55,8 @@ def written(value: Any, jaxprs: Jaxprs) -> Any:
         return _tagged("jaxpr", not hasattr(value, "consts"), jaxprs(value))
     if isinstance(value, np.dtype) or compat_saving.is_key_type(value):
         return _tagged("dtype", dtype_text(value))
+    if compat_saving.is_key_implementation(value):
+        return _tagged("prng", value.name)
     if hasattr(value, "_fields") or hasattr(value, "__dataclass_fields__"):
         return _tagged("record", _known(value), _fields(value, jaxprs))
     if isinstance(value, tuple | list | dict):
@@ -63,8 +65,6 @@ def written(value: Any, jaxprs: Jaxprs) -> Any:
         return _tagged("array", array(value))
     if isinstance(value, jax.sharding.NamedSharding) and value.mesh.empty:
         return None
-    if hasattr(value, "tag") and hasattr(value, "name"):
-        return _tagged("prng", value.name)
     raise UnwritableError(type(value).__name__)
 
 
@@ -114,7 +114,7 @@ _READERS: dict[str, Callable[..., Any]] = {
     "dict": lambda jaxprs, items: {key: read(each, jaxprs) for key, each in items.items()},
     "list": lambda jaxprs, items: [read(each, jaxprs) for each in items],
     "array": lambda _, parts: read_array(parts),
-    "prng": lambda _, name: compat_saving.key_type(name)._impl,  # noqa: SLF001
+    "prng": lambda _, name: compat_saving.implementation_of(compat_saving.key_type(name)),
 }
 
 
@@ -124,7 +124,7 @@ _READERS: dict[str, Callable[..., Any]] = {
 def dtype_text(dtype: Any) -> str:
     """`float32`, `key<fry>`."""
     if compat_saving.is_key_type(dtype):
-        return f"key {dtype._impl.name}"  # noqa: SLF001
+        return f"key {compat_saving.implementation_of(dtype).name}"
     if not isinstance(dtype, np.dtype):
         raise UnwritableError(str(dtype))
     return dtype.name
@@ -156,8 +156,7 @@ def read_type(parts: Any) -> Any:
 def array(value: Any) -> list[Any]:
     """The elements of an array as JSON."""
     if compat_saving.is_key_type(getattr(value, "dtype", None)):
-        name = f"key {value.dtype._impl.name}"  # noqa: SLF001
-        return [name, *array(np.asarray(jax.random.key_data(value)))]
+        return [dtype_text(value.dtype), *array(np.asarray(jax.random.key_data(value)))]
     made = np.ascontiguousarray(value)
     return [made.dtype.name, list(np.shape(value)), base64.b64encode(made.tobytes()).decode()]
 
