@@ -30,8 +30,8 @@ from bench.sweep import DOCS, Options
 from examples import bounded_while, ragged_rnn
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.reports import observe
-from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.reports.residuals import residuals
+from jaxpr_opt.sizes import bytes_text
 
 FACTOR = 2.0
 """An estimated peak that is off by more is listed."""

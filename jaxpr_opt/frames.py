@@ -1,4 +1,6 @@
-"""Places in the user's source, as people read them: ``examples/bounded_while.py:31 in step``."""
+"""Places in the user's source and names of functions, as people read them:
+``examples/bounded_while.py:31 in step``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import functools
 import os
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -19,6 +23,7 @@ _MACHINERY = (
     "<frozen ",
     functools.__file__,  # between a lazy property and what asks for it
 )
+_PACKAGES = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
 _INSTALLED = tuple(
     f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")
 )
@@ -36,12 +41,22 @@ def is_installed(file: str) -> bool:
     return file.startswith(_INSTALLED)
 
 
+def name_of(fun: Callable[..., Any]) -> str:
+    """What people call a function."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return str(getattr(fun, "__name__", type(fun).__name__))
+
+
 def frame_text(frame: Frame) -> str:
-    """`file:line in function`, the file relative to the current directory where it is below it."""
+    """`file:line in function`, the file relative to the current directory where it is below it, or
+    to where packages are installed.
+    """
     file, line, function = frame
     path = Path(file)
-    if path.is_absolute() and path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
+    for folder in (*_PACKAGES, Path.cwd()):
+        if path.is_absolute() and path.is_relative_to(folder):
+            path = path.relative_to(folder)
     place = f"{path}:{line}"
     return place if function in ("", "<module>") else f"{place} in {function.rpartition('.')[2]}"
 

@@ -29,12 +29,25 @@ class Size(int):
         return "i" in self.written.lower()
 
 
+def bytes_text(value: float) -> str:
+    """`96 B`, `4.2 MB`; decimal units."""
+    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= limit:
+            return f"{_digits(value / limit)} {unit}"
+    return f"{value:.0f} B"
+
+
 def binary_text(value: float) -> str:
     """`96 B`, `4 MiB`: powers of 1024."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if abs(value) >= 1024**power:
-            return f"{value / 1024**power:.4g} {unit}"
+            return f"{_digits(value / 1024**power)} {unit}"
     return f"{value:.0f} B"
+
+
+def _digits(number: float) -> str:
+    """`4.2`, `350`: three digits, or all before the point."""
+    return f"{number:.0f}" if abs(number) >= 99.95 else f"{number:.3g}"
 
 
 def binary_text_above(nbytes: int) -> str:

@@ -120,7 +120,7 @@ class StackCarriedUpdates(Pass):
         for carry in op.carries:
             writes = [user for user in carry.param.users if _writes(user, carry.param)]
             if writes:
-                name = carry.param.name or str(carry.param.aval)
+                name = carry.param.name or carry.param.type
                 says = f"each step reads and writes rows of {name}: they are stacked, not carried"
                 found = buffer(op, carry)
                 copied = copied_by(found) if isinstance(found, Buffer) else None

@@ -23,6 +23,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op
 from jaxpr_opt.engine.journal import Size, user_frame
 from jaxpr_opt.engine.text import to_text
+from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.summary import Summary
 from jaxpr_opt.reports import account, figures, observe
 from jaxpr_opt.reports.report import short
@@ -370,7 +371,7 @@ def test_reselecting_reaches_what_is_inside():
 def test_reselecting_the_same_passes():
     again = observe.reselected(cancelling(twice), [CancelNegations()], [])
     assert jaxpr_opt.explain(again, X).changed
-    assert observe.name_of(again) == "twice"
+    assert name_of(again) == "twice"
 
 
 # -- diff

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Constant
 from jaxpr_opt.engine.text import Names, to_text
-from jaxpr_opt.engine.text_params import type_text
 from jaxpr_opt.testing import traced
 from jaxpr_opt.testing.sampling import parse_type
 from tests.programs import PROGRAMS

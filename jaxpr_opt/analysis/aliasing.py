@@ -37,7 +37,7 @@ class Buffer:
         return self.shape, self.dtype
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return dtypes.array_text(self)
 
     def differs(self, other: Buffer) -> str:
         """What keeps two buffers of one type from being one; empty if nothing does."""

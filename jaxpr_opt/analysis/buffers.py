@@ -68,7 +68,7 @@ def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
                     return f"the predicate reads {name}"
                 if op.is_terminator and op.parent is not None and op.region is not body:
                     return f"{name} leaves {op.parent.name} whole"
-                return f"{op.name} reads the whole {name}"
+                return f"{op.name} reads all of {name}"
             else:
                 found[op] = known
                 if known.kind == "read":

@@ -22,6 +22,7 @@ from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.ir import Carry, Constant, Op, Scan, Stack, Value
 from jaxpr_opt.engine.traits import is_arithmetic
+from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +116,8 @@ class Versions:
         moved = copies * self.carry.result.nbytes + scan.length * windows
         undone = prices.stored(new) + prices.moved(moved)
         if old <= new or prices.stored(old) < undone:  # what is kept is read of versions, too
-            return f"{old:,} bytes are stacked; the buffer and what is overwritten take {new:,}"
+            stacked, kept = bytes_text(old), bytes_text(new)
+            return f"{stacked} are stacked; the buffer and what is overwritten take {kept}"
         return None
 
 
@@ -162,7 +164,7 @@ def _history(scan: Scan, carry: Carry) -> tuple[tuple[Op, ...], dict[Value, int]
 
 
 def _name(carry: Carry) -> str:
-    return carry.param.name or f"the carry {carry.param.aval.str_short()}"
+    return carry.param.name or f"the carry {carry.param.type}"
 
 
 def _view(

@@ -352,6 +352,7 @@ class Program:
                 return _evaluated(self.jaxpr, args)
             return optimized_p.bind(*args, jaxpr=self.jaxpr, program=self)  # type: ignore[no-any-return]
 
+        run.__name__ = self.name
         return jax.jit(run)
 
     @_remembered

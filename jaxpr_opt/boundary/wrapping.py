@@ -25,6 +25,7 @@ from jaxpr_opt.bridge import compat, compat_ad, compat_call, door
 from jaxpr_opt.bridge.stack import with_room
 from jaxpr_opt.donation.strict import Check
 from jaxpr_opt.engine.pipeline import Pipeline
+from jaxpr_opt.frames import name_of
 
 _WAYS = 64
 """In how many ways one function may be optimised before the oldest is forgotten."""
@@ -214,10 +215,3 @@ def _held(argument: Any) -> Any:
 
 def _value(argument: Any) -> Any:
     return argument.value if type(argument) is _Static else argument
-
-
-def name_of(fun: Any) -> str:
-    """What people call a function."""
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return str(getattr(fun, "__name__", type(fun).__name__))

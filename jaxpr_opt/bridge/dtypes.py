@@ -16,6 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def type_text(aval: Any) -> str:
+    """A type as in JAX's own jaxprs, `f32[8,3]`; weak types are not told apart."""
+    return str(aval.str_short(short_dtypes=True)) if hasattr(aval, "str_short") else str(aval)
+
+
+def array_text(array: Any) -> str:
+    """The type of what has a shape and a dtype, as `f32[8,3]`."""
+    return type_text(jax.core.ShapedArray(array.shape, array.dtype))
+
+
 def is_array(dtype: Any) -> bool:
     """Whether elements are numbers or truth values, not keys of random numbers or `float0`."""
     return isinstance(dtype, np.dtype) and dtype != jax.dtypes.float0

@@ -14,7 +14,7 @@ from jaxpr_opt.boundary.loops import differentiated
 from jaxpr_opt.cli.stderr import working
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.errors import TargetError
-from jaxpr_opt.frames import blame
+from jaxpr_opt.frames import blame, name_of
 from jaxpr_opt.reports import observe
 from jaxpr_opt.targets import (
     Arguments,
@@ -60,7 +60,7 @@ def subject_of(target: str, options: argparse.Namespace, arguments: Arguments) -
     """The function to look at, or its gradient, with the passes that were asked for."""
     written = resolve(target)
     check_call(target, written, arguments)
-    name, chosen = observe.name_of(written), written
+    name, chosen = name_of(written), written
     if options.passes is not None or options.skip:
         only = None if options.passes is None else _names(options.passes)
         try:

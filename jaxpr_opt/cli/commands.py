@@ -23,6 +23,7 @@ from jaxpr_opt.cli.asking import (
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.errors import TargetError
+from jaxpr_opt.frames import name_of
 from jaxpr_opt.html import page
 from jaxpr_opt.html.frontier import page as frontier_page
 from jaxpr_opt.reports import figures, frontier, observe
@@ -76,7 +77,7 @@ def residuals(options: argparse.Namespace, console: Console) -> int:
         except ArgnumsError as error:
             raise TargetError(f"{options.target}: {error}; --argnums tells by what") from error
 
-    subject = Subject(observe.name_of(written), written, written)
+    subject = Subject(name_of(written), written, written)
     made = traced(kept, subject, written, arguments)
     if options.format == "json":
         print_json({"target": options.target, **made.to_dict()})

@@ -6,6 +6,7 @@ import argparse
 from typing import NamedTuple
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from jaxpr_opt.cli import measure, revision
 from jaxpr_opt.cli.asking import arguments_of, optimized, print_json, subject_of, traced
@@ -51,6 +52,8 @@ def _shown(difference: GraphDiff, doers: Doers, options: argparse.Namespace) -> 
     """As much of a diff as was asked for: by default what fits a screen."""
     if options.full:
         return difference
+    if not difference.changed:
+        return Text("Both programs are the same.", "bold")
     if options.unified is None:
         return Screen(difference, doers)
     return Unified(difference, max(options.unified, 0), doers)

@@ -14,8 +14,7 @@ from rich.console import Console
 from jaxpr_opt.cli.linting import save
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint import config
-from jaxpr_opt.lint.result import plural
-from jaxpr_opt.reports.printing import show
+from jaxpr_opt.reports.printing import plural, show
 from jaxpr_opt.run import new_targets
 from jaxpr_opt.run.process import check, command, programs
 

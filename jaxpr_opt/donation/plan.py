@@ -18,8 +18,8 @@ from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.engine.running import run_pass
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.reports.printing import plain
+from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Argument:
     path: str
     """Where it is among the arguments, as `state['params'].w`."""
     type: str
-    """As `float32[1024,4096]`."""
+    """As `f32[1024,4096]`."""
     nbytes: int
     result: str = ""
     """The result it becomes, as `result[0]['params'].w`; empty where it is not donated."""

@@ -13,8 +13,10 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.boundary.static_leaves import Call, Parameters, divided, split_off, without
 from jaxpr_opt.bridge import compat, compat_ad, door
+from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine.ir import aval_bytes
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.frames import name_of
+from jaxpr_opt.sizes import bytes_text
 
 _SHOWN = 3
 
@@ -34,7 +36,7 @@ class Check:
         donated = _donated(self.static, self.donated, args, kwargs)
         names = getattr(compat.debug_info(jaxpr), "arg_names", None) or ()
         wrong = [
-            f"{names[i] if len(names) == len(donated) else f'argument {i}'} {_text(aval)}"
+            f"{names[i] if len(names) == len(donated) else f'argument {i}'} {type_text(aval)}"
             f" ({bytes_text(aval_bytes(aval))}): {reason}"
             for i, reason in unusable(jaxpr.in_avals, donated, jaxpr.out_avals)
             if (aval := jaxpr.in_avals[i]) is not None
@@ -72,7 +74,7 @@ def check(fun: Callable[..., Any], options: dict[str, Any]) -> Check:
     `donate_argnames` among them.
     """
     _, resolved = compat_ad.jit_options(jax.jit(fun, **options)) or (fun, {})
-    name = str(getattr(fun, "__name__", type(fun).__name__))
+    name = name_of(fun)
     return Check(name, Parameters.of(resolved, "static"), Parameters.of(resolved, "donate"))
 
 
@@ -99,7 +101,7 @@ def unusable(
             sizes[_type(inputs[i])[3]] -= 1
             continue
         same = sum(_type(aval) == _type(inputs[i]) for aval in outputs)
-        text = _text(inputs[i])
+        text = type_text(inputs[i])
         reason = f"more arguments than results that are {text} are donated"
         found.append((i, reason if same else f"no result is {text}"))
     return found
@@ -111,7 +113,3 @@ def _type(aval: Any) -> tuple[Any, ...]:
         return (None, None, None, None)
     memory = getattr(aval, "memory_space", None)
     return shape, dtype, memory, (math.prod(shape), aval_bytes(aval), memory)
-
-
-def _text(aval: Any) -> str:
-    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"

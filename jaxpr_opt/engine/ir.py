@@ -113,7 +113,17 @@ class Value:
     @property
     def label(self) -> str:
         """What a reader of the source would call it: its name, or what makes it, or its type."""
-        return self.name or (self.op.name if self.op is not None else str(self.aval))
+        return self.name or (self.op.name if self.op is not None else self.type)
+
+    @property
+    def type(self) -> str:
+        """Its type for people, as `f32[8,3]`."""
+        return dtypes.type_text(self.aval)
+
+    @property
+    def exact_type(self) -> str:
+        """Its type, and whether that is weak, as `~f32[8,3]`."""
+        return f"~{self.type}" if self.aval.weak_type else self.type
 
     @property
     def users(self) -> list[Op]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine import log
 from jaxpr_opt.engine.ir import Graph, Op, Phase, Region, Scan, Value, While
-from jaxpr_opt.engine.text_params import type_text
 from jaxpr_opt.frames import Frame
 
 Waste = Literal["copy", "select", "zeros"]

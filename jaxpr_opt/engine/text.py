@@ -28,6 +28,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine.ir import (
     Call,
     Cond,
@@ -40,7 +41,7 @@ from jaxpr_opt.engine.ir import (
     Value,
     While,
 )
-from jaxpr_opt.engine.text_params import parameters, type_text
+from jaxpr_opt.engine.text_params import parameters
 
 INLINE_ELEMENTS = 4
 """Vectors of at most so many elements are written out."""

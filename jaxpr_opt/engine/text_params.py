@@ -61,11 +61,6 @@ ALL_ONES = ("base_dilation", "lhs_dilation", "rhs_dilation", "window_dilation", 
 """Left out when every element is 1, as `padding` is when every element is 0."""
 
 
-def type_text(aval: Any) -> str:
-    """`f32[8,3]`; weak types are not told apart."""
-    return str(aval.str_short(short_dtypes=True)) if hasattr(aval, "str_short") else str(aval)
-
-
 def parameters(op: Op) -> str:
     """The bracketed parameters of an op, or nothing: `[8, reverse]`, `[axes=(0,)]`."""
     params = dict(op.params)

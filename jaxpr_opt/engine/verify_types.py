@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine.ir import UNDEFINED, Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
 from jaxpr_opt.engine.text import Names, quote
-from jaxpr_opt.engine.text_params import type_text
 
 
 class VerifyError(Exception):

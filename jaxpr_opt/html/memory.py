@@ -14,7 +14,7 @@ from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.places import name
 from jaxpr_opt.html.prose import product
 from jaxpr_opt.insight.timeline import Loop, timeline
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.sizes import bytes_text
 
 KINDS = {
     "temporary": "temporary",

@@ -12,7 +12,7 @@ from jaxpr_opt.html.places import link
 from jaxpr_opt.html.prose import prose
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.reports.account import PassReport, Place
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.sizes import bytes_text
 
 MARKS = {"error": "✗", "warning": "!", "note": "i", "done": "✓", "refused": "="}
 """Kinds of notes, and their signs: those of findings by severity, and those of passes."""

@@ -25,9 +25,3 @@ def product(factors: Sequence[int]) -> str:
     if len(factors) > FACTORS:
         return f"{math.prod(factors):,} in {len(factors)} loops"
     return " × ".join(f"{factor:,}" for factor in factors)
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 pass`, `2 passes`."""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count} {noun}{ending}"

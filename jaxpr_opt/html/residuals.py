@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.html.markup import Content, Markup, element
 from jaxpr_opt.html.places import link
-from jaxpr_opt.html.prose import plural, product
+from jaxpr_opt.html.prose import product
 from jaxpr_opt.insight.saved import saved
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.printing import plural
 from jaxpr_opt.reports.residual_rows import Residual, compared
+from jaxpr_opt.sizes import bytes_text
 
 SHOWN = 12
 """Rows that are shown; the smaller ones are folded."""

@@ -15,10 +15,10 @@ from jaxpr_opt.html.highlight import highlighted
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.notes import Note
 from jaxpr_opt.html.places import anchor, key, short
-from jaxpr_opt.html.prose import plural
 from jaxpr_opt.insight.saved import kept
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.printing import plural
 from jaxpr_opt.reports.residual_rows import frame_of
+from jaxpr_opt.sizes import bytes_text
 
 NOTES = 3
 """Notes shown below a line; more are folded."""

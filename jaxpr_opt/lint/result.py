@@ -14,8 +14,10 @@ from jaxpr_opt.lint.options import Mode
 from jaxpr_opt.lint.parts import Part
 from jaxpr_opt.lint.rule import Rule
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.reports.figures import bytes_text, factor
+from jaxpr_opt.reports.figures import factor
+from jaxpr_opt.reports.printing import plural
 from jaxpr_opt.reports.scaling import GrowthReport
+from jaxpr_opt.sizes import bytes_text
 
 How = Literal["comment", "path", "target", "baseline"]
 
@@ -26,6 +28,8 @@ FIGURES: Mapping[str, str] = {
     "donated_bytes": "donated",
 }
 """What is measured of every target, in bytes, and how it is called."""
+NO_GRADIENT = "no gradient"
+"""What is said of a program that computes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,9 @@ class Checked:
         kept, given = self.figures["residual_bytes"], self.figures["input_bytes"]
         times = f", {factor(kept / given)} times the inputs" if kept > given / 10 > 0 else ""
         peak, donated = (bytes_text(self.figures[key]) for key in ("peak_bytes", "donated_bytes"))
-        figures = f"residuals {bytes_text(kept)}{times}; peak {peak}; donated {donated}"
-        return f"{self.how}; {figures}" if self.how else figures
+        kept_text = [] if self.how == NO_GRADIENT else [f"residuals {bytes_text(kept)}{times}"]
+        figures = [*kept_text, f"peak {peak}", f"donated {donated}"]
+        return "; ".join([self.how, *figures] if self.how else figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +123,6 @@ def badness(finding: Finding) -> tuple[int, int, str, Any]:
     return order, -(finding.bytes or 0), finding.code, finding.frame or ("", 0, "")
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 finding`, `2 findings`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def grown(subject: Subject) -> GrowthReport | None:
     """How a target grows, if its arguments do."""
     if subject.scaling is None or subject.growth is None:
@@ -134,7 +134,7 @@ def how_looked_at(subject: Subject, mode: Mode) -> str:
     """What was looked at, in words; empty where the user said it."""
     if mode == "auto" and subject.mode == "gradient":
         return "as a loss"
-    return "" if subject.has_gradient else "no gradient"
+    return "" if subject.has_gradient else NO_GRADIENT
 
 
 def measured(subject: Subject) -> dict[str, int]:

@@ -20,7 +20,7 @@ from jaxpr_opt.donation.strict import donated_arrays
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.errors import TargetError
-from jaxpr_opt.frames import Frame, blame, is_machinery
+from jaxpr_opt.frames import Frame, blame, is_machinery, name_of
 from jaxpr_opt.insight.growth import Growth, growth
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.insight.saved import Saved, kept_bytes, saved
@@ -233,4 +233,4 @@ def place(fun: Callable[..., Any]) -> Frame | None:
 def subject(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Subject:
     """A function as it is, with the arguments of a call; arrays are forgotten, not their types."""
     args, kwargs = types((args, kwargs))
-    return Subject(observe.name_of(fun), fun, args, kwargs, place=place(fun))
+    return Subject(name_of(fun), fun, args, kwargs, place=place(fun))

@@ -14,12 +14,11 @@ from typing import Any, TypeVar, overload
 
 from jaxpr_opt.decorator import unwrap
 from jaxpr_opt.errors import TargetError
-from jaxpr_opt.frames import Frame
+from jaxpr_opt.frames import Frame, name_of
 from jaxpr_opt.insight.powers import parse_limit
 from jaxpr_opt.lint.modes import traceable
 from jaxpr_opt.lint.options import Options, Scale, Spec, parse
 from jaxpr_opt.lint.subject import Scaling, Subject, as_loss, place
-from jaxpr_opt.reports import observe
 from jaxpr_opt.targets import Arguments, arguments_of, check_call, parse_argument, types
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -113,7 +112,7 @@ class Target:
         given, scale = self.given, self.spec.scale
         if not callable(given):
             return tuple(_argument(each) for each in given or ()), {}
-        name = self.source or observe.name_of(given)
+        name = self.source or name_of(given)
         if size is not None and scale is not None:
             given = functools.partial(given, **{scale.name: size})
         return arguments_of(given, name)
@@ -203,7 +202,7 @@ def lint_target(
         spec, options = split_settings(settings)
     except ValueError as error:
         raise ValueError(f"lint_target: {error}") from None
-    called = name or str(getattr(fun, "__qualname__", observe.name_of(fun)))
+    called = name or str(getattr(fun, "__qualname__", name_of(fun)))
     _marks[str(fun.__module__), called] = Mark(fun, called, bool(name), args, spec, options)
     return fun
 

@@ -14,7 +14,8 @@ from typing import Any
 from jaxpr_opt.engine.journal import Journal, PassRecord, Rewrite, Size, Waste
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.insight.summary import Summary
-from jaxpr_opt.reports.figures import bytes_text, number_text
+from jaxpr_opt.reports.figures import number_text
+from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True)

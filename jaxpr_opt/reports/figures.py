@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from jaxpr_opt.insight.summary import Summary
-from jaxpr_opt.sizes import Size, binary_text
+from jaxpr_opt.sizes import Size, binary_text, bytes_text
 
 UNKNOWN = "unknown"
 SAME = "about the same"
@@ -24,15 +24,6 @@ def number_text(value: float) -> str:
         if abs(value) >= limit:
             return f"{value / limit:.3g} {letter}"
     return f"{value:,.0f}"
-
-
-def bytes_text(value: float) -> str:
-    """`96 B`, `4.2 MB`; decimal units."""
-    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(value) >= limit:
-            scaled = value / limit
-            return f"{scaled:.0f} {unit}" if abs(scaled) >= 99.95 else f"{scaled:.3g} {unit}"
-    return f"{value:.0f} B"
 
 
 def limit_text(limit: float) -> str:

@@ -10,7 +10,6 @@ Here what that phase makes is put in its place: the whole program can be read wi
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,17 +31,12 @@ from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.interface import Pass, PassError
 from jaxpr_opt.engine.ir import Graph, Op
 from jaxpr_opt.engine.journal import Journal, collect_journals
+from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.engine.rewriter import Rewriter, copy_graph
+from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.summary import summarize
 
 _fresh: Any = jax.make_user_context(None)
-
-
-def name_of(fun: Callable[..., Any]) -> str:
-    """What people call a function."""
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return str(getattr(fun, "__name__", type(fun).__name__))
 
 
 def original(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Graph:
@@ -79,9 +73,12 @@ def of_jaxpr(trace: Callable[[], ClosedJaxpr], name: str) -> tuple[Graph, list[J
     return graph, journals
 
 
-def improved(graph: Graph) -> tuple[Graph, Journal]:
-    """What the library's pipeline makes of a whole program, and what it did; the graph stays."""
-    pipeline, failures = registry.default_pipeline(), list[tuple[str, str]]()
+def improved(graph: Graph, pipeline: Pipeline | None = None) -> tuple[Graph, Journal]:
+    """What a pipeline, by default the library's, makes of a whole program, and what it did; the
+    graph stays.
+    """
+    failures = list[tuple[str, str]]()
+    pipeline = registry.default_pipeline() if pipeline is None else pipeline
     while True:
         journal = Journal("final", failures=failures)
         copy = copy_graph(graph)

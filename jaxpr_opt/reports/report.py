@@ -6,7 +6,6 @@ sentence that made it refuse (see `jaxpr_opt.engine.interface`).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,19 +20,17 @@ from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.donation.plan import Donation, donation
 from jaxpr_opt.engine.ir import Graph, Value
 from jaxpr_opt.engine.journal import Journal
+from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.saved import inside
 from jaxpr_opt.reports import figures, observe
 from jaxpr_opt.reports.account import PassReport, Place, accounts
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
-from jaxpr_opt.reports.printing import plain
+from jaxpr_opt.reports.printing import plain, plural, short
 
 MAX_PLACES = 8
 """Places a pass lists; the rest are counted."""
 MIN_DONATION = 2**20
 """Bytes; of less that could be donated nothing is said."""
-_NAME = r"[^\s:;]*[^\s:;,]"
-_MANY_NAMES = re.compile(rf"({_NAME}, {_NAME})((?:, {_NAME}){{2,}})")
-"""Four names or more in a row: two are told, the rest are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +103,14 @@ class Report:
         time = figures.seconds_text(self.seconds)
         if fired:
             yield Text(
-                f"{self.name}: {_plural(fired, 'pass')} changed the program, in {time}",
+                f"{self.name}: {plural(fired, 'pass')} changed the program, in {time}",
                 style="bold",
             )
         elif not self.passes:
             why = "; JAXPR_OPT_DISABLE is set" if settings.current().disable else ""
             yield Text(f"{self.name}: no pass ran{why}", style="bold")
         else:
-            near = f"; {_plural(missed, 'near miss')}" if missed else ""
+            near = f"; {plural(missed, 'near miss')}" if missed else ""
             yield Text(
                 f"{self.name}: no pass found anything to improve, in {time}{near}", style="bold"
             )
@@ -143,30 +140,20 @@ class Report:
 def _listed(places: Sequence[Place], most: int = MAX_PLACES) -> Iterator[RenderableType]:
     yield from (_indented(short(str(place))) for place in places[:most])
     if len(places) > most:
-        yield _indented(f"and at {_plural(len(places) - most, 'other place')}")
+        yield _indented(f"and at {plural(len(places) - most, 'other place')}")
 
 
 def _counted(report: PassReport) -> str:
     """`narrow-reads, 3 places: an index is unknown; and 1 other reason`: the most common."""
     reasons = Counter(place.reason for place in report.refused)
     ((first, _),) = reasons.most_common(1)
-    others = f"; and {_plural(len(reasons) - 1, 'other reason')}" if len(reasons) > 1 else ""
-    return f"{report.name}, {_plural(len(report.refused), 'place')}: {short(first)}{others}"
-
-
-def short(sentence: str) -> str:
-    """`f32[2], f32[4], bool[], x: kept once` as `f32[2], f32[4] and 2 more: kept once`."""
-    return _MANY_NAMES.sub(lambda m: f"{m[1]} and {m[2].count(', ')} more", sentence)
+    others = f"; and {plural(len(reasons) - 1, 'other reason')}" if len(reasons) > 1 else ""
+    return f"{report.name}, {plural(len(report.refused), 'place')}: {short(first)}{others}"
 
 
 def _indented(text: str) -> RenderableType:
     """A list item; what does not fit continues under its text."""
     return Padding(Text(text), (0, 0, 0, 2))
-
-
-def _plural(count: int, noun: str) -> str:
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count} {noun}{ending}"
 
 
 # -- making reports ------------------------------------------------------------------------------
@@ -218,7 +205,7 @@ def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     _check_callable("explain", fun=fun)
     before = observe.original(fun, args, kwargs)
     after, journals = observe.optimized(fun, args, kwargs)
-    return report(observe.name_of(fun), diff_graphs(before, after), journals, advice(after))
+    return report(name_of(fun), diff_graphs(before, after), journals, advice(after))
 
 
 @boundary

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.reports.figures import bytes_text, factor
+from jaxpr_opt.reports.figures import factor
 from jaxpr_opt.reports.printing import plain
 from jaxpr_opt.reports.residual_rows import Residual
+from jaxpr_opt.sizes import bytes_text
 
 MAX_ROWS = 12
 """Rows that are shown; the rest are counted."""

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.bridge.parameters import label_of
 from jaxpr_opt.engine.ir import Constant, Graph, Op, Region, Scan, Value, While, backward_slice
 from jaxpr_opt.engine.journal import user_frame
-from jaxpr_opt.engine.text_params import type_text
 from jaxpr_opt.engine.traits import is_cheap
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.insight.saved import Kind, Saved, saved
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.sizes import bytes_text
 
 MAX_CHEAP = 4
 """Operations that make a value again: more are not called cheap."""

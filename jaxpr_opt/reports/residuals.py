@@ -23,6 +23,7 @@ from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.engine.ir import Graph, aval_bytes
 from jaxpr_opt.engine.journal import Journal, collect_journals
 from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.saved import Saved, kept_bytes, saved
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.residual_report import Residuals
@@ -43,8 +44,8 @@ def residuals(
       fun: the function to be differentiated, whatever it returns.  A function that computes a
         gradient itself, as a training step does, is taken as it is.
       *args: arrays, or `jax.ShapeDtypeStruct` objects for them: no data is needed.
-      argnums: which arguments to differentiate with respect to: the first, if not told.  If told,
-        a function that computes a gradient is differentiated once more.
+      argnums: which arguments to differentiate with respect to: the first that holds floats, if not
+        told.  If told, a function that computes a gradient is differentiated once more.
       **kwargs: like `args`.
 
     Returns:
@@ -63,7 +64,7 @@ def residuals(
     """
     if not callable(fun):
         raise TypeError(f"residuals: fun must be callable, got {fun!r}")
-    name = observe.name_of(fun)
+    name = name_of(fun)
     graph = observe.original(fun, args, kwargs)
     if argnums is None and any(op.source.transposed for op in graph.walk()):
         return _account(name, graph, saved(graph), None)
@@ -76,14 +77,20 @@ def residuals(
 
 def _checked(argnums: int | Sequence[int] | None, args: Sequence[Any]) -> tuple[int, ...]:
     """The positions of the arguments to differentiate by, all of them there and of floats."""
-    numbers = (argnums or 0,) if isinstance(argnums, int | None) else tuple(argnums)
+    if argnums is None:
+        argnums = next((i for i, each in enumerate(args) if _has_floats(each)), 0)
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for number in numbers:
         if not -len(args) <= number < len(args):
             given = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
             raise ArgnumsError(f"there is no argument {number} to differentiate by: {given}")
-        if not any(map(_is_inexact, jax.tree.leaves(args[number]))):
+        if not _has_floats(args[number]):
             raise ArgnumsError(f"argument {number} holds no floats to differentiate by")
     return tuple(number % len(args) for number in numbers)
+
+
+def _has_floats(argument: Any) -> bool:
+    return any(map(_is_inexact, jax.tree.leaves(argument)))
 
 
 def _is_inexact(leaf: Any) -> bool:
@@ -138,7 +145,7 @@ def _cotangent(output: Any, given: Iterator[Any]) -> Any:
 
 def _name_arguments(joint: Any, fun: Callable[..., Any]) -> None:
     """Have JAX call the arguments of the joint program what the author of `fun` calls them."""
-    joint.__name__ = observe.name_of(fun)
+    joint.__name__ = name_of(fun)
     with contextlib.suppress(TypeError, ValueError):  # some builtins have no signature
         first = inspect.Parameter("_cotangents", inspect.Parameter.POSITIONAL_ONLY)
         signature = inspect.signature(fun)

@@ -13,13 +13,14 @@ from rich.text import Text
 
 from jaxpr_opt import targets
 from jaxpr_opt.bridge.compat_frames import boundary
-from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.frames import Frame, frame_text, name_of
 from jaxpr_opt.insight import growth as analysis
 from jaxpr_opt.insight.growth import Growth, Measure, Term, Trend
 from jaxpr_opt.insight.powers import order_text
 from jaxpr_opt.reports import observe
-from jaxpr_opt.reports.figures import bytes_text, number_text
+from jaxpr_opt.reports.figures import number_text
 from jaxpr_opt.reports.printing import plain
+from jaxpr_opt.sizes import bytes_text
 
 LABELS: dict[Measure, tuple[str, Callable[[float], str]]] = {
     "residual_bytes": ("residuals", bytes_text),
@@ -163,7 +164,7 @@ def growth(
       peak memory  16.6 kB  66.1 kB   263 kB  O(n^2)
       ...
     """
-    return GrowthReport(observe.name_of(fun), name, traced_growth(fun, args_at, sizes))
+    return GrowthReport(name_of(fun), name, traced_growth(fun, args_at, sizes))
 
 
 def traced_growth(

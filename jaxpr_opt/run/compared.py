@@ -11,11 +11,12 @@ import jax
 
 from jaxpr_opt.bridge import compat, compat_ad, compat_watch
 from jaxpr_opt.frames import first_line
-from jaxpr_opt.reports.figures import bytes_text, factor, seconds_text
+from jaxpr_opt.reports.figures import factor, seconds_text
 from jaxpr_opt.run.arguments import Kept
 from jaxpr_opt.run.looked import Looked, optimized
 from jaxpr_opt.run.recorder import Compiled
 from jaxpr_opt.run.table import NONE, Sheet
+from jaxpr_opt.sizes import bytes_text
 
 ROUNDS = 5
 """How often a call is timed at most; the shortest time counts."""

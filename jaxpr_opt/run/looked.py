@@ -15,7 +15,7 @@ from jaxpr_opt.engine.journal import collect_journals
 from jaxpr_opt.frames import Frame, first_line
 from jaxpr_opt.lint import config
 from jaxpr_opt.lint.program import ProgramTarget
-from jaxpr_opt.lint.result import Checked
+from jaxpr_opt.lint.result import NO_GRADIENT, Checked
 from jaxpr_opt.lint.run import Run
 from jaxpr_opt.reports import observe
 from jaxpr_opt.run.recorder import Compiled
@@ -59,7 +59,7 @@ class Looked:
     def kept_bytes(self) -> int | None:
         """What its gradient keeps; None where it computes none."""
         kept = self.checked.figures.get("residual_bytes")
-        return None if self.checked.how == "no gradient" else kept
+        return None if self.checked.how == NO_GRADIENT else kept
 
     @property
     def saved_bytes(self) -> int:

@@ -14,10 +14,10 @@ from pathlib import Path
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint.config import Config
 from jaxpr_opt.lint.program import of_saved
-from jaxpr_opt.lint.result import Checked
+from jaxpr_opt.lint.result import NO_GRADIENT, Checked
 from jaxpr_opt.lint.run import Run
-from jaxpr_opt.reports.figures import bytes_text
 from jaxpr_opt.saving.read import Saved
+from jaxpr_opt.sizes import bytes_text
 
 
 def made(
@@ -70,7 +70,7 @@ def _key(program: str) -> str:
 def _budgets(checked: Checked) -> list[str]:
     """What was measured, as limits."""
     limits = {"max-peak-bytes": checked.figures.get("peak_bytes", 0)}
-    if checked.how != "no gradient":
+    if checked.how != NO_GRADIENT:
         limits["max-residual-bytes"] = checked.figures.get("residual_bytes", 0)
     return [f'{key} = "{rounded_up(value)}"' for key, value in limits.items()]
 

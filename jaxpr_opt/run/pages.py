@@ -13,15 +13,15 @@ from jaxpr_opt.html import notes, page
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.page import document
 from jaxpr_opt.html.places import name
-from jaxpr_opt.lint.result import plural
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.diff import diff_graphs
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.reports.printing import plural
 from jaxpr_opt.reports.report import advice, report
 from jaxpr_opt.run.files import file_name
 from jaxpr_opt.run.looked import Looked
 from jaxpr_opt.run.recorder import Recorder
 from jaxpr_opt.run.table import Sheet, findings, of_libraries, short, shown_path
+from jaxpr_opt.sizes import bytes_text
 
 
 def write(sheet: Sheet, recorder: Recorder, path: Path) -> str:

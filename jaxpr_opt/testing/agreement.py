@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpr_opt.bridge.dtypes import array_text
+
 Array = np.ndarray[Any, Any]
 
 ROUNDING = 1000
@@ -142,7 +144,7 @@ def _compare(
         a, b = _array(ours), _array(theirs)
         where = f"{what}{jax.tree_util.keystr(path)}"
         if (a.dtype, a.shape) != (b.dtype, b.shape):
-            types = f"should be {a.dtype}{list(a.shape)} and is {b.dtype}{list(b.shape)}"
+            types = f"should be {array_text(a)} and is {array_text(b)}"
             raise AssertionError(f"{where} {types}")
         same = np.asarray(agree(a, b))
         if not same.all():

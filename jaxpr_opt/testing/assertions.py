@@ -20,18 +20,18 @@ import jax
 import jax.numpy as jnp
 
 from jaxpr_opt import targets
+from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.text_params import type_text
-from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.frames import Frame, frame_text, name_of
 from jaxpr_opt.insight.growth import MEASURES, Measure, Term, Trend
 from jaxpr_opt.insight.powers import order_text, parse_limit
 from jaxpr_opt.insight.saved import Saved, kept
 from jaxpr_opt.lint.modes import traceable
 from jaxpr_opt.reports import observe
-from jaxpr_opt.reports.figures import beside_limit, bytes_text, limit_text
+from jaxpr_opt.reports.figures import beside_limit, limit_text
 from jaxpr_opt.reports.residual_rows import frame_of
 from jaxpr_opt.reports.scaling import LABELS, by_line, traced_growth
-from jaxpr_opt.sizes import parse_bytes
+from jaxpr_opt.sizes import bytes_text, parse_bytes
 from jaxpr_opt.testing.agreement import assert_close, assert_same_derivatives
 from jaxpr_opt.testing.sampling import random_inputs
 
@@ -72,7 +72,7 @@ def assert_residual_bytes(
         keeps = f"keeps {beside_limit(total, limit)}, {over}"
         told = "\n".join(_largest(facts))
         raise AssertionError(
-            f"the gradient of {observe.name_of(fun)} {keeps}:\n{told}\n"
+            f"the gradient of {name_of(fun)} {keeps}:\n{told}\n"
             "`jaxpr_opt.residuals` says what each is kept for, and what `optimize` leaves of it"
         )
 
@@ -149,7 +149,7 @@ def assert_growth(
     if told:
         at = ", ".join(map(str, grown.sizes))
         raise AssertionError(
-            f"{observe.name_of(fun)} grows faster than {limit}, at {at}:\n" + "\n".join(told)
+            f"{name_of(fun)} grows faster than {limit}, at {at}:\n" + "\n".join(told)
         )
 
 

@@ -44,6 +44,7 @@ from jaxpr_opt.analysis.pieces import Piece, added_by
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Phase, Scan, While
 from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +68,7 @@ class AddInPlace(Pass):
             return
         piece = added_by(op)
         if piece is not None:  # (1)
-            says = f"{piece.nbytes:,} bytes are added to {op.operands[0].label} in place"
+            says = f"{bytes_text(piece.nbytes)} are added to {op.operands[0].label} in place"
             yield Addition(op, says, piece, about=op.result)
 
     def refuse(self, match: Addition) -> str | None:

@@ -133,7 +133,7 @@ class ReadBeforeOverwriting(Pass):
             return f"{name} is not one buffer from the start of a step to its end"
         for reader in match.readers:  # (2)
             if reader in match.unordered and not _reads(reader):  # (2)
-                return f"{reader.name} reads the whole {name}"
+                return f"{reader.name} reads all of {name}"
             if reader.region is not body:  # (2)
                 return f"{name} is read inside of {reader.parent.name if reader.parent else ''}"
         if not match.whole_is_read and not any(op.results[0].nbytes for op in match.unordered):

@@ -61,6 +61,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Constant, Op, Phase, Value
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import SCALING
+from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +108,8 @@ class UpdateRows(Pass):
                 continue
             pieces = tuple(link for link in chain.links if isinstance(link, Piece))
             if len(pieces) == len(chain.links):
-                says = f"{chain.nbytes:,} bytes of {array.label} are updated, not {array.nbytes:,}"
+                few, all_ = bytes_text(chain.nbytes), bytes_text(array.nbytes)
+                says = f"{few} of {array.label} are updated, not {all_}"
                 yield Descent(op, says, array, dense, pieces, path, about=op.result)
 
     def refuse(self, match: Descent) -> str | None:
@@ -116,7 +118,7 @@ class UpdateRows(Pass):
             if len(value.uses) > 1:  # (1)
                 return f"{value.label} is read elsewhere"
         if array.aval != op.result.aval:
-            return f"the sum is a {op.result.aval}, what is updated a {array.aval}"
+            return f"the sum is a {op.result.exact_type}, what is updated a {array.exact_type}"
         for piece in match.pieces:
             if piece.repeats and not has_rows(piece):  # (3)
                 return "windows may meet in part"

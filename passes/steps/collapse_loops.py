@@ -178,7 +178,7 @@ def _paired_carries(nest: Nest) -> tuple[Carry, ...] | str:  # (1)
     paired = []
     for carry in inner.carries:
         source = by_next.pop(carry.result, None)
-        name = carry.param.name or f"a carry {carry.param.aval}"
+        name = carry.param.name or f"a carry {carry.param.type}"
         if source is None:
             return f"{name} of the inner loop does not continue in the next outer step"
         if not _equal(carry.init, source.param, taken):
@@ -251,7 +251,7 @@ def _stacks(
     for stack in outer.stacks:
         known = taken[stack.value]
         made = inner_stacks.get(known) if isinstance(known, Value) else None
-        name = stack.result.name or str(stack.result.aval)
+        name = stack.result.name or stack.result.type
         if made is not None:
             if not _same_when_skipped(skip.skipped[stack.value], inner.skipped[made.value]):  # (3)
                 return f"the rows of {name} of skipped steps differ between the loops"

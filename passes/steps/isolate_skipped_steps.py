@@ -101,7 +101,7 @@ class IsolateSkippedSteps(Pass):
             for use in stack.result.uses:
                 if not _unread_when_skipped(use.op, stack, skip):
                     return (
-                        f"{stack.result.name or stack.result.aval} is read where no step was taken"
+                        f"{stack.result.name or stack.result.type} is read where no step was taken"
                     )
         return None
 

@@ -107,7 +107,8 @@ class SkipUntakenBranches(Pass):
         kept = [each.operands[2 - match.case] for each in match.selects]
         for each, value in zip(match.selects, kept, strict=True):
             if value.aval != each.result.aval:  # (1)
-                return f"the other case is a {value.aval}, what is selected a {each.result.aval}"
+                case, selected = value.exact_type, each.result.exact_type
+                return f"the other case is a {case}, what is selected a {selected}"
             if uniform(value) is not None:  # (1)
                 return (
                     "the other case is a constant, as for a mask, of which some row is always true"

@@ -71,6 +71,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Op, Scan
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import is_pointwise, is_speculable
+from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +97,7 @@ class ReplaySteps(Pass):
             storing = _storing(op, full)
             new = (full.old_bytes * storing + full.new_bytes * (op.length - storing)) // op.length
             steps = f"each step taken after the first {storing}" if storing else "each step taken"
-            what = f"{full.old_bytes:,} bytes of residuals become {new:,}"
+            what = f"residuals take {bytes_text(new)}, not {bytes_text(full.old_bytes)}"
             yield Handover(op, f"the transposed loop replays {steps}: {what}", full, storing)
 
     def refuse(self, match: Handover) -> str | None:

@@ -100,7 +100,7 @@ class StackChoices(Pass):
             if made is None or any(nest.defines(v) for v in _leaves(case, made)):  # (2)
                 return f"{case.label} is made in the loop"
             if case.aval != value.aval:
-                return f"{case.label} is a {case.aval}, what is stacked a {value.aval}"
+                return f"{case.label} is a {case.exact_type}, what is stacked a {value.exact_type}"
         if match.cond.effects:
             return "a branch has effects"  # (2)
         if cost_model().is_no_line(value.nbytes):

@@ -79,6 +79,7 @@ from jaxpr_opt.engine.ir import Op, Scan, Value, dominates
 from jaxpr_opt.engine.journal import Waste
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import SUMS
+from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +133,8 @@ class AccumulateSparseCotangents(Pass):
         for array, dense in (op.operands, op.operands[::-1]):
             chain = added(dense)
             if chain.starts_at_zero:  # (1)
-                says = f"{chain.nbytes:,} bytes are added in place, not a whole {array.nbytes:,}"
+                few, all_ = bytes_text(chain.nbytes), bytes_text(array.nbytes)
+                says = f"{few} are added in place, not a whole {all_}"
                 at, waste = chain.links[-1].innermost.op, self._waste(array, chain)
                 yield Sum(op, says, array, dense, chain, at=at, about=op.result, waste=waste)
 
@@ -145,7 +147,7 @@ class AccumulateSparseCotangents(Pass):
         if [use.op for use in match.dense.uses] != [op]:  # (1)
             return f"{match.dense.label} is read elsewhere"
         if array.shape != result.shape or is_weak(array) != is_weak(result):  # (3)
-            return f"the sum is a {result.aval}, the accumulator a {array.aval}"
+            return f"the sum is a {result.exact_type}, the accumulator a {array.exact_type}"
         loop = loop_of(op)
         assert loop is not None
         if is_read_after(array, op):
@@ -168,7 +170,7 @@ class AccumulateSparseCotangents(Pass):
         if not isinstance(scan, Scan):
             return "pieces may overlap: which order they are added in would change"
         if is_weak(op.result) or not op.result.aval.sharding.mesh.empty:
-            return f"a second {op.result.aval} cannot be carried"
+            return f"a second {op.result.type} cannot be carried"
         loops = [link.op for link in links if isinstance(link, Pieces)]
         if any(loop.region is not op.region for loop in loops):  # (4)
             return "pieces are added up before the loop"
@@ -178,7 +180,7 @@ class AccumulateSparseCotangents(Pass):
             return "each step of the inner loop has a window of its own"
         touched = sum(link.count for link in links)
         if scan.length < 2 or not _is_less_elsewhere(match.chain, size, touched):
-            return f"the array of {size:,} bytes is small beside its {touched:,} windows"
+            return f"the array of {bytes_text(size)} is small beside its {touched:,} windows"
         return None
 
     def rewrite(self, match: Sum, rw: Rewriter) -> None:

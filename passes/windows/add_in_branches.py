@@ -53,6 +53,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Op, Outcome, Region, Value, backward_slice
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import SUMS, can_move
+from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +83,7 @@ class AddInBranches(Pass):
                 continue
             outcome = cond.outcomes[cond.results.index(term)]
             if any(map(_is_sparse, outcome.values)):  # (1)
-                says = f"{array.nbytes:,} bytes are added to in the branch that is taken only"
+                says = f"{bytes_text(array.nbytes)} are added to in the branch that is taken only"
                 yield SumOfBranches(op, says, cond, outcome, array, about=op.result)
 
     def refuse(self, match: SumOfBranches) -> str | None:
@@ -92,7 +93,7 @@ class AddInBranches(Pass):
         if [use.op for use in term.uses] != [op]:  # (1)
             return f"{term.label} is read elsewhere"
         if array.aval != op.result.aval:  # (2)
-            return f"the sum is a {op.result.aval}, what it is added to a {array.aval}"
+            return f"the sum is a {op.result.exact_type}, what it is added to a {array.exact_type}"
         between = _between(array, cond)
         for each in between:
             if not can_move(each):  # (3)

@@ -151,7 +151,7 @@ def _told(found: Buffer) -> dict[str, Any]:
 def _says(match: Narrow) -> str:
     param = match.buffer.carry.param
     apart = f", in {len(match.blocks)} blocks" if len(match.blocks) > 1 else ""
-    name = param.name or str(param.aval)
+    name = param.name or param.type
     return f"{match.size} of {param.shape[match.axis]} rows of {name} are carried{apart}"
 
 

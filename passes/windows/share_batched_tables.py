@@ -54,6 +54,7 @@ from jaxpr_opt.bridge.parameters import (
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Value
 from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,12 +90,13 @@ class ShareBatchedTables(Pass):
             axes = tuple(a for a in range(len(source.result.shape)) if a not in kept)
             is_batch = set(axes) <= set(numbers_of(op).operand_batching_dims)
             if axes and is_batch and table.shape == _without(source.result.shape, axes):  # (1)
-                says = f"{table.nbytes:,} bytes are read by all rows, not a copy by each"
+                says = f"all rows read the same {bytes_text(table.nbytes)}, not a copy each"
                 yield SharedRead(op, says, table, axes, about=op.operands[0])
         if op.name == "reduce_sum" and source is not None and source.name == "scatter-add":
             axes = tuple(axes_of(op))
             if set(axes) <= set(numbers_of(source).operand_batching_dims):  # (2)
-                says = f"all rows add to {op.result.nbytes:,} bytes, not each to its own"
+                one = bytes_text(op.result.nbytes)
+                says = f"all rows add to the same {one}, not each to its own"
                 yield SharedSum(op, says, source, axes, about=source.result)
 
     def refuse(self, match: Match) -> str | None:

@@ -53,7 +53,7 @@ def test_kinds(fun, kind):
 
 
 REASONS = {
-    "another type": (lambda x: x.sum(), "no result is float32[8,8]"),
+    "another type": (lambda x: x.sum(), "no result is f32[8,8]"),
     "read while it is written": (lambda x: x @ x, "dot_general reads it while it writes"),
     "carried in another place": (
         lambda x: lax.scan(lambda c, _: (c @ x, None), jnp.eye(8), None, length=2)[0],

@@ -220,10 +220,10 @@ def test_it_is_told_what_and_why():
 
     told = matched(step).donation({"w": make(), "b": make((8,))}, jnp.float32(1))
     assert re.fullmatch(r"step: 32 B of 1 argument can be donated", str(told).splitlines()[0])
-    assert "state['b'] float32[8] becomes result[1], 32 B" in str(told)
+    assert "state['b'] f32[8] becomes result[1], 32 B" in str(told)
     assert told.to_dict()["bytes"] == 32
     (refused,) = [each for each in told.refused if each.path == "batch"]
-    assert refused.reason == "no result is float32[]"
+    assert refused.reason == "no result is f32[]"
 
 
 def test_a_wrong_mode_is_one_line():

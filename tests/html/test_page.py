@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt.frames import name_of
 from jaxpr_opt.html import page
 from jaxpr_opt.html.headline import verdict
 from jaxpr_opt.html.places import anchor
@@ -20,8 +21,9 @@ from jaxpr_opt.html.source import margin
 from jaxpr_opt.lint import Finding
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.diff import diff_graphs
-from jaxpr_opt.reports.figures import Figure, bytes_text, number_text
+from jaxpr_opt.reports.figures import Figure, number_text
 from jaxpr_opt.reports.report import report
+from jaxpr_opt.sizes import bytes_text
 
 VOID = {"meta", "link", "input"}
 
@@ -45,7 +47,7 @@ N = jax.ShapeDtypeStruct((), "float32")
 def parts(fun, *args):
     before = observe.original(fun, args, {})
     after, journals = observe.optimized(fun, args, {})
-    return report(observe.name_of(fun), diff_graphs(before, after), journals), before, after
+    return report(name_of(fun), diff_graphs(before, after), journals), before, after
 
 
 def page_of(fun, *args, findings=()):

@@ -35,7 +35,7 @@ def test_what_a_training_step_could_donate(fun):
     assert list(made) == ["JXO501"]
     assert made["JXO501"].says == "2 arrays of `params` could be donated"
     assert made["JXO501"].bytes == 1024 * 512 * 4 + 4
-    assert made["JXO501"].shape == "float32[1024,512]"
+    assert made["JXO501"].shape == "f32[1024,512]"
 
 
 def test_an_optimiser_with_state_in_several_arguments():
@@ -72,7 +72,7 @@ def test_donated_in_vain():
     made = found(fun, BIG, jax.ShapeDtypeStruct((), "bfloat16"))
     assert list(made) == ["JXO502"]
     assert made["JXO502"].says == "`x` is donated, but cannot become a result"
-    assert made["JXO502"].reason == "no result is float32[1024,512]"
+    assert made["JXO502"].reason == "no result is f32[1024,512]"
 
 
 def test_more_donated_than_there_are_results():

@@ -7,10 +7,10 @@ import jax
 import pytest
 
 from jaxpr_opt import optimize
+from jaxpr_opt.frames import name_of
 from jaxpr_opt.lint.rule import named
 from jaxpr_opt.lint.run import check, defaults, lint
 from jaxpr_opt.lint.subject import subject
-from jaxpr_opt.reports.observe import name_of
 from tests.lint import threads
 
 MARKER = re.compile(r"# finding: (JXO\d+)")

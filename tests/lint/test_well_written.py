@@ -2,8 +2,8 @@
 
 import pytest
 
+from jaxpr_opt.frames import name_of
 from jaxpr_opt.lint.run import lint
-from jaxpr_opt.reports.observe import name_of
 from tests.lint import well_written
 
 

@@ -361,7 +361,7 @@ def test_another_type():
         step = lambda c, u: (c, lax.add(c, dense(us[0], u, 1)))
         return lax.scan(step, lax.full((8,), 2.0), us[:, :1])[1]
 
-    check_refuses(DIRECT, program, "f32[5,8]", because="the accumulator a ~float32[8]")
+    check_refuses(DIRECT, program, "f32[5,8]", because="the accumulator a ~f32[8]")
 
 
 def test_another_shape():
@@ -370,7 +370,7 @@ def test_another_shape():
     def program(c, us):
         return lax.scan(lambda c, u: (c, lax.add(c, dense(jnp.ones((2, 8)), u, 1))), c, us)[1]
 
-    because = "the accumulator a float32[1,8]"
+    because = "the accumulator a f32[1,8]"
     check_refuses(DIRECT, program, "f32[1,8]", "f32[5,1,1]", because=because)
 
 

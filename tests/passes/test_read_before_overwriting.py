@@ -281,7 +281,7 @@ def test_two_buffers_that_swap():
 )
 def test_a_buffer_that_is_read_whole(step, reader):
     """(2) The copy is needed, or the reader makes one."""
-    check_refuses(BARRED, stepping(step), *PLACES, because=f"{reader} reads the whole ")
+    check_refuses(BARRED, stepping(step), *PLACES, because=f"{reader} reads all of ")
 
 
 def test_a_buffer_that_is_read_in_a_branch():
@@ -343,7 +343,7 @@ def test_what_is_read_for_the_write_alone(step):
 def test_a_window_of_no_elements():
     """(3) Nothing is read: the pass once put a barrier before the write again and again."""
     step = lambda c, i, j: (write(c, jnp.ones(1), j), read(c, i, 0))
-    check_refuses(BARRED, stepping(step), *PLACES, because="no window of float32[8] is read")
+    check_refuses(BARRED, stepping(step), *PLACES, because="no window of f32[8] is read")
 
 
 def test_a_window_of_no_elements_beside_another():
@@ -591,7 +591,7 @@ def test_elements_of_half_a_byte(dividing):
 )
 def test_no_window_is_read(dividing, step):
     """(5) A division of all of it would copy it, and of nothing makes no zero."""
-    check_refuses(BARRED, stepping(step), *PLACES, because="no window of float32[8] is read")
+    check_refuses(BARRED, stepping(step), *PLACES, because="no window of f32[8] is read")
 
 
 def test_not_on_other_devices(dividing, monkeypatch):

@@ -350,7 +350,7 @@ def test_a_batch_with_one_index():
 
 
 REFUSED = {
-    "reads the whole": lambda b: loop(lambda b, i: put(b, jnp.sum(b), i), b),
+    "reads all of": lambda b: loop(lambda b, i: put(b, jnp.sum(b), i), b),
     "replaced as a whole": lambda b: loop(lambda b, i: jnp.full(8, get(put(b, 1.0, i), i)), b),
     "leaves cond whole": lambda b: loop(
         lambda b, i: lax.cond(get(b, i) > 0, lambda: put(b, 1.0, i), lambda: b), b

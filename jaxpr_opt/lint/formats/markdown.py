@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.formats.text import cost_text, printable
 from jaxpr_opt.lint.paths import relative
-from jaxpr_opt.lint.result import FIGURES, Checked, Result, plural
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.lint.result import FIGURES, Checked, Result
+from jaxpr_opt.reports.printing import plural
+from jaxpr_opt.sizes import bytes_text
 
 MOST = 50
 """Findings that are listed: a comment on GitHub has 65,536 characters."""

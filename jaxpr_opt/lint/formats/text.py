@@ -13,7 +13,7 @@ from rich.text import Text
 from jaxpr_opt.frames import frame_text
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.result import FIGURES, Checked, Result
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.sizes import bytes_text
 
 _CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}

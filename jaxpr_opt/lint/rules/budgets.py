@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from jaxpr_opt.engine.text_params import type_text
+from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.frames import frame_text
 from jaxpr_opt.insight.saved import Saved, kept
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.options import Limit
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.reports.figures import NOTABLE, beside_limit, bytes_text, limit_text
+from jaxpr_opt.reports.figures import NOTABLE, beside_limit, limit_text
 from jaxpr_opt.reports.residual_rows import frame_of
+from jaxpr_opt.sizes import bytes_text
 
 GROWING = {"residual_bytes": "residuals have", "peak_bytes": "the estimated peak has"}
 LARGEST = 3

@@ -12,7 +12,7 @@ from jaxpr_opt.donation.strict import unusable
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.reports.figures import bytes_text
+from jaxpr_opt.sizes import bytes_text
 
 
 @register

@@ -15,7 +15,8 @@ from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
-from jaxpr_opt.reports.figures import bytes_text, formula_text
+from jaxpr_opt.reports.figures import formula_text
+from jaxpr_opt.sizes import bytes_text
 
 EARLY = "exit-loop-early"
 
