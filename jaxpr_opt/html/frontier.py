@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.page import document
-from jaxpr_opt.reports.frontier import COLUMNS, Frontier, Point
+from jaxpr_opt.reports.frontier import Frontier, Point
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 300, 90, 40
 """Of the drawing, and of its margins, in its own units."""
@@ -68,7 +68,7 @@ def _marks(frontier: Frontier, places: list[tuple[float, float]]) -> Iterator[Ma
     """The programs; what each computes again is told where the pointer is."""
     last = (-math.inf, -math.inf)
     for point, (x, y) in zip(frontier.points, places, strict=True):
-        memory, _, _, time, again = frontier.row(point)
+        memory, *_, time, again = frontier.row(point).values()
         told = element("title", f"{memory}, {time} the time: {again}")
         yield element("circle", told, cx=f"{x:.1f}", cy=f"{y:.1f}", r=6)
         if y - last[1] >= ROOM:
@@ -80,11 +80,12 @@ def _marks(frontier: Frontier, places: list[tuple[float, float]]) -> Iterator[Ma
 
 def _table(frontier: Frontier) -> Markup:
     """The same in numbers."""
-    head = [element("th", each, scope="col") for each in COLUMNS]
-    rows = [[element("td", each) for each in frontier.row(point)] for point in frontier.points]
+    rows = [frontier.row(point) for point in frontier.points]
+    head = [element("th", each, scope="col") for each in rows[0]]
+    cells = [[element("td", each) for each in row.values()] for row in rows]
     return element(
         "table",
         element("thead", element("tr", head)),
-        element("tbody", [element("tr", row) for row in rows]),
+        element("tbody", [element("tr", row) for row in cells]),
         class_="budget",
     )

@@ -10,15 +10,18 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from jaxpr_opt.engine import registry
+from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.engine.journal import Rewrite
-from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.frames import Frame, frame_text, name_of
 from jaxpr_opt.memory.planner import Candidate, Plan, collect_plans
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import factor
-from jaxpr_opt.reports.printing import plain
+from jaxpr_opt.reports.printing import plain, plural, short
 from jaxpr_opt.sizes import binary_text, binary_text_above
 
-COLUMNS = ("memory", "part", "FLOPs", "time", "what is computed again")
+NOTABLE = 0.95
+"""What is no smaller than this part of the row before gets no row of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,17 @@ class Frontier:
     @property
     def headline(self) -> str:
         """What the program takes today."""
-        return f"{self.name} takes {binary_text(self.points[0].bytes)} of temporary memory"
+        takes = binary_text(self.points[0].bytes)
+        return f"{self.name}, optimised, takes about {takes} of temporary memory"
+
+    @property
+    def told(self) -> tuple[Point, ...]:
+        """The points worth a row: each is a good deal smaller than the one before."""
+        chosen = [self.points[0]]
+        for point in self.points[1:]:
+            if point.bytes <= NOTABLE * chosen[-1].bytes:
+                chosen.append(point)
+        return tuple(chosen)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole frontier, for `json.dumps`."""
@@ -80,40 +93,48 @@ class Frontier:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self.headline, style="bold")
-        if len(self.points) == 1:
+        if len(self.told) == 1:
             yield Text("No loop or layer keeps something for a gradient that is cheaper to repeat.")
             return
         yield self._table()
-        example = binary_text_above(self.points[1].bytes)
+        example = binary_text_above(self.told[1].bytes)
         yield Text(f'\nThe second row is optimize(..., memory="{example}").')
+        if rest := len(self.points) - len(self.told):
+            yield Text(f"{plural(rest, 'program')} of nearly these sizes left out.", "dim")
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0))
-        for justify in ("right", "right", "right", "right", "left"):
-            table.add_column(justify=justify)
-        table.add_row(*COLUMNS, style="dim")
-        for point in self.points:
-            table.add_row(*self.row(point))
+        rows = [self.row(point) for point in self.told]
+        *figures, _ = rows[0]
+        for _ in figures:
+            table.add_column(justify="right")
+        table.add_row(*rows[0], style="dim")
+        for row in rows:
+            table.add_row(*row.values())
         return table
 
-    def row(self, point: Point) -> tuple[str, ...]:
-        """What is told of a point in each of the `COLUMNS`."""
-        today, flops = self.points[0], point.flops
-        return (
-            binary_text(point.bytes),
-            f"{point.part:.1%}",
-            f"{factor(flops / today.flops)}x" if flops and today.flops else "unknown",
-            f"{factor(point.seconds / today.seconds)}x",
-            "\n".join(_told(point)),
-        )
+    def row(self, point: Point) -> dict[str, str]:
+        """What is told of a point, by columns; nothing of FLOPs where those are not known."""
+        today = self.points[0]
+        row = {
+            "memory": binary_text(point.bytes),
+            "part": f"{point.part:.0%}" if point.part >= 0.1 else f"{point.part:.1%}",
+            "FLOPs": f"{factor((point.flops or 0) / (today.flops or 1))}x",
+            "time": f"{factor(point.seconds / today.seconds)}x",
+            "what is computed again": "\n".join(_told(point)),
+        }
+        if not all(each.flops for each in self.points):
+            del row["FLOPs"]
+        return row
 
 
 def _told(point: Point) -> Iterator[str]:
     """What a program computes again, line by line of the source."""
     if not point.repeated:
-        yield "nothing: today's program"
+        yield "nothing"
     for each in dict.fromkeys(point.repeated):
-        yield each.says if each.frame is None else f"{frame_text(each.frame)}: {each.says}"
+        says = short(each.says)
+        yield says if each.frame is None else f"{frame_text(each.frame)}: {says}"
 
 
 def budget(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Frontier:
@@ -126,11 +147,14 @@ def budget(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Frontier:
       *args: its arguments.
       **kwargs: its keyword arguments.
     """
-    bare = observe.reselected(fun, None, (), memory="minimal")
+    return of_graph(observe.original(fun, args, kwargs), name_of(fun))
+
+
+def of_graph(graph: Graph, name: str) -> Frontier:
+    """What memory budgets buy for a program; the graph stays."""
     with collect_plans() as plans:
-        bare.lower(*args, **kwargs)
-    made = max(plans, key=lambda plan: plan.frontier[0].nbytes)
-    return Frontier(observe.name_of(fun), tuple(_points(made)))
+        observe.improved(graph, registry.resolve(memory="minimal"))
+    return Frontier(name, tuple(_points(plans[-1])))
 
 
 def _points(plan: Plan) -> Iterator[Point]:

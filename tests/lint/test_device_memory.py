@@ -31,7 +31,7 @@ def test_a_budget_that_fits_and_its_price():
     assert finding.severity == "error"
     assert finding.says.startswith("it takes about 4")
     assert finding.says.endswith(" KiB, and its device has 300 KiB")
-    assert finding.reason.startswith("128.5 KiB are arguments and results, 27")
+    assert finding.reason.startswith("128 KiB are arguments and results, 27")
     assert finding.fix.startswith('`optimize(memory="')
     assert finding.fix.endswith("x the time")
     assert finding.bytes > INPUTS + 300 * 1024 / 2

@@ -10,7 +10,7 @@ from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.reports.figures import factor, limit_text
-from jaxpr_opt.reports.frontier import Point, budget
+from jaxpr_opt.reports.frontier import Point, of_graph
 from jaxpr_opt.sizes import binary_text, binary_text_above
 
 
@@ -69,7 +69,7 @@ def _fix(subject: Subject, room: int) -> str:
     """What would make it fit, and what that costs."""
     if room <= 0:
         return "arguments and results alone do not fit: smaller ones, or more devices"
-    today, *others = budget(subject.function, *subject.args, **subject.kwargs).points
+    today, *others = of_graph(subject.graph, subject.name).points
     if today.bytes <= room:
         return f"`@jaxpr_opt.optimize`: {binary_text(today.bytes)} of temporary memory"
     fitting = [point for point in others if point.bytes <= room]
