@@ -86,19 +86,21 @@ class PackScalars(Pass):
         for scan in (*(user for user in readers if isinstance(user, Scan)), op):
             found = packing(scan)
             if found is not None and (scan is op or _is_worthwhile(found)):
-                says = f"{found.replaced} operations on scalars are {len(found.packs)} on vectors"
+                says = (
+                    f"{found.replaced} operations on scalars become {len(found.packs)} on vectors"
+                )
                 yield Packed(scan, says, found)
 
     def refuse(self, match: Packed) -> str | None:
         if not _is_worthwhile(match.packing):
-            return "as many operations would put vectors together and take them apart"
+            return "to put vectors together and take them apart takes as many operations"
         packs, computes_gradient = match.packing.packs, is_differentiated(match.op)
         if not computes_gradient and phase_of(match.op) == "differentiated":
             longer = next((pack for pack in packs if _padding(pack.ops[0], len(pack.ops))), None)
             if longer is not None:
-                return f"its gradient would store {longer.ops[0].name} of more than it is needed of"
+                return f"its gradient would store more of {longer.ops[0].name} than it needs"
         elif not computes_gradient and not cost_model().is_too_many_scalars(_widest(packs)):
-            return "so few are computed as fast one by one, where nothing is stored for a gradient"
+            return "so few scalars are as fast in registers, as no gradient stores them"
         return None
 
     def rewrite(self, match: Packed, rw: Rewriter) -> None:

@@ -158,7 +158,8 @@ def _plan(match: Sliding) -> Window | str:
         return f"the elements of {name} are not numbers of whole bytes"
     for each in found.accesses:  # (2, 3)
         if not each.is_located:
-            return f"where {each.op.name} of {name} is, or that it is in range, is not known"
+            where = f"the index of {each.op.name} in {name}"
+            return f"{where} is not known from the step, or may be out of range"
     if all(a.op.name == "dynamic_update_slice" for a in found.accesses):
         return f"XLA updates {name} in place"
     windows = [access.window for access in found.accesses]

@@ -77,7 +77,7 @@ class JoinScalarStacks(Pass):
                 alike.setdefault((stack.result.aval, *stack.result.users), []).append(stack)
         for stacks in alike.values():
             if cost_model().is_too_many_arrays(len(stacks)):
-                says = f"{len(stacks)} stacks of scalars are one of rows"
+                says = f"{len(stacks)} stacks of scalars become one of rows"
                 yield Alike(op, says, tuple(stacks), about=stacks[0].result)
 
     def refuse(self, match: Alike) -> str | None:

@@ -150,7 +150,7 @@ def _plan(outer: Scan, nest: Nest) -> _Plan | str:
     if not inner.length or outer.reverse != inner.reverse:  # (5)
         return "the inner loop is empty, or the two run in opposite directions"
     if any(unroll_of(loop) != 1 for loop in (outer, inner)):  # (5)
-        return "it is unrolled on request"
+        return "the loop is unrolled on request"
     if any(not is_pure(op) and not op.is_terminator for op in outer.body.walk()):
         return "the outer step does more than running the inner loop"  # (1, 5)
     carries = _paired_carries(nest)

@@ -93,9 +93,9 @@ class CountSteps(Pass):
 
     def refuse(self, match: PredicateStacks) -> str | None:
         if match.skip.kind != "carried":  # (1)
-            return "its predicate may come back to true"
+            return "the predicate of the loop may become true again"
         if match.skip.scan.reverse:  # (1)
-            return "it runs backwards"
+            return "the loop runs backwards"
         if match.skip.predicate.shape != ():  # (1)
             return "its predicate differs from row to row of a batch"
         return None

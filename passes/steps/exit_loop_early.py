@@ -98,9 +98,9 @@ class ExitLoopEarly(Pass):
         if isinstance(skip, str):  # (1, 2)
             return skip
         if scan.length < 2:
-            return f"it has {scan.length} steps"
+            return f"the loop has {scan.length} steps only"
         if unroll_of(scan) != 1:
-            return "it is unrolled on request"
+            return "the loop is unrolled on request"
         if not may_depend_on(skip.predicate, scan.body.ops, scan):  # (3)
             return "a step communicates, or XLA may let it, so every device must take part in it"
         if skip.predicate.shape and is_divided(scan):
@@ -113,7 +113,7 @@ class ExitLoopEarly(Pass):
             if not _rounds_alike(skip):  # (6)
                 return "its predicates may round differently when computed all at once"
             if not cost_model().is_worth_questions(scan.body, skip.predicate):
-                return "to ask all its predicates is not much cheaper than its steps"
+                return "all its predicates take about as long as its steps"
         for stack in scan.stacks:
             if isinstance(reason := skipped_row(skip, stack), str):  # (4)
                 return reason

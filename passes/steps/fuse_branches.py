@@ -76,13 +76,13 @@ class FuseBranches(Pass):
         if not (can_move(first) and can_move(second)):  # (1)
             return "a branch has effects or communicates"
         if _crosses_over(first, second):  # (3)
-            return "the first is forward, the second backward"
+            return "the first cond is in the forward pass, the second in the backward pass"
         results = set(first.results)
         for op in _needed(first, second):
             if not can_move(op):  # (2)
                 return f"{op.name} stays between the two conds"
             if not results.isdisjoint(inputs(op)):  # (2)
-                return f"{op.name}, made from the first cond, is read by the second"
+                return f"the second cond reads {op.name}, which is made from the first"
         return None
 
     def rewrite(self, match: Pair, rw: Rewriter) -> None:

@@ -99,10 +99,10 @@ class ForwardKnownStacks(Pass):
         if scan.length < 1:
             return "the loop takes no step"  # (4)
         if isinstance(match, Counted):
-            return "it counts outer steps, too" if match.number.steps else None  # (1)
+            return "it depends on outer steps, too" if match.number.steps else None  # (1)
         assert isinstance(match, Copied)
         if not match.read.is_located:  # (3, 4)
-            return "where the window is, and that it is in range, is not known"
+            return "the start of the window is unknown, or may be out of range"
         axes = _moving(match)
         if len(axes) != 1:  # (3)
             return f"the window moves along {len(axes)} axes"

@@ -87,9 +87,9 @@ class ReplaySegments(Pass):
 
     def refuse(self, match: Segments) -> str | None:
         if find_skip(match.replay.scan) is not None:
-            return "it skips steps"
+            return "the loop skips steps"
         if match.length == 1 and _cut(match.replay) is None:
-            return "its carries are all that is stored"
+            return "the loop stores nothing but its carries"
         return match.replay.why_not()  # (2)
 
     def rewrite(self, match: Segments, rw: Rewriter) -> None:

@@ -76,7 +76,7 @@ class ForwardWrittenWindows(Pass):
         if not isinstance(op.result.dtype, np.dtype):
             return f"what {op.name} fills in is not a number"  # (2)
         if not dtypes.holds(op.operands[1].dtype, max(match.write.array.shape)):
-            return "the index cannot tell all places"  # (2)
+            return "the type of the index is too small to number all places"  # (2)
         return None
 
     def rewrite(self, match: ReadBack, rw: Rewriter) -> None:

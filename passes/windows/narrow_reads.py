@@ -125,7 +125,7 @@ class NarrowReads(Pass):
                 )
         elif made_by.name in RING:
             if _is_of_windows(read, made_by):
-                says = f"{op.name} of what {made_by.name} makes of arrays is made of windows"
+                says = f"{op.name} reads windows of arrays, not of what {made_by.name} makes of all"
                 yield ReadOfArithmetic(op, says, made_by, read, tidies=True)
         elif len(made_by.operands) == 3 and made_by.operands[0].dtype == bool:
             yield ReadOfSelect(

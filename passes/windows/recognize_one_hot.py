@@ -100,12 +100,12 @@ class RecognizeOneHot(Pass):
         if op.name == "select_n" and len(op.operands) == 3:
             mask = one_hot(op.operands[0])
             if mask is not None:
-                says = "a select by a one-hot mask is a write of one row"
+                says = "a select by a one-hot mask becomes a write of one row"
                 yield MaskedWrite(op, says, mask, about=op.result, waste="select")
         if op.name == "reduce_sum":
             write = _only_summand(op)
             if write is not None:
-                says = "a sum of one row and of zeros is that row"
+                says = "a sum of one row and zeros becomes that row"
                 yield MaskedRead(op, says, write, about=op.operands[0], waste="select")
 
     def refuse(self, match: Match) -> str | None:
@@ -120,7 +120,7 @@ class RecognizeOneHot(Pass):
         if uniform(kept) is not None and all(
             _takes_all(user, mask) for user in match.op.result.users
         ):
-            return "all of it is computed with, the number around the row included"
+            return "the whole array is read, not the row alone"
         return None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:

@@ -94,7 +94,7 @@ class SinkSelectIntoUpdate(Pass):
             for right in versions[1]:
                 writes = (*left.writes, *right.writes)
                 if left.array is right.array and writes:  # (1)
-                    says = "a choice between versions of an array is one between what is written"
+                    says = "what is written is selected, not one of two versions of the array"
                     between, at = (*left.between, *right.between), writes[-1][1].op
                     args = op, says, which, left.array, writes, between
                     waste: Waste | None = None if _is_most(writes, left.array) else "select"

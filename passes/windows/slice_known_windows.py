@@ -69,7 +69,7 @@ class SliceKnownWindows(Pass):
 
     def refuse(self, match: Located) -> str | None:
         if not match.access.is_located:  # (1, 2)
-            return "where the window starts, and that it is in range, is not known"
+            return "the start of the window is unknown, or may be out of range"
         if match.access.kind == "add" and _may_be_differentiated(match.op):
             return "what is added is only read in a transpose, what is written is cleared, too"
         return None

@@ -75,7 +75,7 @@ def test_a_refusal_is_the_reason():
 
     (finding,) = of_rule("JXO301", jax.grad(loop, (0, 1)), *BOUNDED)
     assert finding.fixed_by == ""
-    assert finding.reason.endswith("`optimize` leaves it: it is unrolled on request")
+    assert finding.reason.endswith("`optimize` leaves it: the loop is unrolled on request")
     assert finding.fix.startswith("put `jax.checkpoint`")
 
 

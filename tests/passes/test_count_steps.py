@@ -147,7 +147,7 @@ def test_a_predicate_that_comes_back():
     def program(c, mask):
         return lax.scan(lambda c, p: (lax.cond(p, jnp.sin, keep, c), ~p), c, mask)
 
-    check_refuses(COUNT, program, "f32[3]", "bool[4]", because="may come back to true")
+    check_refuses(COUNT, program, "f32[3]", "bool[4]", because="may become true again")
 
 
 def test_a_loop_that_runs_backwards():

@@ -233,7 +233,7 @@ def test_a_counter_of_outer_steps():
 
         return lax.scan(outer, x, jnp.arange(3))
 
-    check_refuses(FORWARD, program, "f32[]", because="it counts outer steps")
+    check_refuses(FORWARD, program, "f32[]", because="it depends on outer steps")
 
 
 def test_a_counter_that_wraps():

@@ -165,7 +165,7 @@ def test_op_between_them_reads_the_first():
         "bool[]",
         "f32[3]",
         simplify=True,
-        because="made from the first cond, is read by the second",
+        because="which is made from the first",
     )
 
 

@@ -456,7 +456,7 @@ def test_few_lanes_of_which_nothing_is_stored():
 def test_lanes_of_which_more_would_be_stored():
     """Cost: the derivatives of a vector that is made longer are as long."""
     program = relaxed(lambda v, x, i: jnp.sin(v * x), count=7)
-    check_refuses(PACK, program, "f32[6]", because="would store sin of more than it is needed of")
+    check_refuses(PACK, program, "f32[6]", because="would store more of sin than it needs")
     tidy = import_jaxpr(traced(jax.grad(lambda xs: sum(program(xs))), "f32[6]"))
     run_alone(CLEANUP, tidy)
     forward, _ = scans(alone(PACK, tidy, "f32[6]", fires=True))

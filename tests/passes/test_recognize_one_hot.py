@@ -299,8 +299,11 @@ def untouched(program):
 @pytest.mark.parametrize(
     ("use", "because"),
     [
-        (lambda s, b, i: lax.select_n(lax.gt(b, i * 1.0), s, b), "all of it is computed with"),
-        (lambda s, b, i: jnp.sin(s) * b, "all of it is computed with"),
+        (
+            lambda s, b, i: lax.select_n(lax.gt(b, i * 1.0), s, b),
+            "the whole array is read, not the row alone",
+        ),
+        (lambda s, b, i: jnp.sin(s) * b, "the whole array is read, not the row alone"),
         (lambda s, b, i: b + s, None),
         (lambda s, b, i: lax.select_n(b[0] > 1.0, s, b), None),
         (lambda s, b, i: b + s.sum(), None),

@@ -295,4 +295,4 @@ def test_loops_that_skip():
     def step(c, w):
         return lax.cond(c[0] < 9.0, lambda c: sines(c, w)[0], keep, c), None
 
-    check_refuses(SEGMENTS, gradient(step), "f32[4]", "f32[4]", because="it skips steps")
+    check_refuses(SEGMENTS, gradient(step), "f32[4]", "f32[4]", because="the loop skips steps")

@@ -356,7 +356,9 @@ REFUSED = {
         lambda b, i: lax.cond(get(b, i) > 0, lambda: put(b, 1.0, i), lambda: b), b
     ),
     "is not known": lambda b: loop(lambda b, i: put(b, get(b, i * i), i), b),
-    "or that it is in range": lambda b: loop(lambda b, i: put(b, get(b, i - 1), i), b),
+    "is not known from the step, or may be out of range": lambda b: loop(
+        lambda b, i: put(b, get(b, i - 1), i), b
+    ),
     "do not move alike": lambda b: loop(lambda b, i: put(b, get(b, 7 - i), i), b),
     "updates the buffer in place": lambda b: loop(lambda b, i: put(b, 1.0, i), b),
     "move along 0 axes": lambda b: loop(smooth([0, -1]), b, start=3, length=1),
