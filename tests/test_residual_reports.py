@@ -215,7 +215,7 @@ def test_a_number_is_handed_over_too():
     [
         (lambda: jaxpr_opt.residuals(looped, W, X, argnums=2), "no argument 2 .*: 2 positional"),
         (lambda: jaxpr_opt.residuals(lambda: 1.0), "no argument 0 .*: 0 positional arguments"),
-        (lambda: jaxpr_opt.residuals(lambda n: n, 3), "argument 0 holds no floats"),
+        (lambda: jaxpr_opt.residuals(lambda n: n, 3), "no argument holds floats"),
     ],
 )
 def test_there_must_be_something_to_differentiate_by(call, message):

@@ -75,7 +75,7 @@ def residuals(options: argparse.Namespace, console: Console) -> int:
         try:
             return residuals_of(fun, *args, argnums=argnums, **kwargs)
         except ArgnumsError as error:
-            raise TargetError(f"{options.target}: {error}; --argnums tells by what") from error
+            raise TargetError(f"{options.target}: {error}") from error
 
     subject = Subject(name_of(written), written, written)
     made = traced(kept, subject, written, arguments)

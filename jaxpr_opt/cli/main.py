@@ -222,14 +222,17 @@ def _add_residuals(commands: Any) -> None:
     residuals.add_argument(
         "--grad", action="store_true", help="of the gradient of what computes a gradient itself"
     )
-    residuals.add_argument("--argnums", metavar="I,J", help="arguments it is for (default: 0)")
+    residuals.add_argument(
+        "--argnums", metavar="I,J", help="arguments it is for (default: the first with floats)"
+    )
 
 
 def _add_budget(commands: Any) -> None:
     budget = _command(
         commands, "budget", "show what less memory costs: the programs optimize(memory=) may choose"
     )
-    _add_target(budget)
+    _add_differentiated(budget)
+    budget.set_defaults(passes=None, skip="")
     budget.add_argument("--html", metavar="FILE", help="also draw it, as a page to look at")
 
 
@@ -343,10 +346,14 @@ def _add_called(command: argparse.ArgumentParser) -> None:
     _add_arguments(command)
 
 
-def _add_target(command: argparse.ArgumentParser) -> None:
+def _add_differentiated(command: argparse.ArgumentParser) -> None:
     _add_called(command)
     command.add_argument("--grad", action="store_true", help="the gradient instead of the function")
     command.add_argument("--argnums", metavar="I,J", help="arguments --grad is for (default: 0)")
+
+
+def _add_target(command: argparse.ArgumentParser) -> None:
+    _add_differentiated(command)
     command.add_argument("--passes", metavar="A,B", help="optimise with these passes only")
     command.add_argument("--skip", metavar="A,B", default="", help="optimise without these passes")
 

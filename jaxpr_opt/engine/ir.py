@@ -640,6 +640,11 @@ class Graph:
         return self.body.walk()
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether the program computes a gradient: whether JAX has transposed part of it."""
+        return any(op.source.transposed for op in self.walk())
+
+    @property
     def inputs(self) -> tuple[Value, ...]:
         return self.body.params
 

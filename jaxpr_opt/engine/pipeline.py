@@ -171,7 +171,7 @@ class Pipeline:
             graph = make()
             graph.divided = divided
             settled = pipeline._settled_as(jaxpr, graph)
-            if graph.cotangents or (phase == "differentiable" and _is_derivative(graph)):
+            if graph.cotangents or (phase == "differentiable" and graph.has_gradient):
                 graph.phase = "differentiated"
             journal.phase = graph.phase
             journal.name = str(getattr(graph.debug_info, "func_name", None) or graph.name)
@@ -290,14 +290,9 @@ def _is_idle(each: Pass, settled: Settled | None) -> bool:
     )
 
 
-def _is_derivative(graph: Graph) -> bool:
-    """Whether a program computes cotangents."""
-    return any(op.source.transposed for op in graph.walk())
-
-
 def _has_backward(graph: Graph) -> bool:
     """Whether a program is a gradient, or both halves of one."""
-    return bool(graph.cotangents) or _is_derivative(graph)
+    return bool(graph.cotangents) or graph.has_gradient
 
 
 def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:

@@ -61,7 +61,7 @@ def loss_argument(fun: Callable[..., Any], arguments: Arguments, graph: Graph) -
     differentiated by the first argument that holds floats.
     """
     args, kwargs = arguments
-    if not any(map(_is_scalar, graph.outputs[:1])) or has_gradient(graph):
+    if not any(map(_is_scalar, graph.outputs[:1])) or graph.has_gradient:
         return None
     jitted: Any = fun if isinstance(fun, jax.stages.Wrapped) else None
     made = jitted.eval_shape(*args, **kwargs) if jitted else _shapes_of(fun, *args, **kwargs)
@@ -69,11 +69,6 @@ def loss_argument(fun: Callable[..., Any], arguments: Arguments, graph: Graph) -
     if not isinstance(value, jax.ShapeDtypeStruct) or not _is_scalar(value):
         return None
     return next((i for i, x in enumerate(args) if any(map(_is_float, jax.tree.leaves(x)))), None)
-
-
-def has_gradient(graph: Graph) -> bool:
-    """Whether a program computes a gradient: whether JAX has transposed part of it."""
-    return any(op.source.transposed for op in graph.walk())
 
 
 def _shapes_of(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -24,7 +24,7 @@ from jaxpr_opt.frames import Frame, blame, is_machinery, name_of
 from jaxpr_opt.insight.growth import Growth, growth
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.insight.saved import Saved, kept_bytes, saved
-from jaxpr_opt.lint.modes import has_gradient, loss_argument, traceable
+from jaxpr_opt.lint.modes import loss_argument, traceable
 from jaxpr_opt.lint.options import Mode, Options
 from jaxpr_opt.lint.parts import Earlier
 from jaxpr_opt.reports import observe
@@ -132,7 +132,7 @@ class Subject:
     @cached_property
     def has_gradient(self) -> bool:
         """Whether the program computes a gradient."""
-        return has_gradient(self.graph)
+        return self.graph.has_gradient
 
     @cached_property
     def donated(self) -> list[bool]:

@@ -103,13 +103,14 @@ def figures(before: Summary, after: Summary) -> list[Figure]:
 
 
 def table(rows: Sequence[Figure], titles: tuple[str, str] = ("before", "after")) -> Table:
-    """The figures as a table for people."""
+    """The figures as a table for people; what is unknown of both has no row."""
     shown = Table(box=None, pad_edge=False, header_style="dim")
     shown.add_column("")
     for title in (*titles, ""):
         shown.add_column(title, justify="right")
     for row in rows:
-        shown.add_row(*row.columns())
+        if row.before is not None or row.after is not None:
+            shown.add_row(*row.columns())
     return shown
 
 

@@ -68,6 +68,8 @@ class Frontier:
     name: str
     points: tuple[Point, ...]
     """The fastest first, which is the program without a budget."""
+    has_gradient: bool = True
+    """Whether the program computes a gradient: only what one keeps can be repeated."""
 
     @property
     def headline(self) -> str:
@@ -94,7 +96,11 @@ class Frontier:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self.headline, style="bold")
         if len(self.told) == 1:
-            yield Text("No loop or layer keeps something for a gradient that is cheaper to repeat.")
+            yield Text(
+                "No loop or layer keeps something for a gradient that is cheaper to repeat."
+                if self.has_gradient
+                else "It computes no gradient: only what one keeps can be computed again."
+            )
             return
         yield self._table()
         example = binary_text_above(self.told[1].bytes)
@@ -154,7 +160,7 @@ def of_graph(graph: Graph, name: str) -> Frontier:
     """What memory budgets buy for a program; the graph stays."""
     with collect_plans() as plans:
         observe.improved(graph, registry.resolve(memory="minimal"))
-    return Frontier(name, tuple(_points(plans[-1])))
+    return Frontier(name, tuple(_points(plans[-1])), graph.has_gradient)
 
 
 def _points(plan: Plan) -> Iterator[Point]:

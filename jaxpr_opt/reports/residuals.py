@@ -66,7 +66,7 @@ def residuals(
         raise TypeError(f"residuals: fun must be callable, got {fun!r}")
     name = name_of(fun)
     graph = observe.original(fun, args, kwargs)
-    if argnums is None and any(op.source.transposed for op in graph.walk()):
+    if argnums is None and graph.has_gradient:
         return _account(name, graph, saved(graph), None)
     numbers = _checked(argnums, args)
     how = functools.partial(_joint, numbers=numbers, args=args, kwargs=kwargs, forward=graph)
@@ -78,7 +78,9 @@ def residuals(
 def _checked(argnums: int | Sequence[int] | None, args: Sequence[Any]) -> tuple[int, ...]:
     """The positions of the arguments to differentiate by, all of them there and of floats."""
     if argnums is None:
-        argnums = next((i for i, each in enumerate(args) if _has_floats(each)), 0)
+        argnums = [i for i, each in enumerate(args) if _has_floats(each)][:1]
+        if not argnums:
+            raise ArgnumsError("no argument holds floats to differentiate by")
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for number in numbers:
         if not -len(args) <= number < len(args):

@@ -38,7 +38,7 @@ def command(words: Sequence[str], is_module: bool, **options: Any) -> list[str]:
 def check(words: Sequence[str], is_module: bool, root: Path | None = None) -> None:
     """Raise for what is no program."""
     if not words:
-        raise TargetError("run takes a script, as train.py, or a module, as -m package.train")
+        raise TargetError("name a script, as train.py, or a module, as -m package.train")
     path = Path(words[0])
     if is_module or (root or Path()).joinpath(path).is_file():
         if path.suffix == ".ipynb":

@@ -83,7 +83,7 @@ def _gradient(
     """The program of a gradient, or of the function if it computes one."""
     if argnums is None:
         graph, _ = observe.as_it_is(fun, *arguments)
-        if any(op.source.transposed for op in graph.walk()):
+        if graph.has_gradient:
             return graph
     function, arguments = traceable(fun, arguments, "gradient", argnums or 0)
     return observe.as_it_is(function, *arguments)[0]

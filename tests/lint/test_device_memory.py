@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 
 from jaxpr_opt.lint.options import Options, Spec
+from jaxpr_opt.lint.program import ProgramTarget
 from jaxpr_opt.lint.rule import named
 from jaxpr_opt.lint.target import Target
 from jaxpr_opt.sizes import parse_bytes
@@ -14,9 +15,11 @@ STEPS = 4096
 INPUTS = (8 * 8 + STEPS * 8) * 4
 
 
-def found(memory):
-    given = partial(programs.arguments, STEPS)
-    target = Target(name="t", function=programs.loss, given=given, spec=Spec(mode="gradient"))
+GIVEN = partial(programs.arguments, STEPS)
+LOSS = Target(name="t", function=programs.loss, given=GIVEN, spec=Spec(mode="gradient"))
+
+
+def found(memory, target=LOSS):
     options = Options(memory=None if memory is None else parse_bytes(memory))
     return list(named("device-memory").check(target.subject(options)))
 
@@ -31,10 +34,13 @@ def test_a_budget_that_fits_and_its_price():
     assert finding.severity == "error"
     assert finding.says.startswith("it takes about 4")
     assert finding.says.endswith(" KiB, and its device has 300 KiB")
-    assert finding.reason.startswith("128 KiB are arguments and results, 27")
+    assert finding.reason.startswith("129 KiB are arguments and results, 27")
     assert finding.fix.startswith('`optimize(memory="')
     assert finding.fix.endswith("x the time")
     assert finding.bytes > INPUTS + 300 * 1024 / 2
+    graph = LOSS.subject(Options()).graph
+    (of_program,) = found("300 KiB", ProgramTarget(name="t", graph=lambda: graph))
+    assert of_program.fix == finding.fix  # no function, but a program that a script has compiled
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_programs_are_saved_and_read_elsewhere(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "run takes a script, as train.py, or a module, as -m package.train"),
+        ([], "name a script, as train.py, or a module, as -m package.train"),
         (["no.py"], "there is no file no.py"),
         (["ppo"], "there is no file ppo; for a module, write -m ppo"),
         (["."], ". is a folder: name a script in it, or a module with -m"),
