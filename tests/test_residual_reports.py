@@ -214,7 +214,7 @@ def test_a_number_is_handed_over_too():
     ("call", "message"),
     [
         (lambda: jaxpr_opt.residuals(looped, W, X, argnums=2), "no argument 2 .*: 2 positional"),
-        (lambda: jaxpr_opt.residuals(lambda: 1.0), "no argument 0 .*: 0 positional arguments"),
+        (lambda: jaxpr_opt.residuals(lambda: 1.0), "no argument holds floats"),
         (lambda: jaxpr_opt.residuals(lambda n: n, 3), "no argument holds floats"),
     ],
 )

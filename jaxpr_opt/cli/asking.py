@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from jaxpr_opt.boundary.arrays_only import arrays_only
 from jaxpr_opt.boundary.loops import differentiated
 from jaxpr_opt.cli.stderr import working
 from jaxpr_opt.engine.ir import Graph
@@ -77,11 +78,12 @@ def subject_of(target: str, options: argparse.Namespace, arguments: Arguments) -
 
 
 def _gradient(fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
-    """`jax.grad`, also of loops of unknown length."""
+    """`jax.grad`, also of loops of unknown length, and by arguments that hold functions."""
 
     @functools.wraps(jax.grad(fun, argnums))
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        return differentiated(lambda fun: jax.grad(fun, argnums)(*args, **kwargs), fun)
+        of_arrays, args, kwargs = arrays_only(fun, args, kwargs)
+        return differentiated(lambda fun: jax.grad(fun, argnums)(*args, **kwargs), of_arrays)
 
     return gradient
 

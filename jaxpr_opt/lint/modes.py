@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpr_opt.boundary.arrays_only import STATIC, arrays_only
 from jaxpr_opt.bridge import compat_ad
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.lint.options import Mode
 from jaxpr_opt.targets import Arguments
-
-STATIC = ("static_argnums", "static_argnames")
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True, eq=False, slots=True)
-class _Kept:
-    """Something in a pytree of arguments that JAX cannot trace: a name, a function, a setting."""
-
-    value: Any
 
 
 def traceable(
@@ -39,9 +29,8 @@ def traceable(
       ValueError: `argnums` are not positions of arguments.
     """
     jitted = compat_ad.jit_options(fun)
-    if jitted is None:
-        fun = _of_arrays(fun)
-        arguments = jax.tree.map(lambda x: _Kept(x) if _is_opaque(x) else x, arguments)
+    fun, args, kwargs = arrays_only(fun, *arguments)
+    arguments = args, kwargs
     if mode != "gradient":  # whether a function is a loss is known once it was traced
         return fun, arguments
     positions = (argnums,) if isinstance(argnums, int) else argnums
@@ -77,25 +66,6 @@ def _shapes_of(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _is_float(leaf: Any) -> bool:
     return bool(jax.dtypes.issubdtype(jnp.result_type(leaf), jnp.inexact))
-
-
-def _is_opaque(leaf: Any) -> bool:
-    is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    return not is_array and not isinstance(leaf, bool | int | float | complex)
-
-
-def _of_arrays(fun: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fun)
-    def of_arrays(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = jax.tree.map(
-            lambda x: x.value if isinstance(x, _Kept) else x,
-            (args, kwargs),
-            is_leaf=lambda x: isinstance(x, _Kept),
-        )
-        made = fun(*args, **kwargs)
-        return jax.tree.map(lambda x: None if _is_opaque(x) else x, made)
-
-    return of_arrays
 
 
 def _gradient(fun: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
+from jaxpr_opt.boundary.arrays_only import arrays_only
 from jaxpr_opt.boundary.program import (
     LinearMap,
     Program,
@@ -53,7 +54,10 @@ def optimized(
     A function without any optimised part is optimised as a whole.
     """
     graph, journals = as_it_is(fun, args, kwargs)
-    return (graph, journals) if journals else as_it_is(optimize(fun), args, kwargs)
+    if journals:
+        return graph, journals
+    fun, args, kwargs = arrays_only(fun, args, kwargs)
+    return as_it_is(optimize(fun), args, kwargs)
 
 
 def as_it_is(
@@ -113,7 +117,8 @@ def reselected(
 
 
 def _trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> ClosedJaxpr:
-    jitted = fun if isinstance(fun, jax.stages.Wrapped) else jax.jit(fun)
+    fun, args, kwargs = arrays_only(fun, args, kwargs)
+    jitted = fun if compat_ad.jit_options(fun) is not None else jax.jit(fun)
     with _fresh(object()):
         traced: ClosedJaxpr = jitted.trace(*args, **kwargs).jaxpr
     return traced

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpr_opt.boundary.arrays_only import arrays_only
 from jaxpr_opt.boundary.loops import differentiated
 from jaxpr_opt.bridge import compat_ad
 from jaxpr_opt.bridge.compat_frames import boundary
@@ -68,6 +69,7 @@ def residuals(
     graph = observe.original(fun, args, kwargs)
     if argnums is None and graph.has_gradient:
         return _account(name, graph, saved(graph), None)
+    fun, args, kwargs = arrays_only(fun, args, kwargs)
     numbers = _checked(argnums, args)
     how = functools.partial(_joint, numbers=numbers, args=args, kwargs=kwargs, forward=graph)
     joint, facts = differentiated(how, fun)

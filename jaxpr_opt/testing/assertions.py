@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpr_opt import targets
+from jaxpr_opt.boundary.arrays_only import kept as keep_statics
+from jaxpr_opt.boundary.arrays_only import of_arrays
 from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.frames import Frame, frame_text, name_of
@@ -62,6 +64,10 @@ def assert_residual_bytes(
       AssertionError: it keeps more; the message names the lines that keep most.
       TypeError: `fun` is no function, or `args` is no tuple.
       ValueError: `at_most` is no number of bytes.
+
+    Example:
+      >>> x = jax.ShapeDtypeStruct((256,), "float32")
+      >>> assert_residual_bytes(lambda x: jnp.sum(jnp.sin(x)), (x,), at_most="1 KiB")
     """
     __tracebackhide__ = True
     limit = parse_bytes(at_most, "at_most")
@@ -135,6 +141,11 @@ def assert_growth(
       AssertionError: something grows faster; the message names the lines, and what they come to.
       TypeError: `fun` or `args_at` is not callable.
       ValueError: `limit`, `sizes` or `measures` make no sense.
+
+    Example:
+      >>> def given(n):
+      ...     return (jax.ShapeDtypeStruct((n,), "float32"),)
+      >>> assert_growth(lambda x: jnp.sum(jnp.sin(x)), given, "O(n)")
     """
     __tracebackhide__ = True
     wanted = parse_limit(limit)
@@ -191,11 +202,16 @@ def assert_same(
     Raises:
       AssertionError: they differ; the message has the leaf, the largest error, and where it is.
       TypeError: `first` or `second` is no function, or `args` is no tuple.
+
+    Example:
+      >>> assert_same(jnp.sin, lambda x: jnp.cos(x - jnp.pi / 2), (jnp.ones(3),), rtol=1e-5)
     """
     __tracebackhide__ = True
     for fun in (first, second):
         _check("assert_same", fun, args)
-    drawn = _drawn(args)
+    drawn = keep_statics(_drawn(args))
+    if jax.tree.structure(drawn) != jax.tree.structure(args):  # a module that holds functions
+        first, second = of_arrays(first), of_arrays(second)
     try:
         _compare(first, second, drawn, grad, rtol)
     except AssertionError as error:

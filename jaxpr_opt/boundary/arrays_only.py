@@ -1,0 +1,67 @@
+"""Functions of arrays alone, made of those whose arguments hold functions, names and settings, too.
+
+So they can be traced whatever a framework puts into its modules.  They are only to be looked at:
+what they return beside arrays is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxpr_opt.bridge import compat_ad
+
+STATIC = ("static_argnums", "static_argnames")
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False, slots=True)
+class _Kept:
+    """Something in a pytree of arguments that JAX cannot trace."""
+
+    value: Any
+
+
+def arrays_only(
+    fun: Callable[..., Any], args: Any, kwargs: Any
+) -> tuple[Callable[..., Any], Any, Any]:
+    """A function and its arguments, which hold nothing but arrays.
+
+    One that `jax.jit` or `optimize` made stays where that will do: it knows what is static.
+    """
+    jitted, given = compat_ad.jit_options(fun), kept((args, kwargs))
+    if jitted is not None:
+        holds_more = jax.tree.structure(given) != jax.tree.structure((args, kwargs))
+        if not holds_more or any(jitted[1].get(name) for name in STATIC):
+            return fun, args, kwargs
+    return of_arrays(fun), *given
+
+
+def kept(arguments: Any) -> Any:
+    """A pytree whose leaves that JAX cannot trace are part of its structure."""
+    return jax.tree.map(lambda x: _Kept(x) if _is_opaque(x) else x, arguments)
+
+
+def _is_opaque(leaf: Any) -> bool:
+    is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return not is_array and not isinstance(leaf, bool | int | float | complex)
+
+
+def of_arrays(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `kept` arguments; what it returns beside arrays is left out."""
+
+    @functools.wraps(fun)
+    def traceable(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = jax.tree.map(
+            lambda x: x.value if isinstance(x, _Kept) else x,
+            (args, kwargs),
+            is_leaf=lambda x: isinstance(x, _Kept),
+        )
+        made = fun(*args, **kwargs)
+        return jax.tree.map(lambda x: None if _is_opaque(x) else x, made)
+
+    return traceable
