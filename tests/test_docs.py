@@ -101,14 +101,17 @@ def test_links(page):
             assert heading in {slug(title) for title in titles}, target
 
 
-FUNCTIONS = ["diff", "everywhere", "explain", "growth", "lint", "optimize", "residuals"]
+USED = ["budget", "diff", "everywhere", "explain", "growth", "lint", "optimize", "residuals"]
+TESTED = ["same", "same_bits", "same_derivatives", "close", "growth", "residual_bytes"]
+FUNCTIONS = [*USED, *(f"assert_{each}" for each in TESTED), "check_rewrite", "lint_target"]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_examples_of_docstrings(name):
     """Each function that users call has one, and it is right."""
-    function = inspect.unwrap(getattr(jaxpr_opt, name))
-    known = {"jax": jax, "jnp": jnp, "jaxpr_opt": jaxpr_opt}
+    home = jaxpr_opt if hasattr(jaxpr_opt, name) else testing
+    function = inspect.unwrap(getattr(home, name))
+    known = {"jax": jax, "jnp": jnp, "jaxpr_opt": jaxpr_opt, name: function}
     (example,) = doctest.DocTestFinder().find(function, name, globs=known)
     ran = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
     assert ran.attempted

@@ -191,6 +191,13 @@ def lint_target(
     Raises:
       TypeError: `fun` cannot be called, or `args` is neither a function nor a tuple.
       ValueError: a setting is unknown or makes no sense.
+
+    Example:
+      >>> @jaxpr_opt.lint_target(args=("f32[8,8]", "f32[4,8]"), max_residual_bytes="1 MiB")
+      ... def loss(w, x):
+      ...     return jnp.mean((x @ w) ** 2)
+      >>> loss.__name__
+      'loss'
     """
     if args is not None and not callable(args) and not isinstance(args, tuple | list):
         raise TypeError(f"lint_target: args must be a function or a tuple, got {args!r}")

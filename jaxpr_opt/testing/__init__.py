@@ -85,6 +85,21 @@ def check_rewrite(
       saves_bytes: how many bytes of stacks, which one loop writes and another reads, it saves.
       grad: compare derivatives too, where the pass is differentiable.
       simplify: let the passes that only tidy up run before and after.
+
+    Returns:
+      The difference of the programs.
+
+    Raises:
+      AssertionError: something of this does not hold.
+
+    Example:
+      >>> made = check_rewrite("simplify", lambda x: x * 1.0, "f32[3]", diff='''
+      ...   fn (x:f32[3]) {
+      ... -   m:f32[3] = mul x 1.0
+      ... -   return m
+      ... +   return x
+      ...   }
+      ... ''')
     """
     each, cleanup = _resolve(pass_or_name, simplify)
     jaxpr = traced(program, *args)
@@ -117,7 +132,11 @@ def check_rewrite(
 def check_refuses(
     pass_or_name: Pass | str, program: Program, *args: Any, because: str, simplify: bool = False
 ) -> None:
-    """Check that a pass leaves a program alone, and that one of its reasons contains `because`."""
+    """Check that a pass leaves a program alone, and that one of its reasons contains `because`.
+
+    Raises:
+      AssertionError: it changes the program, or gives other reasons.
+    """
     each, cleanup = _resolve(pass_or_name, simplify)
     graph = import_jaxpr(traced(program, *args), each.phase)
     run_alone(cleanup, graph)
@@ -139,7 +158,7 @@ def traced(program: Program, *args: Any) -> ClosedJaxpr:
 
 
 def run_alone(passes: Sequence[Pass], graph: Graph) -> Journal:
-    """Run passes to a fixpoint on a graph, in place; faults are raised."""
+    """Run passes to a fixpoint on a graph, in place; returns what they did.  Faults are raised."""
     journal = Journal(graph.phase)
     if passes:
         with settings.override(strict=True, verify=True):

@@ -19,7 +19,14 @@ ROUNDING = 1000
 
 
 def assert_same_bits(first: Any, second: Any, what: str = "values") -> None:
-    """Check that two pytrees hold the same bits, up to the sign of zero and the kind of NaN."""
+    """Check that two pytrees hold the same bits, up to the sign of zero and the kind of NaN.
+
+    Raises:
+      AssertionError: they do not; the message has the largest error, and where it is.
+
+    Example:
+      >>> assert_same_bits({"x": jnp.zeros(2)}, {"x": -jnp.zeros(2)})
+    """
     _compare(first, second, what, _same)
 
 
@@ -28,6 +35,9 @@ def assert_close(first: Any, second: Any, what: str = "values", rtol: float | No
 
     Raises:
       AssertionError: they do not; the message has the largest error, and where it is.
+
+    Example:
+      >>> assert_close(jnp.float32(1), jnp.float32(1.0000001))
     """
     _compare(first, second, what, functools.partial(_close, rtol=rtol))
 
@@ -38,6 +48,12 @@ def assert_same_derivatives(
     """Check that vector-Jacobian and Jacobian-vector products agree, where `first` has them.
 
     What JAX cannot differentiate in `first` (the transpose of a `while`) is not asked of `second`.
+
+    Raises:
+      AssertionError: they do not; the message has the largest error, and where it is.
+
+    Example:
+      >>> assert_same_derivatives(jnp.sin, lambda x: -jnp.sin(-x), jnp.ones(3))
     """
     ours, theirs = _on_floats(first, args), _on_floats(second, args)
     leaves = [leaf for leaf in jax.tree.leaves(args) if _is_inexact(_dtype(leaf))]

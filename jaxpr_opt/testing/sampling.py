@@ -43,6 +43,10 @@ def random_inputs(
     """One array of each type: normal floats, small integers that are not negative.
 
     About a third of all floats, and one in each array at least, are taken from `special`.
+
+    Example:
+      >>> [x.shape for x in random_inputs([jax.ShapeDtypeStruct((2, 3), "float32")])]
+      [(2, 3)]
     """
     rng = np.random.default_rng(seed)
     return [_random(aval, rng, special) for aval in avals]
