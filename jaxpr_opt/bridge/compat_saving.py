@@ -19,7 +19,7 @@ from jax._src.lib import xla_client as _xla_client
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat, dtypes
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame
 
@@ -51,8 +51,12 @@ def opaque(name: str, is_effectful: bool) -> Primitive:
     def abstract_eval(*_: Any, avals: tuple[Any, ...]) -> Any:
         return list(avals), effects
 
-    def differentiate(*_: Any, **__: Any) -> Any:
-        raise TargetError(f"the file does not hold `{name}`, so its derivative is unknown")
+    def differentiate(primals: Any, tangents: Any, *, avals: tuple[Any, ...]) -> Any:
+        del tangents
+        if any(dtypes.is_inexact(each.dtype) for each in avals):
+            raise TargetError(f"the file does not hold `{name}`, so its derivative is unknown")
+        made = primitive.bind(*primals, avals=avals)
+        return made, [ad.Zero.from_primal_value(each) for each in made]
 
     primitive.def_effectful_abstract_eval(abstract_eval)
     ad.primitive_jvps[primitive] = differentiate

@@ -12,11 +12,10 @@ from jaxpr_opt.cli import measure, revision
 from jaxpr_opt.cli.asking import arguments_of, optimized, print_json, subject_of, traced
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.errors import TargetError
-from jaxpr_opt.reports import figures, observe
+from jaxpr_opt.reports import figures, observe, screen
 from jaxpr_opt.reports.account import accounts
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
 from jaxpr_opt.reports.printing import show
-from jaxpr_opt.reports.screen import Screen
 from jaxpr_opt.reports.unified import Doers, Unified, doers
 
 
@@ -52,10 +51,10 @@ def _shown(difference: GraphDiff, doers: Doers, options: argparse.Namespace) -> 
     """As much of a diff as was asked for: by default what fits a screen."""
     if options.full:
         return difference
-    if not difference.changed:
+    if not difference.changed and len(difference.lines) > screen.HEIGHT:
         return Text("Both programs are the same.", "bold")
     if options.unified is None:
-        return Screen(difference, doers)
+        return screen.Screen(difference, doers)
     return Unified(difference, max(options.unified, 0), doers)
 
 

@@ -695,7 +695,7 @@ def reasons(each, program, *args):
 def test_a_small_table_stays():
     """A dense sum is faster than a loop over the windows."""
     (why,) = reasons(DIRECT, jax.grad(nested), "f32[7,2]", "i32[4,3]")
-    assert why == "the array of 56 bytes is small beside its 3 windows"
+    assert why == "the array of 56 B is small beside its 3 windows"
 
 
 def test_a_table_read_row_by_row():

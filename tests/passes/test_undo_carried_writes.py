@@ -593,7 +593,7 @@ def stops(b, at, xs):
         pytest.param(stops, "may stop early", id="cost: a loop that stops"),
         pytest.param(
             forth_and_back(lambda b, i, x: (full(b, i, x), b)),
-            "bytes are stacked; the buffer and what is overwritten take",
+            "are stacked; the buffer and what is overwritten take",
             id="cost: windows as large as the buffer",
         ),
     ],
