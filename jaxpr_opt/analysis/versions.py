@@ -116,8 +116,8 @@ class Versions:
         moved = copies * self.carry.result.nbytes + scan.length * windows
         undone = prices.stored(new) + prices.moved(moved)
         if old <= new or prices.stored(old) < undone:  # what is kept is read of versions, too
-            stacked, kept = bytes_text(old), bytes_text(new)
-            return f"{stacked} are stacked; the buffer and what is overwritten take {kept}"
+            parts = "the buffer and what is overwritten"
+            return f"{bytes_text(old)} are stacked; {parts} take {bytes_text(new)}"
         return None
 
 

@@ -33,17 +33,21 @@ def arrays_only(
 
     One that `jax.jit` or `optimize` made stays where that will do: it knows what is static.
     """
-    jitted, given = compat_ad.jit_options(fun), kept((args, kwargs))
-    if jitted is not None:
-        holds_more = jax.tree.structure(given) != jax.tree.structure((args, kwargs))
-        if not holds_more or any(jitted[1].get(name) for name in STATIC):
-            return fun, args, kwargs
-    return of_arrays(fun), *given
+    jitted = compat_ad.jit_options(fun)
+    has_own = jitted is not None and any(jitted[1].get(name) for name in STATIC)
+    if has_own or (jitted is not None and not holds_statics((args, kwargs))):
+        return fun, args, kwargs
+    return of_arrays(fun), *kept((args, kwargs))
 
 
 def kept(arguments: Any) -> Any:
     """A pytree whose leaves that JAX cannot trace are part of its structure."""
     return jax.tree.map(lambda x: _Kept(x) if _is_opaque(x) else x, arguments)
+
+
+def holds_statics(arguments: Any) -> bool:
+    """Whether a pytree has leaves that JAX cannot trace."""
+    return any(map(_is_opaque, jax.tree.leaves(arguments)))
 
 
 def _is_opaque(leaf: Any) -> bool:

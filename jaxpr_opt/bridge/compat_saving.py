@@ -19,7 +19,7 @@ from jax._src.lib import xla_client as _xla_client
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad
 
-from jaxpr_opt.bridge import compat, dtypes
+from jaxpr_opt.bridge import compat, compat_ad, dtypes
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame
 
@@ -56,7 +56,7 @@ def opaque(name: str, is_effectful: bool) -> Primitive:
         if any(dtypes.is_inexact(each.dtype) for each in avals):
             raise TargetError(f"the file does not hold `{name}`, so its derivative is unknown")
         made = primitive.bind(*primals, avals=avals)
-        return made, [ad.Zero.from_primal_value(each) for each in made]
+        return made, [compat_ad.zero_tangent(each) for each in avals]
 
     primitive.def_effectful_abstract_eval(abstract_eval)
     ad.primitive_jvps[primitive] = differentiate

@@ -26,7 +26,7 @@ from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.html import page
 from jaxpr_opt.html.frontier import page as frontier_page
-from jaxpr_opt.reports import figures, frontier, observe
+from jaxpr_opt.reports import frontier, observe
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.frontier import Frontier
 from jaxpr_opt.reports.printing import show
@@ -35,6 +35,7 @@ from jaxpr_opt.reports.report import report as put_together
 from jaxpr_opt.reports.residual_report import Residuals
 from jaxpr_opt.reports.residuals import ArgnumsError
 from jaxpr_opt.reports.residuals import residuals as residuals_of
+from jaxpr_opt.sizes import bytes_text
 from jaxpr_opt.targets import Arguments, check_call, resolve
 
 T = TypeVar("T")
@@ -110,7 +111,7 @@ def report(options: argparse.Namespace, console: Console) -> int:
     findings = linting.findings(made.subject.name, made.subject.written, made.arguments)
     document = page(made.report, made.before, made.after, findings)
     linting.save(Path(options.html), document)
-    show(f"wrote {options.html} ({figures.bytes_text(len(document.encode()))})", console)
+    show(f"wrote {options.html} ({bytes_text(len(document.encode()))})", console)
     return 0
 
 

@@ -118,7 +118,7 @@ def reselected(
 
 def _trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> ClosedJaxpr:
     fun, args, kwargs = arrays_only(fun, args, kwargs)
-    jitted = fun if compat_ad.jit_options(fun) is not None else jax.jit(fun)
+    jitted: Any = fun if compat_ad.jit_options(fun) is not None else jax.jit(fun)
     with _fresh(object()):
         traced: ClosedJaxpr = jitted.trace(*args, **kwargs).jaxpr
     return traced

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpr_opt import targets
+from jaxpr_opt.boundary.arrays_only import holds_statics, of_arrays
 from jaxpr_opt.boundary.arrays_only import kept as keep_statics
-from jaxpr_opt.boundary.arrays_only import of_arrays
 from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.frames import Frame, frame_text, name_of
@@ -210,7 +210,7 @@ def assert_same(
     for fun in (first, second):
         _check("assert_same", fun, args)
     drawn = keep_statics(_drawn(args))
-    if jax.tree.structure(drawn) != jax.tree.structure(args):  # a module that holds functions
+    if holds_statics(args):
         first, second = of_arrays(first), of_arrays(second)
     try:
         _compare(first, second, drawn, grad, rtol)
