@@ -16,6 +16,9 @@ that JAX made by transposing, a cotangent that is zero stays zero whatever it is
 as JAX has it for the zeros it knows while tracing; so a batched step whose rows have all finished,
 whose cotangents `select` sets to zero, is a skipped one.
 
+Where each row of a batch, or each element of an array, draws its own numbers in the step (dropout),
+one of them takes it: that is no predicate to ask.
+
 A carry is also left alone by a write of the number that it began with, into a window that no other
 step writes: `ys.at[t].set(where(t < length, y, 0))`, where `ys` begins with zeros.
 """
@@ -34,7 +37,7 @@ from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.engine.ir import Carry, Cond, Constant, Op, Scan, Value, backward_slice
-from jaxpr_opt.engine.traits import is_speculable
+from jaxpr_opt.engine.traits import DRAWING, is_speculable
 
 _VIEWS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "stop_gradient"}
@@ -220,6 +223,8 @@ def _kind(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list
     # Condition 2 of exit-loop-early.
     if moving and kept:
         return "its predicate mixes carries with streams or counters", ops
+    if predicate.size > 1 and any(op.name in DRAWING for op in ops):
+        return "each element of its predicate is drawn at random: one of them takes the step", ops
     # Condition 2 of exit-loop-early.
     # Condition 1 of count-steps.
     return ("upfront" if not kept else "carried"), ops

@@ -143,7 +143,8 @@ def _rule(name: str) -> Rule | None:
 
 @flops(
     "bitcast_convert_type", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad",
-    "optimization_barrier", "random_unwrap", "random_wrap", "scatter", "split",
+    "optimization_barrier", "random_clone", "random_unwrap", "random_wrap", "scatter", "split",
+    "stack", "unstack",
 )  # fmt: skip
 def _moving(_: Op) -> int:
     return 0
@@ -181,6 +182,16 @@ def _sort(op: Op) -> int:
     """Comparisons of a merge sort."""
     length = int(op.operands[0].shape[dimension_of(op)])
     return op.operands[0].size * ceil(log2(max(length, 2)))
+
+
+WORD = 58
+"""Operations of one word of `threefry2x32`, JAX's default generator of random numbers: 20 rounds of
+five for two words, and 16 for the keys."""
+
+
+@flops("random_bits", "random_fold_in", "random_seed", "random_split", "threefry2x32")
+def _random(op: Op) -> int:
+    return WORD * sum(ceil(v.nbytes / 4) for v in op.results)
 
 
 @flops("dot_general")

@@ -82,6 +82,9 @@ TOTAL = ELEMENTWISE | MOVING | frozenset({
 """First-order functions that are defined everywhere, terminate, and give the same result for the
 same operands."""
 
+DRAWING = frozenset({"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform"})
+"""Random numbers."""
+
 ROUNDED_BY_PLACE = frozenset({"acosh", "asinh", "atan", "erf", "erfc"})
 """Elementwise, but XLA:CPU rounds an element of a vector otherwise than a scalar: measured, but for
 `erfc`, which is made of `erf`."""

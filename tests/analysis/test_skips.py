@@ -210,3 +210,18 @@ def test_values_of_a_skipped_step():
     assert skip is not None
     assert [skip.skipped[c.next] is c.param for c in loop.carries] == [True, True]
     assert isinstance(skip.skipped[skip.predicate], Splat)
+
+
+@pytest.mark.parametrize(("shape", "skips"), [((), True), ((3,), False)])
+def test_elements_that_draw_their_own_numbers_skip_no_step(shape, skips):
+    """Dropout: one of them takes the step; a layer that is left out as a whole is skipped."""
+
+    def program(x, seeds):
+        def step(x, seed):
+            keep = jax.random.bernoulli(jax.random.key(seed), 0.9, shape)
+            return x + jnp.where(keep, jnp.sin(x), 0.0), None
+
+        return lax.scan(step, x, seeds)[0]
+
+    (found,) = find_skips(first_loop(program, "f32[3]", "u32[4]"))
+    assert isinstance(found, Skip) if skips else "drawn at random" in found

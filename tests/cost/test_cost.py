@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from jaxpr_opt.cost.ops import UNKNOWN, Cost, cost
+from jaxpr_opt.cost.ops import UNKNOWN, WORD, Cost, cost
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.insight.liveness import last_uses, peak_bytes
 from jaxpr_opt.insight.summary import stacked_bytes
@@ -36,6 +36,9 @@ def flops(fun, *args):
         (lambda p, x: lax.cond(p, lambda: x * x * x, lambda: x), ("bool[]", "f32[3]"), 6),
         (jax.checkpoint(jnp.sin), ("f32[3]",), 3),
         (jax.jit(jnp.sin, donate_argnums=0), ("f32[3]",), 3),
+        (lambda x: jnp.stack([x, x]), ("f32[3]",), 0),
+        (lambda n: jax.random.bits(jax.random.key(n), (5,), "uint16"), ("u32[]",), (2 + 3) * WORD),
+        (lambda n: jax.random.split(jax.random.key(n)), ("u32[]",), (2 + 4) * WORD),
         (lambda x: lax.while_loop(lambda c: c < 3, lambda c: c + 1, x), ("f32[]",), None),
         (lambda x: jax.pure_callback(jnp.sin, x, x), ("f32[]",), None),
     ],
