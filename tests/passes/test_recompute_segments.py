@@ -201,8 +201,8 @@ def test_skips_cross_segments():
     assert_same_values(before, after)
 
 
-def test_of_random_numbers_the_mask_is_kept():
-    """(1) Nobody knows how long bits take: a byte for each is kept, as little as there is."""
+def test_random_numbers_come_out_the_same():
+    """(1) Keys are data: where memory is dear enough not even the mask of a dropout is kept."""
 
     def loss(x, *ws):
         key = jax.random.key(0)
@@ -212,8 +212,7 @@ def test_of_random_numbers_the_mask_is_kept():
         return jnp.sum(x)
 
     before, after = both(jax.grad(loss, range(1, 9)), (X, *("f32[8,8]",) * 8))
-    assert count(after, "random_bits") == count(before, "random_bits")
-    assert count(after, "lt") == count(before, "lt") > 0
+    assert count(after, "random_bits") > count(before, "random_bits") > 0
     assert peak_bytes(after) < 0.7 * peak_bytes(before)
     assert_same_values(before, after)
 
