@@ -176,8 +176,8 @@ def donation(
 
 def _marked(graph: Graph, offer: Offer) -> Aliasing:
     """What `mark-donated-buffers` marks of what is offered."""
-    marking = replace(registry.named("mark-donated-buffers"), offer=offer)
-    run_pass(marking, graph, Journal(graph.phase, tells=False))
+    marking: Any = registry.named("mark-donated-buffers")
+    run_pass(replace(marking, offer=offer), graph, Journal(graph.phase, tells=False))
     assert graph.donated is not None
     return graph.donated
 
