@@ -26,14 +26,13 @@ rarely, an event that is handled, a correction: most often no row takes the bran
 1. selects by one truth value for each row are all that what the branch computes is read by; where
    no row takes it, they give the other case, which has the type of the select, and is no constant,
    as where one row takes a mask, another does not;
-2. nothing in the branch has effects or communicates; where XLA may insert collectives into it, all
-   devices have the same predicate;
+2. nothing in the branch has effects or communicates, and XLA does not divide the rows over devices:
+   it may insert collectives into the branch;
 3. nothing reads them before the last of them; others by the same truth values are ops like any.
 
 It fires only where computing the branch takes so much longer than asking and than computing the
 other that it is worth it though maybe some row always takes it; not where a loop skips whole steps
-(`exit-loop-early`), which is asked for them, nor in a step of a `while`, where the loop asks; and
-not where XLA may divide the rows over devices, which would ask each other.
+(`exit-loop-early`), which is asked for them, nor in a step of a `while`, where the loop asks.
 Source: https://github.com/jax-ml/jax/issues/8409.
 """
 
@@ -48,7 +47,6 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.predicates import spread
 from jaxpr_opt.analysis.skips import find_skip
@@ -56,7 +54,7 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Cond, Op, Phase, Region, Scan, Value, While
 from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import can_move, may_depend_on, spreads
+from jaxpr_opt.engine.traits import can_move, spreads
 
 _SPREADING = frozenset({"broadcast_in_dim", "convert_element_type"})
 """What makes a mask of truth values."""
@@ -81,7 +79,7 @@ class SkipUntakenBranches(Pass):
     """A case that few rows of a batch take -> a branch."""
 
     name: ClassVar[str] = "skip-untaken-branches"
-    whole_arrays: ClassVar[bool] = True
+    whole_arrays: ClassVar[bool] = True  # (2)
     phase: ClassVar[Phase] = "final"
     primitives: ClassVar[frozenset[str]] = frozenset({"select_n"})
 
@@ -103,7 +101,7 @@ class SkipUntakenBranches(Pass):
                 yield Untaken(op, says, predicate, case, selects, ops, others, about=op.result)
 
     def refuse(self, match: Untaken) -> str | None:
-        last, loop = match.op, match.op.parent
+        loop = match.op.parent
         kept = [each.operands[2 - match.case] for each in match.selects]
         for each, value in zip(match.selects, kept, strict=True):
             if value.aval != each.result.aval:  # (1)
@@ -117,10 +115,6 @@ class SkipUntakenBranches(Pass):
             return "a loop that goes on for some row takes it for some row"
         if isinstance(loop, Scan) and find_skip(loop) is not None:
             return "the loop skips whole steps"
-        if not may_depend_on(match.predicate, match.ops, last):  # (2)
-            return "XLA may let the branch communicate, so every device must take part in it"
-        if is_divided(last):
-            return "XLA may divide the rows over devices, which would ask each other"
         rest = cost_model().run(match.others)
         if not cost_model().is_worth_asking(
             match.ops, match.predicate, _nbytes(match.selects), rest

@@ -29,7 +29,7 @@ Sound when
    in them; only the sum reads it;
 2. what it is added to has the type of the sum, and is there before the cond, or made by ops that
    can move there, and that read nothing of the cond;
-3. the sum does not communicate, nor does anything that moves, and nothing of it has effects.
+3. nothing that moves has effects or communicates.
 
 Cost: a branch that is not taken costs nothing, where it wrote zeros, which were read and added.  It
 fires in loops only, for arrays that a step notices, and not if the array is read afterwards: it
@@ -46,7 +46,6 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.buffers import is_in_a_loop, is_read_after
 from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.pieces import added
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -98,10 +97,8 @@ class AddInBranches(Pass):
         for each in between:
             if not can_move(each):  # (3)
                 return f"{each.name} stays behind the cond"
-            if each is cond or not set(cond.results).isdisjoint(inputs(each)):  # (2)
+            if each is cond:  # (2)
                 return f"{array.label} is made of what the cond makes"
-        if not can_move(op):  # (3)
-            return "the sum communicates"
         if is_read_after(array, op):
             return f"{array.label} is read afterwards, so that it would be copied"
         return None

@@ -89,7 +89,7 @@ class ShareBatchedTables(Pass):
             kept = broadcast_dimensions_of(source)
             axes = tuple(a for a in range(len(source.result.shape)) if a not in kept)
             is_batch = set(axes) <= set(numbers_of(op).operand_batching_dims)
-            if axes and is_batch and table.shape == _without(source.result.shape, axes):  # (1)
+            if is_batch and table.shape == _without(source.result.shape, axes):  # (1)
                 says = f"all rows read the same {bytes_text(table.nbytes)}, not a copy each"
                 yield SharedRead(op, says, table, axes, about=op.operands[0])
         if op.name == "reduce_sum" and source is not None and source.name == "scatter-add":

@@ -170,7 +170,12 @@ def own_tables(t, i, u):
     return jax.vmap(read)(lax.broadcast_in_dim(t[:, 0], (ROWS, 5, 2), (1,)) * u[:, None], i)
 
 
-@pytest.mark.parametrize("program", [other_axis, own_tables])
+def stretched(t, i, u):
+    """Each row of the batch has a copy of one row of the table, as often as the table is long."""
+    return jax.vmap(read)(lax.broadcast_in_dim(t[:1], (ROWS, 5, 2), (1, 2)), i)
+
+
+@pytest.mark.parametrize("program", [other_axis, own_tables, stretched])
 def test_not_looked_at(program):
     """(1, 2)"""
     graph = import_jaxpr(traced(program, "f32[5,2]", "i32[3]", "f32[3,2]"))

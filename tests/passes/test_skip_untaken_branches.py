@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
@@ -183,6 +184,22 @@ def test_an_effect_stays_outside():
     graph = import_jaxpr(traced(program, "bool[3]", "f32[3,2]"), "final")
     with using(CostModel(dataclasses.replace(FREE, unsure=1e-9))):
         assert not run_alone((SKIP,), graph).record(SKIP.name, False).rewrites
+
+
+def test_rows_that_xla_may_divide():
+    """(2) It may let devices exchange what a branch reads."""
+    mesh = AbstractMesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    parts = PartitionSpec("x")
+    program = lambda p, x: chosen(p, jnp.sin(x), x)
+    divided = jax.shard_map(program, mesh=mesh, axis_names={"x"}, in_specs=parts, out_specs=parts)
+    check_refuses(SKIP, divided, "bool[4]", "f32[4,2]", because="XLA may divide")
+
+
+def test_a_case_of_another_type():
+    """(1) Its type is weak, that of the select is not."""
+    number = lambda x: lax.broadcast(jnp.exp(2.0), x.shape)
+    weak = lambda p, x: (chosen(p, jnp.sin(x), y := number(x)), y)
+    check_refuses(SKIP, weak, "bool[3]", "f32[3,2]", because="what is selected a")
 
 
 def test_two_cases_that_take_as_long():
