@@ -229,7 +229,7 @@ def _indices(op: Op) -> tuple[Value, ...]:
 def _undivided(match: Overwriting) -> str | None:
     """Why there is no division."""
     name = match.write.array.label
-    if not match.fenced:
+    if all(map(_is_divided, match.fenced)):
         return f"this version of XLA drops barriers, and no window of {name} is read"
     if not can_be_divided(match.write.array):
         return f"{name} has no bits that can be divided"

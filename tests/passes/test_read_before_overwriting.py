@@ -470,6 +470,19 @@ def test_a_product_with_the_whole_where_barriers_are_dropped(dividing):
     assert divisions(alone(BARRED, stepping(step), *PLACES, fires=True)) == 1
 
 
+def test_what_cannot_be_divided_beside_the_whole(dividing):
+    """(2) It is no reason for a second division: there was one after the other, for ever."""
+
+    def sorted_for_the_write(c, i, j):
+        return write(c, jnp.sin(read(jnp.sort(c), i)), i) + 1.0, read(c, i)
+
+    def nothing_for_the_write(c, i, j):
+        return write(c, jnp.sum(read(c, j, 0)) + read(c, i), i) + 1.0, read(c, i)
+
+    for step, windows in ((sorted_for_the_write, 1), (nothing_for_the_write, 2)):
+        assert divisions(alone(BARRED, stepping(step), *PLACES, fires=True)) == windows
+
+
 def test_one_window_after_the_other_where_barriers_are_dropped(dividing):
     """Where a window is read depends on another: that one stays where it is, and goes through."""
 
