@@ -45,6 +45,7 @@ from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.boundary.loops import with_reverse_mode
 from jaxpr_opt.bridge import compat, compat_ad, door
 from jaxpr_opt.bridge.compat_ad import Mask
+from jaxpr_opt.bridge.compat_constants import made_again
 from jaxpr_opt.bridge.compat_repeats import share_repeated
 from jaxpr_opt.bridge.stack import with_room
 from jaxpr_opt.engine.importer import import_jaxpr
@@ -260,6 +261,7 @@ class Program:
         """The program taken apart; optimised as a whole where its tangent will be transposed."""
         jaxpr = with_reverse_mode(self.jaxpr, self.pipeline) if is_vjp else self.jaxpr
         plain = compat_ad.linearize(share_repeated(jaxpr), nonzero, is_vjp=is_vjp)
+        plain = made_again(plain, len(jaxpr.out_avals))
         tangent = Program(plain.tangent, self.pipeline, f"tangent({self.name})")
         if is_vjp and any(plain.nonzero_out):
             halves = self._joint(plain, tangent, nonzero)
