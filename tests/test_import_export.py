@@ -310,3 +310,24 @@ def test_results_that_come_to_be_of_a_mesh(transform):
     assert types[0] != types[1]
     plain, ours = (jax.jit(transform(partial(carried, f)))(x) for f in (program, optimize(program)))
     np.testing.assert_allclose(plain, ours, rtol=1e-6)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jacrev, jax.vmap])
+def test_numbers_that_a_loop_stacks_are_of_no_mesh(transform):
+    """Made outside of the loop they are of the mesh there is, which divides nothing of them."""
+
+    def program(x):
+        step = lambda c, _: (lax.cond(c.sum() < 0.5, jnp.sin, lambda c: c, c), 2.0)
+        return lax.scan(step, x, length=3)
+
+    def carried(f, x):
+        return lax.scan(lambda c, _: (f(c)[1], None), jnp.zeros(3), length=2)[0] * f(x)[0]
+
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jnp.ones((3, 3))
+        types = [jax.make_jaxpr(f)(x).out_avals for f in (optimize(program), program)]
+        fs = (program, optimize(program))
+        plain, ours = (jax.jit(transform(partial(carried, f)))(x) for f in fs)
+    assert types[0] != types[1]
+    np.testing.assert_allclose(plain, ours, rtol=1e-6)

@@ -25,7 +25,7 @@ from jax._src.lax import lax as _lax_internal
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
-from jax.sharding import AxisType
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxpr_opt.bridge.door import UnknownJaxError
 from jaxpr_opt.frames import Frame, is_installed, is_machinery
@@ -209,12 +209,17 @@ def weaken(value: Any, aval: Any) -> Any:
     return _lax_internal._convert_element_type(value, aval.dtype, weak_type=aval.weak_type)
 
 
-def without_auto_mesh(aval: Any) -> Any:
-    """The type, without a mesh of whose axes XLA decides what is divided over them."""
-    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
-    if mesh is None or not all(kind == AxisType.Auto for kind in mesh.axis_types):
+def without_idle_mesh(aval: Any) -> Any:
+    """The type, without a mesh that it does not divide anything over: XLA decides, or all devices
+    have the whole array.
+    """
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None:
         return aval
-    return aval.update(sharding=None)
+    kinds = {*sharding.mesh.axis_types}
+    is_whole = sharding.spec == PartitionSpec(*(None for _ in aval.shape))
+    idle = kinds <= {AxisType.Auto} or (is_whole and AxisType.Manual not in kinds)
+    return aval.update(sharding=None) if idle else aval
 
 
 def aval_of(value: Any) -> Any:

@@ -298,11 +298,12 @@ def _has_backward(graph: Graph) -> bool:
 def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:
     """Raise if the optimised program takes or gives other types; weak types and shardings count.
 
-    A mesh over which XLA divides arrays as it likes does not, as JAX takes an array of such a mesh
-    for one of none: carries of a loop, results of branches, tangents, cotangents.  What is counted,
-    not computed, is of no mesh; and what is computed may come to be of one.
+    A mesh over which XLA divides arrays as it likes, or that divides nothing of an array, does not,
+    as JAX takes such an array for one of no mesh: carries of a loop, results of branches, tangents,
+    cotangents.  What is counted, not computed, is of no mesh, as is a number that a loop stacks;
+    and what is computed may come to be of one.
     """
-    plain = compat.without_auto_mesh
+    plain = compat.without_idle_mesh
     for kind, old, new in (
         ("input", before.in_avals, after.in_avals),
         ("output", before.out_avals, after.out_avals),

@@ -140,7 +140,7 @@ def dtype(text: str) -> Any:
 
 def type_of(aval: Any) -> list[Any]:
     """The type of a value as JSON."""
-    if not isinstance(compat.without_auto_mesh(aval), jax.core.ShapedArray):
+    if not isinstance(compat.without_idle_mesh(aval), jax.core.ShapedArray):
         raise UnwritableError(str(aval))
     if not all(isinstance(size, int) for size in aval.shape):
         raise UnwritableError(f"{aval}: a size that is a symbol")
