@@ -25,8 +25,8 @@ An array that goes through a ``cond`` is not seen to be written by windows only,
 is copied at every branch.  Sound when
 
 1. a branch yields a write of one window into an array from outside of the cond, and nothing else
-   of the branch reads what it makes; all others yield that array as it is, or such a write, of a
-   window of the same size by the same op;
+   of the branch reads what it makes; all others (there is one) yield that array as it is, or such a
+   write, of a window of the same size by the same op;
 2. if a branch does not write, it hands on what is there, clamped or dropped alike where that is
    out of range; so the place is computed by what may run whether or not the branch is taken, and
    where the write promises to be in range, that is known (`jaxpr_opt.analysis.access`).
@@ -97,8 +97,6 @@ class WriteAfterBranches(Pass):
     def refuse(self, match: WrittenInBranch) -> str | None:
         cond, (first, *others) = match.op, match.made
         assert isinstance(cond, Cond)
-        if cond.defines(first.array):
-            return f"{first.array.label} is made in the branch"  # (1)
         for branch, write in zip(cond.branches, match.writes, strict=True):
             if write is None:
                 continue

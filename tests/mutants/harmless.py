@@ -93,6 +93,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     "stack_carried_updates._is_constant": {
         "without: and extent.start is not None": "all accesses are located",
     },
+    "write_after_branches.WriteAfterBranches.find": {
+        "without: and outcome.result.uses": "what nobody reads is removed",
+    },
     "versions._history": {
         "without: or op.region is not scan.body": "outside of the step nothing is the carry",
     },

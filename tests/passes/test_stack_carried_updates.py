@@ -355,6 +355,15 @@ REFUSED = {
     "leaves cond whole": lambda b: loop(
         lambda b, i: lax.cond(get(b, i) > 0, lambda: put(b, 1.0, i), lambda: b), b
     ),
+    "is written inside of cond": lambda b: loop(
+        lambda b, i: put(
+            b, lax.cond(get(b, i) > 0, lambda: get(put(b, 2.0, i), i), lambda: 1.0), i
+        ),
+        b,
+    ),
+    "dynamic_update_slice reads the whole": lambda b: loop(
+        lambda b, i: put(b, get(lax.dynamic_update_slice(jnp.ones(9), b, (0,)), i), i), b
+    ),
     "is not known": lambda b: loop(lambda b, i: put(b, get(b, i * i), i), b),
     "is not known from the step, or may be out of range": lambda b: loop(
         lambda b, i: put(b, get(b, i - 1), i), b

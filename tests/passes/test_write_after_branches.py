@@ -11,6 +11,7 @@ from jaxpr_opt.engine.ir import Cond, Scan
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.passes import CLEANUP, DEFAULT
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
+from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
 from jaxpr_opt.testing import (
@@ -176,6 +177,28 @@ def test_a_promise_to_be_in_range_is_kept():
     check_refuses(AFTER, program, "f32[8]", "f32[8]", because="not known to be in range")
 
 
+def promised(b, i, x):
+    """A write at a place that the data say."""
+    return b.at[x.astype("int32")].set(b[0] + x, mode="promise_in_bounds")
+
+
+PROMISES = {
+    "in range": lambda b, i, x: lax.cond(
+        x > 0, lambda: b.at[i].set(b[0] + x, mode="promise_in_bounds"), lambda: b
+    ),
+    "in both": lambda b, i, x: lax.cond(
+        x > 0, lambda: promised(b, i, x), lambda: promised(b, i, -x)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PROMISES)
+def test_promises_that_hold(case):
+    """(2) It is in range anyway, or whichever branch is taken promises it."""
+    xs = jnp.array([2.0, -1.0, 7.0, 3.0, -6.0, -3.0, 0.0, 5.0])
+    alone(AFTER, loop(PROMISES[case]), jnp.linspace(-1.0, 1.0, N), xs, fires=True)
+
+
 def large(read):
     """A large window, maybe where the branch reads the array."""
 
@@ -288,6 +311,13 @@ def test_refused(step, because):
         check_refuses(AFTER, loop(step), "f32[8]", "f32[8]", because=because)
     graph = import_jaxpr(traced(loop(step), "f32[8]", "f32[8]"))
     assert not run_alone((AFTER,), graph).record(AFTER.name, False).rewrites
+
+
+def test_nothing_is_written():
+    """(1) By no branch, once one of them is simplified."""
+    program = loop(lambda b, i, x: update(lax.cond(x > 0, lambda: b * 1.0, lambda: b), x, i))
+    graph = import_jaxpr(traced(program, "f32[8]", "f32[8]"))
+    assert not run_alone((Simplify(), AFTER), graph).record(AFTER.name, False).rewrites
 
 
 def test_outside_of_loops():
