@@ -147,6 +147,14 @@ def test_transformed(how, inside):
     assert outcome.is_valid and outcome.difference is None, outcome
 
 
+def test_nothing_is_derived_from_programs_of_devices():
+    """Their axis has no name where JAX would transform them."""
+    epoch = object.__new__(Epoch)
+    epoch.rng, epoch.pool = random.Random(0), []
+    for seed in programs.from_devices(6, epoch.rng):
+        assert epoch._derived(seed) is seed
+
+
 def test_a_wrong_derivative(monkeypatch):
     """The passes do nothing; but the program that is transformed is another one."""
     made = transformed.Program.optimized

@@ -148,8 +148,8 @@ class Epoch:
         return found
 
     def _derived(self, parent: corpus.Seed) -> corpus.Seed:
-        made = derived(parent, self.rng)
-        if made is not None and not parent.lanes and made.size < corpus.LARGEST:
+        made = None if parent.lanes else derived(parent, self.rng)  # its axis has a name here only
+        if made is not None and made.size < corpus.LARGEST:
             self.pool.append(made)
             return made
         return parent
