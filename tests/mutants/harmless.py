@@ -18,6 +18,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     "access._Where.access": {
         "without: and start": "of a start that is not known nothing is uniform",
     },
+    "buffers.buffer": {
+        "without: or use.position != 0": "what is written elsewhere as a whole is no few rows",
+    },
     "counterparts.counterparts": {
         "without: and _is_small(op)": "saves time: large values would be made on both sides",
     },
