@@ -361,7 +361,7 @@ REFUSED = {
         ),
         b,
     ),
-    "dynamic_update_slice reads the whole": lambda b: loop(
+    "dynamic_update_slice reads all of": lambda b: loop(
         lambda b, i: put(b, get(lax.dynamic_update_slice(jnp.ones(9), b, (0,)), i), i), b
     ),
     "is not known": lambda b: loop(lambda b, i: put(b, get(b, i * i), i), b),
