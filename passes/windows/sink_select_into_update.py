@@ -18,17 +18,18 @@ and where it is computed by the step, and rows out of range are dropped::
     b2 = scatter b j u
 
 `vmap` of a ``cond`` or a ``while`` selects between whole carries, and so does ``jnp.where(p,
-ys.at[i].set(y), ys)``: a step that writes one element then touches all.  Both cases of the select
-may be writes, each of one window after another, as long as they end at the same array::
+ys.at[i].set(y), ys)``: a step that writes one element then touches all.  All cases of the select,
+two or those of a ``switch``, may be writes, each of one window after another, as long as they end
+at the same array::
 
     select_n p (write (write b i u) j v) (write b k w)
 
 Sound when
 
-1. both cases are one array outside of the windows that are written; selects by the same predicate
+1. all cases are one array outside of the windows that are written; selects by the same predicate
    are seen through, as only one of their cases counts;
-2. where the predicate discards a write, it writes what is there, or adds zero, multiplies by one,
-   takes the minimum with infinity, or is dropped;
+2. where the predicate discards a write, another is made in its place, or it writes what is there,
+   or adds zero, multiplies by one, takes the minimum with infinity, or is dropped;
    `Access` knows ops of one window per row only, so that no element is written twice, and reads
    mirror writes, so that rows out of range are clamped or dropped alike;
 3. the predicate at the window is the predicate's own elements: those it is a broadcast of, where
@@ -42,17 +43,19 @@ Source: https://github.com/jax-ml/jax/issues/8192, https://github.com/jax-ml/jax
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.access import COMBINING, WRITES, Access, access, combined, neutral
-from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows
+from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows, spread_at
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import mode_of
+from jaxpr_opt.bridge.parameters import has_numbers, mode_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -86,20 +89,20 @@ class SinkSelectIntoUpdate(Pass):
     needs: ClassVar[frozenset[str]] = WRITES | COMBINING.keys()
 
     def find(self, op: Op) -> Iterator[Sinkable]:
-        if len(op.operands) != 3 or op.operands[0].dtype != bool:
-            return
         which, *cases = op.operands
+        if len(cases) < 2:
+            return
         versions = [list(_versions(v, which, case, op)) for case, v in enumerate(cases)]
-        for left in versions[0]:
-            for right in versions[1]:
-                writes = (*left.writes, *right.writes)
-                if left.array is right.array and writes:  # (1)
-                    says = "what is written is selected, not one of two versions of the array"
-                    between, at = (*left.between, *right.between), writes[-1][1].op
-                    args = op, says, which, left.array, writes, between
-                    waste: Waste | None = None if _is_most(writes, left.array) else "select"
-                    yield Sinkable(*args, at=at, about=op.result, waste=waste)
-                    return
+        for first in versions[0]:
+            found = [_of_array(first.array, others) for others in versions]
+            writes = tuple(write for each in found if each is not None for write in each.writes)
+            if None not in found and writes:  # (1)
+                says = "what is written is selected, not one of the versions of the array"
+                between = tuple(op for each in found if each is not None for op in each.between)
+                args = op, says, which, first.array, writes, between
+                waste: Waste | None = None if _is_most(writes, first.array) else "select"
+                yield Sinkable(*args, at=writes[-1][1].op, about=op.result, waste=waste)
+                return
 
     def refuse(self, match: Sinkable) -> str | None:
         path = {match.op, *match.between}
@@ -114,10 +117,11 @@ class SinkSelectIntoUpdate(Pass):
 
     def rewrite(self, match: Sinkable, rw: Rewriter) -> None:
         value, anchor = match.base, match.op
-        for case, each in match.writes:
+        together = _together(match, rw)
+        for case, each in match.writes if together is None else ():
             args = value, match.which, case, each, anchor, rw
             value = _dropped(*args) or _written(*args)
-        rw.replace(anchor.result, value)
+        rw.replace(anchor.result, together or value)
         for op in (anchor, *match.between):
             if not op.result.uses:
                 rw.erase(op)
@@ -152,6 +156,11 @@ def _versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[_Ve
         yield _Version(seen, writes, between)
 
 
+def _of_array(array: Value, versions: Iterable[_Version]) -> _Version | None:
+    """The first of some versions that is one of an array."""
+    return next((each for each in versions if each.array is array), None)
+
+
 def _write(op: Op) -> Access | None:
     """The window that an op writes, adds to, or combines with what may change nothing."""
     return access(op) or (combined(op) if neutral(op) is not None else None)
@@ -165,18 +174,58 @@ def _seen_through(value: Value, which: Value, case: int) -> tuple[Value, tuple[O
     return value, selects
 
 
+def _together(match: Sinkable, rw: Rewriter) -> Value | None:
+    """One write of what the case that is chosen writes, where it does, if all cases write windows
+    of one kind at places that the data say; a case that does not write does so out of range.
+    """
+    writes, first = dict(match.writes), match.writes[0][1]
+    if len(writes) == 1 or len(writes) < len(match.writes) or not _are_alike(writes.values()):
+        return None
+    rows, values = predicate_of_rows(first, match.which), spread_at(first, match.which)
+    cases, outside = range(len(match.op.operands) - 1), max(match.base.shape)
+    drops = mode_of(first.op) == lax.GatherScatterMode.FILL_OR_DROP
+    is_dropped = drops and dtypes.holds(first.indices[0].dtype, outside)
+    if rows is None or values is None or not (is_dropped or len(writes) == len(cases)):
+        return None
+    each = [writes.get(case, first) for case in cases]
+
+    def fun(array: Any, of_rows: Any, of_values: Any, *written: Any) -> Any:
+        new, places = written[: len(each)], list(written[len(each) :])
+        for case in set(cases) - writes.keys():
+            places[case] = lax.full_like(places[case], outside)
+        value = lax.select_n(values[1](of_values), *new)
+        return first.again(array, value, lax.select_n(rows[1](of_rows), *places))
+
+    written = *(w.value for w in each), *(w.indices[0] for w in each)
+    operands = match.base, rows[0], values[0], *written
+    return rw.typed(fun, first.op.result.aval, *operands, before=match.op)
+
+
+def _are_alike(writes: Collection[Access]) -> bool:
+    """Whether writes are by one kind of scatter, none to where it is known."""
+    first, *others = writes
+    return has_numbers(first.op) and not any(
+        each.is_located
+        or each.op.primitive is not first.op.primitive
+        or each.op.params != first.op.params
+        or each.value.aval != first.value.aval
+        or each.indices[0].aval != first.indices[0].aval
+        for each in (first, *others)
+    )
+
+
 def _written(
     array: Value, which: Value, case: int, write: Access, anchor: Op, rw: Rewriter
 ) -> Value:
     """The write into `array`; where `which` does not say `case`, of what is there."""
     predicate, at_window = predicate_at(write, which)
+    chosen = partial(_chosen, case, len(anchor.operands) - 1)
     nothing = neutral(write.op)
 
     def fun(array: Any, predicate: Any, value: Any, *indices: Any) -> Any:
         # Condition 2.
         kept = write.read(array, *indices) if nothing is None else lax.full_like(value, nothing)
-        cases = (value, kept) if case == 0 else (kept, value)
-        new = lax.select_n(at_window(predicate, *indices), *cases)
+        new = chosen(at_window(predicate, *indices), value, kept)
         return write.again(array, new, *indices)
 
     operands = (array, predicate, write.value, *write.indices)
@@ -196,12 +245,23 @@ def _dropped(
     if rows is None or not dtypes.holds(write.indices[0].dtype, outside):  # (2, 3)
         return None
     predicate, of_rows = rows
+    chosen = partial(_chosen, case, len(anchor.operands) - 1)
 
     def fun(array: Any, predicate: Any, value: Any, index: Any) -> Any:
         nowhere = lax.full_like(index, outside)
-        cases = (index, nowhere) if case == 0 else (nowhere, index)
-        place = lax.select_n(of_rows(predicate), *cases)
+        place = chosen(of_rows(predicate), index, nowhere)
         return write.again(array, value, place)
 
     operands = (array, predicate, write.value, *write.indices)
     return rw.typed(fun, write.op.result.aval, *operands, before=anchor)
+
+
+def _chosen(case: int, cases: int, which: jax.Array, then: Any, otherwise: Any) -> jax.Array:
+    """`then` where one of some cases is chosen; the first and the last are also by numbers that are
+    out of range.
+    """
+    if which.dtype == bool:
+        return lax.select_n(which, *((then, otherwise) if case == 0 else (otherwise, then)))
+    number = np.asarray(case, which.dtype)
+    is_chosen = lax.le if case == 0 else lax.ge if case == cases - 1 else lax.eq
+    return lax.select_n(is_chosen(which, lax.full_like(which, number)), otherwise, then)

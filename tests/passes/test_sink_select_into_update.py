@@ -356,9 +356,9 @@ def test_selects_on_the_way():
             id="read",
         ),
         pytest.param(
-            lambda p, b, u, i: lax.select_n(p, b, b, update(b, u, i)),
-            ["i32[]", "f32[8]", "f32[2]", "i32[]"],
-            id="three cases",
+            lambda p, a, b, u, i: lax.select_n(p, b, update(b, u, i), a),
+            ["i32[]", "f32[8]", "f32[8]", "f32[2]", "i32[]"],
+            id="another array in one of three cases",
         ),
     ],
 )
@@ -366,6 +366,60 @@ def test_other_arrays(program, args):
     """(1) Outside of the windows the cases must be the same."""
     graph = import_jaxpr(traced(program, *args))
     assert not run_alone((SINK,), graph).record(SINK.name, False).rewrites
+
+
+@pytest.mark.parametrize("p", [-7, 0, 1, 2, 9])
+def test_three_cases(p):
+    """(2) The first and the last are chosen by numbers that are out of range, too."""
+
+    def program(p, b, u, i):
+        return lax.select_n(p, update(b, u, i + 3), b, update(b, -u, i))
+
+    args = np.int32(p), np.arange(8, dtype=np.float32), np.ones(2, np.float32), np.int32(2)
+    graph = alone(SINK, program, *args, fires=True)
+    assert (8,) not in selects(graph)
+
+
+def switched(*branches, mode=None):
+    """Rows of a batch, each of which writes as its own number says, or not."""
+    given = {"mode": mode, "wrap_negative_indices": False}
+
+    def program(k, b, u, i):
+        cases = [jax.vmap(lambda *a, f=f: f(*a, given))(b, u, i) for f in branches]
+        return lax.select_n(lax.broadcast_in_dim(k, b.shape, (0,)), *cases)
+
+    return program
+
+
+def here(b, u, i, given):
+    return b.at[i].set(u, **given)
+
+
+def before(b, u, i, given):
+    return b.at[i - 1].set(-u, **given)
+
+
+def nowhere(b, u, i, given):
+    return b
+
+
+@pytest.mark.parametrize(
+    ("branches", "mode", "written"),
+    [
+        ((here, before, here), "drop", 1),
+        ((here, before, here), "clip", 1),
+        ((here, nowhere, before), "drop", 1),
+        ((here, nowhere, before), "clip", 2),
+        ((here, lambda *a: here(before(*a), *a[1:]), nowhere), "drop", 3),
+        ((lambda b, u, i, g: b.at[i].set(u, mode="clip"), before, here), "drop", 3),
+        ((lambda b, u, i, g: b.at[i].add(u, **g), before, here), "drop", 3),
+    ],
+)
+def test_branches_of_a_batch(branches, mode, written):
+    """(2) One write of what is chosen, where all are of a kind; else one after another."""
+    types = "i32[5]", "f32[5,16]", "f32[5]", "i32[5]"
+    graph = alone(SINK, switched(*branches, mode=mode), *types, fires=True)
+    assert sum(op.name.startswith("scatter") for op in graph.walk()) == written
 
 
 def test_more_than_one_window():
