@@ -201,8 +201,8 @@ class CostModel:
         return max(self.run(ops), self.repeated(ops)) >= self.device.unsure * (asked + rest)
 
     def step_seconds(self, body: Region) -> float:
-        """Seconds of a step of a loop, by what its ops make: of an array that is written in place
-        the window; infinite if there is a loop inside.
+        """Seconds of a step of a loop, by what its ops make, of an array that is written in place
+        the window, and what its products read; infinite if there is a loop inside.
         """
         ops = list(body.walk())
         if any(isinstance(op, Scan | While) for op in ops):
@@ -280,10 +280,13 @@ def _number(size: Any) -> float:
 
 
 def _made(op: Op) -> int:
-    """Bytes that an op writes: the window, where it writes one in place."""
+    """Bytes that an op writes, the window where it writes one in place; and what a product reads,
+    of which no kernel before has it at hand.
+    """
     if op.name in WRITES:
         return op.operands[1 if op.name == "dynamic_update_slice" else 2].nbytes
-    return sum(v.nbytes for v in op.results)
+    read = op.operands if op.name == "dot_general" else ()
+    return sum(v.nbytes for v in (*op.results, *read))
 
 
 _MODELS = {name: CostModel(device) for name, device in DEVICES.items()}
