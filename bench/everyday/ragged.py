@@ -108,6 +108,27 @@ def implicit(weights: Array, y: Array) -> Array:
     return lax.scan(euler, y, None, length=20)[1]
 
 
+def searched(weights: Array, x: Array) -> Array:
+    """Descent with a line search: each step is halved until the loss falls."""
+
+    def loss(x: Array) -> Array:
+        return jnp.sum(jnp.cosh(weights @ x)) + jnp.sum(x**4)
+
+    def descend(_: Any, x: Array) -> Array:
+        slope = jax.grad(loss)(x)
+        bound = loss(x) - 0.3 * jnp.sum(slope**2) * 0.5 ** jnp.arange(30)
+
+        def halve(k: Array, state: Any) -> Any:
+            width, found = state
+            found |= loss(x - width * slope) < bound[k]
+            return jnp.where(found, width, width / 2), found
+
+        width = lax.fori_loop(0, 30, halve, (1.0, jnp.bool_(False)))[0]
+        return x - lax.stop_gradient(width) * slope
+
+    return lax.fori_loop(0, 20, descend, x)
+
+
 def advantages(values: Array, rewards: Array, alive: Array) -> Array:
     """Generalised advantages, from the last to the first."""
     steps = len(values)
@@ -200,6 +221,7 @@ PROGRAMS: dict[str, Entry] = {
     "saved": entry(saved, 0.3 * normal(16, 16), normal(16)),
     "accepted": entry(accepted, np.float32([0.3, 1.2]), normal(64, 50)),
     "implicit": entry(implicit, 0.3 * normal(8, 8), normal(8)),
+    "searched": entry(searched, 0.2 * normal(32, 32), normal(32)),
     "advantages": entry(advantages, normal(500), normal(500), normal(500) > -1),
     "echoed": entry(echoed, np.float32(0.7), normal(1000)),
     "heaped": forward(heaped, normal(16, 128)),

@@ -132,6 +132,31 @@ def relaxed_edges(lengths: Array, ends: Array) -> Array:
     return lax.fori_loop(0, 5, scan, start)
 
 
+def evaluated(ops: Array, numbers: Array) -> Array:
+    """Programs of a machine with a stack, one a row: it adds, multiplies or pushes."""
+
+    def one(ops: Array, numbers: Array) -> Array:
+        def step(state: Any, given: Any) -> Any:
+            stack, top = state
+            op, number = given
+            a, b = stack[top - 1], stack[top - 2]
+
+            def replace(value: Array) -> Any:
+                return stack.at[top - 2].set(value), jnp.maximum(top - 1, 2)
+
+            branches = [
+                lambda: replace(a + b),
+                lambda: replace(jnp.tanh(a * b)),
+                lambda: (stack.at[top].set(number), top + 1),
+            ]
+            stack, top = lax.switch(op, branches)
+            return (stack, top), stack[top - 1]
+
+        return lax.scan(step, (jnp.zeros(256), 2), (ops, numbers))[1]
+
+    return jax.vmap(one)(ops, numbers)
+
+
 def ranked(links: Array) -> Array:
     """Pages by a power iteration that stops."""
 
@@ -180,6 +205,7 @@ PROGRAMS: dict[str, Entry] = {
     "sieve": forward(sieve, below(1000, 10)),
     "shortest paths": entry(shortest_paths, abs(normal(40, 40))),
     "relaxed edges": entry(relaxed_edges, abs(normal(400)), below(100, 400, 2)),
+    "evaluated": forward(evaluated, below(3, 32, 100), normal(32, 100)),
     "ranked": forward(ranked, abs(normal(64, 64)) / 64),
     "histogram": entry(histogram, normal(500), below(32, 500)),
     "eliminated": entry(eliminated, normal(32, 32) + 10 * normal(1, 1)),
