@@ -90,6 +90,8 @@ DEFAULT = (
     # What is made and used under one predicate.  Arrays that a loop reads and writes a piece at a
     # time.
     (*RESIDUALS, *PIECES, FuseBranches(), PushRematIntoBranches()),
+    # What skipped steps compute is no residual.
+    (IsolateSkippedSteps("scalars"),),
     # Loops of loops that stop for good become one loop, and their predicates one number.
     (CollapseLoops(), CountSteps()),
     # Only now can the masks of the transposed loops be compared, so that they merge too.

@@ -9,8 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+from jaxpr_opt.analysis.constants import uniform
+from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import first_right_side_of
-from jaxpr_opt.engine.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.engine.ir import (
+    Call,
+    Cond,
+    Graph,
+    Op,
+    Region,
+    Remat,
+    Scan,
+    Value,
+    While,
+)
 from jaxpr_opt.engine.traits import LINEAR_IN
 
 
@@ -34,6 +47,35 @@ def is_linear(graph: Graph, inputs: Iterable[Value]) -> bool:
     return all(kinds[v] in MOVING for v in graph.body.outputs)
 
 
+def carries_cotangents(scan: Scan) -> bool:
+    """Whether what a loop carries are cotangents, counters apart: JAX made it by transposing, or
+    it is in a loop that JAX made so, and linear in what that carries.
+    """
+    around: Op | None = scan
+    while around is not None and not around.source.transposed:
+        around = around.parent
+    if around is scan or not isinstance(around, Scan):
+        return around is scan
+    kinds = _of_cotangents(around)
+    found = [kinds[c.param] for c in scan.carries if not dtypes.is_integral(c.param.dtype)]
+    return LINEAR in found and MOVING.issuperset(found)
+
+
+@remembered
+def _of_cotangents(scan: Scan) -> Kinds:
+    """The kinds of all that a step of a loop of cotangents computes, by those of its carries that
+    it is linear in: others are of the forward pass.
+    """
+    moving = [c for c in scan.carries if not dtypes.is_integral(c.param.dtype)]
+    while True:
+        kinds = _Cotangents(dict.fromkeys((c.param for c in moving), LINEAR))
+        kinds.walk(scan.body)
+        lost = [c for c in moving if kinds[c.next] not in MOVING]
+        if not lost:
+            return kinds
+        moving = [c for c in moving if c not in lost]
+
+
 class Kinds:
     """The kind of every value of a program, by that of its inputs; others are fixed."""
 
@@ -41,9 +83,8 @@ class Kinds:
         self._known = known
 
     def __getitem__(self, value: Value) -> Kind:
-        if isinstance(value, Constant):
-            return ZERO if value.scalar is not None and not value.scalar else FIXED
-        return self._known.get(value, FIXED)
+        known = self._known.get(value)
+        return known or (ZERO if uniform(value) == 0 else FIXED)
 
     def walk(self, region: Region) -> None:
         """Find the kinds of what a region computes."""
@@ -111,6 +152,16 @@ class Kinds:
         if not op.regions and _is_linear_in(op, kinds):
             return LINEAR if LINEAR in kinds else ZERO
         return FIXED if {FIXED, ZERO}.issuperset(kinds) else OTHER
+
+
+class _Cotangents(Kinds):
+    """What is added to a cotangent by JAX's own sum of two is one, too: a row of a stream, say."""
+
+    def _other(self, op: Op) -> Kind:
+        kinds = {self[v] for v in op.operands}
+        if op.name == "add_any" and LINEAR in kinds and OTHER not in kinds:
+            return LINEAR
+        return super()._other(op)
 
 
 def _either(a: Kind, b: Kind) -> Kind:

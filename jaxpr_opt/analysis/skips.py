@@ -35,6 +35,7 @@ from jaxpr_opt.analysis.assume import Assumed, Splat, may_keep
 from jaxpr_opt.analysis.buffers import original
 from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.analysis.linearity import carries_cotangents
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.engine.ir import Carry, Cond, Constant, Op, Scan, Value, backward_slice
 from jaxpr_opt.engine.traits import DRAWING, is_speculable
@@ -89,7 +90,7 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
     keeping = [c for c in scan.carries if c.param not in counting]
     if not keeping or not all(map(may_keep, keeping)):
         return
-    step = Assumable(scan.body, linear=scan.source.transposed)
+    step = Assumable(scan.body, linear=carries_cotangents(scan))
     for predicate in _candidates(scan):
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
@@ -182,7 +183,9 @@ def predicate_source(predicate: Value) -> Value:
 
 
 def _candidates(scan: Scan) -> list[Value]:
-    """Bools of the body that choose: selectors of its conds, masks of its selects; conds first."""
+    """Bools of the body that choose: selectors of its conds, masks of its selects; conds first.
+    Then the carries that these are made of: ``or done (lt error bound)``.
+    """
     conds: dict[Value, None] = {}
     selects: dict[Value, None] = {}
     for op in scan.body.ops:
@@ -192,7 +195,19 @@ def _candidates(scan: Scan) -> list[Value]:
         root = predicate_root(chooser)
         if root.dtype == bool and root.region is scan.body and not isinstance(root, Constant):
             (conds if isinstance(op, Cond) else selects)[root] = None
-    return list(conds | selects)
+    found = conds | selects
+    return list(found | dict.fromkeys(_carried_in(scan, found)))
+
+
+def _carried_in(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:
+    """The truth values that a scan carries of which predicates are made by logic."""
+    carried = {c.param for c in scan.carries}
+    pending = list(predicates)
+    for value in pending:
+        if value in carried:
+            yield value
+        elif value.op is not None and value.op.name in ("and", "not", "or"):
+            pending += [v for v in value.op.operands if v.region is scan.body]
 
 
 def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:

@@ -278,6 +278,26 @@ def can_move(op: Op) -> bool:
 
 
 @remembered
+def may_not_end(op: Op) -> bool:
+    """Whether it depends on what the op reads how long it runs: it holds a `while`, perhaps in a
+    jaxpr in its parameters.
+    """
+    return any(
+        isinstance(each, While) or _names_while(each.params)
+        for each in op.walk()
+        if not _is_structural(each) or isinstance(each, While)
+    )
+
+
+def _names_while(params: dict[str, Any]) -> bool:
+    return any(
+        eqn.primitive.name == "while" or _names_while(eqn.params)
+        for jaxpr in compat.inner_jaxprs(params)
+        for eqn in compat.open_jaxpr(jaxpr).eqns
+    )
+
+
+@remembered
 def is_repeatable(op: Op) -> bool:
     """Whether the op, with everything inside it, may run once more on the same operands: that gives
     the same, does nothing else, and no device waits for it, nor may XLA make one wait.

@@ -38,6 +38,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.assume import Assumed, Splat
+from jaxpr_opt.analysis.linearity import carries_cotangents
 from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.engine.interface import After, Match, Pass
@@ -76,7 +77,7 @@ class CountSteps(Pass):
         skip = find_skip(op) if masks else None
         if skip is None:
             return
-        taken = Assumed(op.body, {skip.predicate: skip.taken_when}, linear=op.source.transposed)
+        taken = Assumed(op.body, {skip.predicate: skip.taken_when}, linear=carries_cotangents(op))
         found = []
         for stack in masks:
             yes, no = taken[stack.value], skip.skipped[stack.value]

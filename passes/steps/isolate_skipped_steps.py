@@ -1,4 +1,4 @@
-"""Make the step of a batch a branch, so that nothing is kept of steps that every row skips.
+"""Make a step that may be skipped a branch, so that nothing is kept of steps that are.
 
 Before::
 
@@ -16,55 +16,58 @@ After::
       yield carry(d) ys(u)
     }
 
-Under `vmap` a skipped step is a `select`: it is computed, and its residuals are stacked, also when
-no row of the batch takes it.  As a branch it can be left out, its residuals are unspecified, and
-the loop may stop early.
+Where a skipped step is a `select`, as one under `vmap` is, it is computed, and its residuals are
+stacked, also when no row of the batch takes it.  As a branch it can be left out, its residuals are
+unspecified, and the loop may stop early.
 
 Sound when
 
-1. the scan skips under a batched predicate `p`: where `p` is false everywhere, every carry keeps
-   its value;
+1. the scan skips under a predicate `p`: where `p` is false everywhere, every carry keeps its value;
 2. whatever reads the stacked value reads it row by row, in loops that skip under the same
    predicate and whose stacks then do not depend on it, so that rows of steps that are skipped are
    never looked at;
 3. a step has no effects and does not communicate; where XLA may insert collectives into it, all
    devices have the same predicate;
-4. nor has what a step of those loops makes of the row, which also ends whatever the row holds.
+4. nor has what a step of those loops makes of the row, which also ends whatever the row holds;
+5. a step of those loops that multiplies what is left out with zeros, as a transposed one does,
+   becomes a branch as well: zero divided by zero is none.
 
 What a step writes into a buffer that a skipped step leaves alone is written after the branch, since
 XLA copies what a branch writes into.
 
 It fires only if a stack would otherwise keep the loop from stopping early, and not where XLA may
-divide the rows of the batch over devices, which would have to ask each other in every step.
+divide the rows of the batch over devices, which would have to ask each other in every step.  Of a
+loop that is no batch the steps become branches before its residuals are looked at, if they take
+longer than asking whether to go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Literal
 
 import jax
 import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access
-from jaxpr_opt.analysis.assume import Assumed, Known, Splat
+from jaxpr_opt.analysis.assume import Known, Splat
 from jaxpr_opt.analysis.devices import is_divided
-from jaxpr_opt.analysis.expressions import same_expression
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_source
+from jaxpr_opt.analysis.skips import Skip, find_skip, find_skips
+from jaxpr_opt.analysis.unread_rows import is_by_zeros, readers
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Region, Scan, Stack, Value, While, backward_slice, depending_on
+from jaxpr_opt.engine.ir import Op, Region, Scan, Stack, Value, backward_slice
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import can_move, may_depend_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BatchedSkip(Match):
-    """A scan that skips under a batched predicate, and the stacks that a skipped step computes
-    for nobody.
-    """
+class SelectedSteps(Match):
+    """A scan that skips by selecting, and the stacks that a skipped step computes for nobody."""
 
     skip: Skip
     stacks: tuple[Stack, ...]
@@ -72,70 +75,117 @@ class BatchedSkip(Match):
 
 @dataclass(frozen=True)
 class IsolateSkippedSteps(Pass):
-    """Step of a batch that some row takes -> branch."""
+    """Step that is computed and selected away -> branch."""
+
+    predicates: Literal["scalars", "rows"] = "rows"
+    """Which loops: those of one predicate a step, or of one for each row of a batch."""
 
     name: ClassVar[str] = "isolate-skipped-steps"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[BatchedSkip]:
+    def find(self, op: Op) -> Iterator[SelectedSteps]:
         assert isinstance(op, Scan)
-        skip = find_skip(op) if op.stacks else None
-        if skip is not None and skip.predicate.shape != ():  # (1)
+        for skip in _skips(op, self.predicates):  # (1)
             computed = tuple(s for s in op.stacks if isinstance(skipped_row(skip, s), str))
-            if computed:
-                yield BatchedSkip(
-                    op, "a step that every row of the batch skips becomes a branch", skip, computed
-                )
+            if computed or (self.predicates == "scalars" and _is_refilled(skip)):
+                says = "a step that is skipped becomes a branch"
+                yield SelectedSteps(op, says, skip, computed)
 
-    def refuse(self, match: BatchedSkip) -> str | None:
+    def refuse(self, match: SelectedSteps) -> str | None:
         skip = match.skip
         if not all(map(can_move, skip.scan.body.ops)):  # (3)
             return "a step has effects or communicates"
         if not may_depend_on(skip.predicate, skip.scan.body.ops, skip.scan):  # (3)
             return "XLA may let a step communicate, so every device must take part in it"
-        if is_divided(skip.scan):
+        if skip.predicate.shape and is_divided(skip.scan):
             return (
                 "XLA may divide the rows of its predicate over devices, which would ask each other"
             )
         for stack in match.stacks:
-            for use in stack.result.uses:
-                if not _unread_when_skipped(use.op, stack, skip):
-                    return (
-                        f"{stack.result.name or stack.result.type} is read where no step was taken"
-                    )
+            if readers(stack, skip) is None:  # (2, 4)
+                return f"{stack.result.name or stack.result.type} is read where no step was taken"
+        if not all(map(_may_be_branch, _with_it(skip))):  # (3, 5)
+            return "a step that reads what it leaves out may not be a branch"
         return None
 
-    def rewrite(self, match: BatchedSkip, rw: Rewriter) -> None:
-        skip, scan = match.skip, match.skip.scan
-        body, end = scan.body, scan.body.terminator
-        outside = _written_outside(skip)
-        stays = {*skip.slice, *(c.next.op for c, _ in skip.counters), *_places(outside, body)}
-        moved = [op for op in body.ops if op not in stays and not op.is_terminator]
-        outputs = body.outputs
-        kept = {c.next: c.param for c in skip.kept}
-        rows = {s.value: skipped_row(skip, s) for s in scan.stacks if s.value not in kept}
-        rows |= {w.value: _number(skip.skipped[w.value]) for w in outside}
-        taken, skipped = rw.new_region(), rw.new_region()
-        made = {v for op in moved for v in op.results}
-        through = [v for v in dict.fromkeys((*outputs, *rows)) if v in made]
-        for op in moved:
-            rw.move(op, taken.terminator)
-        rw.set_outputs(taken, through)
-        instead = [
-            _instead(skip, v, rows[v], skipped.terminator, rw) if v in rows else kept[v]
-            for v in through
-        ]
-        rw.set_outputs(skipped, instead)
-        some = rw.insert(
-            lambda p: _any(p if skip.taken_when else lax.bitwise_not(p)), skip.predicate, before=end
-        )
-        cond = rw.new_cond(some, [skipped, taken], like=scan, before=end)
-        results = dict(zip(through, cond.results, strict=True))
-        rw.set_outputs(body, [results.get(v, v) for v in outputs])
-        for write in outside:
-            rw.move(write.op, end)
-            value = write.value
-            rw.replace(value, results.get(value, value), lambda use: use.op is write.op)  # noqa: B023
+    def rewrite(self, match: SelectedSteps, rw: Rewriter) -> None:
+        others = _with_it(match.skip)
+        for skip in (match.skip, *others):
+            _isolate(skip, rw)
+
+
+def _isolate(skip: Skip, rw: Rewriter) -> None:
+    """Make what a step computes a branch."""
+    scan = skip.scan
+    body, end = scan.body, scan.body.terminator
+    outside = _written_outside(skip)
+    stays = {*skip.slice, *(c.next.op for c, _ in skip.counters), *_places(outside, body)}
+    moved = [op for op in body.ops if op not in stays and not op.is_terminator]
+    outputs = body.outputs
+    kept = {c.next: c.param for c in skip.kept}
+    rows = {s.value: _row(skip, s) for s in scan.stacks if s.value not in kept}
+    rows |= {w.value: _number(skip.skipped[w.value]) for w in outside}
+    taken, skipped = rw.new_region(), rw.new_region()
+    made = {v for op in moved for v in op.results}
+    through = [v for v in dict.fromkeys((*outputs, *rows)) if v in made]
+    for op in moved:
+        rw.move(op, taken.terminator)
+    rw.set_outputs(taken, through)
+    instead = [
+        _instead(skip, v, rows[v], skipped.terminator, rw) if v in rows else kept[v]
+        for v in through
+    ]
+    rw.set_outputs(skipped, instead)
+    some = rw.insert(partial(_is_taken, skip), skip.predicate, before=end)
+    cond = rw.new_cond(some, [skipped, taken], like=scan, before=end)
+    results = dict(zip(through, cond.results, strict=True))
+    rw.set_outputs(body, [results.get(v, v) for v in outputs])
+    for write in outside:
+        rw.move(write.op, end)
+        value = write.value
+        rw.replace(value, results.get(value, value), lambda use: use.op is write.op)  # noqa: B023
+
+
+def _with_it(skip: Skip) -> tuple[Skip, ...]:  # (5)
+    """How loops skip whose steps must become branches, too, not to compute with what is left out:
+    those that multiply it with zeros, unless they end where such steps begin.
+    """
+    found = {
+        other.scan: other
+        for stack in skip.scan.stacks
+        if _row(skip, stack).is_unspecified
+        for other in readers(stack, skip) or ()
+        if is_by_zeros(other) and not (skip.predicate.shape and other.scan.source.transposed)
+    }
+    return tuple(found.values())
+
+
+def _may_be_branch(skip: Skip) -> bool:  # (3)
+    """Whether the ops of a step may run in a branch."""
+    ops = skip.scan.body.ops
+    return all(map(can_move, ops)) and may_depend_on(skip.predicate, ops, skip.scan)
+
+
+def _skips(scan: Scan, predicates: Literal["scalars", "rows"]) -> list[Skip]:
+    """The ways in which a scan that stacks skips, under such predicates."""
+    if not scan.stacks:
+        return []
+    if predicates == "rows":
+        skip = find_skip(scan)
+        return [skip] if skip is not None and skip.predicate.shape else []
+    if not cost_model().is_worth_a_question(scan.body):
+        return []
+    found = (s for s in find_skips(scan) if isinstance(s, Skip))
+    return [skip for skip in found if skip.predicate.shape == ()]
+
+
+def _is_refilled(skip: Skip) -> bool:
+    """Whether a skipped step would stack for nobody what can be computed of what it keeps."""
+    return any(
+        readers(stack, skip) is not None
+        for stack in skip.scan.stacks
+        if isinstance(row := skipped_row(skip, stack), SkippedRow) and row.ops
+    )
 
 
 def _written_outside(skip: Skip) -> list[Access]:
@@ -155,51 +205,25 @@ def _number(known: Known) -> SkippedRow:
     return SkippedRow(constant=known)
 
 
-def _any(p: jax.Array) -> jax.Array:
-    return lax.reduce_or(p, axes=tuple(range(p.ndim)))
+def _is_taken(skip: Skip, p: jax.Array) -> jax.Array:
+    """Whether any row takes the step."""
+    taken = p if skip.taken_when else lax.bitwise_not(p)
+    return lax.reduce_or(taken, axes=tuple(range(p.ndim))) if p.ndim else taken
 
 
-def _unread_when_skipped(user: Op, stack: Stack, skip: Skip) -> bool:  # (2)
-    """Condition 2, for one reader."""
-    if not isinstance(user, Scan) or any(c.init is stack.result for c in user.carries):
-        return False
-    other = find_skip(user)
-    if other is None or not _same_predicate(other, skip):
-        return False
-    rows = {s.param for s in user.streams if s.operand is stack.result}
-    if any(map(_acts, depending_on(rows, user.body.ops))):  # (4)
-        return False
-    return all(isinstance(other.skipped[s.value], Splat) for s in user.stacks)
-
-
-def _acts(op: Op) -> bool:  # (4)
-    """Whether it matters what an op reads, even if nobody reads what it makes."""
-    return not can_move(op) or any(isinstance(each, While) for each in op.walk())
-
-
-def _same_predicate(other: Skip, skip: Skip) -> bool:  # (2)
-    """Whether the other loop's predicate is a row of a stack of this one's, or computed alike
-    from the same rows.
+def _row(skip: Skip, stack: Stack) -> SkippedRow:
+    """What a skipped step is to stack: nothing in particular where that would be computed for
+    nobody.
     """
-    stream = other.scan.stream_of(predicate_source(other.predicate))
-    stack = skip.scan.stack_of(stream.operand) if stream is not None else None
-    if stack is not None:
-        assert stream is not None
-        row = skip.skipped[stack.value]
-        facts = {stream.param: bool(row.value)} if isinstance(row, Splat) else {}
-        known = Assumed(other.scan.body, facts)[other.predicate]
-        return known == Splat(np.bool_(not other.taken_when))
-    rows = {s.operand: s.param for s in other.scan.streams}
-    renamed = {s.param: rows[s.operand] for s in skip.scan.streams if s.operand in rows}
-    return (
-        same_expression(skip.predicate, other.predicate, renamed)
-        and other.taken_when == skip.taken_when
-    )
+    row = skipped_row(skip, stack)
+    if isinstance(row, str) or (row.ops and readers(stack, skip) is not None):
+        return SkippedRow()
+    return row
 
 
-def _instead(skip: Skip, value: Value, row: SkippedRow | str, end: Op, rw: Rewriter) -> Value:
-    """What a skipped step stacks for `value`; nothing in particular where nobody reads it."""
-    if isinstance(row, str) or row.is_unspecified:
+def _instead(skip: Skip, value: Value, row: SkippedRow, end: Op, rw: Rewriter) -> Value:
+    """What a skipped step stacks for `value`."""
+    if row.is_unspecified:
         return rw.undefined(value.aval, before=end)
     false = np.full(skip.predicate.shape, not skip.taken_when)
     if row.value is not None:

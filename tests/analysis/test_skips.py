@@ -6,9 +6,11 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.analysis.assume import Splat
+from jaxpr_opt.analysis.linearity import carries_cotangents
 from jaxpr_opt.analysis.skips import Skip, find_skip, find_skips
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.engine.registry import default_pipeline
 from jaxpr_opt.testing import traced
 
 
@@ -225,3 +227,74 @@ def test_elements_that_draw_their_own_numbers_skip_no_step(shape, skips):
 
     (found,) = find_skips(first_loop(program, "f32[3]", "u32[4]"))
     assert isinstance(found, Skip) if skips else "drawn at random" in found
+
+
+def settled(x, row):
+    """A fixed point, of which no more is computed once it is found."""
+
+    def step(state, _):
+        z, done = state
+        new = jnp.tanh(z + row)
+        return (jnp.where(done, z, new), done | (jnp.max(jnp.abs(new - z)) < 0.1)), None
+
+    return lax.scan(step, (x, False), None, length=5)[0][0]
+
+
+def loops_back(inner):
+    """The loops of the gradient of a loop of such loops, those of the forward pass first."""
+
+    def loss(x, rows):
+        step = lambda x, row: (inner(x, row) + x, None)
+        return jnp.sum(lax.scan(step, x, rows)[0])
+
+    graph = import_jaxpr(traced(jax.grad(loss), "f32[3]", "f32[4,3]"))
+    return [op for op in graph.walk() if isinstance(op, Scan) and op.length == 5]
+
+
+def test_a_loop_in_a_loop_of_cotangents_carries_cotangents():
+    """What they are multiplied with does not matter where they are zero."""
+    forward, back = loops_back(settled)
+    assert not carries_cotangents(forward)
+    assert carries_cotangents(back)
+    assert find_skip(back) is not None
+
+
+def test_carries_of_the_forward_pass_among_cotangents():
+    """A version of a buffer that is walked back is not linear; what is computed of it is none."""
+
+    def loss(x, rows):
+        def step(state, i):
+            x, rows = state
+            x = settled(x, rows.sum(0)) + x
+            return (x, rows.at[i].set(jnp.tanh(x))), None
+
+        return jnp.sum(lax.scan(step, (x, rows), jnp.arange(4))[0][0])
+
+    jaxpr = traced(jax.grad(loss), "f32[3]", "f32[4,3]")
+    graph = import_jaxpr(default_pipeline().run(jaxpr).jaxpr)
+    loops = [op for op in graph.walk() if isinstance(op, Scan) and op.length == 5]
+    assert [carries_cotangents(loop) for loop in loops] == [False, True]
+
+
+def test_a_loop_that_is_run_again_among_cotangents_does_not():
+    """It is in a loop that was transposed, but computes what the forward loop computed."""
+    loops = loops_back(jax.checkpoint(settled))
+    assert [carries_cotangents(loop) for loop in loops] == [False, False, True]
+
+
+def test_a_loop_that_stops_where_what_it_carries_says_so():
+    """The predicate that chooses is made of what is carried and of what a step finds out."""
+
+    def program(x):
+        def body(state, _):
+            x, done = state
+            done |= x[0] > 9
+            return (jnp.where(done, x, x + 1), done), None
+
+        return lax.scan(body, (x, False), None, length=5)[0][0]
+
+    loop = first_loop(program, "f32[3]")
+    skip = find_skip(loop)
+    assert skip is not None
+    assert (skip.kind, skip.taken_when) == ("carried", False)
+    assert skip.predicate is loop.carries[1].param

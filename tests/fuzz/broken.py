@@ -66,8 +66,8 @@ MUTANTS = (
         'if match.skip.kind != "carried":', "if False:",
     ),
     Mutant(
-        "isolate-skipped-steps", "2", "passes/steps/isolate_skipped_steps.py",
-        "if other is None or not _same_predicate(other, skip):", "if other is None:",
+        "isolate-skipped-steps", "2", "jaxpr_opt/analysis/unread_rows.py",
+        "and _skips_with(other, skip, route)", "and True",
     ),
     Mutant(
         "accumulate-sparse-cotangents", "1", "passes/windows/accumulate_sparse_cotangents.py",
@@ -93,8 +93,8 @@ MUTANTS = (
     ),
     Mutant(
         "sink-select-into-update", "1", "passes/windows/sink_select_into_update.py",
-        "if left.array is right.array and writes:",
-        "if left.array.aval == right.array.aval and writes:",
+        "(each for each in versions if each.array is array)",
+        "(each for each in versions if each.array.aval == array.aval)",
     ),
     Mutant(
         "forward-written-windows", "2", "passes/windows/forward_written_windows.py",

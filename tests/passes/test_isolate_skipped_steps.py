@@ -1,4 +1,4 @@
-"""The step of a batch becomes a branch, where nobody looks at what it leaves out."""
+"""A step that is skipped becomes a branch, where nobody looks at what it leaves out."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,15 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxpr_opt.engine.ir import Cond, Scan
+from jaxpr_opt.cost.model import using
+from jaxpr_opt.engine.ir import TERMINATOR, UNDEFINED, Cond, Scan
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.testing import check_refuses
 from tests.loops import alone, unspecified
+from tests.prices import EAGER
 
 ISOLATE = IsolateSkippedSteps()
+SCALARS = IsolateSkippedSteps("scalars")
 TYPES = ("f32[2]", "f32[6,2]", "bool[6,2]")
 
 
@@ -100,10 +103,95 @@ def test_a_predicate_that_is_handed_over_as_a_number():
     alone(ISOLATE, program, *TYPES, fires=True)
 
 
+ONE = ("f32[]", "f32[6]", "bool[6]")
+"""A predicate of all rows."""
+
+
 def test_a_predicate_of_all_rows():
-    """(1) There is a branch already, or XLA makes one."""
+    """(1) It was looked at before, where a step takes longer than asking."""
     program = pair(lambda c, x, p: jnp.cos(c) * x, masked)
-    alone(ISOLATE, program, "f32[]", "f32[6]", "bool[6]", fires=False)
+    alone(ISOLATE, program, *ONE, fires=False)
+    alone(SCALARS, program, *ONE, fires=False)
+    with using(EAGER):
+        alone(SCALARS, program, *ONE, fires=True)
+        alone(SCALARS, program, *TYPES, fires=False)
+
+
+def test_nothing_is_computed_in_a_skipped_step_for_nobody():
+    """Nor what could be computed there: what it keeps is enough for it."""
+    program = pair(lambda c, x, p: (jnp.cos(c) * x, jnp.cos(c)), lambda a, r, p: masked(a, r[1], p))
+    with using(EAGER):
+        graph = alone(SCALARS, program, *ONE, fires=True)
+    (cond,) = (op for op in graph.walk() if isinstance(op, Cond))
+    assert {op.name for op in cond.branches[0].ops} == {UNDEFINED, TERMINATOR}
+
+
+def test_what_would_be_computed_of_what_is_kept():
+    """It is left out where nobody reads it, of one predicate a step."""
+
+    def program(c):
+        def body(c, _):
+            p = c < 1
+            return jnp.where(p, jnp.sin(c) + 0.3, c), (jnp.cos(c), p)
+
+        c, rows = lax.scan(body, c, None, length=6)
+        return lax.scan(lambda a, row: (masked(a, *row), None), c, rows, reverse=True)[0]
+
+    with using(EAGER):
+        alone(SCALARS, program, "f32[]", fires=True)
+
+
+def nest(back, mask=lambda p: p):
+    """A loop of such loops, and a loop back of loops back."""
+
+    def program(c, xs, masks):
+        def body(c, row):
+            x, p = row
+            return jnp.where(p, jnp.sin(c) + x, c), (jnp.cos(c) * x, mask(p))
+
+        outer = lambda c, rows: lax.scan(body, c, rows)
+        c, rows = lax.scan(outer, c, (xs, masks))
+        inner = lambda a, row: (back(a, *row), None)
+        outer = lambda a, rows: (lax.scan(inner, a, rows, reverse=True)[0], None)
+        return lax.scan(outer, c, rows, reverse=True)[0]
+
+    return program
+
+
+NEST = ("f32[2]", "f32[3,6,2]", "bool[3,6,2]")
+
+
+def test_a_nest():
+    """(2) The rows are stacked by the loop around, and read in a loop of loops."""
+    alone(ISOLATE, nest(masked), *NEST, fires=True)
+    with using(EAGER):
+        alone(SCALARS, nest(masked), "f32[]", "f32[3,6]", "bool[3,6]", fires=True)
+
+
+@pytest.mark.parametrize(
+    ("back", "mask"), [(lambda a, r, p: a + r, lambda p: p), (masked, lambda p: ~p)]
+)
+def test_a_nest_back_that_looks(back, mask):
+    """(2) Always, or in the steps that are skipped."""
+    check_refuses(ISOLATE, nest(back, mask), *NEST, because="is read where no step was taken")
+
+
+def test_a_nest_that_is_read_in_another_order():
+    """(2) Row `i, j` of one is row `j, i` of the other."""
+
+    def program(c, xs, masks):
+        def body(c, row):
+            x, p = row
+            return jnp.where(p, jnp.sin(c) + x, c), jnp.cos(c) * x
+
+        c, rows = lax.scan(lambda c, rows: lax.scan(body, c, rows), c, (xs, masks))
+        inner = lambda a, row: (masked(a, *row), None)
+        outer = lambda a, rows: (lax.scan(inner, a, rows, reverse=True)[0], None)
+        turned = masks.swapaxes(0, 1)
+        return lax.scan(outer, c, (rows, turned), reverse=True)[0]
+
+    types = "f32[2]", "f32[3,3,2]", "bool[3,3,2]"
+    check_refuses(ISOLATE, program, *types, because="is read where no step was taken")
 
 
 def whole(c, rows, p, q):
@@ -179,7 +267,12 @@ def test_a_loop_back_that_acts_otherwise():
     alone(ISOLATE, program, *TYPES, fires=True)
 
 
-@pytest.mark.parametrize("step", [told, lambda r: lax.psum(r, "rows"), doubled])
+def solved(r):
+    """The solution of a system of equations, found by a loop."""
+    return lax.custom_linear_solve(lambda x: 2 * x, r, lambda _, r: doubled(r), symmetric=True)
+
+
+@pytest.mark.parametrize("step", [told, lambda r: lax.psum(r, "rows"), doubled, solved])
 def test_a_loop_back_that_acts(step):
     """(4) What is made of a row that no step has computed is printed, or sent; or never ends."""
     back = lambda a, r, p: jnp.where(p, a * step(r), a)
@@ -195,3 +288,26 @@ def across(program):
     return jax.shard_map(
         program, mesh=mesh, in_specs=specs, out_specs=spec("rows"), check_vma=False
     )
+
+
+def test_a_nest_back_that_multiplies_with_zeros():
+    """(5) Zero divided by what was left out is none: its steps become branches, too."""
+
+    def settled(x, row):
+        def step(state, _):
+            z, done = state
+            w = z + jnp.tanh(row)
+            w = w / jnp.sqrt(jnp.sum(w * w))
+            return (jnp.where(done, z, w), done | (jnp.sum((w - z) ** 2) < 1e-2)), None
+
+        return lax.scan(step, (x, False), None, length=6)[0][0]
+
+    def loss(x, rows):
+        step = lambda x, row: (settled(x, row) + x, None)
+        return jnp.sum(lax.scan(step, x, rows)[0])
+
+    with using(EAGER):
+        args = jnp.arange(1.0, 4.0), jnp.ones((3, 3))
+        graph = alone(SCALARS, jax.grad(loss), *args, fires=True)
+    loops = [op for op in graph.walk() if isinstance(op, Scan) and op.length == 6]
+    assert [sum(isinstance(op, Cond) for op in loop.body.ops) for loop in loops] == [1, 1]
