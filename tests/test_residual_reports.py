@@ -134,14 +134,14 @@ def test_what_optimising_leaves_and_which_pass_did_it():
 
 
 def test_what_only_the_optimised_program_keeps():
-    """Steps are replayed from what each starts with."""
+    """The first steps store; the others are replayed from what each starts with."""
     loss = partial(bounded_while.loss, bound=64, loop=bounded_while.single_while)
     report = jaxpr_opt.residuals(loss, *bounded_while.arguments(width=128, batch=32))
     hidden = [row for row in report.kept if row.shape == "f32[32,128]"]
     assert hidden
-    assert all(row.optimized_bytes == 0 for row in hidden)
+    assert all(row.optimized_bytes <= row.bytes / 16 for row in hidden)
     starts = {row.shape for row in report.instead}  # of the buffer, or of a step's row in it
-    assert "i32[]" in starts and starts & {"f32[64,32,1]", "f32[32,1]"}
+    assert "i32[]" in starts and any(shape.endswith("32,1]") for shape in starts)
     assert report.optimized_bytes < report.bytes / 10
 
 

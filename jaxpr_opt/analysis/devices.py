@@ -39,6 +39,14 @@ def is_divided(op: Op) -> bool:
     return is_partly_manual(op) or (program is not None and program.divided)
 
 
+def has_divided_rows(value: Value, op: Op) -> bool:
+    """Whether elements of a value that `op` reads may be on several devices: to ask all of them is
+    to ask the others.
+    """
+    spec = getattr(getattr(value.aval, "sharding", None), "spec", ())
+    return value.shape != () and (is_divided(op) or any(axis is not None for axis in spec))
+
+
 def _axes(op: Op) -> dict[str, bool]:
     around = enclosing_shard_map(op)
     axes = compat_devices.manual_axes(op.source.ctx)

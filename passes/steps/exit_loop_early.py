@@ -53,7 +53,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.devices import is_divided
+from jaxpr_opt.analysis.devices import has_divided_rows
 from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skips
@@ -103,7 +103,7 @@ class ExitLoopEarly(Pass):
             return "the loop is unrolled on request"
         if not may_depend_on(skip.predicate, scan.body.ops, scan):  # (3)
             return "a step communicates, or XLA may let it, so every device must take part in it"
-        if skip.predicate.shape and is_divided(scan):
+        if has_divided_rows(skip.predicate, scan):
             return (
                 "XLA may divide the rows of its predicate over devices, which would ask each other"
             )

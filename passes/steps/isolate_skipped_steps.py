@@ -30,7 +30,8 @@ Sound when
    devices have the same predicate;
 4. nor has what a step of those loops makes of the row, which also ends whatever the row holds;
 5. a step of those loops that multiplies what is left out with zeros, as a transposed one does,
-   becomes a branch as well: zero divided by zero is none.
+   does not keep the product: zero divided by zero is none.  It becomes a branch as well, or, in a
+   batch, what it keeps is selected.
 
 What a step writes into a buffer that a skipped step leaves alone is written after the branch, since
 XLA copies what a branch writes into.
@@ -43,7 +44,7 @@ longer than asking whether to go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -53,8 +54,9 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access
-from jaxpr_opt.analysis.assume import Known, Splat
-from jaxpr_opt.analysis.devices import is_divided
+from jaxpr_opt.analysis.assume import Assumed, Known, Splat
+from jaxpr_opt.analysis.buffers import original
+from jaxpr_opt.analysis.devices import has_divided_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skip, find_skips
 from jaxpr_opt.analysis.unread_rows import is_by_zeros, readers
@@ -97,7 +99,7 @@ class IsolateSkippedSteps(Pass):
             return "a step has effects or communicates"
         if not may_depend_on(skip.predicate, skip.scan.body.ops, skip.scan):  # (3)
             return "XLA may let a step communicate, so every device must take part in it"
-        if skip.predicate.shape and is_divided(skip.scan):
+        if has_divided_rows(skip.predicate, skip.scan):
             return (
                 "XLA may divide the rows of its predicate over devices, which would ask each other"
             )
@@ -109,9 +111,11 @@ class IsolateSkippedSteps(Pass):
         return None
 
     def rewrite(self, match: SelectedSteps, rw: Rewriter) -> None:
-        others = _with_it(match.skip)
-        for skip in (match.skip, *others):
+        branches, selecting = _with_it(match.skip), _selecting(match.skip)
+        for skip in (match.skip, *branches):
             _isolate(skip, rw)
+        for skip in selecting:
+            _select(skip, rw)
 
 
 def _isolate(skip: Skip, rw: Rewriter) -> None:
@@ -146,18 +150,66 @@ def _isolate(skip: Skip, rw: Rewriter) -> None:
         rw.replace(value, results.get(value, value), lambda use: use.op is write.op)  # noqa: B023
 
 
-def _with_it(skip: Skip) -> tuple[Skip, ...]:  # (5)
-    """How loops skip whose steps must become branches, too, not to compute with what is left out:
-    those that multiply it with zeros, unless they end where such steps begin.
+def _select(skip: Skip, rw: Rewriter) -> None:  # (5)
+    """Let a skipped step keep its carries, and stack a number, whatever it has multiplied with
+    zeros.
     """
+    scan, end = skip.scan, skip.scan.body.terminator
+    plain, outputs = _without_zeros(skip), list(scan.body.outputs)
+    some = rw.insert(partial(_is_taken, skip), skip.predicate, before=end)
+    written = {original(write.array) for write in skip.blanks}
+    kept = {carry.param for carry in skip.kept} - written
+    for place, carry in enumerate(scan.carries):
+        if carry.param in kept and not plain.keeps(carry):
+            outputs[place] = rw.typed(
+                lax.select_n, carry.next.aval, some, carry.param, carry.next, before=end
+            )
+    for place, stack in enumerate(scan.stacks, scan.num_carries):
+        number = skip.skipped[stack.value]
+        if not isinstance(plain[stack.value], Splat):
+            assert isinstance(number, Splat)
+            full = partial(lax.full, stack.value.shape, number.value, stack.value.dtype)
+            row = rw.typed(full, stack.value.aval, before=end)
+            outputs[place] = rw.typed(
+                lax.select_n, stack.value.aval, some, row, stack.value, before=end
+            )
+    rw.set_outputs(scan.body, outputs)
+
+
+def _with_it(skip: Skip) -> tuple[Skip, ...]:  # (5)
+    """How loops skip whose steps must become branches, too, not to compute with what is left
+    out.
+    """
+    return tuple(s for s in _by_zeros(skip) if not _is_batch(skip, s))
+
+
+def _selecting(skip: Skip) -> tuple[Skip, ...]:  # (5)
+    """How loops skip that must select what they keep: branches would copy what a batch sums up."""
+    return tuple(s for s in _by_zeros(skip) if _is_batch(skip, s))
+
+
+def _by_zeros(skip: Skip) -> Iterable[Skip]:
+    """How loops skip that multiply what is left out with zeros."""
     found = {
         other.scan: other
         for stack in skip.scan.stacks
         if _row(skip, stack).is_unspecified
         for other in readers(stack, skip) or ()
-        if is_by_zeros(other) and not (skip.predicate.shape and other.scan.source.transposed)
+        if is_by_zeros(other)
     }
-    return tuple(found.values())
+    return found.values()
+
+
+def _is_batch(skip: Skip, other: Skip) -> bool:
+    """Whether two loops are of a batch, and what the other writes in place it reads of no zeros."""
+    plain = _without_zeros(other)
+    written = all(isinstance(plain[write.value], Splat) for write in other.blanks)
+    return bool(skip.predicate.shape) and other.scan.source.transposed and written
+
+
+def _without_zeros(skip: Skip) -> Assumed:
+    """The values of a skipped step where a product with zeros may be anything."""
+    return Assumed(skip.scan.body, {skip.predicate: not skip.taken_when})
 
 
 def _may_be_branch(skip: Skip) -> bool:  # (3)

@@ -6,8 +6,10 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.engine.ir import TERMINATOR, UNDEFINED, Cond, Scan
+from jaxpr_opt.engine.journal import collect_journals
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.testing import check_refuses
 from tests.loops import alone, unspecified
@@ -311,3 +313,29 @@ def test_a_nest_back_that_multiplies_with_zeros():
         graph = alone(SCALARS, jax.grad(loss), *args, fires=True)
     loops = [op for op in graph.walk() if isinstance(op, Scan) and op.length == 6]
     assert [sum(isinstance(op, Cond) for op in loop.body.ops) for loop in loops] == [1, 1]
+
+
+@pytest.mark.parametrize("stacks", [False, True])
+@pytest.mark.parametrize("order", ["above grad", "below grad"])
+def test_a_batch_whose_rows_all_skip_in_between(order, stacks):
+    """(5) What is left out of a step that no row takes is divided by in the loop back."""
+
+    def row(w, c, xs, mask):
+        def step(c, row):
+            x, p = row
+            y = jnp.sqrt(jnp.abs(c) + x) * w
+            return jnp.where(p, y, c), jnp.where(p, y, 0.0) if stacks else None
+
+        c, ys = lax.scan(step, c, (xs, mask))
+        return jnp.sum(c) + sum(map(jnp.sum, jax.tree.leaves(ys)))
+
+    loss = lambda w, *args: jnp.sum(jax.vmap(row, (None, 0, 0, 0))(w, *args))
+    gradient = jax.grad(loss)
+    optimised = optimize(gradient) if order == "above grad" else jax.grad(optimize(loss))
+    xs, masks = jnp.arange(1.0, 721.0).reshape(6, 24, 5), jnp.arange(24) % 5 < jnp.full((6, 1), 2)
+    args = jnp.ones(5), jnp.ones((6, 5)), xs, masks
+    with collect_journals() as journals:
+        found = jax.jit(optimised)(*args)
+    records = [journal.records.get(ISOLATE.name) for journal in journals]
+    assert any(record.rewrites for record in records if record is not None)
+    assert jnp.allclose(found, jax.jit(gradient)(*args), rtol=1e-6)

@@ -71,7 +71,7 @@ def test_without_an_offer_there_is_nothing_to_mark():
 @pytest.mark.parametrize(
     ("fun", "reason"),
     [
-        (jnp.sum, "no result is float32[8,8]"),  # (2)
+        (jnp.sum, "no result is f32[8,8]"),  # (2)
         (lambda x: x @ x, "dot_general reads it while it writes the result"),  # (3)
         (
             lambda x: (y := jnp.tanh(x @ x), (y @ x).sum()),
