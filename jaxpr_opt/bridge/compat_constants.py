@@ -23,9 +23,10 @@ def made_again(plain: Linearized, num_outputs: int) -> Linearized:
     forward = compat.open_jaxpr(plain.forward)
     made = _made_of_constants(forward)
     own = {  # each value once: what it makes is read where the residual was
-        forward.outvars[i]: k
+        value: k
         for k, (kind, i) in enumerate(plain.residuals)
-        if kind == "output" and i >= num_outputs and forward.outvars[i] in made
+        if kind == "output" and i >= num_outputs
+        if not compat.is_literal(value := forward.outvars[i]) and value in made
     }
     if not own:
         return plain
