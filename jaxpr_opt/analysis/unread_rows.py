@@ -48,10 +48,18 @@ def _reader(row: Value, route: Route, skip: Skip) -> Skip | None:
 
 
 def is_by_zeros(skip: Skip) -> bool:
-    """Whether a step skips as products with zeros are zero: what it reads must be finite, then."""
-    plain = Assumed(skip.scan.body, {skip.predicate: not skip.taken_when})
-    written = {write.op.result for write in skip.blanks}
-    return not all(plain.keeps(c) for c in skip.kept if c.next not in written)
+    """Whether a step skips, or stacks a number, as products with zeros are zero: what it reads must
+    be finite, then.
+    """
+    plain, written = without_zeros(skip), {write.op.result for write in skip.blanks}
+    made = [*(s.value for s in skip.scan.stacks), *(write.value for write in skip.blanks)]
+    is_kept = all(plain.keeps(c) for c in skip.kept if c.next not in written)
+    return not is_kept or not all(isinstance(plain[value], Splat) for value in made)
+
+
+def without_zeros(skip: Skip) -> Assumed:
+    """The values of a skipped step where a product with zeros may be anything."""
+    return Assumed(skip.scan.body, {skip.predicate: not skip.taken_when})
 
 
 def _acts(op: Op) -> bool:

@@ -54,12 +54,12 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.access import Access
-from jaxpr_opt.analysis.assume import Assumed, Known, Splat
+from jaxpr_opt.analysis.assume import Known, Splat
 from jaxpr_opt.analysis.buffers import original
 from jaxpr_opt.analysis.devices import has_divided_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip, find_skip, find_skips
-from jaxpr_opt.analysis.unread_rows import is_by_zeros, readers
+from jaxpr_opt.analysis.unread_rows import is_by_zeros, readers, without_zeros
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Region, Scan, Stack, Value, backward_slice
@@ -155,7 +155,7 @@ def _select(skip: Skip, rw: Rewriter) -> None:  # (5)
     zeros.
     """
     scan, end = skip.scan, skip.scan.body.terminator
-    plain, outputs = _without_zeros(skip), list(scan.body.outputs)
+    plain, outputs = without_zeros(skip), list(scan.body.outputs)
     some = rw.insert(partial(_is_taken, skip), skip.predicate, before=end)
     written = {original(write.array) for write in skip.blanks}
     kept = {carry.param for carry in skip.kept} - written
@@ -202,14 +202,9 @@ def _by_zeros(skip: Skip) -> Iterable[Skip]:
 
 def _is_batch(skip: Skip, other: Skip) -> bool:
     """Whether two loops are of a batch, and what the other writes in place it reads of no zeros."""
-    plain = _without_zeros(other)
+    plain = without_zeros(other)
     written = all(isinstance(plain[write.value], Splat) for write in other.blanks)
     return bool(skip.predicate.shape) and other.scan.source.transposed and written
-
-
-def _without_zeros(skip: Skip) -> Assumed:
-    """The values of a skipped step where a product with zeros may be anything."""
-    return Assumed(skip.scan.body, {skip.predicate: not skip.taken_when})
 
 
 def _may_be_branch(skip: Skip) -> bool:  # (3)
