@@ -8,6 +8,7 @@ from jax import lax
 from jaxpr_opt.analysis.assume import Splat
 from jaxpr_opt.analysis.linearity import carries_cotangents
 from jaxpr_opt.analysis.skips import Skip, find_skip, find_skips
+from jaxpr_opt.analysis.unread_rows import is_by_zeros, without_zeros
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Scan
 from jaxpr_opt.engine.registry import default_pipeline
@@ -298,3 +299,21 @@ def test_a_loop_that_stops_where_what_it_carries_says_so():
     assert skip is not None
     assert (skip.kind, skip.taken_when) == ("carried", False)
     assert skip.predicate is loop.carries[1].param
+
+
+def test_stacks_that_are_zero_as_products_with_zeros_are():
+    """The carry of the loop back is kept as it is; what it stacks is zero times a residual."""
+
+    def loss(c, xs, masks):
+        def step(c, row):
+            x, p = row
+            y = c + jnp.sqrt(x + jnp.sin(lax.stop_gradient(c)))
+            return jnp.where(p, y, c), None
+
+        return jnp.sum(lax.scan(step, c, (xs, masks))[0])
+
+    graph = import_jaxpr(traced(jax.grad(loss, 1), "f32[2]", "f32[6,2]", "bool[6,2]"))
+    (back,) = (op for op in graph.walk() if isinstance(op, Scan) and op.source.transposed)
+    skip = find_skip(back)
+    assert skip is not None and is_by_zeros(skip)
+    assert all(without_zeros(skip).keeps(carry) for carry in skip.kept)
