@@ -6,7 +6,7 @@ its length as its time does:
 
 - a write into a buffer that it may take over (`jaxpr_opt.cost.reuse`) touches its window; so
   do, as XLA rewrites them, a choice between writing and not, ``where(p, c.at[i].set(x), c)`` for
-  one `p`, and adding zeros with a window in them, ``c + zeros.at[i].set(x)``;
+  one `p`, and adding zeros with windows in them, ``c + zeros.at[i].set(x)``;
 - a carry costs a step nothing but what the step does with it, entering a loop is free if the loop
   may have the buffer;
 - what is the same in every step is done once;
@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
+from math import prod
 
 from jaxpr_opt.bridge.parameters import callee_of
 from jaxpr_opt.cost.ops import cost
@@ -158,7 +160,7 @@ def _replaced(op: Scan | While) -> Iterator[Value]:
 
 def _once(op: Op) -> int:
     """Bytes touched and operations of a first-order op."""
-    if op.is_terminator or is_view(op) or _is_chosen(op) or _is_embedding(op):
+    if op.is_terminator or is_view(op) or _is_chosen(op) or any(map(embedded, op.results)):
         return 0
     if is_broadcast(op):
         return op.result.nbytes if _is_handed_on(op.result) else 0
@@ -169,9 +171,10 @@ def _once(op: Op) -> int:
     if (write := _choice(op)) is not None:
         return 2 * _bytes(*write.operands[1:]) + _copied(Use(write, 0), op)
     for position in (0, 1) if op.name in SUMS else ():
-        window = op.operands[1 - position].op
-        if window is not None and _is_embedding(window):
-            return 2 * _bytes(*window.operands[1:]) + _copied(Use(op, position))
+        windows = embedded(op.operands[1 - position])
+        if windows:
+            touched = sum(_bytes(*window.operands[1:]) for window in windows)
+            return 2 * touched + _copied(Use(op, position))
     return _bytes(*op.operands, *op.results) + (cost(op).flops or 0)
 
 
@@ -184,18 +187,30 @@ def _copied(use: Use, end: Op | None = None) -> int:
     return 0 if takes_over(use, end) else 2 * use.op.operands[use.position].nbytes
 
 
-def _is_embedding(op: Op) -> bool:
-    """Whether it makes zeros with a window in them that are only added to something.
+def embedded(value: Value) -> tuple[Op, ...]:
+    """The writes into zeros of which a value is the sum, if it is only added to something.
 
-    At a place that is known when it is compiled, they are made.
+    XLA adds their windows to that, and does not make the zeros. It makes them for windows at places
+    that are known when it is compiled, and for a sum of single windows (jax 0.10 and 0.12).
     """
-    if op.name not in WRITES or len(op.result.uses) != 1:
-        return False
-    base, (user,) = buffer_of(op.operands[0]).op, op.result.users
+    op = value.op
+    if op is None or len(value.uses) != 1 or value.users[0].name not in SUMS:
+        return ()
+    if op.name in SUMS:
+        parts = [embedded(operand) for operand in op.operands]
+        return tuple(chain(*parts)) if all(parts) and all(map(_is_wide, chain(*parts))) else ()
+    if op.name not in WRITES:
+        return ()
+    base = buffer_of(op.operands[0]).op
     indices = op.operands[2:] if op.name == "dynamic_update_slice" else op.operands[1:2]
-    if base is None or base.name != "broadcast_in_dim" or user.name not in SUMS:
-        return False
-    return not all(map(_is_known, indices))
+    if base is None or base.name != "broadcast_in_dim" or all(map(_is_known, indices)):
+        return ()
+    return (op,)
+
+
+def _is_wide(op: Op) -> bool:
+    """Whether it adds to several windows."""
+    return op.name == "scatter-add" and prod(op.operands[1].shape[:-1]) > 1
 
 
 def _is_known(index: Value) -> bool:
@@ -230,6 +245,6 @@ def _is_handed_on(value: Value) -> bool:
         op.is_terminator
         or bool(op.regions)
         or (is_view(op) and _is_handed_on(op.results[position]))
-        or (op.name in WRITES and position == 0 and not _is_embedding(op))
+        or (op.name in WRITES and position == 0 and not embedded(op.result))
         for op, position in value.uses
     )

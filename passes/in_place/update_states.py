@@ -37,7 +37,8 @@ table), so that two ops add to its gradient. Sound when
 
 Cost: the rows instead of the arrays, and the test before the loop, which takes as long as a step.
 Only in the final phase, and if nothing reads the arrays after the gradient is known, so that XLA
-updates them in place.
+updates them in place. Not if a gradient is only added to: XLA adds to the rows of the array itself,
+in 0.4 of the time (f32[20011,16], 16 rows of one op or of two, CPU, jax 0.10 and 0.12).
 Source: sparse gradients of embeddings, `torch.optim.Adagrad` with `sparse=True`.
 """
 
@@ -54,9 +55,11 @@ from jaxpr_opt.analysis.states import States, states
 from jaxpr_opt.builders import state_rows
 from jaxpr_opt.builders.repeated_rows import count, has_rows, is_alike
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.cost.work import embedded
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.engine.ir import Carry, Op, Phase, Scan, Value
 from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.engine.traits import SUMS
 from jaxpr_opt.sizes import bytes_text
 
 
@@ -104,6 +107,8 @@ class UpdateStates(Pass):
             return "the next array is of another type"
         if not found.is_plain and found.scan.length < 2:
             return "one step takes as long as the test of all elements before the loop"
+        if all(map(_is_in_place, found.carries)):
+            return "XLA adds to the rows in place"
         if not _is_less(found):
             return "the rows together are as large as the array"
         return None
@@ -121,6 +126,12 @@ class UpdateStates(Pass):
             rw.replace(carry.next, array, lambda use: use.op is scan.body.terminator)
         for op in (*reversed(found.ops), *(piece.op for piece in found.pieces)):
             rw.erase(op)
+
+
+def _is_in_place(carry: Carry) -> bool:
+    """Whether the next array is the carried one plus zeros with windows in them."""
+    op = carry.next.op
+    return op is not None and op.name in SUMS and any(map(embedded, op.operands))
 
 
 def _is_less(found: States) -> bool:

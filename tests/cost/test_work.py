@@ -33,6 +33,11 @@ def per_step(step, length=10_000):
     return work(program, f"f32[{N}]", "f32[]")[0] // length
 
 
+def added(i, x):
+    """Zeros, and `x` at two places."""
+    return jnp.zeros(N).at[jnp.array([i, i + 1])].add(x)
+
+
 def test_elementwise_ops_read_write_and_compute():
     assert work(lambda x: x * x, "f32[8]") == (3 * 32 + 8, 0)
 
@@ -45,6 +50,7 @@ def test_elementwise_ops_read_write_and_compute():
         lambda c, i, x: (c.at[i].add(x), None),
         lambda c, i, x: (c + jnp.zeros(N).at[i].set(x), None),
         lambda c, i, x: (jnp.zeros(N).at[i].add(x) + c, None),
+        lambda c, i, x: (c + (added(i + 3, x) + added(i, x)), None),
         lambda c, i, x: (lax.cond(x > 0, lambda: c.at[i].set(x), lambda: c), None),
         lambda c, i, x: (jnp.where(x > 0, c.at[i].set(x), c), None),
         lambda c, i, x: (jnp.where(c[i] > 0, c, c.at[i].set(jnp.sin(c[0]))), None),
@@ -65,6 +71,8 @@ def test_a_window_costs_the_window(step):
         lambda c, i, x: (jnp.where(x > 0, c.at[i].set(x), c), c[i] > 0),
         lambda c, i, x: (jnp.where(c > x, c.at[i].set(x), c), None),
         lambda c, i, x: (c + jnp.zeros(N).at[3].set(x), None),
+        lambda c, i, x: (c + (jnp.zeros(N).at[i].add(x) + jnp.zeros(N).at[i + 1].add(x)), None),
+        lambda c, i, x: (c - added(i, x), None),
         lambda c, i, x: (c, c),
         lambda c, i, x: (lax.cond(x > 0, lambda: c.at[i].set(x), lambda: c), c),
         lambda c, i, x: lax.scan(lambda d, j: (d.at[j].set(x), c[i]), c, jnp.arange(2)),

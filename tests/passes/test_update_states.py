@@ -205,6 +205,14 @@ def test_small_tables():
     check_refuses(UPDATE, trained(adagrad), *args, because="as large as")
 
 
+@pytest.mark.parametrize("step", [lambda p, a, g, *_: p + g, lambda p, a, g, *_: g + p])
+def test_what_is_only_added(step):
+    """XLA adds the windows to the carried array."""
+    args = arguments()
+    check_refuses(UPDATE, trained(step, state=False), *args, because="XLA adds to the rows")
+    same(trained(lambda p, a, g, *_: (p + g, a + g)), *args)
+
+
 def test_a_loop_of_one_step():
     args = (*arguments()[:2], *(rows[:1] for rows in arguments()[2:]))
     check_refuses(UPDATE, trained(adagrad), *args, because="as long as the test")
