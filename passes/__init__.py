@@ -30,6 +30,7 @@ from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
+from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
 from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
@@ -51,6 +52,7 @@ from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
+from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
 
 CLEANUP = (
@@ -67,6 +69,7 @@ OUTWARDS = (HoistInvariantResiduals(), DropDummyResiduals())
 RESIDUALS = (*CLEANUP, *OUTWARDS)
 
 PIECES = (
+    SplitFlatLoops(),
     ShareBatchedTables(),
     ForwardKnownStacks(),
     RecognizeOneHot(),
@@ -79,6 +82,7 @@ PIECES = (
     NarrowReads(),
     AccumulateSparseCotangents(),
     NarrowCarriedArrays(),
+    TraceBackRows(),
     StackCarriedUpdates(),
     SliceKnownWindows(),
 )

@@ -264,13 +264,13 @@ def _alike(starts: Sequence[Any]) -> list[Any]:
 def access(op: Op) -> Access | None:
     """The window that an op reads, writes or adds to; None if it does not, or in another way."""
     rule = _RULES.get(op.name)
-    return rule(op) if rule is not None and not _is_sharded(op.operands[0]) else None
+    return rule(op) if rule is not None and not is_sharded(op.operands[0]) else None
 
 
 @remembered
 def combined(op: Op) -> Access | None:
     """The window that an op combines with an update and writes; None if it does not, or several."""
-    return _scatter(op) if op.name in COMBINING and not _is_sharded(op.operands[0]) else None
+    return _scatter(op) if op.name in COMBINING and not is_sharded(op.operands[0]) else None
 
 
 def reads_window(op: Op, array: Value) -> bool:
@@ -279,7 +279,7 @@ def reads_window(op: Op, array: Value) -> bool:
     return read is not None and read.kind == "read" and array not in read.indices
 
 
-def _is_sharded(value: Value) -> bool:
+def is_sharded(value: Value) -> bool:
     """Whether the type says which devices hold which part: then windows are not local."""
     sharding = getattr(value.aval, "sharding", None)
     return sharding is not None and any(part is not None for part in sharding.spec)

@@ -157,11 +157,39 @@ def _clamped(search: Search, op: Op, depth: int) -> Affine | None:
 
 
 def _remainder(search: Search, op: Op, depth: int) -> Affine | None:
-    """What is less than the divisor anyway."""
+    """What is less than the divisor anyway, or but for its multiples."""
     x, n = (search.bounds(v, depth) for v in op.operands)
-    if x is None or n is None or x[0] < 0 or n[0] <= x[1]:
+    if x is not None and n is not None and x[0] >= 0 and x[1] < n[0]:
+        return search.affine(op.operands[0], depth)
+    found = _divided(search, op, depth)
+    return found[1] if found is not None else None
+
+
+def _quotient(search: Search, op: Op, depth: int) -> Affine | None:
+    found = _divided(search, op, depth)
+    return found[0] if found is not None else None
+
+
+def _divided(search: Search, op: Op, depth: int) -> tuple[Affine, Affine] | None:
+    """The quotient and the remainder of what is not negative: terms whose factors are multiples of
+    the divisor, if the others never reach it.
+    """
+    x, n = (search.affine(v, depth) for v in op.operands)
+    if x is None or n is None or not n.is_constant or n.offset < 1:
         return None
-    return search.affine(op.operands[0], depth)
+    divisor, shape = n.offset, op.result.shape
+    rest = Affine(
+        x.offset % divisor,
+        tuple(k if k % divisor else 0 for k in x.strides),
+        {scan: k for scan, k in x.steps.items() if k % divisor},
+    )
+    low, high = rest.range(shape)
+    if x.range(shape)[0] < 0 or low < 0 or high >= divisor:
+        return None
+    whole = x - rest
+    steps = {scan: k // divisor for scan, k in whole.steps.items()}
+    strides = tuple(k // divisor for k in whole.strides)
+    return Affine(whole.offset // divisor, strides, steps), rest
 
 
 def _broadcast(search: Search, op: Op, depth: int) -> Affine | None:
@@ -280,6 +308,7 @@ RULES: dict[str, Rule] = {
     "concatenate": _joined,
     "convert_element_type": _same,
     "copy": _same,
+    "div": _quotient,
     "dynamic_slice": _read,
     "iota": _iota,
     "max": _extreme(lambda a, b: a >= b),

@@ -13,7 +13,7 @@ Both compute in the program's integer types: a value that might wrap around is u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -34,6 +34,10 @@ from jaxpr_opt.bridge.parameters import dimension_of, is_in_order
 from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.ir import Carry, Constant, Op, Scan, Value
 
+Nest = Mapping[Scan, int]
+"""Loops, the outermost first, and by how many steps of one loop that they may replace each of their
+steps goes on."""
+
 
 @remembered
 def affine(value: Value) -> Affine | None:
@@ -48,6 +52,12 @@ def component(vector: Value, number: int) -> Affine | None:
     An index vector need not be affine as a whole: its components are joined by `concatenate`.
     """
     return _Search(vector).component(vector, number, 0)
+
+
+def in_nest(value: Value, number: int | None, scan: Scan, nest: Nest) -> Affine | None:
+    """`affine` of a value, or of a component of it, if `scan` were a nest of other loops."""
+    search = _Search(value, {scan: nest})
+    return search.affine(value, 0) if number is None else search.component(value, number, 0)
 
 
 @remembered
@@ -67,8 +77,10 @@ class _Search:
     progress.
     """
 
-    def __init__(self, about: Value) -> None:
-        self.known: dict[tuple[Value, int | None], Affine] = memory(about, _Search)
+    def __init__(self, about: Value, nest: Mapping[Scan, Nest] | None = None) -> None:
+        self.nest = nest or {}
+        known = memory(about, _Search) if nest is None else {}
+        self.known: dict[tuple[Value, int | None], Affine] = known
         self.unknown: set[tuple[Value, int | None]] = set()
         self.ranges: dict[Value, Interval | None] = {}
 
@@ -123,6 +135,23 @@ class _Search:
 
     def _of_param(self, scan: Scan, param: Value, depth: int) -> Affine | None:
         """A row of a stream, or a counter."""
+        nest = self.nest.get(scan)
+        if nest is None:
+            return self._of_step(scan, param, depth)
+        stream = scan.stream_of(param)
+        table = _table(stream.operand, nest) if stream is not None else None
+        rows = self.affine(table, depth) if table is not None else None
+        if rows is not None:
+            return _in_steps(rows, nest)
+        found = self._of_step(scan, param, depth)
+        if found is None:
+            return None
+        factor = found.steps.get(scan, 0)
+        steps = {s: k for s, k in found.steps.items() if s is not scan}
+        steps |= {loop: factor * stride for loop, stride in nest.items()}
+        return Affine(found.offset, found.strides, steps)
+
+    def _of_step(self, scan: Scan, param: Value, depth: int) -> Affine | None:
         stream = scan.stream_of(param)
         if stream is not None:
             rows = self.affine(stream.operand, depth)
@@ -176,15 +205,7 @@ class _Search:
             )
             return stacked(row, op) if row is not None else None
         if op is None:
-            owner = value.region.owner if value.region is not None else None
-            stream = owner.stream_of(value) if isinstance(owner, Scan) else None
-            if stream is None or not isinstance(owner, Scan):
-                return None
-            rows = self.component(stream.operand, number, depth)
-            if rows is None:
-                return None
-            lead, *rest = rows.strides
-            return Affine(rows.offset, tuple(rest), {**rows.steps, owner: lead})
+            return self._component_of_row(value, number, depth)
         last_axis = len(value.shape) - 1
         if op.name == "concatenate" and dimension_of(op) == last_axis:
             for piece in op.operands:
@@ -201,6 +222,16 @@ class _Search:
             shapes = op.operands[0].shape[:-1], value.shape[:-1]
             return reshaped(source, *shapes) if source is not None else None
         return None
+
+    def _component_of_row(self, row: Value, number: int, depth: int) -> Affine | None:
+        owner = row.region.owner if row.region is not None else None
+        stream = owner.stream_of(row) if isinstance(owner, Scan) else None
+        if stream is None or not isinstance(owner, Scan):
+            return None
+        nest = self.nest.get(owner, {owner: 1})
+        table = stream.operand if len(nest) == 1 else _table(stream.operand, nest)
+        rows = self.component(table, number, depth) if table is not None else None
+        return _in_steps(rows, nest) if rows is not None else None
 
     # ------------------------------------------------------------ bounds
 
@@ -237,6 +268,8 @@ class _Search:
         if of_integers and op.name in COMPARISONS:
             outcome = self._compare(op, depth)
             return (int(outcome), int(outcome)) if outcome is not None else None
+        if self._asks_to_round_down(op, depth):
+            return 0, 0
         rule = (INTERVALS if of_integers else LOGIC).get(op.name)
         if rule is None:
             return None
@@ -254,6 +287,23 @@ class _Search:
         if a is None or b is None:
             return None
         return COMPARISONS[op.name](a[0] - b[1], a[1] - b[0])
+
+    def _asks_to_round_down(self, op: Op, depth: int) -> bool:
+        """Whether an op asks if a quotient of numbers without a sign is below what `div` makes of
+        it: ``sign(x) != sign(n) and x % n != 0``, in jnp's ``x // n``.
+        """
+        asked = [v.op for v in map(_renamed, op.operands)]
+        tests = [test for test in asked if test is not None and test.name == "ne"]
+        signs = next((t.operands[0].op for t in tests if _is_made_by(t.operands[0], "sign")), None)
+        rest = next((t.operands[0].op for t in tests if _is_made_by(t.operands[0], "rem")), None)
+        if op.name != "and" or signs is None or rest is None:
+            return False
+        of_divisor = next(t.operands[1] for t in tests if t.operands[0].op is signs)
+        (x,), (divided, n) = signs.operands, rest.operands
+        low, least = self.bounds(x, depth), self.bounds(n, depth)
+        is_positive = self.bounds(of_divisor, depth) == (1, 1)
+        known = low is not None and low[0] >= 0 and least is not None and least[0] > 0
+        return divided is x and is_positive and known
 
     def cases(self, select: Op, depth: int) -> Sequence[Value]:
         """Those cases of a `select_n` that are ever taken, so far as is known."""
@@ -277,7 +327,13 @@ def _added(end: Value, start: Value) -> int | None:
         op = end.op
         if op is None or not _is_integer(end):
             return None
-        if op.name == "convert_element_type" and op.operands[0].dtype == end.dtype:
+        inner = op.carry_of(end) if isinstance(op, Scan) else None
+        if inner is not None and isinstance(op, Scan):
+            k = _added(inner.next, inner.param)
+            if k is None:
+                return None
+            end, total = inner.init, total + k * op.length
+        elif op.name == "convert_element_type" and op.operands[0].dtype == end.dtype:
             end = op.operands[0]
         elif op.name == "add" and (k := uniform(op.operands[1])) is not None:
             end, total = op.operands[0], total + int(k)
@@ -299,6 +355,34 @@ def _source(value: Value) -> Value | None:
     owner = value.region.owner if value.region is not None else None
     stream = owner.stream_of(value) if isinstance(owner, Scan) else None
     return stream.operand if stream is not None else None
+
+
+def _table(rows: Value, nest: Nest) -> Value | None:
+    """The array with an axis for each loop of a nest that rows for all its steps are made of."""
+    made, lengths = rows.op, tuple(loop.length for loop in nest)
+    if made is None or made.name != "reshape" or not is_in_order(made):
+        return None
+    (table,) = made.operands
+    return table if table.shape == (*lengths, *rows.shape[1:]) else None
+
+
+def _in_steps(table: Affine, nest: Nest) -> Affine:
+    """What a step of a nest reads of a table, whose first axes are the steps of its loops."""
+    strides = dict(zip(nest, table.strides, strict=False))
+    return Affine(table.offset, table.strides[len(nest) :], {**table.steps, **strides})
+
+
+def _renamed(value: Value) -> Value:
+    """What a value is another name of."""
+    while value.op is not None and value.op.name == "convert_element_type":
+        if value.op.operands[0].dtype != value.dtype:
+            break
+        value = value.op.operands[0]
+    return value
+
+
+def _is_made_by(value: Value, name: str) -> bool:
+    return value.op is not None and value.op.name == name
 
 
 def _uniform_bounds(value: Value) -> Interval | None:

@@ -15,6 +15,9 @@ SAME_ELEMENTS = frozenset({
 INTERVALS: dict[str, Callable[..., Interval | None]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "clamp": lambda a, x, b: (min(max(x[0], a[0]), b[0]), min(max(x[1], a[1]), b[1])),
+    "div": lambda a, n: (
+        span(x // y if x >= 0 else -(-x // y) for x in a for y in n) if n[0] > 0 else None
+    ),
     "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
     "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     "mul": lambda a, b: span(x * y for x in a for y in b),
@@ -24,6 +27,7 @@ INTERVALS: dict[str, Callable[..., Interval | None]] = {
         if n[0] > 0
         else None
     ),
+    "sign": lambda a: ((a[0] > 0) - (a[0] < 0), (a[1] > 0) - (a[1] < 0)),
     "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
 }
 

@@ -2,6 +2,7 @@
 
 =======================  =====================================================
 `collapse-loops`         a loop of loops that both skip steps becomes one loop
+`split-flat-loops`       a loop over all cells becomes rows of cells
 `count-steps`            one count of steps replaces a predicate per step
 `exit-loop-early`        a loop stops when its remaining steps do nothing
 `isolate-skipped-steps`  a step that may be skipped becomes a branch

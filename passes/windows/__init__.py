@@ -15,6 +15,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `share-batched-tables`          rows of copies of one table are rows of the table
 `expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
 `narrow-carried-arrays`         an inner loop carries only the rows it touches
+`trace-back-rows`               rows that each step rearranges are rearranged after the loop
 `slice-known-windows`           a window at a known index becomes a slice
 ==============================  ================================================================
 

@@ -229,7 +229,17 @@ def test_what_a_while_carries_is_not_known():
         (lambda i: i * i, None),
         (lambda i: i * (2**31 - 1), None),  # wraps around
         (lambda i: (i + (2**31 - 4)) - (2**31 - 4), None),
-        (lambda i: i // 1, None),
+        (lambda i: i // 1, "0 + 1 s0"),
+        (lambda i: lax.div(4 * i + 9, 4), "2 + 1 s0"),
+        (lambda i: lax.div(4 * i + 2, 2), "1 + 2 s0"),
+        (lambda i: lax.div(4 * i - 4, 4), None),  # is rounded to zero
+        (lambda i: (4 * i + 3) // 4, "0 + 1 s0"),
+        (lambda i: (19 - 4 * i) // 4, "4 - 1 s0"),
+        (lambda i: (4 * i - 1) // 4, None),
+        (lambda i: i // 2, None),
+        (lambda i: i // 5, "0"),
+        (lambda i: i // -5, None),
+        (lambda i: lax.div(i, i + 1), None),
         (lambda i: i.astype(I8), "0 + 1 s0"),
         (lambda i: (i * 31).astype(I8), "0 + 31 s0"),
         (lambda i: (i * 32).astype(I8), None),
@@ -253,6 +263,9 @@ def test_what_a_while_carries_is_not_known():
         (lambda i: lax.rem(i, 5), "0 + 1 s0"),
         (lambda i: lax.rem(i, 4), None),
         (lambda i: lax.rem(i - 1, 5), None),
+        (lambda i: lax.rem(8 * i + 13, 4), "1"),
+        (lambda i: (6 * i + 7) % 3, "1"),
+        (lambda i: lax.rem(6 * i - 5, 3), None),  # -2, then 1
         (lambda i: jnp.mod(i, 5), "0 + 1 s0"),
         (lambda i: (i + 1) % 5, None),
         (lambda i: jnp.maximum(i, -1), "0 + 1 s0"),
@@ -380,6 +393,35 @@ def test_a_position_in_a_table(reverse):
         return table, lax.scan(again, 0, table, reverse=reverse)[1], table + 0
 
     assert told(program) == ["0 + 3 s0 + 1 s1", "0 + 3 s0 + 1 s1", "0 + 3 d0 + 1 d1"]
+
+
+def test_quotients_and_remainders_of_a_position():
+    """The row and the cell, however they are computed; of a table that is traversed backwards."""
+
+    def program():
+        def row(i, _):
+            def cell(j, _):
+                k, back = i * 3 + j, 11 - i * 3 - j
+                at = k // 3, k % 3, *divmod(k + 3, 3), back // 3, back % 3, k // 6, k // 12
+                return j + 1, at
+
+            return i + 1, lax.scan(cell, 0, None, length=3)[1]
+
+        return lax.scan(row, 0, None, length=4)[1]
+
+    row, cell = "0 + 1 s0", "0 + 1 s1"
+    wanted = [row, cell, "1 + 1 s0", cell, "3 - 1 s0", "2 - 1 s1", None, "0"]
+    assert told(program) == wanted
+
+
+def test_a_counter_that_an_inner_loop_counts():
+    """As in a nest that one loop was split into."""
+
+    def program():
+        inner = lambda k, _: lax.scan(lambda k, _: (k + 2, k), k, None, length=3)
+        return lax.scan(inner, 1, None, length=4)[1]
+
+    assert told(program) == ["1 + 6 s0 + 2 s1"]
 
 
 def test_a_counter_that_starts_at_another():

@@ -1,0 +1,97 @@
+"""Make a loop over rows and cells of one loop over all cells of a table.
+
+Before::
+
+    d = scan[n * m] carry(d=z) xs(k=iota) {
+      i = div k m
+      j = rem k m
+      y = dynamic_slice d i j
+      ...
+      d1 = dynamic_update_slice d x i j
+      yield carry(d1)
+    }
+
+After::
+
+    d = scan[n] carry(d=z) xs(k=reshape iota) {
+      d1 = scan[m] carry(d=d) xs(k=k) { ... }
+      yield carry(d1)
+    }
+
+In the nest each index is affine in the steps of one loop, as `narrow-carried-arrays` and
+`stack-carried-updates` require: the first lets the inner loop carry a row, the second streams its
+cells.  Sound when
+
+1. the loop takes ``n * m`` steps and does not ask to be unrolled: a nest takes the same steps in
+   the same order.
+
+Cost: a loop more.  So it fires if the loop carries a buffer that XLA would copy, or that is
+differentiated, and then, and only then, knows where all windows of it are.
+Source: `collapse-loops` and this are the two directions of loop coalescing (Polychronopoulos,
+1987).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.buffers import Buffer, buffer, is_in_place
+from jaxpr_opt.analysis.flat_loops import is_located_in, nest_of, row_lengths
+from jaxpr_opt.bridge.parameters import unroll_of
+from jaxpr_opt.builders.split_loop import split
+from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.engine.ir import Op, Scan
+from jaxpr_opt.engine.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flat(Match):
+    """A loop over all cells of a table."""
+
+    lengths: list[int]
+    """Of a row, a plane, ..."""
+
+
+@dataclass(frozen=True)
+class SplitFlatLoops(Pass):
+    """One loop over all cells -> a loop over rows of a loop over cells."""
+
+    name: ClassVar[str] = "split-flat-loops"
+    whole_arrays: ClassVar[bool] = True
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+    needs: ClassVar[frozenset[str]] = frozenset({"div", "rem"})
+
+    def find(self, op: Op) -> Iterator[Flat]:
+        assert isinstance(op, Scan)
+        lengths = row_lengths(op)
+        if lengths:
+            sizes = [loop.length for loop in nest_of(op, lengths)]
+            nested = " times ".join(map(str, sizes))
+            says = f"{op.length} steps of one loop become {nested} steps of {len(sizes)}"
+            yield Flat(op, says, lengths)
+
+    def refuse(self, match: Flat) -> str | None:
+        scan = match.op
+        assert isinstance(scan, Scan)
+        if unroll_of(scan) != 1:
+            return "the scan asks to be unrolled"  # (1)
+        carried = [buffer(scan, carry) for carry in scan.carries if carry.param.shape]
+        buffers = [found for found in carried if isinstance(found, Buffer) and found.accesses]
+        unknown = [found for found in buffers if not all(a.is_located for a in found.accesses)]
+        if not unknown:
+            return "no buffer is read or written at such an index"
+        nest = nest_of(scan, match.lengths)
+        told = [f for f in unknown if all(is_located_in(a, scan, nest) for a in f.accesses)]
+        if not told:
+            return "where windows are would not be known in two loops, either"
+        if all(is_in_place(found) for found in told):
+            return "XLA already updates the buffer in place"
+        return None
+
+    def rewrite(self, match: Flat, rw: Rewriter) -> None:
+        assert isinstance(match.op, Scan)
+        loop, taken = match.op, 1
+        for steps in match.lengths:
+            loop, taken = split(loop, steps // taken, rw), steps
