@@ -91,7 +91,7 @@ class _Search:
 
     def _visit(self, start: Op) -> None:
         pending = [start]
-        while pending and not self.why:
+        while pending:
             op = pending.pop()
             if op in self.ops or op in self.pieces:
                 continue
@@ -103,8 +103,10 @@ class _Search:
                 pending.extend(made for v in op.operands if (made := self._maker(v)) is not None)
             else:
                 self.why = f"{op.name} reads all of {start.result.label}"
-            if not self.why and op.result.shape != self.shape:
+                return
+            if op.result.shape != self.shape:
                 self.why = f"{op.name} makes another shape"
+                return
             pending.extend(user for user in op.result.users if not self._is_end(user))
 
     def _is_end(self, user: Op) -> bool:

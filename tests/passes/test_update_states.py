@@ -144,6 +144,12 @@ def test_arrays_from_outside():
         same(program, table, rates.at[100, 0].set(number), ids, us)
 
 
+def summed(one, other):
+    """What a loop of two results makes of two arrays."""
+    given = one, jnp.zeros_like(other)
+    return sum(lax.while_loop(lambda c: c[1][0, 0] < 9, lambda c: (c[0] + 1, c[1] + other), given))
+
+
 REFUSED = [
     pytest.param(lambda p, a, g, r, o: (p - 0.1 * (m := 0.9 * a + g), m), "change", id="momentum"),
     pytest.param(lambda p, a, g, r, o: (0.9 * p - g / a, a + g), "change", id="decay"),
@@ -154,6 +160,7 @@ REFUSED = [
     pytest.param(lambda p, a, g, r, o: (g - p, a + g), "change", id="subtracted from"),
     pytest.param(lambda p, a, g, r, o: (p + g, p + a * g), "change", id="of another"),
     pytest.param(lambda p, a, g, r, o: (p[::-1] + g, a + g), "reads all", id="moved"),
+    pytest.param(lambda p, a, g, r, o: (p - summed(g, g * p), a + g), "reads all", id="a loop"),
 ]
 
 
