@@ -39,6 +39,7 @@ from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
 from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.passes.suppliers.stack_choices import StackChoices
+from jaxpr_opt.passes.suppliers.stack_entering_rows import StackEnteringRows
 from jaxpr_opt.passes.suppliers.stack_read_windows import StackReadWindows
 from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
@@ -109,6 +110,7 @@ DEFAULT = (
         StackReadWindows(),
         NarrowResiduals(),
         ShareShiftedStacks(),
+        StackEnteringRows(),
         UndoCarriedWrites(),
     ),
     (ReplaySteps(), ForwardKnownStacks()),  # the number of a step is known
@@ -127,7 +129,14 @@ DEFAULT = (
     (ScanInPlace(), EliminateDeadCode()),
 )
 
-MEMORY = (ReplaySteps(), ReplaySegments(), NarrowResiduals(), RecomputeSegments(), *CLEANUP)
+MEMORY = (
+    ReplaySteps(),
+    ReplaySegments(),
+    NarrowResiduals(),
+    StackEnteringRows(),
+    RecomputeSegments(),
+    *CLEANUP,
+)
 """What trades seconds for memory where `optimize(memory=...)` asks for it, before the stages of the
 final phase."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from math import inf
 
 from jaxpr_opt.analysis.adjacent_step_stacks import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.cuts import available, handed_over, outermost, residuals
 from jaxpr_opt.analysis.rounding import is_discontinuous, rounded
+from jaxpr_opt.analysis.shift_registers import stored_as_rows
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.analysis.stack_consumers import routes
 from jaxpr_opt.analysis.versions import restored
@@ -38,6 +39,8 @@ class Prices:
     """What is repeated along axes of what is made of it."""
     rows: Set[Op]
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
+    entering: Mapping[Value, int]
+    """Shift registers, and how many bytes storing what enters them takes."""
     unstable: Set[Op]
     """What must not be repeated, as it may be rounded otherwise, where that makes a difference."""
     skips: bool
@@ -49,8 +52,9 @@ class Prices:
         """To write a row in a step and to read it in the step of the loop back."""
         if value in self.free:
             return 0
-        seconds = self.model.kept(value.nbytes, self.stacked)
-        held = self.model.held(value.nbytes) / self.runs
+        nbytes = self.entering.get(value, value.nbytes)
+        seconds = self.model.kept(nbytes, self.stacked)
+        held = self.model.held(nbytes) / self.runs
         if value in self.computed:
             return _units(seconds + held - self.model.elementwise(value, ops=2))
         is_new = not (self.skips or value in self.present)
@@ -90,9 +94,10 @@ def residual_prices(scan: Scan) -> Prices:
     free = (present - read) | whole | shared_with_next_step(scan)
     skips, stacked = find_skip(scan) is not None, sum(s.result.nbytes for s in scan.stacks)
     spread, rows = _spread(scan, read), _rows(scan, whole)
-    unstable = _unstable(scan, free | present)
-    facts = free, present, transcendental_carries(scan), whole, spread, rows, unstable, skips
-    return Prices(cost_model(), stacked, *facts, max(runs(outermost(scan, found)), 1))
+    unstable, entering = _unstable(scan, free | present), stored_as_rows(scan)
+    known = free, present, transcendental_carries(scan), whole, spread, rows
+    times = max(runs(outermost(scan, found)), 1)
+    return Prices(cost_model(), stacked, *known, entering, unstable, skips, times)
 
 
 def _unstable(scan: Scan, kept: Set[Value]) -> Set[Op]:
@@ -127,6 +132,13 @@ def _spread(scan: Scan, residuals: Iterable[Value]) -> Set[Value]:
                 seen.add(state)
                 pending.append(state)
     return found
+
+
+def supplied(scan: Scan) -> Mapping[Value, int]:
+    """What costs less to store than its bytes, as another supplier has a source for it, and what it
+    costs.
+    """
+    return {**stored_as_rows(scan), **dict.fromkeys(shared_with_next_step(scan), 0)}
 
 
 def shared_with_next_step(scan: Scan) -> Set[Value]:

@@ -41,16 +41,16 @@ def make_cut(scan: Scan, cut: Cut, rw: Rewriter) -> None:
     for route, read in by_route.items():
         _replay(route, read, scan, cut, rows, rw)
     gone = {stack.result for stack, _ in cut.residuals}
-    _unread(gone, by_route, rw)
+    drop_unread(gone, by_route, rw)
     rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result not in gone])
 
 
 def send(scan: Scan, stack: Stack, made: Sequence[tuple[Op, Value, Route]], rw: Rewriter) -> None:
     """Stack values of a step instead of what ops make of rows of a stack at the ends of routes."""
     for op, value, route in made:
-        rw.replace(op.result, _send(_stacked(value, scan, rw), route, rw))
+        rw.replace(op.result, carried_along(stacked(value, scan, rw), route, rw))
         rw.erase(op)
-    _unread({stack.result}, [route for _, _, route in made], rw)
+    drop_unread({stack.result}, [route for _, _, route in made], rw)
     rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not stack.result])
 
 
@@ -60,7 +60,7 @@ def _store(scan: Scan, cut: Cut, rw: Rewriter) -> dict[Value, Value]:
     for value in cut.stored:
         if value not in rows:
             visible = value if value.region is scan.body else _yielded(value, rw)
-            rows[value] = _stacked(visible, scan, rw)
+            rows[value] = stacked(visible, scan, rw)
     return rows
 
 
@@ -90,7 +90,9 @@ def _replay(
     assert isinstance(last, Rows)
     needed = reads(cut.ops)
     known = [*((v, rows[v]) for v in cut.stored), *((s.param, s.operand) for s in scan.streams)]
-    mapping = {value: _send(operand, route, rw) for value, operand in known if value in needed}
+    mapping = {
+        value: carried_along(operand, route, rw) for value, operand in known if value in needed
+    }
     for op, start in _places(last.scan, read, cut):
         rw.clone([op], mapping, start)
     for row, value in read:
@@ -117,14 +119,14 @@ def _places(scan: Scan, read: list[tuple[Value, Value]], cut: Cut) -> Iterator[t
             yield op, start
 
 
-def _send(array: Value, route: Route, rw: Rewriter) -> Value:
+def carried_along(array: Value, route: Route, rw: Rewriter) -> Value:
     """The row of `array` at the end of a route."""
     for hop in route:
         if isinstance(hop, Split):
             lead = len(hop.op.operands[0].shape) - len(hop.op.result.shape) + len(hop.sizes)
             array = rw.insert(partial(_split, hop.sizes, lead), array, before=hop.op)
         elif isinstance(hop, Stacked):
-            array = _stacked(array, hop.scan, rw)
+            array = stacked(array, hop.scan, rw)
         else:
             present = next((s for s in hop.scan.streams if s.operand is array), None)
             if present is None:
@@ -134,7 +136,7 @@ def _send(array: Value, route: Route, rw: Rewriter) -> Value:
     return array
 
 
-def _stacked(value: Value, scan: Scan, rw: Rewriter) -> Value:
+def stacked(value: Value, scan: Scan, rw: Rewriter) -> Value:
     """The stack of a value of a loop's step; of a row of a stream, its operand."""
     stream = scan.stream_of(value)
     if stream is not None:
@@ -150,7 +152,7 @@ def _split(sizes: tuple[int, ...], lead: int, x: jax.Array) -> jax.Array:
     return lax.reshape(x, (*sizes, *x.shape[lead:]))
 
 
-def _unread(gone: set[Value], ways: Iterable[Route], rw: Rewriter) -> None:
+def drop_unread(gone: set[Value], ways: Iterable[Route], rw: Rewriter) -> None:
     """Take the residuals out of the loops that read them no more, innermost first."""
     for route in ways:
         for hop in reversed(route):

@@ -8,6 +8,7 @@ AD stacks them all.  Each pass here knows another source, and asks the cost mode
 `stack-read-windows`         only a window of it is read: store the window
 `stack-choices`              one of some outer values: store which
 `share-shifted-stacks`       the next step stores it anyway
+`stack-entering-rows`        a shift register holds what entered before: store what enters
 `undo-carried-writes`        a version of a buffer: undo the writes to it
 `narrow-residuals`           recompute it from what is cheaper to store: a minimum cut
 `replay-steps`               replay the step, if the loop may stop early

@@ -84,7 +84,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.cuts import Cut, available, cheapest, residuals
 from jaxpr_opt.analysis.residual_prices import (
     residual_prices,
-    shared_with_next_step,
+    supplied,
     transcendental_carries,
 )
 from jaxpr_opt.analysis.skips import find_skip
@@ -171,8 +171,9 @@ def _is_good_part(scan: Scan, cut: Cut) -> bool:
     ends = (route[-1] for route in _ways(cut))
     readers = {end.scan for end in ends if isinstance(end, Rows)}
     read = [sum(s.operand.nbytes for s in r.streams if _is_kept(s.operand)) for r in readers]
-    shared, present = shared_with_next_step(scan) | transcendental_carries(scan), available(scan)
-    free = sum(v.nbytes for v in cut.stored if v in shared and v not in present)
+    bytes_of = {**supplied(scan), **dict.fromkeys(transcendental_carries(scan), 0)}
+    new = [v for v in cut.stored if v not in available(scan)]
+    free = sum(v.nbytes - bytes_of.get(v, v.nbytes) for v in new)
     saved = cut.old_bytes - cut.new_bytes + free * scan.length
     return cost_model().is_visible(saved, max(read, default=0))
 

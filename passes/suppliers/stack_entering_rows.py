@@ -1,0 +1,96 @@
+"""Stack what enters a shift register, not the register.
+
+Before::
+
+    b, bs = scan[100] carry(b=b0) xs(x=xs) {
+      y = f b x
+      n = concatenate (slice[1:] b) y
+      yield carry(n) ys(b)
+    }
+    g = scan[100, reverse] carry(c=ct) xs(r=bs) { h c r }
+
+After::
+
+    b, ys = scan[100] carry(b=b0) xs(x=xs) {
+      y = f b x
+      n = concatenate (slice[1:] b) y
+      yield carry(n) ys(y)
+    }
+    a = concatenate b0 ys
+    g = scan[100, reverse] carry(c=ct) xs(i=iota) {
+      r = dynamic_slice[slice_sizes=(8,)] a i
+      h c r
+    }
+
+The last frames of a video, the lags of an autoregressive model, a delay line, the taps of a filter,
+the window of an attention: a step appends a row to them, and the gradient stores all rows of them
+in each step. Sound when
+
+1. in every step a part of the carry moves along one axis, from one end to the other, unchanged:
+   slices of whole rows are put together, or whole rows are written at a fixed place; what enters at
+   the end that is left may be anything;
+2. the stack is read only row by row, in loops of as many steps, in either order; enclosing loops
+   may stack it again, and then they stack what the register starts with, too;
+3. an index can number all rows;
+4. the shapes are numbers.
+
+A step that shifts the register is never skipped, as it would have to leave the register alone.
+
+Cost: the loop stores rows that enter, or nothing if they are streamed or stacked anyway. They are
+copied behind the rows that the register starts with; `scan-in-place` saves the copy of a new stack.
+A window is read in the time of a row of a stack, or faster, as it stays in the cache: 0.4 to 1.0 of
+the time along the first axis. The rows come first in the array, whatever axis of the register they
+are along. It fires if the new arrays are smaller by a factor. `narrow-residuals` knows the price,
+and stores a register instead of what is made of it.
+Source: the residuals of `lax.scan` are those of its body, each by itself; a step does not know that
+the next one holds most of them, https://github.com/jax-ml/jax/pull/4517.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.shift_registers import State, needless, registers, window_readers
+from jaxpr_opt.builders.register_windows import read_windows
+from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.engine.ir import Op, Scan, Stack
+from jaxpr_opt.engine.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stacked(Match):
+    """A stack of a shift register."""
+
+    stack: Stack
+    state: State
+
+
+@dataclass(frozen=True)
+class StackEnteringRows(Pass):
+    """Stack of a shift register -> stack of what enters it, windows of which are read."""
+
+    name: ClassVar[str] = "stack-entering-rows"
+    whole_arrays: ClassVar[bool] = True
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[Stacked]:
+        assert isinstance(op, Scan)
+        known = registers(op) if op.stacks else {}
+        for stack in op.stacks if known else ():
+            if stack.value in known and stack.result.uses:
+                state = known[stack.value]
+                name = state.register.carry.param.label
+                says = f"{name} shifts by {state.register.size}: what enters is kept, once"
+                yield Stacked(op, says, stack, state, about=stack.result)
+
+    def refuse(self, match: Stacked) -> str | None:
+        found = window_readers(match.stack.result)  # (2)
+        return found if isinstance(found, str) else needless(match.state.register)  # (3)
+
+    def rewrite(self, match: Stacked, rw: Rewriter) -> None:
+        found = window_readers(match.stack.result)
+        assert not isinstance(found, str)
+        register, after = match.state
+        read_windows(register, match.stack, found, rw, after=after)
