@@ -70,6 +70,9 @@ class Device:
     otherwise are copied first."""
     breadth_first: bool = False
     """Whether ops run in the order in which what they read is there, not in that of the program."""
+    jumps: bool = False
+    """Whether a loop that makes an array, and writes a window of it, takes a jump for each element:
+    then it computes no elements together."""
     reread: int = 16384
     """Bytes of a window that XLA reads again for each reduction, instead of copying it first."""
 
@@ -90,6 +93,7 @@ CPU = Device(
     predicate=0.75e-9,
     features_last=True,
     breadth_first=True,
+    jumps=True,
 )
 """XLA:CPU.
 
@@ -102,6 +106,8 @@ CPU = Device(
 - A dozen scalars are faster in registers than as vectors, 24 are slower.  16 stacks of scalars are
   as fast as one of rows, if they are short, and a third as fast if they are long.
 - A window of 16 kB that is reduced is copied first, if it is written, too; a smaller one is not.
+- A `dynamic_update_slice` of an array of 100 to 10,000 elements that was computed just before takes
+  1 to 14 times as long as computing the array, and then writing the window.
 """
 
 GPU = Device(

@@ -17,10 +17,12 @@ from typing import Any
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU, Device
-from jaxpr_opt.cost.fusion import kernels
+from jaxpr_opt.cost.fusion import is_fused, kernels
 from jaxpr_opt.cost.ops import Cost, cost
+from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.work import WRITES
 from jaxpr_opt.engine.ir import Op, Region, Scan, Value, While
+from jaxpr_opt.engine.traits import is_broadcast, rearranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,17 @@ class CostModel:
         is read, too, that is no longer fused with the write: it is read once more.
         """
         return 2 * windows + whole_is_read * array < 2 * array
+
+    def is_written_while_made(self, write: Op) -> bool:
+        """Whether to write a slice would be part of the loop that makes the array, and slow it
+        down; a scatter reads the array first, and is not.
+        """
+        maker = write.operands[0].op
+        while maker is not None and (is_view(maker) or rearranges(maker)):
+            maker = maker.operands[0].op
+        if maker is None or maker.region is not write.region or is_broadcast(maker):
+            return False
+        return self.device.jumps and is_fused(maker)
 
     def is_read_again(self, nbytes: int) -> bool:
         """Whether XLA reads a window again for each reduction of it."""

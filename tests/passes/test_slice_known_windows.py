@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import jaxpr_opt
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
@@ -250,3 +251,44 @@ def test_rows_of_doubles():
             return lax.fori_loop(0, 4, step, ys)
 
         alone(SLICE, program, "f64[4,3]", "f64[4,3]", fires=True)
+
+
+COMPUTED = {
+    "functions of what was": jnp.tanh,
+    "rolled": lambda x: x + 0.1 * jnp.roll(x, 1, 1),
+    "choices": lambda x: jnp.where(x > 0, x, 0.5 * x),
+    "computed, then moved": lambda x: (x * 0.9).T,
+}
+
+
+@pytest.mark.parametrize("case", COMPUTED)
+@pytest.mark.parametrize("kind", ["set", "add"])
+def test_write_into_what_the_step_computes(case, kind):
+    """Cost: XLA:CPU would compute the array element by element, to write the window on the way."""
+
+    def program(x):
+        step = lambda i, x: getattr(COMPUTED[case](x).at[:, i], kind)(x[0])
+        return lax.fori_loop(0, 5, step, x)
+
+    graph = import_jaxpr(traced(program, "f32[5,5]"), "final")
+    run_alone((SLICE,), graph)
+    assert [op.name for op in graph.walk() if op.name.startswith("scatter")]
+    with using(CostModel.of_backend("gpu")):
+        run_alone((SLICE,), graph)
+    assert not [op.name for op in graph.walk() if op.name.startswith("scatter")]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda i, x: jnp.tanh(x).at[0].set(1.0),
+        lambda i, x: x + jnp.zeros((5, 5)).at[i].set(x[0]),
+        lambda i, x: (x @ x).at[i].set(1.0),
+        lambda i, x: x.T.at[i].set(1.0).T,
+    ],
+    ids=["at a known place", "into zeros", "into a product", "into what moved"],
+)
+def test_write_that_xla_does_in_place(program):
+    """Cost: these it does not make element by element, or not with a jump for each."""
+    graph = alone(SLICE, lambda x: lax.fori_loop(0, 5, program, x), "f32[5,5]", fires=True)
+    assert not [op.name for op in graph.walk() if op.name.startswith("scatter")]
