@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from itertools import islice
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpr_opt.analysis.devices import has_divided_rows
 from jaxpr_opt.analysis.states import States
 from jaxpr_opt.builders.repeated_rows import Rows
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.ir import Value
 
 
@@ -29,10 +32,28 @@ def operands(found: States) -> list[Value]:
 
 
 def stays_at_start(found: States, *given: Any) -> jax.Array:
-    """Whether elements of the initial arrays keep their values where the gradient is zero."""
+    """Whether elements of the initial arrays keep their values where the gradient is zero.
+
+    A loop over blocks of rows asks: XLA stores what it reduces, a byte for each element.
+    """
     rest = iter(given)
     outer, scalars = (list(islice(rest, len(each))) for each in (found.outer, found.scalars))
-    return _stays(found, outer, scalars, list(rest))
+    arrays = [*outer, *rest]
+    shape = arrays[-1].shape
+    count, block = shape[0], cost_model().block(prod(shape[1:]))
+
+    def stays(rows: list[jax.Array]) -> jax.Array:
+        return _stays(found, rows[: len(outer)], scalars, rows[len(outer) :])
+
+    def step(i: jax.Array, still: jax.Array) -> jax.Array:
+        start = lax.min(i * block, count - block)
+        rows = [lax.dynamic_slice_in_dim(each, start, block) for each in arrays]
+        return lax.bitwise_and(still, stays(rows))
+
+    if block >= count or any(has_divided_rows(c.init, found.scan) for c in found.carries):
+        return stays(arrays)
+    still: jax.Array = lax.fori_loop(0, -(-count // block), step, jnp.asarray(True))
+    return still
 
 
 def all_changed(found: States, *given: Any) -> list[Any]:

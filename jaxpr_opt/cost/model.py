@@ -234,6 +234,13 @@ class CostModel:
         is_fused = nbytes <= self.device.fused_bytes
         return steps * (self.device.fused_step if is_fused else self.device.step)
 
+    def block(self, size: int) -> int:
+        """How many rows of so many elements take so long to be asked about that a loop's step
+        hardly shows.
+        """
+        elements = self.device.visible * self.device.step / self.device.predicate
+        return max(int(elements) // max(size, 1), 1)
+
     # -- scalars
 
     def is_vector(self, count: int) -> bool:
@@ -265,6 +272,10 @@ class CostModel:
     def one_by_one(self, value: Value) -> float:
         """The same for one such op on numbers that no instruction computes together."""
         return self.device.lanes * self.elementwise(value)
+
+    def started(self, ops: int) -> float:
+        """Seconds to start so many ops, in a loop of which each is called by itself."""
+        return self.device.kernel * ops
 
     def repeated_apart(self, op: Op) -> float:
         """Seconds to compute an op once more in a loop of its own, which writes what it makes."""

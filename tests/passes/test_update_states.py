@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Scan, While
 from jaxpr_opt.passes.in_place.update_states import UpdateStates
@@ -21,7 +22,7 @@ from jaxpr_opt.testing import (
 UPDATE = UpdateStates()
 IDS = np.array([[4, 4, -1], [7, -99, 4], [120, 120, 130], [0, 1, 2]], np.int32)
 OTHERS = np.array([[4, 9], [0, 1], [120, 7], [2, 2]], np.int32)
-N = 256
+N = 20_000
 
 
 def trained(step, *, state=True, **options):
@@ -64,7 +65,7 @@ def same(program, *args, fires=True):
 
 
 def loops(graph):
-    (scan,) = (op for op in graph.body.walk() if isinstance(op, Scan))
+    *_, scan = (op for op in graph.body.walk() if isinstance(op, Scan))
     return scan, [op for op in scan.body.ops if isinstance(op, While)]
 
 
@@ -205,6 +206,32 @@ def test_arrays_that_are_read_late():
         return p - g / a + 0 * jnp.sum(a[g[0, 0].astype(int)]), a + g
 
     check_refuses(UPDATE, trained(late), *arguments(), because="reads all")
+
+
+def test_a_gradient_that_an_op_of_several_results_reads():
+    def program(table, ids, us):
+        def one(p, x):
+            g = jnp.zeros_like(p).at[x[0]].add(x[1])
+            return p - jnp.concatenate(jnp.split(g, 2)[::-1]), None
+
+        return lax.scan(one, table, (ids, us))[0]
+
+    check_refuses(UPDATE, program, "f32[256,2]", "i32[4,3]", "f32[4,3,2]", because="reads all")
+
+
+def test_tables_that_are_computed_fast():
+    """Cost: some twenty ops are started in the time that moving 30 kB takes."""
+    args = [x[:256] if x.shape[0] == N else x for x in arguments()]
+    check_refuses(UPDATE, trained(adagrad), *args, because="as fast as the ops")
+
+
+def test_all_elements_are_tested_in_blocks_of_rows():
+    """Cost: XLA stores what it reduces, a byte for each element."""
+    graph = import_jaxpr(traced(trained(adagrad), *arguments()), "final")
+    run_alone((UPDATE,), graph)
+    blocks = next(op for op in graph.body.ops if isinstance(op, Scan))
+    assert blocks.length == -(-N // cost_model().block(2))
+    assert all(v.nbytes < N for op in blocks.body.walk() for v in op.results if v.dtype == bool)
 
 
 def test_small_tables():
