@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 
 from jaxpr_opt.analysis.adjacent_step_stacks import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.cuts import available, handed_over, outermost, residuals
@@ -16,8 +16,11 @@ from jaxpr_opt.analysis.versions import restored
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import runs
-from jaxpr_opt.engine.ir import Op, Scan, Value
+from jaxpr_opt.engine.ir import Constant, Op, Scan, Value, program_of
 from jaxpr_opt.engine.traits import TRANSCENDENTAL, is_arithmetic, is_speculable
+
+READS = frozenset({"dynamic_slice", "gather"})
+"""Primitives that read windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Prices:
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
     entering: Mapping[Value, int]
     """Shift registers, and how many bytes storing what enters them takes."""
+    windows: Mapping[Op, int]
+    """Reads of windows of arrays that the readers have, and of how many."""
     unstable: Set[Op]
     """What must not be repeated, as it may be rounded otherwise, where that makes a difference."""
     skips: bool
@@ -71,6 +76,8 @@ class Prices:
             is_spread = op.results[0] in self.spread
             made_by = self.model.one_by_one if is_spread else self.model.elementwise
             return _units(made_by(op.results[0]))
+        if op in self.windows:
+            return _units(self.model.read_windows(made, self.windows[op]))
         if op in self.rows:
             read = sum(v.nbytes for v in op.operands if v not in self.restored)
             return _units(self.model.streamed(made + read))
@@ -93,11 +100,21 @@ def residual_prices(scan: Scan) -> Prices:
     present, read = handed_over(scan, found), {value for _, value in found}
     free = (present - read) | whole | shared_with_next_step(scan)
     skips, stacked = find_skip(scan) is not None, sum(s.result.nbytes for s in scan.stacks)
-    spread, rows = _spread(scan, read), _rows(scan, whole)
-    unstable, entering = _unstable(scan, free | present), stored_as_rows(scan)
-    known = free, present, transcendental_carries(scan), whole, spread, rows
-    times = max(runs(outermost(scan, found)), 1)
-    return Prices(cost_model(), stacked, *known, entering, unstable, skips, times)
+    return Prices(
+        model=cost_model(),
+        stacked=stacked,
+        free=free,
+        present=present,
+        computed=transcendental_carries(scan),
+        restored=whole,
+        spread=_spread(scan, read),
+        rows=_rows(scan, whole),
+        entering=stored_as_rows(scan),
+        windows=_windows(scan),
+        unstable=_unstable(scan, free | present),
+        skips=skips,
+        runs=max(runs(outermost(scan, found)), 1),
+    )
 
 
 def _unstable(scan: Scan, kept: Set[Value]) -> Set[Op]:
@@ -168,6 +185,28 @@ def _rows(scan: Scan, whole: Set[Value]) -> Set[Op]:
             found.add(op)
             made.update(op.results)
     return found
+
+
+def _windows(scan: Scan) -> dict[Op, int]:
+    """Reads of windows of arrays that are as large as the program's arguments, or no larger than
+    all rows that a loop would store of them.
+    """
+    return {
+        op: _number_of_windows(op)
+        for op in scan.body.ops
+        if op.name in READS and _is_at_hand(op.operands[0], op.result.nbytes * scan.length, scan)
+    }
+
+
+def _is_at_hand(array: Value, rows: int, scan: Scan) -> bool:
+    """Whether an array is there for all that reads residuals, at no more memory than its rows."""
+    program = program_of(scan)
+    is_argument = array.op is None and program is not None and array.region is program.body
+    return isinstance(array, Constant) or is_argument or array.nbytes <= rows
+
+
+def _number_of_windows(read: Op) -> int:
+    return prod(read.operands[1].shape[:-1]) if read.name == "gather" else 1
 
 
 def _multiplies(op: Op, whole: Set[Value], scan: Scan) -> bool:

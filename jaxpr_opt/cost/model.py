@@ -93,6 +93,10 @@ class CostModel:
         """The same if nothing is known of what else is stored."""
         return self.device.memory * _number(nbytes)
 
+    def read_windows(self, nbytes: float, count: int) -> float:
+        """Seconds to read so many bytes again, in so many windows that lie anywhere."""
+        return self.device.cached / 2 * max(_number(nbytes), count * self.device.line)
+
     def filled(self, nbytes: float) -> float:
         """Seconds to write so many bytes that may never be read, in pages that are new."""
         return self.device.memory / 2 * _number(nbytes)

@@ -51,6 +51,10 @@ transcendental function is stored rather than a value of the same size derived f
 recomputes what it stores, and the function would run twice (0.77 of the time, 16384 steps of 16
 numbers, jax 0.10 and 0.12).
 
+A row of a table that the readers have, too, is read again, not stored: of an argument of the
+program, or of an array that is no larger than all rows together. To read a row costs half of
+writing it and reading it back, but a single number is read as a whole cache line.
+
 Where a byte of memory has a price (`optimize(memory=...)`), stacks cost that, too. Then everything
 that may be repeated is repeated, loops included, if that costs less.
 

@@ -348,6 +348,108 @@ def test_what_is_streamed_already():
     )
 
 
+def rows_of(table, tokens, c, ct):
+    """A loop that multiplies with rows of a table, which its transpose reads."""
+
+    def step(c, k):
+        row = lax.dynamic_slice(table, (k, 0), (1, 32))[0]
+        return jnp.sin(c), row
+
+    h, rows = lax.scan(step, c, tokens)
+    return h, lax.scan(lambda g, row: (g * row, None), ct, rows, reverse=True)[0]
+
+
+def test_rows_of_a_table():
+    """(2) The table is there for the reader, too: a number for each step tells the row."""
+    check_rewrite(
+        NARROW,
+        rows_of,
+        "f32[9,32]",
+        "i32[8]",
+        "f32[32]",
+        "f32[32]",
+        simplify=True,
+        saves_bytes=8 * 128,
+        diff="""
+          fn (table:f32[9,32], tokens:i32[8], c:f32[32], ct:f32[32]) {
+        -   c1:f32[32], ys:f32[8,32] = scan[8] carry(c=c) xs(x=tokens) {
+        +   c1:f32[32] = scan[8] carry(c=c) {
+        -     l:bool[] = lt x 0
+        -     a:i32[] = add x 9
+        -     s:i32[] = select_n l x a
+        -     d:f32[1,32] = dynamic_slice table s 0
+        -     s1:f32[32] = squeeze d
+              s2:f32[32] = sin c
+        -     yield carry(s2) ys(s1)
+        +     yield carry(s2)
+            }
+        -   c2:f32[32] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+        +   c2:f32[32] = scan[8, reverse] carry(c=ct) xs(tokens1=tokens) {
+        +     l:bool[] = lt tokens1 0
+        +     a:i32[] = add tokens1 9
+        +     s:i32[] = select_n l tokens1 a
+        +     d:f32[1,32] = dynamic_slice table s 0
+        +     s1:f32[32] = squeeze d
+        -     m:f32[32] = mul c x
+        +     m:f32[32] = mul c s1
+              yield carry(m)
+            }
+            return c1, c2
+          }
+        """,
+    )
+
+
+def gathered(table, tokens, c, ct):
+    """The same with gathers of three rows a step."""
+
+    def step(c, k):
+        return jnp.sin(c), table.at[k].get(mode="fill")
+
+    h, rows = lax.scan(step, c, tokens)
+    back = lambda g, rows: (g * rows.sum(0), None)
+    return h, lax.scan(back, ct, rows, reverse=True)[0]
+
+
+def test_rows_that_are_gathered():
+    """(2) In range or not, filled alike."""
+    types = "f32[9,32]", "i32[8,3]", "f32[32]", "f32[32]"
+    alone(NARROW, gathered, *types, fires=True)
+
+
+def test_elements_of_a_table():
+    """Cost: a number is as quickly loaded as where it is read."""
+
+    def program(table, tokens, c, ct):
+        h, rows = lax.scan(lambda c, k: (jnp.sin(c), table[k]), c, tokens)
+        return h, lax.scan(lambda g, x: (g * x, None), ct, rows, reverse=True)[0]
+
+    alone(NARROW, program, "f32[9]", "i32[8]", "f32[]", "f32[]", fires=False)
+
+
+@pytest.mark.parametrize(("rows", "fires"), [(8, True), (9, False)])
+def test_a_table_that_is_computed(rows, fires):
+    """Cost: it would have to be kept for the reader, in place of rows as large."""
+    program = lambda x, *rest: rows_of(jnp.sin(x), *rest)
+    types = f"f32[{rows},32]", "i32[8]", "f32[32]", "f32[32]"
+    alone(NARROW, program, *types, fires=fires)
+
+
+def test_a_table_that_the_loop_writes():
+    """Cost: all of its versions would be stacked."""
+
+    def program(table, tokens, c, ct):
+        def step(carry, k):
+            c, table = carry
+            row = lax.dynamic_slice(table, (k, 0), (1, 32))[0]
+            return (jnp.sin(c), lax.dynamic_update_slice(table, c[None], (k, 0))), row
+
+        h, rows = lax.scan(step, (c, table), tokens)
+        return h, lax.scan(lambda g, row: (g * row, None), ct, rows, reverse=True)[0]
+
+    alone(NARROW, program, "f32[9,32]", "i32[8]", "f32[32]", "f32[32]", fires=False)
+
+
 def test_two_readers():
     """(1) Each makes it again for itself."""
 
