@@ -45,6 +45,7 @@ class States:
         steps = {carry.next for carry in self.carries}
         for op in self.ops:
             if op.result not in steps:
+                # Condition 2 of update-states.
                 if not known.issuperset(op.operands):
                     return False
                 known.add(op.result)
@@ -139,6 +140,7 @@ class _Search:
             if _is_zero_for(op, zeros):
                 zeros.add(op.result)
         others = [u for v in made for u in v.uses if u.op is end and u not in ends]
+        # Condition 1 of update-states.
         if others or self.params.keys() != {c.param for c in carries} or not carries:
             self.why = "other values depend on the gradient, or are combined with it"
         elif not all(self._scales(value, zeros) for value in self.changing):
@@ -158,6 +160,7 @@ class _Search:
     def _scales(self, value: Value, zeros: set[Value]) -> bool:
         """Whether a scalar only multiplies, or divides, what is zero where the gradient is."""
         uses = (use for use in value.uses if use.op in self.ops)
+        # Condition 1 of update-states.
         return all(
             use.op.operands[1 - use.position] in zeros
             and (use.op.name == "mul" or (use.op.name == "div" and use.position == 1))
@@ -170,6 +173,7 @@ class _Search:
         return any(op is None or order(op) > order(first) for op in around)
 
 
+# Condition 2 of update-states.
 def _is_zero_for(op: Op, zeros: set[Value]) -> bool:
     """Whether zeros make a zero, unless the other operand is NaN, infinite, or a zero divisor."""
     first, *others = (v in zeros for v in op.operands)
@@ -187,14 +191,19 @@ def _is_zero_for(op: Op, zeros: set[Value]) -> bool:
 def _steps(carry: Carry, zeros: set[Value]) -> bool:
     """Whether the next array is the carried one plus, or minus, zero for a zero gradient."""
     op = carry.next.op
-    if op is None or op.name not in SUMS | {"sub"}:
+    assert op is not None
+    # Condition 1 of update-states.
+    if op.name not in SUMS | {"sub"}:
         return False
     first, second = op.operands
+    # Condition 1 of update-states.
     plus = second is carry.param and first in zeros and op.name != "sub"
+    # Condition 1 of update-states.
     return plus or (first is carry.param and second in zeros)
 
 
 def _is_finite(value: Value) -> bool:
     scalar = scalar_of(value)
     known = scalar.scalar if isinstance(scalar, Constant) else None
+    # Condition 2 of update-states.
     return known is not None and bool(np.isfinite(known) and known != 0)

@@ -138,7 +138,7 @@ class UpdateRows(Pass):
     def rewrite(self, match: Descent, rw: Rewriter) -> None:
         op = match.op
         rows = [_row(match, piece, rw) for piece in match.pieces]
-        if not match.unknown:
+        if not match.unknown:  # (2)
             new = _written(match, match.array, rows, op, rw)
         else:
             kept, changed = rw.new_region(), rw.new_region()
@@ -168,14 +168,13 @@ def _linear(term: Value) -> tuple[Value, tuple[Op, ...]]:
     return term, tuple(reversed(path))
 
 
-def _may_keep(factor: Value) -> bool:
-    """Whether a product with it, or a quotient by it, may be zero for zero (2)."""
-    scalar = scalar_of(factor)
-    number = None if scalar is None else _known(scalar)
+def _may_keep(factor: Value) -> bool:  # (2)
+    """Whether a product with it, or a quotient by it, may be zero for zero."""
+    number = _known(scalar_of(factor))
     return number is None or bool(np.isfinite(number) and number != 0)
 
 
-def _known(scalar: Value) -> Any:
+def _known(scalar: Value | None) -> Any:
     """The number that a scalar is, if that is known."""
     return scalar.scalar if isinstance(scalar, Constant) else None
 

@@ -121,7 +121,7 @@ class UpdateStates(Pass):
         assert isinstance(found, States) and isinstance(scan, Scan)
         operands, end = state_rows.operands(found), scan.body.terminator
         made = partial(state_rows.changed, found)
-        if found.is_plain:
+        if found.is_plain:  # (2)
             *arrays, _, _ = rw.insert_many(made, rw.scalar(True, bool), *operands, before=end)
         else:
             arrays = _guarded(found, operands, rw)

@@ -142,6 +142,7 @@ REFUSED = [
     pytest.param(lambda p, g, r: p - 0.1 * (g + 1), None, id="not zero"),
     pytest.param(lambda p, g, r: p - 1 / (r * g), None, id="divided by"),
     pytest.param(lambda p, g, r: p - np.inf * g, None, id="infinite"),
+    pytest.param(lambda p, g, r: p - g / 0.0, None, id="divided by zero"),
     pytest.param(lambda p, g, r: p - g * g, None, id="squared"),
     pytest.param(lambda p, g, r: p - jnp.exp(p) * g, None, id="no scalar"),
 ]
@@ -149,7 +150,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("step", "because"), REFUSED)
 def test_refused(step, because):
-    """(1) By the reason that it gives, or not looked at."""
+    """(1, 2) By the reason that it gives, or not looked at."""
     if because is not None:
         check_refuses(UPDATE, descent(step), *TYPES, because=because)
     graph = import_jaxpr(traced(descent(step), *TYPES), "final")

@@ -48,6 +48,11 @@ def adagrad(p, a, g, rate, outside):
     return p - 0.1 * g / (jnp.sqrt(b) + 1e-3), b
 
 
+def chosen(a, g):
+    """The gradient, or what does not become zero with it."""
+    return jnp.where(a > 1, g, a + g)
+
+
 def arguments(dtype="float32", **given):
     values = (10.0 ** jnp.arange(24.0) / 3e9).reshape(4, 3, 2).astype(dtype)
     table = jnp.arange(2.0 * N).reshape(N, 2).astype(dtype)
@@ -99,6 +104,7 @@ STEPS = {
     "rate from outside": lambda p, a, g, r, o: (p - o * g, a + g * g),
     "both read both": lambda p, a, g, r, o: (p + g / a, a - g * p),
     "made of the new": lambda p, a, g, r, o: ((q := p - 0.5 * g), a + g * q),
+    "added to": lambda p, a, g, r, o: (g * 0.5 + p, g * g + a),
 }
 
 
@@ -151,6 +157,29 @@ def summed(one, other):
     return sum(lax.while_loop(lambda c: c[1][0, 0] < 9, lambda c: (c[0] + 1, c[1] + other), given))
 
 
+@pytest.mark.parametrize("number", [np.inf, np.nan, 0.0, 2.0])
+@pytest.mark.parametrize("step", [lambda p, g, n: p - g / n, lambda p, g, n: p - g * n])
+def test_known_numbers_that_make_nan_of_zeros(step, number):
+    """(2) Of all elements, as written."""
+    program = trained(lambda p, a, g, *_: step(p, g, np.float32(number)), state=False)
+    same(program, *arguments())
+
+
+def test_a_gradient_that_is_kept():
+    """(1) As it is, beside the table."""
+
+    def program(table, ids, us):
+        def one(p, x):
+            g = jnp.zeros_like(p).at[x[0]].add(x[1]) * p
+            return p - g, g
+
+        return lax.scan(one, table, (ids, us))
+
+    table, _, ids, _, us, *_ = arguments()
+    check_refuses(UPDATE, program, table, ids, us, because="other values depend")
+
+
+MORE = "does more than scale"
 REFUSED = [
     pytest.param(lambda p, a, g, r, o: (p - 0.1 * (m := 0.9 * a + g), m), "change", id="momentum"),
     pytest.param(lambda p, a, g, r, o: (0.9 * p - g / a, a + g), "change", id="decay"),
@@ -162,6 +191,21 @@ REFUSED = [
     pytest.param(lambda p, a, g, r, o: (p + g, p + a * g), "change", id="of another"),
     pytest.param(lambda p, a, g, r, o: (p[::-1] + g, a + g), "reads all", id="moved"),
     pytest.param(lambda p, a, g, r, o: (p - summed(g, g * p), a + g), "reads all", id="a loop"),
+    pytest.param(lambda p, a, g, r, o: (p - (a + g) / a, a + g), "change", id="quotient"),
+    pytest.param(lambda p, a, g, r, o: (p - g / g, a + g), "change", id="divided by itself"),
+    pytest.param(lambda p, a, g, r, o: (p - (a + g) ** 2, a + g), "change", id="square"),
+    pytest.param(lambda p, a, g, r, o: (p - chosen(a, g), a + g), "change", id="chosen"),
+    pytest.param(lambda p, a, g, r, o: (p - (g + 0.9 * a), a + g), "change", id="sum"),
+    pytest.param(lambda p, a, g, r, o: (p * g, a + g), "change", id="product"),
+    pytest.param(lambda p, a, g, r, o: (g + a, p + g), "change", id="exchanged"),
+    pytest.param(lambda p, a, g, r, o: ((a + g) + p, a + g), "change", id="sum before"),
+    pytest.param(lambda p, a, g, r, o: (p - g * a, 0.5 * a), "combined", id="of another carry"),
+    pytest.param(lambda p, a, g, r, o: (g * 2, (p, a))[1], "combined", id="for nobody"),
+    pytest.param(lambda p, a, g, r, o: (p - g * (a + r), a + g), MORE, id="scalar added"),
+    pytest.param(lambda p, a, g, r, o: (p - r * a * g, a + g), MORE, id="scalar times array"),
+    pytest.param(lambda p, a, g, r, o: (p - (g + r), a + g), MORE, id="scalar plus zero"),
+    pytest.param(lambda p, a, g, r, o: (p + (g - r), a + g), MORE, id="zero minus scalar"),
+    pytest.param(lambda p, a, g, r, o: (p - a * (r / g), a + g), MORE, id="scalar by zero"),
 ]
 
 
