@@ -35,7 +35,8 @@ weights in the branch. Sound when
 2. in each branch the value is defined outside all these loops, or moved from such values, or
    unspecified; the branches have no effects;
 3. the number of the branch is stacked, or is recomputed by basic arithmetic from rows of streams
-   and of stacks, none of which is larger.
+   and of stacks, none of which is larger. It is not recomputed if it compares what XLA may round
+   otherwise there (`jaxpr_opt.analysis.rounding`): another branch would be taken.
 
 Cost: a number for each step replaces a value; it fires if the value is larger than a cache line.
 `drop-dummy-residuals` handles a value that only one branch has, `narrow-residuals` what a select
@@ -52,6 +53,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.constants import identity, is_undefined
 from jaxpr_opt.analysis.cuts import cut, handed_over, outermost
 from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.analysis.rounding import may_differ
 from jaxpr_opt.analysis.stack_consumers import routes
 from jaxpr_opt.builders.residual_transfer import make_cut
 from jaxpr_opt.cost.model import cost_model
@@ -143,7 +145,7 @@ def _region(case: Value, cond: Cond, rw: Rewriter) -> Region:
 
 
 def _kept(scan: Scan, stack: Stack, choice: Value) -> Callable[[Value], bool]:
-    """Says of a value of the step whether it is stacked rather than made again (3)."""
+    """Says of a value of the step whether it is stacked rather than made again."""
     found = [(stack, choice)]
     nest, known = outermost(scan, found).body, handed_over(scan, found)
 
@@ -156,7 +158,7 @@ def _kept(scan: Scan, stack: Stack, choice: Value) -> Callable[[Value], bool]:
         if value is choice:
             return False
         op = value.op
-        if op is None or value in known or not is_arithmetic(op):
+        if op is None or value in known or not is_arithmetic(op) or may_differ(op):  # (3)
             return True
         return not all(is_known(v, value) for v in inputs(op))
 

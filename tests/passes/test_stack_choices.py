@@ -127,6 +127,23 @@ def test_in_a_nest():
     alone(CHOICES, program, *TYPES, fires=True)
 
 
+def test_a_number_that_may_come_out_otherwise_is_stacked():
+    """(3) One instruction may multiply and add, and round once; elsewhere two may do it."""
+
+    def program(ws, c, at, xs):
+        def forth(c, both):
+            i, x = both
+            w = lax.switch((i * x + x).astype(int), [lambda k=k: ws[k] for k in range(3)])
+            return jnp.tanh(c * w), w
+
+        c, chosen = lax.scan(forth, c, (at.astype(jnp.float32), xs))
+        return lax.scan(lambda c, w: (c * w, None), c, chosen, reverse=True)[0]
+
+    graph = alone(CHOICES, program, *TYPES, "f32[6]", fires=True)
+    forth, _ = (op for op in graph.body.ops if op.name == "scan")
+    assert [stack.value.type for stack in forth.stacks] == ["i32[]"]
+
+
 REFUSED = {
     "is made in the loop": lambda ws, c, i: lax.cond(i > 0, lambda: ws[0], lambda: c),
     "is as small as the number of a branch": lambda ws, c, i: lax.cond(
