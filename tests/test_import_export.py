@@ -331,3 +331,15 @@ def test_numbers_that_a_loop_stacks_are_of_no_mesh(transform):
         plain, ours = (jax.jit(transform(partial(carried, f)))(x) for f in fs)
     assert types[0] != types[1]
     np.testing.assert_allclose(plain, ours, rtol=1e-6)
+
+
+def test_a_constant_that_is_written_into_an_array_on_a_mesh():
+    """JAX wants both on one mesh."""
+    kind = (jax.sharding.AxisType.Explicit,)
+    with jax.set_mesh(jax.make_mesh((1,), ("i",), axis_types=kind)):
+        write = lambda x, u: lax.dynamic_update_slice(x, u, (2,))
+        graph = import_jaxpr(jax.make_jaxpr(write)(jnp.zeros(16), jnp.ones(1)))
+        (op,) = (op for op in graph.walk() if op.name == "dynamic_update_slice")
+        rw = Rewriter(graph)
+        rw.set_operand(op, 1, rw.constant(np.ones(1, np.float32), op.operands[1].aval))
+        assert jax.jit(jaxpr_as_fun(export(graph)))(jnp.zeros(16), jnp.zeros(1))[0][2] == 1

@@ -25,7 +25,7 @@ from jax._src.lax import lax as _lax_internal
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt.bridge.door import UnknownJaxError
 from jaxpr_opt.frames import Frame, is_installed, is_machinery
@@ -220,6 +220,17 @@ def without_idle_mesh(aval: Any) -> Any:
     is_whole = sharding.spec == PartitionSpec(*(None for _ in aval.shape))
     idle = kinds <= {AxisType.Auto} or (is_whole and AxisType.Manual not in kinds)
     return aval.update(sharding=None) if idle else aval
+
+
+def beside(array: Any, value: Any) -> Any:
+    """The value; one that is on no mesh, as constants are, on that of an array, which all devices
+    have whole: ops that take both ask for it.
+    """
+    mesh = aval_of(array).sharding.mesh
+    if mesh.empty or not is_local(aval_of(value)):
+        return value
+    whole = NamedSharding(mesh, PartitionSpec(*(None for _ in value.shape)))
+    return jax.lax.reshape(value, value.shape, out_sharding=whole)
 
 
 def aval_of(value: Any) -> Any:

@@ -75,7 +75,7 @@ def evaluate_op(op: Op, operands: Sequence[Any]) -> list[Any]:
     if op.name == UNDEFINED:
         return [compat.undefined(op.result.aval)]
     assert op.primitive is not None
-    return compat.bind(op.primitive, _with_wide_starts(op, operands), op.params)
+    return compat.bind(op.primitive, _beside(op, _with_wide_starts(op, operands)), op.params)
 
 
 def _run(ops: Iterable[Op], env: Environment) -> None:
@@ -108,6 +108,14 @@ def _read(env: Environment, value: Value) -> Any:
 
 def _first_order(op: Op, env: Environment) -> list[Any]:
     return evaluate_op(op, [_read(env, v) for v in op.operands])
+
+
+def _beside(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
+    """The operands; what is written into a slice where the array is."""
+    if op.name != "dynamic_update_slice":
+        return operands
+    array, value, *starts = operands
+    return array, compat.beside(array, value), *starts
 
 
 _STARTS = {"dynamic_slice": 1, "dynamic_update_slice": 2}
