@@ -1,10 +1,11 @@
-"""Room on the interpreter's stack, and nothing else changes."""
+"""Room on the interpreter's stack, no garbage collection, and nothing else changes."""
 
+import gc
 import inspect
 
 import pytest
 
-from jaxpr_opt.bridge.interpreter_stack import with_large_frame
+from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
 
 
 def test_calls_as_before():
@@ -33,3 +34,27 @@ def test_errors_pass():
 
     with pytest.raises(ValueError, match="no"):
         fails()
+
+
+def test_garbage_is_not_looked_for_meanwhile():
+    with uncollected():
+        with uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_garbage_that_nobody_wants_looked_for():
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_garbage_is_looked_for_after_an_error():
+    with pytest.raises(ValueError, match="no"), uncollected():
+        raise ValueError("no")
+    assert gc.isenabled()

@@ -47,7 +47,7 @@ from jaxpr_opt.bridge import compat, compat_ad, door
 from jaxpr_opt.bridge.compat_ad import Mask
 from jaxpr_opt.bridge.compat_constants import made_again
 from jaxpr_opt.bridge.compat_repeats import share_repeated
-from jaxpr_opt.bridge.interpreter_stack import with_large_frame
+from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Phase
 from jaxpr_opt.engine.pipeline import Pipeline
@@ -70,7 +70,8 @@ def _remembered(method: Callable[P, T]) -> Callable[P, T]:
         memo: dict[Any, Any] = self._memo  # type: ignore[attr-defined]
         key = (method.__name__, *rest, compat_ad.context_key())
         if key not in memo:
-            memo[key] = with_large_frame(method)(*args, **kwargs)
+            with uncollected():
+                memo[key] = with_large_frame(method)(*args, **kwargs)
         return memo[key]  # type: ignore[no-any-return]
 
     return cached

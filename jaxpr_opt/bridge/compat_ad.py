@@ -27,7 +27,7 @@ from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from jaxpr_opt.bridge import compat, compat_devices, compat_guard, door
-from jaxpr_opt.bridge.interpreter_stack import with_large_frame
+from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
 from jaxpr_opt.engine.importer import primitive_names
 
 _UndefinedPrimal: Any = _ad.UndefinedPrimal
@@ -333,9 +333,10 @@ def register(primitive: Primitive, rules: Rules) -> None:
     @with_large_frame
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
         program = rules.lowered(compat_devices.are_divided(ctx), **params)
-        if not isinstance(program, ClosedJaxpr):
-            return _mlir.lower_fun(program)(ctx, *args)
-        return _lower_inline(ctx, program, args)
+        with uncollected():
+            if not isinstance(program, ClosedJaxpr):
+                return _mlir.lower_fun(program)(ctx, *args)
+            return _lower_inline(ctx, program, args)
 
     lower = compat_guard.guarded_lowering(lower, rules.plain)
     _mlir.register_lowering(primitive, lower, cacheable=False)

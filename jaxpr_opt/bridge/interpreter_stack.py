@@ -1,4 +1,4 @@
-"""Call a function with a large frame, so that its calls share one chunk of the interpreter's stack.
+"""How code of ours runs that walks whole programs: on a stack of one chunk, and uncollected.
 
 CPython keeps the frames of Python functions in chunks of 16 KB.  Where calls happen to cross the
 end of a chunk, each one allocates a chunk and frees it again (python/cpython#142183).  Tracing
@@ -8,12 +8,17 @@ chance, as it depends on how deep the caller's own stack is.
 A frame that asks for much more than it needs gets a chunk of its own, and what is left of that
 chunk is room for everything that is called from it.  It is address space: what nobody touches costs
 no memory.
+
+The garbage collector would walk a program that only grows, again and again: half of the time for a
+large one.  It waits until the program is made.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -31,6 +36,18 @@ def with_large_frame(fun: Callable[P, T]) -> Callable[P, T]:
         return _call(fun, args, kwargs)  # type: ignore[no-any-return]
 
     return roomy
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _call(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:

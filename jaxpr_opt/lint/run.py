@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +9,7 @@ from typing import Any
 
 from jaxpr_opt import settings
 from jaxpr_opt.bridge.compat_frames import boundary
+from jaxpr_opt.bridge.interpreter_stack import uncollected
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame, blame, is_installed, raised_at
 from jaxpr_opt.lint.baseline import Baseline
@@ -92,21 +91,6 @@ def check(about: Subject, chosen: Collection[Rule]) -> tuple[Finding, ...]:
     return tuple(sorted((f for f in located if (f.code, f.frame) not in said), key=badness))
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile.
-
-    It would walk a program that only grows, again and again: 40% of the time for a large one.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _explained(about: Subject, chosen: Collection[Rule]) -> list[Finding]:
     """What rules say of a function that could not be traced; none if that is not theirs to say."""
     return [finding for rule in chosen for finding in rule.explain(about)]
@@ -157,7 +141,7 @@ class Run:
         checked = [Checked(e.name, error=f"{e.name}: {e.error}", place=e.place) for e in lost]
         for index, target in enumerate(targets, 1):
             self.tell(f"looking at {target.name} ({index} of {len(targets)})")
-            with _uncollected():
+            with uncollected():
                 checked.append(self._checked(target))
         checked = self._with_unused_comments(checked)
         seconds = time.perf_counter() - started
