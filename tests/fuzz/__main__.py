@@ -41,7 +41,13 @@ def main() -> None:
         if args.sharded:
             from fuzz import sharded
 
-            sharded.main(args.seed, args.epoch, args.programs, args.folder)
+            costs = {"every_rewrite": args.eager}
+            sharded.main(args.seed, args.epoch, args.programs, args.folder, **costs)
+            return
+        if args.jumps:
+            from fuzz import jumps
+
+            jumps.main(args.seed, args.epoch, args.programs, args.folder)
             return
         aimed = registry.named(args.aim) if args.aim else None
         epoch.main(args.seed, args.epoch, args.programs, args.folder, aimed, args.until_found)
@@ -79,6 +85,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="used in turn")
     parser.add_argument("--epoch", type=int, help="run only this one, here")
     parser.add_argument("--sharded", action="store_true", help="on 8 devices, compiled")
+    parser.add_argument("--jumps", action="store_true", help="gradients of what jumps, compiled")
+    parser.add_argument("--eager", action="store_true", help="sharded: every sound rewrite pays")
     parser.add_argument("--aim", help="the pass that all programs are made for")
     parser.add_argument("--until-found", action="store_true", help="end with the first wrong value")
     parser.add_argument(
@@ -100,7 +108,8 @@ def _started(python: str, number: int, args: argparse.Namespace) -> subprocess.P
         str(args.seed),
     ]
     command += ["--programs", str(args.programs), "--folder", str(args.folder)]
-    command += ["--sharded"] * args.sharded
+    command += ["--jumps"] * args.jumps
+    command += ["--sharded"] * args.sharded + ["--eager"] * args.eager
     (args.folder / "next").write_text(str(number + 1))
     return subprocess.Popen(command, env={**os.environ, **DEVICES} if args.sharded else None)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuzz.evaluate import MAX_STEPS_AFTER, EndlessError, Evaluator
-from fuzz.firstorder import GARBAGE
+from fuzz.firstorder import GARBAGE, OTHER_GARBAGE
 from fuzz.lanes import LANES, Lanes
 from fuzz.mutations import effects
 from fuzz.mutations.places import copy_of
@@ -150,7 +150,7 @@ def compare(
     """How two programs differ on some arguments; NumPy's opinion is confirmed by JAX."""
     outcome, run = outcome or Outcome(), Evaluator if plan is None else plan.runner
     old, new = run(before), run(after, steps=MAX_STEPS_AFTER)
-    other = run(before, GARBAGE + 1) if _has_unspecified(before) else None
+    other = run(before, OTHER_GARBAGE) if has_unspecified(before) else None
     for args in arguments:
         try:
             want, said = heard(old, args)
@@ -194,7 +194,7 @@ def confirmed(
         return Difference("type", f"{type(error).__name__}: {error}", args)
     with garbage():
         want, said = heard(lambda a: evaluate_exactly(before, *a), args)
-    with garbage(GARBAGE + 1):
+    with garbage(OTHER_GARBAGE):
         other = heard(lambda a: evaluate_exactly(before, *a), args)
     if difference(want, said, *other, lenient=False):
         outcome.is_valid = False
@@ -211,7 +211,8 @@ def confirmed(
     return Difference("said" if wrong.startswith("said") else "values", wrong, args)
 
 
-def _has_unspecified(graph: Graph) -> bool:
+def has_unspecified(graph: Graph) -> bool:
+    """Whether a program makes arrays that nobody may look at."""
     return any(op.name == UNDEFINED for op in graph.walk())
 
 
@@ -340,6 +341,8 @@ def compiled(graph: Graph, plan: Plan, arguments: Sequence[Sequence[Any]]) -> Di
     """
     from jax.extend.core import jaxpr_as_fun
 
+    if not is_valid(graph):
+        return None
     after, _ = run(graph, plan)
     before, changed = export(graph), export(after)
     compat.check_jaxpr(changed)

@@ -95,9 +95,9 @@ def convert(x: Array, dtype: Any) -> Array:
 
 
 def _select(which: Array, *cases: Array) -> Array:
-    index = which.astype(np.int64)
+    index = np.clip(which.astype(np.int64), 0, len(cases) - 1)  # XLA compares with the limits
     if index.ndim == 0:
-        return cases[min(max(int(index), 0), len(cases) - 1)]
+        return cases[int(index)]
     result = cases[0]
     for k, case in enumerate(cases[1:], 1):
         result = np.where(index == k, case, result)

@@ -20,8 +20,8 @@ from jaxpr_opt.testing.exact import by_itself
 
 Array = Any
 Run = Callable[..., list[Any]]
-GARBAGE = 7
-"""What unspecified arrays hold."""
+GARBAGE, OTHER_GARBAGE = 7, 0
+"""What unspecified arrays hold; of a program that may look at them, both give the same."""
 
 
 def compiled(op: Op, garbage: int = GARBAGE) -> Run:

@@ -3,6 +3,9 @@
 Arrays are divided at random, by XLA (`auto`), by what types say (`explicit`), or by `shard_map`
 over all axes (`manual`) or some (`partly`).  Compiled, the optimised program computes the same, its
 collectives do not come to more, and its results are divided alike.
+
+Costs are those of the device, as for a user; `--eager` sets them so that every sound rewrite pays.
+Then XLA may add collectives which a loop that is large enough to be rewritten hides.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import collections
 import contextlib
 import json
 import random
+import re
 import signal
 import sys
 import time
@@ -55,22 +59,28 @@ def mesh(kind: str) -> Any:
 class Sharded:
     """Programs on several devices, one after the other."""
 
-    def __init__(self, seed: int, number: int, folder: Path) -> None:
-        self.seed, self.number, self.folder = seed, number, folder
+    def __init__(self, seed: int, number: int, folder: Path, costs: Any) -> None:
+        self.seed, self.number, self.folder, self.costs = seed, number, folder, costs
         self.rng = random.Random(f"sharded {seed}:{number}")
         self.arrays = np.random.default_rng(self.rng.getrandbits(32))
         self.counts: collections.Counter[str] = collections.Counter()
 
     def run(self, count: int) -> None:
         """Try that many programs that are valid."""
-        with silenced(), eager(), settings.override(strict=True):
+        with silenced(), self.costs, settings.override(strict=True):
             files = self.rng.sample(corpus.test_files(), FILES)
             pool = [*corpus.from_tests(files), *corpus.from_recipes(RECIPES, self.rng)]
             devices = [*programs.from_devices(ON_DEVICES, self.rng)]
             small = [s for s in pool if s.size < corpus.LARGEST // 4 and not s.is_double]
             while sum(self.counts[f"programs {kind}"] for kind in KINDS) < count:
                 kind = self.rng.choice(KINDS)
-                self.one(kind, self.rng.choice(devices if kind in {"manual", "partly"} else small))
+                chosen = devices if kind in {"manual", "partly"} else small
+                try:
+                    self.one(kind, self.rng.choice(chosen))
+                except Exception:  # noqa: BLE001 - a fault of the generator, to be read later
+                    self.counts["broken"] += 1
+                    name = f"broken_sharded_{self.seed}_{self.number}_{self.counts['broken']}.txt"
+                    (self.folder / name).write_text(traceback.format_exc())
 
     def one(self, kind: str, parent: corpus.Seed) -> None:
         """Make a program of that kind, compile it twice, and compare."""
@@ -134,6 +144,7 @@ class Sharded:
             else:
                 ours = jaxpr_opt.optimize(whole)
             optimised = jax.jit(ours).lower(*args).compile()
+            self.counts["changed"] += _text(optimised) != _text(plain)
             return "; ".join(compared(plain, optimised, args, steps))
         except AssertionError as error:
             return f"{order}: {error}"
@@ -192,24 +203,28 @@ def _traced_again(graph: Graph) -> Any:
     return fun
 
 
+def _text(compiled: Any) -> str:
+    """What XLA compiles, without names and source lines."""
+    return re.sub(
+        r"(?m)^HloModule.*|, metadata=\{[^}]*\}|, origin=\{[^}]*\}", "", compiled.as_text()
+    )
+
+
 def _floats(outs: Sequence[Any]) -> Any:
     """What can be differentiated of results, in one array."""
     found = [y.astype(jnp.float32).sum() for y in outs if jnp.issubdtype(y.dtype, jnp.floating)]
     return jnp.stack([jnp.float32(0), *found])
 
 
-def main(seed: int, number: int, count: int, folder: Path) -> None:
+def main(seed: int, number: int, count: int, folder: Path, *, every_rewrite: bool) -> None:
     """Try programs and write down how many."""
     folder.mkdir(parents=True, exist_ok=True)
     assert jax.device_count() == DEVICES, f"{jax.device_count()} devices: XLA_FLAGS were not read"
-    each = Sharded(seed, number, folder)
+    each = Sharded(seed, number, folder, eager() if every_rewrite else contextlib.nullcontext())
     started, worked = time.monotonic(), time.process_time()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    try:
-        with contextlib.suppress(SystemExit):
-            each.run(count)
-    except Exception:  # noqa: BLE001 - a fault of the generator, to be read later
-        (folder / f"broken_sharded_{seed}_{number}.txt").write_text(traceback.format_exc())
+    with contextlib.suppress(SystemExit):
+        each.run(count)
     done = {
         "jax": jax.__version__, "epoch": f"sharded {number}",
         "seconds": time.monotonic() - started, "cpu": time.process_time() - worked,

@@ -92,7 +92,7 @@ class _Writer:
                 name = next(self.fresh)
                 yield from self.function(name, inner.body, inner.inputs, pad)
                 given = ", ".join(self.name(v) for v in op.operands)
-                yield f"{pad}{self.all(op.results)} = {name}({given})"
+                yield f"{pad}{self.results(op)}{name}({given})"
             case _:
                 yield f"{pad}{self.results(op)}{self.bound(op)}"
 
