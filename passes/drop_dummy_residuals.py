@@ -182,8 +182,8 @@ def _reads_in_branch(cond: Cond) -> Iterator[tuple[Use, Value, Op]]:
                 continue
             value = outcome.values[branch.owner.regions.index(branch)]
             before = branch.ancestor(use.op)
-            # Condition 3.
-            if before is not None and _moved(value, cond) is not None:
+            assert before is not None
+            if _moved(value, cond) is not None:  # (3)
                 yield use, value, before
 
 

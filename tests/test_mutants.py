@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxpr_opt.engine import registry
+from mutants.__main__ import asked, modules
 from mutants.find import mutants, numbered
 from mutants.harmless import HARMLESS
 
@@ -88,3 +89,10 @@ def test_reasons_are_of_mutants_that_are_there(function):
     found = (m for file in files for each in asked_by for m in mutants(file, each))
     there = {m.text for m in found if m.function == name}
     assert there >= HARMLESS[function].keys()
+
+
+def test_every_condition_is_asked_for_somewhere():
+    """What no line cites, `make mutants` does not break."""
+    for path in modules():
+        cited = {number for mutant in asked(path) for number in mutant.conditions}
+        assert cited.issuperset(numbered(path)), path.stem

@@ -129,7 +129,7 @@ def _as_strong(value: Value, op: Op) -> Value | Plainer:
 
 
 def _same(a: Value, b: Value) -> bool:
-    # Condition 1.
+    # Condition 1 of simplify.
     return a is b or (_is_integral(a) and uniform(a) is not None and uniform(a) == uniform(b))
 
 
@@ -226,7 +226,7 @@ def selected_twice(op: Op) -> tuple[Value, ...] | None:
     """The law select(p, select(p, a, b), c) = select(p, a, c)."""
     which, *cases = op.operands
     seen = [
-        # Condition 1.
+        # Condition 1 of simplify.
         v.op.operands[1 + i] if v.op and v.op.name == op.name and v.op.operands[0] is which else v
         for i, v in enumerate(cases)
     ]
@@ -269,7 +269,7 @@ def added_apart(op: Op) -> Plainer | None:
     # Condition 1 of simplify.
     if zero[0][1] and zero[1][0]:
         return Plainer(lax.select_n, (which, left[0], right[1]))
-    # Condition 1.
+    # Condition 1 of simplify.
     return Plainer(lax.select_n, (which, right[0], left[1])) if zero[0][0] and zero[1][1] else None
 
 

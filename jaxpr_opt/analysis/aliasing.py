@@ -41,13 +41,16 @@ class Buffer:
 
     def differs(self, other: Buffer) -> str:
         """What keeps two buffers of one type from being one; empty if nothing does."""
+        # Condition 2 of mark-donated-buffers.
         if None not in (self.memory, other.memory) and self.memory != other.memory:
             return f"is in {self.memory} memory, the result in {other.memory} memory"
+        # Condition 2 of mark-donated-buffers.
         if None not in (self.layout, other.layout) and self.layout != other.layout:
             return "has another layout than the result"
         if self.sharding is None or other.sharding is None:
             return ""
         same = self.sharding.is_equivalent_to(other.sharding, len(self.shape))
+        # Condition 2 of mark-donated-buffers.
         return "" if same else "is sharded differently from the result"
 
 

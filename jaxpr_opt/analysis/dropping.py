@@ -128,6 +128,7 @@ def droppings(end: Op) -> tuple[Dropping, ...]:
 
 def seconds_again(op: Op) -> float:
     """Seconds to compute an op once more; infinite if it must not be, or who knows how long."""
+    # Condition 1 of recompute-segments.
     if not is_repeatable(op) or compares_rounded(op):
         return inf
     model = cost_model()

@@ -92,11 +92,14 @@ class Lifetimes:
         """How well input `i` and output `j` go together."""
         argument, result = self._inputs[i], self._outputs[j]
         if returned := self._bits.get(argument):
+            # Condition 4 of mark-donated-buffers.
             first = returned & -returned == 1 << j
             return Kind.MOVED if first else Kind.NONE
+        # Condition 3 of mark-donated-buffers.
         if self._barred[argument] >> j & 1:
             return Kind.NONE
         updated = bool(self._of.get(result, 0) >> i & 1)
+        # Condition 3 of mark-donated-buffers.
         if self._later(argument, result):
             return Kind.LATE if updated else Kind.NONE
         return Kind.UPDATED if updated else Kind.DEAD

@@ -47,8 +47,10 @@ class Replay:
     def why_not(self) -> str | None:
         """Why the steps must not be computed again; None if they may."""
         for op in self.ops:
+            # Condition 2 of replay-segments.
             if op.effects or not all(each.is_terminator or is_pure(each) for each in op.walk()):
                 return f"replaying the loop would repeat {op.name}"
+            # Condition 2 of replay-segments.
             if communicates(op):
                 return f"devices may wait for each other in {op.name}, which would be repeated"
         return None
@@ -70,12 +72,14 @@ def replay(scan: Scan) -> Replay | None:
 def _readers(scan: Scan, stack: Stack) -> tuple[Scan, ...]:
     """The loops beside a scan that read a stack row by row; none if it is read in another way."""
     users = stack.result.users
+    # Condition 1 of replay-segments.
     if not all(_reads_rows(op, stack.result) and op.region is scan.region for op in users):
         return ()
     return tuple(op for op in users if isinstance(op, Scan))
 
 
 def _reads_rows(op: Op, array: Value) -> bool:
+    # Condition 1 of replay-segments.
     return isinstance(op, Scan) and all(
         position >= op.num_carries for position, read in enumerate(op.operands) if read is array
     )

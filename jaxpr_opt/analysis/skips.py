@@ -91,8 +91,8 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
     for predicate in _candidates(scan):
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
-            # Condition 1 of exit-loop-early, isolate-skipped-steps.
             blanks = _blanks(scan, keeping, skipped)
+            # Condition 1 of exit-loop-early, isolate-skipped-steps.
             if blanks is None:
                 continue
             kind, ops = _kind(scan, predicate, counting)
@@ -110,6 +110,7 @@ def _blanks(scan: Scan, keeping: Iterable[Carry], skipped: Assumed) -> tuple[Acc
         if skipped.keeps(carry):
             continue
         write = _blank(scan, carry, skipped)
+        # Condition 1 of exit-loop-early, isolate-skipped-steps.
         if write is None:
             return None
         found.append(write)

@@ -168,7 +168,7 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> R
     scan, n = skip.scan, skip.scan.num_carries
     region = rw.new_region(inits)
     row, end = region.params[0], region.terminator
-    # Condition 2.
+    # Condition 2 of exit-loop-early.
     if skip.predicate.shape == () and (skip.kind == "carried" or first_rows(skip) is not None):
         taken = rw.constant(np.bool_(skip.taken_when), skip.predicate.aval)
         rw.replace(skip.predicate, taken, lambda use: use.op not in refilling)

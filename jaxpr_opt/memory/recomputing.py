@@ -72,8 +72,10 @@ def _again(
     keeps = kept | segment.kept
 
     def is_source(value: Value) -> bool:
-        if value.op is None or not turn.is_early(value) or value in keeps:
+        # Condition 2 of recompute-segments.
+        if not turn.is_early(value) or value in keeps:
             return True
+        assert value.op is not None
         place = turn.place[value.op]
         return bool(turn.nbytes(value)) and not segment.start <= place < segment.stop
 
@@ -110,6 +112,7 @@ def recompute(found: Dropping, rw: Rewriter) -> None:
 
 def _is_late(use: Use, turn: Turn) -> bool:
     op = turn.region.ancestor(use.op)
+    # Condition 3 of recompute-segments.
     return op is not None and turn.place.get(op, -1) >= turn.at and not op.is_terminator
 
 

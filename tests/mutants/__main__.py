@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ def main() -> None:
     args.folder.mkdir(exist_ok=True)
     part, parts = map(int, args.part.split("/"))
     chosen = [name.replace("-", "_") for name in args.passes]
-    files = [f for f in _modules() if not chosen or f.stem in chosen][part - 1 :: parts]
+    files = [f for f in modules() if not chosen or f.stem in chosen][part - 1 :: parts]
     survived = [each for file in files for each in _tried(file, args)]
     _list("do no harm", [(m, m.harmless) for m, _ in survived if m.harmless])
     _list("survive", [(m, verdict) for m, verdict in survived if not m.harmless])
@@ -47,22 +48,33 @@ def _list(what: str, found: list[tuple[Mutant, str]]) -> None:
         print(f"{mutant.path.stem}.py:{mutant.line} {numbers}{mutant.text}  -- {why}")
 
 
-def _modules() -> list[Path]:
+def modules() -> list[Path]:
+    """The passes."""
     return [f for f in sorted((ROOT / "passes").rglob("*.py")) if f.stem != "__init__"]
 
 
-def _helpers() -> list[Path]:
-    """Where conditions of passes are asked for, too."""
+def asked(path: Path) -> list[Mutant]:
+    """The mutants of what a pass asks before it rewrites, itself, in another or in what it uses."""
+    naming = _naming(path)
+    return [*mutants(path), *(m for file in naming for m in mutants(file, _name(path)))]
+
+
+def _naming(path: Path) -> list[Path]:
+    """The modules that name a pass: what it uses may ask for it."""
     ours = ROOT / "jaxpr_opt"
-    return [*ours.glob("analysis/*.py"), *ours.glob("builders/*.py")]
+    folders = (ROOT / "passes", ours / "analysis", ours / "builders", ours / "memory")
+    others = (file for folder in folders for file in sorted(folder.rglob("*.py")))
+    return [file for file in others if _name(path) in file.read_text()]
+
+
+def _name(path: Path) -> str:
+    return path.stem.replace("_", "-")
 
 
 def _tried(path: Path, args: argparse.Namespace) -> list[tuple[Mutant, str]]:
     """The mutants of a module that survive; says how many there are of each condition."""
     kill.warm()
-    found = [m for m in mutants(path) if args.all or m.conditions]
-    for other in (*(ROOT / "passes").rglob("*.py"), *_helpers()):
-        found += mutants(other, path.stem.replace("_", "-"))
+    found = [m for m in asked(path) if args.all or m.conditions]
     verdicts = _verdicts(path, found, args)
     alive = [m for m in found if "killed" not in verdicts[m.key]]
     left = sum(bool(m.harmless) for m in alive)
@@ -73,7 +85,7 @@ def _tried(path: Path, args: argparse.Namespace) -> list[tuple[Mutant, str]]:
     )
     killed = f"{len(found) - len(alive)} of {len(found)} mutants killed"
     killed += f", {left} do no harm" if left else ""
-    print(f"{path.stem.replace('_', '-')}: {killed}; {', '.join(of_conditions)}", flush=True)
+    print(f"{_name(path)}: {killed}; {', '.join(of_conditions)}", flush=True)
     return [(m, verdicts[m.key]) for m in alive]
 
 
@@ -101,11 +113,24 @@ def _verdicts(path: Path, found: list[Mutant], args: argparse.Namespace) -> dict
 
 
 def _tests(path: Path) -> Iterator[Path]:
-    """Its own tests, and those of analyses that run it."""
-    yield ROOT / "tests" / "passes" / f"test_{path.stem}.py"
-    for each in sorted((ROOT / "tests" / "analysis").glob("test_*.py")):
-        if f".{path.stem} import" in each.read_text():
-            yield each
+    """Its own tests, those of analyses that run it or ask for it, and those of passes that share a
+    question.
+    """
+    for each in (path.stem, *sorted(_sharing(path))):
+        yield ROOT / "tests" / "passes" / f"test_{each}.py"
+    asking = {f"test_{file.stem}" for file in _naming(path)}
+    for test in sorted((ROOT / "tests" / "analysis").glob("test_*.py")):
+        if test.stem in asking or f".{path.stem} import" in test.read_text():
+            yield test
+
+
+def _sharing(path: Path) -> set[str]:
+    """The passes for which the same line asks."""
+    lines = (line for file in _naming(path) for line in file.read_text().splitlines())
+    groups = (re.findall(r"# Conditions? [\d, ]+ of ([a-z, -]+)\.$", line) for line in lines)
+    together = [found[0].split(", ") for found in groups if found]
+    named = {name for names in together if _name(path) in names for name in names}
+    return {name.replace("-", "_") for name in named} - {path.stem}
 
 
 def _digest(*paths: Path) -> str:

@@ -63,6 +63,7 @@ HARMLESS: dict[str, dict[str, str]] = {
         "without: and fence() == 'division'": _LESS,
     },
     "remove_idle_moves._keeps_order": {
+        "never: op.name == 'broadcast_in_dim'": _LESS,
         "never: op.name == 'squeeze'": _LESS,
         "without: and len(op.operands) == 1": "other operands are sizes that only the run knows",
     },
@@ -102,6 +103,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     },
     "stack_consumers._hop": {
         "without: or op.result.shape[lead:] != row": "what is read in the end must be a row, too",
+    },
+    "value_numbering.Numbering.of": {
+        "without: or self.leader.get(value)": _LESS,
     },
     "versions._history": {
         "without: or op.region is not scan.body": "outside of the step nothing is the carry",

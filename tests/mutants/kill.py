@@ -32,8 +32,8 @@ TIMEOUT = 4
 
 QUICK = "survived tests that need not compile"
 
-ALONE = (*CHECKS, "run_alone(")
-"""What tests call that run a pass and evaluate the program op by op."""
+ALONE = (*CHECKS, "run_alone(", "aliasing(")
+"""What tests call that run a pass and evaluate the program op by op, or ask an analysis."""
 
 TOOL = 3
 """A number of `sys.monitoring` that nobody else uses."""

@@ -270,6 +270,17 @@ def test_expensive_residual_stays():
     )
 
 
+def test_residual_that_may_be_rounded_otherwise_stays():
+    """(2) Whole numbers below others, which are not below the same if XLA rounds them otherwise."""
+
+    def program(p, x, y):
+        c = x * y + x
+        d, r = lax.cond(p, lambda: (c, jnp.floor(x * y + x)), lambda: (c, anything(3)))
+        return d, jnp.where(p, r, 0.0)
+
+    check_refuses(DROP, program, "bool[]", "f32[3]", "f32[3]", because="needs floor")
+
+
 def test_residual_that_changes_from_step_to_step_stays_unspecified():
     """Cost: a step that skips should write nothing."""
 

@@ -6,6 +6,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.verify import verify
 from jaxpr_opt.passes.laws.merge_common_subexpressions import MergeCommonSubexpressions
@@ -362,3 +363,14 @@ def test_barriers_are_not_merged():
         }
         """,
     )
+
+
+def test_results_of_two_types_stay():
+    """(5) They hold the same value in every branch, but one is weak."""
+    program = lambda p, x: lax.cond(p, lambda: (x, x), lambda: (x * 2, x * 2))
+    graph = import_jaxpr(traced(program, "bool[]", "f32[3]"))
+    (cond,) = (op for op in graph.walk() if op.name == "cond")
+    second = cond.results[1]
+    second.aval = compat.with_weak_type(second.aval, True)
+    run_alone((CSE,), graph)
+    assert list(graph.outputs) == list(cond.results)

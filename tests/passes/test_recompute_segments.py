@@ -290,6 +290,14 @@ def test_only_pointwise_ops_are_repeated_where_arrays_may_be_divided():
     assert count(after, "dot_general") == count(before, "dot_general")
 
 
+def test_comparisons_of_what_may_be_rounded_otherwise_are_not_repeated():
+    """(1) The largest of some numbers may not be among them where they are computed again."""
+    largest = lambda y: jnp.where(y == jnp.max(y), y * y, jnp.sin(y))
+    before, after = both(*layers(8, largest))
+    assert count(after, "sin") + count(after, "cos") > count(before, "sin") + count(before, "cos")
+    assert count(after, "eq") == count(before, "eq")
+
+
 @pytest.mark.usefixtures("barriers")
 def test_a_program_with_such_barriers_is_left():
     """(4) Whoever has put one there has decided what is computed again."""
