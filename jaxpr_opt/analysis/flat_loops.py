@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from math import prod
 
 from jaxpr_opt.analysis.access import Access
+from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.induction import Nest, affine, in_nest
 from jaxpr_opt.bridge.parameters import has_numbers, is_in_order
 from jaxpr_opt.cost import limits
@@ -76,18 +77,24 @@ def _loop(length: int) -> Scan:
     return Scan("scan", (), (), params={"length": length, "reverse": False}, regions=[Region()])
 
 
-def is_located_in(access: Access, scan: Scan, nest: Nest) -> bool:
-    """Whether it would be known where a window is, and that it is in range, in a nest of loops."""
-    for axis, extent in enumerate(access.window):
-        if extent.start is not None:
-            continue
-        if has_numbers(access.op):
-            start = in_nest(access.indices[0], access.component(axis), scan, nest)
-        else:
-            start = in_nest(access.indices[axis], None, scan, nest)
-        if start is None or any(start.strides):
-            return False
-        low, high = start.range((0,) * len(start.strides))
-        if low < 0 or high > access.array.shape[axis] - extent.size:
-            return False
-    return True
+def starts_in(accesses: Iterable[Access], scan: Scan, nest: Nest) -> list[Affine] | None:
+    """Where windows would begin along their axes, in a nest of loops; None if that would not be
+    known, or may be out of range.
+    """
+    starts = [_start(a, axis, scan, nest) for a in accesses for axis in range(len(a.window))]
+    known = [start for start in starts if start is not None]
+    return known if len(known) == len(starts) else None
+
+
+def _start(access: Access, axis: int, scan: Scan, nest: Nest) -> Affine | None:
+    extent = access.window[axis]
+    if extent.start is not None:
+        return extent.start
+    if has_numbers(access.op):
+        start = in_nest(access.indices[0], access.component(axis), scan, nest)
+    else:
+        start = in_nest(access.indices[axis], None, scan, nest)
+    if start is None or any(start.strides):
+        return None
+    low, high = start.range((0,) * len(start.strides))
+    return start if low >= 0 and high <= access.array.shape[axis] - extent.size else None

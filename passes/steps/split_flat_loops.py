@@ -26,7 +26,9 @@ cells.  Sound when
    the same order.
 
 Cost: a loop more.  So it fires if the loop carries a buffer that XLA would copy, or that is
-differentiated, and then, and only then, knows where all windows of it are.
+differentiated, and then, and only then, knows where all windows of it are; and if one of them moves
+in the inner loop. In a nest that adds to ``b[i // 16]`` the gradient of a step takes 1.1 to 1.4
+times as long as in one loop, and under `vmap` the rows of the two loops are transposed.
 Source: `collapse-loops` and this are the two directions of loop coalescing (Polychronopoulos,
 1987).
 """
@@ -37,8 +39,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.buffers import Buffer, buffer, is_in_place
-from jaxpr_opt.analysis.flat_loops import is_located_in, nest_of, row_lengths
+from jaxpr_opt.analysis.flat_loops import nest_of, row_lengths, starts_in
+from jaxpr_opt.analysis.induction import Nest
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.split_loop import split
 from jaxpr_opt.engine.interface import Match, Pass
@@ -83,11 +87,14 @@ class SplitFlatLoops(Pass):
         if not unknown:
             return "no buffer is read or written at such an index"
         nest = nest_of(scan, match.lengths)
-        told = [f for f in unknown if all(is_located_in(a, scan, nest) for a in f.accesses)]
+        places = {found: starts_in(found.accesses, scan, nest) for found in unknown}
+        told = {found: starts for found, starts in places.items() if starts is not None}
         if not told:
             return "where windows are would not be known in two loops, either"
         if all(is_in_place(found) for found in told):
             return "XLA already updates the buffer in place"
+        if not any(_moves(start, scan, nest) for starts in told.values() for start in starts):
+            return "windows would stay where they are in the inner loop"
         return None
 
     def rewrite(self, match: Flat, rw: Rewriter) -> None:
@@ -95,3 +102,9 @@ class SplitFlatLoops(Pass):
         loop, taken = match.op, 1
         for steps in match.lengths:
             loop, taken = split(loop, steps // taken, rw), steps
+
+
+def _moves(start: Affine, scan: Scan, nest: Nest) -> bool:
+    """Whether a window moves in the inner loop of a nest."""
+    *_, inner = nest
+    return not start.steps.keys().isdisjoint({scan, inner})

@@ -182,6 +182,7 @@ def test_keys():
 STAYS = {
     "(1) asks to be unrolled": (loop(lambda k: k % 3, unroll=2), "asks to be unrolled"),
     "part of a row is left": (loop(lambda k: k % 5, size=5), None),
+    "a row of each group of steps": (loop(lambda k: k // 3, size=4), "would stay"),
     "the index is out of range": (loop(lambda k: k % 3 + 1), "would not be known"),
     "the index is from the data": (
         lambda xs: loop(lambda k: (k + xs[0].astype(int)) % 3)(xs),
