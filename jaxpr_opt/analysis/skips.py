@@ -16,6 +16,8 @@ their cotangents to zero.
 If each row of a batch, or each element of an array, draws its own random numbers in the step
 (dropout), some row always takes it: such a mask is not used as a predicate.
 
+A step that some element of a mask always takes is skipped never: ``arange(n) + i < m``.
+
 A carry also keeps its value under a write of its initial number into a window that no other step
 writes: `ys.at[t].set(where(t < length, y, 0))`, where `ys` starts as zeros.
 """
@@ -31,6 +33,7 @@ from jaxpr_opt.analysis.assumable import Assumable
 from jaxpr_opt.analysis.assume import Assumed, Splat, may_keep
 from jaxpr_opt.analysis.buffers import original
 from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.analysis.induction import affine
 from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.analysis.linearity import carries_cotangents
 from jaxpr_opt.bridge import dtypes
@@ -40,6 +43,8 @@ from jaxpr_opt.engine.traits import DRAWING, is_speculable
 _VIEWS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "stop_gradient"}
 )
+
+_LESS = ("lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +100,9 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
             # Condition 1 of exit-loop-early, isolate-skipped-steps.
             if blanks is None:
                 continue
+            if _is_always_taken(predicate, taken_when):
+                yield "some element of its predicate takes every step"
+                break
             kind, ops = _kind(scan, predicate, counting)
             if kind in ("carried", "upfront"):
                 yield Skip(scan, predicate, taken_when, kind, tuple(ops), counters, skipped, blanks)  # type: ignore[arg-type]
@@ -221,6 +229,22 @@ def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
         others = [v for v in op.operands if v is not carry.param]
         if len(others) == 1 and not scan.body.defines(others[0]):
             yield carry, others[0]
+
+
+def _is_always_taken(predicate: Value, taken_when: bool) -> bool:
+    """Whether in every step an element of a comparison is as in a step that is taken: of a mask
+    ``arange(n) + i < m``, whose first is true in them all.
+    """
+    op = predicate.op
+    if op is None or op.name not in _LESS:
+        return False
+    one, other = (affine(v) for v in (op.operands if op.name in _LESS[:2] else op.operands[::-1]))
+    if one is None or other is None:
+        return False
+    more = other - one if taken_when else one - other
+    reach = [s * (n - 1) for s, n in zip(more.strides, predicate.shape, strict=False)]
+    least = more.range((1,) * len(more.strides))[0] + sum(max(r, 0) for r in reach)
+    return least >= ((op.name in ("lt", "gt")) == taken_when)
 
 
 def _kind(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list[Op]]:

@@ -317,3 +317,29 @@ def test_stacks_that_are_zero_as_products_with_zeros_are():
     skip = find_skip(back)
     assert skip is not None and is_by_zeros(skip)
     assert all(without_zeros(skip).keeps(carry) for carry in skip.kept)
+
+
+MASKS = {
+    "the first in all": (lambda n, i: n + i < 8, False),
+    "the first in all, the other way round": (lambda n, i: -n - i > -8, False),
+    "the last in all": (lambda n, i: n >= i, False),
+    "the first, and it is equal": (lambda n, i: n + i <= 4, False),
+    "none in the last": (lambda n, i: n + i < 4, True),
+    "none in the last, as it is equal": (lambda n, i: n > i, True),
+    "none in the first": (lambda n, i: n < i, True),
+    "none where the others are true": (lambda n, i: ~(n + i >= 4), True),
+    "the first where the others are true": (lambda n, i: ~(n + i > 4), False),
+    "unknown": (lambda n, i: n + i < n[0] * 0 + jnp.sum(n), True),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_a_step_that_some_element_always_takes_is_not_skipped(case):
+    mask, skips = MASKS[case]
+
+    def program(x):
+        step = lambda x, i: (jnp.where(mask(jnp.arange(5), i), jnp.sin(x), x), None)
+        return lax.scan(step, x, jnp.arange(5))[0]
+
+    found = find_skips(first_loop(program, "f32[5]"))
+    assert [isinstance(each, Skip) for each in found] == [skips]
