@@ -16,12 +16,13 @@ from jaxpr_opt import optimize
 FORWARD = [
     "waves", "heat with ends", "shallow water", "heat in a medium", "sampling", "beam search",
     "spanning tree", "recurrent", "warped", "games", "bubble sort", "tridiagonal, in arrays",
-    "guarded steps", "heaped",
+    "guarded steps", "heaped", "Levinson-Durbin", "adagrad",
 ]  # fmt: skip
 
 DIFFERENTIATED = [
     "padded heat", "skipped layers", "early exit", "recurrent", "hidden states", "warped",
     "particles", "delayed", "ended", "pondered", "saved", "charted",
+    "Levinson-Durbin", "interpolated",
 ]  # fmt: skip
 """With respect to their first argument."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.everyday import layers, ragged, sequences, simulations, stencils, tables
+from bench.everyday import layers, ragged, recurrences, sequences, simulations, stencils, tables
 from bench.everyday.entry import Entry as Entry
 
 PROGRAMS: dict[str, Entry] = {
@@ -12,5 +12,6 @@ PROGRAMS: dict[str, Entry] = {
     **layers.PROGRAMS,
     **simulations.PROGRAMS,
     **ragged.PROGRAMS,
+    **recurrences.PROGRAMS,
 }
 """By name."""

@@ -1,0 +1,174 @@
+"""Recurrences of textbooks, with little for a pass to do: each is to take what plain JAX takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from bench.everyday.entry import Entry, below, entry, forward, normal
+from bench.everyday.simulations import positive
+
+
+def levinson(r: Array) -> Array:
+    """Levinson and Durbin's; a slice was written element by element with what the step computes."""
+    n = len(r) - 1
+
+    def step(k: Array, state: Any) -> Any:
+        a, error = state
+        last = -(r[k] + jnp.dot(a, jnp.roll(r[:-1][::-1], k))) / error
+        a = (a + last * jnp.roll(a[::-1], k)).at[k].set(last)
+        return a, error * (1 - last**2)
+
+    return lax.fori_loop(0, n, step, (jnp.zeros(n), r[0]))[0]
+
+
+def decayed(x: Array) -> Array:
+    """An array that decays, and into which each step writes: the same."""
+    step = lambda k, h: (0.99 * h + 0.01 * jnp.roll(h, 1)).at[k].set(x[k])  # noqa: E731
+    return lax.fori_loop(0, len(x), step, jnp.zeros_like(x))
+
+
+def interpolated(y: Array) -> Array:
+    """Neville's; each step became a branch though a mask is true somewhere in all of them."""
+    n = len(y)
+    x, i = jnp.linspace(0, 1, n), jnp.arange(n)
+
+    def step(k: Array, p: Array) -> Array:
+        there = x[jnp.clip(i + k, 0, n - 1)]
+        new = (0.3 - there) * p + (x - 0.3) * jnp.roll(p, -1)
+        return jnp.where(i + k < n, new / jnp.where(x == there, 1, x - there), p)
+
+    return lax.fori_loop(1, n, step, y)[0]
+
+
+def adagrad(table: Array, ids: Array, targets: Array, weights: Array) -> Array:
+    """A small table; update-states read, tested and wrote its rows one by one."""
+
+    def loss(table: Array, i: Array, y: Array) -> Array:
+        return jnp.sum((jnp.tanh(table[i[0]] * table[i[1]]) @ weights - y) ** 2)
+
+    def step(state: Any, given: Any) -> Any:
+        table, squares = state
+        g = jax.grad(loss)(table, *given)
+        squares = squares + g * g
+        return (table - 0.1 * g / (jnp.sqrt(squares) + 1e-6), squares), None
+
+    return lax.scan(step, (table, jnp.zeros_like(table)), (ids, targets))[0][0]
+
+
+def chebyshev(c: Array, x: Array) -> Array:
+    """Clenshaw's."""
+
+    def step(state: Any, each: Array) -> Any:
+        one, two = state
+        return (2 * x * one - two + each, one), None
+
+    (one, two), _ = lax.scan(step, (jnp.zeros_like(x), jnp.zeros_like(x)), c[:0:-1])
+    return x * one - two + c[0]
+
+
+def filtered(x: Array, b: Array, a: Array) -> Array:
+    """With an infinite response."""
+
+    def step(z: Array, x: Array) -> Any:
+        y = b[0] * x + z[0]
+        return jnp.concatenate([z[1:], jnp.zeros(1)]) + b[1:] * x - 0.1 * a[1:] * y, y
+
+    return lax.scan(step, jnp.zeros(len(b) - 1), x)[1]
+
+
+def factored(a: Array) -> Array:
+    """Cholesky's, column by column."""
+    rows = jnp.arange(len(a))
+
+    def step(j: Array, lower: Array) -> Array:
+        column = a[:, j] - lower @ lower[j]
+        return lower.at[:, j].set(jnp.where(rows >= j, column / jnp.sqrt(column[j]), 0.0))
+
+    return lax.fori_loop(0, len(a), step, jnp.zeros_like(a))
+
+
+def eliminated(a: Array, b: Array) -> Array:
+    """Gauss and Jordan's."""
+
+    def step(k: Array, m: Array) -> Array:
+        row = m[k] / m[k, k]
+        return (m - m[:, k][:, None] * row).at[k].set(row)
+
+    return lax.fori_loop(0, len(b), step, jnp.concatenate([a, b[:, None]], 1))[:, -1]
+
+
+def tridiagonalised(a: Array, v: Array) -> Any:
+    """Lanczos', all vectors kept."""
+    m = 12
+
+    def step(k: Array, state: Any) -> Any:
+        vs, diagonal, beside = state
+        w = a @ vs[k]
+        x = w @ vs[k]
+        w = w - x * vs[k] - jnp.where(k > 0, beside[k - 1], 0.0) * vs[k - 1]
+        w = w - vs.T @ (vs @ w)
+        size = jnp.linalg.norm(w) + 1e-6
+        return vs.at[k + 1].set(w / size), diagonal.at[k].set(x), beside.at[k].set(size)
+
+    vs = jnp.zeros((m + 1, len(v))).at[0].set(v / jnp.linalg.norm(v))
+    return lax.fori_loop(0, m, step, (vs, jnp.zeros(m), jnp.zeros(m)))[1:]
+
+
+def shortest_paths(d: Array) -> Array:
+    """Floyd and Warshall's."""
+    step = lambda k, d: jnp.minimum(d, d[:, k][:, None] + d[k])  # noqa: E731
+    return lax.fori_loop(0, len(d), step, abs(d))
+
+
+def traced_back(w: Array, states: Array) -> Array:
+    """Temporal differences, with traces of where they come from."""
+
+    def step(given: Any, s: Array) -> Any:
+        w, traces = given
+        delta = jnp.sin(1.0 * s) + 0.9 * w[(s * 7 + 1) % len(w)] - w[s]
+        traces = (0.72 * traces).at[s].add(1.0)
+        return (w + 0.1 * delta * traces, traces), None
+
+    return lax.scan(step, (w, jnp.zeros_like(w)), states)[0][0]
+
+
+def leapfrog(q: Array, p: Array) -> Any:
+    """Springs in a row."""
+    force = jax.grad(lambda q: jnp.sum(q**4) / 4 + jnp.sum((q[1:] - q[:-1]) ** 2) / 2)
+
+    def step(_: int, state: Any) -> Any:
+        q, p = state
+        p = p - 0.005 * force(q)
+        q = q + 0.01 * p
+        return q, p - 0.005 * force(q)
+
+    return lax.fori_loop(0, 100, step, (q, p))
+
+
+def automaton(table: Array, text: Array) -> Array:
+    """Its states."""
+    return lax.scan(lambda s, c: (table[s, c], table[s, c]), 0, text)[1]
+
+
+PROGRAMS: dict[str, Entry] = {
+    "Levinson-Durbin": entry(levinson, np.float32(0.9) ** np.arange(201, dtype=np.float32)),
+    "decayed": entry(decayed, normal(400)),
+    "interpolated": entry(interpolated, normal(20)),
+    "adagrad": forward(
+        adagrad, normal(200, 8), below(200, 50, 2, 8), normal(50, 8, seed=1), normal(8, seed=2)
+    ),
+    "Chebyshev": entry(chebyshev, normal(30), normal(200, seed=1)),
+    "filtered": entry(filtered, normal(300), normal(5), normal(5, seed=1)),
+    "factored": entry(factored, positive(24)),
+    "eliminated": entry(eliminated, positive(20), normal(20)),
+    "tridiagonalised": entry(tridiagonalised, positive(40), normal(40)),
+    "shortest paths": entry(shortest_paths, normal(40, 40)),
+    "traced back": entry(traced_back, normal(100), below(100, 60)),
+    "leapfrog": entry(leapfrog, normal(20), normal(20, seed=1)),
+    "automaton": forward(automaton, below(5, 12, 5), below(5, 300)),
+}
