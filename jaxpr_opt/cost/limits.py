@@ -60,13 +60,16 @@ NEXT_LEAST = 0.97
 BOUNDS = 28
 """How many such divisions are tried: the last takes an eightieth of the memory of the first."""
 
+NEAR_TIE = 1.05
+"""How many times as long a program has to take, as predicted, to be the slower one for sure."""
+
 LAST_OFFERS = 3
 """Programs that are made to find the smallest."""
 
 ARRAYS_FUSED = 64
 """Arrays that ops read which are taken for one fusion."""
 
-PRICES = tuple(2.0**power for power in range(-6, 9))
+PRICES = tuple(2.0**power for power in range(-6, 11))
 """What a byte may be worth to a memory budget, in seconds of the whole program for each byte that
 it takes: at the first price, all of its memory is worth a sixty-fourth of its time, and at the last
-a 256th of its memory is worth all of its time."""
+a 1024th of its memory is worth all of its time."""

@@ -107,6 +107,13 @@ class CostModel:
             self.device.memory if self.is_far(stacked) else self.device.cached
         )
 
+    def passed(self, nbytes: float, among: float) -> float:
+        """The same as far as it shows in the time of a whole program: so many bytes as are used
+        together may stay near a core.
+        """
+        is_near = among <= self.device.near
+        return _number(nbytes) * self.device.nearby if is_near else self.kept(nbytes, among)
+
     def is_far(self, stacked: float) -> bool:
         """Whether so many bytes do not stay in the cache."""
         return stacked > self.device.cache

@@ -20,7 +20,7 @@ one iteration, and says so.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 
@@ -62,6 +62,8 @@ class Work:
     """The innermost `while` that it is repeated by: then the amount is that of one iteration."""
     times: int = 1
     """How often it runs."""
+    stacks: Scan | None = None
+    """The loop that stacks what the op makes, if this is the work of stacking it."""
 
 
 def works(graph: Graph) -> tuple[Work, ...]:
@@ -134,8 +136,9 @@ class _Walker:
             self.depths.update(dict.fromkeys(region.params, len(self.around) - 1))
             yield from self.region(region)
         yield self._work(op, _bytes(*_replaced(op)))
-        for stack in op.stacks if isinstance(op, Scan) else ():
-            yield self._work(stack.value.op or op, stack.value.nbytes)
+        if isinstance(op, Scan):
+            for stack in op.stacks:
+                yield replace(self._work(stack.value.op or op, stack.value.nbytes), stacks=op)
         self.around.pop()
 
     def _branch(self, branch: Region) -> Iterator[Work]:

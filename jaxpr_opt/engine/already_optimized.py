@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jax.extend.core import ClosedJaxpr
 
@@ -13,19 +13,44 @@ Settled = Literal["tidy", "untidy"]
 does.
 """
 
-_settled: dict[int, tuple[weakref.ref[ClosedJaxpr], Hashable, Settled]] = {}
+
+class _Known(NamedTuple):
+    """What is remembered of a program."""
+
+    jaxpr: weakref.ref[ClosedJaxpr]
+    by: Hashable
+    state: Settled
+    source: ClosedJaxpr | None
 
 
-def settle(jaxpr: ClosedJaxpr, by: Hashable, *, tidy: bool) -> None:
+_known: dict[int, _Known] = {}
+
+
+def settle(
+    jaxpr: ClosedJaxpr, by: Hashable, *, tidy: bool, source: ClosedJaxpr | None = None
+) -> None:
     """Remember that a pipeline's first phase has nothing more to do on this very object, but,
-    unless it is tidy, to tidy up; `by`: the pipeline, and for what it ran.
+    unless it is tidy, to tidy up; `by`: the pipeline, and for what it ran; `source`: what it was
+    made from, if that will be needed.
     """
     key = id(jaxpr)
     state: Settled = "tidy" if tidy else "untidy"
-    _settled[key] = (weakref.ref(jaxpr, lambda _: _settled.pop(key, None)), by, state)
+    reference = weakref.ref(jaxpr, lambda _: _known.pop(key, None))
+    _known[key] = _Known(reference, by, state, source)
 
 
 def settled_by(jaxpr: ClosedJaxpr, by: Hashable) -> Settled | None:
     """What is remembered of this very object and a pipeline."""
-    reference, settler, state = _settled.get(id(jaxpr), (None, None, None))
-    return state if reference is not None and reference() is jaxpr and settler == by else None
+    known = _of(jaxpr, by)
+    return None if known is None else known.state
+
+
+def source_of(jaxpr: ClosedJaxpr, by: Hashable) -> ClosedJaxpr | None:
+    """What a pipeline made this very object from, if that was to be remembered."""
+    known = _of(jaxpr, by)
+    return None if known is None else known.source
+
+
+def _of(jaxpr: ClosedJaxpr, by: Hashable) -> _Known | None:
+    known = _known.get(id(jaxpr))
+    return known if known and known.jaxpr() is jaxpr and known.by == by else None

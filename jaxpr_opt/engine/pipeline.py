@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
 from jaxpr_opt.bridge import compat, compat_devices, door
-from jaxpr_opt.engine.already_optimized import Settled, settle, settled_by
+from jaxpr_opt.engine.already_optimized import Settled, settle, settled_by, source_of
 from jaxpr_opt.engine.exporter import export
 from jaxpr_opt.engine.importer import INLINED_WHEN_FINAL, STRUCTURED, import_jaxpr, primitive_names
 from jaxpr_opt.engine.interface import PHASES, Pass, PassError
@@ -118,15 +118,24 @@ class Pipeline:
                 settle(jaxpr, by, tidy=settled == "tidy")
             return Result(jaxpr, Journal(phase))
         started = time.perf_counter()
+        source = source_of(jaxpr, by)
+        given = functools.partial(import_jaxpr, phase=phase, name=name, pipeline=self)
+        before = None if source is None else functools.partial(given, source)
         graph, journal, snapshots = self._optimized(
-            lambda: import_jaxpr(jaxpr, phase, name, pipeline=self), phase, divided, jaxpr
+            functools.partial(given, jaxpr),
+            phase,
+            divided,
+            jaxpr,
+            before,
         )
         assert not (blind and journal.changed), f"names said nothing of {list(journal.records)}"
         out = jaxpr
         if journal.changed or (tidy and journal.touched):
             out = self._exported(graph, jaxpr, journal)
         if phase == "differentiable" or (phase == "differentiated" and out is not jaxpr):
-            settle(out, (self, divided), tidy=out is not jaxpr or not journal.touched)
+            if source is None and self.memory is not None and self._has_traded(journal):
+                source = jaxpr
+            settle(out, by, tidy=out is not jaxpr or not journal.touched, source=source)
         journal.seconds = time.perf_counter() - started
         publish(journal)
         return Result(out, journal, tuple(snapshots))
@@ -163,7 +172,11 @@ class Pipeline:
         phase: Phase,
         divided: bool,
         jaxpr: ClosedJaxpr | None = None,
+        before: Callable[[], Graph] | None = None,
     ) -> tuple[Graph, Journal, list[tuple[str, ClosedJaxpr]]]:
+        """Make a graph and run every stage on it; `before` makes it as it was before the first
+        phase, if that has decided what a budget may decide otherwise.
+        """
         pipeline = self
         failures: list[tuple[str, str]] = []
         while True:
@@ -176,7 +189,7 @@ class Pipeline:
             journal.phase = graph.phase
             journal.name = str(getattr(graph.debug_info, "func_name", None) or graph.name)
             try:
-                snapshots = pipeline.apply(graph, journal, settled)
+                snapshots = pipeline.apply(graph, journal, settled, make, before)
             except PassError as error:
                 door.failed(error, f"{error}; the program was optimised without it", again=True)
                 if not door.is_open():
@@ -187,12 +200,18 @@ class Pipeline:
                 return graph, journal, snapshots
 
     def apply(
-        self, graph: Graph, journal: Journal, settled: Settled | None = None
+        self,
+        graph: Graph,
+        journal: Journal,
+        settled: Settled | None = None,
+        make: Callable[[], Graph] | None = None,
+        before: Callable[[], Graph] | None = None,
     ) -> list[tuple[str, ClosedJaxpr]]:
         """Run every stage on a graph in place; raises `PassError`.
 
-        `settled`: what the first phase has left to do on it as it is.  Snapshots are taken in check
-        mode only.
+        `settled`: what the first phase has left to do on it as it is.  `make` makes it as it came
+        in, `before` as it was before the first phase, if that has decided what a budget may decide
+        otherwise.  Snapshots are taken in check mode only.
         """
         run = Run(graph, journal)
         measure("", graph, journal)
@@ -203,18 +222,49 @@ class Pipeline:
         for stage in self._early:
             run.stage(stage)
         if self.memory is not None and (graph.phase == "final" or graph.cotangents):
-            self._spend(self.memory, run)
+            self._spend(self.memory, run, make, before)
         for stage in self.stages[len(self._early) :]:
             run.stage(stage)
         return run.snapshots
 
-    def _spend(self, memory: Budget, run: Run) -> None:
+    def _spend(
+        self,
+        memory: Budget,
+        run: Run,
+        make: Callable[[], Graph] | None,
+        before: Callable[[], Graph] | None,
+    ) -> None:
         """Trade seconds for memory as far as the budget asks for it."""
-        made = plan(run.graph, memory, Trading(self.trades))
+        if before is None and self._has_traded(run.journal):
+            before = make
+        others = functools.partial(self._untraded, run.graph, before)
+        made = plan(run.graph, memory, Trading(self.trades), others)
         if made.chosen.journal.touched:
             run.adopt(made.chosen)
         if not made.is_met and (memory.nbytes is not None or _has_backward(run.graph)):
             tell_unmet(made, memory, run.graph)
+
+    def _untraded(self, beside: Graph, before: Callable[[], Graph] | None) -> Iterator[Graph]:
+        """A program as the stages before the budget's make it, without what is traded there."""
+        if before is None:
+            return
+        graph = before()
+        graph.divided, graph.phase = beside.divided, beside.phase
+        run = Run(graph, Journal(graph.phase, tells=False))
+        for stage in self._early:
+            run.stage([each for each in stage if each.name not in self._traded])
+        yield graph
+
+    @functools.cached_property
+    def _traded(self) -> frozenset[str]:
+        """The passes that trade seconds for memory whether there is a budget or not."""
+        early = {each.name for stage in self._early for each in stage}
+        return frozenset(p.name for p in self.trades if not p.cleanup and p.name in early)
+
+    def _has_traded(self, journal: Journal) -> bool:
+        """Whether one of them has done something."""
+        done = (journal.records.get(name) for name in self._traded)
+        return any(each is not None and each.rewrites for each in done)
 
     def settle_part(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:
         """`part` is what `whole` needs for fewer outputs: as that, it has at most to be tidied."""

@@ -15,7 +15,7 @@ from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.exporter import export
 from jaxpr_opt.engine.interface import PHASES, Match, Pass, PassError
-from jaxpr_opt.engine.ir import Graph, Op
+from jaxpr_opt.engine.ir import Graph, Op, Scan
 from jaxpr_opt.engine.journal import (
     Journal,
     PassRecord,
@@ -89,9 +89,13 @@ class Trading:
         return found
 
     def run(self, graph: Graph, journal: Journal) -> list[tuple[str, ClosedJaxpr]]:
-        """Run it on a graph, in place; raises `PassError`."""
+        """Run it on a graph, in place; raises `PassError`.
+
+        Straight-line code is tidied up when it is chosen, if it is: nothing here needs it before.
+        """
         run = Run(graph, journal)
-        run.stage(self.passes)
+        has_loops = any(isinstance(op, Scan) for op in graph.walk())
+        run.stage([each for each in self.passes if has_loops or not each.cleanup])
         return run.snapshots
 
 

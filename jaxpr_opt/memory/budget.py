@@ -11,6 +11,9 @@ from jaxpr_opt.sizes import parse_bytes
 
 MINIMAL = "minimal"
 
+CLOSE = 1.02
+"""How much more than a part of what a program takes is taken for that part: both are estimates."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -26,7 +29,7 @@ class Budget:
         """Bytes, for a program that takes so many without a budget."""
         if self.nbytes is not None:
             return self.nbytes
-        return 0 if self.part is None else int(self.part * without)
+        return 0 if self.part is None else int(CLOSE * self.part * without)
 
     def __str__(self) -> str:
         return self.written

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -28,11 +28,12 @@ from typing import Any, NamedTuple, Protocol
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.cost.prediction import known_seconds, predicted_seconds
+from jaxpr_opt.cost.prediction import known_seconds
 from jaxpr_opt.engine.ir import Graph, Scan
 from jaxpr_opt.engine.journal import Journal, is_collected
 from jaxpr_opt.engine.rewriter import copy_graph
 from jaxpr_opt.insight.liveness import temporary_bytes
+from jaxpr_opt.insight.prediction import predicted_seconds
 from jaxpr_opt.memory.budget import Budget
 
 
@@ -43,6 +44,8 @@ class Trade(NamedTuple):
     """What it holds at its peak, of what it holds now."""
     seconds: float
     """What is computed again takes."""
+    saved: int = 0
+    """Bytes that it holds less."""
 
 
 class Found(Protocol):
@@ -92,7 +95,7 @@ class Candidate:
         known = predicted_seconds(self.graph, cost_model())
         return known_seconds(self.graph.body.ops, cost_model()) if known is None else known
 
-    @property
+    @functools.cached_property
     def flops(self) -> int | None:
         """Floating point operations of a run; None if they are not known."""
         return cost(self.graph.body).flops
@@ -111,7 +114,7 @@ class Offer:
     def made(self, stage: Stage) -> Candidate:
         """The candidate."""
         if self.part == 1:
-            return self.base
+            return replace(self.base, predicted=self.seconds)
         return _made(self.base, self.base.price, self.part, stage, self.seconds)
 
 
@@ -131,8 +134,12 @@ class Plan:
         return self.limit is None or self.chosen.nbytes <= self.limit
 
 
-def plan(graph: Graph, budget: Budget, stage: Stage) -> Plan:
-    """The program that a budget buys; the smallest if none fits."""
+def plan(
+    graph: Graph, budget: Budget, stage: Stage, others: Callable[[], Iterable[Graph]] = tuple
+) -> Plan:
+    """The program that a budget buys; the smallest if none fits.  The `others` compute the same,
+    and are asked for where it does not fit as it is.
+    """
     told = _listener.get()
     first = _first(graph if told is None else copy_graph(graph))
     is_least = budget.nbytes is None and budget.part is None
@@ -140,7 +147,7 @@ def plan(graph: Graph, budget: Budget, stage: Stage) -> Plan:
     fits = limit is not None and first.nbytes <= limit
     if fits and told is None:
         return Plan(graph.name, (first,), first, limit)
-    shelf = _Shelf(_offers(first, stage), stage)
+    shelf = _Shelf(_offers(first, stage, others), stage)
     chosen = first if fits else shelf.chosen(limit, first)
     if told is None:
         return Plan(graph.name, (first,), chosen, limit)
@@ -168,35 +175,66 @@ def _made(
 # -- what is offered ------------------------------------------------------------------------------
 
 
-def _offers(first: Candidate, stage: Stage) -> list[Offer]:
-    """What may be had, ever smaller and slower; the program without a budget is not among it."""
-    found = [offer for base in _bases(first, stage) for offer in _traded(base, stage)]
-    rising = sorted(found, key=lambda each: (each.seconds, each.nbytes))
-    kept, least = [], first.nbytes
-    for each in rising:
+def _offers(first: Candidate, stage: Stage, others: Callable[[], Iterable[Graph]]) -> list[Offer]:
+    """What may be had, ever smaller and slower, and computing ever more; the program without a
+    budget is not among it, and none is held to be faster.
+    """
+    bases = [*_bases(first, first, stage)]
+    if _loops(first.graph):
+        bases += (each for graph in others() for each in _bases(_first(graph), first, stage))
+    found = [offer for base in bases for offer in _traded(base, stage)]
+    kept: list[Offer] = []
+    for each in reversed(_best(found)):
+        least = (limits.NEXT_LEAST if each.part < 1 else 1.0) * (kept[-1] if kept else first).nbytes
         if each.nbytes < least:
-            kept.append(each)
-            least = each.nbytes
+            while kept and _flops(kept[-1]) > _flops(each):
+                kept.pop()
+            seconds = max(each.seconds, kept[-1].seconds if kept else first.seconds)
+            kept.append(replace(each, seconds=seconds))
     return kept
 
 
-def _bases(first: Candidate, stage: Stage) -> Iterator[Candidate]:
-    """The program without a budget, and with its loops as they are at rising prices.
+def _best(offers: Iterable[Offer]) -> list[Offer]:
+    """Those than which none is better, the smallest first."""
+    best: list[Offer] = []
+    for each in sorted(offers, key=lambda each: (each.nbytes, each.seconds)):
+        if not any(_is_better(smaller, each) for smaller in best):
+            best.append(each)
+    return best
 
-    None is held to be faster than the program without a budget.
+
+def _is_better(smaller: Offer, other: Offer) -> bool:
+    """Whether what takes no more memory is no slower; where that is a near tie, it must not compute
+    more.
     """
-    yield first
-    if not any(isinstance(op, Scan) for op in first.graph.walk()):
-        return
+    is_less = other.part == 1 and _flops(other) < _flops(smaller)
+    most = smaller.seconds * (limits.NEAR_TIE if is_less else 1.0)
+    return other.seconds > most or (not is_less and other.seconds == most)
+
+
+def _flops(offer: Offer) -> int:
+    """Operations, as far as they are known before it is made."""
+    return offer.base.flops or 0
+
+
+def _loops(graph: Graph) -> bool:
+    """Whether a program has loops whose steps may be computed again."""
+    return any(isinstance(op, Scan) for op in graph.walk())
+
+
+def _bases(start: Candidate, first: Candidate, stage: Stage) -> Iterator[Candidate]:
+    """A program as it is, and with its loops as they are at rising prices of what memory the
+    program without a budget takes.
+    """
+    yield start
     before: list[str] = []
-    for each in limits.PRICES:
+    for each in limits.PRICES if _loops(start.graph) else ():
         price = each * first.seconds / max(first.nbytes, 1)
         with using(cost_model().at(price, 1.0)):
-            says = [found.says for found in stage.find(first.graph)]
-        if says == before:
-            continue
-        before, made = says, _made(first, price, 1.0, stage)
-        yield replace(made, predicted=max(made.seconds, first.seconds))
+            says = [found.says for found in stage.find(start.graph)]
+        if says != before:
+            before = says
+            yield _made(start, price, 1.0, stage)
 
 
 def _traded(base: Candidate, stage: Stage) -> Iterator[Offer]:
@@ -206,7 +244,7 @@ def _traded(base: Candidate, stage: Stage) -> Iterator[Offer]:
         places = [found.trades for found in stage.find(base.graph) if found.trades]
     for part in sorted({trade.part for trades in places for trade in trades}, reverse=True):
         taken = [_within(trades, part) for trades in places]
-        nbytes = round(max(each.part for each in taken) * base.nbytes)
+        nbytes = max(base.nbytes - sum(each.saved for each in taken), 0)
         yield Offer(base, part, nbytes, base.seconds + sum(each.seconds for each in taken))
 
 

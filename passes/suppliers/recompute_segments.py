@@ -120,7 +120,7 @@ class RecomputeSegments(Pass):
 def _trades(end: Op) -> Iterator[Trade]:
     """What may be dropped, in figures, the fastest first."""
     for each in droppings(end):
-        yield Trade(each.nbytes / each.before, runs(end) * each.seconds)
+        yield Trade(each.nbytes / each.before, runs(end) * each.seconds, each.before - each.nbytes)
 
 
 def _is_at_peak(region: Region) -> bool:

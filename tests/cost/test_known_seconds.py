@@ -6,8 +6,9 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.prediction import known_seconds, predicted_seconds
+from jaxpr_opt.cost.prediction import known_seconds
 from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.insight.prediction import predicted_seconds
 
 
 def graph_of(step, length):

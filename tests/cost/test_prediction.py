@@ -10,8 +10,8 @@ from bench.predictions import predict
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.devices import CPU
 from jaxpr_opt.cost.model import CostModel
-from jaxpr_opt.cost.prediction import predicted_seconds
 from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.insight.prediction import predicted_seconds
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import traced
 
@@ -69,3 +69,16 @@ def test_a_step_takes_its_time():
     loop = lambda x, n: lax.scan(lambda c, _: (c, None), x, None, length=n)[0]
     short, long = (seconds(lambda x, n=n: loop(x, n), "f32[3]") for n in (10, 30))
     assert long - short == pytest.approx(20 * CPU.fused_step)
+
+
+def test_what_a_step_passes_on_stays_near():
+    """However many steps there are: the tenth part of them takes a tenth of the time."""
+    loop = lambda x, n: lax.scan(lambda c, _: (c * 0.5, None), x, None, length=n)[0]
+    few, many = (seconds(lambda x, n=n: loop(x, n), "f32[3000]") for n in (1000, 10_000))
+    assert many == pytest.approx(10 * few, rel=0.02)
+
+
+def test_stacks_that_do_not_fit_the_cache_take_longer():
+    loop = lambda x, n: lax.scan(lambda c, _: (c * 0.5, c), x, None, length=n)
+    few, many = (seconds(lambda x, n=n: loop(x, n), "f32[3000]") for n in (300, 30_000))
+    assert many > 300 * few
