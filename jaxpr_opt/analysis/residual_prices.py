@@ -8,8 +8,8 @@ from math import inf, prod
 
 from jaxpr_opt.analysis.adjacent_step_stacks import is_good_part, readers_back, shifted
 from jaxpr_opt.analysis.cuts import available, handed_over, outermost, residuals
+from jaxpr_opt.analysis.register_stacks import stored_as_rows
 from jaxpr_opt.analysis.rounding import is_discontinuous, rounded
-from jaxpr_opt.analysis.shift_registers import stored_as_rows
 from jaxpr_opt.analysis.skips import find_skip
 from jaxpr_opt.analysis.stack_consumers import routes
 from jaxpr_opt.analysis.versions import restored

@@ -12,23 +12,12 @@ of `T` registers does, and a loop that reads the stack row by row can read windo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
 
 from jaxpr_opt.analysis.affine import Affine
-from jaxpr_opt.analysis.cuts import available, residuals
-from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.analysis.pieces import Piece, pieces, unshaped
-from jaxpr_opt.analysis.stack_consumers import Route, Rows, Stacked, routes
-from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.ir import Carry, Scan, Value, is_sized
-
-Reader = tuple[Route, Value]
-"""The way to a loop that reads a stack, and the row that it reads in a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,22 +46,6 @@ class Register:
         return self.scan.length * self.size + self.held
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of these."""
-        return self.rows * (self.carry.param.nbytes // self.held)
-
-    @property
-    def entering_bytes(self) -> int:
-        """Bytes of what enters in a step."""
-        return self.size * (self.carry.param.nbytes // self.held)
-
-    @property
-    def present(self) -> Value | None:
-        """What enters, if it is streamed or stacked already."""
-        there = available(self.scan)
-        return next((v for v in self.entering if v in there or self.scan.stream_of(v)), None)
-
-    @property
     def is_turned(self) -> bool:
         """Whether steps enter the array of all rows in another order than they are stacked."""
         return self.climbs == self.scan.reverse
@@ -89,22 +62,12 @@ class Register:
         return (taken if self.climbs else Affine(steps) - taken) * self.size
 
 
-class State(NamedTuple):
-    """A register as a step finds it, or as it leaves it."""
-
-    register: Register
-    after: bool
-
-
-@remembered
-def registers(scan: Scan) -> Mapping[Value, State]:
-    """The values of a step that are registers."""
-    found: dict[Value, State] = {}
+def shifting(scan: Scan) -> Iterator[Register]:
+    """The carries of a loop that are shift registers."""
     for carry in scan.carries:
-        register = min(_shifts(scan, carry), key=lambda each: each.size, default=None)
-        if register is not None:
-            found |= {carry.param: State(register, False), carry.next: State(register, True)}
-    return found
+        found = min(_shifts(scan, carry), key=lambda each: each.size, default=None)
+        if found is not None:
+            yield found
 
 
 def _shifts(scan: Scan, carry: Carry) -> Iterator[Register]:
@@ -129,54 +92,3 @@ def _alone(entering: tuple[Piece, ...], scan: Scan, size: int) -> tuple[Value, .
     if len(arrays) > 1 or arrays[0].size != size:
         return ()
     return tuple(value for value in unshaped(arrays[0]) if scan.body.defines(value))
-
-
-def window_readers(stacked: Value) -> tuple[Reader, ...] | str:
-    """The loops that can read windows in place of rows of a stack of a register; or why there are
-    others.
-    """
-    found = routes(stacked, nests=True)
-    # Condition 2 of stack-entering-rows.
-    if found is None:
-        return f"{stacked.label} is needed whole"
-    # Condition 2 of stack-entering-rows.
-    if not all(_is_whole(route) for route, _ in found):
-        return f"{stacked.label} is split before its rows are read"
-    return found
-
-
-def _is_whole(route: Route) -> bool:
-    """Whether loops around the one that stacks stack again, and as many read rows of that."""
-    around = sum(isinstance(hop, Stacked) for hop in route)
-    kinds = [*[Stacked] * around, *[Rows] * (around + 1)]
-    return [type(hop) for hop in route] == kinds
-
-
-def needless(register: Register) -> str | None:
-    """Why a stack of a register is better left as it is."""
-    # Condition 3 of stack-entering-rows.
-    if not dtypes.holds(np.int32, register.rows):
-        return "it has more rows than an index can number"
-    steps, prices = register.scan.length, cost_model()
-    old, new = register.carry.param.nbytes * steps, register.nbytes
-    if register.present is None and (register.is_turned or register.size > 1):
-        new += register.entering_bytes * steps  # else `scan-in-place` puts it there
-    if prices.is_quick(old):
-        return "it is small"
-    if not prices.is_longer(new, old):
-        return "what enters is a good part of it"
-    return None
-
-
-@remembered
-def stored_as_rows(scan: Scan) -> Mapping[Value, int]:
-    """The registers of a step of which windows can take the place wherever residuals are read, and
-    how many bytes a step stores for them.
-    """
-    if any(isinstance(window_readers(s.result), str) for s, _ in residuals(scan, nests=True)):
-        return {}
-    return {
-        value: register.entering_bytes
-        for value, (register, _) in registers(scan).items()
-        if needless(register) is None
-    }

@@ -10,82 +10,98 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.access import read_window
-from jaxpr_opt.analysis.shift_registers import Reader, Register
+from jaxpr_opt.analysis.register_stacks import Reader, State
 from jaxpr_opt.analysis.stack_consumers import Route, Rows, Stacked
 from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, stacked
 from jaxpr_opt.engine.ir import Stack, Value
 from jaxpr_opt.engine.rewriter import Rewriter
 
 
-def read_windows(
-    register: Register, stack: Stack, readers: Iterable[Reader], rw: Rewriter, *, after: bool
-) -> None:
-    """Replace the rows of a stack of a register, as a step finds it or leaves it, at the ends of
-    routes.
-    """
-    scan, ways = register.scan, [route for route, _ in readers]
-    entered = stacked(_entering(register, rw), scan, rw)
+def read_windows(state: State, stack: Stack, readers: Iterable[Reader], rw: Rewriter) -> None:
+    """Replace the rows of a stack of rows of a register at the ends of routes."""
+    register, scan, ways = state.register, state.register.scan, [route for route, _ in readers]
+    start, entered = _start(state, rw), stacked(_entering(state, rw), scan, rw)
     for route, row in readers:
         end, around = route[-1], route[-2] if len(route) > 1 else None
         assert isinstance(end, Rows)
         home = around.scan.body if isinstance(around, Rows) else scan.region
         assert home is not None
-        place = home.ancestor(end.scan)
+        place, first = home.ancestor(end.scan), end.scan.body.first
         assert place is not None
-        sources = [_seen(v, route, rw) for v in (register.carry.init, entered)]
-        rows = rw.insert(partial(_all_rows, register), *sources, before=place)
-        first = end.scan.body.first
+        sources = [_seen(array, route, rw) for array in (start, entered)]
+        rows = rw.insert(partial(_all_rows, state), *sources, before=place)
         assert first is not None
+        after = state.after or (_enters_late(state) and not register.climbs)
         at = rw.steps(register.start(end.scan, after=after), before=first)
-        window = rw.typed(partial(_window, register), row.aval, rows, at, before=first)
+        window = rw.typed(partial(_window, state), row.aval, rows, at, before=first)
         window.name = row.name
         rw.replace(row, window)
     drop_unread({stack.result}, ways, rw)
     rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not stack.result])
 
 
-def _entering(register: Register, rw: Rewriter) -> Value:
+def _enters_late(state: State) -> bool:
+    """Whether the newest rows that a step stacks entered in the step before it."""
+    return bool(state.ops) and not state.after and state.register.scan.length > 0
+
+
+def _start(state: State, rw: Rewriter) -> Value:
+    """What a value holds of what the register starts with."""
+    carry = state.register.carry
+    read = carry.next if state.after else carry.param
+    return rw.clone(state.ops, {read: carry.init}, state.register.scan)[
+        state.value if state.ops else read
+    ]
+
+
+def _entering(state: State, rw: Rewriter) -> Value:
     """What enters in a step: as it is there already, or else without axes of one."""
-    if register.present is not None:
-        return register.present
+    register = state.register
+    if state.present is not None:
+        return state.present
     end = register.scan.body.terminator
-    if register.entering:
+    if register.entering and not state.ops:
         value = register.entering[-1]
     else:
-        value = rw.insert(partial(_newest, register), register.carry.next, before=end)
-    row = _row(register)
+        value = state.value if state.ops else register.carry.next
+        value = rw.insert(partial(_newest, state), value, before=end)
+    row = _row(state)
     if register.size > 1 or value.shape == row:
         return value
     return rw.insert(lambda x: lax.reshape(x, row), value, before=end)
 
 
-def _row(register: Register) -> tuple[int, ...]:
+def _row(state: State) -> tuple[int, ...]:
     """The shape of a row of a register."""
-    shape = register.carry.param.shape
-    return (*shape[: register.axis], *shape[register.axis + 1 :])
+    shape, axis = state.value.shape, state.register.axis
+    return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _newest(register: Register, array: jax.Array) -> jax.Array:
+def _newest(state: State, array: jax.Array) -> jax.Array:
     """Of a register what entered last."""
+    register = state.register
     low = register.held - register.size if register.climbs else 0
     return lax.slice_in_dim(array, low, low + register.size, axis=register.axis)
 
 
-def _all_rows(register: Register, init: jax.Array, entered: jax.Array) -> jax.Array:
+def _all_rows(state: State, start: jax.Array, entered: jax.Array) -> jax.Array:
     """The rows that a register starts with, and those that enter, in its order."""
-    row, axis = _row(register), register.axis
+    register, row, axis = state.register, _row(state), state.register.axis
+    size, held = register.size, register.held
     steps = lax.rev(entered, (0,)) if register.is_turned else entered
-    if register.size > 1:
-        block = (*row[:axis], register.size, *row[axis:])
+    if size > 1:
+        block = (*row[:axis], size, *row[axis:])
         steps = jnp.moveaxis(lax.reshape(steps, (len(steps), *block)), axis + 1, 1)
-    rows = lax.reshape(steps, (register.scan.length * register.size, *row))
-    first = jnp.moveaxis(init, axis, 0)
+    rows = lax.reshape(steps, (register.scan.length * size, *row))
+    first = jnp.moveaxis(start, axis, 0)
+    if _enters_late(state):
+        first = first[: held - size] if register.climbs else first[size:]
     return lax.concatenate([first, rows] if register.climbs else [rows, first], 0)
 
 
-def _window(register: Register, rows: jax.Array, start: jax.Array) -> jax.Array:
-    """What a register holds in a step."""
-    row = _row(register)
+def _window(state: State, rows: jax.Array, start: jax.Array) -> jax.Array:
+    """What a value holds in a step."""
+    row, register = _row(state), state.register
     window = read_window(rows, [start, *(0 for _ in row)], (register.held, *row))
     return jnp.moveaxis(window, 0, register.axis)
 

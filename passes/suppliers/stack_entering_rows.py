@@ -32,7 +32,10 @@ in each step. Sound when
 2. the stack is read only row by row, in loops of as many steps, in either order; enclosing loops
    may stack it again, and then they stack what the register starts with, too;
 3. an index can number all rows;
-4. the shapes are numbers.
+4. the shapes are numbers;
+5. what is stacked is the register, or what elementwise ops make of it, of the same for every row
+   and in every step, wherever the row is (a function that XLA rounds by place is left alone); no op
+   that jumps, as a comparison, reads what another op has computed.
 
 A step that shifts the register is never skipped, as it would have to leave the register alone.
 
@@ -40,7 +43,8 @@ Cost: the loop stores rows that enter, or nothing if they are streamed or stacke
 copied behind the rows that the register starts with; `scan-in-place` saves the copy of a new stack.
 A window is read in the time of a row of a stack, or faster, as it stays in the cache: 0.4 to 1.0 of
 the time along the first axis. The rows come first in the array, whatever axis of the register they
-are along. It fires if the new arrays are smaller by a factor. `narrow-residuals` knows the price,
+are along. What ops make of the rows that the register starts with is computed once more before the
+loop. It fires if the new arrays are smaller by a factor. `narrow-residuals` knows the price,
 and stores a register instead of what is made of it.
 Source: the residuals of `lax.scan` are those of its body, each by itself; a step does not know that
 the next one holds most of them, https://github.com/jax-ml/jax/pull/4517.
@@ -52,7 +56,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.shift_registers import State, needless, registers, window_readers
+from jaxpr_opt.analysis.register_stacks import State, needless, registers, window_readers
 from jaxpr_opt.builders.register_windows import read_windows
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Scan, Stack
@@ -87,10 +91,9 @@ class StackEnteringRows(Pass):
 
     def refuse(self, match: Stacked) -> str | None:
         found = window_readers(match.stack.result)  # (2)
-        return found if isinstance(found, str) else needless(match.state.register)  # (3)
+        return found if isinstance(found, str) else needless(match.state)  # (3)
 
     def rewrite(self, match: Stacked, rw: Rewriter) -> None:
         found = window_readers(match.stack.result)
         assert not isinstance(found, str)
-        register, after = match.state
-        read_windows(register, match.stack, found, rw, after=after)
+        read_windows(match.state, match.stack, found, rw)
