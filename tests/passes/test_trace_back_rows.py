@@ -289,11 +289,11 @@ STAYS = {
     ),
     "(3) no steps": (
         lambda h, a, x: lax.scan(
-            lambda h, t: (h.at[:, a[0]].get(mode="clip").at[t].set(x[0]), None),
-            h,
-            jnp.arange(T)[:0],
-        )[0],
-        "",
+            lambda c, _: ((c[0].at[:, a[0]].get(mode="clip").at[c[1]].set(x[0]), c[1] + 1), None),
+            (h, 0),
+            length=0,
+        )[0][0],
+        "no steps",
     ),
 }
 
