@@ -16,7 +16,15 @@ from rich.console import Console
 
 from bench.harness import Program, optimizer, optional
 from bench.sweep import Options, sweep
-from examples import alignment, kv_cache, lookups, many_carries, ragged_writes, rollouts
+from examples import (
+    alignment,
+    kv_cache,
+    lookups,
+    many_carries,
+    particle_paths,
+    ragged_writes,
+    rollouts,
+)
 from examples import carried_slices as slices
 from examples import rare_lookups as rare
 from examples import rare_resets as resets
@@ -157,6 +165,21 @@ FAMILIES = [
         alignment.soft_alignment_by_hand,
         alignment.arguments,
         2048,
+    ),
+    Family(
+        "soft alignment, one loop",
+        alignment.soft_alignment_in_one_loop,
+        alignment.soft_alignment_by_hand,
+        alignment.arguments,
+        2048,
+    ),
+    Family(
+        "paths of particles",
+        particle_paths.paths,
+        particle_paths.paths_by_hand,
+        particle_paths.arguments,
+        2048,
+        gradient=None,
     ),
     Family(
         "trajectories",

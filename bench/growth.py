@@ -71,6 +71,8 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "vmap of while": (Powers(1, 0, 1, iteration=1), Powers(1, 0, 1, iteration=0)),
     "edit distance": (FORWARD, FORWARD),
     "soft alignment": (COPIES, LINEAR),
+    "soft alignment, one loop": (COPIES, LINEAR),
+    "paths of particles": (FORWARD_COPIES, FORWARD),
     "trajectories": (QUADRATIC, Powers(1, 1, 1, iteration=0)),
     "replay": (COPIES, ORDERED),
     "KV cache, decoding": (FORWARD_COPIES, FORWARD_COPIES),

@@ -44,6 +44,21 @@ def table(costs: jax.Array, border: Border, cell: Cell) -> jax.Array:
     return lax.fori_loop(1, rows + 1, row, init)[rows, columns]
 
 
+def table_in_one_loop(costs: jax.Array, border: Border, cell: Cell) -> jax.Array:
+    """The same in one loop over all cells."""
+    rows, columns = costs.shape
+    first_row, first_column = border
+    init = jnp.zeros((rows + 1, columns + 1), costs.dtype)
+    init = init.at[0].set(first_row).at[:, 0].set(first_column)
+
+    def each(k: jax.Array, table: jax.Array) -> jax.Array:
+        i, j = jnp.divmod(k, columns)
+        beside = table[i, j + 1], table[i + 1, j], table[i, j]
+        return table.at[i + 1, j + 1].set(cell(costs[i, j], *beside))
+
+    return lax.fori_loop(0, rows * columns, each, init)[rows, columns]
+
+
 def table_by_hand(costs: jax.Array, border: Border, cell: Cell) -> jax.Array:
     """The same, by an author who keeps what the next cells need."""
     first_row, first_column = border
@@ -114,6 +129,11 @@ def edit_distance_by_hand(source: jax.Array, target: jax.Array) -> jax.Array:
 def edit_distance_stacked(source: jax.Array, target: jax.Array) -> jax.Array:
     """Each row is a stack, and the stream of the next."""
     return edit_distance(source, target, table_by_hand)
+
+
+def soft_alignment_in_one_loop(source: jax.Array, target: jax.Array) -> jax.Array:
+    """Cell by cell, ``i, j = divmod(k, columns)``."""
+    return soft_alignment(source, target, table_in_one_loop)
 
 
 def soft_alignment_by_hand(source: jax.Array, target: jax.Array) -> jax.Array:
