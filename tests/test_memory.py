@@ -210,6 +210,22 @@ def test_straight_line_code_has_many_sizes():
     assert all(smaller > 0.5 * larger for larger, smaller in itertools.pairwise(parts)), parts
 
 
+def test_each_size_of_layers_is_offered(monkeypatch):
+    """None is held to take nothing, also where less is dropped than is computed."""
+    offered = []
+    best = planner._best
+    monkeypatch.setattr(planner, "_best", lambda offers: offered.extend(offers) or best(offered))
+
+    def dense(w, h):
+        for _ in range(12):
+            h = jax.nn.gelu(h @ w)
+        return (h**2).mean()
+
+    optimize(jax.grad(dense), memory="minimal").lower(W, TALL)
+    sizes = [offer.nbytes for offer in offered]
+    assert len(sizes) > 3 and min(sizes) > 0 and len(set(sizes)) == len(sizes), sizes
+
+
 def test_little_is_made_to_choose_from(monkeypatch):
     """Of what straight-line code may hold, nothing is rewritten but what a budget takes."""
     made = []

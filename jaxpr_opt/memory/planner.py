@@ -244,7 +244,8 @@ def _traded(base: Candidate, stage: Stage) -> Iterator[Offer]:
         places = [found.trades for found in stage.find(base.graph) if found.trades]
     for part in sorted({trade.part for trades in places for trade in trades}, reverse=True):
         taken = [_within(trades, part) for trades in places]
-        nbytes = max(base.nbytes - sum(each.saved for each in taken), 0)
+        rest = base.nbytes - sum(each.saved for each in taken)
+        nbytes = max(rest, round(max(each.part for each in taken) * base.nbytes))
         yield Offer(base, part, nbytes, base.seconds + sum(each.seconds for each in taken))
 
 
