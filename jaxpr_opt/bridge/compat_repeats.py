@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,9 @@ def _evaluate(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     around = _source_info.current_name_stack()
     for eqn in opened.eqns:
         operands = [_read(env, v) for v in eqn.invars]
-        with _source_info.set_name_stack(around + eqn.source_info.name_stack), eqn.ctx.manager:
+        names = eqn.source_info.name_stack
+        named = _source_info.set_name_stack(around + names) if names.stack else nullcontext()
+        with named, eqn.ctx.manager:
             made = compat.bind(eqn.primitive, operands, eqn.params)
         env.update(zip(eqn.outvars, made, strict=True))
     return [_read(env, v) for v in opened.outvars]
