@@ -12,7 +12,7 @@ import numpy as np
 from jaxpr_opt.analysis.constants import uniform
 from jaxpr_opt.analysis.cuts import available, residuals
 from jaxpr_opt.analysis.facts import remembered
-from jaxpr_opt.analysis.rounding import is_discontinuous
+from jaxpr_opt.analysis.rounding import adds_product, is_discontinuous
 from jaxpr_opt.analysis.shift_registers import Register, shifting
 from jaxpr_opt.analysis.stack_consumers import Route, Rows, Stacked, routes
 from jaxpr_opt.bridge import dtypes
@@ -84,6 +84,9 @@ def _made_of(op: Op, found: Mapping[Value, State]) -> State | None:
         return None
     # Condition 5 of stack-entering-rows.
     if is_discontinuous(op) and any(each.ops for each in states):
+        return None
+    # Condition 5 of stack-entering-rows.
+    if adds_product(op, register.scan.body):
         return None
     made = [each for state in states for each in state.ops]
     for value in op.operands:

@@ -98,8 +98,14 @@ def _makers(value: Value, body: Region) -> Iterator[Op]:
 def _is_stable(op: Op, body: Region) -> bool:
     """Whether an op gives the same bits wherever it runs on the same bits."""
     if op.name in SUMS or op.name == "sub":
-        return not any(_is_product(v, body) for v in op.operands)
+        return not adds_product(op, body)
     return _is_exact(op) or op.name in {"div", "mul"}
+
+
+def adds_product(op: Op, body: Region) -> bool:
+    """Whether one instruction may multiply and add, and round once."""
+    sums = op.name in SUMS or op.name == "sub"
+    return sums and any(_is_product(v, body) for v in op.operands)
 
 
 def _is_product(value: Value, body: Region) -> bool:

@@ -35,7 +35,8 @@ in each step. Sound when
 4. the shapes are numbers;
 5. what is stacked is the register, or what elementwise ops make of it, of the same for every row
    and in every step, wherever the row is (a function that XLA rounds by place is left alone); no op
-   that jumps, as a comparison, reads what another op has computed.
+   that jumps, as a comparison, reads what another op has computed, and none adds a product, which
+   XLA may round otherwise in another place (`jaxpr_opt.analysis.rounding`).
 
 A step that shifts the register is never skipped, as it would have to leave the register alone.
 

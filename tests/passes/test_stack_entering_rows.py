@@ -317,7 +317,8 @@ NO_IMAGES = {
     "a function that is rounded by place": lambda b, x: jnp.arctan(b),
     "of rows and others": lambda b, x: b + jnp.roll(b, 1, 0),
     "a sum": lambda b, x: jnp.cumsum(b, 0),
-    "a comparison of what is computed": lambda b, x: b * 2 + 1 > b,
+    "a comparison of what is computed": lambda b, x: b + 1 > b,
+    "a product that is added to": lambda b, x: b * 2 + 1,
 }
 
 
