@@ -101,6 +101,13 @@ HARMLESS: dict[str, dict[str, str]] = {
     "residual_prices._rows": {
         "without: or op.is_terminator": "a terminator has no results that could be made again",
     },
+    "register_stacks._known": {
+        "without: or value.op.name != 'broadcast_in_dim'": "what has one operand spreads it, too",
+        "without: or len(value.op.operands) > 1": "more operands are those of a dynamic shape",
+    },
+    "shift_registers._shifts": {
+        "without: or carry.is_invariant": "what stays whole is one piece",
+    },
     "stack_consumers._hop": {
         "without: or op.result.shape[lead:] != row": "what is read in the end must be a row, too",
     },

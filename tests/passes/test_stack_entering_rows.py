@@ -333,6 +333,25 @@ def test_what_differs_by_row(image):
     alone(ENTERING, program, "f32[4,8]", fires=False)
 
 
+NOT_FIXED = {
+    "at the step's number": lambda b, t, x: jnp.roll(b, 1, 0).at[t].set(x),
+    "from the data": lambda b, t, x: lax.dynamic_update_slice(
+        jnp.roll(b, 1, 0), x[None], (jnp.int32(x[0]), 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("push", NOT_FIXED.values(), ids=NOT_FIXED)
+def test_what_is_written_at_no_fixed_place(push):
+    """(1)"""
+
+    def program(x):
+        step = lambda b, here: (push(b, *here), b)
+        return back(lax.scan(step, jnp.zeros((8, 8)), (jnp.arange(4), x))[1])
+
+    alone(ENTERING, program, "f32[4,8]", fires=False)
+
+
 def test_a_function_with_a_remainder():
     """(5) XLA rounds the last elements otherwise if they are not a multiple of eight."""
     program = lambda x: back(stack_of(jnp.sin, last, x, after=False, rows=5))
