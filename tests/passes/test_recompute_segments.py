@@ -290,6 +290,7 @@ def test_only_pointwise_ops_are_repeated_where_arrays_may_be_divided():
     assert count(after, "dot_general") == count(before, "dot_general")
 
 
+@pytest.mark.usefixtures("barriers")
 def test_comparisons_of_what_may_be_rounded_otherwise_are_not_repeated():
     """(1) The largest of some numbers may not be among them where they are computed again."""
     largest = lambda y: jnp.where(y == jnp.max(y), y * y, jnp.sin(y))
