@@ -120,7 +120,7 @@ class LintTarget(pytest.Item):
         """What was found, without a traceback; what is wrong with the target, in one line."""
         from jaxpr_opt.errors import TargetError
         from jaxpr_opt.lint.formats import text
-        from jaxpr_opt.reports.printing import plain
+        from jaxpr_opt.printing import plain
 
         if isinstance(excinfo.value, LintError):  # pytest's summary shows the first line
             return f"{excinfo.value}\n\n{plain(text.render(excinfo.value.result))}"

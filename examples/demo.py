@@ -16,9 +16,9 @@ from rich.console import Console
 import jaxpr_opt
 from bench.harness import Program, measure
 from examples import bounded_while
+from jaxpr_opt.printing import show
 from jaxpr_opt.reports.figures import Figure, seconds_text
 from jaxpr_opt.reports.figures import table as figures_table
-from jaxpr_opt.reports.printing import show
 from jaxpr_opt.sizes import bytes_text
 
 BOUNDS = [8, 64, 256]

@@ -21,7 +21,7 @@ from jaxpr_opt import frames, settings
 from jaxpr_opt.engine.exporter import export
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op
-from jaxpr_opt.engine.journal import Size, user_frame
+from jaxpr_opt.engine.places import Size, user_frame
 from jaxpr_opt.engine.text import to_text
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.summary import Summary

@@ -33,6 +33,7 @@ from jaxpr_opt.bridge.parameters import (
     starts_of,
     strides_of,
 )
+from jaxpr_opt.bridge.slicing import read_window, write_window
 from jaxpr_opt.engine.ir import Op, Value
 
 Kind = Literal["read", "write", "add"]
@@ -238,26 +239,6 @@ class Access:
         )
         made: jax.Array = primitive.bind(array, *operands, **params)
         return made
-
-
-def read_window(array: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
-    """A window at starts that are in range, some of them numbers."""
-    if all(isinstance(start, int) for start in starts):
-        return lax.slice(array, starts, [a + n for a, n in zip(starts, sizes, strict=True)])
-    return lax.dynamic_slice(array, _alike(starts), sizes, allow_negative_indices=False)
-
-
-def write_window(array: jax.Array, window: jax.Array, starts: Sequence[Any]) -> jax.Array:
-    """The array with a window written at starts that are in range, some of them numbers."""
-    return lax.dynamic_update_slice(array, window, _alike(starts), allow_negative_indices=False)
-
-
-def _alike(starts: Sequence[Any]) -> list[Any]:
-    """Starts of one type, as JAX wants them: a number would be an int64 in x64 mode."""
-    computed = next((start.dtype for start in starts if not isinstance(start, int)), None)
-    if computed is None:
-        return list(starts)
-    return [dtypes.wrapped(computed, s) if isinstance(s, int) else s for s in starts]
 
 
 @remembered

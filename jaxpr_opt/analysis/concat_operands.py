@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access, read_window
+from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.buffers import is_noop_cast
 from jaxpr_opt.bridge.parameters import (
     dimension_of,
@@ -20,6 +20,7 @@ from jaxpr_opt.bridge.parameters import (
     starts_of,
     strides_of,
 )
+from jaxpr_opt.bridge.slicing import read_window
 from jaxpr_opt.engine.ir import Op, Scan, Value
 
 VIEWS = frozenset({"transpose", "rev", "reshape", "slice", "squeeze"})

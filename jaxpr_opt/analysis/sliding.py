@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, read_window, write_window
+from jaxpr_opt.analysis.access import Access
 from jaxpr_opt.analysis.constants import strong
+from jaxpr_opt.bridge.slicing import read_window, write_window
 from jaxpr_opt.engine.ir import Scan
 
 

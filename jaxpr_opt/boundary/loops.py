@@ -22,10 +22,10 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxpr_opt.analysis.devices import is_manual, is_replicated
-from jaxpr_opt.bridge import compat_ad, dtypes
+from jaxpr_opt.bridge import compat, compat_ad, dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr, primitive_names
+from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import While, is_sized
 from jaxpr_opt.engine.rewriter import Rewriter
 
@@ -39,7 +39,7 @@ def with_reverse_mode(jaxpr: ClosedJaxpr, pipeline: Any = None) -> ClosedJaxpr:
 
     Programs in it that another pipeline optimises than `pipeline`, if it is given, stay calls.
     """
-    if "while" not in primitive_names(jaxpr):
+    if "while" not in compat.primitive_names(jaxpr):
         return jaxpr
     graph = import_jaxpr(jaxpr, pipeline=pipeline)
     rw = Rewriter(graph)

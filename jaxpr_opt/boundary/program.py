@@ -42,10 +42,10 @@ from jaxpr_opt import settings
 from jaxpr_opt.analysis.linearity import is_linear
 from jaxpr_opt.boundary import accumulation, checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
+from jaxpr_opt.boundary.constant_residuals import made_again
 from jaxpr_opt.boundary.loops import with_reverse_mode
 from jaxpr_opt.bridge import compat, compat_ad, door
 from jaxpr_opt.bridge.compat_ad import Mask
-from jaxpr_opt.bridge.compat_constants import made_again
 from jaxpr_opt.bridge.compat_repeats import share_repeated
 from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
 from jaxpr_opt.engine.importer import import_jaxpr

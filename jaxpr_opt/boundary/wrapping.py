@@ -10,22 +10,25 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import jax
 from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
 from jaxpr_opt.boundary import mutation, rules
 from jaxpr_opt.boundary.static_leaves import Statics, WithStatics, divided
 from jaxpr_opt.bridge import compat, compat_ad, compat_call, door
 from jaxpr_opt.bridge.interpreter_stack import with_large_frame
-from jaxpr_opt.donation.strict import Check
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.frames import name_of
+
+Check = Callable[[Sequence[Any], dict[str, Any], ClosedJaxpr], None]
+"""Called with the arguments of a call and its program; raises for what the user must mend."""
 
 _WAYS = 64
 """In how many ways one function may be optimised before the oldest is forgotten."""

@@ -369,6 +369,25 @@ _NUMBERS = frozenset({int, bool, str, type(None)})
 """What most parameters are of, and no jaxpr is."""
 
 
+def primitive_names(jaxpr: Any) -> set[str]:
+    """The names of the primitives of a jaxpr and of all jaxprs in it."""
+    names: set[str] = set()
+    pending = {id(jaxpr): jaxpr}
+    seen: set[int] = set()
+    while pending:
+        key, each = pending.popitem()
+        seen.add(key)
+        for eqn in open_jaxpr(each).eqns:
+            names.add(eqn.primitive.name)
+            inner = inner_jaxprs(eqn.params)
+            pending.update({id(j): j for j in inner if id(j) not in seen})
+    return names
+
+
+STRUCTURED = frozenset({"scan", "while", "cond", "checkpoint", "remat", "remat2", "shard_map"})
+"""Equations with regions of their own, but for a `jit` that is kept."""
+
+
 def transposes(info: Any) -> int:
     """How many times JAX has transposed to make an equation: its name stack says
     ``transpose(...)``.

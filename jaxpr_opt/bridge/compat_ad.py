@@ -28,7 +28,6 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from jaxpr_opt.bridge import compat, compat_devices, compat_guard, door
 from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
-from jaxpr_opt.engine.importer import primitive_names
 
 _UndefinedPrimal: Any = _ad.UndefinedPrimal
 _GradAccum, _RefAccum = _ad.GradAccum, _ad.RefAccum
@@ -229,7 +228,7 @@ def transpose(jaxpr: ClosedJaxpr, linear: Mask, nonzero: Mask) -> tuple[ClosedJa
 
 def has_backward_rules(tangent: ClosedJaxpr) -> bool:
     """Whether functions of the user's make cotangents in the transpose of this program."""
-    return not primitive_names(tangent).isdisjoint(_WITH_RULES)
+    return not compat.primitive_names(tangent).isdisjoint(_WITH_RULES)
 
 
 def cotangent_avals(jaxpr: ClosedJaxpr) -> list[Any]:

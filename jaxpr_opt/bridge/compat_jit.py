@@ -16,7 +16,6 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 
 from jaxpr_opt.bridge import compat, door
-from jaxpr_opt.engine.importer import STRUCTURED, primitive_names
 from jaxpr_opt.frames import is_machinery
 
 _traceback_util.register_exclusion(__file__)  # errors of the user's functions pass through here
@@ -125,5 +124,5 @@ def is_helper(jaxpr: Any) -> bool:
     return (
         function is not None
         and is_machinery(function[0])
-        and primitive_names(jaxpr).isdisjoint(STRUCTURED)
+        and compat.primitive_names(jaxpr).isdisjoint(compat.STRUCTURED)
     )

@@ -14,7 +14,7 @@ from jaxpr_opt.analysis.masks import Prefix, first_rows
 from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.skips import Skip
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.builders.rows import read_row, write_row
+from jaxpr_opt.bridge.slicing import read_row, write_row
 from jaxpr_opt.engine.ir import Op, Region, Scan, Value, reads
 from jaxpr_opt.engine.rewriter import Rewriter
 

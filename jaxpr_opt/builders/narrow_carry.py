@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, read_window, write_window
+from jaxpr_opt.analysis.access import Access
 from jaxpr_opt.analysis.affine import Affine
 from jaxpr_opt.analysis.blocks import Rows, Touched
 from jaxpr_opt.bridge.parameters import has_numbers
+from jaxpr_opt.bridge.slicing import read_window, write_window
+from jaxpr_opt.builders.step_numbers import number_of
 from jaxpr_opt.engine.ir import Carry, Scan, Value
 from jaxpr_opt.engine.rewriter import Rewriter
 
@@ -24,7 +26,7 @@ def carry_blocks(touched: Touched, rw: Rewriter) -> None:
     found = touched.buffer
     scan, carry = found.loop, found.carry
     assert isinstance(scan, Scan)
-    starts = [rw.steps(rows.start, before=scan) for rows in touched.blocks]
+    starts = [number_of(rows.start, rw, before=scan) for rows in touched.blocks]
     sizes = [rows.size for rows in touched.blocks]
     inits = [_taken(touched, n, start, rw) for n, start in zip(sizes, starts, strict=True)]
     params = [rw.new_value(init.aval, carry.param.name) for init in inits]
@@ -51,7 +53,7 @@ def _repeated(touched: Touched, params: Sequence[Value], rw: Rewriter) -> Sequen
             continue
         k = _block_of(touched, access)
         again, update = _Again(access, touched.blocks[k]), access.kind != "read"
-        row = [rw.steps(again.row, before=op)] if again.row.steps else []
+        row = [number_of(again.row, rw, before=op)] if again.row.steps else []
         operands = (*access.indices, *row, *([access.value] if update else []))
         aval = params[k].aval if update else op.result.aval
         made = rw.typed(again, aval, parts[k], *operands, before=op)

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.access import read_window
 from jaxpr_opt.analysis.register_stacks import Reader, State
 from jaxpr_opt.analysis.stack_consumers import Route, Rows, Stacked
+from jaxpr_opt.bridge.slicing import read_window
 from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, stacked
+from jaxpr_opt.builders.step_numbers import number_of
 from jaxpr_opt.engine.ir import Stack, Value
 from jaxpr_opt.engine.rewriter import Rewriter
 
@@ -32,7 +33,7 @@ def read_windows(state: State, stack: Stack, readers: Iterable[Reader], rw: Rewr
         rows = rw.insert(partial(_all_rows, state), *sources, before=place)
         assert first is not None
         after = state.after or (_enters_late(state) and not register.climbs)
-        at = rw.steps(register.start(end.scan, after=after), before=first)
+        at = number_of(register.start(end.scan, after=after), rw, before=first)
         window = rw.typed(partial(_window, state), row.aval, rows, at, before=first)
         window.name = row.name
         rw.replace(row, window)

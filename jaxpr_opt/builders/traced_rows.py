@@ -11,10 +11,11 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, read_window
+from jaxpr_opt.analysis.access import Access
 from jaxpr_opt.analysis.histories import History, Rearrangement
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of, slice_sizes_of
+from jaxpr_opt.bridge.slicing import read_window
 from jaxpr_opt.engine.ir import Carry, Scan, Stack, Value
 from jaxpr_opt.engine.rewriter import Rewriter
 

@@ -12,11 +12,11 @@ import jax
 
 from jaxpr_opt.boundary.arrays_only import arrays_only
 from jaxpr_opt.boundary.loops import differentiated
-from jaxpr_opt.cli.stderr import working
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import blame, name_of
 from jaxpr_opt.reports import observe
+from jaxpr_opt.stderr import working
 from jaxpr_opt.targets import (
     Arguments,
     check_call,

@@ -26,10 +26,10 @@ from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.html import page
 from jaxpr_opt.html.frontier import page as frontier_page
+from jaxpr_opt.printing import show
 from jaxpr_opt.reports import frontier, observe
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.frontier import Frontier
-from jaxpr_opt.reports.printing import show
 from jaxpr_opt.reports.report import Report, advice
 from jaxpr_opt.reports.report import report as put_together
 from jaxpr_opt.reports.residual_report import Residuals

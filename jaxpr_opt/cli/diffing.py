@@ -12,10 +12,10 @@ from jaxpr_opt.cli import measure, revision
 from jaxpr_opt.cli.asking import arguments_of, optimized, print_json, subject_of, traced
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.errors import TargetError
+from jaxpr_opt.printing import show
 from jaxpr_opt.reports import figures, observe, screen
 from jaxpr_opt.reports.account import accounts
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
-from jaxpr_opt.reports.printing import show
 from jaxpr_opt.reports.unified import Doers, Unified, doers
 
 

@@ -13,7 +13,6 @@ from rich.padding import Padding
 from rich.text import Text
 
 from jaxpr_opt.cli import documentation
-from jaxpr_opt.cli.stderr import complain, working
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint import Finding, baseline, config, formats
 from jaxpr_opt.lint.discover import Asked, found
@@ -33,7 +32,8 @@ from jaxpr_opt.lint.rule import (
 from jaxpr_opt.lint.rule import documentation as sections
 from jaxpr_opt.lint.run import Run
 from jaxpr_opt.lint.target import Target
-from jaxpr_opt.reports.printing import plain, show
+from jaxpr_opt.printing import plain, show
+from jaxpr_opt.stderr import complain, working
 from jaxpr_opt.targets import Arguments, resolve
 
 

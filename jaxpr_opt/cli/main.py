@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from jaxpr_opt.cli import completion, words
-from jaxpr_opt.cli.stderr import complain
+from jaxpr_opt.stderr import complain
 from jaxpr_opt.version import __version__
 
 EXAMPLES = """\

@@ -14,9 +14,9 @@ from rich.console import Console
 from jaxpr_opt.cli.linting import save
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint import config
-from jaxpr_opt.reports.printing import plural, show
+from jaxpr_opt.printing import plural, show
 from jaxpr_opt.run import new_targets
-from jaxpr_opt.run.process import check, command, programs
+from jaxpr_opt.saving.process import check, command, programs
 
 
 def run(options: argparse.Namespace, console: Console) -> int:

@@ -18,7 +18,7 @@ from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.engine.running import run_pass
 from jaxpr_opt.frames import Frame, frame_text
-from jaxpr_opt.reports.printing import plain
+from jaxpr_opt.printing import plain
 from jaxpr_opt.sizes import bytes_text
 
 

@@ -30,7 +30,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxpr_opt.bridge import compat, compat_ad
 from jaxpr_opt.bridge.compat_ad import Mask
-from jaxpr_opt.builders.rows import read_row, write_row
+from jaxpr_opt.bridge.slicing import read_row, write_row
 
 Values = list[Any]
 Step = Callable[[Sequence[Any], Sequence[Any]], Values]

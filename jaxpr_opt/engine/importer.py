@@ -44,9 +44,6 @@ OPTIMIZED = "optimized"
 INLINED = {"closed_call", "core_closed_call", "eval_jaxpr", OPTIMIZED}
 INLINED_WHEN_FINAL = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
-STRUCTURED = frozenset({"scan", "while", "cond", "checkpoint", "remat", "remat2", "shard_map"})
-"""Equations with regions of their own, but for a `jit` that is kept."""
-
 
 def import_jaxpr(
     jaxpr: ClosedJaxpr,
@@ -92,21 +89,6 @@ def _imported(jaxpr: ClosedJaxpr, phase: Phase, name: str, stays: tuple[Any, ...
     importer.fill(region, opened, env)
     graph.opened = importer.opened
     return graph
-
-
-def primitive_names(jaxpr: Any) -> set[str]:
-    """The names of the primitives of a jaxpr and of all jaxprs in it."""
-    names: set[str] = set()
-    pending = {id(jaxpr): jaxpr}
-    seen: set[int] = set()
-    while pending:
-        key, each = pending.popitem()
-        seen.add(key)
-        for eqn in compat.open_jaxpr(each).eqns:
-            names.add(eqn.primitive.name)
-            inner = compat.inner_jaxprs(eqn.params)
-            pending.update({id(j): j for j in inner if id(j) not in seen})
-    return names
 
 
 def splice(

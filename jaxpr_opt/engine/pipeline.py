@@ -19,7 +19,7 @@ from jaxpr_opt import settings
 from jaxpr_opt.bridge import compat, compat_devices, door
 from jaxpr_opt.engine.already_optimized import Settled, settle, settled_by, source_of
 from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import INLINED_WHEN_FINAL, STRUCTURED, import_jaxpr, primitive_names
+from jaxpr_opt.engine.importer import INLINED_WHEN_FINAL, import_jaxpr
 from jaxpr_opt.engine.interface import PHASES, Pass, PassError
 from jaxpr_opt.engine.ir import Graph, Phase
 from jaxpr_opt.engine.journal import (
@@ -283,8 +283,8 @@ class Pipeline:
         """
         if is_collected() or self.memory is not None:
             return False
-        names = set().union(*map(primitive_names, parts))
-        if not names.isdisjoint(STRUCTURED):
+        names = set().union(*map(compat.primitive_names, parts))
+        if not names.isdisjoint(compat.STRUCTURED):
             return False
         known = settled is not None and names.isdisjoint(INLINED_WHEN_FINAL)
         last = max(PHASES.index(phase), PHASES.index("differentiated"))

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,6 @@ import numpy as np
 from jax import lax
 from jax.extend.core.primitives import reshape_p
 
-from jaxpr_opt.analysis.affine import Affine
-from jaxpr_opt.analysis.aliasing import Aliasing
 from jaxpr_opt.analysis.facts import note_copy
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine.exporter import evaluate_ops
@@ -44,6 +42,9 @@ from jaxpr_opt.engine.ir import (
     While,
     enclosing_shard_map,
 )
+
+if TYPE_CHECKING:
+    from jaxpr_opt.analysis.aliasing import Aliasing
 
 
 class Edit(NamedTuple):
@@ -195,18 +196,6 @@ class Rewriter:
     def undefined(self, aval: Any, *, before: Op) -> Value:
         """An unspecified value: whoever reads it takes what comes."""
         return self.place(Op(UNDEFINED, (), [aval], source=before.source), before).result
-
-    def steps(self, number: Affine, *, before: Op) -> Value:
-        """The value, an int32, of an affine function of the steps of the loops around an op."""
-        terms = [(self.step(scan, before=before), k) for scan, k in number.steps.items()]
-
-        def total(*steps: jax.Array) -> jax.Array:
-            value: Any = np.int32(number.offset)
-            for step, (_, factor) in zip(steps, terms, strict=True):
-                value = lax.add(lax.mul(step, np.int32(factor)), value)
-            return jnp.asarray(value)
-
-        return self.insert(total, *(step for step, _ in terms), before=before)
 
     def step(self, scan: Scan, *, before: Op) -> Value:
         """The number of the step that a scan around an op is in, as a stream of it."""

@@ -16,15 +16,8 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.exporter import export
 from jaxpr_opt.engine.interface import PHASES, Match, Pass, PassError
 from jaxpr_opt.engine.ir import Graph, Op, Scan
-from jaxpr_opt.engine.journal import (
-    Journal,
-    PassRecord,
-    Refusal,
-    Rewrite,
-    measure,
-    size_of,
-    user_frame,
-)
+from jaxpr_opt.engine.journal import Journal, PassRecord, Refusal, Rewrite, measure
+from jaxpr_opt.engine.places import size_of, user_frame
 from jaxpr_opt.engine.rewriter import Rewriter, adopt
 from jaxpr_opt.engine.verify import verify
 from jaxpr_opt.memory.planner import Candidate

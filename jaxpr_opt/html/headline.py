@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.lint.finding import Finding
+from jaxpr_opt.printing import plural
 from jaxpr_opt.reports.figures import SAME, Figure, factor, figures
-from jaxpr_opt.reports.printing import plural
 from jaxpr_opt.reports.report import Report
 from jaxpr_opt.sizes import bytes_text
 

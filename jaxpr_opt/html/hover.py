@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine.ir import Scan, While
-from jaxpr_opt.engine.journal import user_frame
+from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import Chart
 from jaxpr_opt.html.places import key

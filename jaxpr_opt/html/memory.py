@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.journal import user_frame
+from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import SIZE, Chart, Column, Stretch, chart
 from jaxpr_opt.html.markup import Markup, element

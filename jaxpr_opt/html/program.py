@@ -12,9 +12,9 @@ from jaxpr_opt.frames import Frame
 from jaxpr_opt.html.markup import Markup, element, together
 from jaxpr_opt.html.places import key, link
 from jaxpr_opt.html.prose import prose
+from jaxpr_opt.printing import plural
 from jaxpr_opt.reports.account import PassReport, Place
 from jaxpr_opt.reports.diff import DiffLine
-from jaxpr_opt.reports.printing import plural
 from jaxpr_opt.reports.report import Report
 from jaxpr_opt.reports.unified import Doers, doers
 

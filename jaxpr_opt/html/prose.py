@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from jaxpr_opt.html.markup import Markup, element, together
-from jaxpr_opt.reports.printing import short
+from jaxpr_opt.printing import short
 
 FACTORS = 3
 """Factors that are told one by one."""

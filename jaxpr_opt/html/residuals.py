@@ -10,7 +10,7 @@ from jaxpr_opt.html.markup import Content, Markup, element
 from jaxpr_opt.html.places import link
 from jaxpr_opt.html.prose import product
 from jaxpr_opt.insight.saved import saved
-from jaxpr_opt.reports.printing import plural
+from jaxpr_opt.printing import plural
 from jaxpr_opt.reports.residual_rows import Residual, compared
 from jaxpr_opt.sizes import bytes_text
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.journal import user_frame
+from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.frames import is_installed
 from jaxpr_opt.html.excerpt import spans
 from jaxpr_opt.html.highlight import highlighted
@@ -16,7 +16,7 @@ from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.notes import Note
 from jaxpr_opt.html.places import anchor, key, short
 from jaxpr_opt.insight.saved import kept
-from jaxpr_opt.reports.printing import plural
+from jaxpr_opt.printing import plural
 from jaxpr_opt.reports.residual_rows import frame_of
 from jaxpr_opt.sizes import bytes_text
 

@@ -41,7 +41,7 @@ from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.program import of_saved
 from jaxpr_opt.lint.rule import Rule, rules
 from jaxpr_opt.lint.target import Target, split_settings
-from jaxpr_opt.run.process import programs
+from jaxpr_opt.saving.process import programs
 from jaxpr_opt.settings import nearest
 from jaxpr_opt.targets import resolve
 

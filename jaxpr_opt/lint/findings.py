@@ -6,7 +6,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.formats import text
-from jaxpr_opt.reports.printing import plain
+from jaxpr_opt.printing import plain
 
 
 class Findings(tuple[Finding, ...]):

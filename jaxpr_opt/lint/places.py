@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.engine.journal import Size, Waste
+from jaxpr_opt.engine.journal import Waste
+from jaxpr_opt.engine.places import Size
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.reports.account import Place

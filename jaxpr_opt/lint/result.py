@@ -14,8 +14,8 @@ from jaxpr_opt.lint.options import Mode
 from jaxpr_opt.lint.parts import Part
 from jaxpr_opt.lint.rule import Rule
 from jaxpr_opt.lint.subject import Subject
+from jaxpr_opt.printing import plural
 from jaxpr_opt.reports.figures import factor
-from jaxpr_opt.reports.printing import plural
 from jaxpr_opt.reports.scaling import GrowthReport
 from jaxpr_opt.sizes import bytes_text
 

@@ -7,7 +7,7 @@ import warnings
 from jaxpr_opt import settings
 from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.journal import user_frame
+from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.frames import frame_text
 from jaxpr_opt.insight.timeline import Live, timeline
 from jaxpr_opt.memory.budget import Budget

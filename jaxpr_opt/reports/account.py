@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jaxpr_opt.engine.journal import Journal, PassRecord, Rewrite, Size, Waste
+from jaxpr_opt.engine.journal import Journal, PassRecord, Rewrite, Waste
+from jaxpr_opt.engine.places import Size
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.insight.summary import Summary
 from jaxpr_opt.reports.figures import number_text

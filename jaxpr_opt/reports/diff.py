@@ -18,7 +18,7 @@ from rich.text import Text
 
 from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.engine.ir import Constant, Graph, Op, Region, Value
-from jaxpr_opt.engine.journal import user_frame
+from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.engine.text import Names, constant_text, graph_opening, op_lines, opening, sections
 from jaxpr_opt.engine.text_params import parameters
 from jaxpr_opt.frames import Frame

@@ -15,9 +15,9 @@ from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.engine.journal import Rewrite
 from jaxpr_opt.frames import Frame, frame_text, name_of
 from jaxpr_opt.memory.planner import Candidate, Plan, collect_plans
+from jaxpr_opt.printing import plain, plural, short
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import factor
-from jaxpr_opt.reports.printing import plain, plural, short
 from jaxpr_opt.sizes import binary_text, binary_text_above
 
 NOTABLE = 0.95

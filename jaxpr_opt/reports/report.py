@@ -22,10 +22,10 @@ from jaxpr_opt.engine.ir import Graph, Value
 from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.saved import inside
+from jaxpr_opt.printing import plain, plural, short
 from jaxpr_opt.reports import figures, observe
 from jaxpr_opt.reports.account import PassReport, Place, accounts
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
-from jaxpr_opt.reports.printing import plain, plural, short
 
 MAX_PLACES = 8
 """Places a pass lists; the rest are counted."""

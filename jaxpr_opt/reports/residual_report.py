@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.printing import plain
 from jaxpr_opt.reports.figures import factor
-from jaxpr_opt.reports.printing import plain
 from jaxpr_opt.reports.residual_rows import Residual
 from jaxpr_opt.sizes import bytes_text
 

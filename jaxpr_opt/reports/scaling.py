@@ -17,9 +17,9 @@ from jaxpr_opt.frames import Frame, frame_text, name_of
 from jaxpr_opt.insight import growth as analysis
 from jaxpr_opt.insight.growth import Growth, Measure, Term, Trend
 from jaxpr_opt.insight.powers import order_text
+from jaxpr_opt.printing import plain
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import number_text
-from jaxpr_opt.reports.printing import plain
 from jaxpr_opt.sizes import bytes_text
 
 LABELS: dict[Measure, tuple[str, Callable[[float], str]]] = {

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxpr_opt.cli.stderr import complain, working
 from jaxpr_opt.frames import blame
-from jaxpr_opt.reports.printing import show
+from jaxpr_opt.printing import show
 from jaxpr_opt.run import compared, files, pages, table
 from jaxpr_opt.run.looked import looked_at
 from jaxpr_opt.run.recorder import Recorder, current
+from jaxpr_opt.stderr import complain, working
 
 
 def report(options: dict[str, Any]) -> None:

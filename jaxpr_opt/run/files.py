@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxpr_opt.errors import TargetError
+from jaxpr_opt.printing import plural
 from jaxpr_opt.reports import observe
-from jaxpr_opt.reports.printing import plural
 from jaxpr_opt.run.looked import Looked
 from jaxpr_opt.run.table import shown_path
 from jaxpr_opt.saving.values import UnwritableError

@@ -13,9 +13,9 @@ from jaxpr_opt.html import notes, page
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.page import document
 from jaxpr_opt.html.places import name
+from jaxpr_opt.printing import plural
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.diff import diff_graphs
-from jaxpr_opt.reports.printing import plural
 from jaxpr_opt.reports.report import advice, report
 from jaxpr_opt.run.files import file_name
 from jaxpr_opt.run.looked import Looked

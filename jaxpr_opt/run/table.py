@@ -13,8 +13,8 @@ from rich.text import Text
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.formats import text
+from jaxpr_opt.printing import plural
 from jaxpr_opt.reports.figures import seconds_text
-from jaxpr_opt.reports.printing import plural
 from jaxpr_opt.run.looked import Looked
 from jaxpr_opt.run.recorder import Recorder
 from jaxpr_opt.sizes import bytes_text

@@ -50,7 +50,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.row_views import Place, Rows, place_of_stack, rows_of_stream
 from jaxpr_opt.bridge.parameters import unroll_of
-from jaxpr_opt.builders.rows import read_row, write_row
+from jaxpr_opt.bridge.slicing import read_row, write_row
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Carry, Op, Phase, Scan, Stack, Value, is_sized
 from jaxpr_opt.engine.rewriter import Rewriter

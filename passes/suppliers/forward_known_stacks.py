@@ -42,10 +42,12 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access, read_window
+from jaxpr_opt.analysis.access import Access, access
 from jaxpr_opt.analysis.affine import Affine, stacked
 from jaxpr_opt.analysis.induction import affine
 from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.slicing import read_window
+from jaxpr_opt.builders.step_numbers import number_of
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.ir import Op, Scan, Stack, Value
 from jaxpr_opt.engine.rewriter import Rewriter
@@ -175,7 +177,7 @@ def _windows(match: Copied, rw: Rewriter) -> Value:
     sizes = list(read.sizes)
     sizes[moving] = abs(stride) * (scan.length - 1) + size
     dynamic = [low for low in lows if not low.is_constant]
-    values = [rw.steps(low, before=scan) for low in dynamic]
+    values = [number_of(low, rw, before=scan) for low in dynamic]
 
     def windows(array: jax.Array, *values: jax.Array) -> jax.Array:
         given = iter(values)

@@ -12,7 +12,7 @@ from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.formats import WRITERS, github, text
 from jaxpr_opt.lint.result import Checked, Result, Suppressed
 from jaxpr_opt.lint.rule import rules
-from jaxpr_opt.reports.printing import plain
+from jaxpr_opt.printing import plain
 from tests.lint import sarif
 
 FIGURES = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import jaxpr_opt
-from jaxpr_opt.run.process import command
+from jaxpr_opt.saving.process import command
 
 ROOT = Path(jaxpr_opt.__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).parent / "unprepared"

@@ -8,7 +8,7 @@ from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.formats.text import cost_text, printable
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.result import FIGURES, Checked, Result
-from jaxpr_opt.reports.printing import plural
+from jaxpr_opt.printing import plural
 from jaxpr_opt.sizes import bytes_text
 
 MOST = 50

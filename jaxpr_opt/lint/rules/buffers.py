@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.access import access
 from jaxpr_opt.engine.ir import Op, Scan, Value, While
-from jaxpr_opt.engine.journal import user_frame
+from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.places import Costly, costly

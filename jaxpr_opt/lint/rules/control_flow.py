@@ -11,7 +11,7 @@ import numpy as np
 from jaxpr_opt.boundary.loops import lacks_reverse_mode
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.ir import Op, Scan, Value
-from jaxpr_opt.engine.journal import Size, size_of, user_frame
+from jaxpr_opt.engine.places import Size, size_of, user_frame
 from jaxpr_opt.frames import Frame, raised_at
 from jaxpr_opt.insight.summary import stacked_bytes
 from jaxpr_opt.lint.finding import Finding, Severity

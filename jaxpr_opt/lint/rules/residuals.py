@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.engine.journal import user_frame
+from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.insight.causes import Cause, Why, cause
 from jaxpr_opt.insight.saved import Saved

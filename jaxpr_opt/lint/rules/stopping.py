@@ -9,7 +9,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.skips import Skip
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.ir import Cond, Region, Scan
-from jaxpr_opt.engine.journal import Size, lengths_around, user_frame
+from jaxpr_opt.engine.places import Size, lengths_around, user_frame
 from jaxpr_opt.engine.traits import is_broadcast
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import Finding

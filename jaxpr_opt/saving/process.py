@@ -15,7 +15,7 @@ from typing import Any
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.saving.read import Saved, load
 
-LAUNCH = Path(__file__).parent / "launch.py"
+LAUNCH = Path(__file__).parents[1] / "run" / "launch.py"
 _DEFAULTS = {
     "all": False,
     "html": None,

@@ -1,0 +1,46 @@
+"""Read and write windows and rows of arrays at starts that are in range.
+
+No start is negative, so no ops normalise starts: a scan reads its rows in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxpr_opt.bridge import dtypes
+
+
+def read_window(array: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
+    """A window at starts that are in range, some of them numbers."""
+    if all(isinstance(start, int) for start in starts):
+        return lax.slice(array, starts, [a + n for a, n in zip(starts, sizes, strict=True)])
+    return lax.dynamic_slice(array, _alike(starts), sizes, allow_negative_indices=False)
+
+
+def write_window(array: jax.Array, window: jax.Array, starts: Sequence[Any]) -> jax.Array:
+    """The array with a window written at starts that are in range, some of them numbers."""
+    return lax.dynamic_update_slice(array, window, _alike(starts), allow_negative_indices=False)
+
+
+def _alike(starts: Sequence[Any]) -> list[Any]:
+    """Starts of one type, as JAX wants them: a number would be an int64 in x64 mode."""
+    computed = next((start.dtype for start in starts if not isinstance(start, int)), None)
+    if computed is None:
+        return list(starts)
+    return [dtypes.wrapped(computed, s) if isinstance(s, int) else s for s in starts]
+
+
+def read_row(array: jax.Array, row: jax.Array) -> jax.Array:
+    """The row of that number."""
+    start: list[Any] = [row, *(0 for _ in array.shape[1:])]
+    return lax.squeeze(read_window(array, start, (1, *array.shape[1:])), (0,))
+
+
+def write_row(array: jax.Array, value: jax.Array, row: jax.Array) -> jax.Array:
+    """The array with another row of that number."""
+    start: list[Any] = [row, *(0 for _ in value.shape)]
+    return write_window(array, lax.expand_dims(value, (0,)), start)
