@@ -203,11 +203,12 @@ def shared(value: Any, arrays: list[Any]) -> str:
     children = _children(value)
     if children is None:
         return "holds arrays in an unknown way"
-    counts, weak = _child_references(children), [*map(weakref.getweakrefcount, children)]
-    if [*map(type, children)].count(compat.Array) == len(children):
-        alone = counts.count(EXPECTED.child) == len(counts) and not any(weak)
+    counts = _child_references(children)
+    if set(map(type, children)) == {compat.Array}:
+        alone = set(counts) == {EXPECTED.child} and not any(map(weakref.getweakrefcount, children))
         arrays += children
     else:
+        weak = map(weakref.getweakrefcount, children)
         alone = all(map(_is_alone, children, counts, weak, itertools.repeat(arrays)))
     return "" if alone else "holds something that is referred to elsewhere"
 

@@ -161,7 +161,8 @@ class Donating:
             known.append(variant)
         if not variant.donated:
             return self._plain(*args, **kwargs)
-        if twice := passed_twice(leaves, variant.donated):
+        # What a caller gives up is referred to once.
+        if given is None and (twice := passed_twice(leaves, variant.donated)):
             return self._run(args, kwargs, given, excluded | twice)
         try:
             return variant.finish(variant.run(*variant.order(leaves)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -41,14 +42,17 @@ def sharing_memory(values: Sequence[Sequence[Any]]) -> list[int]:
     There may be many arrays: each is asked once, and not by a line of Python.
     """
     living = compat_call.living()
+    ours = set(map(id, itertools.chain.from_iterable(values)))
     try:
         places = [*map(compat.Array.unsafe_buffer_pointer, living)]
     except jax.errors.JaxRuntimeError:  # one is on several devices: its parts may be among ours
         return list(range(len(values)))
-    apart = set(map(id, living))
+    apart = ours.intersection(map(id, living))
     if len(set(places)) < len(places):
         count = Counter(places)
         apart -= {id(x) for x, p in zip(living, places, strict=True) if count[p] > 1 and x.size}
+    if len(apart) == len(ours):
+        return []
     return [i for i, arrays in enumerate(values) if not apart.issuperset(map(id, arrays))]
 
 
