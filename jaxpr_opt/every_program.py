@@ -79,13 +79,13 @@ def everywhere(
 def turn_on(tell: Tell | None = None) -> None:
     """Optimise the programs of all threads from now on, as ``JAXPR_OPT_EVERYWHERE=1`` does.
 
-    `tell` is told of each program that is replaced.
+    `tell` is called with each program that is replaced.
     """
     if not door.is_open():
         return
     from jaxpr_opt.engine import registry
 
-    _told[:] = [tell] if tell is not None else []
+    _listeners[:] = [tell] if tell is not None else []
     _scope().set_global(registry.resolve())
     _use(1)
 
@@ -144,8 +144,8 @@ def _pipeline() -> Pipeline | None:
 
 _made: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 """For a program what stands for it, by pipeline and settings; None if it stays."""
-_told: list[Tell] = []
-"""Who is told of programs that are replaced."""
+_listeners: list[Tell] = []
+"""Called with each program that is replaced."""
 
 
 def _program(jaxpr: Any, name: str) -> Any:
@@ -157,7 +157,7 @@ def _program(jaxpr: Any, name: str) -> Any:
     if key not in known:
         started = time.perf_counter()
         known[key] = door.attempt(lambda: optimized(jaxpr, pipeline, name), lambda: None, name)
-        for tell in _told if known[key] is not None else ():
+        for tell in _listeners if known[key] is not None else ():
             tell(jaxpr, known[key], time.perf_counter() - started)
     made = known[key]
     return jaxpr if made is None else made

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 _NAME = r"[^\s:;]*[^\s:;,]"
 _MANY_NAMES = re.compile(rf"({_NAME}, {_NAME})((?:, {_NAME}){{2,}})")
-"""Four names or more in a row: two are told, the rest are counted."""
+"""Four names or more in a row: two are shown, the rest are counted."""
 
 
 def plain(renderable: RenderableType, width: int = 80) -> str:

@@ -130,7 +130,7 @@ def _row(name, size=8, seconds=1.0, temp_bytes=10**6):
     return Row(name=name, group="g", size=size, seconds=seconds, temp_bytes=temp_bytes)
 
 
-def test_programs_above_plain_jax_are_told():
+def test_programs_above_plain_jax_are_reported():
     plain = [_row("plain JAX, nested"), _row("plain JAX, nested", size=64, temp_bytes=10**8)]
     assert not [*above_plain([*plain, _row("jaxpr-opt, nested", seconds=1.04)])]
     assert not [*above_plain([*plain, _row("equinox", seconds=9)])]

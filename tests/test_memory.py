@@ -307,7 +307,7 @@ def test_what_a_budget_buys():
     assert all(each.part < 1 and each.repeated for each in others)
     places = {repeated.frame[0] for each in others for repeated in each.repeated}
     assert places == {__file__}
-    assert f'memory="{binary_text_above(found.told[1].bytes)}"' in str(found)
+    assert f'memory="{binary_text_above(found.notable[1].bytes)}"' in str(found)
     assert len(found.to_dict()["points"]) == len(found.points)
 
 

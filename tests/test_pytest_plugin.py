@@ -110,7 +110,7 @@ def test_selection(project):
     result.assert_outcomes(passed=1, deselected=3)
 
 
-def test_what_is_wrong_with_the_file_is_told(project, pytester):
+def test_what_is_wrong_with_the_file_is_reported(project, pytester):
     project()
     pytester.path.joinpath("pyproject.toml").write_text("[tool.jaxpr-opt.lint]\nselct = []\n")
     result = pytester.runpytest_inprocess("-p", "pytest_jaxpr_opt", "--jaxpr-opt-lint")

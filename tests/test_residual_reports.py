@@ -114,7 +114,7 @@ def test_the_line_is_that_of_the_call_of_a_library():
     assert lines == {line_of(twice, "# first"), line_of(twice, "# second")}
 
 
-def test_what_nothing_reads_is_told():
+def test_what_nothing_reads_is_reported():
     """`vjp` hands over the zeros of the other case too, as if somebody asked for its cotangent."""
     report = jaxpr_opt.residuals(lambda x: jnp.where(x > 0, x, 0.0), X)
     assert {row.name: bool(row.needed_by) for row in report.kept} == {
@@ -145,7 +145,7 @@ def test_what_only_the_optimised_program_keeps():
     assert report.optimized_bytes < report.bytes / 10
 
 
-def test_what_could_be_made_again_is_told():
+def test_what_could_be_made_again_is_reported():
     def loss(x, scale):
         return jnp.sum(jnp.exp(jnp.sin(x)) * scale)
 

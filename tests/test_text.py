@@ -210,7 +210,7 @@ def opaque(x):
     return y
 
 
-def test_undefined_values_are_told():
+def test_undefined_values_are_reported():
     def fun(p, x):
         def loss(x):
             return lax.cond(p, lambda: jnp.sin(x), lambda: x).sum()

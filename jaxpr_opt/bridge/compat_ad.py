@@ -534,7 +534,7 @@ def register_checkify(primitive: Primitive) -> None:
 _CHECKIFY_ARGUMENTS = list(inspect.signature(_checkify.checkify_jaxpr).parameters).index("args")
 
 
-# ---------------------------------------------------------------- what `jax.jit` was told
+# ---------------------------------------------------------------- the options of `jax.jit`
 
 
 def jit_options(fun: Any) -> tuple[Callable[..., Any], dict[str, Any]] | None:

@@ -36,7 +36,7 @@ class Lowering(NamedTuple):
 
 
 class Watcher(NamedTuple):
-    """Who is told of what JAX compiles."""
+    """Called with what JAX compiles."""
 
     lowering: Callable[[Lowering], Any]
     """Of a program that is about to be lowered: what to call it afterwards, None to forget it."""
@@ -68,8 +68,8 @@ def watch(watcher: Watcher) -> None:
         again = functools.partial(_lowered, plain_lower, args, name, params)
         given = getattr(_calls, "args", ())
         seconds = _traced_in().pop(name, 0.0)
-        told = Lowering(name, jaxpr, again, given, params["donated_invars"], seconds)
-        known = door.attempt(lambda: watcher.lowering(told), lambda: None)
+        lowering = Lowering(name, jaxpr, again, given, params["donated_invars"], seconds)
+        known = door.attempt(lambda: watcher.lowering(lowering), lambda: None)
         started = time.perf_counter()
         made = plain_lower(args, jaxpr=jaxpr, name=name, **params)
         if known is not None and "compile" not in vars(made):

@@ -202,7 +202,7 @@ def broadcast_dimensions_of(op: Op) -> tuple[int, ...]:
 
 
 def is_resharded(op: Op) -> bool:
-    """Whether a broadcast or reshape was told how its result is sharded."""
+    """Whether a broadcast or reshape says how its result is sharded."""
     return op.params.get("sharding") is not None
 
 
@@ -260,7 +260,7 @@ def mesh_of(op: Op) -> Any:
 
 
 def shard_map_options(op: Op) -> dict[str, Any]:
-    """What `jax.shard_map` is to be told to make this one again."""
+    """The options of `jax.shard_map` that make this one again."""
     return {
         "mesh": _read(op, "mesh"),
         "in_specs": tuple(_read(op, "in_specs")),
@@ -297,7 +297,7 @@ def with_one_cse_flag(remat: Op) -> dict[str, Any]:
 
 
 def label_of(name: Op) -> str:
-    """What `checkpoint_name` was told."""
+    """The argument of `checkpoint_name`."""
     return str(_read(name, "name"))
 
 

@@ -69,8 +69,8 @@ def residuals(options: argparse.Namespace, console: Console) -> int:
     arguments = arguments_of(options, options.target)
     written = resolve(options.target)
     check_call(options.target, written, arguments)
-    is_told = options.grad or options.argnums is not None
-    argnums = argnums_of(options.argnums) if is_told else None
+    is_gradient = options.grad or options.argnums is not None
+    argnums = argnums_of(options.argnums) if is_gradient else None
 
     def kept(fun: Callable[..., Any], args: Any, kwargs: Any) -> Residuals:
         try:

@@ -36,9 +36,9 @@ def diff(options: argparse.Namespace, console: Console) -> int:
     if options.compile:
         rows += measure.compiled(pair.before, pair.after)
     if options.format == "json":
-        told = {"target": options.target, "against": options.against, "rev": options.rev}
-        told |= {"changed": difference.changed, "figures": figures.to_dict(rows)}
-        print_json({**told, "diff": str(difference)})
+        record = {"target": options.target, "against": options.against, "rev": options.rev}
+        record |= {"changed": difference.changed, "figures": figures.to_dict(rows)}
+        print_json({**record, "diff": str(difference)})
     else:
         if not options.stat:
             show(_shown(difference, pair.doers, options), console)

@@ -67,8 +67,10 @@ def rule(options: argparse.Namespace, console: Console) -> int:
     except ValueError as error:
         raise TargetError(str(error)) from None
     if options.format == "json":
-        told = to_dict(chosen) if chosen is not None else [to_dict(r) for r in rules().values()]
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        documented = (
+            to_dict(chosen) if chosen is not None else [to_dict(r) for r in rules().values()]
+        )
+        print(json.dumps(documented, indent=2, ensure_ascii=False))
     else:
         show(contents() if chosen is None else page(chosen), console)
     return 0
@@ -185,14 +187,14 @@ def save(path: Path, document: str) -> None:
 
 def to_dict(rule: Rule) -> dict[str, Any]:
     """The rule for machines."""
-    told = {title.lower(): text for title, text in sections(rule).items()}
+    documented = {title.lower(): text for title, text in sections(rule).items()}
     return {
         "code": rule.code,
         "rule": rule.name,
         "family": FAMILIES[rule.code[3]],
         "severity": rule.severity,
         "default": rule.default,
-        **told,
+        **documented,
     }
 
 

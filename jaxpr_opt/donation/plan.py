@@ -78,7 +78,7 @@ class Donation:
     aliases: tuple[Alias, ...]
     """What is donated, by position among all arrays of the arguments and of the results."""
     unread: bool = False
-    """Whether one is donated that nothing reads, which `jax.jit` leaves out unless told to keep."""
+    """Whether one is donated that nothing reads; `jax.jit` drops it unless asked to keep it."""
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:

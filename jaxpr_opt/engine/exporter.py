@@ -153,9 +153,9 @@ def _scan(op: Scan, env: Environment) -> Sequence[Any]:
 
     operands = [_read(env, v) for v in op.operands]
     inits, streams = _as_typed(operands[:n], params), operands[n:]
-    # A symbolic length must be told by what is streamed.
-    told = {**op.params, "length": None} if streams else op.params
-    carry, stacked = lax.scan(step, inits, streams, **told)
+    # A symbolic length must follow from what is streamed.
+    settings = {**op.params, "length": None} if streams else op.params
+    carry, stacked = lax.scan(step, inits, streams, **settings)
     return [*carry, *stacked]
 
 

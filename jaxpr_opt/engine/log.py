@@ -34,8 +34,8 @@ def line(journal: Journal) -> str:
     done = [f"{name} {count}" for name, count in counts if count]
     failed = [f"{name} failed" for name, _ in journal.failures]
     milliseconds = f"{1000 * journal.seconds:.0f} ms"
-    told = ", ".join([*done, *failed]) or "nothing to change"
-    return f"{journal.name}, {WHEN[journal.phase]}: {told}, in {milliseconds}"
+    summary = ", ".join([*done, *failed]) or "nothing to change"
+    return f"{journal.name}, {WHEN[journal.phase]}: {summary}, in {milliseconds}"
 
 
 @functools.cache

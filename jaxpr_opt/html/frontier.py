@@ -65,12 +65,12 @@ def _places(points: tuple[Point, ...]) -> Iterator[tuple[float, float]]:
 
 
 def _marks(frontier: Frontier, places: list[tuple[float, float]]) -> Iterator[Markup]:
-    """The programs; what each computes again is told where the pointer is."""
+    """The programs; the pointer shows what each computes again."""
     last = (-math.inf, -math.inf)
     for point, (x, y) in zip(frontier.points, places, strict=True):
         memory, *_, time, again = frontier.row(point).values()
-        told = element("title", f"{memory}, {time} the time: {again}")
-        yield element("circle", told, cx=f"{x:.1f}", cy=f"{y:.1f}", r=6)
+        label = element("title", f"{memory}, {time} the time: {again}")
+        yield element("circle", label, cx=f"{x:.1f}", cy=f"{y:.1f}", r=6)
         if y - last[1] >= ROOM:
             yield element("text", memory, x=LEFT - 8, y=f"{y + 4:.1f}", text_anchor="end")
         if y - last[1] >= ROOM or x - last[0] >= 3 * ROOM:

@@ -50,8 +50,8 @@ def header(report: Report, before: Graph, findings: Sequence[Finding]) -> Markup
 def _rows(report: Report) -> dict[str, Figure]:
     """The figures by name, the most telling first."""
     rows = {row.key: row for row in figures(report.diff.before, report.diff.after)}
-    told = [rows[key] for key in ("peak_bytes", "residual_bytes", "flops", "equations")]
-    return {row.key: row for row in told if row.before or row.after}
+    shown = [rows[key] for key in ("peak_bytes", "residual_bytes", "flops", "equations")]
+    return {row.key: row for row in shown if row.before or row.after}
 
 
 def verdict(report: Report, rows: Mapping[str, Figure]) -> str:

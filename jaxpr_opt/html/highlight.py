@@ -1,4 +1,4 @@
-"""Python source as markup: keywords, strings, comments and numbers are told apart."""
+"""Python source as markup: keywords, strings, comments and numbers are distinguished."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
      "instants": [[op, type, place, live bytes, residual bytes, backward, [value, ...]], ...],
      "values": [[label, type, bytes, kind, place], ...]}
 
-Instants and values are told once, and referred to by position.
+Instants and values are listed once, and referred to by position.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxpr_opt.sizes import bytes_text
 
 
 class _Table:
-    """Entries that are told once."""
+    """Entries that are listed once."""
 
     def __init__(self) -> None:
         self.entries: list[Any] = []

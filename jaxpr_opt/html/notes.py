@@ -74,9 +74,9 @@ def section(findings: Sequence[Note]) -> Markup | None:
 
 def of_passes(passes: Iterable[PassReport]) -> Iterator[Note]:
     """A note for each place that a pass changed, then for those it left alone."""
-    told = [each for each in passes if not each.cleanup]
+    rewriting = [each for each in passes if not each.cleanup]
     for kind in ("done", "refused"):
-        for each in told:
+        for each in rewriting:
             by_frame: defaultdict[Frame | None, list[Place]] = defaultdict(list)
             for place in getattr(each, kind):
                 by_frame[place.frame].append(place)

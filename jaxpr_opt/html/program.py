@@ -120,7 +120,7 @@ def _nodes(nodes: Sequence[Node], doers: Doers) -> Iterator[Markup]:
         if node.changed
         for offset in range(-CONTEXT, CONTEXT + 1)
     } or set(range(BEGINNING))
-    told: tuple[str, Frame | None] = ("", None)
+    previous: tuple[str, Frame | None] = ("", None)
     hidden: list[Node] = []
     texts = _texts(nodes)
     for index, node in enumerate(nodes):
@@ -130,8 +130,8 @@ def _nodes(nodes: Sequence[Node], doers: Doers) -> Iterator[Markup]:
         yield from _folded(hidden, doers)
         hidden = []
         place = (node.line.gutter, node.line.frame)
-        yield _node(node, doers, place != told, texts.get(index))
-        told = place
+        yield _node(node, doers, place != previous, texts.get(index))
+        previous = place
     yield from _folded(hidden, doers)
 
 

@@ -10,7 +10,7 @@ from jaxpr_opt.html.markup import Markup, element, together
 from jaxpr_opt.printing import short
 
 FACTORS = 3
-"""Factors that are told one by one."""
+"""Factors that are written one by one."""
 _QUOTED = re.compile(r"`+([^`]+)`+")
 
 

@@ -69,7 +69,7 @@ def saved(graph: Graph, handed_over: Iterable[Value] | None = None) -> tuple[Sav
     Args:
       graph: a program with both halves of a gradient in it.
       handed_over: where it is known which values one half hands over to the other, these: what
-        the other half never reads is told too, `needed_by` nobody.
+        the other half never reads is listed, too, `needed_by` nobody.
     """
     depth: dict[Op, int] = {}
     crossing: dict[Value, dict[Use, None]] = {}

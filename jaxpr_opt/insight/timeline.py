@@ -69,7 +69,7 @@ class Tick(NamedTuple):
     steps: tuple[int, ...]
     """Which step of each loop around it, outermost first."""
     skipped: bool
-    """Whether steps just before it are left out, as they are like those that are told."""
+    """Whether steps just before it are left out, as they are like those that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Timeline:
     def unrolled(self, at_most: int, steps: int) -> Iterator[Tick]:
         """Every instant as it comes, loops repeated.
 
-        Of a longer loop `steps` are told, the first ones and the last; of any loop fewer, but
+        Of a longer loop `steps` are shown, the first ones and the last; of any loop fewer, but
         one, if it were more than `at_most` instants otherwise.
         """
         fits = (n for n in range(steps, 0, -1) if _count(self.spans, n) <= at_most)
@@ -197,11 +197,11 @@ def _instants(spans: Iterable[Instant | Loop]) -> Iterator[Instant]:
 
 
 UNKNOWN_TIMES = 3
-"""How many steps of a `while` are told."""
+"""How many steps of a `while` are shown."""
 
 
-def _told(loop: Loop, steps: int) -> list[int]:
-    """The numbers of the steps that are told."""
+def _shown(loop: Loop, steps: int) -> list[int]:
+    """The numbers of the steps that are shown."""
     times = UNKNOWN_TIMES if loop.times is None else loop.times
     if times <= steps:
         return list(range(times))
@@ -210,7 +210,7 @@ def _told(loop: Loop, steps: int) -> list[int]:
 
 def _count(spans: Iterable[Instant | Loop], steps: int) -> int:
     return sum(
-        len(_told(span, steps)) * _count(span.body, steps) if isinstance(span, Loop) else 1
+        len(_shown(span, steps)) * _count(span.body, steps) if isinstance(span, Loop) else 1
         for span in spans
     )
 
@@ -223,7 +223,7 @@ def _unrolled(
             yield Tick(span, around, skipped=False)
             continue
         before = -1
-        for number in _told(span, steps):
+        for number in _shown(span, steps):
             body = _unrolled(span.body, steps, (*around, number))
             for tick in body:
                 yield tick._replace(skipped=True) if number > before + 1 else tick

@@ -50,20 +50,20 @@ class Baseline:
         """
         left = self.known.copy()
         for finding in findings:
-            told = key(finding.target, described(finding, root))
-            yield finding, left[told] <= 0 or finding.code == MoreThanBefore.code
-            left[told] -= 1
+            name = key(finding.target, described(finding, root))
+            yield finding, left[name] <= 0 or finding.code == MoreThanBefore.code
+            left[name] -= 1
 
 
 def described(finding: Finding, root: Path) -> dict[str, Any]:
     """A finding for machines, its file relative to `root`."""
-    told = finding.to_dict()
-    return told | {"file": told["file"] and relative(told["file"], root)}
+    record = finding.to_dict()
+    return record | {"file": record["file"] and relative(record["file"], root)}
 
 
-def key(target: str, told: Mapping[str, Any]) -> Key:
+def key(target: str, record: Mapping[str, Any]) -> Key:
     """What makes a finding the one it was."""
-    return (target, *(told.get(name) for name in KEYS))
+    return (target, *(record.get(name) for name in KEYS))
 
 
 def read(path: Path) -> Baseline:
@@ -78,12 +78,12 @@ def read(path: Path) -> Baseline:
             raise TargetError(f"{path} is of version {document['version']}: expected {VERSION}")
         targets = {each["target"]: each for each in document["targets"]}
         found = [
-            (name, told)
+            (name, record)
             for name, each in targets.items()
-            for told in [*each["findings"], *each.get("suppressed", ())]
+            for record in [*each["findings"], *each.get("suppressed", ())]
         ]
         figures = {name: dict(each["figures"]) for name, each in targets.items()}
-        known = Counter(key(name, told) for name, told in found)
+        known = Counter(key(name, record) for name, record in found)
         parts = {name: _read_parts(each.get("parts", {})) for name, each in targets.items()}
         return Baseline(figures, known, parts, path.name)
     except OSError as error:
@@ -94,9 +94,9 @@ def read(path: Path) -> Baseline:
         ) from error
 
 
-def _read_parts(told: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, dict[Name, int]]:
+def _read_parts(parts: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, dict[Name, int]]:
     found: dict[str, dict[Name, int]] = {}
-    for figure, rows in told.items():
+    for figure, rows in parts.items():
         amounts = found.setdefault(figure, {})
         for row in rows:
             name = Name(*(str(row[each]) for each in Name._fields))
@@ -129,13 +129,13 @@ def _all(checked: Checked) -> list[Finding]:
     return [*checked.findings, *known]
 
 
-def _without_lines(told: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    for rows in told.values():
+def _without_lines(parts: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    for rows in parts.values():
         for row in rows:
             del row["line"]
-    return told
+    return parts
 
 
 def _kept(finding: Finding, root: Path) -> dict[str, Any]:
-    told = described(finding, root)
-    return {key: told[key] for key in ("rule", *KEYS, "bytes")}
+    record = described(finding, root)
+    return {key: record[key] for key in ("rule", *KEYS, "bytes")}

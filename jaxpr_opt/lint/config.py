@@ -222,7 +222,7 @@ OWN = (*LISTS, "per_path_ignores", "baseline", "targets")
 
 @contextlib.contextmanager
 def _table(file: Path, name: str) -> Iterator[None]:
-    """What is wrong inside is told with the file and the table it is in."""
+    """Errors inside name the file and the table."""
     try:
         yield
     except ValueError as error:
@@ -271,8 +271,8 @@ def _target(name: str, settings: dict[str, Any], file: Path) -> Named:
             more = f", {', '.join(RUN)}" if listed != str(error) else ""
             raise ValueError(f"{listed}{more}") from None
         if any(each is not None for each in run.values()):
-            told = [key for key in (*own, *_OF_FUNCTIONS) if own.get(key) or key in settings]
-            _check_run(run, told)
+            unfit = [key for key in (*own, *_OF_FUNCTIONS) if own.get(key) or key in settings]
+            _check_run(run, unfit)
             function = ""
         if not isinstance(function, str):
             got = "is missing" if function is None else f"is {function!r}"
@@ -290,7 +290,7 @@ _OF_FUNCTIONS = ("mode", "argnums", "scale", "growth")
 """Settings of targets that are functions, and not programs."""
 
 
-def _check_run(run: Mapping[str, Any], told: list[str]) -> None:
+def _check_run(run: Mapping[str, Any], unfit: list[str]) -> None:
     """Whether this names a program of a script."""
     for key in ("run", "program"):
         if not isinstance(run[key], str) or not run[key]:
@@ -298,5 +298,5 @@ def _check_run(run: Mapping[str, Any], told: list[str]) -> None:
             raise ValueError(f"{key} {got}: expected run = 'train.py ...' and program = 'name'")
     if not isinstance(run["stop-after"], int | None):
         raise ValueError(f"stop-after is {run['stop-after']!r}: expected a number of programs")
-    if told:
-        raise ValueError(f"{told[0]} is for a function, and this is a program of a run")
+    if unfit:
+        raise ValueError(f"{unfit[0]} is for a function, and this is a program of a run")

@@ -97,7 +97,7 @@ def _explained(about: Subject, chosen: Collection[Rule]) -> list[Finding]:
 
 
 def _guarded(rule: Rule, about: Subject) -> Iterator[Finding]:
-    """What one rule finds; should it break, that is told with its name."""
+    """What one rule finds; should it fail, an error with its name."""
     try:
         yield from rule.check(about)
     except TargetError:

@@ -150,7 +150,7 @@ def _own_size(make: Callable[..., Any], scale: Scale) -> int | None:
 
 @dataclass(frozen=True)
 class Mark:
-    """What `lint_target` was told."""
+    """The settings that `lint_target` got."""
 
     function: Callable[..., Any]
     name: str

@@ -1,7 +1,7 @@
 """What the journals of several pipelines come to, pass by pass.
 
 One function makes several programs: forward and backward, each in the first and in the final phase.
-What a pass did to them is told once, with the number of times and what it saved.
+What a pass did to them is listed once, with the number of times and what it saved.
 """
 
 from __future__ import annotations
@@ -63,10 +63,13 @@ class Savings:
             (self.residual_bytes, whole.residual_bytes, bytes_text, " kept for the gradient"),
             (self.flops, whole.flops or 0, number_text, " FLOPs"),
         ]
-        told = [
+        changes = [
             (n, write(abs(n)) + what) for n, total, write, what in amounts if 100 * abs(n) > total
         ]
-        signs = [("saves", [t for n, t in told if n > 0]), ("adds", [t for n, t in told if n < 0])]
+        signs = [
+            ("saves", [t for n, t in changes if n > 0]),
+            ("adds", [t for n, t in changes if n < 0]),
+        ]
         return ", ".join(f"{verb} {' and '.join(texts)}" for verb, texts in signs if texts)
 
 

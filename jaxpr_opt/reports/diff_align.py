@@ -153,7 +153,7 @@ class _Fingerprints:
         self.region(graph.body)
 
     def define(self, role: str, values: Sequence[Value], keys: Sequence[Hashable]) -> None:
-        """Equal keys are told apart by their order."""
+        """The order distinguishes equal keys."""
         seen: Counter[Hashable] = Counter()
         for value, key in zip(values, keys, strict=True):
             identity = role, key, type_text(value.aval)

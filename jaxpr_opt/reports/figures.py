@@ -33,9 +33,9 @@ def limit_text(limit: float) -> str:
 
 def beside_limit(value: float, limit: float) -> str:
     """Bytes to be compared with a limit, also in its units: `8.39 MB (8 MiB)`."""
-    told = bytes_text(value)
+    decimal = bytes_text(value)
     in_binary = isinstance(limit, Size) and limit.is_binary
-    return f"{told} ({binary_text(value)})" if in_binary else told
+    return f"{decimal} ({binary_text(value)})" if in_binary else decimal
 
 
 def formula_text(nbytes: int, lengths: Sequence[int | None]) -> str:

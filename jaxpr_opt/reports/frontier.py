@@ -78,7 +78,7 @@ class Frontier:
         return f"{self.name}, optimised, takes about {takes} of temporary memory"
 
     @property
-    def told(self) -> tuple[Point, ...]:
+    def notable(self) -> tuple[Point, ...]:
         """The points worth a row: each is a good deal smaller than the one before."""
         chosen = [self.points[0]]
         for point in self.points[1:]:
@@ -95,7 +95,7 @@ class Frontier:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self.headline, style="bold")
-        if len(self.told) == 1:
+        if len(self.notable) == 1:
             yield Text(
                 "No loop or layer stores a residual that is cheaper to compute again."
                 if self.has_gradient
@@ -103,14 +103,14 @@ class Frontier:
             )
             return
         yield self._table()
-        example = binary_text_above(self.told[1].bytes)
+        example = binary_text_above(self.notable[1].bytes)
         yield Text(f'\nThe second row is optimize(..., memory="{example}").')
-        if rest := len(self.points) - len(self.told):
+        if rest := len(self.points) - len(self.notable):
             yield Text(f"{plural(rest, 'program')} of nearly these sizes left out.", "dim")
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0))
-        rows = [self.row(point) for point in self.told]
+        rows = [self.row(point) for point in self.notable]
         *figures, _ = rows[0]
         for _ in figures:
             table.add_column(justify="right")
@@ -120,21 +120,21 @@ class Frontier:
         return table
 
     def row(self, point: Point) -> dict[str, str]:
-        """What is told of a point, by columns; nothing of FLOPs where those are not known."""
+        """The row of a point, by columns; nothing of FLOPs where those are not known."""
         today = self.points[0]
         row = {
             "memory": binary_text(point.bytes),
             "part": f"{point.part:.0%}" if point.part >= 0.1 else f"{point.part:.1%}",
             "FLOPs": f"{factor((point.flops or 0) / (today.flops or 1))}x",
             "time": f"{factor(point.seconds / today.seconds)}x",
-            "what is computed again": "\n".join(_told(point)),
+            "what is computed again": "\n".join(_repeated_lines(point)),
         }
         if not all(each.flops for each in self.points):
             del row["FLOPs"]
         return row
 
 
-def _told(point: Point) -> Iterator[str]:
+def _repeated_lines(point: Point) -> Iterator[str]:
     """What a program computes again, line by line of the source."""
     if not point.repeated:
         yield "nothing"

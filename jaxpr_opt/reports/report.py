@@ -198,8 +198,8 @@ def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     Example:
       >>> def total(xs):
       ...     return jax.lax.fori_loop(0, xs.size, lambda i, s: s + jnp.sin(xs[i]), 0.0)
-      >>> told = jaxpr_opt.explain(jax.grad(total), jax.ShapeDtypeStruct((4096,), "float32"))
-      >>> told.changed
+      >>> report = jaxpr_opt.explain(jax.grad(total), jax.ShapeDtypeStruct((4096,), "float32"))
+      >>> report.changed
       True
     """
     _check_callable("explain", fun=fun)

@@ -144,9 +144,9 @@ def _readers(row: Residual) -> str:
     places: dict[str, dict[str, None]] = {}
     for need in row.needed_by:
         places.setdefault(_place(need.frame, row.frame), {})[need.op] = None
-    told = [", ".join(ops) + (f" ({where})" if where else "") for where, ops in places.items()]
-    more = f" and at {len(told) - MAX_PLACES} more" if len(told) > MAX_PLACES else ""
-    return ", ".join(told[:MAX_PLACES]) + more
+    readers = [", ".join(ops) + (f" ({where})" if where else "") for where, ops in places.items()]
+    more = f" and at {len(readers) - MAX_PLACES} more" if len(readers) > MAX_PLACES else ""
+    return ", ".join(readers[:MAX_PLACES]) + more
 
 
 def _place(frame: Frame | None, near: Frame | None) -> str:

@@ -1,7 +1,7 @@
 """What is kept, row by row: values that their author would call the same are one.
 
 The layers of a model that a Python loop unrolls come from the same lines and have the same types;
-they are told once, with their number.  By the same name, line and type a value is found again in
+they are listed once, with their number.  By the same name, line and type a value is found again in
 the optimised program.
 """
 
@@ -42,7 +42,7 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """A value that a gradient keeps, or several that are told from each other by nothing."""
+    """A value that a gradient keeps, or several that nothing distinguishes."""
 
     name: str
     """What its author calls it; the operation that makes it, where it has no name."""
@@ -106,7 +106,7 @@ def _place(frame: Frame | None) -> dict[str, Any]:
 
 
 def key(value: Value) -> Key:
-    """What a value is told apart by."""
+    """What distinguishes a value from others."""
     return Key(_called(value), frame_of(value), type_text(value.aval))
 
 
@@ -184,7 +184,7 @@ def compared(
 def rows(
     facts: Sequence[Saved], arguments: Mapping[Value, str], optimized: Optimized
 ) -> list[Residual]:
-    """The rows of what is kept, the largest first; `arguments` have the names they are told by."""
+    """The rows of what is kept, the largest first; `arguments` have the names that are shown."""
     groups: dict[tuple[Any, ...], list[Saved]] = {}
     for fact in facts:
         which = key(fact.made), arguments.get(fact.value, ""), fact.lengths, bool(fact.needed_by)

@@ -59,8 +59,8 @@ def residuals(
     Example:
       >>> def loss(x):
       ...     return jnp.sum(jnp.sin(x))
-      >>> told = jaxpr_opt.residuals(loss, jax.ShapeDtypeStruct((256,), "float32"))
-      >>> [(each.name, each.shape, each.bytes) for each in told.kept]
+      >>> kept_by_loss = jaxpr_opt.residuals(loss, jax.ShapeDtypeStruct((256,), "float32"))
+      >>> [(each.name, each.shape, each.bytes) for each in kept_by_loss.kept]
       [('cos', 'f32[256]', 1024)]
     """
     if not callable(fun):

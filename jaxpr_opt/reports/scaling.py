@@ -29,7 +29,7 @@ LABELS: dict[Measure, tuple[str, Callable[[float], str]]] = {
 }
 """How measures are presented."""
 MAX_LINES = 3
-"""Lines of the source that are told of each measure."""
+"""Lines of the source that are shown for each measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class GrowthReport:
         return table
 
     def _lines(self, trend: Trend) -> Iterator[RenderableType]:
-        told = [term for term in trend.terms if term.matters and term.place.frame is not None]
-        for frame, terms in list(by_line(told).items())[:MAX_LINES]:
+        notable = [term for term in trend.terms if term.matters and term.place.frame is not None]
+        for frame, terms in list(by_line(notable).items())[:MAX_LINES]:
             order = order_text(terms[0].exponent, self.size)
             whats = ", ".join(dict.fromkeys(term.place.what for term in terms))
             share = sum(term.share for term in terms)

@@ -158,8 +158,8 @@ def _cut(old: str, new: str) -> tuple[str, str]:
     matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
     for tag, i, j, k, m in matcher.get_opcodes():
         same = tag == "equal" and j - i > SAME
-        for words, told in zip(cut, (ours[i:j], theirs[k:m]), strict=True):
-            words.extend([told[0], "...", told[-1]] if same else told)
+        for words, part in zip(cut, (ours[i:j], theirs[k:m]), strict=True):
+            words.extend([part[0], "...", part[-1]] if same else part)
     return " ".join(cut[0]), " ".join(cut[1])
 
 
@@ -185,5 +185,5 @@ def _places(frames: Iterable[Frame]) -> str:
     by_file: defaultdict[str, set[int]] = defaultdict(set)
     for file, line, _ in frames:
         by_file[Path(file).name].add(line)
-    told = (f"{name}:{', '.join(map(str, sorted(each)))}" for name, each in by_file.items())
-    return ", ".join(told)
+    by_name = (f"{name}:{', '.join(map(str, sorted(each)))}" for name, each in by_file.items())
+    return ", ".join(by_name)

@@ -13,8 +13,8 @@ from jaxpr_opt.bridge import compat, compat_ad, compat_watch
 from jaxpr_opt.frames import first_line
 from jaxpr_opt.reports.figures import factor, seconds_text
 from jaxpr_opt.run.arguments import Kept
-from jaxpr_opt.run.looked import Looked, optimized
 from jaxpr_opt.run.recorder import Compiled
+from jaxpr_opt.run.summaries import Summary, optimized
 from jaxpr_opt.run.table import NONE, Sheet
 from jaxpr_opt.sizes import bytes_text
 
@@ -37,13 +37,13 @@ class Measured:
 class Compared:
     """A function before and after; no `before` where passes left the program as it is."""
 
-    looked: Looked
+    looked: Summary
     before: Measured | None
     after: Measured
     why_untimed: str = ""
 
 
-def compared(found: Sequence[Looked], tell: Callable[[str], None]) -> list[Compared]:
+def compared(found: Sequence[Summary], tell: Callable[[str], None]) -> list[Compared]:
     """Compile the plain programs, and time calls of both with the arguments of the first call."""
     made = []
     for each in found:
@@ -55,7 +55,7 @@ def compared(found: Sequence[Looked], tell: Callable[[str], None]) -> list[Compa
     return made
 
 
-def _compared(looked: Looked) -> Compared:
+def _compared(looked: Summary) -> Compared:
     program = looked.largest
     after = Measured(program.seconds, None, program.temp_bytes)
     faster = None if program.made is None else optimized(program)

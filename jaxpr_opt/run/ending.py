@@ -11,8 +11,8 @@ from rich.console import Console
 from jaxpr_opt.frames import blame
 from jaxpr_opt.printing import show
 from jaxpr_opt.run import compared, files, pages, table
-from jaxpr_opt.run.looked import looked_at
 from jaxpr_opt.run.recorder import Recorder, current
+from jaxpr_opt.run.summaries import summaries
 from jaxpr_opt.stderr import complain, working
 
 
@@ -31,12 +31,12 @@ def report(options: dict[str, Any]) -> None:
 def _report(options: dict[str, Any], recorder: Recorder) -> None:
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     if options["quiet"]:
-        found = looked_at(recorder.programs.values(), lambda _: None, compiles=False)
+        found = summaries(recorder.programs.values(), lambda _: None, compiles=False)
         list(files.save(found, Path(options["save"])))
         return
     optimized = options["optimize"]
     with working("looking at what was compiled") as tell:
-        found = looked_at(recorder.programs.values(), tell, compiles=not optimized)
+        found = summaries(recorder.programs.values(), tell, compiles=not optimized)
         sheet = compared.sheet(compared.compared(found, tell)) if optimized else table.sheet(found)
     show("", console)
     show(table.Shown(found, recorder, sheet, optimized), console)

@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.printing import plural
 from jaxpr_opt.reports import observe
-from jaxpr_opt.run.looked import Looked
+from jaxpr_opt.run.summaries import Summary
 from jaxpr_opt.run.table import shown_path
 from jaxpr_opt.saving.values import UnwritableError
 from jaxpr_opt.saving.write import Written, to_json
@@ -21,7 +21,7 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._") or "program"
 
 
-def save(found: Sequence[Looked], folder: Path) -> Iterator[str]:
+def save(found: Sequence[Summary], folder: Path) -> Iterator[str]:
     """Write the programs; yields lines about that, and about what could not be written."""
     count = 0
     for each in found:
@@ -38,7 +38,7 @@ def save(found: Sequence[Looked], folder: Path) -> Iterator[str]:
     yield f"saved {plural(count, 'program')} to {shown_path(folder)}"
 
 
-def _written(each: Looked) -> Written:
+def _written(each: Summary) -> Written:
     program = each.largest
     graph, _ = observe.of_jaxpr(lambda: program.jaxpr, each.checked.name)
     measured = {

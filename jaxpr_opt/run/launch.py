@@ -84,7 +84,7 @@ def _of_file(module: ModuleType, name: str) -> CodeType:
 
 
 def _compiled(source: bytes, path: str) -> CodeType:
-    """The code of a file; what is no Python is told as Python tells it."""
+    """The code of a file; Python reports what is no Python."""
     try:
         return compile(source, path, "exec", dont_inherit=True)
     except SyntaxError as error:
@@ -128,7 +128,7 @@ def _ended(run: Callable[[], None]) -> int:
         status = 0
     except SystemExit as error:
         status = _status(error.code)
-    except BaseException as error:  # noqa: BLE001 -- also Ctrl-C: it is told, and the end
+    except BaseException as error:  # noqa: BLE001 -- also Ctrl-C: it is reported, and the end
         trace = _theirs(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         status = 130 if isinstance(error, KeyboardInterrupt) else 1

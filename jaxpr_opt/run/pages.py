@@ -18,8 +18,8 @@ from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.report import advice, report
 from jaxpr_opt.run.files import file_name
-from jaxpr_opt.run.looked import Looked
 from jaxpr_opt.run.recorder import Recorder
+from jaxpr_opt.run.summaries import Summary
 from jaxpr_opt.run.table import Sheet, findings, of_libraries, short, shown_path
 from jaxpr_opt.sizes import bytes_text
 
@@ -38,7 +38,7 @@ def write(sheet: Sheet, recorder: Recorder, path: Path) -> str:
     return f"wrote {shown_path(path)} ({bytes_text(total)}, with {folder.name})"
 
 
-def _of_program(each: Looked, folder: Path) -> str:
+def _of_program(each: Summary, folder: Path) -> str:
     """Write the page of one program; returns what it is called, seen from the first page."""
     program, called = each.largest, each.checked.name
     before, _ = observe.of_jaxpr(lambda: program.jaxpr, called)
@@ -56,12 +56,12 @@ def _body(sheet: Sheet, recorder: Recorder, files: Mapping[str, str]) -> Iterato
     found = [each for each, _ in sheet.rows]
     count = len(findings(found))
     compiled = f"{plural(len(found), 'function')} compiled"
-    told = plural(count, "finding") if count else "no finding"
+    verdict = plural(count, "finding") if count else "no finding"
     others = of_libraries(recorder)
     yield element(
         "header",
         element("p", "jaxpr-opt run", class_="brand"),
-        element("h1", f"{compiled}, {told}.", class_="verdict"),
+        element("h1", f"{compiled}, {verdict}.", class_="verdict"),
         element("p", f"And {others}.", class_="aside") if others else None,
     )
     sections = [_findings(each, files[each.checked.name]) for each in found]
@@ -78,7 +78,7 @@ def _table(sheet: Sheet, files: Mapping[str, str]) -> Markup:
     return element("table", head, element("tbody", rows), class_="programs")
 
 
-def _name(each: Looked, files: Mapping[str, str]) -> Markup:
+def _name(each: Summary, files: Mapping[str, str]) -> Markup:
     link = element("a", element("code", each.checked.name), href=files[each.checked.name])
     return element("th", link, element("small", short(each.place)))
 
@@ -94,7 +94,7 @@ def _cells(titles: Sequence[str], cells: Sequence[str]) -> Iterator[Markup]:
             yield element("td", element("span", cell, ratio), class_="number", data_title=title)
 
 
-def _findings(each: Looked, file: str) -> Markup | None:
+def _findings(each: Summary, file: str) -> Markup | None:
     """What was found in a program, with a link to its page, where the lines are."""
     if not (found := findings([each])):
         return None

@@ -76,20 +76,27 @@ class Recorder:
         """Remember what a program stands for."""
         self.replaced[id(made)] = written, made, seconds
 
-    def lowering(self, told: compat_watch.Lowering) -> Compiled | str:
+    def lowering(self, lowered: compat_watch.Lowering) -> Compiled | str:
         """What is known of a program: its record, or whose it is if it is a library's."""
-        if (found := self.programs.get(id(told.jaxpr))) is not None:
+        if (found := self.programs.get(id(lowered.jaxpr))) is not None:
             return found
-        written, made, seconds = self.replaced.get(id(told.jaxpr), (told.jaxpr, None, 0.0))
+        written, made, seconds = self.replaced.get(id(lowered.jaxpr), (lowered.jaxpr, None, 0.0))
         place = None if compat_jit.is_helper(written) else compat.users_function(written)
         if place is None and not self.keeps_libraries:
             return _owner(written)
-        name = called(told.name, place, written)
+        name = called(lowered.name, place, written)
         program = Compiled(
-            name, place, written, told.again, told.donated, told.trace_seconds, seconds, made
+            name,
+            place,
+            written,
+            lowered.again,
+            lowered.donated,
+            lowered.trace_seconds,
+            seconds,
+            made,
         )
         if self.keeps_arguments and fnmatch(name, self.only):
-            program.args = kept(told.args, written)
+            program.args = kept(lowered.args, written)
         return program
 
     def compiled(self, known: Compiled | str, executable: Any, seconds: float) -> None:

@@ -15,12 +15,12 @@ from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.formats import text
 from jaxpr_opt.printing import plural
 from jaxpr_opt.reports.figures import seconds_text
-from jaxpr_opt.run.looked import Looked
 from jaxpr_opt.run.recorder import Recorder
+from jaxpr_opt.run.summaries import Summary
 from jaxpr_opt.sizes import bytes_text
 
 TOLD = 3
-"""Findings that are told in full; the rest are counted."""
+"""Findings that are shown in full; the rest are counted."""
 MOST = 20
 """Lines of the table; the rest are counted."""
 NONE = "-"
@@ -32,14 +32,14 @@ class Sheet(NamedTuple):
     """What a table says, on a terminal or on a page."""
 
     titles: tuple[str, ...]
-    rows: Sequence[tuple[Looked, tuple[str, ...]]]
+    rows: Sequence[tuple[Summary, tuple[str, ...]]]
 
 
 class Shown:
     """What a run comes to; print it."""
 
     def __init__(
-        self, found: Sequence[Looked], recorder: Recorder, sheet: Sheet, is_optimized: bool
+        self, found: Sequence[Summary], recorder: Recorder, sheet: Sheet, is_optimized: bool
     ) -> None:
         self.found, self.recorder, self.sheet = found, recorder, sheet
         self.is_optimized = is_optimized
@@ -87,7 +87,7 @@ class Shown:
             yield Text("run --optimize measures what optimising saves", "dim")
 
 
-def sheet(found: Sequence[Looked]) -> Sheet:
+def sheet(found: Sequence[Summary]) -> Sheet:
     """One row for each function."""
     return Sheet(TITLES, [(each, row(each)) for each in found])
 
@@ -103,7 +103,7 @@ def table(sheet: Sheet) -> Table:
     return shown
 
 
-def findings(found: Iterable[Looked]) -> list[Finding]:
+def findings(found: Iterable[Summary]) -> list[Finding]:
     """What lint finds in them, but for notes."""
     return [f for each in found for f in each.checked.findings if f.severity != "note"]
 
@@ -127,7 +127,7 @@ def shown_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def row(each: Looked) -> tuple[str, ...]:
+def row(each: Summary) -> tuple[str, ...]:
     """The figures of a function as words."""
     before, after = each.largest.temp_bytes, each.optimized_bytes
     count = len(findings([each]))

@@ -31,8 +31,8 @@ _DEFAULTS = {
 def command(words: Sequence[str], is_module: bool, **options: Any) -> list[str]:
     """The words of a process that runs a script, or a module, with its arguments."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-    told = json.dumps({**_DEFAULTS, **options, "module": is_module})
-    return [sys.executable, *flags, str(LAUNCH), told, *words]
+    options_text = json.dumps({**_DEFAULTS, **options, "module": is_module})
+    return [sys.executable, *flags, str(LAUNCH), options_text, *words]
 
 
 def check(words: Sequence[str], is_module: bool, root: Path | None = None) -> None:

@@ -143,8 +143,8 @@ def check_refuses(
     record = run_alone((each,), graph).record(each.name, each.cleanup)
     assert not record.rewrites, f"{each.name} did not refuse: {record.rewrites[0].says}"
     reasons = [refusal.reason for refusal in record.refusals]
-    told = "\n  ".join(reasons) or "it found nothing to refuse"
-    assert any(because in reason for reason in reasons), f"{each.name}, its reasons:\n  {told}"
+    listed = "\n  ".join(reasons) or "it found nothing to refuse"
+    assert any(because in reason for reason in reasons), f"{each.name}, its reasons:\n  {listed}"
 
 
 def traced(program: Program, *args: Any) -> ClosedJaxpr:

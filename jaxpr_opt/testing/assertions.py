@@ -58,7 +58,7 @@ def assert_residual_bytes(
         is looked at optimised.  One that computes a gradient itself is taken as it is.
       args: its arguments, ``args`` or ``(args, kwargs)``: arrays or `jax.ShapeDtypeStruct` objects.
       at_most: bytes, as ``"64 MiB"``, ``"1.5 GB"`` or 65536.
-      argnums: which arguments to differentiate by, the first if not told.
+      argnums: which arguments to differentiate by, the first if not given.
 
     Raises:
       AssertionError: it keeps more; the message names the lines that keep most.
@@ -76,9 +76,9 @@ def assert_residual_bytes(
     if total > limit:
         over = f"{beside_limit(total - limit, limit)} more than {limit_text(limit)}"
         keeps = f"keeps {beside_limit(total, limit)}, {over}"
-        told = "\n".join(_largest(facts))
+        lines = "\n".join(_largest(facts))
         raise AssertionError(
-            f"the gradient of {name_of(fun)} {keeps}:\n{told}\n"
+            f"the gradient of {name_of(fun)} {keeps}:\n{lines}\n"
             "`jaxpr_opt.residuals` says what each is kept for, and what `optimize` leaves of it"
         )
 
@@ -152,15 +152,15 @@ def assert_growth(
     if unknown := [measure for measure in measures if measure not in MEASURES]:
         raise ValueError(f"measures has {unknown[0]!r}: expected {', '.join(MEASURES)}")
     grown = traced_growth(fun, args_at, sizes)
-    told = [
+    lines = [
         line
         for measure in measures
         for line in _faster(grown[measure], grown[measure].faster(wanted))
     ]
-    if told:
+    if lines:
         at = ", ".join(map(str, grown.sizes))
         raise AssertionError(
-            f"{name_of(fun)} grows faster than {limit}, at {at}:\n" + "\n".join(told)
+            f"{name_of(fun)} grows faster than {limit}, at {at}:\n" + "\n".join(lines)
         )
 
 

@@ -295,7 +295,7 @@ def test_residuals_of_arrays_that_may_be_divided(made, divided):
     assert ("narrow-residuals" in found) is not divided
 
 
-def test_the_reason_is_told():
+def test_the_reason_is_reported():
     with collect_journals() as journals:
         resolve(None).run(WRITTEN, "final", divided=True)
     refusals = [

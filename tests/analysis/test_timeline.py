@@ -81,7 +81,7 @@ def test_a_while_runs_nobody_knows_how_often():
     assert [each.op.name for each in loop.body] == ["lt", "yield", "mul", "yield"]
 
 
-def test_of_two_branches_the_larger_is_told():
+def test_of_two_branches_the_larger_is_reported():
     program = lambda p, x: lax.cond(p, lambda: jnp.sin(jnp.cos(x)).sum(), x.sum)
     names = [tick.instant.op.name for tick in ticks(program, "bool[]", "f32[9]")]
     assert names[names.index("cond") :] == ["cond", "cos", "sin", "reduce_sum", "yield", "yield"]

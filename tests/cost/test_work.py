@@ -93,7 +93,7 @@ def test_carries_that_change_places_are_copied():
     assert work(swapped, "f32[8]", "f32[8]")[0] > 100 * 2 * 32
 
 
-def test_of_a_while_one_iteration_is_told():
+def test_of_a_while_one_iteration_is_reported():
     def program(xs):
         return lax.while_loop(lambda c: c[0] < 3, lambda c: c + 1, xs * 2)
 

@@ -25,7 +25,7 @@ def found(memory, target=LOSS):
 
 
 @pytest.mark.parametrize("memory", [None, "1 GiB"])
-def test_a_program_that_fits_is_not_told(memory):
+def test_a_program_that_fits_is_not_reported(memory):
     assert found(memory) == []
 
 

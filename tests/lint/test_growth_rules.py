@@ -125,7 +125,7 @@ def test_every_measure_is_looked_at():
     ]
 
 
-def test_where_no_pass_helps_the_limit_is_told():
+def test_where_no_pass_helps_the_limit_is_reported():
     finding = found(GrowthOverLimit, stored, growth="O(steps)")[0]
     assert finding.fix.endswith('growth = "O(steps^2)" allows it')
     assert finding.bytes == 2 * 4 * 256**2
@@ -141,7 +141,7 @@ def test_a_limit_says_that_it_is_meant():
     assert found(SuperlinearResiduals, stored, growth="O(steps^2)") == []
 
 
-def test_small_residuals_are_not_told():
+def test_small_residuals_are_not_reported():
     assert found(SuperlinearResiduals, stored, min_bytes=2**20) == []
 
 

@@ -150,7 +150,7 @@ def test_silence(program, args):
     assert found(gradient(program), *args) == ()
 
 
-def test_small_things_are_not_told():
+def test_small_things_are_not_reported():
     assert found(gradient(whole_buffer), W, X, options=Options()) == ()
 
 

@@ -532,7 +532,7 @@ def test_what_is_made_of_constants_stays_beside_what_leaves():
     )
 
 
-def test_why_a_residual_varies_is_found_out_for_those_who_are_told(monkeypatch):
+def test_why_a_residual_varies_is_found_out_for_those_who_are_reported(monkeypatch):
     asked = []
     module = sys.modules[HoistInvariantResiduals.__module__]
     monkeypatch.setattr(module, "why_varying", lambda value, _: asked.append(value) or "it does")

@@ -126,6 +126,6 @@ def test_a_budget_is_not_less_than_what_was_measured(value):
         ('run = "a.py"\nprogram = "f"\nstop-after = "2"', "expected a number of programs"),
     ],
 )
-def test_mistakes_in_the_table_are_told(table, says, tmp_path):
+def test_mistakes_in_the_table_are_reported(table, says, tmp_path):
     with pytest.raises(TargetError, match=says):
         read(f"[tool.jaxpr-opt.lint.targets.f]\n{table}\n", tmp_path / "pyproject.toml")

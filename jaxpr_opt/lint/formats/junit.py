@@ -30,10 +30,10 @@ def _suite(checked: Checked, result: Result) -> ET.Element:
     for finding in checked.findings:
         case = _case(suite, checked, _name(finding, result))
         tag = "system-out" if finding.severity == "note" else "failure"
-        told = ET.SubElement(case, tag)
-        told.text = printable(_text(finding))
+        child = ET.SubElement(case, tag)
+        child.text = printable(_text(finding))
         if tag == "failure":
-            told.attrib |= {"type": finding.severity, "message": printable(finding.says)}
+            child.attrib |= {"type": finding.severity, "message": printable(finding.says)}
     for each in checked.suppressed:
         case = _case(suite, checked, _name(each.finding, result))
         ET.SubElement(case, "skipped", message=f"suppressed by {each.how}")

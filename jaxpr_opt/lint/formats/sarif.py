@@ -53,11 +53,11 @@ def write(result: Result) -> str:
     }
     seen = Counter[str]()
     for finding, how in [*findings, *suppressed]:
-        told = _result(finding, how, positions, result)
+        entry = _result(finding, how, positions, result)
         stable = _stable(finding, result)
-        told["partialFingerprints"] = {"jaxprOpt/v1": _fingerprint(f"{stable} {seen[stable]}")}
+        entry["partialFingerprints"] = {"jaxprOpt/v1": _fingerprint(f"{stable} {seen[stable]}")}
         seen[stable] += 1
-        run["results"].append(told)
+        run["results"].append(entry)
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
@@ -92,21 +92,21 @@ def _result(
     cost = cost_text(finding)
     says = f"{finding.says} ({cost})" if cost else finding.says
     sentences = [says, finding.reason, f"Fix: {finding.fix}"]
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "ruleId": finding.code,
         "level": finding.severity,
         "message": {"text": "\n".join(filter(None, sentences))},
         "properties": {"target": finding.target, "fixedBy": finding.fixed_by},
     }
     if finding.code in positions:
-        told["ruleIndex"] = positions[finding.code]
+        entry["ruleIndex"] = positions[finding.code]
     if finding.frame is not None:
-        told["locations"] = [_location(finding.frame, result)]
+        entry["locations"] = [_location(finding.frame, result)]
     if finding.bytes is not None:
-        told["properties"]["bytes"] = finding.bytes
+        entry["properties"]["bytes"] = finding.bytes
     if how is not None:
-        told["suppressions"] = [{"kind": KINDS[how], "justification": f"by {how}"}]
-    return told
+        entry["suppressions"] = [{"kind": KINDS[how], "justification": f"by {how}"}]
+    return entry
 
 
 def _location(frame: Frame, result: Result) -> dict[str, Any]:
@@ -133,11 +133,11 @@ def _fingerprint(text: str) -> str:
 
 
 def _notification(checked: Checked, result: Result) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "level": "error",
         "message": {"text": checked.error},
         "properties": {"target": checked.name},
     }
     if checked.place is not None:
-        told["locations"] = [_location(checked.place, result)]
-    return told
+        entry["locations"] = [_location(checked.place, result)]
+    return entry

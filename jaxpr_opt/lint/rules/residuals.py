@@ -187,9 +187,9 @@ class DummyOfAnUntakenBranch(_StoredInVain):
     )  # fmt: skip
 
     def check(self, subject: Subject) -> Iterator[Finding]:
-        told = stopping(subject)  # a loop that stops for good is told once: where it is
+        reported = stopping(subject)  # a loop that stops for good is reported once: where it is
         for each in excess(subject, "dummy"):
-            if each.is_fixed and user_frame(each.cause.loop) not in told:
+            if each.is_fixed and user_frame(each.cause.loop) not in reported:
                 yield self.found(
                     subject,
                     each,

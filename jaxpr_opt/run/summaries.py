@@ -1,4 +1,4 @@
-"""What is to be said of each program that was compiled: figures, and what lint finds in it."""
+"""A summary of each program that was compiled: figures, and what lint finds in it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from jaxpr_opt.run.recorder import Compiled
 
 
 @dataclass
-class Looked:
-    """A function, all programs that were compiled of it, and the largest of them looked at."""
+class Summary:
+    """A function, the programs that were compiled of it, and what lint says of the largest."""
 
     programs: Sequence[Compiled]
     checked: Checked
@@ -69,9 +69,9 @@ class Looked:
         return max(self.largest.temp_bytes - self.optimized_bytes, 0)
 
 
-def looked_at(
+def summaries(
     programs: Iterable[Compiled], tell: Callable[[str], None], *, compiles: bool
-) -> list[Looked]:
+) -> list[Summary]:
     """Look at what was compiled, function by function: those with most to gain first.
 
     `compiles`: what `optimize` would change is compiled, to see how much memory it takes.
@@ -82,7 +82,7 @@ def looked_at(
     run = Run(project, project.chosen(None, ()), tell=tell)
     targets = [_target(name, largest(group)) for name, group in zip(names, groups, strict=True)]
     found = [
-        Looked(group, checked)
+        Summary(group, checked)
         for group, checked in zip(groups, run.result(targets).targets, strict=True)
     ]
     if compiles:
@@ -129,7 +129,7 @@ def optimized(program: Compiled) -> Any:
     return lowered if any(journal.changed for journal in journals) else None
 
 
-def _compile_optimized(each: Looked) -> None:
+def _compile_optimized(each: Summary) -> None:
     """Find out what XLA sets aside for a program when it is optimised."""
     if not door.is_open():
         return
