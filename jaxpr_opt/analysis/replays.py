@@ -48,7 +48,7 @@ class Replay:
         """Why the steps must not be computed again; None if they may."""
         for op in self.ops:
             # Condition 2 of replay-segments.
-            if op.effects or not all(each.is_terminator or is_pure(each) for each in op.walk()):
+            if not all(each.is_terminator or is_pure(each) for each in op.walk()):
                 return f"replaying the loop would repeat {op.name}"
             # Condition 2 of replay-segments.
             if communicates(op):

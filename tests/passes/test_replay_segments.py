@@ -247,6 +247,41 @@ def test_condition_1_what_is_carried():
     alone(SEGMENTS, program, "f32[4]", "f32[4]", fires=False)
 
 
+def test_condition_1_what_a_branch_reads():
+    """The loop that reads the stack may not run, and is not beside the loop that stacks."""
+
+    def program(c, w):
+        _, ys = stacked(c, w)
+        back = lambda d, y: (d * y[0] * y[1], None)
+        return lax.cond(w[0] > 0, lambda: lax.scan(back, c, ys, reverse=True)[0], lambda: c)
+
+    alone(SEGMENTS, program, "f32[4]", "f32[4]", fires=False)
+
+
+def test_branches_of_a_step_are_replayed():
+    """(2) What is in a branch has no effects either."""
+
+    def step(c, w):
+        c = lax.cond(w[0] > 0, jnp.sin, jnp.cos, c)
+        return sines(c, w)
+
+    def program(c, w):
+        _, ys = lax.scan(lambda c, _: (step(c, w)[0], jnp.cos(step(c, w)[0])), c, length=16)
+        return lax.scan(lambda d, y: (d * y, None), c, ys, reverse=True)[0]
+
+    alone(SEGMENTS, program, "f32[4]", "f32[4]", fires=True)
+
+
+def test_condition_2_effects_in_a_branch():
+    """Whoever counts in a branch would count twice."""
+
+    def step(c, w):
+        return sines(lax.cond(w[0] > 0, counted, jnp.cos, c), w)
+
+    because = "replaying the loop would repeat"
+    check_refuses(SEGMENTS, gradient(step), "f32[4]", "f32[4]", because=because)
+
+
 @jax.custom_jvp
 def counted(x):
     """The cosine, of which somebody counts how often it is computed."""

@@ -144,7 +144,7 @@ def of_mirrored_rows(xs):
 
 
 def put_together_in_a_branch(xs):
-    ys = lax.scan(step, 0.0, xs)[1]
+    ys = lax.scan(step, xs[0], xs)[1]
     return lax.cond(xs[0] > 0, lambda: jnp.concatenate([xs[:1], ys]), lambda: xs[:1].repeat(9))
 
 
@@ -159,12 +159,12 @@ def computed(xs):
 
 
 def stacked_and_read(xs):
-    ys = lax.scan(step, 0.0, xs)[1]
+    ys = lax.scan(step, xs[0], xs)[1]
     return jnp.concatenate([xs[:1], ys]), ys
 
 
 def beside_more(xs):
-    return jnp.concatenate([xs, xs, lax.scan(step, 0.0, xs)[1]])
+    return jnp.concatenate([xs, xs, lax.scan(step, xs[0], xs)[1]])
 
 
 def along_another_axis(xs):
