@@ -52,7 +52,11 @@ Sound when
    divide arrays over devices, and reads nothing of the forward loop but its carries and streams,
    and outer values that are still available;
 3. the value of a taken step replaces the residual only if the residual of a skipped step is
-   unspecified: some op may read it.
+   unspecified: some op may read it;
+4. truth values that are one number in all skipped steps stay residuals if they depend on a
+   comparison of what XLA may round otherwise in the other loop (`jaxpr_opt.analysis.rounding`):
+   else a step that was skipped might be transposed as one that was taken. Stored, they also let the
+   transposed loop stop early.
 
 It fires only on loops that skip. Where memory has a price (`optimize(memory=...)`), a loop that
 stores may be replayed, too, as a whole.
@@ -66,17 +70,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.assume import Splat
 from jaxpr_opt.analysis.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.analysis.neighbours import meets_neighbours
 from jaxpr_opt.analysis.replays import replay
-from jaxpr_opt.analysis.skips import find_skip, predicate_root
+from jaxpr_opt.analysis.rounding import may_differ
+from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root
 from jaxpr_opt.analysis.stack_consumers import routes
 from jaxpr_opt.builders.peeling import copied, in_two
 from jaxpr_opt.builders.residual_transfer import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Cond, Op, Scan
+from jaxpr_opt.engine.ir import Cond, Op, Scan, Value, backward_slice
 from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.traits import TRANSCENDENTAL, is_pointwise, is_speculable
 from jaxpr_opt.sizes import bytes_text
@@ -135,10 +141,20 @@ class ReplaySteps(Pass):
 
 def _cut(scan: Scan) -> Cut | None:
     """The cut at the inputs of a step of a loop that skips; None if there is none."""
-    found = residuals(scan)
-    if not found or find_skip(scan) is None:  # (1)
+    found, skip = residuals(scan), find_skip(scan)
+    if not found or skip is None:  # (1)
         return None
-    return cut(scan, found, keep=lambda _: False)
+    kept = {value for _, value in found if _may_skip_others(value, skip)}
+    return cut(scan, found, keep=kept.__contains__)
+
+
+def _may_skip_others(value: Value, skip: Skip) -> bool:  # (4)
+    """Whether a truth value says which steps are skipped, and may say otherwise if replayed."""
+    body = skip.scan.body
+    is_known = value.region is body and isinstance(skip.skipped[value], Splat)
+    if not is_known or value.dtype != bool:
+        return False
+    return any(map(may_differ, backward_slice([value], lambda v: v.region is not body)))
 
 
 def _takes_all_steps(scan: Scan, cut: Cut) -> bool:

@@ -291,6 +291,30 @@ def test_steps_too_cheap_to_stop_for(width, fires):
     alone(REPLAY, program, f"f32[{width}]", "f32[]", f"f32[{width}]", fires=fires)
 
 
+def leaving(c, xs, ct):
+    """Gradient of paths that end where they leave a region: when depends on what is rounded."""
+
+    def body(state, x):
+        c, out = state
+        new = jnp.exp(0.1 * x) * c
+        out = out | (new > 1)
+        return (jnp.where(out, c, new), out), None
+
+    start = jnp.zeros(c.shape, bool)
+    last, pull = jax.vjp(lambda c: lax.scan(body, (c, start), xs)[0][0], c)
+    return last, pull(ct)[0]
+
+
+def test_predicates_that_may_be_rounded_otherwise():
+    """(4) They are stored: no step that is transposed compares again."""
+    with using(EAGER):
+        graph = alone(REPLAY, leaving, "f32[64]", "f32[64,64]", "f32[64]", fires=True)
+    forward, back = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert [s.value.op.name for s in forward.stacks if s.value.dtype == bool] == ["or"]
+    names = {op.name for op in back.walk()}
+    assert "exp" in names and "gt" not in names
+
+
 def moving(function, move, *, until):
     """Gradient of steps that a batch takes, whose elements are computed from others."""
 
