@@ -1,7 +1,7 @@
 """What the cost model predicts of programs, beside what is measured of them compiled.
 
 For the gradient of every program of `bench.residuals`, plain and optimised: temporary memory
-(`jaxpr_opt.insight.liveness`) and seconds (`jaxpr_opt.insight.prediction`). The model is
+(`jaxpr_opt.insight.temporaries`) and seconds (`jaxpr_opt.insight.prediction`). The model is
 calibrated here and nowhere else.
 """
 
@@ -20,8 +20,8 @@ from bench.residuals import examples, of_libraries
 from bench.sweep import Options
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.insight.liveness import temporary_bytes
 from jaxpr_opt.insight.prediction import predicted_seconds
+from jaxpr_opt.insight.temporaries import temporary_bytes
 from jaxpr_opt.reports import observe
 
 GOAL = 1.25

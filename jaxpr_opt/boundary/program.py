@@ -359,9 +359,15 @@ class Program:
         return jax.jit(run)
 
     @_remembered
-    def final(self, divided: bool | None = None) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
+    def final(
+        self, divided: bool | None = None, donated: frozenset[int] = frozenset()
+    ) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
         """What to compile: the program after the final phase."""
-        result = self.pipeline.run(self.jaxpr, "final", divided=divided, name=self.name)
+        if self.pipeline.memory is None:
+            donated = frozenset()
+        result = self.pipeline.run(
+            self.jaxpr, "final", divided=divided, donated=donated, name=self.name
+        )
         if not settings.current().check:
             return result.jaxpr
         if compat_ad.has_side_effects(self.jaxpr):

@@ -61,9 +61,9 @@ def _expand(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
 
 
 def _lowered(
-    divided: bool, *, program: Program, **_: Any
+    divided: bool, donated: frozenset[int], *, program: Program, **_: Any
 ) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
-    return program.final(divided)
+    return program.final(divided, donated)
 
 
 def _jvp(
@@ -238,8 +238,10 @@ def _linear_evaluate(*args: Any, linear: LinearMap) -> Sequence[Any]:
     return linear.evaluated()(*args)
 
 
-def _linear_lowered(divided: bool, *, linear: LinearMap) -> Callable[..., Sequence[Any]]:
-    del divided  # its program asks when it is lowered
+def _linear_lowered(
+    divided: bool, donated: frozenset[int], *, linear: LinearMap
+) -> Callable[..., Sequence[Any]]:
+    del divided, donated  # its program asks when it is lowered
     return linear.evaluated()
 
 

@@ -1,13 +1,15 @@
-"""What JAX's private parts say of devices: which axes of a mesh are manual, and whether XLA may
-divide arrays over devices without a word in their types.
+"""What JAX's private parts say of devices: which axes of a mesh are manual, whether XLA may divide
+arrays over devices without a word in their types, and which arguments' memory it may use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.lib.mlir import ir as _ir
 from jax._src.sharding_impls import SPMDAxisContext as _SPMDAxisContext
 
 
@@ -39,6 +41,21 @@ def are_divided(ctx: Any) -> bool:
     if isinstance(around, _SPMDAxisContext):
         several = any(n > 1 for a, n in around.mesh.shape.items() if a not in around.manual_axes)
     return several and (mesh.empty or _has_auto_axes(mesh))
+
+
+def donated(args: Sequence[Any]) -> frozenset[int]:
+    """Which operands of what is lowered are arguments that the caller of the program donates."""
+    return frozenset(i for i, each in enumerate(args) if _is_donated(each))
+
+
+def _is_donated(operand: Any) -> bool:
+    if not isinstance(operand, _ir.BlockArgument):
+        return False
+    around = operand.owner.owner.attributes
+    if "arg_attrs" not in around:
+        return False
+    words = _ir.DictAttr(_ir.ArrayAttr(around["arg_attrs"])[operand.arg_number])
+    return any(word in words for word in ("tf.aliasing_output", "jax.buffer_donor"))
 
 
 def _has_auto_axes(mesh: Any) -> bool:

@@ -69,6 +69,9 @@ LAST_OFFERS = 3
 ARRAYS_FUSED = 64
 """Arrays that ops read which are taken for one fusion."""
 
+LEAST_BUFFER = 1 / 1024
+"""Of a program's memory, the least that a buffer takes for which a place is looked for."""
+
 PRICES = tuple(2.0**power for power in range(-6, 11))
 """What a byte may be worth to a memory budget, in seconds of the whole program for each byte that
 it takes: at the first price, all of its memory is worth a sixty-fourth of its time, and at the last

@@ -630,6 +630,8 @@ class Graph:
     """Whether calls that the first phase leaves alone (custom derivatives) were inlined."""
     donated: Aliasing | None = None
     """Which inputs become which outputs, where a caller gives some up."""
+    given_up: frozenset[int] = frozenset()
+    """The inputs that the caller donates when the program is compiled, as far as that is known."""
     facts: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What analyses have found out, until the next edit (see `jaxpr_opt.analysis.facts`)."""
 

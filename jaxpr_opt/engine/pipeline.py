@@ -102,12 +102,14 @@ class Pipeline:
         *,
         tidy: bool = False,
         divided: bool | None = None,
+        donated: frozenset[int] = frozenset(),
         name: str = "fn",
     ) -> Result:
         """Optimise a closed jaxpr, a program of this name; the result computes the same.
 
         Where passes do no more than tidy up, that is dropped, unless asked for.  `divided`: whether
-        XLA may divide arrays over devices; None where only the context can say.
+        XLA may divide arrays over devices; None where only the context can say.  `donated`: the
+        arguments that the caller gives up.
         """
         divided = compat_devices.may_be_divided() if divided is None else divided
         by = (self, divided)
@@ -119,7 +121,7 @@ class Pipeline:
             return Result(jaxpr, Journal(phase))
         started = time.perf_counter()
         source = source_of(jaxpr, by)
-        given = functools.partial(import_jaxpr, phase=phase, name=name, pipeline=self)
+        given = functools.partial(self._imported, phase=phase, name=name, donated=donated)
         before = None if source is None else functools.partial(given, source)
         graph, journal, snapshots = self._optimized(
             functools.partial(given, jaxpr),
@@ -139,6 +141,14 @@ class Pipeline:
         journal.seconds = time.perf_counter() - started
         publish(journal)
         return Result(out, journal, tuple(snapshots))
+
+    def _imported(
+        self, jaxpr: ClosedJaxpr, phase: Phase, name: str, donated: frozenset[int]
+    ) -> Graph:
+        """The graph of a program some of whose arguments the caller gives up."""
+        graph = import_jaxpr(jaxpr, phase=phase, name=name, pipeline=self)
+        graph.given_up = donated
+        return graph
 
     def run_joined(self, halves: Split, num_outputs: int, *, always: bool = False) -> Split | None:
         """Optimise the two halves of a gradient as one program, then split it where the two

@@ -5,8 +5,8 @@ unspecified value) takes no room, a view of an array (a reshape) takes none besi
 buffer written in place or carried by a loop takes the room of the operand that ends there.
 
 `peak_bytes` is the most of it, `jaxpr_opt.insight.timeline` all of it; both add up `moments`, in
-which nothing is fused.  `temporary_bytes` predicts what XLA needs beside arguments and results: it
-adds up `fused_moments`.
+which nothing is fused.  `jaxpr_opt.insight.temporaries` predicts what XLA needs beside arguments
+and results: it adds up `fused_moments`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from jaxpr_opt.analysis.fused import Read, fused
 from jaxpr_opt.analysis.scheduled import Run, scheduled
-from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.reuse import buffer_of, is_view
 from jaxpr_opt.engine.ir import Constant, Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.engine.traits import ELEMENTWISE, IN_PLACE, is_broadcast
@@ -40,13 +39,6 @@ class Moment(NamedTuple):
 def peak_bytes(graph: Graph) -> int:
     """The most bytes live at one moment, arguments included: they stay the caller's."""
     return room(graph.inputs) + _peak(graph.body)
-
-
-def temporary_bytes(graph: Graph) -> int:
-    """The most bytes live at one moment beside the arguments and the results, which XLA makes room
-    for from the start.
-    """
-    return _fused_peak(graph.body, {buffer_of(value) for value in graph.outputs})
 
 
 def last_uses(region: Region) -> dict[Value, Op]:
@@ -114,7 +106,7 @@ def _carried(region: Region, runs: Sequence[Run]) -> dict[Value, Value]:
     over = dict[Value, Value]()
     for carry in owner.carries:
         value, (last, same) = buffer_of(carry.next), read.get(carry.param, (-1, False))
-        while (before := _written_over(value)) is not None and before.op in place:
+        while (before := written_over(value)) is not None and before.op in place:
             if read[before][0] != place[value.op]:
                 break
             value = before
@@ -124,7 +116,7 @@ def _carried(region: Region, runs: Sequence[Run]) -> dict[Value, Value]:
     return over
 
 
-def _written_over(value: Value) -> Value | None:
+def written_over(value: Value) -> Value | None:
     """The value whose room another is made in, if it ends there."""
     op = value.op
     if op is None:
@@ -137,8 +129,12 @@ def _written_over(value: Value) -> Value | None:
 
 
 def _overwritten(op: Op, arrays: Read, dying: Sequence[Value]) -> dict[Value, None]:
-    """The array that an elementwise op may write its result over, if there is one."""
-    if op.name not in ELEMENTWISE or all(user.is_terminator for user in op.result.users):
+    """The array that an elementwise op may write its result over, if there is one: what a region
+    of an op only yields has a place of its own.
+    """
+    if op.name not in ELEMENTWISE:
+        return {}
+    if isinstance(op.parent, Op) and all(user.is_terminator for user in op.result.users):
         return {}
     fitting = (v for v in dying if arrays[v] and v.nbytes == op.result.nbytes)
     return dict.fromkeys(itertools.islice(fitting, 1))
@@ -160,6 +156,12 @@ def rows(region: Region) -> tuple[Value, ...]:
     return tuple(s.param for s in owner.streams) if isinstance(owner, Scan) else ()
 
 
+def fused_rows(region: Region) -> Iterator[Value]:
+    """The same of a program that XLA has fused."""
+    inside = fused(region.terminator).inside
+    return (row for row in rows(region) if row not in inside)
+
+
 def _peak(region: Region) -> int:
     """The most that the values defined in the region take, with what runs inside their ops."""
     live = peak = room(rows(region))
@@ -169,42 +171,6 @@ def _peak(region: Region) -> int:
         peak = max(peak, live + max(map(_peak, op.regions), default=0))
         live -= freed
     return peak
-
-
-def _fused_peak(region: Region, apart: Set[Value]) -> int:
-    """The same of a program that XLA has fused, but for some values.
-
-    What a step writes right into a stack is no array.  What is inside of a call or a branch makes
-    its results.
-    """
-    inside = fused(region.terminator).inside
-    live = peak = room(row for row in rows(region) if row not in inside)
-    apart = apart | _stacked(region)
-    for op, *changes, copied in fused_moments(region):
-        made, taken, freed = (room(v for v in values if v not in apart) for values in changes)
-        live += made - taken
-        deeper = max((_fused_peak(each, _apart(op, each, apart)) for each in op.regions), default=0)
-        around = live if isinstance(op, Scan | While) else live - made
-        peak = max(peak, live + copied, around + copied + deeper)
-        live -= freed
-    return peak
-
-
-def _apart(op: Op, region: Region, apart: Set[Value]) -> Set[Value]:
-    """What a region makes of the results of its op that are not to be counted."""
-    if isinstance(op, Scan | While) or apart.isdisjoint(op.results):
-        return frozenset()
-    both = zip(region.outputs, op.results, strict=False)
-    return {buffer_of(value) for value, result in both if result in apart}
-
-
-def _stacked(region: Region) -> Set[Value]:
-    """What a step computes element by element and only stacks: it is written where it belongs."""
-    owner = region.owner
-    if not isinstance(owner, Scan):
-        return frozenset()
-    values = {buffer_of(stack.value) for stack in owner.stacks}
-    return {v for v in values if len(v.uses) == 1 and v.op is not None and is_fused(v.op)}
 
 
 def _taken(op: Op, dying: Set[Value]) -> dict[Value, None]:

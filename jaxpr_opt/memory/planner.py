@@ -32,8 +32,8 @@ from jaxpr_opt.cost.prediction import known_seconds
 from jaxpr_opt.engine.ir import Graph, Scan
 from jaxpr_opt.engine.journal import Journal, is_collected
 from jaxpr_opt.engine.rewriter import copy_graph
-from jaxpr_opt.insight.liveness import temporary_bytes
 from jaxpr_opt.insight.prediction import predicted_seconds
+from jaxpr_opt.insight.temporaries import temporary_bytes
 from jaxpr_opt.memory.budget import Budget
 
 

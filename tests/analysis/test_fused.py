@@ -12,7 +12,7 @@ from bench import memory_unrolled
 from jaxpr_opt.analysis.fused import fused
 from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.ir import Constant
-from jaxpr_opt.insight.liveness import temporary_bytes
+from jaxpr_opt.insight.temporaries import temporary_bytes
 from jaxpr_opt.testing import traced
 from tests.loops import memory
 
