@@ -21,8 +21,8 @@ from bench import bounded_while, carried_arrays, harness, ragged_rnn, report
 from bench.sweep import DOCS, Options
 from examples import bounded_while as loops
 from examples import ragged_rnn as rnn
-from jaxpr_opt.analysis.devices import fence
 from jaxpr_opt.insight.growth import Growth, growth
+from jaxpr_opt.ir.devices import fence
 from jaxpr_opt.reports import observe
 from jaxpr_opt.targets import arguments_of
 

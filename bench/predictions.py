@@ -19,9 +19,9 @@ from bench.harness import Program, measure, optimizer
 from bench.residuals import examples, of_libraries
 from bench.sweep import Options
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.insight.prediction import predicted_seconds
 from jaxpr_opt.insight.temporaries import temporary_bytes
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.reports import observe
 
 GOAL = 1.25

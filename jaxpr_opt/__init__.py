@@ -12,7 +12,7 @@ try:
     from jaxpr_opt.engine.interface import Pass as Pass
     from jaxpr_opt.engine.interface import PassError as PassError
     from jaxpr_opt.engine.pipeline import Pipeline as Pipeline
-    from jaxpr_opt.engine.rewriter import Rewriter as Rewriter
+    from jaxpr_opt.ir.rewriter import Rewriter as Rewriter
     from jaxpr_opt.lint.run import lint as lint
     from jaxpr_opt.lint.target import lint_target as lint_target
     from jaxpr_opt.reports.diff import GraphDiff as GraphDiff

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from jaxpr_opt import settings
-from jaxpr_opt.bridge import door
+from jaxpr_opt.bridge import guard
 from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.memory.budget import parse_budget
 from jaxpr_opt.optimized import Optimized
@@ -118,7 +118,7 @@ def optimize(
     _check_jit_options(jit_options)
     if memory is not None:
         parse_budget(memory, "optimize: memory")
-    if settings.current().disable or not door.is_open():
+    if settings.current().disable or not guard.is_open():
         return _plain(fun, donate, jit_options)
     from jaxpr_opt.engine import registry
 
@@ -126,7 +126,7 @@ def optimize(
     inner = unwrap(fun)
     if inner is not None and inner.pipeline == pipeline and not jit_options and donate is None:
         return fun
-    return door.attempt(
+    return guard.attempt(
         lambda: _optimizing(fun, pipeline, donate, jit_options),
         lambda: _plain(fun, donate, jit_options),
     )
@@ -199,7 +199,7 @@ def _without_jit(
     inner, own = jitted
     for name in own.keys() & given.keys():
         if own[name] != given[name]:
-            raise door.users(
+            raise guard.users(
                 ValueError(
                     f"optimize: {name}={given[name]!r} conflicts with {name}={own[name]!r}"
                     " of the jitted function"

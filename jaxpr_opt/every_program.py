@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from jaxpr_opt import settings
-from jaxpr_opt.bridge import door
+from jaxpr_opt.bridge import guard
 
 if TYPE_CHECKING:
     from jaxpr_opt.boundary.program import Program
@@ -66,7 +66,7 @@ def everywhere(
       ...     jax.jit(jnp.sin)(0.0).item()
       0.0
     """
-    if not door.is_open():
+    if not guard.is_open():
         yield
         return
     from jaxpr_opt.engine import registry
@@ -81,7 +81,7 @@ def turn_on(tell: Tell | None = None) -> None:
 
     `tell` is called with each program that is replaced.
     """
-    if not door.is_open():
+    if not guard.is_open():
         return
     from jaxpr_opt.engine import registry
 
@@ -156,7 +156,7 @@ def _program(jaxpr: Any, name: str) -> Any:
     known, key = _made.setdefault(jaxpr, {}), (pipeline, settings.current())
     if key not in known:
         started = time.perf_counter()
-        known[key] = door.attempt(lambda: optimized(jaxpr, pipeline, name), lambda: None, name)
+        known[key] = guard.attempt(lambda: optimized(jaxpr, pipeline, name), lambda: None, name)
         for tell in _listeners if known[key] is not None else ():
             tell(jaxpr, known[key], time.perf_counter() - started)
     made = known[key]
@@ -177,7 +177,7 @@ def optimized(jaxpr: Any, pipeline: Pipeline, name: str) -> Any:
 
 def _is_optimized(jaxpr: Any) -> bool:
     from jaxpr_opt.bridge import compat
-    from jaxpr_opt.engine.importer import OPTIMIZED
+    from jaxpr_opt.ir.importer import OPTIMIZED
 
     return all(eqn.primitive.name == OPTIMIZED for eqn in compat.open_jaxpr(jaxpr).eqns)
 
@@ -190,7 +190,7 @@ def _loop(
     if pipeline is None:
         return None
     key = tuple(sorted(params.items()))
-    return door.attempt(
+    return guard.attempt(
         lambda: _loop_program(primitive, avals, key, pipeline, settings.current()), lambda: None
     )
 

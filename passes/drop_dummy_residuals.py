@@ -34,7 +34,7 @@ the dummy. Sound when
    unspecified case is treated alike;
 2. the value is defined outside the cond, or cheap ops that may be speculated make it from such
    values (they are repeated before the cond, and none of them jumps where XLA may round what it
-   reads otherwise there, `jaxpr_opt.analysis.rounding`); or
+   reads otherwise there, `jaxpr_opt.analysis.values.rounding`); or
 3. the result is read inside a branch of a cond on the same predicate. There it is what its own cond
    yields in that branch, which must be defined outside, or be moved data of such a value.
 
@@ -51,15 +51,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.constants import identity, is_undefined
-from jaxpr_opt.analysis.rounding import may_differ
-from jaxpr_opt.analysis.varying import loop_around, steps_of, varying
+from jaxpr_opt.analysis.values.constants import identity, is_undefined
+from jaxpr_opt.analysis.values.rounding import may_differ
+from jaxpr_opt.analysis.values.varying import loop_around, steps_of, varying
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import UNDEFINED, Cond, Op, Region, Use, Value, backward_slice
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_cheap, is_data_movement
+from jaxpr_opt.ir.graph import UNDEFINED, Cond, Op, Region, Use, Value, backward_slice
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_cheap, is_data_movement
 
 
 @dataclass(frozen=True, slots=True, eq=False)

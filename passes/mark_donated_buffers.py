@@ -36,10 +36,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jaxpr_opt.analysis.aliasing import Aliasing, Offer, aliasing
+from jaxpr_opt.analysis.liveness.aliasing import Aliasing, Offer, aliasing
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import TERMINATOR, Graph, Op, Phase
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import TERMINATOR, Graph, Op, Phase
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

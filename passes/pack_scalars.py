@@ -42,7 +42,7 @@ as operations. Measured on CPU, gradients of 4 to 64 nodes: as fast as by hand, 
 nodes on 4 to 18 times as fast as scalars with jax 0.12, 16 to 65 times with 0.10. Where no gradient
 stores the scalars, XLA compiles 4 to 12 scalars to code up to twice as fast as vectors, and 24 to
 code that takes 1.1 to 2.8 times as long (0.10: 4 to 100).
-Source: https://github.com/jax-ml/jax/issues/40150; see `jaxpr_opt.analysis.packs`.
+Source: https://github.com/jax-ml/jax/issues/40150; see `jaxpr_opt.analysis.scalars.packs`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.buffers import is_differentiated
-from jaxpr_opt.analysis.packing import Pack, Packing
-from jaxpr_opt.analysis.packs import packing
+from jaxpr_opt.analysis.scalars.packing import Pack, Packing
+from jaxpr_opt.analysis.scalars.packs import packing
+from jaxpr_opt.analysis.windows.buffers import is_differentiated
 from jaxpr_opt.builders.packed_step import StepWriter, padding
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Phase, Scan, phase_of
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Phase, Scan, phase_of
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,9 +43,9 @@ from typing import ClassVar
 from jaxpr_opt.bridge.parameters import is_in_transpose, with_one_cse_flag
 from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Cond, Op, Region, Remat, Use, Value, backward_slice, phase_of
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import can_move, is_cheap, is_data_movement, may_depend_on
+from jaxpr_opt.ir.graph import Cond, Op, Region, Remat, Use, Value, backward_slice, phase_of
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import can_move, is_cheap, is_data_movement, may_depend_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,10 +4,10 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.interface import Pass
-from jaxpr_opt.engine.ir import Graph, Phase
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Graph, Phase
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, run_alone, traced
 from jaxpr_opt.testing.sampling import random_inputs
 

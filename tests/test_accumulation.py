@@ -9,7 +9,7 @@ from jax.extend.core import jaxpr_as_fun, jaxprs_in_params
 
 from jaxpr_opt import optimize
 from jaxpr_opt.boundary.accumulation import onto
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.reports.diff import diff_graphs
 
 TABLE = jnp.arange(80.0).reshape(20, 4) / 50

@@ -9,11 +9,11 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis.linearity import is_linear
+from jaxpr_opt.analysis.values.linearity import is_linear
 from jaxpr_opt.boundary.program import LinearMap, Program
 from jaxpr_opt.bridge import compat, compat_ad
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.registry import default_pipeline
+from jaxpr_opt.ir.importer import import_jaxpr
 
 X = jnp.arange(1.0, 5.0)
 

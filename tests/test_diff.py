@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jax import lax
 from rich.console import Console
 
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.text import to_text
 from jaxpr_opt.insight.summary import summarize
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.text import to_text
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.screen import Screen
 from jaxpr_opt.reports.unified import Unified

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpr_opt import every_program, everywhere, optimize, settings
-from jaxpr_opt.bridge import compat_jit, door
+from jaxpr_opt.bridge import compat_jit, guard
 
 X = jnp.linspace(0.0, 1.0, 16)
 
@@ -380,7 +380,7 @@ def test_programs_live_as_long_as_their_functions():
 
 def test_on_a_jax_without_the_way_in_nothing_is_optimised(monkeypatch):
     monkeypatch.setattr(compat_jit.ways, "run", None)
-    monkeypatch.setattr(door, "_state", door._State())
+    monkeypatch.setattr(guard, "_state", guard._State())
     with settings.override(strict=False):
         with pytest.warns(match="jit does not say where it compiles"):
             assert not everywhere()(has_been_optimized)()

@@ -29,12 +29,12 @@ from fuzz.epoch import Epoch
 from fuzz.evaluate import EndlessError, Evaluator
 from fuzz.mutations import effects
 from fuzz.source import source
-from jaxpr_opt.analysis import adjacent_step_stacks
-from jaxpr_opt.analysis.skips import find_skip
-from jaxpr_opt.analysis.stack_consumers import Rows
+from jaxpr_opt.analysis.residuals import adjacent_step_stacks
+from jaxpr_opt.analysis.residuals.stack_consumers import Rows
+from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
 
 X = np.linspace(-1.5, 2.0, 12, dtype=np.float32).reshape(4, 3)

@@ -15,13 +15,13 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import jaxpr_as_fun
 
 from jaxpr_opt import frames, optimize
-from jaxpr_opt.analysis.constants import strong
+from jaxpr_opt.analysis.values.constants import strong
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Call, Cond, Op, Remat, Scan, While
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Call, Cond, Op, Remat, Scan, While
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, random_inputs
 from tests import programs
 from tests.programs import PROGRAMS, XS, X

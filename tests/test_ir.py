@@ -4,16 +4,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import (
+from jaxpr_opt.ir.graph import (
     Constant,
     Use,
     aval_bytes,
     backward_slice,
     dominates,
 )
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, random_inputs, traced
 
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxpr_opt import budget, optimize, settings
-from jaxpr_opt.analysis import dropping
+from jaxpr_opt.analysis.liveness import rematerialization
 from jaxpr_opt.cli.main import main
 from jaxpr_opt.engine import pipeline
 from jaxpr_opt.memory import planner
@@ -245,7 +245,7 @@ def test_little_is_looked_for(monkeypatch):
         was = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args: asked.append(name) or was(*args))
 
-    count(dropping, "shortest")
+    count(rematerialization, "shortest")
     count(planner, "temporary_bytes")
     count(planner, "predicted_seconds")
     optimize(jax.grad(unrolled), memory=1.0).lower(W, TALL)

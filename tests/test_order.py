@@ -13,11 +13,11 @@ from bench.corpus import of_examples
 from bench.everyday.entry import summed
 from jaxpr_opt import settings
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.engine.pipeline import Pipeline
+from jaxpr_opt.insight.journal import Journal
 from jaxpr_opt.insight.summary import summarize
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import assert_close, random_inputs
 
 PIPELINE = registry.default_pipeline()

@@ -18,13 +18,13 @@ from jax.extend.core import jaxpr_as_fun
 
 import jaxpr_opt
 from jaxpr_opt import frames, settings
-from jaxpr_opt.engine.exporter import export
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op
-from jaxpr_opt.engine.places import Size, user_frame
-from jaxpr_opt.engine.text import to_text
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.summary import Summary
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.places import Size, user_frame
+from jaxpr_opt.ir.text import to_text
 from jaxpr_opt.reports import account, figures, observe
 from jaxpr_opt.reports.report import short
 

@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import (
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import (
     Carry,
     Outcome,
     Region,
     Scan,
     Stack,
 )
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.text import to_text
-from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.text import to_text
+from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, random_inputs, traced
 
 

@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize, settings
-from jaxpr_opt.analysis.rounding import compares_rounded, is_discontinuous, rounded
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.analysis.values.rounding import compares_rounded, is_discontinuous, rounded
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 STEPS, WIDTH = 64, 512

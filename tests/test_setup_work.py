@@ -18,14 +18,15 @@ from jax import lax
 import jaxpr_opt
 import jaxpr_opt.passes
 from jaxpr_opt import settings
-from jaxpr_opt.analysis.origins import Origins
+from jaxpr_opt.analysis.values.origins import Origins
 from jaxpr_opt.bridge import compat, compat_ad
 from jaxpr_opt.bridge.compat_repeats import share_repeated
-from jaxpr_opt.engine import ir, pipeline, split
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.engine import pipeline, split
 from jaxpr_opt.engine.interface import Match, Pass, PassError
-from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.engine.running import run_pass
+from jaxpr_opt.insight.journal import Journal
+from jaxpr_opt.ir import graph
+from jaxpr_opt.ir.importer import import_jaxpr
 
 OURS = tuple(str(Path(module.__file__).parent) for module in (jaxpr_opt, jaxpr_opt.passes))
 FEW = 300
@@ -154,7 +155,7 @@ ORDERS = {
 )
 def test_work_is_linear_in_the_length_of_a_program(program, order, monkeypatch):
     """Nothing of ours is called more than twice as often for twice the program."""
-    for kind in (ir.Value, ir.Op):
+    for kind in (graph.Value, graph.Op):
         monkeypatch.setattr(kind, "__eq__", compared, raising=False)
         monkeypatch.setattr(kind, "__hash__", object.__hash__)
     short, long = (calls(order, *program(n)) for n in (160, 320))
@@ -189,11 +190,11 @@ def calls(order, fun, args):
 
 def test_a_list_of_values_would_be_noticed():
     """What is looked up in a list is compared with all that is in front of it."""
-    values = [ir.Value(None) for _ in range(5)]
+    values = [graph.Value(None) for _ in range(5)]
     with pytest.MonkeyPatch.context() as patch:
         count = []
-        patch.setattr(ir.Value, "__eq__", lambda a, b: count.append(1) or a is b, raising=False)
-        patch.setattr(ir.Value, "__hash__", object.__hash__)
+        patch.setattr(graph.Value, "__eq__", lambda a, b: count.append(1) or a is b, raising=False)
+        patch.setattr(graph.Value, "__hash__", object.__hash__)
         assert values[-1] in values
         assert values[-1] in set(values)
     assert len(count) == 4

@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.testing import (
     assert_close,
     assert_same,

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.bridge.dtypes import type_text
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Constant
-from jaxpr_opt.engine.text import Names, to_text
+from jaxpr_opt.ir.graph import Constant
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.text import Names, to_text
 from jaxpr_opt.testing import traced
 from jaxpr_opt.testing.sampling import parse_type
 from tests.programs import PROGRAMS

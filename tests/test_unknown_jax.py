@@ -23,7 +23,7 @@ from jax.extend.core import primitives
 import jaxpr_opt
 from jaxpr_opt import explain, optimize, settings
 from jaxpr_opt.boundary import trial
-from jaxpr_opt.bridge import compat, compat_ad, compat_call, door, parameters
+from jaxpr_opt.bridge import compat, compat_ad, compat_call, guard, parameters
 from jaxpr_opt.donation import calling
 from jaxpr_opt.engine.interface import PassError
 from tests import fake_jax
@@ -35,7 +35,7 @@ X = jnp.array([0.5, -1.0, 2.0, 1.5])
 @pytest.fixture(autouse=True)
 def _lenient(monkeypatch):
     """As users run it, in a process in which nothing has failed yet."""
-    monkeypatch.setattr(door, "_state", door._State())
+    monkeypatch.setattr(guard, "_state", guard._State())
     with settings.override(strict=False, verify=False):
         yield
 
@@ -216,7 +216,7 @@ def test_what_is_unknown_is_named(monkeypatch):
         UserWarning, match=r"scan has no parameter 'length'; its ops are left unchanged"
     ):
         optimize(fresh(program))(X)
-    with settings.override(strict=True), pytest.raises(door.UnknownJaxError, match="'length'"):
+    with settings.override(strict=True), pytest.raises(guard.UnknownJaxError, match="'length'"):
         optimize(fresh(program))(X)
 
 
@@ -285,7 +285,7 @@ def test_an_engine_that_cannot_be_imported(monkeypatch):
     with pytest.warns(UserWarning, match="does not work with jax.*boundary.rules"):
         f = optimize(fresh(program))
     assert jnp.allclose(jax.grad(f)(X), jax.grad(program)(X))
-    door._state.works = None
+    guard._state.works = None
     with settings.override(strict=True), pytest.raises(ImportError):
         optimize(fresh(program))
 
@@ -388,11 +388,11 @@ def test_jax_is_blamed_for_what_is_raised_where_it_is_asked():
     error.__cause__ = RuntimeError("where it comes from")
     failure = PassError("some-pass", (), error)
     failure.__cause__ = error
-    assert door._of_jax(error) is error
-    assert door._of_jax(failure) is error
+    assert guard._of_jax(error) is error
+    assert guard._of_jax(failure) is error
     with pytest.raises(RuntimeError) as raised:
         raise RuntimeError("ours")
-    assert door._of_jax(raised.value) is None
+    assert guard._of_jax(raised.value) is None
 
 
 INSIDE = re.compile(r"(compat\w*|importer|exporter|parameters)\.py")

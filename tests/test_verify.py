@@ -9,10 +9,10 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import TERMINATOR, Constant, Op, Region
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.verify import VerifyError, verify
+from jaxpr_opt.ir.graph import TERMINATOR, Constant, Op, Region
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.verify import VerifyError, verify
 from jaxpr_opt.testing import traced
 from tests.programs import PROGRAMS
 

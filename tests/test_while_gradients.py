@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpr_opt import optimize, settings
 from jaxpr_opt.cli.main import main
 from jaxpr_opt.cost import limits
-from jaxpr_opt.engine import checkpointed
+from jaxpr_opt.ir import checkpointed
 
 W = 0.3 * jax.random.normal(jax.random.key(0), (4, 4))
 X = jnp.array([0.3, -1.2, 0.8, 2.0])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
-from jaxpr_opt.engine.ir import Graph, Region, Scan, Value
+from jaxpr_opt.ir.graph import Graph, Region, Scan, Value
 from jaxpr_opt.testing import exact
 
 Steps = dict[Scan, int]

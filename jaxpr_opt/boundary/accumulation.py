@@ -25,13 +25,13 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt.analysis.constants import identity, uniform
+from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.bridge import compat, compat_ad
 from jaxpr_opt.bridge.parameters import padding_of
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Cond, Constant, Op, Remat, Scan, Value, dominates
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Remat, Scan, Value, dominates
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
 
 _SUMS = ("add", "add_any")
 

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.bridge import compat, compat_ad
 from jaxpr_opt.bridge.compat_ad import Linearized
-from jaxpr_opt.engine.traits import ELEMENTWISE, MOVING, TRANSCENDENTAL
+from jaxpr_opt.ir.traits import ELEMENTWISE, MOVING, TRANSCENDENTAL
 
 _CHEAP = (ELEMENTWISE | MOVING | {"concatenate"}) - TRANSCENDENTAL
 

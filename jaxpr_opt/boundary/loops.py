@@ -2,7 +2,7 @@
 
 `jax.grad` of a ``while`` raises. Before an optimised program is differentiated backwards, each
 ``while`` in it becomes a loop that stores the carries of some of its steps
-(`jaxpr_opt.engine.checkpointed`), if
+(`jaxpr_opt.ir.checkpointed`), if
 
 1. it has no effects, which would be repeated;
 2. it carries a real or complex number; otherwise nothing can be differentiated;
@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxpr_opt.analysis.devices import is_manual, is_replicated
 from jaxpr_opt.bridge import compat, compat_ad, dtypes
 from jaxpr_opt.cost import limits
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import While, is_sized
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.devices import is_manual, is_replicated
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import While, is_sized
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
 
 T = TypeVar("T")
 Function = Callable[..., Any]

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt.bridge import compat_ad, door
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Call, Cond, Remat, Scan, Value, While
+from jaxpr_opt.bridge import compat_ad, guard
+from jaxpr_opt.ir.graph import Call, Cond, Remat, Scan, Value, While
+from jaxpr_opt.ir.importer import import_jaxpr
 
 
 class Changed(NamedTuple):
@@ -95,7 +95,7 @@ def checked(jaxpr: ClosedJaxpr, count: int, changed: Iterable[Changed], name: st
     graph = import_jaxpr(jaxpr, "final")
     for variable, value in zip(changed, graph.outputs[count:], strict=True):
         if variable.held is None or _origin(value) is not graph.inputs[variable.held]:
-            raise door.users(
+            raise guard.users(
                 ValueError(
                     f"optimize: {name} changes {variable.name} and does not return it, so the"
                     " caller's module would keep its old value: return nnx.state(module), and"

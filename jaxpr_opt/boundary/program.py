@@ -39,20 +39,20 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from jaxpr_opt import settings
-from jaxpr_opt.analysis.linearity import is_linear
+from jaxpr_opt.analysis.values.linearity import is_linear
 from jaxpr_opt.boundary import accumulation, checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.boundary.constant_residuals import made_again
 from jaxpr_opt.boundary.loops import with_reverse_mode
-from jaxpr_opt.bridge import compat, compat_ad, door
+from jaxpr_opt.bridge import compat, compat_ad, guard
 from jaxpr_opt.bridge.compat_ad import Mask
 from jaxpr_opt.bridge.compat_repeats import share_repeated
 from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Phase
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.engine.split import Split
 from jaxpr_opt.frames import frame_text, raised_at
+from jaxpr_opt.ir.graph import Phase
+from jaxpr_opt.ir.importer import import_jaxpr
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -285,13 +285,13 @@ class Program:
                 Split(plain.forward, back, plain.residuals), num_outputs, always=bool(self.history)
             )
         except Exception as error:  # an optimiser must not take the user's gradient down with it
-            if door.is_of_symbols(error):
+            if guard.is_of_symbols(error):
                 return None
             if settings.current().strict:
                 raise
             if _has_transpose(plain):
                 left = f"the gradient of {self.name} was left unchanged: {error}"
-                door.failed(error, left, again=True)
+                guard.failed(error, left, again=True)
             return None
         if split is None:
             return None

@@ -22,7 +22,7 @@ from jaxpr_opt.boundary.program import (
     optimized_linear_p,
     optimized_p,
 )
-from jaxpr_opt.bridge import compat, compat_ad, door
+from jaxpr_opt.bridge import compat, compat_ad, guard
 from jaxpr_opt.bridge.compat_ad import NO_REFS, Mask, Refs
 from jaxpr_opt.engine.pipeline import Pipeline
 
@@ -39,7 +39,7 @@ def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any])
             return plain()
         return Program.optimized(closed, pipeline, name)(*constants, *args)
 
-    return door.attempt(optimized, plain, name)
+    return guard.attempt(optimized, plain, name)
 
 
 # ---------------------------------------------------------------- rules of ``optimized``
@@ -54,7 +54,7 @@ def _evaluate(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
 
 
 def _expand(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
-    made: Callable[..., Sequence[Any]] = door.attempt(
+    made: Callable[..., Sequence[Any]] = guard.attempt(
         program.lowered, lambda: jaxpr_as_fun(program.jaxpr), program.name
     )
     return made(*args)

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxpr_opt.boundary.stages import Stage
-from jaxpr_opt.bridge import compat_call, door
+from jaxpr_opt.bridge import compat_call, guard
 
 Place = int | str
 """Where an argument is: its position, or its name."""
@@ -186,7 +186,7 @@ class WithStatics:
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """What to do for these arguments; None if all of their leaves are arrays."""
-        taken = door.attempt(lambda: self._taken(args, kwargs), lambda: None)
+        taken = guard.attempt(lambda: self._taken(args, kwargs), lambda: None)
         if taken is None:
             return None
         arrays, call, shardings = taken
@@ -196,7 +196,7 @@ class WithStatics:
         """What the method `how` of a jitted function, ``trace``, ``lower`` or ``eval_shape``, gives
         for these arguments; None if all of their leaves are arrays.
         """
-        taken = door.attempt(lambda: self._taken(args, kwargs), lambda: None)
+        taken = guard.attempt(lambda: self._taken(args, kwargs), lambda: None)
         if taken is None:
             return None
         arrays, call, shardings = taken
@@ -248,7 +248,7 @@ class WithStatics:
     def _shardings(self, args: Sequence[Any], statics: Statics) -> tuple[Any, ...] | None:
         results: Any = jax.tree.structure(self._options.get("out_shardings"))
         if results.num_nodes > 1:
-            raise door.users(
+            raise guard.users(
                 ValueError(
                     f"optimize: out_shardings of {self._name} must be one for all results, as an"
                     f" argument has leaves that are not arrays ({statics.leaves[0]!r})"
@@ -263,7 +263,7 @@ class WithStatics:
             if not tells_programs_apart(leaf):
                 static = (self._static.nums, self._static.names)
                 name = compat_call.leaf_names(self._fun, args, kwargs, static)[position]
-                raise door.users(
+                raise guard.users(
                     TypeError(
                         f"optimize: argument {name} of {self._name} is not an array but of type"
                         f" {_kind(leaf)}, so it is static and must be hashable by what"

@@ -16,10 +16,10 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.boundary import rules
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.pipeline import Pipeline
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def run() -> None:

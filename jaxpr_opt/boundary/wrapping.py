@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt import settings
 from jaxpr_opt.boundary import mutation, rules
 from jaxpr_opt.boundary.static_leaves import Statics, WithStatics, divided
-from jaxpr_opt.bridge import compat, compat_ad, compat_call, door
+from jaxpr_opt.bridge import compat, compat_ad, compat_call, guard
 from jaxpr_opt.bridge.interpreter_stack import with_large_frame
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.frames import name_of
@@ -68,10 +68,10 @@ class Wrapped:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         config: Any = jax.config
         fun = self._refer()
-        off = config.jax_disable_jit or settings.current().disable or not door.is_open()
+        off = config.jax_disable_jit or settings.current().disable or not guard.is_open()
         if off or not compat.is_staging():  # then `jax_debug_nans` looks for the line at fault
             return fun(*args, **kwargs)
-        return door.attempt(
+        return guard.attempt(
             lambda: _optimized(fun, self._pipeline, self._check, args, kwargs),
             lambda: fun(*args, **kwargs),
             name_of(fun),
@@ -180,7 +180,7 @@ def _optimized(
         given, by_name = jax.tree.unflatten(tree, full)
         given, by_name = [*map(_value, given)], {k: _value(x) for k, x in by_name.items()}
         watch = mutation.Watch(given, by_name)
-        with door.running():
+        with guard.running():
             result = fun(*given, **by_name)
         arrays, statics = divided(result)
         changed, values = watch.changed(result, inputs, names)

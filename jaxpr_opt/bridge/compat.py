@@ -27,7 +27,7 @@ from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxpr_opt.bridge.door import UnknownJaxError
+from jaxpr_opt.bridge.guard import UnknownJaxError
 from jaxpr_opt.frames import Frame, is_installed, is_machinery
 
 _trace_ctx, _DynamicJaxprTrace = _core.trace_ctx, _pe.DynamicJaxprTrace  # asked in every call

@@ -26,7 +26,7 @@ from jax._src.lib import xla_client as _xla
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from jaxpr_opt.bridge import compat, compat_devices, compat_guard, door
+from jaxpr_opt.bridge import compat, compat_devices, compat_guard, guard
 from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
 
 _UndefinedPrimal: Any = _ad.UndefinedPrimal
@@ -387,7 +387,7 @@ def register_accumulation(primitive: Primitive, rule: Callable[..., Sequence[Any
     def transpose(cotangents: Sequence[Any], *args: Any, **params: Any) -> None:
         given = [_UndefinedPrimal(x.aval) if _is_accumulator(x) else x for x in args]
         refs = _distinct_refs(args)
-        found = door.attempt(
+        found = guard.attempt(
             lambda: rule(cotangents, *given, **params, refs=refs),
             lambda: plain(cotangents, *given, **params),
         )

@@ -2,7 +2,7 @@
 
 Each function here takes a rule and `plain`, which turns an equation's parameters into the program
 as a function, and returns a rule that cannot fail where the plain program does not (see
-`jaxpr_opt.bridge.door`).
+`jaxpr_opt.bridge.guard`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
 from jax.extend.core import Primitive
 
-from jaxpr_opt.bridge import door
+from jaxpr_opt.bridge import guard
 
 Plain = Callable[..., Callable[..., Sequence[Any]]]
 Rule = Callable[..., Any]
@@ -49,9 +49,9 @@ def guard_binding(primitive: Primitive, plain: Plain) -> None:
                 return list(plain(**params)(*args))
 
         if isinstance(trace, _EvalTrace):
-            with door.running():
+            with guard.running():
                 return bound()
-        return door.attempt(bound, evaluated)
+        return guard.attempt(bound, evaluated)
 
     primitive.def_bind_with_trace(bind)
 
@@ -60,7 +60,7 @@ def guarded_lowering(rule: Rule, plain: Plain) -> Rule:
     """`rule`; where it fails, the plain program is lowered."""
 
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        return door.attempt(
+        return guard.attempt(
             lambda: rule(ctx, *args, **params), lambda: _lower_fun(plain(**params))(ctx, *args)
         )
 
@@ -80,7 +80,7 @@ def guarded_transpose(rule: Rule, plain: Plain) -> Rule:
             found = iter(pull([_instantiate_zeros(ct) for ct in cotangents]))
             return [next(found) if is_linear else None for is_linear in linear]
 
-        return door.attempt(lambda: rule(cotangents, *args, **params), pulled)
+        return guard.attempt(lambda: rule(cotangents, *args, **params), pulled)
 
     return transpose
 
@@ -90,7 +90,7 @@ def guarded_dce(rule: Rule) -> Rule:
 
     def narrow(used_outputs: Sequence[bool], *rest: Any) -> Any:
         *_, eqn = rest
-        return door.attempt(
+        return guard.attempt(
             lambda: rule(used_outputs, *rest), lambda: ([True] * len(eqn.invars), eqn)
         )
 
@@ -105,7 +105,7 @@ def guarded_split(rule: Rule) -> Rule:
             call = eqn.replace(primitive=_closed_call_p, params=_of_call(**eqn.params))
             return _split_closed_call(saveable, list(unknown), list(instantiated), call)
 
-        return door.attempt(lambda: rule(saveable, unknown, instantiated, eqn), called)
+        return guard.attempt(lambda: rule(saveable, unknown, instantiated, eqn), called)
 
     return split
 

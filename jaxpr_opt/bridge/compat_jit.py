@@ -15,7 +15,7 @@ from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 
-from jaxpr_opt.bridge import compat, door
+from jaxpr_opt.bridge import compat, guard
 from jaxpr_opt.frames import is_machinery
 
 _traceback_util.register_exclusion(__file__)  # errors of the user's functions pass through here
@@ -59,13 +59,13 @@ class Hooks(NamedTuple):
 def install(hooks: Hooks) -> None:
     """Have JAX ask."""
     if ways.run is None or ways.lower is None:
-        door.unknown("jit does not say where it compiles a program")
+        guard.unknown("jit does not say where it compiles a program")
         return
 
     @functools.wraps(ways.run)
     def run(found: Any, *rest: Any) -> Any:
         if _runs(_core.trace_ctx.trace):
-            found = door.attempt(lambda: _replaced(found, hooks), lambda: found)
+            found = guard.attempt(lambda: _replaced(found, hooks), lambda: found)
         return ways.run(found, *rest)
 
     @functools.wraps(ways.lower)

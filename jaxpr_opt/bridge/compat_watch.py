@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from jax._src import traceback_util as _traceback_util
 
-from jaxpr_opt.bridge import door
+from jaxpr_opt.bridge import guard
 from jaxpr_opt.bridge.compat_jit import ways
 
 _traceback_util.register_exclusion(__file__)
@@ -52,7 +52,7 @@ def watch(watcher: Watcher) -> None:
     """Tell somebody of all that JAX compiles from now on; what is compiled already runs as fast."""
     plain_run, plain_lower = ways.run, ways.lower
     if plain_run is None or plain_lower is None:
-        door.unknown("jit does not say where it compiles a program")
+        guard.unknown("jit does not say where it compiles a program")
         return
 
     @functools.wraps(plain_run)
@@ -69,7 +69,7 @@ def watch(watcher: Watcher) -> None:
         given = getattr(_calls, "args", ())
         seconds = _traced_in().pop(name, 0.0)
         lowering = Lowering(name, jaxpr, again, given, params["donated_invars"], seconds)
-        known = door.attempt(lambda: watcher.lowering(lowering), lambda: None)
+        known = guard.attempt(lambda: watcher.lowering(lowering), lambda: None)
         started = time.perf_counter()
         made = plain_lower(args, jaxpr=jaxpr, name=name, **params)
         if known is not None and "compile" not in vars(made):
@@ -95,7 +95,7 @@ def _timed(made: Any, known: Any, watcher: Watcher, lowering: float) -> Callable
         started = time.perf_counter()
         executable = compile_(*args, **kwargs)
         seconds = lowering + time.perf_counter() - started
-        door.attempt(lambda: watcher.compiled(known, executable, seconds), lambda: None)
+        guard.attempt(lambda: watcher.compiled(known, executable, seconds), lambda: None)
         return executable
 
     return timed

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxpr_opt.bridge.door import UnknownJaxError
+from jaxpr_opt.bridge.guard import UnknownJaxError
 
 if TYPE_CHECKING:
-    from jaxpr_opt.engine.ir import Op
+    from jaxpr_opt.ir.graph import Op
 
 _SCATTER = "dimension_numbers indices_are_sorted mode unique_indices update_consts? update_jaxpr?"
 _JIT = (

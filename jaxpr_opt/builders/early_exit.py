@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.masks import Prefix, first_rows
-from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.skips import Skip
+from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
+from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
+from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.slicing import read_row, write_row
-from jaxpr_opt.engine.ir import Op, Region, Scan, Value, reads
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value, reads
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def stop_early(skip: Skip, rw: Rewriter) -> None:

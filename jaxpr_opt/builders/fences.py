@@ -2,7 +2,7 @@
 does not read it again there.
 
 XLA orders ops only by their data dependences, and fuses them across everything that it can analyse.
-A fence is the identity for everyone but XLA. `analysis.devices.fence` says which kind works.
+A fence is the identity for everyone but XLA. `ir.devices.fence` says which kind works.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.devices import fence
 from jaxpr_opt.bridge import compat, dtypes
 from jaxpr_opt.cost.fusion import is_repeated
-from jaxpr_opt.engine.ir import Constant, Op, Value, depending_on
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_data_movement
+from jaxpr_opt.ir.devices import fence
+from jaxpr_opt.ir.graph import Constant, Op, Value, depending_on
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_data_movement
 
 
 def barrier(

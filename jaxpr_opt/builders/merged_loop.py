@@ -1,4 +1,4 @@
-"""Make one loop of a loop of loops, as `jaxpr_opt.analysis.loop_nests` has planned it."""
+"""Make one loop of a loop of loops, as `jaxpr_opt.analysis.steps.loop_nests` has planned it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import partial
 
 from jax import lax
 
-from jaxpr_opt.analysis.loop_nests import Nest, OneLoop
-from jaxpr_opt.engine.ir import Stack, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.analysis.steps.loop_nests import Nest, OneLoop
+from jaxpr_opt.ir.graph import Stack, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def merge(nest: Nest, plan: OneLoop, rw: Rewriter) -> None:

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access
-from jaxpr_opt.analysis.affine import Affine
-from jaxpr_opt.analysis.blocks import Rows, Touched
+from jaxpr_opt.analysis.values.affine import Affine
+from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.analysis.windows.blocks import Rows, Touched
 from jaxpr_opt.bridge.parameters import has_numbers
 from jaxpr_opt.bridge.slicing import read_window, write_window
 from jaxpr_opt.builders.step_numbers import number_of
-from jaxpr_opt.engine.ir import Carry, Scan, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Carry, Scan, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def carry_blocks(touched: Touched, rw: Rewriter) -> None:

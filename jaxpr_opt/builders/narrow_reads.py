@@ -9,9 +9,9 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access
-from jaxpr_opt.analysis.predicates import AtWindow, predicate_at
-from jaxpr_opt.engine.ir import Op, Value
+from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.analysis.windows.predicates import AtWindow, predicate_at
+from jaxpr_opt.ir.graph import Op, Value
 
 Code = Callable[..., jax.Array]
 

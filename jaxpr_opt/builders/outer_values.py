@@ -9,10 +9,10 @@ from typing import Any
 from jax import lax
 from jax.extend.core.primitives import broadcast_in_dim_p
 
-from jaxpr_opt.analysis.constants import identity, is_undefined
+from jaxpr_opt.analysis.values.constants import identity, is_undefined
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
-from jaxpr_opt.engine.ir import UNDEFINED, Op, Scan, Stack, Stream, Value, While
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import UNDEFINED, Op, Scan, Stack, Stream, Value, While
+from jaxpr_opt.ir.rewriter import Rewriter
 
 Maker = Callable[[Rewriter], Value]
 """Makes a value before the loop, or tells which it is."""

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.constants import is_weak, strong
-from jaxpr_opt.analysis.packing import Column, Lanes, Pack, Packing, Piece, Vector
+from jaxpr_opt.analysis.scalars.packing import Column, Lanes, Pack, Packing, Piece, Vector
+from jaxpr_opt.analysis.values.constants import is_weak, strong
 from jaxpr_opt.builders.residual_transfer import stack_of_rows
-from jaxpr_opt.engine.ir import Carry, Op, Scan, Stream, Value
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import VECTOR, is_arithmetic
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Stream, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import VECTOR, is_arithmetic
 
 
 @dataclass(eq=False, slots=True)

@@ -7,10 +7,10 @@ from functools import partial
 
 from jax import lax
 
-from jaxpr_opt.analysis.replays import Replay, replay
-from jaxpr_opt.engine.ir import Region, Scan, Value
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_broadcast
+from jaxpr_opt.analysis.residuals.replays import Replay, replay
+from jaxpr_opt.ir.graph import Region, Scan, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_broadcast
 
 Pieces = Mapping[Value, tuple[Value, Value]]
 """Of arrays: the rows that the first steps of a loop read, and those that the others read."""

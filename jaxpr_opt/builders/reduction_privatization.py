@@ -37,11 +37,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.scatter_chains import Chain, Link, Piece, Pieces
+from jaxpr_opt.analysis.windows.scatter_chains import Chain, Link, Piece, Pieces
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.engine.ir import Carry, Op, Scan, Stack, Use, Value, backward_slice, depending_on
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_pure, is_speculable
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Use, Value, backward_slice, depending_on
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_pure, is_speculable
 
 # ---------------------------------------------------------------- slots
 

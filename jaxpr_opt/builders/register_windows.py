@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.register_stacks import Reader, State
-from jaxpr_opt.analysis.stack_consumers import Route, Rows, Stacked
+from jaxpr_opt.analysis.residuals.register_stacks import Reader, State
+from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Stacked
 from jaxpr_opt.bridge.slicing import read_window
 from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, stacked
 from jaxpr_opt.builders.step_numbers import number_of
-from jaxpr_opt.engine.ir import Stack, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Stack, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def read_windows(state: State, stack: Stack, readers: Iterable[Reader], rw: Rewriter) -> None:

@@ -10,14 +10,14 @@ from functools import partial
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.constants import strong
-from jaxpr_opt.analysis.cuts import Cut, available
-from jaxpr_opt.analysis.devices import is_partly_manual
-from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.analysis.stack_consumers import Route, Rows, Split, Stacked, routes
+from jaxpr_opt.analysis.residuals.cuts import Cut, available
+from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Split, Stacked, routes
+from jaxpr_opt.analysis.values.constants import strong
 from jaxpr_opt.builders.fences import from_memory
-from jaxpr_opt.engine.ir import Cond, Op, Outcome, Region, Scan, Stack, Stream, Value, reads
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.devices import is_partly_manual
+from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Scan, Stack, Stream, Value, reads
+from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def stack_of_rows(scan: Scan, scalars: Iterable[Value], rw: Rewriter) -> Stack:

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, neutral
-from jaxpr_opt.analysis.predicates import predicate_at, predicate_of_rows, spread_at
+from jaxpr_opt.analysis.windows.access import Access, neutral
+from jaxpr_opt.analysis.windows.predicates import predicate_at, predicate_of_rows, spread_at
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of
-from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 Writes = Sequence[tuple[int, Access]]
 """First to last, each with the case of a select that it belongs to."""

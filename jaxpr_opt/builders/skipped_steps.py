@@ -9,14 +9,14 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access
-from jaxpr_opt.analysis.assume import Known, Splat
-from jaxpr_opt.analysis.buffers import original
-from jaxpr_opt.analysis.skipped_rows import SkippedRow
-from jaxpr_opt.analysis.skips import Skip
-from jaxpr_opt.analysis.unread_rows import needed_row, without_zeros
-from jaxpr_opt.engine.ir import Op, Region, Value, backward_slice
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.analysis.residuals.unread_rows import needed_row, without_zeros
+from jaxpr_opt.analysis.steps.assume import Known, Splat
+from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow
+from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.analysis.windows.buffers import original
+from jaxpr_opt.ir.graph import Op, Region, Value, backward_slice
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def into_branch(skip: Skip, rw: Rewriter) -> None:

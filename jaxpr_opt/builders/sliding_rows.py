@@ -7,14 +7,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpr_opt.analysis.access import access
-from jaxpr_opt.analysis.buffers import Buffer, is_noop_cast
-from jaxpr_opt.analysis.constants import is_weak, strong, uniform
-from jaxpr_opt.analysis.sliding import Window
-from jaxpr_opt.analysis.sliding_costs import is_partly_written
+from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
+from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.analysis.windows.buffers import Buffer, is_noop_cast
+from jaxpr_opt.analysis.windows.sliding import Window
+from jaxpr_opt.analysis.windows.sliding_costs import is_partly_written
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
-from jaxpr_opt.engine.ir import Carry, Op, Scan, Stack, Stream, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def slide(scan: Scan, found: Buffer, window: Window, rw: Rewriter) -> None:

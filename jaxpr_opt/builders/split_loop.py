@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxpr_opt.engine.ir import Scan
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def split(scan: Scan, length: int, rw: Rewriter) -> Scan:

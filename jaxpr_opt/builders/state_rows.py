@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.devices import has_divided_rows
-from jaxpr_opt.analysis.states import States
+from jaxpr_opt.analysis.windows.states import States
 from jaxpr_opt.builders.repeated_rows import Rows
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.engine.ir import Value
+from jaxpr_opt.ir.devices import has_divided_rows
+from jaxpr_opt.ir.graph import Value
 
 
 def operands(found: States) -> list[Value]:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.affine import Affine
-from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.analysis.values.affine import Affine
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def number_of(affine: Affine, rw: Rewriter, *, before: Op) -> Value:

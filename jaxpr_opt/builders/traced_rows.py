@@ -11,13 +11,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access
-from jaxpr_opt.analysis.histories import History, Rearrangement
+from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.analysis.windows.histories import History, Rearrangement
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of, slice_sizes_of
 from jaxpr_opt.bridge.slicing import read_window
-from jaxpr_opt.engine.ir import Carry, Scan, Stack, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Carry, Scan, Stack, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def trace_back(scan: Scan, group: Sequence[History], rw: Rewriter) -> None:

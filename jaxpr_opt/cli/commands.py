@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import Console
 
 from jaxpr_opt.cli import diffing, documentation, linting, running
-from jaxpr_opt.cli.asking import (
+from jaxpr_opt.cli.options import (
     Subject,
     argnums_of,
     arguments_of,
@@ -21,11 +21,11 @@ from jaxpr_opt.cli.asking import (
     traced,
 )
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.html import page
 from jaxpr_opt.html.frontier import page as frontier_page
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.printing import show
 from jaxpr_opt.reports import frontier, observe
 from jaxpr_opt.reports.diff import diff_graphs

@@ -9,9 +9,9 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from jaxpr_opt.cli import measure, revision
-from jaxpr_opt.cli.asking import arguments_of, optimized, print_json, subject_of, traced
-from jaxpr_opt.engine.ir import Graph
+from jaxpr_opt.cli.options import arguments_of, optimized, print_json, subject_of, traced
 from jaxpr_opt.errors import TargetError
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.printing import show
 from jaxpr_opt.reports import figures, observe, screen
 from jaxpr_opt.reports.account import accounts

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 from jax.extend.core import jaxpr_as_fun
 
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.ir import Graph
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.reports.figures import Figure, seconds_text
 from jaxpr_opt.sizes import bytes_text
 

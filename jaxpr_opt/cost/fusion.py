@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import jax.numpy as jnp
 
-from jaxpr_opt.engine.ir import Op
-from jaxpr_opt.engine.traits import ARRANGING, is_cheap
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.traits import ARRANGING, is_cheap
 
 NEVER_REPEATED = frozenset({
     "atan2", "cbrt", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem",

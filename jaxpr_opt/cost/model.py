@@ -21,8 +21,8 @@ from jaxpr_opt.cost.fusion import is_fused, kernels
 from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.work import WRITES
-from jaxpr_opt.engine.ir import Op, Region, Scan, Value, While
-from jaxpr_opt.engine.traits import is_broadcast, rearranges
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
+from jaxpr_opt.ir.traits import is_broadcast, rearranges
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from math import ceil, log2, prod
 
-from jaxpr_opt.analysis.facts import remembered
 from jaxpr_opt.bridge.parameters import (
     callee_of,
     dimension_of,
@@ -21,9 +20,10 @@ from jaxpr_opt.bridge.parameters import (
     numbers_of,
     window_dimensions_of,
 )
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While, is_sized
-from jaxpr_opt.engine.traits import ELEMENTWISE, MOVING, TRANSCENDENTAL
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While, is_sized
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.traits import ELEMENTWISE, MOVING, TRANSCENDENTAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jaxpr_opt.cost.model import CostModel
-from jaxpr_opt.engine.ir import Op, Scan
+from jaxpr_opt.ir.graph import Op, Scan
 
 
 def known_seconds(ops: Iterable[Op], model: CostModel) -> float:

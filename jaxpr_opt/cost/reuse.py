@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.engine.ir import Call, Cond, Constant, Op, Remat, Use, Value
+from jaxpr_opt.ir.graph import Call, Cond, Constant, Op, Remat, Use, Value
+from jaxpr_opt.ir.inputs import inputs
 
 VIEWS = frozenset({
     "bitcast_convert_type", "name", "optimization_barrier", "reshape", "squeeze", "stop_gradient",

@@ -27,8 +27,7 @@ from math import prod
 from jaxpr_opt.bridge.parameters import callee_of
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.reuse import buffer_of, is_view, takes_over
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import (
+from jaxpr_opt.ir.graph import (
     Call,
     Cond,
     Constant,
@@ -41,7 +40,8 @@ from jaxpr_opt.engine.ir import (
     Value,
     While,
 )
-from jaxpr_opt.engine.traits import SUMS, is_broadcast, is_pure
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.traits import SUMS, is_broadcast, is_pure
 
 READS = frozenset({"dynamic_slice", "gather", "slice", "split"})
 """Of the first operand no more is touched than what is read of it."""

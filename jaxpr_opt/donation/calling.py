@@ -25,13 +25,13 @@ from jaxpr_opt.boundary.static_leaves import (
     spread,
     with_statics,
 )
-from jaxpr_opt.bridge import compat, compat_ad, door
+from jaxpr_opt.bridge import compat, compat_ad, guard
 from jaxpr_opt.bridge.compat_frames import without_ours
 from jaxpr_opt.donation import caller
 from jaxpr_opt.donation.plan import Donation, donation
 from jaxpr_opt.donation.sharing import passed_twice, same_buffers
 from jaxpr_opt.donation.variant import OtherTypesError, Variant, compiled
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 
 Mode = Literal["matched", "auto"]
 Positions = frozenset[int]
@@ -67,7 +67,7 @@ class Donating:
         self.mode = mode
         known = compat_ad.jit_options(jax.jit(fun, **options))
         if known is None:
-            raise door.users(
+            raise guard.users(
                 ValueError(f"optimize: donate={mode!r} does not go with layouts in shardings")
             )
         resolved = known[1]
@@ -202,7 +202,7 @@ class Donating:
             self._inlined.trace(*args, **kwargs)
             return None
 
-        return door.attempt(lambda: self._prepare(args, kwargs, *rest), traced, self.__name__)
+        return guard.attempt(lambda: self._prepare(args, kwargs, *rest), traced, self.__name__)
 
     def _prepare(
         self,

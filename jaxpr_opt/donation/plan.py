@@ -11,13 +11,13 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from jaxpr_opt.analysis.aliasing import Alias, Aliasing, Buffer, Offer
+from jaxpr_opt.analysis.liveness.aliasing import Alias, Aliasing, Buffer, Offer
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.engine.running import run_pass
 from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.insight.journal import Journal
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.printing import plain
 from jaxpr_opt.sizes import bytes_text
 
@@ -34,7 +34,7 @@ class Argument:
     result: str = ""
     """The result it becomes, as `result[0]['params'].w`; empty where it is not donated."""
     kind: str = ""
-    """How well they go together; see `jaxpr_opt.analysis.lifetimes.Kind`."""
+    """How well they go together; see `jaxpr_opt.analysis.liveness.lifetimes.Kind`."""
     reason: str = ""
     """Why it is not donated; empty where it is."""
     frame: Frame | None = None

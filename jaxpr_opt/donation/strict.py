@@ -12,10 +12,10 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.boundary.static_leaves import Call, Parameters, divided, split_off, without
-from jaxpr_opt.bridge import compat, compat_ad, door
+from jaxpr_opt.bridge import compat, compat_ad, guard
 from jaxpr_opt.bridge.dtypes import type_text
-from jaxpr_opt.engine.ir import aval_bytes
 from jaxpr_opt.frames import name_of
+from jaxpr_opt.ir.graph import aval_bytes
 from jaxpr_opt.sizes import bytes_text
 
 _SHOWN = 3
@@ -43,7 +43,7 @@ class Check:
         ]
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-            raise door.users(
+            raise guard.users(
                 ValueError(
                     f"{self.name} cannot use what donate_argnums or donate_argnames donate:"
                     f" {'; '.join(wrong[:_SHOWN])}{more}."

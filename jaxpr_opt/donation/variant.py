@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxpr_opt.analysis.aliasing import Alias
+from jaxpr_opt.analysis.liveness.aliasing import Alias
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.donation.plan import Donation
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, get_args
 
-from jaxpr_opt.engine.ir import Op, Phase, Value
-from jaxpr_opt.engine.journal import Waste
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.insight.journal import Waste
+from jaxpr_opt.ir.graph import Op, Phase, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.memory.planner import Trade
 
 PHASES: tuple[Phase, ...] = get_args(Phase)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jaxpr_opt import settings
 
 if TYPE_CHECKING:
-    from jaxpr_opt.engine.journal import Journal
+    from jaxpr_opt.insight.journal import Journal
 
 LOGGER = logging.getLogger("jaxpr_opt")
 WHEN = {"differentiable": "traced", "differentiated": "with its gradient", "final": "compiled"}

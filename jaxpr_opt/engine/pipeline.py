@@ -16,20 +16,20 @@ from dataclasses import dataclass, replace
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
-from jaxpr_opt.bridge import compat, compat_devices, door
+from jaxpr_opt.bridge import compat, compat_devices, guard
 from jaxpr_opt.engine.already_optimized import Settled, settle, settled_by, source_of
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import INLINED_WHEN_FINAL, import_jaxpr
 from jaxpr_opt.engine.interface import PHASES, Pass, PassError
-from jaxpr_opt.engine.ir import Graph, Phase
-from jaxpr_opt.engine.journal import (
+from jaxpr_opt.engine.running import Census, Run, Trading
+from jaxpr_opt.engine.split import Split, join, split
+from jaxpr_opt.insight.journal import (
     Journal,
     is_collected,
     measure,
     publish,
 )
-from jaxpr_opt.engine.running import Census, Run, Trading
-from jaxpr_opt.engine.split import Split, join, split
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Graph, Phase
+from jaxpr_opt.ir.importer import INLINED_WHEN_FINAL, import_jaxpr
 from jaxpr_opt.memory.budget import Budget
 from jaxpr_opt.memory.messages import tell_unmet
 from jaxpr_opt.memory.planner import plan
@@ -201,8 +201,8 @@ class Pipeline:
             try:
                 snapshots = pipeline.apply(graph, journal, settled, make, before)
             except PassError as error:
-                door.failed(error, f"{error}; the program was optimised without it", again=True)
-                if not door.is_open():
+                guard.failed(error, f"{error}; the program was optimised without it", again=True)
+                if not guard.is_open():
                     raise
                 failures.append((error.name, str(error)))
                 pipeline = pipeline.without(error.name)
@@ -330,7 +330,7 @@ class Pipeline:
             _same_interface(original, out)
         except Exception as error:  # noqa: BLE001  what JAX will not trace must not reach the user
             dropped = f"the optimised program could not be exported and was dropped: {error}"
-            door.failed(error, dropped, again=True)
+            guard.failed(error, dropped, again=True)
             journal.failures.append(("export", str(error)))
             journal.records.clear()
             return original

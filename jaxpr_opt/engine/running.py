@@ -11,15 +11,15 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
-from jaxpr_opt.analysis.devices import is_divided
 from jaxpr_opt.cost import limits
-from jaxpr_opt.engine.exporter import export
 from jaxpr_opt.engine.interface import PHASES, Match, Pass, PassError
-from jaxpr_opt.engine.ir import Graph, Op, Scan
-from jaxpr_opt.engine.journal import Journal, PassRecord, Refusal, Rewrite, measure
-from jaxpr_opt.engine.places import size_of, user_frame
-from jaxpr_opt.engine.rewriter import Rewriter, adopt
-from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.insight.journal import Journal, PassRecord, Refusal, Rewrite, measure
+from jaxpr_opt.ir.devices import is_divided
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Graph, Op, Scan
+from jaxpr_opt.ir.places import size_of, user_frame
+from jaxpr_opt.ir.rewriter import Rewriter, adopt
+from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.memory.planner import Candidate
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.html.markup import Markup, element
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.printing import plural
 from jaxpr_opt.reports.figures import SAME, Figure, factor, figures

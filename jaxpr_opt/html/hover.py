@@ -15,12 +15,12 @@ from collections.abc import Hashable
 from typing import Any
 
 from jaxpr_opt.bridge.dtypes import type_text
-from jaxpr_opt.engine.ir import Scan, While
-from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import Chart
 from jaxpr_opt.html.places import key
 from jaxpr_opt.insight.timeline import Instant, Live, Tick
+from jaxpr_opt.ir.graph import Scan, While
+from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.reports import residual_rows
 from jaxpr_opt.sizes import bytes_text
 

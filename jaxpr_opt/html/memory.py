@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import SIZE, Chart, Column, Stretch, chart
 from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.places import name
 from jaxpr_opt.html.prose import product
 from jaxpr_opt.insight.timeline import Loop, timeline
+from jaxpr_opt.ir.graph import Graph
+from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.sizes import bytes_text
 
 KINDS = {

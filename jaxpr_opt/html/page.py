@@ -8,9 +8,9 @@ from importlib import resources
 
 import jax
 
-from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.html import headline, hover, memory, notes, program, residuals, source
 from jaxpr_opt.html.markup import Content, Markup, element
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.reports.report import Report
 

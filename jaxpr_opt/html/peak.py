@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jaxpr_opt.bridge.dtypes import type_text
-from jaxpr_opt.engine.ir import Value
 from jaxpr_opt.html.markup import Content, Markup, element
 from jaxpr_opt.html.places import link
 from jaxpr_opt.insight.timeline import Instant, Live
+from jaxpr_opt.ir.graph import Value
 from jaxpr_opt.reports.residual_rows import key
 from jaxpr_opt.sizes import bytes_text
 

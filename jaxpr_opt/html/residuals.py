@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.html.markup import Content, Markup, element
 from jaxpr_opt.html.places import link
 from jaxpr_opt.html.prose import product
 from jaxpr_opt.insight.saved import saved
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.printing import plural
 from jaxpr_opt.reports.residual_rows import Residual, compared
 from jaxpr_opt.sizes import bytes_text

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.frames import is_installed
 from jaxpr_opt.html.excerpt import spans
 from jaxpr_opt.html.highlight import highlighted
@@ -16,6 +14,8 @@ from jaxpr_opt.html.markup import Markup, element
 from jaxpr_opt.html.notes import Note
 from jaxpr_opt.html.places import anchor, key, short
 from jaxpr_opt.insight.saved import kept
+from jaxpr_opt.ir.graph import Graph
+from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.printing import plural
 from jaxpr_opt.reports.residual_rows import frame_of
 from jaxpr_opt.sizes import bytes_text

@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxpr_opt.analysis.constants import is_undefined
-from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.engine.ir import Cond, Constant, Graph, Op, Region, Scan, Value, backward_slice
-from jaxpr_opt.engine.traits import IN_PLACE, is_data_movement
+from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.insight.saved import Saved, inside
+from jaxpr_opt.ir.graph import Cond, Constant, Graph, Op, Region, Scan, Value, backward_slice
+from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.traits import IN_PLACE, is_data_movement
 
 Why = Literal["dummy", "input", "invariant", "stream", "buffer"]
 

@@ -15,12 +15,12 @@ from typing import Literal, NamedTuple, get_args
 
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.cost.work import works
-from jaxpr_opt.engine.ir import Graph, Op, Value
-from jaxpr_opt.engine.traits import is_broadcast
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.insight.powers import Limit, exponent
 from jaxpr_opt.insight.saved import kept
+from jaxpr_opt.ir.graph import Graph, Op, Value
+from jaxpr_opt.ir.traits import is_broadcast
 
 Measure = Literal["residual_bytes", "work", "peak_bytes"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)

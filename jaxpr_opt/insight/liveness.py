@@ -15,11 +15,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
-from jaxpr_opt.analysis.fused import Read, fused
-from jaxpr_opt.analysis.scheduled import Run, scheduled
+from jaxpr_opt.analysis.liveness.fused import Read, fused
+from jaxpr_opt.analysis.liveness.scheduled import Run, scheduled
 from jaxpr_opt.cost.reuse import buffer_of, is_view
-from jaxpr_opt.engine.ir import Constant, Graph, Op, Region, Scan, Value, While
-from jaxpr_opt.engine.traits import ELEMENTWISE, IN_PLACE, is_broadcast
+from jaxpr_opt.ir.graph import Constant, Graph, Op, Region, Scan, Value, While
+from jaxpr_opt.ir.traits import ELEMENTWISE, IN_PLACE, is_broadcast
 
 
 class Moment(NamedTuple):

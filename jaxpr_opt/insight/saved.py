@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxpr_opt.analysis.constants import is_undefined
-from jaxpr_opt.engine.ir import (
+from jaxpr_opt.analysis.values.constants import is_undefined
+from jaxpr_opt.ir.graph import (
     Call,
     Cond,
     Constant,

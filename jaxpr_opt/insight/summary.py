@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.engine.ir import Call, Cond, Graph, Remat, Scan, Use, Value
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.insight.saved import kept_bytes
+from jaxpr_opt.ir.graph import Call, Cond, Graph, Remat, Scan, Use, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

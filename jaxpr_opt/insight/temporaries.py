@@ -17,8 +17,8 @@ from itertools import accumulate
 from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.limits import LEAST_BUFFER
 from jaxpr_opt.cost.reuse import buffer_of
-from jaxpr_opt.engine.ir import Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.insight.liveness import Moment, fused_moments, fused_rows, room, written_over
+from jaxpr_opt.ir.graph import Graph, Op, Region, Scan, Value, While
 
 
 def temporary_bytes(graph: Graph) -> int:

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jaxpr_opt.engine.ir import Cond, Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.insight.liveness import moments, room, rows
 from jaxpr_opt.insight.saved import Saved, saved
+from jaxpr_opt.ir.graph import Cond, Graph, Op, Region, Scan, Value, While
 
 TOLD = 6
 """How many of the values that are live in an instant are named, the largest first."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpr_opt.boundary.arrays_only import STATIC, arrays_only
 from jaxpr_opt.bridge import compat_ad
-from jaxpr_opt.engine.ir import Graph
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.lint.options import Mode
 from jaxpr_opt.targets import Arguments
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpr_opt.engine.ir import Graph, Value
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.insight.saved import inside, kept
 from jaxpr_opt.insight.timeline import timeline
+from jaxpr_opt.ir.graph import Graph, Value
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.reports.residual_rows import key
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.engine.journal import Waste
-from jaxpr_opt.engine.places import Size
 from jaxpr_opt.frames import Frame
+from jaxpr_opt.insight.journal import Waste
+from jaxpr_opt.ir.places import Size
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.reports.account import Place
 from jaxpr_opt.reports.figures import formula_text

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.frames import Frame
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.lint.options import Options
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.lint.target import Target, fields_of

@@ -17,13 +17,13 @@ from jaxpr_opt.bridge import compat_ad
 from jaxpr_opt.donation.calling import Donating
 from jaxpr_opt.donation.plan import donation
 from jaxpr_opt.donation.strict import donated_arrays
-from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame, blame, is_machinery, name_of
 from jaxpr_opt.insight.growth import Growth, growth
+from jaxpr_opt.insight.journal import Journal
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.insight.saved import Saved, kept_bytes, saved
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.lint.modes import loss_argument, traceable
 from jaxpr_opt.lint.options import Mode, Options
 from jaxpr_opt.lint.parts import Earlier

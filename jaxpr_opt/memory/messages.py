@@ -6,10 +6,10 @@ import warnings
 
 from jaxpr_opt import settings
 from jaxpr_opt.bridge.dtypes import type_text
-from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.frames import frame_text
 from jaxpr_opt.insight.timeline import Live, timeline
+from jaxpr_opt.ir.graph import Graph
+from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.memory.budget import Budget
 from jaxpr_opt.memory.planner import Plan
 from jaxpr_opt.sizes import binary_text

@@ -29,11 +29,11 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import known_seconds
-from jaxpr_opt.engine.ir import Graph, Scan
-from jaxpr_opt.engine.journal import Journal, is_collected
-from jaxpr_opt.engine.rewriter import copy_graph
+from jaxpr_opt.insight.journal import Journal, is_collected
 from jaxpr_opt.insight.prediction import predicted_seconds
 from jaxpr_opt.insight.temporaries import temporary_bytes
+from jaxpr_opt.ir.graph import Graph, Scan
+from jaxpr_opt.ir.rewriter import copy_graph
 from jaxpr_opt.memory.budget import Budget
 
 

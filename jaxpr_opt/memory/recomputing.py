@@ -1,4 +1,4 @@
-"""Recompute dropped arrays before the ops that read them (`analysis.dropping`)."""
+"""Recompute dropped arrays before the ops that read them (`liveness.rematerialization`)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from jaxpr_opt.analysis.across_peak import Turn, is_free
-from jaxpr_opt.analysis.dropping import Dropping, Segment
-from jaxpr_opt.analysis.inputs import inputs
+from jaxpr_opt.analysis.liveness.across_peak import Turn, is_free
+from jaxpr_opt.analysis.liveness.rematerialization import Dropping, Segment
 from jaxpr_opt.builders.fences import can_signal, waiting
-from jaxpr_opt.engine.ir import Constant, Op, Use, Value, backward_slice
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Constant, Op, Use, Value, backward_slice
+from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(slots=True, eq=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from jaxpr_opt.analysis.replays import Replay
+from jaxpr_opt.analysis.residuals.replays import Replay
 from jaxpr_opt.builders.peeling import without_last
-from jaxpr_opt.engine.ir import Op, Scan, Stack, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 Rows = Mapping[Value, Value]
 """Of arrays that a loop reads: their rows in a segment."""

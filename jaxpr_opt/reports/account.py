@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jaxpr_opt.engine.journal import Journal, PassRecord, Rewrite, Waste
-from jaxpr_opt.engine.places import Size
 from jaxpr_opt.frames import Frame, frame_text
+from jaxpr_opt.insight.journal import Journal, PassRecord, Rewrite, Waste
 from jaxpr_opt.insight.summary import Summary
+from jaxpr_opt.ir.places import Size
 from jaxpr_opt.reports.figures import number_text
 from jaxpr_opt.sizes import bytes_text
 

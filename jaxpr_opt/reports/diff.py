@@ -17,12 +17,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from jaxpr_opt.bridge.dtypes import type_text
-from jaxpr_opt.engine.ir import Constant, Graph, Op, Region, Value
-from jaxpr_opt.engine.places import user_frame
-from jaxpr_opt.engine.text import Names, constant_text, graph_opening, op_lines, opening, sections
-from jaxpr_opt.engine.text_params import parameters
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.insight.summary import Summary, summarize
+from jaxpr_opt.ir.graph import Constant, Graph, Op, Region, Value
+from jaxpr_opt.ir.places import user_frame
+from jaxpr_opt.ir.text import Names, constant_text, graph_opening, op_lines, opening, sections
+from jaxpr_opt.ir.text_params import parameters
 from jaxpr_opt.reports.diff_align import Alignment
 
 Gutter = Literal["-", "+", " "]

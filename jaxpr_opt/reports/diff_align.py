@@ -15,9 +15,9 @@ from difflib import SequenceMatcher
 from typing import TypeVar
 
 from jaxpr_opt.bridge.dtypes import type_text
-from jaxpr_opt.engine.ir import Call, Carry, Cond, Constant, Graph, Op, Region, Scan, Value, While
-from jaxpr_opt.engine.text import constant_text
-from jaxpr_opt.engine.text_params import parameters
+from jaxpr_opt.ir.graph import Call, Carry, Cond, Constant, Graph, Op, Region, Scan, Value, While
+from jaxpr_opt.ir.text import constant_text
+from jaxpr_opt.ir.text_params import parameters
 
 T = TypeVar("T")
 Keys = dict[Op | Value, Hashable]

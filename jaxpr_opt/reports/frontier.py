@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.journal import Rewrite
 from jaxpr_opt.frames import Frame, frame_text, name_of
+from jaxpr_opt.insight.journal import Rewrite
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.memory.planner import Candidate, Plan, collect_plans
 from jaxpr_opt.printing import plain, plural, short
 from jaxpr_opt.reports import observe

@@ -28,14 +28,14 @@ from jaxpr_opt.boundary.program import (
 from jaxpr_opt.bridge import compat_ad
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.interface import Pass, PassError
-from jaxpr_opt.engine.ir import Graph, Op
-from jaxpr_opt.engine.journal import Journal, collect_journals
 from jaxpr_opt.engine.pipeline import Pipeline
-from jaxpr_opt.engine.rewriter import Rewriter, copy_graph
 from jaxpr_opt.frames import name_of
+from jaxpr_opt.insight.journal import Journal, collect_journals
 from jaxpr_opt.insight.summary import summarize
+from jaxpr_opt.ir.graph import Graph, Op
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter, copy_graph
 
 _fresh: Any = jax.make_user_context(None)
 

@@ -18,10 +18,10 @@ from rich.text import Text
 from jaxpr_opt import settings
 from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.donation.plan import Donation, donation
-from jaxpr_opt.engine.ir import Graph, Value
-from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.frames import name_of
+from jaxpr_opt.insight.journal import Journal
 from jaxpr_opt.insight.saved import inside
+from jaxpr_opt.ir.graph import Graph, Value
 from jaxpr_opt.printing import plain, plural, short
 from jaxpr_opt.reports import figures, observe
 from jaxpr_opt.reports.account import PassReport, Place, accounts

@@ -21,11 +21,11 @@ from jaxpr_opt.boundary.arrays_only import arrays_only
 from jaxpr_opt.boundary.loops import differentiated
 from jaxpr_opt.bridge import compat_ad
 from jaxpr_opt.bridge.compat_frames import boundary
-from jaxpr_opt.engine.ir import Graph, aval_bytes
-from jaxpr_opt.engine.journal import Journal, collect_journals
-from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.frames import name_of
+from jaxpr_opt.insight.journal import Journal, collect_journals
 from jaxpr_opt.insight.saved import Saved, kept_bytes, saved
+from jaxpr_opt.ir.graph import Graph, aval_bytes
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.residual_report import Residuals
 from jaxpr_opt.reports.residual_rows import Key, bytes_by_key, compared

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxpr_opt import every_program
-from jaxpr_opt.bridge import compat, compat_watch, door
+from jaxpr_opt.bridge import compat, compat_watch, guard
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.journal import collect_journals
 from jaxpr_opt.frames import Frame, first_line
+from jaxpr_opt.insight.journal import collect_journals
 from jaxpr_opt.lint import config
 from jaxpr_opt.lint.program import ProgramTarget
 from jaxpr_opt.lint.result import NO_GRADIENT, Checked
@@ -131,7 +131,7 @@ def optimized(program: Compiled) -> Any:
 
 def _compile_optimized(each: Summary) -> None:
     """Find out what XLA sets aside for a program when it is optimised."""
-    if not door.is_open():
+    if not guard.is_open():
         return
     try:
         lowered = optimized(each.largest)

@@ -15,9 +15,9 @@ import jax
 from jax import lax
 
 from jaxpr_opt.bridge import compat, compat_saving
-from jaxpr_opt.engine.ir import UNDEFINED
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame, first_line
+from jaxpr_opt.ir.graph import UNDEFINED
 from jaxpr_opt.saving import values
 from jaxpr_opt.saving.write import KIND, VERSION
 

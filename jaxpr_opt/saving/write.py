@@ -12,8 +12,8 @@ import numpy as np
 
 from jaxpr_opt.bridge import compat_saving
 from jaxpr_opt.bridge.compat import user_frame
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import (
+from jaxpr_opt.frames import Frame
+from jaxpr_opt.ir.graph import (
     UNDEFINED,
     Call,
     Cond,
@@ -26,7 +26,7 @@ from jaxpr_opt.engine.ir import (
     Value,
     While,
 )
-from jaxpr_opt.frames import Frame
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.saving import values
 from jaxpr_opt.saving.values import UnwritableError
 from jaxpr_opt.version import __version__

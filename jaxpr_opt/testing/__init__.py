@@ -31,14 +31,14 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxpr_opt import settings
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.interface import Pass
-from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.journal import Journal, PassRecord
 from jaxpr_opt.engine.pipeline import Pipeline
-from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.insight.journal import Journal, PassRecord
 from jaxpr_opt.insight.summary import stacked_bytes
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Graph
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.reports.diff import GraphDiff, diff_graphs
 from jaxpr_opt.testing.agreement import assert_close, assert_same_bits, assert_same_derivatives
 from jaxpr_opt.testing.assertions import assert_growth, assert_residual_bytes, assert_same

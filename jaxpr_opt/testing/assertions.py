@@ -23,11 +23,11 @@ from jaxpr_opt import targets
 from jaxpr_opt.boundary.arrays_only import holds_statics, of_arrays
 from jaxpr_opt.boundary.arrays_only import kept as keep_statics
 from jaxpr_opt.bridge.dtypes import type_text
-from jaxpr_opt.engine.ir import Graph
 from jaxpr_opt.frames import Frame, frame_text, name_of
 from jaxpr_opt.insight.growth import MEASURES, Measure, Term, Trend
 from jaxpr_opt.insight.powers import order_text, parse_limit
 from jaxpr_opt.insight.saved import Saved, kept
+from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.lint.modes import traceable
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import beside_limit, limit_text

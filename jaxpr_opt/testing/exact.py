@@ -18,9 +18,8 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.bridge.parameters import callee_of
-from jaxpr_opt.engine import exporter
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import (
+from jaxpr_opt.ir import exporter
+from jaxpr_opt.ir.graph import (
     Call,
     Cond,
     Constant,
@@ -32,7 +31,8 @@ from jaxpr_opt.engine.ir import (
     Value,
     While,
 )
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
 
 MAX_STEPS = 10_000
 """Steps after which a `while` is taken to run forever."""

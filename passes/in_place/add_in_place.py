@@ -40,10 +40,10 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.scatter_chains import Piece, added_by
+from jaxpr_opt.analysis.windows.scatter_chains import Piece, added_by
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Phase, Scan, While
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Phase, Scan, While
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.sizes import bytes_text
 
 

@@ -44,14 +44,14 @@ from typing import Any, ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.constants import is_weak
-from jaxpr_opt.analysis.devices import compile_loops_whole
+from jaxpr_opt.analysis.values.constants import is_weak
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.residual_transfer import stack_of_rows
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Phase, Scan, Stack, Stream, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.devices import compile_loops_whole
+from jaxpr_opt.ir.graph import Op, Phase, Scan, Stack, Stream, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -47,14 +47,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.access import WRITES, Access, access
-from jaxpr_opt.analysis.buffers import is_handed_on, is_noop_cast, loop_body
-from jaxpr_opt.analysis.devices import fence
+from jaxpr_opt.analysis.windows.access import WRITES, Access, access
+from jaxpr_opt.analysis.windows.buffers import is_handed_on, is_noop_cast, loop_body
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Phase, Region, Scan, Value, backward_slice
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.devices import fence
+from jaxpr_opt.ir.graph import Op, Phase, Region, Scan, Value, backward_slice
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -61,17 +61,17 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxpr_opt.analysis.access import WRITES, Access, access
-from jaxpr_opt.analysis.buffers import BARRIER, is_handed_on, is_read_for, loop_body
-from jaxpr_opt.analysis.devices import fence
-from jaxpr_opt.analysis.overwritten import pays, reads_a_window, repeats, waits
+from jaxpr_opt.analysis.windows.access import WRITES, Access, access
+from jaxpr_opt.analysis.windows.buffers import BARRIER, is_handed_on, is_read_for, loop_body
+from jaxpr_opt.analysis.windows.overwritten import pays, reads_a_window, repeats, waits
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division, made_on_the_way, zero
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Phase, Region, backward_slice
-from jaxpr_opt.engine.journal import Waste
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import ELEMENTWISE, can_move
+from jaxpr_opt.insight.journal import Waste
+from jaxpr_opt.ir.devices import fence
+from jaxpr_opt.ir.graph import Op, Phase, Region, backward_slice
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import ELEMENTWISE, can_move
 
 
 @dataclass(frozen=True, slots=True, eq=False)

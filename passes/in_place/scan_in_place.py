@@ -48,13 +48,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.row_views import Place, Rows, place_of_stack, rows_of_stream
+from jaxpr_opt.analysis.windows.row_views import Place, Rows, place_of_stack, rows_of_stream
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.bridge.slicing import read_row, write_row
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Carry, Op, Phase, Scan, Stack, Value, is_sized
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_pure
+from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_pure
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,8 +26,8 @@ After::
 A step of gradient descent with a table. Sound when
 
 1. the array that is added or subtracted is zero but for windows
-   (`jaxpr_opt.analysis.scatter_chains`), through ops that keep zeros: products with scalars,
-   quotients by them, negation and conversion; no other op reads the intermediate arrays;
+   (`jaxpr_opt.analysis.windows.scatter_chains`), through ops that keep zeros: products with
+   scalars, quotients by them, negation and conversion; no other op reads the intermediate arrays;
 2. an unknown scalar may be NaN or infinite, and make NaN of zeros: each step tests for that, and if
    so, sets all other elements to the result;
 3. windows of one op are equal or disjoint: then each sums all that belongs to its row, in the order
@@ -52,15 +52,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.buffers import is_read_after, is_updated_in, loop_of
-from jaxpr_opt.analysis.constants import scalar_of
-from jaxpr_opt.analysis.scatter_chains import Piece, added, apart
+from jaxpr_opt.analysis.values.constants import scalar_of
+from jaxpr_opt.analysis.windows.buffers import is_read_after, is_updated_in, loop_of
+from jaxpr_opt.analysis.windows.scatter_chains import Piece, added, apart
 from jaxpr_opt.builders.repeated_rows import by_row, count, has_rows
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Constant, Op, Phase, Value
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import SCALING
+from jaxpr_opt.ir.graph import Constant, Op, Phase, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import SCALING
 from jaxpr_opt.sizes import bytes_text
 
 

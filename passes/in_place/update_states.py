@@ -27,7 +27,8 @@ table), so that two ops add to its gradient. Sound when
 
 1. every op that depends on the gradient is elementwise, and all of them compute the next arrays of
    carries, from those arrays, from arrays of the same shape from outside of the loop, and from
-   scalars. A scalar that changes from step to step only scales (`jaxpr_opt.analysis.states`);
+   scalars. A scalar that changes from step to step only scales
+   (`jaxpr_opt.analysis.windows.states`);
 2. an element whose gradient is zero keeps its value. A quotient of zero by zero, or a product of
    zero with infinity, would change it. The program tests all elements before the loop, the changed
    rows after each step, and the scalars in each step; once a test fails, every step computes all
@@ -52,15 +53,15 @@ from typing import ClassVar
 
 from jax import lax
 
-from jaxpr_opt.analysis.states import States, states
+from jaxpr_opt.analysis.windows.states import States, states
 from jaxpr_opt.builders import state_rows
 from jaxpr_opt.builders.repeated_rows import count, has_rows, is_alike
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.work import embedded
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.engine.ir import Carry, Op, Phase, Scan, Value
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import SUMS
+from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import SUMS
 from jaxpr_opt.sizes import bytes_text
 
 

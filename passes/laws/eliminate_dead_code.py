@@ -43,10 +43,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxpr_opt.analysis.live_values import Liveness, is_dead, live_slots
+from jaxpr_opt.analysis.values.live_values import Liveness, is_dead, live_slots
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import TERMINATOR, Cond, Graph, Op, Region, Remat, Scan, While
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import TERMINATOR, Cond, Graph, Op, Region, Remat, Scan, While
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

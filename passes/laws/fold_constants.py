@@ -27,11 +27,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxpr_opt.analysis.constants import is_weak
+from jaxpr_opt.analysis.values.constants import is_weak
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Constant, Op, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Constant, Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "add": np.add,

@@ -43,10 +43,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.value_numbering import Numbering
+from jaxpr_opt.analysis.values.value_numbering import Numbering
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.engine.ir import TERMINATOR, Graph, Op, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import TERMINATOR, Graph, Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

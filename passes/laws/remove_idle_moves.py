@@ -31,7 +31,7 @@ from typing import ClassVar
 
 from jax import lax
 
-from jaxpr_opt.analysis.algebra import Law, Laws, Plainer, involution
+from jaxpr_opt.analysis.values.algebra import Law, Laws, Plainer, involution
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
@@ -40,7 +40,7 @@ from jaxpr_opt.bridge.parameters import (
     padding_of,
     permutation_of,
 )
-from jaxpr_opt.engine.ir import Op, Value, phase_of
+from jaxpr_opt.ir.graph import Op, Value, phase_of
 from jaxpr_opt.passes.laws.simplify import Identity, Simplify
 
 

@@ -45,10 +45,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxpr_opt.analysis.constants import identity, is_weak, uniform
+from jaxpr_opt.analysis.values.constants import identity, is_weak, uniform
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Cond, Op, Region, Use, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Cond, Op, Region, Use, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

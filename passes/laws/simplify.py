@@ -11,7 +11,7 @@ After::
 
     y = x
 
-Each law is a line of `jaxpr_opt.analysis.algebra`. Sound when
+Each law is a line of `jaxpr_opt.analysis.values.algebra`. Sound when
 
 1. the law holds bit for bit, for NaN, infinities and the bounds of integers, up to the sign of
    zero: x + 0 is x, but x * 0 is not 0; x * 1 is x for real numbers, but not for complex ones
@@ -19,7 +19,7 @@ Each law is a line of `jaxpr_opt.analysis.algebra`. Sound when
    flushes to one;
 2. the replacement has the type of the result: shape, dtype, weak type and sharding;
 3. a range holds in every step of the enclosing loops, and nothing can wrap around
-   (`jaxpr_opt.analysis.induction`).
+   (`jaxpr_opt.analysis.values.induction`).
 
 Cost: every rule removes an op, or replaces it by a canonical one, so that selects on one predicate
 are recognised as such: ``not p`` for ``(int)p == 0``, ``p ? a : b`` for a select by a number or by
@@ -34,10 +34,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.algebra import LAWS, Laws, Plainer
+from jaxpr_opt.analysis.values.algebra import LAWS, Laws, Plainer
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -45,12 +45,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from jaxpr_opt.analysis.loop_nests import Nest, OneLoop, one_loop
-from jaxpr_opt.analysis.skips import Skip, find_skips, predicate_root
+from jaxpr_opt.analysis.steps.loop_nests import Nest, OneLoop, one_loop
+from jaxpr_opt.analysis.steps.skips import Skip, find_skips, predicate_root
 from jaxpr_opt.builders.merged_loop import merge
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Cond, Op, Scan
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Cond, Op, Scan
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

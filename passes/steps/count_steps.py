@@ -37,13 +37,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.assume import Assumed, Splat
-from jaxpr_opt.analysis.linearity import carries_cotangents
-from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root
+from jaxpr_opt.analysis.steps.assume import Assumed, Splat
+from jaxpr_opt.analysis.steps.skips import Skip, find_skip, predicate_root
+from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.engine.ir import Carry, Op, Scan, Stack, Stream, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 Mask = Callable[[jax.Array, jax.Array], jax.Array]
 

@@ -32,7 +32,7 @@ Sound when
 5. nothing differentiates the loop any more (the final phase): a `while` has no transpose,
 6. predicates that are computed before the loop, all at once, are basic arithmetic, comparisons and
    logic, which round for many rows as for one: they compare no sums of products
-   (`jaxpr_opt.analysis.rounding`).
+   (`jaxpr_opt.analysis.values.rounding`).
 
 The predicate of a batch is left unchanged where XLA may divide its rows over devices: they would
 communicate before each step.
@@ -50,18 +50,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.devices import has_divided_rows
-from jaxpr_opt.analysis.masks import first_rows
-from jaxpr_opt.analysis.rounding import may_differ
-from jaxpr_opt.analysis.skipped_rows import skipped_row
-from jaxpr_opt.analysis.skips import Skip, find_skips
+from jaxpr_opt.analysis.steps.masks import first_rows
+from jaxpr_opt.analysis.steps.skipped_rows import skipped_row
+from jaxpr_opt.analysis.steps.skips import Skip, find_skips
+from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.early_exit import stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Phase, Scan
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_arithmetic, is_pure, may_depend_on
+from jaxpr_opt.ir.devices import has_divided_rows
+from jaxpr_opt.ir.graph import Op, Phase, Scan
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_arithmetic, is_pure, may_depend_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,10 +32,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.inputs import inputs
 from jaxpr_opt.builders.fences import from_memory
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import (
+from jaxpr_opt.ir.graph import (
     Cond,
     Graph,
     Op,
@@ -46,8 +45,9 @@ from jaxpr_opt.engine.ir import (
     backward_slice,
     depending_on,
 )
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import can_move, is_cheap
+from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import can_move, is_cheap
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,17 +48,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from jaxpr_opt.analysis.assume import Splat
-from jaxpr_opt.analysis.devices import has_divided_rows
-from jaxpr_opt.analysis.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.skips import Skip, find_skip, find_skips, predicate_root
-from jaxpr_opt.analysis.unread_rows import is_by_zeros, needed_row, readers, without_zeros
+from jaxpr_opt.analysis.residuals.unread_rows import is_by_zeros, needed_row, readers, without_zeros
+from jaxpr_opt.analysis.steps.assume import Splat
+from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
+from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, predicate_root
 from jaxpr_opt.builders.skipped_steps import into_branch, select_kept
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Cond, Op, Scan, Stack
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import can_move, may_depend_on
+from jaxpr_opt.ir.devices import has_divided_rows
+from jaxpr_opt.ir.graph import Cond, Op, Scan, Stack
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import can_move, may_depend_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -46,15 +46,15 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.analysis.predicates import spread
-from jaxpr_opt.analysis.selected_work import is_read_before, only_for
-from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.analysis.steps.selected_work import is_read_before, only_for
+from jaxpr_opt.analysis.steps.skips import find_skip
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.windows.predicates import spread
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Cond, Op, Phase, Region, Scan, Value, While
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_broadcast
+from jaxpr_opt.ir.graph import Cond, Op, Phase, Region, Scan, Value, While
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_broadcast
 
 _SPREADING = frozenset({"broadcast_in_dim", "convert_element_type"})
 """What makes a mask of truth values."""

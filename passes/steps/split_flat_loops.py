@@ -39,15 +39,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.affine import Affine
-from jaxpr_opt.analysis.buffers import Buffer, buffer, is_in_place
-from jaxpr_opt.analysis.flat_loops import nest_of, row_lengths, starts_in
-from jaxpr_opt.analysis.induction import Nest
+from jaxpr_opt.analysis.steps.flat_loops import nest_of, row_lengths, starts_in
+from jaxpr_opt.analysis.values.affine import Affine
+from jaxpr_opt.analysis.values.induction import Nest
+from jaxpr_opt.analysis.windows.buffers import Buffer, buffer, is_in_place
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.split_loop import split
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Scan
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Scan
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

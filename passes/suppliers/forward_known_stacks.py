@@ -42,16 +42,16 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access
-from jaxpr_opt.analysis.affine import Affine, stacked
-from jaxpr_opt.analysis.induction import affine
+from jaxpr_opt.analysis.values.affine import Affine, stacked
+from jaxpr_opt.analysis.values.induction import affine
+from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.slicing import read_window
 from jaxpr_opt.builders.step_numbers import number_of
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Scan, Stack, Value
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_data_movement
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_data_movement
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -56,14 +56,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.varying import why_varying
+from jaxpr_opt.analysis.values.varying import why_varying
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.outer_values import Repetition, repeated
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Constant, Op, Scan, Stack, Value, While
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import ARRANGING, can_move, is_arithmetic, is_broadcast, rearranges
+from jaxpr_opt.ir.graph import Constant, Op, Scan, Stack, Value, While
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import ARRANGING, can_move, is_arithmetic, is_broadcast, rearranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)

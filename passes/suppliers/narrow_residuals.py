@@ -38,7 +38,7 @@ Sound when
    now or already;
 3. no op that jumps (a comparison, `floor`, a conversion to integers) is repeated together with the
    arithmetic that rounds what it reads. XLA may round otherwise in the other loop: ``x == max(x)``
-   would be false everywhere (`jaxpr_opt.analysis.rounding`).
+   would be false everywhere (`jaxpr_opt.analysis.values.rounding`).
 
 Where XLA may divide arrays over devices, all residuals stay: what a loop reads decides how XLA
 divides it, and a stream that two loops read is gathered for both.
@@ -85,21 +85,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.cuts import Cut, available, cheapest, residuals
-from jaxpr_opt.analysis.residual_prices import (
+from jaxpr_opt.analysis.residuals.cuts import Cut, available, cheapest, residuals
+from jaxpr_opt.analysis.residuals.residual_prices import (
     residual_prices,
     supplied,
     transcendental_carries,
 )
-from jaxpr_opt.analysis.skips import find_skip
-from jaxpr_opt.analysis.stack_consumers import Route, Rows, routes
-from jaxpr_opt.analysis.versions import restored
+from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
+from jaxpr_opt.analysis.residuals.versions import restored
+from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.builders.residual_transfer import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.engine.ir import Op, Scan, Value, While
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_data_movement
+from jaxpr_opt.ir.graph import Op, Scan, Value, While
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_data_movement
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,8 +24,8 @@ After::
 The pass knows neither layers nor gradients. It divides the ops that run before memory peaks, and
 whose results are read after it, into segments, at cuts that few arrays cross. It stores those
 arrays, and recomputes a segment when its first reader comes. In a gradient the last segment comes
-first, so one segment at a time is alive. `jaxpr_opt.analysis.dropping` decides which segments there
-are, and what they store.
+first, so one segment at a time is alive. `jaxpr_opt.analysis.liveness.rematerialization` decides
+which segments there are, and what they store.
 
 XLA would merge a recomputed op with the original, or run it early. So a segment starts from arrays
 that go through an optimization barrier together with an operand of its first reader, as in
@@ -56,14 +56,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.dropping import Dropping, cheapest, droppings
-from jaxpr_opt.analysis.facts import remembered
+from jaxpr_opt.analysis.liveness.rematerialization import Dropping, cheapest, droppings
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import runs
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import TERMINATOR, Op, Region, program_of
-from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.insight.timeline import timeline
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import TERMINATOR, Op, Region, program_of
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.memory.planner import Trade
 from jaxpr_opt.memory.recomputing import again, recompute
 from jaxpr_opt.sizes import binary_text

@@ -44,16 +44,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.cuts import Cut, cut, residuals
-from jaxpr_opt.analysis.replays import Replay, replay
-from jaxpr_opt.analysis.skips import find_skip
+from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
+from jaxpr_opt.analysis.residuals.replays import Replay, replay
+from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.builders.residual_transfer import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import known_seconds, runs
 from jaxpr_opt.cost.segments import Steps
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Scan
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Scan
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.memory.segments import replay_in_segments
 from jaxpr_opt.sizes import binary_text
 

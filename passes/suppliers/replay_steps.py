@@ -54,9 +54,9 @@ Sound when
 3. the value of a taken step replaces the residual only if the residual of a skipped step is
    unspecified: some op may read it;
 4. truth values that are one number in all skipped steps stay residuals if they depend on a
-   comparison of what XLA may round otherwise in the other loop (`jaxpr_opt.analysis.rounding`):
-   else a step that was skipped might be transposed as one that was taken. Stored, they also let the
-   transposed loop stop early.
+   comparison of what XLA may round otherwise in the other loop
+   (`jaxpr_opt.analysis.values.rounding`): else a step that was skipped might be transposed as one
+   that was taken. Stored, they also let the transposed loop stop early.
 
 It fires only on loops that skip. Where memory has a price (`optimize(memory=...)`), a loop that
 stores may be replayed, too, as a whole.
@@ -70,21 +70,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.assume import Splat
-from jaxpr_opt.analysis.cuts import Cut, cut, residuals
-from jaxpr_opt.analysis.devices import is_divided
-from jaxpr_opt.analysis.neighbours import meets_neighbours
-from jaxpr_opt.analysis.replays import replay
-from jaxpr_opt.analysis.rounding import may_differ
-from jaxpr_opt.analysis.skips import Skip, find_skip, predicate_root
-from jaxpr_opt.analysis.stack_consumers import routes
+from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
+from jaxpr_opt.analysis.residuals.replays import replay
+from jaxpr_opt.analysis.residuals.stack_consumers import routes
+from jaxpr_opt.analysis.steps.assume import Splat
+from jaxpr_opt.analysis.steps.skips import Skip, find_skip, predicate_root
+from jaxpr_opt.analysis.values.rounding import may_differ
+from jaxpr_opt.analysis.windows.stencils import meets_neighbours
 from jaxpr_opt.builders.peeling import copied, in_two
 from jaxpr_opt.builders.residual_transfer import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Cond, Op, Scan, Value, backward_slice
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import TRANSCENDENTAL, is_pointwise, is_speculable
+from jaxpr_opt.ir.devices import is_divided
+from jaxpr_opt.ir.graph import Cond, Op, Scan, Value, backward_slice
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import TRANSCENDENTAL, is_pointwise, is_speculable
 from jaxpr_opt.sizes import bytes_text
 
 

@@ -40,10 +40,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.adjacent_step_stacks import is_good_part, readers_back, shifted
+from jaxpr_opt.analysis.residuals.adjacent_step_stacks import is_good_part, readers_back, shifted
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Carry, Op, Scan, Stack, Stream, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

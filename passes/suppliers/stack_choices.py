@@ -36,7 +36,7 @@ weights in the branch. Sound when
    unspecified; the branches have no effects;
 3. the number of the branch is stacked, or is recomputed by basic arithmetic from rows of streams
    and of stacks, none of which is larger. It is not recomputed if it compares what XLA may round
-   otherwise there (`jaxpr_opt.analysis.rounding`): another branch would be taken.
+   otherwise there (`jaxpr_opt.analysis.values.rounding`): another branch would be taken.
 
 Cost: a number for each step replaces a value; it fires if the value is larger than a cache line.
 `drop-dummy-residuals` handles a value that only one branch has, `narrow-residuals` what a select
@@ -50,17 +50,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.constants import identity, is_undefined
-from jaxpr_opt.analysis.cuts import cut, handed_over, outermost
-from jaxpr_opt.analysis.inputs import inputs
-from jaxpr_opt.analysis.rounding import may_differ
-from jaxpr_opt.analysis.stack_consumers import routes
+from jaxpr_opt.analysis.residuals.cuts import cut, handed_over, outermost
+from jaxpr_opt.analysis.residuals.stack_consumers import routes
+from jaxpr_opt.analysis.values.constants import identity, is_undefined
+from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.builders.residual_transfer import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Cond, Op, Region, Scan, Stack, Value, backward_slice
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_arithmetic, is_data_movement
+from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Stack, Value, backward_slice
+from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_arithmetic, is_data_movement
 
 
 @dataclass(frozen=True, slots=True, eq=False)

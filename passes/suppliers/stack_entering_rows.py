@@ -36,7 +36,7 @@ in each step. Sound when
 5. what is stacked is the register, or what elementwise ops make of it, of the same for every row
    and in every step, wherever the row is (a function that XLA rounds by place is left alone); no op
    that jumps, as a comparison, reads what another op has computed, and none adds a product, which
-   XLA may round otherwise in another place (`jaxpr_opt.analysis.rounding`).
+   XLA may round otherwise in another place (`jaxpr_opt.analysis.values.rounding`).
 
 A step that shifts the register is never skipped, as it would have to leave the register alone.
 
@@ -57,11 +57,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.register_stacks import State, needless, registers, window_readers
+from jaxpr_opt.analysis.residuals.register_stacks import State, needless, registers, window_readers
 from jaxpr_opt.builders.register_windows import read_windows
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Scan, Stack
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Scan, Stack
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,9 +28,9 @@ The transpose of a product multiplies with the other factor. If the product is o
 transpose needs only the window, but JAX stores the array in each step. Sound when
 
 1. the stack is read row by row, in loops or nests of loops of as many steps, and only windows of a
-   row are read (`jaxpr_opt.analysis.access`);
+   row are read (`jaxpr_opt.analysis.windows.access`);
 2. their indices are computed from what the stacking step has as well: rows of the same streams and
-   of its stacks, and values outside both loops (`jaxpr_opt.analysis.counterparts`).
+   of its stacks, and values outside both loops (`jaxpr_opt.analysis.residuals.counterparts`).
 
 Cost: windows are read in every step, also if the reading loop skips some. It fires if they are at
 most half of the array.
@@ -43,14 +43,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.access import reads_window
-from jaxpr_opt.analysis.counterparts import Counterparts, counterparts
-from jaxpr_opt.analysis.stack_consumers import Route, routes
+from jaxpr_opt.analysis.residuals.counterparts import Counterparts, counterparts
+from jaxpr_opt.analysis.residuals.stack_consumers import Route, routes
+from jaxpr_opt.analysis.windows.access import reads_window
 from jaxpr_opt.builders.residual_transfer import send
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Scan, Stack
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Scan, Stack
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True)

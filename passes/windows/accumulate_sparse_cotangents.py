@@ -59,9 +59,9 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxpr_opt.analysis.buffers import is_read_after, is_updated_in, loop_of
-from jaxpr_opt.analysis.constants import is_weak
-from jaxpr_opt.analysis.scatter_chains import (
+from jaxpr_opt.analysis.values.constants import is_weak
+from jaxpr_opt.analysis.windows.buffers import is_read_after, is_updated_in, loop_of
+from jaxpr_opt.analysis.windows.scatter_chains import (
     Chain,
     Piece,
     Pieces,
@@ -71,7 +71,7 @@ from jaxpr_opt.analysis.scatter_chains import (
     is_read_nowhere,
     own_windows,
 )
-from jaxpr_opt.analysis.sums import added_in_a_row
+from jaxpr_opt.analysis.windows.sums import added_in_a_row
 from jaxpr_opt.builders.reduction_privatization import (
     erase_unread,
     is_less_elsewhere,
@@ -82,10 +82,10 @@ from jaxpr_opt.builders.reduction_privatization import (
 )
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Scan, Value, dominates
-from jaxpr_opt.engine.journal import Waste
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import SUMS
+from jaxpr_opt.insight.journal import Waste
+from jaxpr_opt.ir.graph import Op, Scan, Value, dominates
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import SUMS
 from jaxpr_opt.sizes import bytes_text
 
 

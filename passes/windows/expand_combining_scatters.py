@@ -21,7 +21,7 @@ of the array in each step, and for the gradient of a minimum it counts ties in a
 Other passes optimise reads and writes. Sound when
 
 1. it is one window, or one in each row of a batch, so that no element is combined twice
-   (`jaxpr_opt.analysis.access`);
+   (`jaxpr_opt.analysis.windows.access`);
 2. reads mirror writes: windows out of range are clamped alike, and what is read for a dropped
    window does not matter;
 3. the numbers are real: XLA:CPU rounds a complex product differently in a scatter.
@@ -42,11 +42,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpr_opt.analysis.access import COMBINING, Access, combined, written
-from jaxpr_opt.analysis.buffers import is_differentiated, is_in_a_loop
+from jaxpr_opt.analysis.windows.access import COMBINING, Access, combined, written
+from jaxpr_opt.analysis.windows.buffers import is_differentiated, is_in_a_loop
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.engine.ir import Op, Phase, phase_of
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Phase, phase_of
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,8 @@ After::
 Sound when
 
 1. the read is of the window that is written, clamped alike where it is out of range: one window, or
-   one in each row of a batch, so that nothing else is written to it (`jaxpr_opt.analysis.access`);
+   one in each row of a batch, so that nothing else is written to it
+   (`jaxpr_opt.analysis.windows.access`);
 2. a dropped window reads as the gather's fill value, which is a number; the index dtype can hold
    every position, because JAX 0.10 drops all writes to others;
 3. an addition is to known zeros; or the old value is read and added.
@@ -36,13 +37,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access, is_same_window
-from jaxpr_opt.analysis.constants import is_weak, strong, uniform
+from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
+from jaxpr_opt.analysis.windows.access import Access, access, is_same_window
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

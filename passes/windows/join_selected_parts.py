@@ -21,8 +21,8 @@ whole arrays in every step of a loop. Sound when
 
 1. both are parts of one array by one predicate: x + 0 is x, up to the sign of zero;
 2. each write is of one window, or one in each row of a batch, so that no element is written twice
-   (`jaxpr_opt.analysis.access`); reads mirror writes, so that windows out of range are clamped
-   alike, and dropped ones have no effect;
+   (`jaxpr_opt.analysis.windows.access`); reads mirror writes, so that windows out of range are
+   clamped alike, and dropped ones have no effect;
 3. additions come first: an addition to a window that was written or added to before would change
    the order of the sum;
 4. no op reads more of the parts than windows, which are then selected by themselves
@@ -42,14 +42,14 @@ from typing import ClassVar
 
 import jax
 
-from jaxpr_opt.analysis.access import Access, access, reads_window
-from jaxpr_opt.analysis.constants import is_weak, strong, uniform
+from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
+from jaxpr_opt.analysis.windows.access import Access, access, reads_window
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import SUMS
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import SUMS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

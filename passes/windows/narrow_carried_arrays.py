@@ -31,7 +31,7 @@ Now each loop moves along one axis, as `stack-carried-updates` requires.
 Rows at constants, too: a loop that adds to some slices of a vector carries each slice by itself,
 and writes them back after its last step. Sound when
 
-1. the carry is read and written by windows only (`jaxpr_opt.analysis.buffers`);
+1. the carry is read and written by windows only (`jaxpr_opt.analysis.windows.buffers`);
 2. along one axis, every window starts at the same affine function of outer steps, plus an affine
    one of the loop's own steps, and is in range at every step, as in ``xs[i * 64 + j]``; if at
    constants, in one of several disjoint blocks of rows;
@@ -53,8 +53,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-from jaxpr_opt.analysis.blocks import Touched, moving_rows, standing_blocks
-from jaxpr_opt.analysis.buffers import (
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.windows.blocks import Touched, moving_rows, standing_blocks
+from jaxpr_opt.analysis.windows.buffers import (
     Buffer,
     buffer,
     copied_by,
@@ -63,13 +64,12 @@ from jaxpr_opt.analysis.buffers import (
     is_read_outside,
     original,
 )
-from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.analysis.devices import copies_at_constants
 from jaxpr_opt.builders.narrow_carry import carry_blocks
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Carry, Op, Scan
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.devices import copies_at_constants
+from jaxpr_opt.ir.graph import Carry, Op, Scan
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

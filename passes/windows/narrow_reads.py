@@ -17,14 +17,14 @@ cotangent, is selected whole so that one element can be read. Often only the las
 table that a loop has filled row by row, and `vmap` transposes the table first. Sound when
 
 1. the array is a select, and all its readers read windows;
-2. the predicate at the window is known (`jaxpr_opt.analysis.predicates`); the cases are read as the
-   array is, so that rows out of range are what the gather says;
+2. the predicate at the window is known (`jaxpr_opt.analysis.windows.predicates`); the cases are
+   read as the array is, so that rows out of range are what the gather says;
 3. or the array is a broadcast, along all axes on which the window is only a part, and what is out
    of range is clamped, or filled with the broadcast value: then the window's position does not
    matter;
 4. or the window is a slice, and the array a concatenation, maybe transposed, one operand of which
-   contains the slice (`jaxpr_opt.analysis.concat_operands`); all readers of the array are such
-   slices, and a loop stacks another operand, which is then not needed for it;
+   contains the slice (`jaxpr_opt.analysis.windows.concat_operands`); all readers of the array are
+   such slices, and a loop stacks another operand, which is then not needed for it;
 5. or a loop's step computes the array by basic arithmetic, element by element, from arrays of its
    size, and all its readers read such windows: an element out of range, if it is filled, is zero,
    and so is a product, a sum or a difference of zeros;
@@ -45,17 +45,17 @@ from typing import Any, ClassVar
 
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access, reads_window
-from jaxpr_opt.analysis.buffers import is_in_a_loop
-from jaxpr_opt.analysis.concat_operands import Part, PartAt, part, stacked_by
-from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.analysis.predicates import AtWindow, spread_at
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.windows.access import Access, access, reads_window
+from jaxpr_opt.analysis.windows.buffers import is_in_a_loop
+from jaxpr_opt.analysis.windows.concat_operands import Part, PartAt, part, stacked_by
+from jaxpr_opt.analysis.windows.predicates import AtWindow, spread_at
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of
 from jaxpr_opt.builders.narrow_reads import read_cases, read_operands, spread_out
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 RING = frozenset({"add", "add_any", "mul", "neg", "sub"})
 """Elementwise ops that make zero of zeros, and cost no more than reading their operands."""

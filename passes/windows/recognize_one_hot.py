@@ -39,18 +39,18 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access
-from jaxpr_opt.analysis.buffers import is_in_a_loop
-from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.analysis.induction import bounds
-from jaxpr_opt.analysis.one_hot import OneHot, one_hot
-from jaxpr_opt.analysis.predicates import spread
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.induction import bounds
+from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.buffers import is_in_a_loop
+from jaxpr_opt.analysis.windows.one_hot import OneHot, one_hot
+from jaxpr_opt.analysis.windows.predicates import spread
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, mode_of
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import ELEMENTWISE
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import ELEMENTWISE
 
 NARROWED = frozenset({"add", "add_any", "convert_element_type", "copy"})
 """Elementwise ops that are not computed where an operand is zero, or not at all."""

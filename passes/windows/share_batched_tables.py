@@ -39,9 +39,9 @@ from typing import Any, ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.access import mirrored
-from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.analysis.scatter_chains import Piece
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.windows.access import mirrored
+from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     axes_of,
@@ -52,8 +52,8 @@ from jaxpr_opt.bridge.parameters import (
     slice_sizes_of,
 )
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.sizes import bytes_text
 
 

@@ -49,14 +49,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxpr_opt.analysis.access import COMBINING, WRITES, Access, access, combined, neutral
+from jaxpr_opt.analysis.windows.access import COMBINING, WRITES, Access, access, combined, neutral
 from jaxpr_opt.builders.selected_writes import write_selected
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Op, Value
-from jaxpr_opt.engine.journal import Waste
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.insight.journal import Waste
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ After::
 passes match slices only. Sound when
 
 1. it is one window, or one in each row of a batch at the same index, whose start is an affine
-   function of the steps of the enclosing loops (`jaxpr_opt.analysis.access`);
+   function of the steps of the enclosing loops (`jaxpr_opt.analysis.windows.access`);
 2. the window is in range at every step, so that clamping, dropping and filling change nothing, and
    no index is negative.
 
@@ -36,12 +36,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpr_opt.analysis.access import Access, access
-from jaxpr_opt.analysis.buffers import is_differentiated
+from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.buffers import is_differentiated
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.engine.ir import Op, phase_of
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, phase_of
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,12 +49,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from jaxpr_opt.analysis.histories import History, history
+from jaxpr_opt.analysis.windows.histories import History, history
 from jaxpr_opt.builders.traced_rows import trace_back
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.engine.ir import Op, Scan, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

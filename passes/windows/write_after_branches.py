@@ -29,7 +29,7 @@ its cotangent is copied at every branch. Sound when
    write, of a window of the same size by the same op;
 2. a branch that does not write returns the old window, clamped or dropped alike where that is out
    of range; so the index is computed by ops that may be speculated, and where the write promises to
-   be in range, that is proved (`jaxpr_opt.analysis.access`).
+   be in range, that is proved (`jaxpr_opt.analysis.windows.access`).
 
 If several branches write, each returns its index, as the experts of a mixture do that are rows of
 one array.
@@ -49,14 +49,14 @@ from typing import Any, ClassVar
 
 from jax import lax
 
-from jaxpr_opt.analysis.access import Access, access
-from jaxpr_opt.analysis.constants import identity
+from jaxpr_opt.analysis.values.constants import identity
+from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.engine.ir import Cond, Constant, Op, Outcome, Scan, Value, backward_slice
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.traits import is_arithmetic
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Outcome, Scan, Value, backward_slice
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_arithmetic
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from jaxpr_opt.analysis.access import access
+from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.bridge.slicing import read_window, write_window
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 from tests.watch import watch
 

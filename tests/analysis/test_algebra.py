@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.algebra import LAWS
+from jaxpr_opt.analysis.values.algebra import LAWS
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, run_alone, traced
 

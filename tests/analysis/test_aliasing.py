@@ -8,8 +8,8 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpr_opt.analysis.aliasing import Buffer, Offer, aliasing
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.analysis.liveness.aliasing import Buffer, Offer, aliasing
+from jaxpr_opt.ir.importer import import_jaxpr
 
 SQUARE = jax.ShapeDtypeStruct((8, 8), "float32")
 ROW = jax.ShapeDtypeStruct((8,), "float32")

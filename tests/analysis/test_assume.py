@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.assumable import Assumable
-from jaxpr_opt.analysis.assume import Assumed, Splat
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.analysis.steps.assume import Assumed, Splat
+from jaxpr_opt.analysis.steps.incremental_assume import Assumable
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 

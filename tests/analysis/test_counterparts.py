@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.counterparts import counterparts
-from jaxpr_opt.analysis.stack_consumers import routes
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.analysis.residuals.counterparts import counterparts
+from jaxpr_opt.analysis.residuals.stack_consumers import routes
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 
 
 def loops(program, *args):

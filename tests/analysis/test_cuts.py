@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.cuts import cheapest, residuals
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan, backward_slice
+from jaxpr_opt.analysis.residuals.cuts import cheapest, residuals
+from jaxpr_opt.ir.graph import Scan, backward_slice
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 

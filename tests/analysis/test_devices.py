@@ -8,13 +8,13 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from jaxpr_opt.analysis.devices import is_manual, is_partly_manual, is_replicated
 from jaxpr_opt.bridge import compat_devices
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Cond, Scan
-from jaxpr_opt.engine.journal import collect_journals
 from jaxpr_opt.engine.registry import resolve
-from jaxpr_opt.engine.traits import can_move, communicates
+from jaxpr_opt.insight.journal import collect_journals
+from jaxpr_opt.ir.devices import is_manual, is_partly_manual, is_replicated
+from jaxpr_opt.ir.graph import Cond, Scan
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.traits import can_move, communicates
 from jaxpr_opt.passes import RESIDUALS
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly

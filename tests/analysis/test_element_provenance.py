@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.element_provenance import element
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.analysis.scalars.element_provenance import element
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 
 
 def written(x, y, i):

@@ -6,8 +6,8 @@ import pytest
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from jaxpr_opt.analysis.expressions import same_expression
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.analysis.values.expressions import same_expression
+from jaxpr_opt.ir.importer import import_jaxpr
 
 NAN = float("nan")
 KEY = jax.random.key(0)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.access import access
-from jaxpr_opt.analysis.facts import copied_from, memory, remembered
-from jaxpr_opt.analysis.induction import bounds
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan
-from jaxpr_opt.engine.rewriter import Rewriter, copy_graph
+from jaxpr_opt.analysis.values.induction import bounds
+from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.ir.facts import copied_from, memory, remembered
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter, copy_graph
 from jaxpr_opt.testing import traced
 
 

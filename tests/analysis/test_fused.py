@@ -9,10 +9,10 @@ from jax import lax
 
 from bench import memory as bench_memory
 from bench import memory_unrolled
-from jaxpr_opt.analysis.fused import fused
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Constant
+from jaxpr_opt.analysis.liveness.fused import fused
 from jaxpr_opt.insight.temporaries import temporary_bytes
+from jaxpr_opt.ir.graph import Constant
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 from tests.loops import memory
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.insight.growth import growth
 from jaxpr_opt.insight.powers import WORDS, exponent, order_text, parse_limit
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 SIZES = (64, 128, 256)

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from jaxpr_opt.analysis.affine import Affine
-from jaxpr_opt.analysis.induction import affine, bounds, component, decide
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.analysis.values.affine import Affine
+from jaxpr_opt.analysis.values.induction import affine, bounds, component, decide
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import random_inputs, traced
 from tests.watch import watch
 

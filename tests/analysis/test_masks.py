@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.masks import Prefix, first_rows, implies, prefix, steps_mask
-from jaxpr_opt.analysis.skips import find_skip
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.analysis.steps.masks import Prefix, first_rows, implies, prefix, steps_mask
+from jaxpr_opt.analysis.steps.skips import find_skip
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import evaluate_exactly, traced
 
 

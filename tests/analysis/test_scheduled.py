@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.fused import fused
-from jaxpr_opt.analysis.scheduled import scheduled
+from jaxpr_opt.analysis.liveness.fused import fused
+from jaxpr_opt.analysis.liveness.scheduled import scheduled
 from jaxpr_opt.cost.devices import CPU, GPU
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 X = "f32[64,64]"

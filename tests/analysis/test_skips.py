@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.assume import Splat
-from jaxpr_opt.analysis.linearity import carries_cotangents
-from jaxpr_opt.analysis.skips import Skip, find_skip, find_skips
-from jaxpr_opt.analysis.unread_rows import is_by_zeros, without_zeros
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.analysis.residuals.unread_rows import is_by_zeros, without_zeros
+from jaxpr_opt.analysis.steps.assume import Splat
+from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips
+from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.engine.registry import default_pipeline
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 

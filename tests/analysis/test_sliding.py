@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.buffers import Buffer, buffer
-from jaxpr_opt.analysis.sliding import Window, sliding
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.analysis.windows.buffers import Buffer, buffer
+from jaxpr_opt.analysis.windows.sliding import Window, sliding
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 ROWS = 12

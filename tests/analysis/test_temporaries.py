@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpr_opt import optimize
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.insight.temporaries import temporary_bytes
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.memory.planner import collect_plans
 
 X = jnp.ones((64, 64))

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.insight.timeline import Loop, timeline
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 from tests.programs import PROGRAMS
 

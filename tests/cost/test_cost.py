@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from jax import lax
 
 from jaxpr_opt.cost.ops import UNKNOWN, WORD, Cost, cost
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.insight.liveness import last_uses, peak_bytes
 from jaxpr_opt.insight.summary import stacked_bytes
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 from tests.programs import XS, X, nested_scan
 

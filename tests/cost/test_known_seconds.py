@@ -7,8 +7,8 @@ from jax import lax
 
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import known_seconds
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.insight.prediction import predicted_seconds
+from jaxpr_opt.ir.importer import import_jaxpr
 
 
 def graph_of(step, length):

@@ -10,8 +10,8 @@ from tests.imports import imported
 
 HOME = Path(jaxpr_opt.__file__).parent
 BELOW = {
-    "analysis.facts", "analysis.inputs", "bridge.compat_devices", "bridge.parameters",
-    "engine.importer", "engine.ir", "engine.traits",
+    "ir.facts", "ir.inputs", "bridge.compat_devices", "bridge.parameters",
+    "ir.importer", "ir.graph", "ir.traits",
 }  # fmt: skip
 """What the model may import: the graph, what is known of primitives, and how answers are kept."""
 

@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU
 from jaxpr_opt.cost.model import CostModel, cost_model, using
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 

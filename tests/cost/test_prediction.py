@@ -10,8 +10,8 @@ from bench.predictions import predict
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.devices import CPU
 from jaxpr_opt.cost.model import CostModel
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.insight.prediction import predicted_seconds
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import traced
 

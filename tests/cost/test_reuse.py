@@ -6,8 +6,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.cost.reuse import takes_over
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Use
+from jaxpr_opt.ir.graph import Use
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 

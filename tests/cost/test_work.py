@@ -9,7 +9,7 @@ from jax import lax
 
 import jaxpr_opt
 from jaxpr_opt.cost.work import works
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import traced
 from tests.generate import BUFFERS, RECIPES, arguments

@@ -37,15 +37,15 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "stack-carried-updates", "3", "jaxpr_opt/analysis/access.py",
+        "stack-carried-updates", "3", "jaxpr_opt/analysis/windows/access.py",
         "start if low >= 0 and high <= n - size else None", "start",
     ),
     Mutant(
-        "stack-carried-updates", "2", "jaxpr_opt/analysis/sliding.py",
+        "stack-carried-updates", "2", "jaxpr_opt/analysis/windows/sliding.py",
         "if not stride or any(s.steps != {scan: stride} for s, _ in starts):", "if not stride:",
     ),
     Mutant(
-        "undo-carried-writes", "2", "jaxpr_opt/analysis/versions.py",
+        "undo-carried-writes", "2", "jaxpr_opt/analysis/residuals/versions.py",
         "if op.reverse == self.scan.reverse:", "if False:",
     ),
     Mutant(
@@ -53,12 +53,12 @@ MUTANTS = (
         'return "it depends on an outer step, too" if match.number.steps else None', "return None",
     ),
     Mutant(
-        "exit-loop-early", "4", "jaxpr_opt/analysis/skipped_rows.py",
+        "exit-loop-early", "4", "jaxpr_opt/analysis/steps/skipped_rows.py",
         "moving = {s.param for s in skip.scan.streams} | {c.param for c, _ in skip.counters}",
         "moving = {s.param for s in skip.scan.streams}",
     ),
     Mutant(
-        "exit-loop-early", "1", "jaxpr_opt/analysis/skips.py",
+        "exit-loop-early", "1", "jaxpr_opt/analysis/steps/skips.py",
         "if skipped.keeps(carry):", "if True:",
     ),
     Mutant(
@@ -66,7 +66,7 @@ MUTANTS = (
         'if match.skip.kind != "carried":', "if False:",
     ),
     Mutant(
-        "isolate-skipped-steps", "2", "jaxpr_opt/analysis/unread_rows.py",
+        "isolate-skipped-steps", "2", "jaxpr_opt/analysis/residuals/unread_rows.py",
         "and _skips_with(other, skip, route)", "and True",
     ),
     Mutant(
@@ -74,20 +74,20 @@ MUTANTS = (
         "if [use.op for use in match.dense.uses] != [op]:", "if False:",
     ),
     Mutant(
-        "accumulate-sparse-cotangents", "2", "jaxpr_opt/analysis/scatter_chains.py",
+        "accumulate-sparse-cotangents", "2", "jaxpr_opt/analysis/windows/scatter_chains.py",
         "if distance.is_constant and not -second.size < distance.offset < first.size:",
         "if distance.is_constant:",
     ),
     Mutant(
-        "replay-steps", "3", "jaxpr_opt/analysis/cuts.py",
+        "replay-steps", "3", "jaxpr_opt/analysis/residuals/cuts.py",
         "and _is_unspecified(alone.skipped[stack.value])", "",
     ),
     Mutant(
-        "share-shifted-stacks", "2", "jaxpr_opt/analysis/adjacent_step_stacks.py",
+        "share-shifted-stacks", "2", "jaxpr_opt/analysis/residuals/adjacent_step_stacks.py",
         "hop.scan.reverse != scan.reverse and", "",
     ),
     Mutant(
-        "narrow-carried-arrays", "2", "jaxpr_opt/analysis/blocks.py",
+        "narrow-carried-arrays", "2", "jaxpr_opt/analysis/windows/blocks.py",
         "if not outer.steps or any(part.steps != outer.steps for part, _ in parts):",
         "if not outer.steps:",
     ),

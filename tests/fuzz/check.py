@@ -22,12 +22,12 @@ from fuzz.mutations.places import copy_of
 from jaxpr_opt import settings
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.exporter import export
 from jaxpr_opt.engine.interface import Pass, PassError
-from jaxpr_opt.engine.ir import UNDEFINED, Graph, Phase
-from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.engine.pipeline import Pipeline
-from jaxpr_opt.engine.verify import VerifyError, verify
+from jaxpr_opt.insight.journal import Journal
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import UNDEFINED, Graph, Phase
+from jaxpr_opt.ir.verify import VerifyError, verify
 from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
 from tests.prices import AddedElsewhere
 

@@ -24,9 +24,9 @@ from jax.extend.core import ClosedJaxpr
 import jaxpr_opt.testing
 import tests.loops
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.interface import Pass
-from jaxpr_opt.engine.ir import Graph, Op, Scan, While
+from jaxpr_opt.ir.graph import Graph, Op, Scan, While
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 CHECKS = ("check_rewrite(", "check_refuses(", "alone(")

@@ -15,10 +15,10 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from fuzz import corpus
 from fuzz.mutations.places import copy_of
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.engine import exporter
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Constant, Graph
+from jaxpr_opt.ir import exporter
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Constant, Graph
+from jaxpr_opt.ir.importer import import_jaxpr
 
 FLOATS = ("float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
           "float8_e5m2fnuz", "float8_e4m3b11fnuz", "complex64")  # fmt: skip

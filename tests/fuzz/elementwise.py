@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpr_opt.engine.ir import Op
+from jaxpr_opt.ir.graph import Op
 
 Array = Any
 Function = Callable[..., Any]

@@ -30,7 +30,7 @@ from fuzz.derive import derived
 from fuzz.eager import eager
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.interface import Pass
-from jaxpr_opt.engine.ir import Graph, Phase
+from jaxpr_opt.ir.graph import Graph, Phase
 
 FILES = 5
 """Files of tests that an epoch takes programs from."""

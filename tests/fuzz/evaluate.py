@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from fuzz.firstorder import GARBAGE, compiled
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.ir.graph import Call, Cond, Constant, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.ir.importer import import_jaxpr
 
 MAX_STEPS = 300
 """Steps after which a `while` is taken to run forever, if it does so in the original program:"""

@@ -10,8 +10,8 @@ from fuzz.check import Difference, Plan
 from fuzz.corpus import Seed
 from fuzz.shrink import shrunk
 from fuzz.source import UnprintableError, source
-from jaxpr_opt.engine.ir import Graph
-from jaxpr_opt.engine.text import to_text
+from jaxpr_opt.ir.graph import Graph
+from jaxpr_opt.ir.text import to_text
 
 PASSES = (
     "The test below passes: JAX traces its program to another graph, or it differs on other\n"

@@ -14,8 +14,8 @@ import numpy as np
 from fuzz import windows
 from fuzz.elementwise import PLAIN, WITH_PARAMS
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.engine import exporter
-from jaxpr_opt.engine.ir import UNDEFINED, Op, Region
+from jaxpr_opt.ir import exporter
+from jaxpr_opt.ir.graph import UNDEFINED, Op, Region
 from jaxpr_opt.testing.exact import by_itself
 
 Array = Any

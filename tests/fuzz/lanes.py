@@ -18,7 +18,7 @@ from fuzz.evaluate import MAX_STEPS, Evaluator, Run, Slots
 from fuzz.firstorder import GARBAGE
 from fuzz.mutations import effects
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.engine.ir import Graph, Op
+from jaxpr_opt.ir.graph import Graph, Op
 
 AXIS, LANES = "i", 2
 

@@ -20,11 +20,11 @@ from fuzz.lanes import AXIS, LANES, bound
 from fuzz.mutations import effects
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.engine.interface import PassError
-from jaxpr_opt.engine.ir import Graph, Phase
-from jaxpr_opt.engine.rewriter import Rewriter
-from jaxpr_opt.engine.verify import VerifyError
+from jaxpr_opt.ir.graph import Graph, Phase
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.verify import VerifyError
 
 PRIMITIVES = {
     each.name: each

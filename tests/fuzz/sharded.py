@@ -38,8 +38,8 @@ from fuzz.mutations.places import is_plain
 from fuzz.source import UnprintableError, source
 from jaxpr_opt import settings
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.engine.exporter import evaluate, export
-from jaxpr_opt.engine.ir import Graph, Scan
+from jaxpr_opt.ir.exporter import evaluate, export
+from jaxpr_opt.ir.graph import Graph, Scan
 from tests.sharding.check import compare as compared
 from tests.sharding.check import descent
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import jax.numpy as jnp
 
 from fuzz.mutations.places import copy_of, is_plain, may_change, visible
-from jaxpr_opt.engine.ir import Cond, Graph, Op, Scan, Value
-from jaxpr_opt.engine.journal import Journal
 from jaxpr_opt.engine.pipeline import Pipeline
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.insight.journal import Journal
+from jaxpr_opt.ir.graph import Cond, Graph, Op, Scan, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 
 Change = Callable[[Graph, Rewriter], bool]

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import (
+from jaxpr_opt.ir.graph import (
     UNDEFINED,
     Call,
     Cond,
@@ -23,6 +22,7 @@ from jaxpr_opt.engine.ir import (
     Value,
     While,
 )
+from jaxpr_opt.ir.importer import import_jaxpr
 
 SCATTERS = {"scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"}
 

@@ -20,9 +20,9 @@ from fuzz.evaluate import Evaluator
 from fuzz.firstorder import OTHER_GARBAGE
 from jaxpr_opt import settings
 from jaxpr_opt.boundary.program import Program
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Graph
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Graph
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import assert_close
 
 WAYS = ("grad", "grad", "jvp", "hvp", "vmap", "grad of vmap", "vmap of grad", "remat", "scan",

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
 from jaxpr_opt.html.chart import COLUMNS, SIZE, chart
 from jaxpr_opt.html.hover import data
 from jaxpr_opt.html.memory import _round, picture
 from jaxpr_opt.insight.timeline import timeline
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 

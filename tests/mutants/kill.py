@@ -113,8 +113,8 @@ class _Quick:
         import jaxpr_opt.testing
         import tests.loops
         from fuzz.evaluate import Evaluator
-        from jaxpr_opt.engine.importer import import_jaxpr
-        from jaxpr_opt.engine.ir import Graph
+        from jaxpr_opt.ir.graph import Graph
+        from jaxpr_opt.ir.importer import import_jaxpr
 
         def evaluate(program: Any, *args: Any) -> list[Any]:
             graph = program if isinstance(program, Graph) else import_jaxpr(program, "final")

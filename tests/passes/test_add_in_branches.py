@@ -6,11 +6,11 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis.constants import uniform
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Cond
+from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.engine.pipeline import Pipeline
-from jaxpr_opt.engine.traits import SUMS
+from jaxpr_opt.ir.graph import Cond
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.traits import SUMS
 from jaxpr_opt.passes import DEFAULT
 from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
 from jaxpr_opt.testing import (

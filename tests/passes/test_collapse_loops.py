@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, keep, unspecified

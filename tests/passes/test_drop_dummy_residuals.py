@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Cond
+from jaxpr_opt.ir.graph import Cond
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced

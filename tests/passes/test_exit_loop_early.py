@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.engine.ir import Scan, While
 from jaxpr_opt.engine.registry import resolve
+from jaxpr_opt.ir.graph import Scan, While
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite, traced

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Constant
+from jaxpr_opt.ir.graph import Constant
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.fold_constants import FoldConstants
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, run_alone, traced
 

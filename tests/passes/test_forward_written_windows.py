@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone

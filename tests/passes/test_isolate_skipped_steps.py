@@ -8,8 +8,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
-from jaxpr_opt.engine.ir import TERMINATOR, UNDEFINED, Cond, Scan
-from jaxpr_opt.engine.journal import collect_journals
+from jaxpr_opt.insight.journal import collect_journals
+from jaxpr_opt.ir.graph import TERMINATOR, UNDEFINED, Cond, Scan
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.testing import check_refuses
 from tests.loops import alone, unspecified

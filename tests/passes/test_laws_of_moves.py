@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.remove_idle_moves import LAWS, RemoveIdleMoves
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, run_alone, traced
 

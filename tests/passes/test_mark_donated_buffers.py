@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpr_opt.analysis.aliasing import Buffer, Offer
+from jaxpr_opt.analysis.liveness.aliasing import Buffer, Offer
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.journal import Journal
-from jaxpr_opt.engine.rewriter import Rewriter
 from jaxpr_opt.engine.running import run_pass
-from jaxpr_opt.engine.text import to_text
-from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.insight.journal import Journal
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.text import to_text
+from jaxpr_opt.ir.verify import verify
 
 ROW, TABLE = (jax.ShapeDtypeStruct(shape, "float32") for shape in [(8,), (8, 8)])
 

@@ -10,9 +10,9 @@ from jax import lax
 
 from jaxpr_opt import passes
 from jaxpr_opt.cost.model import cost_model, using
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, run_alone
 
 UNARY = (jnp.sin, jnp.cos, jnp.tanh, lambda x: x * 0.9, lambda x: jnp.exp(-x * x))

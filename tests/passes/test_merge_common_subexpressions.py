@@ -7,8 +7,8 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.verify import verify
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.passes.laws.merge_common_subexpressions import MergeCommonSubexpressions
 from jaxpr_opt.testing import check_rewrite, run_alone, traced
 from tests.loops import alone

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone

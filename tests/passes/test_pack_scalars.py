@@ -9,9 +9,9 @@ from jax.experimental import io_callback
 
 import jaxpr_opt
 from jaxpr_opt.builders import packed_step
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan
-from jaxpr_opt.engine.traits import same_in_vectors
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.traits import same_in_vectors
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.pack_scalars import PackScalars
 from jaxpr_opt.testing import (

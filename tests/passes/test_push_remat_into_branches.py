@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Cond, Remat
+from jaxpr_opt.ir.graph import Cond, Remat
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.steps.fuse_branches import FuseBranches

@@ -11,10 +11,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.cost.model import cost_model, using
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Remat
 from jaxpr_opt.insight.liveness import peak_bytes
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Remat
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.recompute_segments import RecomputeSegments
 from jaxpr_opt.testing import check_rewrite, evaluate_exactly, run_alone, traced
 

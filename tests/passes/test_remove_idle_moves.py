@@ -5,7 +5,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.testing import check_rewrite, run_alone, traced
 

@@ -9,7 +9,7 @@ from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 
 from jaxpr_opt.cost.model import cost_model, using
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, keep

@@ -9,8 +9,8 @@ from jax import lax
 
 from jaxpr_opt.cost.devices import CPU
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, keep, unspecified

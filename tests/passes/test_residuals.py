@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Remat, Scan
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.graph import Remat, Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches

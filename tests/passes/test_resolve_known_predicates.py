@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Cond
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Cond
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.passes.laws.fold_constants import FoldConstants
 from jaxpr_opt.passes.laws.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.laws.simplify import Simplify

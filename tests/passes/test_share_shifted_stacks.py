@@ -9,9 +9,9 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan, Stream
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Scan, Stream
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced

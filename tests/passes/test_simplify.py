@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.testing import assert_same_bits, check_rewrite, evaluate_exactly, run_alone, traced
 

@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis.skips import Skip, find_skips
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.analysis.steps.skips import Skip, find_skips
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.testing import (
     assert_close,

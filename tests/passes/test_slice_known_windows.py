@@ -8,7 +8,7 @@ from jax import lax
 
 import jaxpr_opt
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone

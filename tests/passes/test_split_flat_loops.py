@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 import jaxpr_opt
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone

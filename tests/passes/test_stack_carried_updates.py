@@ -8,7 +8,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import CostModel
-from jaxpr_opt.engine.ir import Scan
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, memory

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.engine.importer import import_jaxpr
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.in_place.update_rows import UpdateRows
 from jaxpr_opt.testing import (
     assert_same_bits,

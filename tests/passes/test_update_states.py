@@ -8,8 +8,8 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.ir import Scan, While
+from jaxpr_opt.ir.graph import Scan, While
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.in_place.update_states import UpdateStates
 from jaxpr_opt.testing import (
     assert_same_bits,

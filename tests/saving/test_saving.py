@@ -11,10 +11,10 @@ from jax import lax
 
 from jaxpr_opt.bridge.compat import user_frame
 from jaxpr_opt.cli import main
-from jaxpr_opt.engine.exporter import export
-from jaxpr_opt.engine.importer import import_jaxpr
-from jaxpr_opt.engine.text import to_text
 from jaxpr_opt.errors import TargetError
+from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.text import to_text
 from jaxpr_opt.reports import observe
 from jaxpr_opt.saving.read import Saved, load
 from jaxpr_opt.saving.values import UnwritableError

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.access import access
-from jaxpr_opt.engine.ir import Op, Scan, Value, While
-from jaxpr_opt.engine.places import user_frame
+from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.frames import Frame
+from jaxpr_opt.ir.graph import Op, Scan, Value, While
+from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.places import Costly, costly
 from jaxpr_opt.lint.rule import Rule, register

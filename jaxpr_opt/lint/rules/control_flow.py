@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxpr_opt.boundary.loops import lacks_reverse_mode
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.engine.ir import Op, Scan, Value
-from jaxpr_opt.engine.places import Size, size_of, user_frame
 from jaxpr_opt.frames import Frame, raised_at
 from jaxpr_opt.insight.summary import stacked_bytes
+from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.places import Size, size_of, user_frame
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.engine.places import user_frame
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.insight.causes import Cause, Why, cause
 from jaxpr_opt.insight.saved import Saved
+from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.rules.stopping import stopping

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.skips import Skip
+from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.engine import registry
-from jaxpr_opt.engine.ir import Cond, Region, Scan
-from jaxpr_opt.engine.places import Size, lengths_around, user_frame
-from jaxpr_opt.engine.traits import is_broadcast
 from jaxpr_opt.frames import Frame
+from jaxpr_opt.ir.graph import Cond, Region, Scan
+from jaxpr_opt.ir.places import Size, lengths_around, user_frame
+from jaxpr_opt.ir.traits import is_broadcast
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
 from jaxpr_opt.lint.subject import Subject

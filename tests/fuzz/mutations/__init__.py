@@ -16,8 +16,8 @@ from fuzz.mutations.operations import duplicate, replace_primitive, reverse, swa
 from fuzz.mutations.places import copy_of
 from fuzz.mutations.regions import carry, expose, under_a_cond
 from fuzz.mutations.writes import touch
-from jaxpr_opt.engine.ir import Graph, Source
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Graph, Source
+from jaxpr_opt.ir.rewriter import Rewriter
 
 Mutation = Callable[[Graph, Rewriter, random.Random], bool]
 

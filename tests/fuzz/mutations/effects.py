@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from fuzz.mutations.places import is_plain, ops, visible
-from jaxpr_opt.engine.ir import Graph, Op, While
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Graph, Op, While
+from jaxpr_opt.ir.rewriter import Rewriter
 
 LOG: list[float] = []
 """What ordered callbacks have said."""

@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 
 from fuzz.mutations.places import alike, constant, is_plain, ops, visible
-from jaxpr_opt.engine.ir import Constant, Graph, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Constant, Graph, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def rewire(graph: Graph, rw: Rewriter, rng: random.Random) -> bool:

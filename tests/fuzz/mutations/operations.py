@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 
 from fuzz.mutations.places import is_plain, ops
-from jaxpr_opt.engine.ir import Cond, Graph, Op, Scan, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Cond, Graph, Op, Scan, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 GROUPS = [
     [lax.add_p, lax.sub_p, lax.mul_p, lax.max_p, lax.min_p, lax.div_p],

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpr_opt.engine.ir import UNDEFINED, Call, Graph, Op, Region, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import UNDEFINED, Call, Graph, Op, Region, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 INTS = (0, 1, -1, 2, 3, 4, 5, 7, 100, 127, 128, 255, -128)
 FLOATS = (0.0, 1.0, -1.0, -0.0, 0.5, float("nan"), float("inf"), float("-inf"), 1e30)

@@ -7,8 +7,8 @@ import random
 import numpy as np
 
 from fuzz.mutations.places import alike, is_plain, may_change, ops, visible, zeros
-from jaxpr_opt.engine.ir import Carry, Cond, Graph, Outcome, Scan, Stack, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Carry, Cond, Graph, Outcome, Scan, Stack, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def expose(graph: Graph, rw: Rewriter, rng: random.Random) -> bool:

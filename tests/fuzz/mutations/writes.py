@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 
 from fuzz.mutations.places import is_plain, ops, visible
-from jaxpr_opt.engine.ir import Graph, Value
-from jaxpr_opt.engine.rewriter import Rewriter
+from jaxpr_opt.ir.graph import Graph, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def touch(graph: Graph, rw: Rewriter, rng: random.Random) -> bool:

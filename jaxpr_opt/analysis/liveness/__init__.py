@@ -1,0 +1,1 @@
+"""Analyses of when arrays are in memory."""

@@ -1,0 +1,178 @@
+"""Which arrays a program has in memory once XLA has fused it, and which ops read them.
+
+XLA computes an op inside its reader, if it can (`jaxpr_opt.cost.fusion`): then its result is never
+an array, and its operands stay alive until then.
+
+- Elementwise ops and data movement are computed inside such readers: inside each of them if that is
+  cheap, otherwise only if there is one.
+- A row that a loop reads of an array is read there by its elementwise readers.
+- A reduction absorbs ops that only it reads; its other operands are in memory.  (XLA:CPU of JAX
+  0.12 calls a library for it; that of 0.10 does so without one.)
+- An operand that a convolution needs in another layout is computed inside the copy made for it.
+- A value with any other reader (a product, a loop, the result) is in memory, but may still be
+  recomputed inside others, if it is made of one large array: of two, each reader would read both.
+
+Measured: of 4 unrolled networks, the estimate was 1.8 times the temporary memory without this, and
+0.92 to 1.06 times with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+
+from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.fusion import is_fused, is_repeated
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.cost.reuse import buffer_of, is_view
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Value
+from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING, is_broadcast, is_pure
+
+Read = Mapping[Value, bool]
+"""Arrays in memory that an op reads, and whether it reads of each only the element at the place of
+the one that it computes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fused:
+    """A region as XLA fuses it."""
+
+    read: Mapping[Op, Read]
+    """The ops whose results are in memory, in order, with the arrays that they read, also for what
+    is computed inside of them."""
+    inside: Mapping[Value, Set[Value]]
+    """Values that are never in memory, and the arrays that they are computed from."""
+
+    def arrays(self, value: Value) -> Set[Value]:
+        """The arrays that take memory for a value."""
+        value = buffer_of(value)
+        return self.inside.get(value, frozenset({value}))
+
+
+@remembered
+def fused(end: Op, *, repeats: bool = True) -> Fused:
+    """The region that ends here as XLA fuses it; or if it repeated nothing in several fusions."""
+    assert end.region is not None
+    return _Fusing(end.region, repeats).found()
+
+
+class _Fusing:
+    """What reads what, when ops are computed inside of those that read them."""
+
+    def __init__(self, region: Region, repeats: bool) -> None:
+        self.region, self.repeats = region, repeats
+        self.read: dict[Op, dict[Value, bool]] = {}
+        self.may: dict[Value, bool] = {}
+        owner = region.owner
+        streams = owner.streams if isinstance(owner, Scan) else ()
+        self.rows = {stream.param for stream in streams}
+
+    def found(self) -> Fused:
+        """What is in memory, and what is not."""
+        ops = list(self.region.ops)
+        self.read.update((op, self._read(op)) for op in ops)
+        wanted, kept = set[Value](), set[Op]()
+        for op in reversed(ops):
+            if op.is_terminator or not is_pure(op) or not wanted.isdisjoint(op.results):
+                kept.add(op)
+                wanted.update(self.read[op])
+        inside: dict[Value, Set[Value]] = {
+            row: frozenset() for row in self.rows if self._can_be_inside(row)
+        }
+        for op in ops:
+            for value in () if is_view(op) else op.results:
+                if op not in kept or (self._can_be_inside(value) and value not in wanted):
+                    read = map(buffer_of, op.operands)
+                    inside[value] = frozenset[Value]().union(*(inside.get(v, {v}) for v in read))
+        return Fused({op: self.read[op] for op in ops if op in kept}, inside)
+
+    def _read(self, op: Op) -> dict[Value, bool]:
+        """The arrays that an op reads, with those of what is computed inside of it."""
+        alike, found = op.name in ELEMENTWISE, dict[Value, bool]()
+        for value in map(buffer_of, inputs(op)):
+            made = {value: True} if not self._takes_in(op, value) else self._made_of(value)
+            for array, same in made.items():
+                found[array] = found.get(array, True) and same and alike
+        return found
+
+    def _made_of(self, value: Value) -> Read:
+        return {} if value.op is None else self.read[value.op]
+
+    def _takes_in(self, op: Op, value: Value) -> bool:
+        """Whether a value is computed inside of an op that reads it."""
+        if not self._can_be_inside(value):
+            return False
+        return (value.op is not None and is_broadcast(value.op)) or self._fuses(op, value)
+
+    def _fuses(self, op: Op, value: Value) -> bool:
+        """Whether an op is of a kind that what it reads is computed inside of."""
+        if op.region is not self.region or op.is_terminator or op.regions or not is_pure(op):
+            return False
+        if op.name in REDUCING:
+            return _reader(value) is op
+        if value in cost_model().rearranged(op):
+            return True
+        return (is_fused(op) or op.name == "gather") and not self._is_reduced(op)
+
+    def _can_be_inside(self, value: Value) -> bool:
+        """Whether a value is made by an op that may be computed inside of another."""
+        if value not in self.may:
+            self.may[value] = self._may_be_inside(value)
+        return self.may[value]
+
+    def _may_be_inside(self, value: Value) -> bool:
+        op = value.op
+        if value in self.rows:
+            return all(self._fuses(each, value) for each in _readers(value))
+        if op is None or op.regions or value.region is not self.region:
+            return False
+        if is_broadcast(op):
+            return True
+        if op.is_terminator or not (is_fused(op) and is_pure(op)):
+            return False
+        if len(self.read[op]) > limits.ARRAYS_FUSED:
+            return False
+        return _reader(value) is not None or self._is_repeated(value)
+
+    def _is_repeated(self, value: Value) -> bool:
+        """Whether a value is computed once for each that reads it: it is cheap, and made of one
+        large array, or is no array then.
+        """
+        assert value.op is not None
+        if not (self.repeats and is_repeated(value.op)):
+            return False
+        large = [v for v in value.op.operands if not _is_less(v, value)]
+        return len(large) <= 1 or all(self._fuses(each, value) for each in _readers(value))
+
+    def _is_reduced(self, op: Op) -> bool:
+        """Whether only a reduction reads what an op makes."""
+        readers = {_reader(value) for value in op.results}
+        return all(reader is not None and reader.name in REDUCING for reader in readers)
+
+
+def _is_less(value: Value, made: Value) -> bool:
+    """Whether a value is hardly read from memory, beside what is made of it."""
+    if isinstance(value, Constant) or (value.op is not None and is_broadcast(value.op)):
+        return True
+    return sum(n != 1 for n in value.shape) < sum(n != 1 for n in made.shape)
+
+
+def _readers(value: Value) -> Iterator[Op]:
+    """The ops that read a value, maybe through views."""
+    for use in value.uses:
+        if is_view(use.op):
+            yield from _readers(use.op.results[use.position])
+        else:
+            yield use.op
+
+
+def _reader(value: Value) -> Op | None:
+    """The only op that reads a value, maybe through views; None if there is not one."""
+    while len(value.uses) == 1:
+        (use,) = value.uses
+        if not is_view(use.op):
+            return use.op
+        value = use.op.results[use.position]
+    return None

@@ -1,0 +1,1 @@
+"""Analyses of what one loop stores for another."""

@@ -1,0 +1,225 @@
+"""What a forward loop stores for the loops that read it row by row: minimum cuts of its step.
+
+A residual is some value of a step. Instead of it, values that it is computed from can be stacked,
+and the rest recomputed where it is read. A `Cut` names both.
+
+The cheapest cut is a minimum cut of a flow network: the step itself, from its inputs to the
+residuals. An op on the side of the residuals is recomputed, which costs the capacity of its edge
+from the source; a value that crosses is stored, which costs the capacity of the edge from its op.
+An edge from an operand to its op is unbounded: what is recomputed needs it.
+Source: AOTAutograd's min-cut partitioner, https://dev-discuss.pytorch.org/t/467; Moses et al.,
+"Scalable Automatic Differentiation of Multiple Parallel Paradigms through Compiler Augmentation"
+(SC 2022), which caches a minimum cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.residuals.stack_consumers import Stacked, routes
+from jaxpr_opt.analysis.steps.assume import Assumed, Known
+from jaxpr_opt.analysis.steps.skips import find_skip
+from jaxpr_opt.analysis.values.constants import is_undefined
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Stack, Value, backward_slice
+from jaxpr_opt.ir.inputs import inputs
+
+SOURCE, SINK = "source", "sink"
+"""The ends of the network."""
+
+Residual = tuple[Stack, Value]
+"""A stack, and the value of a step that its readers need: the one of a step that is taken."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """Residuals, what to store instead of them, and how to get them from it."""
+
+    residuals: tuple[Residual, ...]
+    stored: tuple[Value, ...]
+    """Values of the forward body that must be stacked, if they are not already."""
+    ops: tuple[Op, ...]
+    """What is computed again, in order; it reads what is stored, rows of streams, outer values."""
+    new_bytes: int
+    """Bytes of the stacks that are not there yet."""
+    replay_seconds: float
+    """What computing one row again takes."""
+
+    @property
+    def old_bytes(self) -> int:
+        """Bytes of the stacks that go."""
+        return sum(stack.result.nbytes for stack, _ in self.residuals)
+
+
+@remembered
+def residuals(scan: Scan, *, nests: bool = False) -> tuple[Residual, ...]:
+    """Stacks that loops of as many steps read row by row, computed in a step of `scan`; with those
+    that loops around it stack, if `nests`.
+
+    A row that a skipped step leaves unspecified is read for steps that are taken only.
+    """
+    skip = find_skip(scan)
+    # In a batch, a step that is taken is so by some rows only.
+    alone = skip if skip is not None and skip.predicate.shape == () else None
+    taken = Assumed(scan.body, {alone.predicate: alone.taken_when}) if alone is not None else None
+    found = []
+    for stack in scan.stacks:
+        known: Known = stack.value
+        # Condition 3 of replay-steps.
+        if alone is not None and taken is not None and _is_unspecified(alone.skipped[stack.value]):
+            known = taken[stack.value]  # only then
+        if not isinstance(known, Value) or known.op is None or not scan.body.defines(known):
+            continue
+        # Condition 1 of narrow-residuals, replay-steps.
+        if routes(stack.result, nests=nests):
+            found.append((stack, known))
+    return tuple(found)
+
+
+def _is_unspecified(known: Known) -> bool:
+    return isinstance(known, Value) and is_undefined(known)
+
+
+@remembered
+def available(scan: Scan) -> Mapping[Value, Value]:
+    """Values of a step that are stacked already, each with its stack."""
+    return {value: s.result for s, value in residuals(scan, nests=True)} | {
+        s.value: s.result for s in scan.stacks
+    }
+
+
+def outermost(scan: Scan, found: Iterable[Residual]) -> Scan:
+    """The loop around `scan` that no residual is stacked beyond; itself if it is in no nest.
+
+    What is defined outside of it is known to all that reads the residuals.
+    """
+    beyond = {
+        hop.scan
+        for stack, _ in found
+        for route, _ in routes(stack.result, nests=True) or ()
+        for hop in route
+        if isinstance(hop, Stacked)
+    }
+    loops: list[Scan] = [scan]
+    around = scan.parent
+    while around is not None:
+        if isinstance(around, Scan) and around in beyond:
+            loops.append(around)
+        around = around.parent
+    return loops[-1]
+
+
+def handed_over(scan: Scan, found: Iterable[Residual]) -> Set[Value]:
+    """Values of a step that all that reads the residuals can have as they are: rows of streams, and
+    what is stacked as far as the residuals are.
+    """
+    nest = outermost(scan, found)
+    streams = streamed(scan, nest)
+    return streams | {v for v, stack in available(scan).items() if _leaves(stack, nest)}
+
+
+def streamed(scan: Scan, nest: Scan) -> Set[Value]:
+    """Rows of streams of a step that are rows of rows of streams of a nest."""
+    return {stream.param for stream in scan.streams if _enters(stream.operand, scan, nest)}
+
+
+def _enters(operand: Value, scan: Scan, nest: Scan) -> bool:
+    """Whether what a loop streams is streamed by all loops of a nest around it."""
+    around = scan.parent
+    if scan is nest or not isinstance(around, Scan):
+        return scan is nest
+    stream = around.stream_of(operand)
+    return stream is not None and _enters(stream.operand, around, nest)
+
+
+def _leaves(stack: Value, nest: Scan) -> bool:
+    """Whether a stack is stacked by all loops of a nest."""
+    return stack.region is nest.region or any(
+        _leaves(around.results[position], nest)
+        for op, position in stack.uses
+        if op.is_terminator and isinstance(around := op.parent, Scan)
+        if position >= around.num_carries
+    )
+
+
+def cut(scan: Scan, found: Sequence[Residual], keep: Callable[[Value], bool]) -> Cut | None:
+    """The cut that stops at the step's inputs and at values for which `keep` holds."""
+    body = scan.body
+
+    def stop(value: Value) -> bool:
+        return value.owner is body or not body.defines(value) or keep(value)
+
+    chosen = [(stack, value) for stack, value in found if not stop(value)]
+    ops = backward_slice([value for _, value in chosen], stop)
+    inner = {v for op in ops for each in op.walk() for v in each.results}
+    params = {p for op in ops for each in op.walk() for r in each.regions for p in r.params}
+    leaves = [
+        v
+        for v in dict.fromkeys(_reads_in_order(ops))
+        if v not in inner and v not in params and body.defines(v)
+    ]
+    streams = streamed(scan, outermost(scan, found))
+    stored = [v for v in leaves if v not in streams]
+    # Condition 2 of replay-steps.
+    if not chosen or any(not _can_store(v, scan) for v in stored):
+        return None
+    already = available(scan)
+    new = sum(v.nbytes for v in stored if v not in already) * scan.length
+    return Cut(tuple(chosen), tuple(stored), tuple(ops), new, cost_model().run(ops))
+
+
+def cheapest(
+    scan: Scan,
+    found: Sequence[Residual],
+    store: Callable[[Value], int],
+    repeat: Callable[[Op], int | None],
+) -> Cut | None:
+    """The cut that costs least; `store` is what a stack of a value costs, `repeat` what computing
+    an op again does, None that it must not be.  Where cuts cost the same, least is computed again.
+    """
+    import networkx as nx  # 0.2 s, and most programs have nothing to cut
+
+    body, network = scan.body, nx.DiGraph()
+    nest = outermost(scan, found).body
+    residual = {value: None for _, value in found}
+    network.add_edges_from((value, SINK) for value in residual)
+    pending = list(residual)
+    while pending:
+        value = pending.pop()
+        op = value.op
+        maker: Op | str = SOURCE if op is None else op
+        storable = value in residual or _can_store(value, scan)
+        network.add_edge(maker, value, **_capacity(store(value) if storable else None))
+        if op is None or SOURCE in network.pred.get(op, ()):
+            continue
+        # Condition 2 of narrow-residuals.
+        hidden = any(nest.defines(v) and not body.defines(v) for v in inputs(op))
+        price = None if hidden else repeat(op)
+        network.add_edge(SOURCE, op, **_capacity(price))
+        needed = [] if price is None else [v for v in dict.fromkeys(inputs(op)) if body.defines(v)]
+        pending.extend(v for v in needed if v not in network)
+        network.add_edges_from((v, op) for v in needed)
+    solve = nx.algorithms.flow.boykov_kolmogorov  # half the time of the default
+    _, (_, behind) = nx.minimum_cut(network, SOURCE, SINK, flow_func=solve)
+    kept = {v for v in behind if isinstance(v, Value) and v.op not in behind}
+    return cut(scan, found, keep=kept.__contains__)
+
+
+def _capacity(price: int | None) -> dict[str, int]:
+    """The attribute of an edge; without it the edge has no bound."""
+    return {} if price is None else {"capacity": price}
+
+
+def _reads_in_order(ops: list[Op]) -> list[Value]:
+    return [
+        v for op in ops for each in op.walk() for v in each.operands if not isinstance(v, Constant)
+    ]
+
+
+def _can_store(value: Value, scan: Scan) -> bool:
+    """A value of the body itself, or of a branch of one of its conds."""
+    home = value.region
+    owner = home.owner if home is not None else None
+    return home is scan.body or (isinstance(owner, Cond) and owner.region is scan.body)

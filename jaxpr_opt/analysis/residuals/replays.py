@@ -1,0 +1,102 @@
+"""What it takes to compute the steps of a loop again for loops that read its stacks row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value, backward_slice, reads
+from jaxpr_opt.ir.traits import communicates, is_pure
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """Residuals of a loop, and what computes them again from carries that a step starts with."""
+
+    scan: Scan
+    readers: tuple[Scan, ...]
+    """The loops that read them row by row."""
+    stacks: tuple[Stack, ...]
+    """The residuals."""
+    carries: tuple[Carry, ...]
+    """The carries that they depend on."""
+    streams: tuple[Stream, ...]
+    """The streams that they depend on."""
+    ops: tuple[Op, ...]
+    """The part of the step that they depend on, in order."""
+
+    @property
+    def carried(self) -> int:
+        """Bytes of what a step starts with."""
+        return sum(carry.param.nbytes for carry in self.carries)
+
+    @property
+    def stacked(self) -> int:
+        """Bytes of the residuals of a step."""
+        return sum(stack.value.nbytes for stack in self.stacks)
+
+    @property
+    def streamed(self) -> int:
+        """Bytes of a row of what else is read and stacked where the steps are computed again."""
+        gone = {stack.result for stack in self.stacks}
+        rows = [s.param for r in self.readers for s in r.streams if s.operand not in gone]
+        rows += [s.value for r in self.readers for s in r.stacks]
+        return sum(row.nbytes for row in [*rows, *(s.param for s in self.streams)])
+
+    def why_not(self) -> str | None:
+        """Why the steps must not be computed again; None if they may."""
+        for op in self.ops:
+            # Condition 2 of replay-segments.
+            if not all(each.is_terminator or is_pure(each) for each in op.walk()):
+                return f"replaying the loop would repeat {op.name}"
+            # Condition 2 of replay-segments.
+            if communicates(op):
+                return f"devices may wait for each other in {op.name}, which would be repeated"
+        return None
+
+
+@remembered
+def replay(scan: Scan) -> Replay | None:
+    """What computes the residuals of a loop again; None if it has none."""
+    found = [stack for stack in scan.stacks if _readers(scan, stack)]
+    if not found:
+        return None
+    readers = dict.fromkeys(op for stack in found for op in _readers(scan, stack))
+    carries, ops = _needed(scan, [stack.value for stack in found])
+    used = reads(ops) | {s.value for s in found} | {carry.next for carry in carries}
+    streams = tuple(stream for stream in scan.streams if stream.param in used)
+    return Replay(scan, tuple(readers), tuple(found), carries, streams, ops)
+
+
+def _readers(scan: Scan, stack: Stack) -> tuple[Scan, ...]:
+    """The loops beside a scan that read a stack row by row; none if it is read in another way."""
+    users = stack.result.users
+    # Condition 1 of replay-segments.
+    if not all(_reads_rows(op, stack.result) and op.region is scan.region for op in users):
+        return ()
+    return tuple(op for op in users if isinstance(op, Scan))
+
+
+def _reads_rows(op: Op, array: Value) -> bool:
+    # Condition 1 of replay-segments.
+    return isinstance(op, Scan) and all(
+        position >= op.num_carries for position, read in enumerate(op.operands) if read is array
+    )
+
+
+def _needed(scan: Scan, values: Iterable[Value]) -> tuple[tuple[Carry, ...], tuple[Op, ...]]:
+    """The carries that values of a step depend on, in this step or an earlier one, and the ops."""
+    roots, carries = list(values), dict[Carry, None]()
+    while True:
+        ops = backward_slice(roots, lambda value: not scan.body.defines(value))
+        more = [c for c in _carries(scan, roots, ops) if c not in carries]
+        if not more:
+            return tuple(carries), tuple(ops)
+        carries.update(dict.fromkeys(more))
+        roots.extend(carry.next for carry in more)
+
+
+def _carries(scan: Scan, roots: Sequence[Value], ops: Sequence[Op]) -> Iterator[Carry]:
+    used = reads(ops).union(roots)
+    return (carry for carry in scan.carries if carry.param in used)

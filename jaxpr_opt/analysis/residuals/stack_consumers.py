@@ -1,0 +1,93 @@
+"""The consumers of a stack: the loops that read it row by row, and the path of ops that leads to
+each.
+
+A forward loop stacks `[n, ...]`; a loop of as many steps reads it row by row. If the transpose is a
+nest of loops, the array is first split, `[n, ...] -> [a, b, ...]`; the outer loop reads rows `[b,
+...]` of it and the inner one rows of those. A `Route` records these hops, so that another array of
+`n` rows can take the same path.
+
+If the forward loop is itself inside a loop, that loop stacks the stacks, and the loop that reads
+them is inside one that reads the outer stack row by row: a *nest*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpr_opt.bridge.parameters import is_in_order
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Op, Scan, Use, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The leading axis is reshaped into `sizes`; `op` does it, so that another array can be
+    split next to it.
+    """
+
+    op: Op
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`scan` reads it as a stream."""
+
+    scan: Scan
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """`scan`, in whose body the array is made, stacks it."""
+
+    scan: Scan
+
+
+Route = tuple[Split | Rows | Stacked, ...]
+
+
+@remembered
+def routes(stacked: Value, *, nests: bool = False) -> tuple[tuple[Route, Value], ...] | None:
+    """Every route from a stacked array to a row of it, with that row; None if it is read in any
+    other way, or goes where nobody reads it.  Through loops around the one that stacks it only if
+    `nests`.
+    """
+    found: list[tuple[Route, Value]] = []
+    if not _follow(stacked, stacked.shape[1:], (), found, nests):
+        return None
+    return tuple(found)
+
+
+def _follow(
+    array: Value, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]], nests: bool
+) -> bool:
+    if array.shape == row and hops:
+        found.append((hops, array))
+        return True
+    return bool(array.uses) and all(_hop(use, row, hops, found, nests) for use in array.uses)
+
+
+def _hop(
+    use: Use, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]], nests: bool
+) -> bool:
+    op = use.op
+    # Condition 1 of narrow-residuals, replay-steps, stack-read-windows.
+    if isinstance(op, Scan) and use.position >= op.num_carries:
+        return _follow(op.body.params[use.position], row, (*hops, Rows(op)), found, nests)
+    around = op.parent
+    if (
+        nests
+        and op.is_terminator
+        and isinstance(around, Scan)
+        and use.position >= around.num_carries
+    ):
+        return _follow(around.results[use.position], row, (*hops, Stacked(around)), found, nests)
+    # Condition 1 of narrow-residuals, replay-steps, stack-read-windows.
+    if op.name != "reshape" or not is_in_order(op):
+        return False
+    # Only the leading axes may be reshaped: what they hold, a row, must stay whole.
+    lead = len(op.result.shape) - len(row)
+    # Condition 1 of narrow-residuals, replay-steps.
+    if lead < 1 or op.result.shape[lead:] != row:
+        return False
+    return _follow(op.result, row, (*hops, Split(op, op.result.shape[:lead])), found, nests)

@@ -1,0 +1,96 @@
+"""Whether nothing reads the rows that skipped steps stack.
+
+The reading loops may be in a nest, as the stacking loop is: then step `i, j` of one reads what step
+`i, j` of the other has stacked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpr_opt.analysis.residuals.counterparts import counterparts
+from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
+from jaxpr_opt.analysis.steps.assume import Assumed, Splat
+from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
+from jaxpr_opt.analysis.steps.skips import Skip, find_skips
+from jaxpr_opt.analysis.values.expressions import same_expression
+from jaxpr_opt.ir.graph import Op, Stack, Value, depending_on
+from jaxpr_opt.ir.traits import can_move, may_not_end
+
+
+def readers(stack: Stack, skip: Skip) -> tuple[Skip, ...] | None:
+    """How the loops that read a stack of the loop of `skip` skip, row by row, so that they make
+    nothing of the rows of skipped steps; None if something else reads it.
+    """
+    if not stack.result.uses:
+        return ()
+    ways = routes(stack.result, nests=True)
+    found = [_reader(row, route, skip) for route, row in ways or ()]
+    known = tuple(each for each in found if each is not None)
+    return known if ways is not None and len(known) == len(found) else None
+
+
+def _reader(row: Value, route: Route, skip: Skip) -> Skip | None:
+    """How the loop at the end of one route skips."""
+    last = route[-1]
+    assert isinstance(last, Rows)
+    # Condition 4 of isolate-skipped-steps.
+    if any(map(_acts, depending_on({row}, last.scan.body.ops))):
+        return None
+    found = (
+        other
+        for other in find_skips(last.scan)
+        if isinstance(other, Skip)
+        # Condition 2 of isolate-skipped-steps.
+        and all(isinstance(other.skipped[s.value], Splat) for s in last.scan.stacks)
+        and _skips_with(other, skip, route)
+    )
+    return next(found, None)
+
+
+def is_by_zeros(skip: Skip) -> bool:
+    """Whether a step skips, or stacks a number, as products with zeros are zero: what it reads must
+    be finite, then.
+    """
+    plain, written = without_zeros(skip), {write.op.result for write in skip.blanks}
+    made = [*(s.value for s in skip.scan.stacks), *(write.value for write in skip.blanks)]
+    is_kept = all(plain.keeps(c) for c in skip.kept if c.next not in written)
+    return not is_kept or not all(isinstance(plain[value], Splat) for value in made)
+
+
+def without_zeros(skip: Skip) -> Assumed:
+    """The values of a skipped step where a product with zeros may be anything."""
+    return Assumed(skip.scan.body, {skip.predicate: not skip.taken_when})
+
+
+def _acts(op: Op) -> bool:
+    """Whether it matters what an op reads, even if nobody reads what it makes."""
+    return not can_move(op) or may_not_end(op)
+
+
+def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
+    """Whether a loop skips each step whose rows a skipped step has stacked: its predicate is a row
+    of a stack of that loop, or computed alike from the same rows.
+    """
+    found = counterparts(skip.scan, route, ())
+    if found is None:
+        return False
+    rows = ((param, skip.skipped[there]) for param, there in found.names.items())
+    facts = {param: known for param, known in rows if isinstance(known, Splat)}
+    known = Assumed(other.scan.body, facts)[other.predicate]
+    if known == Splat(np.bool_(not other.taken_when)):
+        return True
+    renamed = {there: param for param, there in found.names.items()}
+    return other.taken_when == skip.taken_when and same_expression(
+        skip.predicate, other.predicate, renamed
+    )
+
+
+def needed_row(skip: Skip, stack: Stack) -> SkippedRow:
+    """What a skipped step is to stack: nothing in particular where that would be computed for
+    nobody.
+    """
+    row = skipped_row(skip, stack)
+    if isinstance(row, str) or (row.ops and readers(stack, skip) is not None):
+        return SkippedRow()
+    return row

@@ -1,0 +1,206 @@
+"""Versions of a buffer that a loop carries and writes to, as its transposed loop needs them.
+
+Each write of a step makes a version of the buffer. A loop that takes the steps in the opposite
+order meets every version if it starts with the last one and undoes the writes, last first. The
+versions that it reads then need no stack, nor do views of them: transposed, rounded, or rows
+gathered at indices from outside the loop. `restored` are the values that need no stack for this
+reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpr_opt.analysis.steps.masks import steps_mask
+from jaxpr_opt.analysis.steps.skips import find_skip
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.windows.access import UPDATE, access, places
+from jaxpr_opt.analysis.windows.buffers import original
+from jaxpr_opt.bridge.parameters import combiner_of
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Stack, Value
+from jaxpr_opt.ir.traits import is_arithmetic
+from jaxpr_opt.sizes import bytes_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Versions:
+    """How a step makes a carry, told backwards, and which stacks are of versions of it."""
+
+    scan: Scan
+    carry: Carry
+    writes: tuple[Op, ...]
+    """The last one first."""
+    stacks: Mapping[Stack, int]
+    """How many writes come after each version that is stacked, or of which a view is."""
+    views: Mapping[Stack, tuple[Op, ...]]
+    """What makes that view of the version, first to last."""
+    obstacle: str | None
+    """What makes a version but is no write; those before it are not known."""
+
+    @property
+    def readers(self) -> list[Scan]:
+        """The loops that read the stacks, if the writes may be undone."""
+        users = dict.fromkeys(op for stack in self.stacks for op in stack.result.users)
+        return [op for op in users if isinstance(op, Scan)]
+
+    @property
+    def name(self) -> str:
+        return _name(self.carry)
+
+    @property
+    def varying(self) -> list[Value]:
+        """The indices that are computed in a step, each once."""
+        found = dict.fromkeys(v for write in self.writes for v in places(write))
+        body = self.scan.body
+        return [v for v in found if not isinstance(v, Constant) and body.defines(v)]
+
+    @property
+    def replaced(self) -> Any:
+        """The number that all of what the writes replace is known to be, else None: that of the
+        array that enters the loop, if each step writes once, and where no other does.
+        """
+        if len(self.writes) != 1 or self.carry.init.nbytes == 0:
+            return None
+        found = access(self.writes[0])
+        extents = found.window if found is not None else ()
+        starts = [(e.start.steps.get(self.scan, 0), e.size) for e in extents if e.start]
+        # Condition 1 of undo-carried-writes.
+        return uniform(self.carry.init) if any(abs(k) >= n for k, n in starts) else None
+
+    def refusal(self) -> str | None:
+        """Why the writes cannot be undone, or why nothing would be gained."""
+        # Condition 1 of undo-carried-writes.
+        if self.obstacle is not None:
+            return self.obstacle
+        for stack in self.stacks:
+            reason = self._other_use(stack)
+            if reason is not None:
+                return reason
+        if any(map(self._may_stop, self.readers)):
+            return f"the loop that reads {self.name} may stop early"
+        return self._too_large()
+
+    def _may_stop(self, reader: Scan) -> bool:
+        """Whether the steps that a loop skips are known to be the first or the last ones."""
+        skip, made_by = find_skip(reader), find_skip(self.scan)
+        if skip is None:
+            return False
+        for_good = any(each is not None and each.kind == "carried" for each in (skip, made_by))
+        return for_good or steps_mask(skip) is not None
+
+    def _other_use(self, stack: Stack) -> str | None:
+        """A use that is not row by row, from the last row written to the first."""
+        for op, position in stack.result.uses:
+            # Condition 2 of undo-carried-writes.
+            if not isinstance(op, Scan) or position < op.num_carries:
+                return f"the stack of {self.name} is read by {op.name} too"
+            # Condition 2 of undo-carried-writes.
+            if op.reverse == self.scan.reverse:
+                return f"the stack of {self.name} is read in the order in which it is written"
+        return None
+
+    def _too_large(self) -> str | None:
+        scan = self.scan
+        there = {s.value for s in scan.stacks if s not in self.stacks} | {*scan.body.params}
+        there -= {c.param for c in scan.carries}
+        kept = self.writes if self.replaced is None else ()
+        windows = sum(w.operands[UPDATE[w.name]].nbytes for w in kept)
+        numbers = sum(v.nbytes for v in self.varying if v not in there)
+        old = sum(s.result.nbytes for s in self.stacks)
+        stacked, copies = scan.length * (windows + numbers), len(self.readers)
+        new = copies * self.carry.result.nbytes + stacked
+        prices = cost_model()  # a buffer is copied; a step reads a window more, and one writes it
+        moved = copies * self.carry.result.nbytes + scan.length * windows
+        undone = prices.stored(new) + prices.moved(moved)
+        if old <= new or prices.stored(old) < undone:  # what is kept is read of versions, too
+            parts = "the buffer and what is overwritten"
+            return f"{bytes_text(old)} are stacked; {parts} take {bytes_text(new)}"
+        return None
+
+
+def stacked_versions(scan: Scan) -> Iterator[Versions]:
+    """The carries of which a loop stacks versions."""
+    written = {_type(each.result) for each in scan.body.walk() if _is_write(each)}
+    for carry in scan.carries:
+        if carry.is_invariant or _type(carry.param) not in written:
+            continue
+        writes, versions, obstacle = _history(scan, carry)
+        views = {s: _view(s.value, versions, scan) for s in scan.stacks if s.result.uses}
+        found = {s: view for s, view in views.items() if view is not None}
+        if found:
+            stacks = {s: versions[version] for s, (version, _) in found.items()}
+            made = {s: ops for s, (_, ops) in found.items()}
+            yield Versions(scan, carry, writes, stacks, made, obstacle)
+
+
+@remembered
+def restored(scan: Scan) -> frozenset[Value]:
+    """Values of a step that are stacked, and need not be: writes to a buffer can be undone."""
+    undone = (each for each in stacked_versions(scan) if each.refusal() is None)
+    return frozenset(stack.value for each in undone for stack in each.stacks)
+
+
+def _history(scan: Scan, carry: Carry) -> tuple[tuple[Op, ...], dict[Value, int], str | None]:
+    """The writes from the version that leaves a step to the one that enters it, the versions with
+    the number of writes that come after each, and what is no write.
+    """
+    writes: list[Op] = []
+    version, versions = original(carry.next), {}
+    while version is not carry.param:
+        versions[version] = len(writes)
+        op = version.op
+        # Condition 1 of undo-carried-writes.
+        if op is None or op.region is not scan.body or not _is_write(op):
+            versions[carry.param] = len(writes)
+            by = op.name if op is not None else "another value"
+            return (), versions, f"{_name(carry)} is replaced by {by}, not written to"
+        writes.append(op)
+        version = original(op.operands[0])
+    versions[carry.param] = len(writes)
+    return tuple(writes), versions, None
+
+
+def _name(carry: Carry) -> str:
+    return carry.param.name or f"the carry {carry.param.type}"
+
+
+def _view(
+    value: Value, versions: Mapping[Value, int], scan: Scan
+) -> tuple[Value, tuple[Op, ...]] | None:
+    """The version that a value is, or is a view of, and what makes it of that."""
+    ops: list[Op] = []
+    while (version := original(value)) not in versions:
+        op = value.op
+        # Condition 3 of undo-carried-writes.
+        if op is None or op.region is not scan.body or not _makes_view(op, scan):
+            return None
+        ops.append(op)
+        value = op.operands[0]
+    return version, tuple(reversed(ops))
+
+
+def _makes_view(op: Op, scan: Scan) -> bool:
+    """Whether the first operand, and what is there outside of the loop, give the result for no more
+    work than reading it.
+    """
+    # Condition 3 of undo-carried-writes.
+    if not op.operands or not (is_arithmetic(op) or op.name == "gather"):
+        return False
+    # Condition 3 of undo-carried-writes.
+    return not any(map(scan.body.defines, op.operands[1:]))
+
+
+def _is_write(op: Op) -> bool:
+    # Condition 1 of undo-carried-writes.
+    if op.name not in UPDATE or (op.name == "scatter" and combiner_of(op)):
+        return False
+    sharding = getattr(op.result.aval, "sharding", None)
+    return sharding is None or all(part is None for part in sharding.spec)
+
+
+def _type(value: Value) -> tuple[Hashable, ...]:
+    return value.shape, value.dtype

@@ -1,0 +1,1 @@
+"""Analyses of scalars that isomorphic ops compute."""

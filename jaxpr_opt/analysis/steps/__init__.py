@@ -1,0 +1,1 @@
+"""Analyses of steps of loops: which do nothing, and when that is known."""

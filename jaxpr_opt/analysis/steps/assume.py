@@ -1,0 +1,337 @@
+"""What values become when some predicates are known: one forward walk that writes nothing.
+
+`Assumed(region, {p: False})` answers, for every value in the region, what it equals in a step in
+which `p` is false everywhere: itself, another value, or a `Splat` (all elements one known scalar).
+It handles conds on the predicate, selects (batched ones too), masks derived from it, sums with a
+splat of zero, and writes of the old value or out of range.
+
+With `linear=True` a product with a zero is zero. That holds for cotangents only, whose zeros are
+symbolic: JAX itself drops ``0 * residual`` whenever it knows the zero while tracing. Do not use it
+on primal code, where ``0 * inf`` is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import GatherScatterMode
+
+from jaxpr_opt.analysis.values.constants import identity, uniform
+from jaxpr_opt.analysis.windows.access import UPDATE, Access, access
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import first_right_side_of, has_numbers, mode_of, numbers_of
+from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Value
+from jaxpr_opt.ir.traits import LINEAR_IN
+
+RESHAPING = frozenset({
+    "broadcast_in_dim", "copy", "reshape", "rev", "slice", "split", "squeeze", "transpose",
+    "unstack",
+})  # fmt: skip
+
+
+_WRITES = frozenset({"dynamic_update_slice", "scatter"})
+
+_FORWARDING = frozenset({"add", "add_any", "convert_element_type", "select_n", "sub", *_WRITES})
+"""First-order ops that may be found to be one of their operands, not a splat."""
+
+_LAYING = frozenset({"broadcast_in_dim", "reshape", "squeeze"})
+"""Ops that keep the order of the elements, if they keep their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Splat:
+    """An array of which every element is `value`."""
+
+    value: Any
+
+    @property
+    def is_zero(self) -> bool:
+        return bool(self.value == 0)
+
+
+Known = Value | Splat
+
+
+class Assumed:
+    """The region's values under `facts`, a map from values to what all their elements are; what it
+    does not tell is as in `around`.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        facts: Mapping[Value, bool | Splat],
+        *,
+        linear: bool = False,
+        around: Assumed | None = None,
+    ) -> None:
+        self._known: dict[Value, Known] = {
+            value: fact if isinstance(fact, Splat) else Splat(np.bool_(fact))
+            for value, fact in facts.items()
+        }
+        self._linear = linear
+        self._around = around
+        self._walk(region)
+
+    def __getitem__(self, value: Value) -> Known:
+        if value in self._known:
+            return self._known[value]
+        if self._around is not None:
+            return self._around[value]
+        number = uniform(value)
+        return value if number is None else Splat(np.asarray(number, value.dtype)[()])
+
+    def keeps(self, carry: Carry) -> bool:
+        """Whether the carry has at the end of the step the value it had at its start."""
+        return _same(self[carry.next], self[carry.param])
+
+    def _walk(self, region: Region) -> None:
+        for op in region.ops:
+            self._learn(op)
+
+    def _learn(self, op: Op) -> None:
+        for result, known in zip(op.results, self._results(op), strict=False):
+            if result not in self._known and known is not self[result]:
+                self._note(result, known)
+
+    def _note(self, value: Value, known: Known) -> None:
+        self._known[value] = known
+
+    def _results(self, op: Op) -> list[Known]:
+        if isinstance(op, Cond):
+            return self._cond(op)
+        if isinstance(op, Scan):
+            return self._scan(op) if self._linear else []
+        told = op.name in _RULES or op.name in _WRITES or (self._linear and op.name in LINEAR_IN)
+        if not told or op.regions or op.effects:
+            return []
+        known = [self[v] for v in op.operands]
+        return [self._first_order(op, result, known) for result in op.results]
+
+    def _cond(self, op: Cond) -> list[Known]:
+        selector = self[op.selector]
+        if isinstance(selector, Splat):
+            branch = op.branches[min(max(int(selector.value), 0), len(op.branches) - 1)]
+            self._walk(branch)
+            return [self[v] for v in branch.outputs]
+        results: list[Known] = []
+        for branch in op.branches:
+            self._walk(branch)
+        for outcome in op.outcomes:
+            first, *rest = (self[v] for v in outcome.values)
+            results.append(first if all(_same(first, other) for other in rest) else outcome.result)
+        return results
+
+    def _scan(self, op: Scan) -> list[Known]:
+        """A linear scan whose carries all start at zero keeps those that its body keeps at
+        zero.
+        """
+        zero = {c.param: c for c in op.carries if _is_zero(self[c.init])}
+        while zero:
+            facts = {p: Splat(np.zeros((), p.dtype)[()]) for p in zero}
+            facts |= {s.param: k for s in op.streams if isinstance(k := self[s.operand], Splat)}
+            inner = Assumed(op.body, facts, linear=True, around=self)
+            lost = [p for p, c in zero.items() if not _is_zero(inner[c.next])]
+            if not lost:
+                by_result = {c.result: inner[c.param] for c in zero.values()}
+                by_result |= {
+                    s.result: k for s in op.stacks if isinstance(k := inner[s.value], Splat)
+                }
+                return [by_result.get(v, v) for v in op.results]
+            for param in lost:
+                del zero[param]
+        return list(op.results)
+
+    def _first_order(self, op: Op, result: Value, known: list[Known]) -> Known:
+        rule = _RULES.get(op.name)
+        found = rule(op, known) if rule is not None else None
+        if found is None and op.name in _WRITES and self._writes_nothing(op, known):
+            return _typed(known[0], result)
+        if found is None and self._linear and _vanishes(op, known):
+            return Splat(np.zeros((), result.dtype)[()])
+        return result if found is None else _typed(found, result)
+
+    def _writes_nothing(self, op: Op, known: list[Known]) -> bool:
+        """Whether a write is dropped, or writes what is there."""
+        array, where = op.operands[0], known[1]
+        if op.name == "scatter" and isinstance(where, Splat) and 0 not in op.operands[1].shape:
+            drops = mode_of(op) == GatherScatterMode.FILL_OR_DROP
+            if drops and int(where.value) >= max(array.shape):
+                return True
+        write = access(op)
+        if write is None or write.kind != "write":
+            return False
+        value = self[write.value]
+        while isinstance(value, Value) and value.op is not None:
+            read = access(value.op)
+            if read is not None and read.kind == "read":
+                return self[read.array] is known[0] and _mirrors(read, write)
+            (source, *_) = value.op.operands or (value,)
+            if value.op.name not in _LAYING or source.nbytes != value.nbytes:
+                return False
+            value = self[source]
+        return False
+
+
+def _mirrors(read: Access, write: Access) -> bool:
+    """Whether what is read is, in its order, what is written over."""
+    places = [[identity(v) for v in each.indices] for each in (read, write)]
+    if places[0] != places[1] or read.sizes != write.sizes:
+        return False
+    if not has_numbers(read.op) or not has_numbers(write.op):
+        return read.op.name == "dynamic_slice" and write.op.name == "dynamic_update_slice"
+    numbers, own = numbers_of(read.op), numbers_of(write.op)
+    return bool(
+        read.axes == write.axes
+        and mode_of(read.op) == mode_of(write.op)
+        and numbers.start_index_map == own.scatter_dims_to_operand_dims
+        and numbers.operand_batching_dims == own.operand_batching_dims
+        and numbers.start_indices_batching_dims == own.scatter_indices_batching_dims
+    )
+
+
+def may_keep(carry: Carry) -> bool:
+    """Whether `Assumed.keeps` could say yes, whatever is assumed; told without a walk."""
+    if carry.next is carry.param or carry.param.dtype == bool:
+        return True
+    op = carry.next.op
+    return op is not None and (bool(op.regions) or op.name in _FORWARDING)
+
+
+Rule = Callable[[Op, list[Known]], Known | None]
+
+
+def _splat_of_first(op: Op, known: list[Known]) -> Known | None:
+    """Moved or reduced, a splat stays one; a reduction of no elements is not its operand's."""
+    return known[0] if isinstance(known[0], Splat) and 0 not in op.operands[0].shape else None
+
+
+def _joined(_: Op, known: list[Known]) -> Known | None:
+    is_one = all(isinstance(k, Splat) and _same(k, known[0]) for k in known)
+    return known[0] if is_one else None
+
+
+def _converted(op: Op, known: list[Known]) -> Known | None:
+    value, dtype = known[0], op.result.dtype
+    if not isinstance(value, Splat):
+        return value
+    exact = dtypes.is_array(dtype) and not _may_overflow(value.value, dtype)
+    return Splat(np.asarray(value.value).astype(dtype)[()]) if exact else None
+
+
+def _may_overflow(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a number is converted to an integer it may not be: NumPy and XLA differ there."""
+    if not jnp.issubdtype(dtype, jnp.integer) or dtypes.is_integral(np.asarray(value).dtype):
+        return False
+    least, most = dtypes.limits(dtype)
+    return not (abs(value) < most and (value >= 0 or least < 0))
+
+
+def _selected(_: Op, known: list[Known]) -> Known | None:
+    which, *cases = known
+    if isinstance(which, Splat):
+        return cases[min(max(int(which.value), 0), len(cases) - 1)]
+    return cases[0] if all(_same(cases[0], other) for other in cases[1:]) else None
+
+
+def _sum(_: Op, known: list[Known]) -> Known | None:
+    a, b = known
+    if _is_zero(a):
+        return b
+    return a if _is_zero(b) else None
+
+
+def _difference(_: Op, known: list[Known]) -> Known | None:
+    return known[0] if _is_zero(known[1]) else None
+
+
+def _folded(fun: Callable[..., Any]) -> Rule:
+    def rule(_: Op, known: list[Known]) -> Known | None:
+        values = [k.value for k in known if isinstance(k, Splat)]
+        return Splat(fun(*values)) if len(values) == len(known) else None
+
+    return rule
+
+
+def _logical(fun: Callable[..., Any], absorbing: bool | None = None) -> Rule:
+    """A connective of bools: folded, decided by one operand (`absorbing`), or the other one."""
+    fold = _folded(fun)
+
+    def rule(op: Op, known: list[Known]) -> Known | None:
+        if op.result.dtype != bool:
+            return None
+        splats = [bool(k.value) for k in known if isinstance(k, Splat)]
+        if absorbing is None or len(splats) != 1:
+            return fold(op, known)
+        other = next(k for k in known if not isinstance(k, Splat))
+        return Splat(np.bool_(absorbing)) if splats[0] == absorbing else other
+
+    return rule
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(RESHAPING, _splat_of_first),
+    **dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or"), _splat_of_first),
+    **dict.fromkeys(("name", "stop_gradient"), _splat_of_first),
+    "add": _sum,
+    "add_any": _sum,
+    "and": _logical(np.logical_and, absorbing=False),
+    "concatenate": _joined,
+    "stack": _joined,
+    "clamp": _folded(lambda low, x, high: np.clip(x, low, high)),
+    "convert_element_type": _converted,
+    "eq": _folded(np.equal),
+    "ge": _folded(np.greater_equal),
+    "gt": _folded(np.greater),
+    "le": _folded(np.less_equal),
+    "lt": _folded(np.less),
+    "ne": _folded(np.not_equal),
+    "not": _logical(np.logical_not),
+    "or": _logical(np.logical_or, absorbing=True),
+    "select_n": _selected,
+    "sub": _difference,
+    "xor": _logical(np.logical_xor),
+}
+
+
+def _typed(known: Known, result: Value) -> Known:
+    """`known` if it may stand for `result`: a splat always may, a value only with the same
+    shape and dtype.
+    """
+    if isinstance(known, Splat) or (known.shape == result.shape and known.dtype == result.dtype):
+        return known
+    return result
+
+
+def _same(a: Known, b: Known) -> bool:
+    if isinstance(a, Splat) and isinstance(b, Splat):
+        return bool(a.value == b.value)
+    return a is b
+
+
+def _is_zero(known: Known) -> bool:
+    return isinstance(known, Splat) and known.is_zero
+
+
+def _vanishes(op: Op, known: list[Known]) -> bool:
+    """Whether a linear op's results are zero because enough of its operands are."""
+    rule = LINEAR_IN.get(op.name)
+    if rule == "any":
+        return any(_is_zero(k) for k in known)
+    if rule == "all":
+        return bool(known) and all(_is_zero(k) for k in known)
+    if rule == "first":
+        return _is_zero(known[0])
+    if rule == "cases":
+        return all(_is_zero(k) for k in known[1:])
+    if rule == "last":
+        return _is_zero(known[-1])
+    if rule == "right sides":
+        return all(_is_zero(k) for k in known[first_right_side_of(op) :])
+    if rule == "base and updates":
+        return _is_zero(known[0]) and _is_zero(known[UPDATE[op.name]])
+    return False

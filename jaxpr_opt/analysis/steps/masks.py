@@ -1,0 +1,173 @@
+"""Masks that are true in a prefix only: `mask[i, j, ...] = a*i + b*j + ... + offset < bound`.
+
+The predicates of a loop that stops for good are such a mask, and so are their reshapes and strided
+slices. `implies(q, p)` proves that wherever `q` is true, so is `p`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import dimensions_of, starts_of, strides_of
+from jaxpr_opt.ir.graph import Constant, Op, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """`sum(coefficient * index) + offset < bound`, one non-negative coefficient a dimension."""
+
+    bound: Value
+    coefficients: tuple[int, ...]
+    offset: int = 0
+
+
+def prefix(mask: Value) -> Prefix | None:
+    """`mask` as a prefix, seen through the moves that keep it one; None if it is not known to
+    be.
+    """
+    op = mask.op
+    rule = _RULES.get(op.name) if op is not None else None
+    return rule(op) if rule is not None and op is not None else None
+
+
+def implies(q: Prefix, p: Prefix) -> bool:
+    """Whether `q` true at an index makes `p` true there; `p` may lack trailing dimensions of
+    `q`.
+    """
+    padded = (*p.coefficients, *(0,) * (len(q.coefficients) - len(p.coefficients)))
+    return (
+        q.bound is p.bound
+        and q.offset >= p.offset
+        and all(b >= a for a, b in zip(padded, q.coefficients, strict=True))
+    )
+
+
+def tested_value(predicate: Value) -> Value | None:
+    """What a predicate is a conversion of, or is true where it is not 0; None if it is neither."""
+    while (op := predicate.op) is not None and op.name in ("convert_element_type", "ne"):
+        if op.name == "ne" and not _is_zero(op.operands[1]):
+            return None
+        predicate = op.operands[0]
+    return predicate
+
+
+def steps_mask(skip: Skip) -> Prefix | None:
+    """The predicate of a scan as a prefix of its rows: `row < bound`."""
+    predicate, scan = tested_value(skip.predicate), skip.scan
+    if predicate is None:
+        return None
+    op, stream = predicate.op, scan.stream_of(predicate)
+    if stream is not None:
+        return prefix(stream.operand)
+    if op is None or op.name != "lt" or (row := scan.stream_of(op.operands[0])) is None:
+        return None
+    bound = op.operands[1]
+    return None if scan.body.defines(bound) else _rows_below(row.operand, bound)
+
+
+def first_rows(skip: Skip) -> Prefix | None:
+    """The mask of a scan of which exactly the first so many rows are taken."""
+    mask = steps_mask(skip) if skip.taken_when and skip.predicate.shape == () else None
+    return (
+        mask
+        if mask is not None and len(mask.coefficients) == 1 and mask.coefficients[0] > 0
+        else None
+    )
+
+
+def is_row_numbers(value: Value) -> bool:
+    """Whether a 1-d value is `iota`: row `i` holds `i`, which its dtype can hold."""
+    op = value.op
+    if (
+        op is None
+        or op.name != "iota"
+        or len(value.shape) != 1
+        or not dtypes.is_integer(value.dtype)
+    ):
+        return False
+    return dtypes.holds(value.dtype, value.shape[0] - 1)
+
+
+def _is_zero(value: Value) -> bool:
+    return isinstance(value, Constant) and bool(value.scalar == 0)
+
+
+def _less_than(op: Op) -> Prefix | None:
+    rows, bound = op.operands
+    if bound.op is not None and bound.op.name == "broadcast_in_dim":
+        bound = bound.op.operands[0]
+    return _rows_below(rows, bound) if bound.shape == () else None
+
+
+def _rows_below(rows: Value, bound: Value) -> Prefix | None:
+    """The mask of the row numbers, or of some of them, that are below a bound."""
+    if is_row_numbers(rows):
+        return Prefix(bound, (1,))
+    op = rows.op
+    if op is None or op.name != "slice" or not is_row_numbers(op.operands[0]):
+        return None
+    return Prefix(bound, tuple(strides_of(op)), starts_of(op)[0])
+
+
+def _same(op: Op) -> Prefix | None:
+    return prefix(op.operands[0])
+
+
+def _nonzero(op: Op) -> Prefix | None:
+    return prefix(op.operands[0]) if _is_zero(op.operands[1]) else None
+
+
+def _reshape(op: Op) -> Prefix | None:
+    inner, old, new = prefix(op.operands[0]), op.operands[0].shape, op.result.shape
+    if inner is None or 0 in old:
+        return None
+    # Row-major merging of the old dimensions, then splitting into the new ones.
+    merged = [(size, a) for size, a in zip(old, inner.coefficients, strict=True) if size != 1]
+    for (_, outer), (size, a) in pairwise(merged):
+        if outer != size * a:
+            return None
+    step = merged[-1][1] if merged else 0
+    strides = [math.prod(new[d + 1 :]) for d in range(len(new))]
+    return Prefix(inner.bound, tuple(step * stride for stride in strides), inner.offset)
+
+
+def _slice(op: Op) -> Prefix | None:
+    inner = prefix(op.operands[0])
+    if inner is None:
+        return None
+    starts, strides = (
+        starts_of(op),
+        strides_of(op),
+    )
+    offset = inner.offset + sum(
+        a * start for a, start in zip(inner.coefficients, starts, strict=True)
+    )
+    coefficients = tuple(a * stride for a, stride in zip(inner.coefficients, strides, strict=True))
+    return Prefix(inner.bound, coefficients, offset)
+
+
+def _squeeze(op: Op) -> Prefix | None:
+    inner, dropped = prefix(op.operands[0]), set(dimensions_of(op))
+    if inner is None:
+        return None
+    return Prefix(
+        inner.bound,
+        tuple(a for d, a in enumerate(inner.coefficients) if d not in dropped),
+        inner.offset,
+    )
+
+
+_RULES: dict[str, Callable[[Op], Prefix | None]] = {
+    "convert_element_type": _same,
+    "copy": _same,
+    "lt": _less_than,
+    "ne": _nonzero,
+    "reshape": _reshape,
+    "slice": _slice,
+    "squeeze": _squeeze,
+}

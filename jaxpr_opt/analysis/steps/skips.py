@@ -1,0 +1,267 @@
+"""Steps of a scan that do nothing: the predicate, and whether it is known before the loop runs.
+
+A scan *skips* under a predicate `p` of its body if, whenever `p` is false (everywhere, for a
+batched one), every carry keeps its value, counters apart. There are two kinds:
+
+- ``carried``: `p` is computed from carries that a skipped step keeps (and from outer values). Then
+  only skipped steps follow a skipped step: once false, the predicate stays false.
+- ``upfront``: `p` is computed from streams, counters and outer values. Then all predicates are
+  known before the loop, and so is the last step that is taken. The predicate may become true again.
+
+The transpose of a skipping scan is of the second kind: its predicates are residuals. In a loop that
+JAX made by transposing, a zero cotangent stays zero under any product, as for the zeros that JAX
+knows while tracing. So a batched step is skipped if all its rows have finished and a `select` sets
+their cotangents to zero.
+
+If each row of a batch, or each element of an array, draws its own random numbers in the step
+(dropout), some row always takes it: such a mask is not used as a predicate.
+
+A step that some element of a mask always takes is skipped never: ``arange(n) + i < m``.
+
+A carry also keeps its value under a write of its initial number into a window that no other step
+writes: `ys.at[t].set(where(t < length, y, 0))`, where `ys` starts as zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxpr_opt.analysis.steps.assume import Assumed, Splat, may_keep
+from jaxpr_opt.analysis.steps.incremental_assume import Assumable
+from jaxpr_opt.analysis.values.induction import affine
+from jaxpr_opt.analysis.values.linearity import carries_cotangents
+from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.buffers import original
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_slice
+from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.traits import DRAWING, is_speculable
+
+_VIEWS = frozenset(
+    {"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "stop_gradient"}
+)
+
+_LESS = ("lt", "le", "gt", "ge")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Skip:
+    """How a scan skips; `predicate` is true (somewhere, if batched) exactly in steps that must
+    be taken.
+    """
+
+    scan: Scan
+    predicate: Value
+    taken_when: bool
+    """The value of `predicate` in a step that is taken: True, or False for `cond(done,
+    identity, step)`.
+    """
+    kind: Literal["carried", "upfront"]
+    slice: tuple[Op, ...]
+    """The ops of the body that compute the predicate from the body's parameters and outer
+    values.
+    """
+    counters: tuple[tuple[Carry, Value], ...]
+    """Carries that advance by an invariant amount in every step, skipped or not, with that
+    amount.
+    """
+    skipped: Assumed
+    """The body's values in a skipped step."""
+    blanks: tuple[Access, ...] = ()
+    """Writes that leave a carry alone in a skipped step: there they write what it began with."""
+
+    @property
+    def kept(self) -> tuple[Carry, ...]:
+        """Carries that a skipped step leaves alone."""
+        counting = {c.param for c, _ in self.counters}
+        return tuple(c for c in self.scan.carries if c.param not in counting)
+
+
+@remembered
+def find_skips(scan: Scan) -> tuple[Skip | str, ...]:
+    """The ways in which a scan skips; a string says why a candidate predicate is none."""
+    return tuple(_skips(scan))
+
+
+def _skips(scan: Scan) -> Iterator[Skip | str]:
+    counters = tuple(_counters(scan))
+    counting = {c.param for c, _ in counters}
+    keeping = [c for c in scan.carries if c.param not in counting]
+    if not keeping or not all(map(may_keep, keeping)):
+        return
+    step = Assumable(scan.body, linear=carries_cotangents(scan))
+    for predicate in _candidates(scan):
+        for taken_when in (True, False):
+            skipped = step.under({predicate: not taken_when})
+            blanks = _blanks(scan, keeping, skipped)
+            # Condition 1 of exit-loop-early, isolate-skipped-steps.
+            if blanks is None:
+                continue
+            if _is_always_taken(predicate, taken_when):
+                yield "some element of its predicate takes every step"
+                break
+            kind, ops = _kind(scan, predicate, counting)
+            if kind in ("carried", "upfront"):
+                yield Skip(scan, predicate, taken_when, kind, tuple(ops), counters, skipped, blanks)  # type: ignore[arg-type]
+            else:
+                yield kind
+            break
+
+
+def _blanks(scan: Scan, keeping: Iterable[Carry], skipped: Assumed) -> tuple[Access, ...] | None:
+    """The writes that leave carries alone in a skipped step; None if it changes a carry."""
+    found = []
+    for carry in keeping:
+        if skipped.keeps(carry):
+            continue
+        write = _blank(scan, carry, skipped)
+        # Condition 1 of exit-loop-early, isolate-skipped-steps.
+        if write is None:
+            return None
+        found.append(write)
+    return tuple(found)
+
+
+def _blank(scan: Scan, carry: Carry, skipped: Assumed) -> Access | None:
+    """The write that makes the next value of a carry, if a skipped step writes what the carry
+    began with, where no other step has written.
+    """
+    op = original(carry.next).op
+    write = access(op) if op is not None else None
+    if write is None or write.kind != "write" or original(write.array) is not carry.param:
+        return None
+    number, began = skipped[write.value], skipped[carry.init]
+    if not isinstance(number, Splat) or not isinstance(began, Splat):
+        return None
+    strides = [(abs(e.start.steps.get(scan, 0)), e.size) for e in write.window if e.start]
+    is_apart = any(stride >= size for stride, size in strides if stride)
+    return write if is_apart and number.value == began.value else None
+
+
+def find_skip(scan: Scan) -> Skip | None:
+    """The first way in which a scan skips, None if it does not."""
+    return next((s for s in find_skips(scan) if isinstance(s, Skip)), None)
+
+
+def predicate_root(value: Value) -> Value:
+    """The predicate behind a mask: what it is a broadcast, conversion or comparison with 0 or 1
+    of.
+    """
+    while (op := value.op) is not None:
+        if op.name in _VIEWS or (op.name == "not" and value.dtype == bool):
+            value = op.operands[0]
+        elif (
+            op.name in ("eq", "ne")
+            and isinstance(op.operands[1], Constant)
+            and op.operands[1].scalar in (0, 1)
+        ):
+            inner = predicate_root(op.operands[0])
+            if inner.dtype != bool:
+                return value
+            value = inner
+        elif (
+            op.name == "clamp"
+            and isinstance(op.operands[0], Constant)
+            and isinstance(op.operands[2], Constant)
+        ):
+            inner = predicate_root(op.operands[1])
+            if inner.dtype != bool:
+                return value
+            value = inner
+        else:
+            return value
+    return value
+
+
+def predicate_source(predicate: Value) -> Value:
+    """The number a predicate is a test of, where it is one: ``x`` of ``ne x 0``; else the
+    predicate.
+    """
+    op = predicate.op
+    return (
+        op.operands[0]
+        if op is not None and op.name in ("ne", "eq", "convert_element_type")
+        else predicate
+    )
+
+
+def _candidates(scan: Scan) -> list[Value]:
+    """Bools of the body that choose: selectors of its conds, masks of its selects; conds first.
+    Then the carries that these are made of: ``or done (lt error bound)``.
+    """
+    conds: dict[Value, None] = {}
+    selects: dict[Value, None] = {}
+    for op in scan.body.ops:
+        chooser = op.operands[0] if isinstance(op, Cond) or op.name == "select_n" else None
+        if chooser is None or len(op.regions) > 2:
+            continue
+        root = predicate_root(chooser)
+        if root.dtype == bool and root.region is scan.body and not isinstance(root, Constant):
+            (conds if isinstance(op, Cond) else selects)[root] = None
+    found = conds | selects
+    return list(found | dict.fromkeys(_carried_in(scan, found)))
+
+
+def _carried_in(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:
+    """The truth values that a scan carries of which predicates are made by logic."""
+    carried = {c.param for c in scan.carries}
+    pending = list(predicates)
+    for value in pending:
+        if value in carried:
+            yield value
+        elif value.op is not None and value.op.name in ("and", "not", "or"):
+            pending += [v for v in value.op.operands if v.region is scan.body]
+
+
+def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
+    """Integer carries whose next value is `param + step`, `step` from outside, computed
+    unconditionally.
+    """
+    for carry in scan.carries:
+        op = carry.next.op
+        if op is None or op.name != "add" or op.region is not scan.body or carry.param.shape != ():
+            continue
+        if not dtypes.is_integer(carry.param.dtype):
+            continue
+        others = [v for v in op.operands if v is not carry.param]
+        if len(others) == 1 and not scan.body.defines(others[0]):
+            yield carry, others[0]
+
+
+def _is_always_taken(predicate: Value, taken_when: bool) -> bool:
+    """Whether in every step an element of a comparison is as in a step that is taken: of a mask
+    ``arange(n) + i < m``, whose first is true in them all.
+    """
+    op = predicate.op
+    if op is None or op.name not in _LESS:
+        return False
+    one, other = (affine(v) for v in (op.operands if op.name in _LESS[:2] else op.operands[::-1]))
+    if one is None or other is None:
+        return False
+    more = other - one if taken_when else one - other
+    reach = [s * (n - 1) for s, n in zip(more.strides, predicate.shape, strict=False)]
+    least = more.range((1,) * len(more.strides))[0] + sum(max(r, 0) for r in reach)
+    return least >= ((op.name in ("lt", "gt")) == taken_when)
+
+
+def _kind(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list[Op]]:
+    body = scan.body
+    ops = backward_slice([predicate], lambda v: v.region is not body)
+    # Condition 3 of exit-loop-early.
+    if any(not is_speculable(op) for op in ops):
+        return "its predicate has effects or may not end", ops
+    reads = {v for op in ops for v in inputs(op)} | {predicate}
+    params = {v for v in reads if v.owner is body}
+    streams = {s.param for s in scan.streams}
+    moving, kept = params & (streams | counting), params - streams - counting
+    # Condition 2 of exit-loop-early.
+    if moving and kept:
+        return "its predicate mixes carries with streams or counters", ops
+    if predicate.size > 1 and any(op.name in DRAWING for op in ops):
+        return "each element of its predicate is drawn at random: one of them takes the step", ops
+    # Condition 2 of exit-loop-early.
+    # Condition 1 of count-steps.
+    return ("upfront" if not kept else "carried"), ops

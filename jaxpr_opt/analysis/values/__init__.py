@@ -1,0 +1,1 @@
+"""Analyses of values: constants, affine functions of loop steps, algebra, rounding."""

@@ -1,0 +1,299 @@
+"""Laws of single ops: what a result is known to be, from its operands' own operands or ranges.
+
+`LAWS`, at the end, says which hold for which primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
+from jaxpr_opt.analysis.values.induction import bounds, decide
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import exponent_of
+from jaxpr_opt.ir.graph import Op, Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plainer:
+    """The same result, made by other ops."""
+
+    fun: Callable[..., jax.Array]
+    operands: tuple[Value, ...]
+
+
+Law = Callable[[Op], Value | tuple[Value, ...] | Plainer | None]
+"""What the result of an op is known to be, simpler operands that give the same result, or simpler
+ops.
+"""
+
+
+VIEWS = ("broadcast_in_dim", "reshape", "squeeze")
+"""Ops of one operand that spread truth values out, or lay them in another shape."""
+
+
+Laws = Mapping[str, tuple[Law, ...]]
+
+
+def is_real(value: Value) -> bool:
+    """Whether these are numbers with one part."""
+    return dtypes.is_real(value.dtype) and has_zero(value)
+
+
+def has_zero(value: Value) -> bool:
+    """Whether one of these numbers may be zero: else XLA makes NaN of the least."""
+    return dtypes.has_zero(value.dtype)
+
+
+def _is_integral(value: Value) -> bool:
+    return dtypes.is_integral(value.dtype)
+
+
+def neutral(number: int, *, right_only: bool = False) -> Law:
+    """The law x . e = x, and e . x = x unless only the right operand may be neutral."""
+
+    def law(op: Op) -> Value | None:
+        left, right = op.operands
+        if uniform(right) == number:
+            return left
+        # Condition 1 of simplify.
+        return right if not right_only and uniform(left) == number else None
+
+    return law
+
+
+def absorbing(number: int) -> Law:
+    """The law x . e = e."""
+    return lambda op: next((v for v in op.operands if uniform(v) == number), None)
+
+
+def idempotent(op: Op) -> Value | None:
+    """The law x . x = x."""
+    # Condition 1 of simplify.
+    return op.operands[0] if op.operands[0] is op.operands[1] else None
+
+
+def first_power(op: Op) -> Value | None:
+    """The law x^1 = x."""
+    # Condition 1 of simplify.
+    return op.operands[0] if exponent_of(op) == 1 else None
+
+
+def involution(op: Op) -> Value | None:
+    """The law f(f(x)) = x."""
+    inner = op.operands[0].op
+    # Condition 1 of simplify.
+    same = inner is not None and inner.name == op.name and inner.params == op.params
+    return inner.operands[0] if inner is not None and same else None
+
+
+def when(condition: Callable[[Value], bool], law: Law) -> Law:
+    """The law, for first operands of some types."""
+    # Condition 1 of simplify.
+    return lambda op: law(op) if condition(op.operands[0]) else None
+
+
+def is_bool(value: Value) -> bool:
+    """Whether these are truth values."""
+    return bool(value.dtype == bool)
+
+
+def selected(op: Op) -> Value | Plainer | None:
+    """A select on a known predicate, with equal cases, or of false and true."""
+    which, *cases = op.operands
+    known = uniform(which)
+    # Condition 3 of simplify.
+    known = decide(which) if known is None else known
+    if known is not None:
+        # Condition 1 of simplify.
+        return _as_strong(cases[int(known)], op) if 0 <= int(known) < len(cases) else None
+    # Condition 1 of simplify.
+    if all(_same(v, cases[0]) for v in cases[1:]):
+        return cases[0]
+    # Condition 1 of simplify.
+    truth = len(cases) == 2 and uniform(cases[0]) == 0 and uniform(cases[1]) == 1
+    return which if truth else None
+
+
+def _as_strong(value: Value, op: Op) -> Value | Plainer:
+    """A value in the place of an op's result: a counter's type is weak, that of an index is not."""
+    if not is_weak(value) or is_weak(op.result):
+        return value
+    # Condition 2 of simplify.
+    return Plainer(strong, (value,))
+
+
+def _same(a: Value, b: Value) -> bool:
+    # Condition 1 of simplify.
+    return a is b or (_is_integral(a) and uniform(a) is not None and uniform(a) == uniform(b))
+
+
+def converted_back(op: Op) -> Value | None:
+    """Back to where an exact conversion came from; a conversion to what it is already."""
+    mid = op.operands[0]
+    # Condition 1 of simplify.
+    if mid.dtype == op.result.dtype:
+        return mid
+    source = _converted(mid)
+    # Condition 1 of simplify.
+    if source is None or not (_is_integral(source) and _is_integral(mid)):
+        return None
+    # Condition 1 of simplify.
+    return source if np.can_cast(source.dtype, mid.dtype, "safe") else None
+
+
+def _converted(value: Value) -> Value | None:
+    made = value.op is not None and value.op.name == "convert_element_type"
+    return value.op.operands[0] if value.op is not None and made else None
+
+
+def _spread_truth(value: Value) -> tuple[Value, list[Op]] | None:
+    """The truth value behind numbers that are it, and the ops that spread it out, last to first."""
+    views: list[Op] = []
+    while value.op is not None and not is_bool(value):
+        # Condition 1 of simplify.
+        if value.op.name in VIEWS:
+            views.append(value.op)
+        # Condition 1 of simplify.
+        elif not (value.op.name == "convert_element_type" and is_bool(value.op.operands[0])):
+            return None
+        value = value.op.operands[0]
+    return (value, views) if is_bool(value) else None
+
+
+def _viewed(value: jax.Array, views: list[Op]) -> jax.Array:
+    """The value spread out by these ops."""
+    for view in reversed(views):
+        assert view.primitive is not None
+        value = view.primitive.bind(value, **view.params)
+    return value
+
+
+def truth(*numbers: int) -> Law:
+    """Compared with one of these numbers, a truth value stays what it is: p != 0, (int)p == 1."""
+
+    def law(op: Op) -> Value | Plainer | None:
+        found = _compared(op, numbers)
+        if found is None:
+            return None
+        source, views = found
+        return Plainer(lambda p: _viewed(p, views), (source,)) if views else source
+
+    return law
+
+
+def falsehood(*numbers: int) -> Law:
+    """Compared with one of these numbers, a truth value is turned round: (int)p == 0, p != 1."""
+
+    def law(op: Op) -> Plainer | None:
+        found = _compared(op, numbers)
+        if found is None:
+            return None
+        source, views = found
+        return Plainer(lambda p: _viewed(lax.bitwise_not(p), views), (source,))
+
+    return law
+
+
+def _compared(op: Op, numbers: tuple[int, ...]) -> tuple[Value, list[Op]] | None:
+    """The truth value that is compared with one of these numbers."""
+    left, right = op.operands
+    known = uniform(right)
+    # Condition 2 of simplify.
+    if known not in numbers or left.shape != op.result.shape:
+        return None
+    # Condition 1 of simplify.
+    if not dtypes.has_zero(left.dtype):
+        return None  # false is no number, then
+    return _spread_truth(left)
+
+
+def clamped(op: Op) -> Value | None:
+    """A clamp of integers that are within its limits anyway."""
+    low, x, high = (bounds(v) for v in op.operands)
+    if low is None or x is None or high is None:
+        return None
+    # Condition 3 of simplify.
+    return op.operands[1] if low[1] <= x[0] and x[1] <= high[0] else None
+
+
+def selected_twice(op: Op) -> tuple[Value, ...] | None:
+    """The law select(p, select(p, a, b), c) = select(p, a, c)."""
+    which, *cases = op.operands
+    seen = [
+        # Condition 1 of simplify.
+        v.op.operands[1 + i] if v.op and v.op.name == op.name and v.op.operands[0] is which else v
+        for i, v in enumerate(cases)
+    ]
+    return (which, *seen) if seen != cases else None
+
+
+def selected_plainly(op: Op) -> Plainer | None:
+    """A select between two by a truth value that was made a number, or turned round, before it was
+    spread: by the truth value.
+    """
+    which, *cases = op.operands
+    found = _spread_truth(which) if len(cases) == 2 else None
+    if found is None:
+        return None
+    root, views = found
+    is_negated = False
+    while root.op is not None and root.op.name in (*VIEWS, "not"):
+        is_negated ^= root.op.name == "not"
+        views = [*views, root.op] if root.op.name != "not" else views
+        root = root.op.operands[0]
+    if is_bool(which) and not is_negated:
+        return None
+    operands = (root, *(reversed(cases) if is_negated else cases))
+    return Plainer(lambda p, *cases: lax.select_n(_viewed(p, views), *cases), operands)
+
+
+def added_apart(op: Op) -> Plainer | None:
+    """The law select(p, a, 0) + select(p, 0, b) = select(p, a, b)."""
+    selects = [v.op for v in op.operands if v.op is not None and v.op.name == "select_n"]
+    if len(selects) < 2:
+        return None
+    (which, *left), (other, *right) = (each.operands for each in selects)
+    # Condition 1 of simplify.
+    if which is not other or len(left) != 2 or len(right) != 2:
+        return None
+    # Condition 2 of simplify.
+    if any(v.shape != op.result.shape for v in op.operands):
+        return None
+    zero = [[uniform(v) == 0 for v in cases] for cases in (left, right)]
+    # Condition 1 of simplify.
+    if zero[0][1] and zero[1][0]:
+        return Plainer(lax.select_n, (which, left[0], right[1]))
+    # Condition 1 of simplify.
+    return Plainer(lax.select_n, (which, right[0], left[1])) if zero[0][0] and zero[1][1] else None
+
+
+LAWS: Laws = {
+    "add": (neutral(0), added_apart),
+    "add_any": (neutral(0), added_apart),
+    "and": (idempotent, absorbing(0), when(is_bool, neutral(1))),
+    "clamp": (clamped,),
+    "convert_element_type": (converted_back,),
+    "div": (when(is_real, neutral(1, right_only=True)),),
+    "eq": (truth(1), falsehood(0)),
+    "ge": (truth(1),),
+    "gt": (truth(0),),
+    "integer_pow": (first_power,),
+    "le": (falsehood(0),),
+    "lt": (falsehood(1),),
+    "max": (when(has_zero, idempotent),),
+    "min": (when(has_zero, idempotent),),
+    "mul": (when(is_real, neutral(1)),),
+    "ne": (truth(0), falsehood(1)),
+    "neg": (when(has_zero, involution),),
+    "not": (involution,),
+    "or": (idempotent, neutral(0), when(is_bool, absorbing(1))),
+    "select_n": (selected, selected_twice, selected_plainly),
+    "sub": (neutral(0, right_only=True),),
+    "xor": (neutral(0),),
+}

@@ -1,0 +1,77 @@
+"""Facts about the contents of a value, found without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.graph import UNDEFINED, Constant, Value
+
+_HOST = (np.ndarray, np.generic, int, float, complex)
+_SPREAD = frozenset({
+    "broadcast_in_dim", "copy", "dynamic_slice", "reshape", "rev", "slice",
+    "squeeze", "transpose",
+})  # fmt: skip
+
+
+def uniform(value: Value) -> Any:
+    """The number all elements of `value` are known to be, else None.
+
+    Sees through broadcasts, slices and reshapes, and through conversions of integers.
+    """
+    while (op := value.op) is not None and op.name in _SPREAD:
+        value = op.operands[0]
+    if op is not None and op.name == "convert_element_type":
+        (source,) = op.operands
+        number = uniform(source) if _is_numeric(source, "biu") else None
+        if number is None or not _is_numeric(value, "biuf"):
+            return None
+        return np.asarray(number, source.dtype).astype(value.dtype)[()]
+    return value.scalar if isinstance(value, Constant) else None
+
+
+def scalar_of(value: Value) -> Value | None:
+    """The scalar that all elements of `value` are, which it is itself or repeats."""
+    op = value.op
+    if op is not None and op.name == "broadcast_in_dim":
+        value = op.operands[0]
+    return value if value.shape == () else None
+
+
+def _is_numeric(value: Value, kinds: str) -> bool:
+    return isinstance(value.dtype, np.dtype) and value.dtype.kind in kinds
+
+
+def is_undefined(value: Value) -> bool:
+    """Whether any value will do."""
+    return value.op is not None and value.op.name == UNDEFINED
+
+
+def is_weak(value: Value) -> bool:
+    """Whether the type is weak: it gives way to the other operand's."""
+    return bool(getattr(value.aval, "weak_type", False))
+
+
+def strong(x: jax.Array) -> jax.Array:
+    """The same numbers, not of weak type."""
+    return lax.convert_element_type(x, x.dtype)
+
+
+def identity(value: Value) -> Hashable:
+    """Equal for values that are the same: one value, or constants of one type, bit by bit.
+
+    So NaN equals NaN, -0.0 is not 0.0, and a constant on a device equals itself only.
+    """
+    if not isinstance(value, Constant):
+        return value
+    number = value.value
+    if value.nbytes > limits.BYTES_COMPARED or not isinstance(
+        number, np.ndarray | np.generic | int | float | complex
+    ):
+        return id(number)
+    return (value.aval, np.asarray(number, value.dtype).tobytes())

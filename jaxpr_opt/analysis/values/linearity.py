@@ -1,0 +1,211 @@
+"""Whether a program is linear in some of its inputs, judged by its ops.
+
+The backward program that JAX derives from its own rules is linear in the cotangents. A user's rule
+(`jax.custom_vjp`) need not be: it may clip them, or return something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import first_right_side_of
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import (
+    Call,
+    Cond,
+    Graph,
+    Op,
+    Region,
+    Remat,
+    Scan,
+    Value,
+    While,
+)
+from jaxpr_opt.ir.traits import LINEAR_IN
+
+
+class Kind(Enum):
+    """How a value depends on the inputs in question."""
+
+    ZERO = "zero"
+    LINEAR = "linear"
+    FIXED = "not at all"
+    OTHER = "in another way, or nobody knows"
+
+
+ZERO, LINEAR, FIXED, OTHER = Kind
+MOVING = {ZERO, LINEAR}
+
+
+def is_linear(graph: Graph, inputs: Iterable[Value]) -> bool:
+    """Whether all outputs are linear in these inputs."""
+    kinds = Kinds(dict.fromkeys(inputs, LINEAR))
+    kinds.walk(graph.body)
+    return all(kinds[v] in MOVING for v in graph.body.outputs)
+
+
+def carries_cotangents(scan: Scan) -> bool:
+    """Whether what a loop carries are cotangents, counters apart: JAX made it by transposing, or
+    it is in a loop that JAX made so, and linear in what that carries.
+    """
+    around: Op | None = scan
+    while around is not None and not around.source.transposed:
+        around = around.parent
+    if around is scan or not isinstance(around, Scan):
+        return around is scan
+    kinds = _of_cotangents(around)
+    found = [kinds[c.param] for c in scan.carries if not dtypes.is_integral(c.param.dtype)]
+    return LINEAR in found and MOVING.issuperset(found)
+
+
+@remembered
+def _of_cotangents(scan: Scan) -> Kinds:
+    """The kinds of all that a step of a loop of cotangents computes, by those of its carries that
+    it is linear in: others are of the forward pass.
+    """
+    moving = [c for c in scan.carries if not dtypes.is_integral(c.param.dtype)]
+    while True:
+        kinds = _Cotangents(dict.fromkeys((c.param for c in moving), LINEAR))
+        kinds.walk(scan.body)
+        lost = [c for c in moving if kinds[c.next] not in MOVING]
+        if not lost:
+            return kinds
+        moving = [c for c in moving if c not in lost]
+
+
+class Kinds:
+    """The kind of every value of a program, by that of its inputs; others are fixed."""
+
+    def __init__(self, known: dict[Value, Kind]) -> None:
+        self._known = known
+
+    def __getitem__(self, value: Value) -> Kind:
+        known = self._known.get(value)
+        return known or (ZERO if uniform(value) == 0 else FIXED)
+
+    def walk(self, region: Region) -> None:
+        """Find the kinds of what a region computes."""
+        for op in region.ops:
+            if not op.is_terminator:
+                self._known |= dict(zip(op.results, self._results(op), strict=True))
+
+    def _results(self, op: Op) -> Sequence[Kind]:
+        if isinstance(op, Scan | While):
+            return self._loop(op)
+        if isinstance(op, Cond):
+            return self._cond(op)
+        if isinstance(op, Remat | Call):
+            return self._call(op)
+        if op.name == "optimization_barrier":
+            return [self[v] for v in op.operands]
+        return [self._other(op)] * len(op.results)
+
+    def _loop(self, op: Scan | While) -> list[Kind]:
+        """(1) What a step takes and what it gives have one kind: that of a carry is sought.  How
+        many steps there are must not depend on what moves.
+        """
+        streams, stacks = (op.streams, op.stacks) if isinstance(op, Scan) else ((), ())
+        self._known |= {s.param: self[s.operand] for s in streams}
+        carried = [self[c.init] for c in op.carries]
+        before: list[Kind] = []
+        while carried != before:
+            before = carried
+            self._known |= {c.param: kind for c, kind in zip(op.carries, carried, strict=True)}
+            self.walk(op.body)
+            carried = [_either(a, self[c.next]) for c, a in zip(op.carries, carried, strict=True)]
+        if isinstance(op, While) and not self._is_fixed(op.predicate, carried):
+            return [OTHER] * len(op.results)
+        found = {c.result: kind for c, kind in zip(op.carries, carried, strict=True)}
+        found |= {s.result: self[s.value] for s in stacks}
+        return [found[v] for v in op.results]
+
+    def _is_fixed(self, predicate: Region, carried: Sequence[Kind]) -> bool:
+        self._known |= dict(zip(predicate.params, carried, strict=True))
+        self.walk(predicate)
+        return all(self[v] in {FIXED, ZERO} for v in predicate.outputs)
+
+    def _cond(self, op: Cond) -> list[Kind]:
+        """(2) What is chosen by something that moves is not linear."""
+        for branch in op.branches:
+            self.walk(branch)
+        if self[op.selector] not in {FIXED, ZERO}:
+            return [OTHER] * len(op.results)
+        found = []
+        for outcome in op.outcomes:
+            kind, *rest = (self[v] for v in outcome.values)
+            for other in rest:
+                kind = _either(kind, other)
+            found.append(kind)
+        return found
+
+    def _call(self, op: Remat | Call) -> list[Kind]:
+        self._known |= {p: self[v] for p, v in zip(op.body.params, op.operands, strict=True)}
+        self.walk(op.body)
+        return [self[v] for v in op.body.outputs]
+
+    def _other(self, op: Op) -> Kind:
+        kinds = [self[v] for v in op.operands]
+        kinds += [self[v] for region in op.regions for v in region.captures()]
+        if not op.regions and _is_linear_in(op, kinds):
+            return LINEAR if LINEAR in kinds else ZERO
+        return FIXED if {FIXED, ZERO}.issuperset(kinds) else OTHER
+
+
+class _Cotangents(Kinds):
+    """What is added to a cotangent by JAX's own sum of two is one, too: a row of a stream, say."""
+
+    def _other(self, op: Op) -> Kind:
+        kinds = {self[v] for v in op.operands}
+        if op.name == "add_any" and LINEAR in kinds and OTHER not in kinds:
+            return LINEAR
+        return super()._other(op)
+
+
+def _either(a: Kind, b: Kind) -> Kind:
+    """The kind of what is one or the other; zero is linear, and fixed."""
+    if a is b or b is ZERO:
+        return a
+    return b if a is ZERO else OTHER
+
+
+def _is_linear_in(op: Op, kinds: Sequence[Kind]) -> bool:
+    """Whether an op without regions is linear in those of its operands that move: (3) in all
+    together, (4) in one of them, or (5) in some, while the others are fixed.
+    """
+    rule = _RULES.get(op.name)
+    if rule is None or OTHER in kinds or MOVING.isdisjoint(kinds):
+        return False
+    if rule == "any":
+        return kinds.count(LINEAR) < 2
+    linear = _linear_operands(rule, op)
+    return all(
+        kind in MOVING if i in linear else kind is not LINEAR for i, kind in enumerate(kinds)
+    )
+
+
+def _linear_operands(rule: str, op: Op) -> Sequence[int]:
+    if rule == "all":
+        return range(len(op.operands))
+    if rule == "first":
+        return [0]
+    if rule == "cases":
+        return range(1, len(op.operands))
+    if rule == "last":
+        return [len(op.operands) - 1]
+    if rule == "right sides":
+        return range(first_right_side_of(op), len(op.operands))
+    return [0, 2 if op.name in _SCATTERS else 1]
+
+
+_SCATTERS = {"scatter", "scatter-add"}
+_RULES = LINEAR_IN | {"select_if_vmap": "cases"} | dict.fromkeys(
+    (
+        "all_gather", "all_gather_invariant", "all_to_all", "pbroadcast", "ppermute", "psum",
+        "psum_invariant", "pvary", "reduce_scatter",
+    ),
+    "all",
+)  # fmt: skip
+"""In which operands ops are linear."""

@@ -1,0 +1,119 @@
+"""Values that XLA may round otherwise where it computes them again, and what must not see both.
+
+XLA fuses an op with what is around it, and LLVM makes one instruction of a product and a sum, which
+rounds once. So ``a * x + b``, computed again elsewhere, may differ in the last bit; a function of
+`exp`, or a product of matrices, too. A continuous function does not mind. But ``x == max(x)`` is
+false everywhere if the maximum was found among other values, and ``floor(t)`` jumps while
+``t - floor(t)`` is that of the other `t`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Op, Region, Value
+from jaxpr_opt.ir.traits import (
+    ARRANGING,
+    COMPARISONS,
+    DISCONTINUOUS,
+    EXACT,
+    PRODUCTS,
+    SUMS,
+    is_data_movement,
+)
+
+
+def is_discontinuous(op: Op) -> bool:
+    """Whether the last bit of an operand may change the result by more than that."""
+    if not any(dtypes.is_inexact(v.dtype) for v in op.operands):
+        return False
+    if op.name == "convert_element_type":
+        return not dtypes.is_inexact(op.result.dtype)
+    return op.name in DISCONTINUOUS
+
+
+def may_differ(op: Op) -> bool:
+    """Whether an op may give something else where what it reads is computed again."""
+    return is_discontinuous(op) and op.region is not None and bool(rounded(op.operands, op.region))
+
+
+def compares_rounded(op: Op) -> bool:
+    """Whether an op compares values that may all be rounded otherwise where they are computed
+    again: an array with its maximum, which is stored perhaps.
+    """
+    region = op.region
+    if region is None or op.name not in COMPARISONS or not is_discontinuous(op):
+        return False
+    return all(rounded([value], region) for value in op.operands)
+
+
+def rounded(values: Iterable[Value], body: Region) -> set[Value]:
+    """The values that others are made of by exact ops, and that may be rounded otherwise if a step
+    computes them again.
+    """
+    pending, found = list(values), set[Value]()
+    seen = set(pending)
+    while pending:
+        value = pending.pop()
+        made_by = value.op if value.region is body else None
+        if made_by is None or is_discontinuous(made_by) or not dtypes.is_inexact(value.dtype):
+            continue
+        if _is_exact(made_by):
+            new = [v for v in made_by.operands if v not in seen]
+            pending.extend(new)
+            seen.update(new)
+        elif _is_unstable(value, body):
+            found.add(value)
+    return found
+
+
+def _is_exact(op: Op) -> bool:
+    """Whether an op rounds nothing."""
+    if op.name == "convert_element_type":
+        return bool(op.operands[0].dtype == op.result.dtype)
+    return op.name in EXACT or op.name in ARRANGING or is_data_movement(op)
+
+
+@remembered
+def _is_unstable(value: Value, body: Region) -> bool:
+    """Whether a value that a step makes may be rounded otherwise where it is made again."""
+    return any(not _is_stable(op, body) for op in _makers(value, body))
+
+
+def _makers(value: Value, body: Region) -> Iterator[Op]:
+    """The ops of a step that compute a value, but for those that others are computed by first."""
+    pending, seen = [value], {value}
+    while pending:
+        current = pending.pop()
+        if current.op is None or current.region is not body or not dtypes.is_inexact(current.dtype):
+            continue
+        yield current.op
+        new = [v for v in current.op.operands if v not in seen]
+        pending.extend(new)
+        seen.update(new)
+
+
+def _is_stable(op: Op, body: Region) -> bool:
+    """Whether an op gives the same bits wherever it runs on the same bits."""
+    if op.name in SUMS or op.name == "sub":
+        return not adds_product(op, body)
+    return _is_exact(op) or op.name in {"div", "mul"}
+
+
+def adds_product(op: Op, body: Region) -> bool:
+    """Whether one instruction may multiply and add, and round once."""
+    sums = op.name in SUMS or op.name == "sub"
+    return sums and any(_is_product(v, body) for v in op.operands)
+
+
+def _is_product(value: Value, body: Region) -> bool:
+    """Whether a value is a product, moved perhaps: one instruction may multiply and add."""
+    while (op := value.op) is not None and value.region is body:
+        if op.name in PRODUCTS:
+            return True
+        if not (op.name == "neg" or is_data_movement(op)):
+            return False
+        value = op.operands[0]
+    return False

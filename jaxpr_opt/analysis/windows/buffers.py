@@ -1,0 +1,296 @@
+"""Carries that a loop reads and writes a window at a time.
+
+`buffer(loop, carry)` follows a carry through the body: the array as it enters the step, each
+version of it that a write makes, and the version that leaves.  It is a buffer if nothing but
+windows of these versions is read and nothing but writes of windows makes one from another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.windows.access import WRITES, Access, access
+from jaxpr_opt.cost.fusion import is_repeated, reduces
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import (
+    Carry,
+    Cond,
+    Op,
+    Region,
+    Scan,
+    Value,
+    While,
+    backward_slice,
+    program_of,
+)
+from jaxpr_opt.ir.traits import ELEMENTWISE
+
+BARRIER = "optimization_barrier"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """A carry of a loop; the reads and writes of its windows; and their ops, with those that only
+    rename a version, in program order.
+    """
+
+    loop: Scan | While
+    carry: Carry
+    accesses: tuple[Access, ...]
+    ops: tuple[Op, ...]
+
+
+@remembered
+def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
+    """The accesses of a carry; or how else it is used, in words."""
+    body = loop.body
+    versions = {carry.param}
+    found: dict[Op, Access | None] = {}
+    pending = [carry.param]
+    name = carry.param.name or "the carry"
+    while pending:
+        version = pending.pop()
+        for use in version.uses:
+            op = use.op
+            if (
+                op is body.terminator
+                and version is carry.next
+                and _is_next(loop, carry, use.position)
+            ):
+                continue
+            known = access(op)
+            if known is None and is_noop_cast(op) and op.region is body:
+                found[op] = None
+            # Condition 1 of narrow-carried-arrays, stack-carried-updates.
+            elif known is None or use.position != 0:
+                if isinstance(loop, While) and loop.predicate.contains(op.region):
+                    return f"the predicate reads {name}"
+                if op.is_terminator and op.parent is not None and op.region is not body:
+                    return f"{name} leaves {op.parent.name} whole"
+                return f"{op.name} reads all of {name}"
+            else:
+                found[op] = known
+                if known.kind == "read":
+                    continue
+                # Condition 1 of narrow-carried-arrays, stack-carried-updates.
+                if op.region is not body:
+                    return (
+                        f"{name} is written inside of {op.parent.name if op.parent else 'a branch'}"
+                    )
+            versions.add(op.result)
+            pending.append(op.result)
+    # Condition 1 of narrow-carried-arrays, stack-carried-updates.
+    if carry.next not in versions:
+        return f"{name} is replaced as a whole in each step"
+    ordered = [op for op in body.walk() if op in found]
+    accesses = tuple(a for op in ordered if (a := found[op]) is not None)
+    return Buffer(loop, carry, accesses, tuple(ordered))
+
+
+def copied_by(found: Buffer) -> Op | None:
+    """The first write before which XLA may copy the array in every step; None if all are in place.
+
+    It copies where a step reads a window, writes over the array, and needs what it has read for
+    something else than this write, wherever the two windows are: the read runs where its value is
+    needed, and then there must still be something to read.  Measured on CPU, jaxlib 0.10 and 0.12:
+    1000 steps on 1 MB take 80 ms copied and 0.1 ms in place.
+    """
+    writes = {original(each.array): each for each in found.accesses if each.kind != "read"}
+    for read in found.accesses:
+        write = writes.get(original(read.array))
+        if read.kind == "read" and write is not None and not is_read_for(write.op, read.op):
+            return write.op
+    return None
+
+
+@remembered
+def is_differentiated(loop: Op) -> bool:
+    """Whether the program that a loop is in computes cotangents, maybe by way of this loop: not if
+    all of them are computed within each of its steps.
+    """
+    program = program_of(loop)
+    if program is None:
+        return False
+    within = {op for region in loop.regions for op in region.walk()}
+    transposed = (op for op in program.walk() if op.source.transposed)
+    return bool(program.cotangents) or any(op not in within for op in transposed)
+
+
+def is_in_place(found: Buffer) -> bool:
+    """Whether it is known that XLA updates the array where it is, in a program that nothing
+    differentiates.
+    """
+    here = all(each.op.region is found.loop.body for each in found.accesses)
+    return here and copied_by(found) is None and not is_differentiated(found.loop)
+
+
+def is_made_by_a_loop(array: Value) -> bool:
+    """Whether a loop leaves the array, windows that are written later aside: memory it takes."""
+    op = array.op
+    if op is None or isinstance(op, Scan | While):
+        return op is not None
+    known = access(op)
+    written = known is not None and known.kind != "read"
+    return (written or is_noop_cast(op)) and is_made_by_a_loop(op.operands[0])
+
+
+def is_read_outside(array: Value, axis: int, rows: range) -> bool:
+    """Whether anything reads other rows of the array than these, or where is not known."""
+    for op in array.users:
+        if is_noop_cast(op) and not is_read_outside(op.result, axis, rows):
+            continue
+        read = access(op) if op.name == "slice" else None
+        start = None if read is None else read.window[axis].start
+        if read is None or start is None or not start.is_constant:
+            return True
+        if start.offset not in rows or start.offset + read.window[axis].size > rows.stop:
+            return True
+    return False
+
+
+def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:
+    return position < len(loop.carries) and loop.carries[position].param is carry.param
+
+
+def is_noop_cast(op: Op) -> bool:
+    """Whether the result is the operand, weak type aside."""
+    same = ("convert_element_type", "copy")
+    return op.name in same and op.operands[0].dtype == op.result.dtype
+
+
+def original(version: Value) -> Value:
+    """What a version is another name of."""
+    while version.op is not None and is_noop_cast(version.op):
+        version = version.op.operands[0]
+    return version
+
+
+def is_in_a_loop(op: Op) -> bool:
+    """Whether a loop is around an op, maybe around a branch that it is in."""
+    around = op.parent
+    return around is not None and (isinstance(around, Scan | While) or is_in_a_loop(around))
+
+
+def loop_of(op: Op) -> Scan | While | None:
+    """The loop whose body an op is in, maybe in branches of it."""
+    around = op.parent
+    while isinstance(around, Cond):
+        around = around.parent
+    return around if isinstance(around, Scan | While) else None
+
+
+def is_read_after(array: Value, op: Op) -> bool:
+    """Whether anybody but `op` reads `array` when `op` has run, or may."""
+    if sum(use.op is op for use in array.uses) > 1:
+        return True
+    return any(user is not op and _is_after(user, op) for user in array.users)
+
+
+def _is_after(user: Op, op: Op) -> bool:
+    """Whether `user` may run after `op`: not so in another branch."""
+    region = op.region
+    assert region is not None
+    around = region.ancestor(user)
+    if around is None:
+        return not isinstance(op.parent, Cond) or _is_after(user, op.parent)
+    return around is not op and region.order(around) > region.order(op)
+
+
+def is_updated_in(array: Value, loop: Scan | While) -> bool:
+    """Whether the loop carries it, or it is such a carry with something written into it."""
+    while (op := array.op) is not None and loop.body.contains(op.region):
+        if isinstance(op, Scan | While):
+            return any(array is carry.result for carry in op.carries)
+        if isinstance(op, Cond):
+            values = op.outcomes[op.results.index(array)].values
+            return all(is_updated_in(value, loop) for value in values)
+        if op.name not in WRITES and not is_noop_cast(op):
+            return False
+        array = op.operands[0]
+    return any(array is carry.param for carry in loop.carries)
+
+
+def loop_body(op: Op) -> Region | None:
+    """The body of a loop that an op is right in."""
+    loop = op.parent
+    return op.region if isinstance(loop, Scan | While) and op.region is loop.body else None
+
+
+def is_handed_on(write: Access, body: Region) -> bool:
+    """Whether what a write overwrites is a carry's at the start of a step, and what it makes the
+    same carry's at the end.
+    """
+    loop = body.owner
+    assert isinstance(loop, Scan | While)
+    return any(
+        _becomes(carry.param, write.array) and _becomes(write.op.result, carry.next)
+        for carry in loop.carries
+    )
+
+
+def _becomes(earlier: Value, later: Value) -> bool:
+    """Whether one version of a buffer is made of another in place: by writes, barriers and
+    elementwise ops.
+    """
+    pending, seen = [later], {later}
+    while pending:
+        version = pending.pop()
+        # Condition 1 of read-before-overwriting, read-after-writing.
+        if version is earlier:
+            return True
+        op = version.op
+        if op is None or op.region is not earlier.region:
+            continue
+        if op.name == BARRIER:
+            made_of = [op.operands[version.position]]
+        elif op.name in ELEMENTWISE:
+            made_of = [
+                v for v in op.operands if v.shape == version.shape and v.dtype == version.dtype
+            ]
+        else:
+            found = access(op)
+            made_of = [found.array] if found is not None and found.kind != "read" else []
+        pending += [v for v in made_of if v not in seen]
+        seen.update(made_of)
+    return False
+
+
+def is_read_for(write: Op, reader: Op) -> bool:
+    """Whether what an op reads is needed for a write in its region, and for nothing else that XLA
+    would fuse the read with.
+
+    XLA repeats a read, and what is cheaply computed from it, wherever that is needed; not so what
+    is costly to compute.
+    """
+    region = write.region
+    assert region is not None
+    if reader.region is not region:
+        return True  # how XLA orders what inner loops read is not known
+    first = region.order(reader)  # what comes before it is not made of what it reads
+
+    def is_before(value: Value) -> bool:
+        op = value.op
+        return op is None or op.region is not region or region.order(op) < first
+
+    needed = {write, *backward_slice(write.operands, is_before)}
+    if reader not in needed:
+        return False
+    large = not cost_model().is_read_again(reader.results[0].nbytes)
+    pending, seen = [reader], set[Op]()
+    while pending:
+        op = pending.pop()
+        if op not in needed and not (large and (is_repeated(op) or reduces(op))):
+            return False
+        if op in seen:
+            continue
+        seen.add(op)
+        if is_repeated(op) or _reads(op):
+            users = (region.ancestor(user) for v in op.results for user in v.users)
+            pending.extend(user for user in users if user is not None)
+    return True
+
+
+def _reads(op: Op) -> bool:
+    known = access(op)
+    return known is not None and known.kind == "read"

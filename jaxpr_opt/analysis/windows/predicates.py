@@ -1,0 +1,98 @@
+"""A predicate of an array's elements, restricted to a window of the array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, numbers_of
+from jaxpr_opt.ir.graph import Value
+
+AtWindow = Callable[..., jax.Array]
+"""Of a value, and of the operands that say where the window is."""
+
+
+def predicate_at(window: Access, predicate: Value) -> tuple[Value, AtWindow]:
+    """The predicate at a window: the value to make it of, and the function of that value and of the
+    window's indices that does.
+
+    One that `spread_at` does not know is read as the array is.
+    """
+    known = spread_at(window, predicate)
+    if known is not None:
+        root, at_window = known
+        return root, lambda root, *_: at_window(root)
+    return predicate, lambda predicate, *indices: _read(window, predicate, *indices)
+
+
+def spread_at(window: Access, array: Value) -> tuple[Value, AtWindow] | None:
+    """What an array like the window's is at the window, wherever that is: it must be a broadcast
+    along all axes on which the window is but a part.
+
+    One element for all may come as a scalar.
+    """
+    root, varying = _varying(array)
+    # Condition 3 of sink-select-into-update.
+    # Conditions 2, 3 of narrow-reads.
+    if any(window.sizes[axis] != n for axis, n in varying):
+        return None
+    places = [window.axes.index(axis) for axis, _ in varying]
+    return root, lambda root: _laid(root, places, window.value.shape)
+
+
+def predicate_of_rows(window: Access, predicate: Value) -> tuple[Value, AtWindow] | None:
+    """One truth value for all of the window that a row of indices is for, in the shape of the
+    indices of a gather or scatter; None where the window's elements do not agree.
+    """
+    numbers = numbers_of(window.op)
+    batch = dict(
+        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    )
+    root, varying = _varying(predicate)
+    # Condition 3 of sink-select-into-update.
+    if any(axis not in batch for axis, _ in varying):
+        return None
+    places, (index,) = [batch[axis] for axis, _ in varying], window.indices
+    return root, lambda root: _laid(root, places, index.shape)
+
+
+def spread(array: Value) -> tuple[Value, tuple[int, ...]]:
+    """What an array is a broadcast of, and which axis of the array each axis of that is."""
+    axes = tuple(range(len(array.shape)))
+    while array.op is not None and array.op.name == "broadcast_in_dim":
+        axes = tuple(axes[d] for d in broadcast_dimensions_of(array.op))
+        array = array.op.operands[0]
+    return array, axes
+
+
+def _varying(array: Value) -> tuple[Value, list[tuple[int, int]]]:
+    """What an array is a broadcast of; and the axes on which it varies, with their sizes."""
+    root, axes = spread(array)
+    return root, [(axis, n) for axis, n in zip(axes, root.shape, strict=True) if n != 1]
+
+
+def _laid(root: jax.Array, places: list[int], shape: tuple[int, ...]) -> jax.Array:
+    """The root's axes of more than one element at these places of a shape; of one element, as it
+    is: one for all.
+    """
+    kept = lax.reshape(root, tuple(n for n in root.shape if n != 1)) if 1 in root.shape else root
+    if not places:
+        return kept
+    order = [int(d) for d in np.argsort(places)]
+    return lax.broadcast_in_dim(lax.transpose(kept, order), shape, sorted(places))
+
+
+def _read(window: Access, predicate: jax.Array, *indices: jax.Array) -> jax.Array:
+    """What `window` reads, or writes over, of an array like its own."""
+    if window.kind != "read":
+        return window.read(predicate, *indices)
+    primitive, params = window.op.primitive, window.op.params
+    assert primitive is not None
+    if window.op.name == "gather":
+        params = {**params, "fill_value": False}
+    read: jax.Array = primitive.bind(predicate, *indices, **params)
+    return read

@@ -1,0 +1,142 @@
+"""Of which arrays the rows of an array are, along one axis: through ops that only cut arrays into
+rows and put rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.buffers import is_noop_cast
+from jaxpr_opt.bridge.parameters import dimension_of, is_in_order, is_resharded, sizes_of
+from jaxpr_opt.ir.graph import Op, Value
+
+
+class Piece(NamedTuple):
+    """Rows `start` to ``start + size`` of an array, with all its other axes.
+
+    The array may be without axes of one; then these are all of its elements.
+    """
+
+    array: Value
+    start: int
+    size: int
+
+
+def pieces(array: Value, axis: int) -> tuple[Piece, ...]:
+    """What the rows of an array are rows of, in order."""
+    joined: list[Piece] = []
+    for piece in _followed(Piece(array, 0, array.shape[axis]), axis):
+        last = joined[-1] if joined else None
+        if last and (last.array, last.start + last.size) == piece[:2]:
+            joined[-1] = Piece(last.array, last.start, last.size + piece.size)
+        else:
+            joined.append(piece)
+    return tuple(joined)
+
+
+def _followed(piece: Piece, axis: int) -> Iterator[Piece]:
+    array, start, size = piece
+    op = array.op
+    known = access(op) if op is not None else None
+    if op is None:
+        yield piece
+    elif (same := _same_shape(array)) is not None:
+        yield from _followed(Piece(same, start, size), axis)
+    elif op.name == "split" and dimension_of(op) == axis:
+        before = sum(sizes_of(op)[: array.position])
+        yield from _followed(Piece(op.operands[0], before + start, size), axis)
+    elif op.name == "concatenate" and dimension_of(op) == axis:
+        first = 0
+        for operand in op.operands:
+            rows = Piece(operand, 0, operand.shape[axis])
+            for each in _common(piece, rows, first):
+                yield from _followed(each, axis)
+            first += rows.size
+    elif op.name == "stack" and dimension_of(op) == axis:
+        shape = (*array.shape[:axis], 1, *array.shape[axis + 1 :])
+        for operand in op.operands[start : start + size]:
+            same = next((v for v in unshaped(operand) if v.shape == shape), None)
+            rows = Piece(operand if same is None else same, 0, 1)
+            yield from (rows,) if same is None else _followed(rows, axis)
+    elif known is None or (at := _start(known, axis)) is None:
+        yield piece
+    elif known.kind == "read" and _is_unmoved(known):
+        yield from _followed(Piece(known.array, at + start, size), axis)
+    elif known.kind == "write":
+        yield from _written(piece, known, axis, at)
+    else:
+        yield piece
+
+
+def _written(piece: Piece, known: Access, axis: int, at: int) -> Iterator[Piece]:
+    """The rows of an array that an op has written others to."""
+    rows, end = known.sizes[axis], at + known.sizes[axis]
+    for each in _common(piece, Piece(known.array, 0, at), 0):
+        yield from _followed(each, axis)
+    for each in _common(piece, Piece(known.value, 0, rows), at):
+        if _is_unmoved(known):
+            yield from _followed(each, axis)
+        elif each.size == rows and _is_in_order(known):
+            yield each
+        else:
+            yield Piece(piece.array, at + each.start, each.size)
+    for each in _common(piece, Piece(known.array, end, piece.array.shape[axis] - end), end):
+        yield from _followed(each, axis)
+
+
+def _common(wanted: Piece, there: Piece, first: int) -> Iterator[Piece]:
+    """What is wanted of rows that are at `first`."""
+    low = max(wanted.start, first)
+    high = min(wanted.start + wanted.size, first + there.size)
+    if low < high:
+        yield Piece(there.array, there.start + low - first, high - low)
+
+
+def _start(known: Access, axis: int) -> int | None:
+    """Where the rows begin that an op reads or writes, if these are whole rows at a fixed place."""
+    # Condition 1 of stack-entering-rows.
+    if not all(extent.start is not None and extent.start.is_constant for extent in known.window):
+        return None
+    others = zip(known.sizes, known.array.shape, strict=True)
+    # Condition 1 of stack-entering-rows.
+    if any(size != n for at, (size, n) in enumerate(others) if at != axis):
+        return None
+    start = known.window[axis].start
+    return None if start is None else start.offset
+
+
+def _is_unmoved(known: Access) -> bool:
+    """Whether what is read or written has the axes of the array."""
+    # Condition 1 of stack-entering-rows.
+    return known.axes == tuple(range(len(known.array.shape)))
+
+
+def _is_in_order(known: Access) -> bool:
+    """Whether it has them in their order, but for some of one."""
+    axes = [axis for axis in known.axes if axis is not None]
+    # Condition 1 of stack-entering-rows.
+    return axes == sorted(axes)
+
+
+def unshaped(array: Value) -> Iterator[Value]:
+    """An array, and the arrays of the same elements in the same order that it is made of."""
+    yield array
+    while (op := array.op) is not None and _keeps_order(op):
+        array = op.operands[0]
+        yield array
+
+
+def _same_shape(array: Value) -> Value | None:
+    """What an array is made of by ops after which it has the shape that it had before."""
+    _, *others = unshaped(array)
+    return next((value for value in others if value.shape == array.shape), None)
+
+
+def _keeps_order(op: Op) -> bool:
+    if is_noop_cast(op) or op.name == "squeeze":
+        return True
+    if op.name == "broadcast_in_dim":
+        return op.result.size == op.operands[0].size and not is_resharded(op)
+    return op.name == "reshape" and is_in_order(op) and not is_resharded(op)

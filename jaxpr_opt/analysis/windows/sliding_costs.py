@@ -1,0 +1,97 @@
+"""Whether the rows of a carried buffer are better stacked than updated in place."""
+
+from __future__ import annotations
+
+from math import prod
+
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.analysis.windows.buffers import (
+    Buffer,
+    copied_by,
+    is_differentiated,
+    is_made_by_a_loop,
+    is_read_for,
+    is_read_outside,
+    original,
+)
+from jaxpr_opt.analysis.windows.sliding import Window
+from jaxpr_opt.bridge.parameters import dimension_of
+from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.fusion import PUT_TOGETHER
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.graph import Scan
+
+
+def needless(scan: Scan, found: Buffer, window: Window) -> str | None:
+    """Why the array is better left as it is: XLA updates it in place, and would make two."""
+    carry = found.carry
+    if copied_by(found) is not None or not window.is_put_together(carry.param.shape):
+        return None
+    differentiated = is_differentiated(scan)
+    small = cost_model().is_hidden(carry.param.nbytes) and _is_touched_by_rows(found, window)
+    if differentiated and (small or not window.kept):
+        return None
+    name = carry.param.name or "the buffer"
+    if is_read_outside(carry.result, window.axis, window.held):
+        return f"XLA already updates {name} in place; stacked rows would be copied into it"
+    if not differentiated and is_made_by_a_loop(carry.init):
+        return f"XLA already updates {name} in place; streamed rows would be copied"
+    if differentiated or _comes_apart(found, window):
+        return None
+    if is_partly_written(found, window):
+        return f"XLA already updates {name} in place; streaming would move whole rows"
+    return None
+
+
+def _is_touched_by_rows(found: Buffer, window: Window) -> bool:
+    """Whether no access is to several rows at once."""
+    return all(len(window.pieces(each)) == 1 for each in found.accesses)
+
+
+def _comes_apart(found: Buffer, window: Window) -> bool:
+    """Whether rows that stay are put together for the loop only, and taken apart after it."""
+    axis, made = window.axis, original(found.carry.init).op
+    if window.entering or made is None or made.name not in PUT_TOGETHER:
+        return False
+    along = dimension_of(made)
+    whole = found.carry.result
+    reads = [access(user) for user in whole.users]
+    in_rows = all(r is not None and r.array is whole and r.sizes[axis] == 1 for r in reads)
+    return in_rows and along == axis and len(made.operands) == window.size
+
+
+def is_partly_written(found: Buffer, window: Window) -> bool:
+    """Whether a step writes but a part of a row."""
+    across = [n for d, n in enumerate(found.carry.param.shape) if d != window.axis]
+    return any(
+        [e.size for d, e in enumerate(each.window) if d != window.axis] != across
+        for each in found.accesses
+        if each.kind != "read"
+    )
+
+
+def too_costly(found: Buffer, window: Window, name: str) -> str | None:
+    """Why the rows of the window are too many, or too large, to be values of a step."""
+    if window.kept > limits.ROWS_CARRIED:
+        return f"{window.kept} rows of {name} would be carried: too many"
+    if window.entering > limits.ROWS_CARRIED:
+        return f"each step would split and join {window.entering} rows of {name}"
+    block = prod(window.block(found.carry.param.shape))
+    is_wide = not cost_model().is_better_stacked(block * found.carry.param.dtype.itemsize)
+    if is_wide and not window.kept and _is_added_to(found):
+        return f"XLA adds to the rows of {name} in place"
+    touched = sum(prod(access.sizes) for access in found.accesses)
+    if not cost_model().is_dense(touched, block * (window.size // window.unit)):
+        return f"a row of {name} is much larger than the part that is read and written"
+    return None
+
+
+def _is_added_to(found: Buffer) -> bool:
+    """Whether a row is read for the write that follows only, or starts as zero."""
+    if uniform(found.carry.init) == 0:
+        return True
+    (*reads, last) = found.accesses
+    return last.kind != "read" and all(
+        each.kind == "read" and is_read_for(last.op, each.op) for each in reads
+    )

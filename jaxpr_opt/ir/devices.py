@@ -1,0 +1,100 @@
+"""Facts about the devices that a program runs on, and about the XLA that compiles for them.
+
+In a `shard_map` each device of a manual axis decides for itself which branch it takes and how many
+steps of a loop it runs. If an axis of the mesh is not manual, XLA partitions the body along that
+axis and inserts collectives that the program does not show.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+
+from jaxpr_opt.bridge import compat, compat_devices
+from jaxpr_opt.bridge.parameters import checks_vma, mesh_of, newly_manual_axes_of
+from jaxpr_opt.ir.graph import Call, Op, Value, enclosing_shard_map, program_of
+
+Fence = Literal["barrier", "division"]
+"""See `jaxpr_opt.builders.fences`."""
+
+
+def is_manual(op: Op) -> bool:
+    """Whether several devices run the op, each for itself."""
+    return any(_axes(op).values())
+
+
+def is_partly_manual(op: Op) -> bool:
+    """Whether several devices run the op, each for itself, and XLA may insert collectives, as it
+    partitions the op along other axes of the mesh.
+    """
+    return len(set(_axes(op).values())) == 2
+
+
+def is_divided(op: Op) -> bool:
+    """Whether XLA may divide arrays around the op over devices, without a word in their types."""
+    axes, program = _axes(op), program_of(op)
+    if axes and all(axes.values()):
+        return False  # what is not in a type is not divided: each device has arrays of its own
+    return is_partly_manual(op) or (program is not None and program.divided)
+
+
+def has_divided_rows(value: Value, op: Op) -> bool:
+    """Whether elements of a value that `op` reads may be on several devices: to ask all of them is
+    to ask the others.
+    """
+    spec = getattr(getattr(value.aval, "sharding", None), "spec", ())
+    return value.shape != () and (is_divided(op) or any(axis is not None for axis in spec))
+
+
+def _axes(op: Op) -> dict[str, bool]:
+    around = enclosing_shard_map(op)
+    axes = compat_devices.manual_axes(op.source.ctx)
+    if around is not None:
+        manual = newly_manual_axes_of(around)
+        shape = mesh_of(around).shape
+        axes = {a: axes.get(a, False) or a in manual for a, n in shape.items() if n > 1}
+    return axes
+
+
+def is_replicated(value: Value, op: Op) -> bool:
+    """Whether a value read by `op` is known to be the same on every device of the manual axes.
+
+    JAX tracks in types over which axes a value varies, unless told not to (`check_vma=False`) in a
+    `shard_map` around it.
+    """
+    varying = getattr(getattr(value.aval, "manual_axis_type", None), "varying", None)
+    around = enclosing_shard_map(op)
+    return varying is not None and not varying and around is not None and _is_checked(around)
+
+
+def _is_checked(shard_map: Call) -> bool:
+    """Whether a `shard_map`, and those around it, track over which axes values vary."""
+    around = enclosing_shard_map(shard_map)
+    outside = not is_manual(shard_map) if around is None else _is_checked(around)
+    return checks_vma(shard_map) and outside
+
+
+def fence() -> Fence | None:
+    """What keeps XLA from moving a read past a write until it has placed its copies, if anything.
+
+    Since JAX 0.11 a barrier does.  Before, XLA dropped barriers first; on a CPU it does not fuse
+    divisions again and again, as other devices may.
+    """
+    if compat.KEEPS_BARRIERS:
+        return "barrier"
+    return "division" if jax.default_backend() == "cpu" else None
+
+
+def copies_at_constants() -> bool:
+    """Whether XLA copies an array for a window at a constant that is read, added to and written.
+
+    It makes a `slice` of the read; before JAX 0.12 a fusion on a CPU wrote in place only what it
+    read by a `dynamic_slice`.
+    """
+    return not compat.ADDS_AT_CONSTANTS and jax.default_backend() == "cpu"
+
+
+def compile_loops_whole() -> bool:
+    """Whether XLA:CPU makes one function of a loop whose steps read rows of scalars."""
+    return compat.COMPILES_LOOPS_WHOLE

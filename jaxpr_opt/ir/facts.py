@@ -1,0 +1,76 @@
+"""A cache of analysis results on a graph, until the graph changes.
+
+`find`, `refuse`, the next pass and other analyses ask an analysis the same question again and
+again. `remembered` caches the answers on the graph. The rewriter, which alone changes a graph,
+drops all of them at every edit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from jaxpr_opt.ir.graph import Graph, Op, Region, Value
+
+About = TypeVar("About", bound=Op | Value)
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
+
+
+def remembered(
+    query: Callable[Concatenate[About, P], Answer],
+) -> Callable[Concatenate[About, P], Answer]:
+    """A query about an op or a value, answered once for each state of its graph.
+
+    Answers are shared: nobody may change one.  What is in no graph is asked about each time.
+    """
+
+    @functools.wraps(query)
+    def ask(about: About, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
+        graph = _home(about.region)
+        if graph is None:
+            return query(about, *args, **kwargs)
+        key = (query, about, *args, *kwargs.items())
+        facts: dict[Any, Answer] = graph.facts
+        if key not in facts:
+            facts[key] = query(about, *args, **kwargs)
+        return facts[key]
+
+    return ask
+
+
+def memory(about: Op | Value, of: Hashable) -> dict[Any, Any]:
+    """A dictionary that is kept as long as the answers, for what is found out beside them."""
+    graph = _home(about.region)
+    return {} if graph is None else graph.facts.setdefault(of, {})
+
+
+def _home(region: Region | None) -> Graph | None:
+    """The graph that a region is in."""
+    while region is not None:
+        owner = region.owner
+        if not isinstance(owner, Op):
+            return owner
+        region = owner.region
+    return None
+
+
+_COPIED, _ORIGINAL = "copied", "original"
+
+
+def note_copy(copy: Graph, graph: Graph) -> None:
+    """Remember of what a graph is a copy, as long as neither changes."""
+    copy.facts[_ORIGINAL] = graph, graph.facts.setdefault(_COPIED, object())
+
+
+def copied_from(op: Op) -> Op | None:
+    """The op at the same place of the graph that this one's is a copy of; None where one of the two
+    has changed since, or it is none.
+    """
+    copy = _home(op.region)
+    graph, state = (None, None) if copy is None else copy.facts.get(_ORIGINAL, (None, None))
+    if copy is None or graph is None or graph.facts.get(_COPIED) is not state:
+        return None
+    pairs: Iterable[tuple[Op, Op]] = zip(copy.walk(), graph.walk(), strict=True)
+    return next(original for each, original in pairs if each is op)

@@ -1,0 +1,53 @@
+"""Where in the user's source an op comes from, and how much its value takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge.dtypes import type_text
+from jaxpr_opt.frames import Frame
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a value is, and how often it is made."""
+
+    shape: str
+    """As `f32[30000]`."""
+    nbytes: int
+    """Of one."""
+    lengths: tuple[int | None, ...] = ()
+    """Of the loops around, outermost first; None for a `while`."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all steps, at least: a `while` may take one only."""
+        return math.prod(n for n in self.lengths if n is not None) * self.nbytes
+
+
+def size_of(value: Value) -> Size:
+    """The size of a value, which is made in every step of the loops around it."""
+    return Size(type_text(value.aval), value.nbytes, lengths_around(value.region))
+
+
+def lengths_around(region: Region | None) -> tuple[int | None, ...]:
+    """How many steps the loops take that a region is in, as for `Size`."""
+    around = None if region is None else region.owner
+    if not isinstance(around, Op):
+        return ()
+    own = around.length if isinstance(around, Scan) else None
+    return (*lengths_around(around.region), *([own] if isinstance(around, Scan | While) else []))
+
+
+def user_frame(op: Op) -> Frame | None:
+    """The user's line that an op comes from; that of what is around it, where it has none."""
+    around: Op | None = op
+    while around is not None:
+        frame = compat.user_frame(around.source.info)
+        if frame is not None:
+            return frame
+        around = around.parent
+    return None
