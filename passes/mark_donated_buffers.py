@@ -36,8 +36,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jaxpr_opt.analysis.liveness.aliasing import Aliasing, Offer, aliasing
+from jaxpr_opt.analysis.liveness.aliasing import Offer, aliasing
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.aliases import Aliasing
 from jaxpr_opt.ir.graph import TERMINATOR, Graph, Op, Phase
 from jaxpr_opt.ir.rewriter import Rewriter
 

@@ -4,6 +4,58 @@ import networkx as nx
 
 from tests.imports import MODULES, imported
 
+LAYERS = """
+errors version settings sizes frames printing stderr
+bridge
+ir
+cost
+analysis.values
+analysis.windows
+analysis.steps
+analysis.residuals
+analysis.liveness
+analysis.scalars
+insight
+builders
+memory
+engine
+passes
+boundary
+donation
+optimized decorator every_program
+saving
+targets
+reports
+lint
+testing html
+run
+cli
+"""
+"""The folders and modules of the package, the lowest first, as `docs/design.md` lists them."""
+
+
+def _layer(name):
+    """The number of a module's layer; None for the package itself, which hands names on."""
+    rows = [row.split() for row in LAYERS.strip().splitlines()]
+    inside = name.removeprefix("jaxpr_opt").removeprefix(".") + "."
+    found = (k for k, row in enumerate(rows) if any(inside.startswith(f"{each}.") for each in row))
+    return next(found, None)
+
+
+def test_imports_point_down():
+    """A module may import its own layer, and lower ones; every module is in one."""
+    known = {name: _layer(name) for name in MODULES}
+    assert {name for name in MODULES if known[name] is None} == {
+        "jaxpr_opt", "jaxpr_opt.__main__", "jaxpr_opt.analysis"
+    }  # fmt: skip
+    up = [
+        f"{name} imports {owner}"
+        for name, path in MODULES.items()
+        for owner in imported(path, types=True)
+        if None not in (known[name], known[owner]) and known[owner] > known[name]
+    ]
+    assert not up
+
 
 def test_no_import_circles():
     """What `import jaxpr_opt` promises its users is no module's to import."""

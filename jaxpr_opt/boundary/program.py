@@ -128,10 +128,10 @@ class Program:
         history: History = UNCHECKED,
         *,
         phase: Phase = "differentiable",
-        tidy: bool = False,
+        keeps_cleanup: bool = False,
     ) -> Program:
         """A program after the differentiable phase of its pipeline."""
-        result = pipeline.run(jaxpr, phase, tidy=tidy)
+        result = pipeline.run(jaxpr, phase, keeps_cleanup=keeps_cleanup)
         if settings.current().check and not compat_ad.has_side_effects(jaxpr):
             history = (history or checking.begin(jaxpr)).followed_by(result.snapshots)
         changed = result.jaxpr is not jaxpr
@@ -222,7 +222,7 @@ class Program:
             lambda f: checking.vmap(f, axis, dims, dims_out), self.history.outputs
         )
         return Program.optimized(
-            jaxpr, self.pipeline, f"vmap({self.name})", None, history, tidy=self.changed
+            jaxpr, self.pipeline, f"vmap({self.name})", None, history, keeps_cleanup=self.changed
         ), dims_out
 
     @_remembered

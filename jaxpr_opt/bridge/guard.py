@@ -84,7 +84,7 @@ def is_of_symbols(error: BaseException | None) -> bool:
 
 
 def failed(error: Exception, message: str = "", *, again: bool = False) -> None:
-    """Say that something of ours failed, or shut the door if everything does.
+    """Say that something of ours failed, or shut the guard if everything does.
 
     `again`: say so each time, and not only once of each error.
     """
@@ -116,7 +116,7 @@ def unknown(said: str) -> None:
 
 
 def attempt(ours: Callable[[], T], plain: Callable[[], T], what: str = "a program") -> T:
-    """What `ours` gives; where that fails, or the door is shut, what `plain` gives."""
+    """What `ours` gives; where that fails, or the guard is shut, what `plain` gives."""
     if not is_open():
         return plain()
     try:

@@ -9,12 +9,26 @@ one, becomes an opaque op.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from jaxpr_opt.bridge.guard import UnknownJaxError
 
-if TYPE_CHECKING:
-    from jaxpr_opt.ir.graph import Op
+
+class Equation(Protocol):
+    """What has the parameters of a primitive: an equation, or an op that was one."""
+
+    @property
+    def name(self) -> str:
+        """Of the primitive."""
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """By JAX's names."""
+
+    @property
+    def operands(self) -> Sequence[Any]:
+        """What it reads."""
+
 
 _SCATTER = "dimension_numbers indices_are_sorted mode unique_indices update_consts? update_jaxpr?"
 _JIT = (
@@ -107,7 +121,7 @@ def _is_off(value: Any) -> bool:
     return value is None or value is False or value == ()
 
 
-def _read(op: Op, name: str) -> Any:
+def _read(op: Equation, name: str) -> Any:
     try:
         return op.params[name]
     except KeyError:
@@ -117,58 +131,58 @@ def _read(op: Op, name: str) -> Any:
 # ---------------------------------------------------------------- where things are
 
 
-def has_numbers(op: Op) -> bool:
+def has_numbers(op: Equation) -> bool:
     """Whether it is a gather or a scatter, which have dimension numbers, or a product."""
     return "dimension_numbers" in op.params
 
 
-def numbers_of(op: Op) -> Any:
+def numbers_of(op: Equation) -> Any:
     """The dimension numbers of a gather, a scatter, a product or a convolution."""
     return _read(op, "dimension_numbers")
 
 
-def mode_of(op: Op) -> Any:
+def mode_of(op: Equation) -> Any:
     """What a gather or scatter does with what is out of range; None of other ops, which clamp."""
     return op.params.get("mode")
 
 
-def fill_value_of(op: Op) -> Any:
+def fill_value_of(op: Equation) -> Any:
     """What a gather gives where it is out of range; None for what JAX gives by itself."""
     return _read(op, "fill_value")
 
 
-def has_unique_indices(op: Op) -> bool:
+def has_unique_indices(op: Equation) -> bool:
     """Whether a gather or scatter was promised that no two windows meet."""
     return bool(_read(op, "unique_indices"))
 
 
-def alike_in_both(scatter: Op) -> dict[str, Any]:
+def alike_in_both(scatter: Equation) -> dict[str, Any]:
     """The parameters that a gather and a scatter have in common, as arguments of either."""
     names = ("indices_are_sorted", "unique_indices", "mode")
     return {name: _read(scatter, name) for name in names}
 
 
-def combiner_of(op: Op) -> Any:
+def combiner_of(op: Equation) -> Any:
     """The function that a scatter combines old and new elements by; None if it writes."""
     return op.params.get("update_jaxpr")
 
 
-def slice_sizes_of(op: Op) -> tuple[int, ...]:
+def slice_sizes_of(op: Equation) -> tuple[int, ...]:
     """The sizes of the window that a gather or a dynamic slice reads."""
     return tuple(_read(op, "slice_sizes"))
 
 
-def starts_of(op: Op) -> tuple[int, ...]:
+def starts_of(op: Equation) -> tuple[int, ...]:
     """Where a slice starts."""
     return tuple(_read(op, "start_indices"))
 
 
-def limits_of(op: Op) -> tuple[int, ...]:
+def limits_of(op: Equation) -> tuple[int, ...]:
     """Where a slice ends."""
     return tuple(_read(op, "limit_indices"))
 
 
-def strides_of(op: Op) -> tuple[int, ...]:
+def strides_of(op: Equation) -> tuple[int, ...]:
     """The strides of a slice."""
     return tuple(_read(op, "strides") or (1,) * len(op.operands[0].shape))
 
@@ -176,52 +190,52 @@ def strides_of(op: Op) -> tuple[int, ...]:
 # ---------------------------------------------------------------- dimensions
 
 
-def permutation_of(op: Op) -> tuple[int, ...]:
+def permutation_of(op: Equation) -> tuple[int, ...]:
     """Which dimension of its operand each dimension of a transpose is."""
     return tuple(_read(op, "permutation"))
 
 
-def dimension_of(op: Op) -> int:
+def dimension_of(op: Equation) -> int:
     """The one dimension that a concatenate, stack, split, sort or iota is along."""
     return int(op.params["dimension"] if "dimension" in op.params else _read(op, "axis"))
 
 
-def dimensions_of(op: Op) -> tuple[int, ...]:
+def dimensions_of(op: Equation) -> tuple[int, ...]:
     """The dimensions that are squeezed, or reversed."""
     return tuple(_read(op, "dimensions"))
 
 
-def is_in_order(op: Op) -> bool:
+def is_in_order(op: Equation) -> bool:
     """Whether a reshape reads its operand in row-major order."""
     return _read(op, "dimensions") is None
 
 
-def broadcast_dimensions_of(op: Op) -> tuple[int, ...]:
+def broadcast_dimensions_of(op: Equation) -> tuple[int, ...]:
     """Which dimension of a broadcast each dimension of its operand is."""
     return tuple(_read(op, "broadcast_dimensions"))
 
 
-def is_resharded(op: Op) -> bool:
+def is_resharded(op: Equation) -> bool:
     """Whether a broadcast or reshape says how its result is sharded."""
     return op.params.get("sharding") is not None
 
 
-def axes_of(op: Op) -> tuple[int, ...]:
+def axes_of(op: Equation) -> tuple[int, ...]:
     """The axes that are reduced."""
     return tuple(_read(op, "axes"))
 
 
-def sizes_of(op: Op) -> tuple[int, ...]:
+def sizes_of(op: Equation) -> tuple[int, ...]:
     """The sizes of the parts of a split."""
     return tuple(_read(op, "sizes"))
 
 
-def padding_of(op: Op) -> Sequence[tuple[int, int, int]]:
+def padding_of(op: Equation) -> Sequence[tuple[int, int, int]]:
     """What is put before, after and between the elements, for each dimension of a pad."""
     return tuple(_read(op, "padding_config"))
 
 
-def window_dimensions_of(op: Op) -> tuple[int, ...]:
+def window_dimensions_of(op: Equation) -> tuple[int, ...]:
     """The sizes of the window that is reduced."""
     return tuple(_read(op, "window_dimensions"))
 
@@ -229,37 +243,37 @@ def window_dimensions_of(op: Op) -> tuple[int, ...]:
 # ---------------------------------------------------------------- loops, calls, the rest
 
 
-def length_of(scan: Op) -> int:
+def length_of(scan: Equation) -> int:
     """How many steps a scan takes."""
     return int(_read(scan, "length"))
 
 
-def reverse_of(scan: Op) -> bool:
+def reverse_of(scan: Equation) -> bool:
     """Whether a scan runs backwards."""
     return bool(_read(scan, "reverse"))
 
 
-def unroll_of(scan: Op) -> Any:
+def unroll_of(scan: Equation) -> Any:
     """How many steps of a scan were asked to be one."""
     return _read(scan, "unroll")
 
 
-def first_right_side_of(solve: Op) -> int:
+def first_right_side_of(solve: Equation) -> int:
     """The place of the first right side among the operands of a `custom_linear_solve`."""
     return sum(_read(solve, "const_lengths"))
 
 
-def callee_of(op: Op) -> Any:
+def callee_of(op: Equation) -> Any:
     """The jaxpr of a call that is kept, of custom derivatives for one; None if it is no call."""
     return op.params.get("call_jaxpr")
 
 
-def mesh_of(op: Op) -> Any:
+def mesh_of(op: Equation) -> Any:
     """The mesh of a `shard_map`; None of other ops."""
     return op.params.get("mesh")
 
 
-def shard_map_options(op: Op) -> dict[str, Any]:
+def shard_map_options(op: Equation) -> dict[str, Any]:
     """The options of `jax.shard_map` that make this one again."""
     return {
         "mesh": _read(op, "mesh"),
@@ -270,42 +284,42 @@ def shard_map_options(op: Op) -> dict[str, Any]:
     }
 
 
-def newly_manual_axes_of(shard_map: Op) -> frozenset[str]:
+def newly_manual_axes_of(shard_map: Equation) -> frozenset[str]:
     """The axes of the mesh that a `shard_map` makes manual."""
     return frozenset(_read(shard_map, "newly_manual_axes"))
 
 
-def checks_vma(shard_map: Op) -> bool:
+def checks_vma(shard_map: Equation) -> bool:
     """Whether a `shard_map` tracks what varies over its axes."""
     return bool(_read(shard_map, "check_vma"))
 
 
-def policy_of(remat: Op) -> Any:
+def policy_of(remat: Equation) -> Any:
     """What a checkpoint saves; None for nothing."""
     return _read(remat, "policy")
 
 
-def is_in_transpose(remat: Op) -> bool:
+def is_in_transpose(remat: Equation) -> bool:
     """Whether JAX has made a checkpoint by transposing: it computes again, and reads cotangents."""
     return bool(_read(remat, "differentiated"))
 
 
-def with_one_cse_flag(remat: Op) -> dict[str, Any]:
+def with_one_cse_flag(remat: Equation) -> dict[str, Any]:
     """The parameters of a checkpoint without operands: JAX may have had a flag for each."""
     flags = _read(remat, "prevent_cse")
     return {**remat.params, "prevent_cse": any(flags) if isinstance(flags, tuple) else flags}
 
 
-def label_of(name: Op) -> str:
+def label_of(name: Equation) -> str:
     """The argument of `checkpoint_name`."""
     return str(_read(name, "name"))
 
 
-def exponent_of(op: Op) -> int:
+def exponent_of(op: Equation) -> int:
     """The exponent of an integer power."""
     return int(_read(op, "y"))
 
 
-def weak_type_of(conversion: Op) -> bool:
+def weak_type_of(conversion: Equation) -> bool:
     """Whether the result of a conversion is weakly typed."""
     return bool(_read(conversion, "weak_type"))

@@ -11,12 +11,13 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from jaxpr_opt.analysis.liveness.aliasing import Alias, Aliasing, Buffer, Offer
+from jaxpr_opt.analysis.liveness.aliasing import Buffer, Offer
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.running import run_pass
 from jaxpr_opt.frames import Frame, frame_text
 from jaxpr_opt.insight.journal import Journal
+from jaxpr_opt.ir.aliases import Alias, Aliasing
 from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.printing import plain
 from jaxpr_opt.sizes import bytes_text
@@ -177,7 +178,7 @@ def donation(
 def _marked(graph: Graph, offer: Offer) -> Aliasing:
     """What `mark-donated-buffers` marks of what is offered."""
     marking: Any = registry.named("mark-donated-buffers")
-    run_pass(replace(marking, offer=offer), graph, Journal(graph.phase, tells=False))
+    run_pass(replace(marking, offer=offer), graph, Journal(graph.phase, with_refusals=False))
     assert graph.donated is not None
     return graph.donated
 

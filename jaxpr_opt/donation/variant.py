@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from jaxpr_opt.analysis.liveness.aliasing import Alias
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.donation.plan import Donation
+from jaxpr_opt.ir.aliases import Alias
 
 Types = tuple[Any, ...]
 

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from jax.extend.core import ClosedJaxpr
 
-Settled = Literal["tidy", "untidy"]
-"""A program on which the first phase has nothing to do, or only to tidy up, which alone it never
+State = Literal["cleaned", "uncleaned"]
+"""A program on which the first phase has nothing to do, or only clean-up, which alone it never
 does.
 """
 
@@ -19,27 +19,27 @@ class _Known(NamedTuple):
 
     jaxpr: weakref.ref[ClosedJaxpr]
     by: Hashable
-    state: Settled
+    state: State
     source: ClosedJaxpr | None
 
 
 _known: dict[int, _Known] = {}
 
 
-def settle(
-    jaxpr: ClosedJaxpr, by: Hashable, *, tidy: bool, source: ClosedJaxpr | None = None
+def mark_optimized(
+    jaxpr: ClosedJaxpr, by: Hashable, *, cleaned: bool, source: ClosedJaxpr | None = None
 ) -> None:
-    """Remember that a pipeline's first phase has nothing more to do on this very object, but,
-    unless it is tidy, to tidy up; `by`: the pipeline, and for what it ran; `source`: what it was
-    made from, if that will be needed.
+    """Remember that a pipeline's first phase has nothing more to do on this very object, or
+    only clean-up if it is not `cleaned`; `by`: the pipeline, and for what it ran; `source`: what it
+    was made from, if that will be needed.
     """
     key = id(jaxpr)
-    state: Settled = "tidy" if tidy else "untidy"
+    state: State = "cleaned" if cleaned else "uncleaned"
     reference = weakref.ref(jaxpr, lambda _: _known.pop(key, None))
     _known[key] = _Known(reference, by, state, source)
 
 
-def settled_by(jaxpr: ClosedJaxpr, by: Hashable) -> Settled | None:
+def optimized_state(jaxpr: ClosedJaxpr, by: Hashable) -> State | None:
     """What is remembered of this very object and a pipeline."""
     known = _of(jaxpr, by)
     return None if known is None else known.state

@@ -38,7 +38,7 @@ class Match:
     XLA does the rewrite, too, and it only helps other passes to match."""
     is_refused: bool = field(default=False, kw_only=True)
     """Whether `refuse` always refuses it: such a match is found only for reports."""
-    tidies: bool = field(default=False, kw_only=True)
+    is_cleanup: bool = field(default=False, kw_only=True)
     """Whether it is a clean-up only: alone it is no reason to touch a program."""
     trades: Sequence[Trade] = field(default=(), kw_only=True)
     """For straight-line code: the ways to trade seconds for memory there, the fastest first."""

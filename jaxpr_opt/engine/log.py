@@ -30,7 +30,7 @@ def tell(journal: Journal) -> None:
 def line(journal: Journal) -> str:
     """`loss, compiled: collapse-loops 2, narrow-reads 1, in 12 ms`."""
     records = [each for each in journal.records.values() if not each.cleanup]
-    counts = [(each.name, sum(not r.tidies for r in each.rewrites)) for each in records]
+    counts = [(each.name, sum(not r.is_cleanup for r in each.rewrites)) for each in records]
     done = [f"{name} {count}" for name, count in counts if count]
     failed = [f"{name} failed" for name, _ in journal.failures]
     milliseconds = f"{1000 * journal.seconds:.0f} ms"

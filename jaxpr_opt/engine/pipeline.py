@@ -17,7 +17,8 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
 from jaxpr_opt.bridge import compat, compat_devices, guard
-from jaxpr_opt.engine.already_optimized import Settled, settle, settled_by, source_of
+from jaxpr_opt.engine import log
+from jaxpr_opt.engine.already_optimized import State, mark_optimized, optimized_state, source_of
 from jaxpr_opt.engine.interface import PHASES, Pass, PassError
 from jaxpr_opt.engine.running import Census, Run, Trading
 from jaxpr_opt.engine.split import Split, join, split
@@ -100,7 +101,7 @@ class Pipeline:
         jaxpr: ClosedJaxpr,
         phase: Phase = "differentiable",
         *,
-        tidy: bool = False,
+        keeps_cleanup: bool = False,
         divided: bool | None = None,
         donated: frozenset[int] = frozenset(),
         name: str = "fn",
@@ -113,11 +114,12 @@ class Pipeline:
         """
         divided = compat_devices.may_be_divided() if divided is None else divided
         by = (self, divided)
-        settled = "tidy" if phase == "differentiated" else settled_by(jaxpr, by)
-        blind = (not tidy or settled == "tidy") and self._sees_nothing([jaxpr], phase, settled)
+        state = "cleaned" if phase == "differentiated" else optimized_state(jaxpr, by)
+        unseen = not keeps_cleanup or state == "cleaned"
+        blind = unseen and self._sees_nothing([jaxpr], phase, state)
         if blind and not settings.current().verify:
             if phase == "differentiable":
-                settle(jaxpr, by, tidy=settled == "tidy")
+                mark_optimized(jaxpr, by, cleaned=state == "cleaned")
             return Result(jaxpr, Journal(phase))
         started = time.perf_counter()
         source = source_of(jaxpr, by)
@@ -132,14 +134,13 @@ class Pipeline:
         )
         assert not (blind and journal.changed), f"names said nothing of {list(journal.records)}"
         out = jaxpr
-        if journal.changed or (tidy and journal.touched):
+        if journal.changed or (keeps_cleanup and journal.touched):
             out = self._exported(graph, jaxpr, journal)
         if phase == "differentiable" or (phase == "differentiated" and out is not jaxpr):
             if source is None and self.memory is not None and self._has_traded(journal):
                 source = jaxpr
-            settle(out, by, tidy=out is not jaxpr or not journal.touched, source=source)
-        journal.seconds = time.perf_counter() - started
-        publish(journal)
+            mark_optimized(out, by, cleaned=out is not jaxpr or not journal.touched, source=source)
+        _finish(journal, started)
         return Result(out, journal, tuple(snapshots))
 
     def _imported(
@@ -160,7 +161,7 @@ class Pipeline:
         blind = not always and self._sees_nothing(parts, "differentiable", None)
         if blind and not settings.current().verify:
             for half in parts:
-                settle(half, (self, divided), tidy=False)
+                mark_optimized(half, (self, divided), cleaned=False)
             return None
         started = time.perf_counter()
         graph, journal, _ = self._optimized(
@@ -171,9 +172,8 @@ class Pipeline:
         if journal.changed or always:
             made = split(graph, len(halves.forward.in_avals), num_outputs)
         for half in (made.forward, made.backward) if made else parts:
-            settle(half, (self, divided), tidy=made is not None or not journal.touched)
-        journal.seconds = time.perf_counter() - started
-        publish(journal)
+            mark_optimized(half, (self, divided), cleaned=made is not None or not journal.touched)
+        _finish(journal, started)
         return made
 
     def _optimized(
@@ -190,16 +190,16 @@ class Pipeline:
         pipeline = self
         failures: list[tuple[str, str]] = []
         while True:
-            journal = Journal(phase, failures=failures, tells=is_collected())
+            journal = Journal(phase, failures=failures, with_refusals=is_collected())
             graph = make()
             graph.divided = divided
-            settled = pipeline._settled_as(jaxpr, graph)
+            state = pipeline._state_of(jaxpr, graph)
             if graph.cotangents or (phase == "differentiable" and graph.has_gradient):
                 graph.phase = "differentiated"
             journal.phase = graph.phase
             journal.name = str(getattr(graph.debug_info, "func_name", None) or graph.name)
             try:
-                snapshots = pipeline.apply(graph, journal, settled, make, before)
+                snapshots = pipeline.apply(graph, journal, state, make, before)
             except PassError as error:
                 guard.failed(error, f"{error}; the program was optimised without it", again=True)
                 if not guard.is_open():
@@ -213,22 +213,22 @@ class Pipeline:
         self,
         graph: Graph,
         journal: Journal,
-        settled: Settled | None = None,
+        state: State | None = None,
         make: Callable[[], Graph] | None = None,
         before: Callable[[], Graph] | None = None,
     ) -> list[tuple[str, ClosedJaxpr]]:
         """Run every stage on a graph in place; raises `PassError`.
 
-        `settled`: what the first phase has left to do on it as it is.  `make` makes it as it came
+        `state`: what the first phase has left to do on it as it is.  `make` makes it as it came
         in, `before` as it was before the first phase, if that has decided what a budget may decide
         otherwise.  Snapshots are taken in check mode only.
         """
         run = Run(graph, journal)
         measure("", graph, journal)
-        if settled == "untidy" and self.memory is None and not self._has_later_work(run.census):
+        if state == "uncleaned" and self.memory is None and not self._has_later_work(run.census):
             return run.snapshots
         # By identity: passes without options are equal in hash, and slow to be told apart.
-        run.idle_since |= {id(each): 0 for each in self.passes if _is_idle(each, settled)}
+        run.idle_since |= {id(each): 0 for each in self.passes if _is_idle(each, state)}
         for stage in self._early:
             run.stage(stage)
         if self.memory is not None and (graph.phase == "final" or graph.cotangents):
@@ -260,7 +260,7 @@ class Pipeline:
             return
         graph = before()
         graph.divided, graph.phase = beside.divided, beside.phase
-        run = Run(graph, Journal(graph.phase, tells=False))
+        run = Run(graph, Journal(graph.phase, with_refusals=False))
         for stage in self._early:
             run.stage([each for each in stage if each.name not in self._traded])
         yield graph
@@ -279,11 +279,11 @@ class Pipeline:
     def settle_part(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:
         """`part` is what `whole` needs for fewer outputs: as that, it has at most to be tidied."""
         for divided in (False, True):
-            if settled_by(whole, (self, divided)) is not None:
-                settle(part, (self, divided), tidy=False)
+            if optimized_state(whole, (self, divided)) is not None:
+                mark_optimized(part, (self, divided), cleaned=False)
 
     def _sees_nothing(
-        self, parts: Sequence[ClosedJaxpr], phase: Phase, settled: Settled | None
+        self, parts: Sequence[ClosedJaxpr], phase: Phase, state: State | None
     ) -> bool:
         """Whether a phase leaves a program of these parts as it is, as the names of its primitives
         alone say: no pass that does more than tidy up looks at any.
@@ -296,7 +296,7 @@ class Pipeline:
         names = set().union(*map(compat.primitive_names, parts))
         if not names.isdisjoint(compat.STRUCTURED):
             return False
-        known = settled is not None and names.isdisjoint(INLINED_WHEN_FINAL)
+        known = state is not None and names.isdisjoint(INLINED_WHEN_FINAL)
         last = max(PHASES.index(phase), PHASES.index("differentiated"))
         return not any(
             p.looks_at(names)
@@ -304,11 +304,11 @@ class Pipeline:
             if not p.cleanup and PHASES.index(p.phase) <= last
         )
 
-    def _settled_as(self, jaxpr: ClosedJaxpr | None, graph: Graph) -> Settled | None:
+    def _state_of(self, jaxpr: ClosedJaxpr | None, graph: Graph) -> State | None:
         """Whether the first phase has just been here, and a later one sees nothing new."""
         if graph.phase == "differentiated":
-            return "tidy"  # it only asks for what is to be done before
-        state = None if jaxpr is None else settled_by(jaxpr, (self, graph.divided))
+            return "cleaned"  # it only asks for what is to be done before
+        state = None if jaxpr is None else optimized_state(jaxpr, (self, graph.divided))
         if graph.phase != "final" or state is None:
             return None
         ops = list(graph.walk())
@@ -337,16 +337,23 @@ class Pipeline:
         return out
 
 
+def _finish(journal: Journal, started: float) -> None:
+    """Log what was done to a program, and hand the journal to whoever collects."""
+    journal.seconds = time.perf_counter() - started
+    log.tell(journal)
+    publish(journal)
+
+
 def _is_late(stage: Sequence[Pass]) -> bool:
     """Whether the passes of a stage that do more than tidy up are all of the final phase."""
     phases = {each.phase for each in stage if not each.cleanup}
     return phases == {"final"}
 
 
-def _is_idle(each: Pass, settled: Settled | None) -> bool:
-    """Whether a pass has nothing to do on a program that is settled, as it is."""
+def _is_idle(each: Pass, state: State | None) -> bool:
+    """Whether a pass has nothing to do on a program in this state."""
     return each.phase == "differentiable" and (
-        settled == "tidy" or (settled is not None and not each.cleanup)
+        state == "cleaned" or (state is not None and not each.cleanup)
     )
 
 

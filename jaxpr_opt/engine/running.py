@@ -73,7 +73,7 @@ class Trading:
 
     def find(self, graph: Graph) -> list[Match]:
         """What its passes would do on a graph as it is; raises `PassError`."""
-        census, journal = Census(graph), Journal(graph.phase, tells=False)
+        census, journal = Census(graph), Journal(graph.phase, with_refusals=False)
         found: list[Match] = []
         for each in self.passes:
             with _named(each, journal):
@@ -174,10 +174,10 @@ def _judged(each: Pass, op: Op, journal: Journal) -> Iterator[tuple[Match, str |
     """
     with contextlib.suppress(jax.errors.InconclusiveDimensionOperation):
         for match in each.find(op):
-            if match.is_refused and not journal.tells:
+            if match.is_refused and not journal.with_refusals:
                 continue
             reason = each.refuse(match) or _why_undivided(each, op)
-            if reason is None or journal.tells:
+            if reason is None or journal.with_refusals:
                 yield match, reason
 
 
@@ -194,7 +194,7 @@ def _rewrite_one(
         each.rewrite(match, rw)
         assert rw.edits, f"{each.name} accepted a match but changed nothing: {match.says}"
         record.rewrites.append(
-            Rewrite(match.says, frame, len(rw.edits), size, match.waste, match.tidies)
+            Rewrite(match.says, frame, len(rw.edits), size, match.waste, match.is_cleanup)
         )
         return rw
     return None

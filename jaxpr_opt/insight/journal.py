@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jaxpr_opt.engine import log
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir.graph import Graph, Phase
 from jaxpr_opt.ir.places import Size
@@ -32,7 +31,7 @@ class Rewrite:
     """Of what it was about, if the pass tells."""
     waste: Waste | None = None
     """What it saves in each step of a loop, if the pass tells."""
-    tidies: bool = False
+    is_cleanup: bool = False
     """Whether it only tidies up."""
 
 
@@ -66,7 +65,7 @@ class Journal:
     phase: Phase
     records: dict[str, PassRecord] = field(default_factory=dict)
     failures: list[tuple[str, str]] = field(default_factory=list)
-    tells: bool = True
+    with_refusals: bool = True
     """Whether somebody may read why places were left alone."""
     seconds: float = 0.0
     name: str = ""
@@ -97,7 +96,7 @@ class Journal:
     def changed(self) -> bool:
         """Whether a pass other than a cleanup fired, and did more than tidy up."""
         records = (record for record in self.records.values() if not record.cleanup)
-        return any(not rewrite.tidies for record in records for rewrite in record.rewrites)
+        return any(not rewrite.is_cleanup for record in records for rewrite in record.rewrites)
 
 
 _listeners: list[tuple[list[Journal], Measure | None]] = []
@@ -123,8 +122,7 @@ def is_collected() -> bool:
 
 
 def publish(journal: Journal) -> None:
-    """Log a finished journal, and hand it to whoever collects."""
-    log.tell(journal)
+    """Hand a finished journal to whoever collects."""
     for journals, _ in _listeners:
         journals.append(journal)
 

@@ -32,16 +32,14 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jax.extend.core import Primitive
 
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import length_of, reverse_of
-
-if TYPE_CHECKING:
-    from jaxpr_opt.analysis.liveness.aliasing import Aliasing
+from jaxpr_opt.ir.aliases import Aliasing
 
 Phase = Literal["differentiable", "differentiated", "final"]
 """What JAX may still do to a program: differentiate it; differentiate it again, as it computes

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jax import lax
 from jax.extend.core.primitives import reshape_p
 
 from jaxpr_opt.bridge import compat
+from jaxpr_opt.ir.aliases import Aliasing
 from jaxpr_opt.ir.exporter import evaluate_ops
 from jaxpr_opt.ir.facts import note_copy
 from jaxpr_opt.ir.graph import (
@@ -42,9 +43,6 @@ from jaxpr_opt.ir.graph import (
     enclosing_shard_map,
 )
 from jaxpr_opt.ir.importer import splice
-
-if TYPE_CHECKING:
-    from jaxpr_opt.analysis.liveness.aliasing import Aliasing
 
 
 class Edit(NamedTuple):

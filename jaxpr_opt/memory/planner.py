@@ -157,14 +157,14 @@ def plan(
 
 def _first(graph: Graph) -> Candidate:
     """The program without a budget."""
-    return Candidate(graph, temporary_bytes(graph), Journal(graph.phase, tells=False))
+    return Candidate(graph, temporary_bytes(graph), Journal(graph.phase, with_refusals=False))
 
 
 def _made(
     base: Candidate, price: float, part: float, stage: Stage, predicted: float | None = None
 ) -> Candidate:
     """What the stage makes of a copy of a candidate."""
-    copy, journal = copy_graph(base.graph), Journal(base.graph.phase, tells=is_collected())
+    copy, journal = copy_graph(base.graph), Journal(base.graph.phase, with_refusals=is_collected())
     journal.absorb(base.journal)
     with using(cost_model().at(price, part)):
         snapshots = stage.run(copy, journal)

@@ -104,7 +104,7 @@ class HoistInvariantResiduals(Pass):
                 ", ".join(each.name for each in leaving if not is_broadcast(each)) or "a broadcast"
             )
             says = f"{names}: the same at every step, computed once before the loop"
-            yield Leaving(op, says, leaving, tidies=_is_no_gain(leaving))
+            yield Leaving(op, says, leaving, is_cleanup=_is_no_gain(leaving))
         values = tuple((old, make) for old, make in repeated(op) if old.uses)
         if values:
             names = ", ".join(old.label for old, _ in values)

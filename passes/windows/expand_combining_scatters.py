@@ -72,7 +72,7 @@ class ExpandCombiningScatters(Pass):
         found = combined(op) if op.result.uses and is_in_a_loop(op) else None
         if found is not None:  # (1, 2)
             says = f"{op.name} of one window becomes a read and a write"
-            yield Combining(op, says, found, tidies=is_differentiated(op))
+            yield Combining(op, says, found, is_cleanup=is_differentiated(op))
 
     def refuse(self, match: Combining) -> str | None:
         op = match.op

@@ -100,7 +100,7 @@ class NarrowCarriedArrays(Pass):
             blocks = moving_rows(op, found) or standing_blocks(found)  # (2)
             if blocks:
                 touched = Touched(found, blocks)
-                yield Narrow(op, _says(touched), touched, **_told(found))
+                yield Narrow(op, _says(touched), touched, **_remark(found))
 
     def refuse(self, match: Narrow) -> str | None:
         scan, rows = match.op, match.touched
@@ -117,7 +117,7 @@ class NarrowCarriedArrays(Pass):
         carry_blocks(match.touched, rw)
 
 
-def _told(found: Buffer) -> dict[str, Any]:
+def _remark(found: Buffer) -> dict[str, Any]:
     """What the match is about: an array that is copied, or made anew for each run of the loop."""
     carry, at = found.carry, copied_by(found)
     if uniform(carry.init) == 0:

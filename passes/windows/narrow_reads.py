@@ -122,7 +122,7 @@ class NarrowReads(Pass):
         elif made_by.name in RING:
             if _is_of_windows(read, made_by):
                 says = f"{op.name} reads windows of arrays, not of what {made_by.name} makes of all"
-                yield ReadOfArithmetic(op, says, made_by, read, tidies=True)
+                yield ReadOfArithmetic(op, says, made_by, read, is_cleanup=True)
         elif len(made_by.operands) == 3 and made_by.operands[0].dtype == bool:
             yield ReadOfSelect(
                 op, f"{op.name} of a select reads the cases, then selects", made_by, read

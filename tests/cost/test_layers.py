@@ -22,7 +22,7 @@ def test_the_model_knows_the_graph_only(path):
     assert all(name.split(".")[0] == "cost" for name in names - BELOW)
 
 
-ASKING = sorted([*(HOME / "passes").glob("*.py"), *(HOME / "analysis").glob("*.py")])
+ASKING = sorted([*(HOME / "passes").rglob("*.py"), *(HOME / "analysis").rglob("*.py")])
 FIGURE = re.compile(r"^([A-Z_]+(?:, [A-Z_]+)*)(?:: \w+)? = [-\d(]*\d", re.MULTILINE)
 SHOWN = {"NOTABLE", "TOLD", "TOLERANCE", "UNKNOWN_TIMES"}
 """How much of a result people see: no price, as nothing is decided by it."""

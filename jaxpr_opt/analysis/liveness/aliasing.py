@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxpr_opt.analysis.liveness.lifetimes import Kind, Lifetimes
+from jaxpr_opt.analysis.liveness.lifetimes import Lifetimes
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.ir.graph import Graph, Op
+from jaxpr_opt.ir.aliases import Alias, Aliasing, Kind, Refusal
+from jaxpr_opt.ir.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +55,6 @@ class Buffer:
         return "" if same else "is sharded differently from the result"
 
 
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """An argument that can become a result, both by position."""
-
-    input: int
-    output: int
-    nbytes: int
-    """On each device."""
-    kind: Kind
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An argument that cannot become a result, and why; `op` is what is in the way."""
-
-    input: int
-    reason: str
-    op: Op | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
     """What a caller gives up, and what would have to fit."""
@@ -83,19 +64,6 @@ class Offer:
     outputs: tuple[Buffer | None, ...]
     given: frozenset[int]
     """The inputs that are given up, by position."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aliasing:
-    """What can be donated: every candidate is in exactly one of the two, in order."""
-
-    aliases: tuple[Alias, ...]
-    refused: tuple[Refusal, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of results that need no buffer of their own, on each device."""
-        return sum(alias.nbytes for alias in self.aliases)
 
 
 def aliasing(graph: Graph, offer: Offer) -> Aliasing:

@@ -5,36 +5,15 @@ Only the top level of the graph counts, where a loop is one op: it reads what it
 
 from __future__ import annotations
 
-from enum import IntEnum
 from functools import reduce
 from operator import or_
 
+from jaxpr_opt.ir.aliases import Kind
 from jaxpr_opt.ir.graph import Call, Cond, Graph, Op, Remat, Scan, Value, While
 from jaxpr_opt.ir.traits import ELEMENTWISE, IN_PLACE
 
 RESHAPING = frozenset({"copy", "reshape", "squeeze", "stop_gradient"})
 """The result has the elements of the operand, in the same order."""
-
-
-class Kind(IntEnum):
-    """How well an argument and a result of one type go together."""
-
-    NONE = 0
-    """Something reads the argument when the result is there, or makes the result while it still
-    reads (a product of matrices): XLA would copy it, and save nothing."""
-    LATE = 1
-    """The result is made of the argument, as of `UPDATED`, but something else reads the argument
-    later, in the order of the program: XLA may have to copy it, or run that first."""
-    DEAD = 2
-    """Nothing reads the argument once the result is made."""
-    UPDATED = 3
-    """The result is made of the argument element by element, slice by slice or step by step, and
-    nothing reads the argument later."""
-    MOVED = 4
-    """The result is the argument, returned as it is.  Without donation it is copied."""
-
-    def __str__(self) -> str:
-        return self.name.lower()
 
 
 class Lifetimes:
