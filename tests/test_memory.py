@@ -290,6 +290,20 @@ def test_a_budget_that_cannot_be_met():
         small()
 
 
+def test_a_part_of_next_to_nothing():
+    """Half of a few bytes is no budget: XLA aligns each buffer to more."""
+
+    def step(w, count):
+        rate = 0.1 / jnp.sqrt(count + 1.0)
+        gradient = jax.grad(lambda w: jnp.sum(jnp.tanh(w @ w)))(w)
+        return w - rate * gradient * jnp.sum(rate), count + 1
+
+    assert Budget(part=0.5).limit(4) == 1024
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimize(step, memory=0.9).lower(jnp.eye(8), 0.0)
+
+
 def test_the_environment(monkeypatch, plain):
     """A program that nobody wants to edit has the budget of the environment."""
     monkeypatch.setenv("JAXPR_OPT_MEMORY", "0.125")

@@ -14,6 +14,11 @@ MINIMAL = "minimal"
 CLOSE = 1.02
 """How much more than a part of what a program takes is taken for that part: both are estimates."""
 
+LEAST = 1024
+"""Bytes that a part of a program may always take: XLA aligns each buffer, so no estimate of so
+little is right.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -29,7 +34,7 @@ class Budget:
         """Bytes, for a program that takes so many without a budget."""
         if self.nbytes is not None:
             return self.nbytes
-        return 0 if self.part is None else int(CLOSE * self.part * without)
+        return 0 if self.part is None else max(int(CLOSE * self.part * without), LEAST)
 
     def __str__(self) -> str:
         return self.written
