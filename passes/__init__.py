@@ -69,7 +69,7 @@ OUTWARDS = (HoistInvariantResiduals(), DropDummyResiduals())
 
 RESIDUALS = (*CLEANUP, *OUTWARDS)
 
-PIECES = (
+WINDOWS = (
     SplitFlatLoops(),
     ShareBatchedTables(),
     ForwardKnownStacks(),
@@ -93,9 +93,9 @@ DEFAULT = (
     # loops level by level, and no other pass has to look at each.
     CLEANUP,
     OUTWARDS,
-    # What is made and used under one predicate.  Arrays that a loop reads and writes a piece at a
-    # time.
-    (*RESIDUALS, *PIECES, FuseBranches(), PushRematIntoBranches()),
+    # What is made and used under one predicate.  Arrays that a loop reads and writes a
+    # window at a time.
+    (*RESIDUALS, *WINDOWS, FuseBranches(), PushRematIntoBranches()),
     # What skipped steps compute is no residual.
     (IsolateSkippedSteps("scalars"),),
     # Loops of loops that stop for good become one loop, and their predicates one number.
@@ -105,7 +105,7 @@ DEFAULT = (
     # What the loops hand to each other is settled when there is one loop and one transposed loop.
     (
         *RESIDUALS,
-        *PIECES,
+        *WINDOWS,
         StackChoices(),
         StackReadWindows(),
         NarrowResiduals(),
@@ -117,7 +117,7 @@ DEFAULT = (
     (IsolateSkippedSteps(),),
     # Loops that skip whole steps have been looked at.
     (SkipUntakenBranches(),),
-    # Nothing looks at scalars one by one any more, and gradients are to be of vectors.
+    # No later pass looks at single scalars, and gradients are to be of vectors.
     (PackScalars(),),
     RESIDUALS,
     # When nothing can differentiate any more.
@@ -125,7 +125,7 @@ DEFAULT = (
     (JoinScalarStacks(),),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),
-    # Where a window is in range is told of scans.
+    # Last: it makes `while` loops, and only the steps of a scan have known numbers.
     (ScanInPlace(), EliminateDeadCode()),
 )
 
