@@ -167,9 +167,11 @@ def test_segments_store_what_a_step_would_compute_again():
 @pytest.mark.parametrize("given", [None, 0.5])
 def test_what_a_program_was_made_of_is_kept_for_a_budget_only(monkeypatch, given):
     kept = []
-    real = pipeline.settle
+    real = pipeline.mark_optimized
     monkeypatch.setattr(
-        pipeline, "settle", lambda *a, **k: kept.append(k.get("source")) or real(*a, **k)
+        pipeline,
+        "mark_optimized",
+        lambda *a, **k: kept.append(k.get("source")) or real(*a, **k),
     )
     optimize(jax.grad(gated), memory=given).lower(jnp.tile(W, (1, 4)), H)
     assert any(each is not None for each in kept) == (given is not None)
