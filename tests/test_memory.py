@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpr_opt import budget, optimize, settings
 from jaxpr_opt.analysis.liveness import rematerialization
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cli.main import main
 from jaxpr_opt.engine import pipeline
 from jaxpr_opt.memory import planner
@@ -304,6 +305,16 @@ def test_a_part_of_next_to_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimize(step, memory=0.9).lower(jnp.eye(8), 0.0)
+
+
+def test_who_donates_is_asked_for_a_budget_only(monkeypatch):
+    asked = []
+    real = compat_devices.donated
+    monkeypatch.setattr(compat_devices, "donated", lambda args: asked.append(args) or real(args))
+    optimize(loss).lower(W, H)
+    assert not asked
+    optimize(loss, memory=0.5).lower(W, H)
+    assert len(asked) == 1
 
 
 def test_the_environment(monkeypatch, plain):

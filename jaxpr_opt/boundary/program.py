@@ -170,7 +170,7 @@ class Program:
         keep = [i for i, is_used in enumerate(used[: self.history.outputs]) if is_used]
         history = self.history.mapped(lambda f: lambda *args: _at(f(*args), keep), len(keep))
         jaxpr = compat_ad.select_outputs(self.jaxpr, used)
-        self.pipeline.settle_part(self.jaxpr, jaxpr)
+        self.pipeline.mark_part_optimized(self.jaxpr, jaxpr)
         return Program(jaxpr, self.pipeline, self.name, mode, history, self.changed)
 
     @_remembered
@@ -185,7 +185,7 @@ class Program:
         jaxpr, inputs = compat_ad.dce(self.jaxpr, used)
         if jaxpr is self.jaxpr:
             return self, inputs
-        self.pipeline.settle_part(self.jaxpr, jaxpr)
+        self.pipeline.mark_part_optimized(self.jaxpr, jaxpr)
         return Program(jaxpr, self.pipeline, self.name, changed=self.changed), inputs
 
     def tangents_left(self) -> Mask:
@@ -242,7 +242,7 @@ class Program:
     def onto(self, added: Mask) -> Program:
         """`(inputs, bases) -> outputs`, the marked ones added to their bases."""
         jaxpr = accumulation.onto(self.jaxpr, added)
-        self.pipeline.settle_part(self.jaxpr, jaxpr)
+        self.pipeline.mark_part_optimized(self.jaxpr, jaxpr)
         return Program(jaxpr, self.pipeline, self.name, changed=self.changed)
 
     @_remembered
@@ -363,8 +363,6 @@ class Program:
         self, divided: bool | None = None, donated: frozenset[int] = frozenset()
     ) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
         """What to compile: the program after the final phase."""
-        if self.pipeline.memory is None:
-            donated = frozenset()
         result = self.pipeline.run(
             self.jaxpr, "final", divided=divided, donated=donated, name=self.name
         )

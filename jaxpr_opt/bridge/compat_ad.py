@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -305,8 +306,8 @@ class Rules(NamedTuple):
     evaluate: Callable[..., Sequence[Any]]
     """``(*args, **params) -> outputs``, outside of any trace"""
     lowered: Callable[..., ClosedJaxpr | Callable[..., Sequence[Any]]]
-    """``(whether arrays may be divided over devices, the donated arguments, **params) -> what to
-    compile``: a jaxpr, or a function to trace"""
+    """``(whether arrays may be divided over devices, asks for the donated arguments, **params)
+    -> what to compile``: a jaxpr, or a function to trace"""
     jvp: Callable[..., tuple[Sequence[Any], Sequence[Any]]]
     """``(primals, tangents, **params) -> (primals, tangents)``, tangents may be symbolic zeros"""
     batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]]
@@ -331,7 +332,7 @@ def register(primitive: Primitive, rules: Rules) -> None:
 
     @with_large_frame
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        donated = compat_devices.donated(args)
+        donated = partial(compat_devices.donated, args)
         program = rules.lowered(compat_devices.are_divided(ctx), donated, **params)
         with uncollected():
             if not isinstance(program, ClosedJaxpr):

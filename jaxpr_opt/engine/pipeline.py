@@ -276,7 +276,7 @@ class Pipeline:
         done = (journal.records.get(name) for name in self._traded)
         return any(each is not None and each.rewrites for each in done)
 
-    def settle_part(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:
+    def mark_part_optimized(self, whole: ClosedJaxpr, part: ClosedJaxpr) -> None:
         """`part` is what `whole` needs for fewer outputs: as that, it has at most to be tidied."""
         for divided in (False, True):
             if optimized_state(whole, (self, divided)) is not None:
