@@ -18,6 +18,7 @@ from bench.harness import Program, optimizer, optional
 from bench.sweep import Options, sweep
 from examples import (
     alignment,
+    delay_equation,
     kv_cache,
     lookups,
     many_carries,
@@ -179,6 +180,21 @@ FAMILIES = [
         particle_paths.paths_by_hand,
         particle_paths.arguments,
         2048,
+        gradient=None,
+    ),
+    Family(
+        "delay equation",
+        delay_equation.mean,
+        delay_equation.mean_by_hand,
+        delay_equation.arguments,
+        8192,
+    ),
+    Family(
+        "delay equation, forward",
+        delay_equation.mean,
+        delay_equation.mean_by_hand,
+        delay_equation.arguments,
+        8192,
         gradient=None,
     ),
     Family(

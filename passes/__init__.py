@@ -12,6 +12,7 @@ from jaxpr_opt.passes.in_place.join_scalar_stacks import JoinScalarStacks
 from jaxpr_opt.passes.in_place.read_after_writing import ReadAfterWriting
 from jaxpr_opt.passes.in_place.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.passes.in_place.scan_in_place import ScanInPlace
+from jaxpr_opt.passes.in_place.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.in_place.update_rows import UpdateRows
 from jaxpr_opt.passes.in_place.update_states import UpdateStates
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
@@ -84,6 +85,7 @@ WINDOWS = (
     AccumulateSparseCotangents(),
     NarrowCarriedArrays(),
     TraceBackRows(),
+    ShiftInPlace(),
     StackCarriedUpdates(),
     SliceKnownWindows(),
 )

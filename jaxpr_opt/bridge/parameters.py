@@ -162,6 +162,11 @@ def alike_in_both(scatter: Equation) -> dict[str, Any]:
     return {name: _read(scatter, name) for name in names}
 
 
+def unsorted(op: Equation) -> dict[str, Any]:
+    """The parameters of a gather or scatter at indices that are in any order."""
+    return {**op.params, "indices_are_sorted": False}
+
+
 def combiner_of(op: Equation) -> Any:
     """The function that a scatter combines old and new elements by; None if it writes."""
     return op.params.get("update_jaxpr")

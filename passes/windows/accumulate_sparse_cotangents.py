@@ -54,10 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
 from typing import ClassVar
-
-import jax.numpy as jnp
 
 from jaxpr_opt.analysis.values.constants import is_weak
 from jaxpr_opt.analysis.windows.buffers import is_read_after, is_updated_in, loop_of
@@ -66,8 +63,8 @@ from jaxpr_opt.analysis.windows.scatter_chains import (
     Piece,
     Pieces,
     added,
-    apart,
     is_disjoint_between_steps,
+    is_one_by_one,
     is_read_nowhere,
     own_windows,
 )
@@ -117,16 +114,9 @@ class Sum(Match):
         )  # (2)
 
     @property
-    def is_disjoint(self) -> bool:  # (2)
+    def is_disjoint(self) -> bool:
         """Whether the pieces may be added one by one (2)."""
-        pieces = [link for link in self.chain.links if isinstance(link, Piece)]
-        if len(pieces) < len(self.chain.links):
-            return False
-        if not jnp.issubdtype(self.array.dtype, jnp.inexact):
-            return True
-        if any(piece.repeats for piece in pieces):
-            return False
-        return all(apart(a.window, b.window) for a, b in combinations(pieces, 2))
+        return is_one_by_one(self.chain, self.array.dtype)  # (2)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.windows.access import WRITES, Access, access
+from jaxpr_opt.analysis.windows.access import COMBINING, WRITES, Access, access
 from jaxpr_opt.cost.fusion import is_repeated, reduces
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
@@ -249,8 +249,7 @@ def _becomes(earlier: Value, later: Value) -> bool:
                 v for v in op.operands if v.shape == version.shape and v.dtype == version.dtype
             ]
         else:
-            found = access(op)
-            made_of = [found.array] if found is not None and found.kind != "read" else []
+            made_of = [op.operands[0]] if op.name in WRITES or op.name in COMBINING else []
         pending += [v for v in made_of if v not in seen]
         seen.update(made_of)
     return False

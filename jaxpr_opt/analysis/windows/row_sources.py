@@ -9,14 +9,21 @@ from typing import NamedTuple
 
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.buffers import is_noop_cast
-from jaxpr_opt.bridge.parameters import dimension_of, is_in_order, is_resharded, sizes_of
+from jaxpr_opt.bridge.parameters import (
+    dimension_of,
+    is_in_order,
+    is_resharded,
+    padding_of,
+    sizes_of,
+)
 from jaxpr_opt.ir.graph import Op, Value
 
 
 class Piece(NamedTuple):
     """Rows `start` to ``start + size`` of an array, with all its other axes.
 
-    The array may be without axes of one; then these are all of its elements.
+    The array may be without axes of one; then these are all of its elements. Or it is a number, and
+    they are that number.
     """
 
     array: Value
@@ -39,7 +46,6 @@ def pieces(array: Value, axis: int) -> tuple[Piece, ...]:
 def _followed(piece: Piece, axis: int) -> Iterator[Piece]:
     array, start, size = piece
     op = array.op
-    known = access(op) if op is not None else None
     if op is None:
         yield piece
     elif (same := _same_shape(array)) is not None:
@@ -54,16 +60,25 @@ def _followed(piece: Piece, axis: int) -> Iterator[Piece]:
             for each in _common(piece, rows, first):
                 yield from _followed(each, axis)
             first += rows.size
+    elif op.name == "pad" and _pads_rows(op, axis):
+        yield from _padded(piece, op, axis)
     elif op.name == "stack" and dimension_of(op) == axis:
         shape = (*array.shape[:axis], 1, *array.shape[axis + 1 :])
         for operand in op.operands[start : start + size]:
             same = next((v for v in unshaped(operand) if v.shape == shape), None)
             rows = Piece(operand if same is None else same, 0, 1)
             yield from (rows,) if same is None else _followed(rows, axis)
-    elif known is None or (at := _start(known, axis)) is None:
+    else:
+        yield from _in_window(piece, axis)
+
+
+def _in_window(piece: Piece, axis: int) -> Iterator[Piece]:
+    """Rows of what reads or writes whole rows at a fixed place."""
+    known = access(piece.array.op) if piece.array.op is not None else None
+    if known is None or (at := _start(known, axis)) is None:
         yield piece
     elif known.kind == "read" and _is_unmoved(known):
-        yield from _followed(Piece(known.array, at + start, size), axis)
+        yield from _followed(Piece(known.array, at + piece.start, piece.size), axis)
     elif known.kind == "write":
         yield from _written(piece, known, axis, at)
     else:
@@ -84,6 +99,26 @@ def _written(piece: Piece, known: Access, axis: int, at: int) -> Iterator[Piece]
             yield Piece(piece.array, at + each.start, each.size)
     for each in _common(piece, Piece(known.array, end, piece.array.shape[axis] - end), end):
         yield from _followed(each, axis)
+
+
+def _pads_rows(op: Op, axis: int) -> bool:
+    """Whether a pad adds or drops rows only."""
+    config = padding_of(op)
+    # Condition 1 of stack-entering-rows.
+    return all(not any(each) for d, each in enumerate(config) if d != axis) and not config[axis][2]
+
+
+def _padded(piece: Piece, op: Op, axis: int) -> Iterator[Piece]:
+    """The rows of an array between rows of one number."""
+    (array, number), (low, high, _) = op.operands, padding_of(op)[axis]
+    kept = Piece(array, max(-low, 0), array.shape[axis] + min(low, 0) + min(high, 0))
+    behind = Piece(number, 0, max(high, 0))
+    for each in _common(piece, Piece(number, 0, max(low, 0)), 0):
+        yield each._replace(start=0)
+    for each in _common(piece, kept, max(low, 0)):
+        yield from _followed(each, axis)
+    for each in _common(piece, behind, max(low, 0) + kept.size):
+        yield each._replace(start=0)
 
 
 def _common(wanted: Piece, there: Piece, first: int) -> Iterator[Piece]:
@@ -123,7 +158,7 @@ def _is_in_order(known: Access) -> bool:
 def unshaped(array: Value) -> Iterator[Value]:
     """An array, and the arrays of the same elements in the same order that it is made of."""
     yield array
-    while (op := array.op) is not None and _keeps_order(op):
+    while (op := array.op) is not None and keeps_order(op):
         array = op.operands[0]
         yield array
 
@@ -134,7 +169,8 @@ def _same_shape(array: Value) -> Value | None:
     return next((value for value in others if value.shape == array.shape), None)
 
 
-def _keeps_order(op: Op) -> bool:
+def keeps_order(op: Op) -> bool:
+    """Whether an op makes an array of the same elements in the same order."""
     if is_noop_cast(op) or op.name == "squeeze":
         return True
     if op.name == "broadcast_in_dim":

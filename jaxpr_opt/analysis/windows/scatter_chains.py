@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import prod
 from typing import Any
 
@@ -18,12 +19,14 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.affine import Affine
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.induction import component
 from jaxpr_opt.analysis.windows.access import (
     WRITES,
     Extent,
     access,
     is_same_window,
     replaced,
+    window_sizes,
     written,
 )
 from jaxpr_opt.bridge.parameters import (
@@ -113,7 +116,9 @@ class Piece:
         windows = prod(n for d, n in enumerate(lead) if d not in batched)
         clamped = mode_of(self.op) == lax.GatherScatterMode.CLIP
         # Condition 2 of add-in-place.
-        return windows > 1 and (clamped or not has_unique_indices(self.op))
+        if windows <= 1 or clamped:
+            return windows > 1
+        return not has_unique_indices(self.op) and not _are_numbered(self.op)
 
     @property
     def window(self) -> tuple[Extent, ...]:
@@ -123,6 +128,20 @@ class Piece:
             return tuple(Extent(Affine(start), size) for start, size in sizes)
         found = access(self.op)
         return found.window if found is not None else ()
+
+
+def _are_numbered(scatter: Op) -> bool:
+    """Whether each window of a scatter has a place of its own, as ``[rows, arange(n)]`` says."""
+    numbers, index = numbers_of(scatter), scatter.operands[1]
+    sizes, told = window_sizes(scatter), set(numbers.scatter_indices_batching_dims)
+    for number, axis in enumerate(numbers.scatter_dims_to_operand_dims):
+        start = component(index, number)
+        moving = [d for d, stride in enumerate(start.strides) if stride] if start else []
+        # Condition 2 of accumulate-sparse-cotangents.
+        if start and len(moving) == 1 and abs(start.strides[moving[0]]) >= sizes[axis]:
+            told.update(moving)
+    # Condition 2 of accumulate-sparse-cotangents.
+    return all(n == 1 or d in told for d, n in enumerate(index.shape[:-1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +210,23 @@ def added(value: Value, depth: int = 0) -> Chain:
         return Chain(link.base, (link,))
     before = added(link.base, depth + 1)
     return Chain(before.root, (*before.links, link))
+
+
+def is_one_by_one(chain: Chain, dtype: Any) -> bool:
+    """Whether the pieces may be added one by one to an array: no element gets two, or the order of
+    a sum does not matter.
+    """
+    pieces = [link for link in chain.links if isinstance(link, Piece)]
+    # Condition 2 of accumulate-sparse-cotangents.
+    if len(pieces) < len(chain.links):
+        return False
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return True
+    # Condition 2 of accumulate-sparse-cotangents.
+    if any(piece.repeats for piece in pieces):
+        return False
+    # Condition 2 of accumulate-sparse-cotangents.
+    return all(apart(a.window, b.window) for a, b in combinations(pieces, 2))
 
 
 def added_by(op: Op) -> Piece | None:
