@@ -23,7 +23,10 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 def turn(found: Ring, rw: Rewriter) -> None:
     """Make a ring of a carry: of its versions in a step, what is read of them, and its result."""
-    found = _with_terms_added(found, rw)
+    added = _with_terms_added(found, rw)
+    if not isinstance(added, Ring):
+        return  # so many rows are added that few stay as they are
+    found = added
     scan, carry = found.scan, found.carry
     made: dict[Value, Value] = {carry.param: carry.param}
     for version in found.needed:
@@ -42,7 +45,7 @@ def turn(found: Ring, rw: Rewriter) -> None:
     _turn_back(found, rw)
 
 
-def _with_terms_added(found: Ring, rw: Rewriter) -> Ring:
+def _with_terms_added(found: Ring, rw: Rewriter) -> Ring | str | None:
     """The ring when what is added to its versions is added row by row."""
     sums = [(each.value, each.terms, each.made_of) for each in found.needed if each.terms]
     made: dict[Value | None, Value] = {}
@@ -53,9 +56,7 @@ def _with_terms_added(found: Ring, rw: Rewriter) -> Ring:
     if not sums:
         return found
     carry = next(c for c in found.scan.carries if c.param is found.carry.param)
-    again = ring(found.scan, carry)
-    assert isinstance(again, Ring), again
-    return again
+    return ring(found.scan, carry)
 
 
 def _version(version: Version, made: dict[Value, Value], found: Ring, rw: Rewriter) -> Value:

@@ -8,8 +8,9 @@ from jax import export, lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.in_place.shift_in_place import ShiftInPlace
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone
 from tests.loops import alone
 
 SHIFT = ShiftInPlace()
@@ -252,6 +253,11 @@ WRITES = {
     "sorted": lambda b, i, x: b.at[jnp.stack([i % 4, 4])].set(x, indices_are_sorted=True),
     "unique": lambda b, i, x: b.at[jnp.stack([i % 2, 4])].add(x, unique_indices=True),
     "elements": lambda b, i, x: b.at[jnp.stack([i, i, i]), jnp.arange(3)].multiply(x),
+    "a row of it": lambda b, i, x: b.at[i].set(b[0]),
+    "rows of it": lambda b, i, x: lax.dynamic_update_slice(b, b[3:4], (i, 0)),
+    "a row that it chooses": lambda b, i, x: b.at[b[1, 0].astype(int) % 5].set(
+        b[b[3, 1].astype(int) % 5]
+    ),
 }
 
 
@@ -448,3 +454,54 @@ def test_what_does_not_pay():
         check_refuses(SHIFT, most, "f32[8000,3]", "f32[99,3]", because="a good part of it")
         check_refuses(SHIFT, loop(last), "f32[8000,3]", "f32[1,3]", because="few steps")
         alone(SHIFT, loop(last), "f32[8000,3]", "f32[99,3]", fires=True)
+
+
+MOVES = (
+    lambda b, x, i, y: last(b, x),
+    lambda b, x, i, y: first(b, y),
+    lambda b, x, i, y: jnp.roll(b, 2, 0),
+    lambda b, x, i, y: jnp.concatenate([b[2:], b[1:2] * 2, x[None]]),
+    lambda b, x, i, y: lax.pad(b, jnp.zeros((), b.dtype), [(1, -1, 0), (0, 0, 0)]),
+    lambda b, x, i, y: b.at[i].set(y),
+    lambda b, x, i, y: b.at[2].add(x),
+    lambda b, x, i, y: b.at[i].max(b[0]),
+    lambda b, x, i, y: b + lax.pad(y[None], jnp.zeros((), b.dtype), [(1, 4, 0), (0, 0, 0)]),
+    lambda b, x, i, y: b + jnp.zeros_like(b).at[i].add(b[3]),
+    lambda b, x, i, y: lax.dynamic_update_slice(b, b[3:5], (2, 0)),
+)
+LOOKS = (
+    lambda b, i: b[0] - b[5],
+    lambda b, i: b[i],
+    lambda b, i: jnp.sum(b[2:4], 0),
+    lambda b, i: b[jnp.stack([i, 1]), jnp.arange(2)],
+    lambda b, i: lax.dynamic_slice(b, (i, 0), (1, 2))[0],
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_steps_at_random(seed):
+    """Versions made one of another, some of earlier ones, and read in all ways."""
+    rng = np.random.default_rng(seed)
+    pick = lambda of: of[rng.integers(len(of))]
+    made = [(pick(MOVES), rng.integers(k + 1)) for k in range(rng.integers(1, 5))]
+    made.append((pick(MOVES[:5]), len(made)))
+    looks = [(pick(LOOKS), rng.integers(len(made) + 1)) for _ in range(3)]
+
+    def program(b, xs, at):
+        def step(b, here):
+            (x, i), versions = here, [b]
+            y = pick_of(looks[:1], versions, i) * 2 - x
+            for move, source in made:
+                versions.append(move(versions[source], x, i, y))
+            return versions[-1], pick_of(looks, versions, i)
+
+        return lax.scan(step, b, (xs, at), reverse=bool(seed % 2))
+
+    def pick_of(looks, versions, i):
+        return sum(look(versions[k % len(versions)], i) for look, k in looks)
+
+    jaxpr = jax.make_jaxpr(program)(jnp.ones((6, 2), int), jnp.ones((9, 2), int), jnp.arange(9))
+    graph = import_jaxpr(jaxpr, SHIFT.phase)
+    fired = bool(run_alone((SHIFT,), graph).record(SHIFT.name, False).rewrites)
+    assert fired or seed == 3  # whose steps read all of a version
+    alone(SHIFT, program, "i32[6,2]", "i32[9,2]", jnp.asarray(rng.integers(-7, 8, 9)), fires=fired)

@@ -13,6 +13,7 @@ padding, writes and sums of a few rows. All else must read a few rows of a versi
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -59,6 +60,12 @@ class Version:
     """or the op that writes or adds rows at places from the data;"""
     terms: Chain | None = None
     """or what is added."""
+
+    @property
+    def written(self) -> tuple[Value, ...]:
+        """What is written, and where."""
+        others = self.op.operands[1:] if self.op is not None else ()
+        return (*(rows.source.array for rows in self.rows), *others)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,7 +170,7 @@ def _follow(found: Ring) -> str | None:
         elif version is not None:
             found.versions[version.value] = version
             pending.add(version.value)
-            parts = []
+            parts = [found.parts[v] for v in version.written if v in found.parts]
         elif used:
             taken = _parts(op, found)
             for part in taken:
@@ -247,20 +254,22 @@ def _is_few_rows(link: Link, found: Ring) -> bool:
 
 def _joined(result: Value, found: Ring) -> Version | None:
     """A version put together of rows."""
-    sources = pieces(result, found.axis)
-    largest = max(sources, key=lambda piece: piece.size)
-    # Condition 1 of shift-in-place.
-    if largest.array not in found.versions or 2 * largest.size < found.held:
-        return None
-    before, at, rows = found.versions[largest.array], 0, []
-    start = before.start + largest.start - sum(p.size for p in sources[: sources.index(largest)])
+    sources, kept, at = pieces(result, found.axis), Counter[tuple[Value, int]](), 0
     for piece in sources:
-        moved = (piece.start + before.start - at - start) % found.held
+        if (version := found.versions.get(piece.array)) is not None:
+            kept[piece.array, (piece.start + version.start - at) % found.held] += piece.size
+        at += piece.size
+    # Condition 1 of shift-in-place.
+    if not kept or 2 * max(kept.values()) < found.held:
+        return None
+    ((array, start), _), rows, at = kept.most_common(1)[0], [], 0
+    for piece in sources:
+        moved = (piece.start + found.versions[array].start - at - start) % found.held
         # Condition 1 of shift-in-place.
-        if piece.array is not before.value or moved:
+        if piece.array is not array or moved:
             rows.append(Rows(at, piece))
         at += piece.size
-    return Version(result, start % found.held, before.value, tuple(rows))
+    return Version(result, start, array, tuple(rows))
 
 
 def _written(op: Op, found: Ring) -> Version | None:
