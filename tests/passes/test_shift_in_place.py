@@ -131,19 +131,17 @@ def test_the_transposed_loop():
         +     a1:i32[] = add step 8
         +     r:i32[] = rem a1 5
         +     d:f32[1] = dynamic_slice c r
-        +     b:f32[1] = broadcast_in_dim 0.0
-        +     d1:f32[5] = dynamic_update_slice c b r
         -     m:f32[1] = mul s x
         +     m:f32[1] = mul d x
         -     p1:f32[5] = pad[padding_config=((2, 2, 0),)] m 0.0
         -     a:f32[5] = add p p1
         +     a2:i32[] = add step 5
         +     r1:i32[] = rem a2 5
-        +     d2:f32[1] = dynamic_slice c r1
-        +     a3:f32[1] = add d2 m
-        +     a4:i32[] = add 2 r
-        +     r2:i32[] = rem a4 5
-        +     d3:f32[5] = dynamic_update_slice d1 a3 r2
+        +     d1:f32[1] = dynamic_slice c r1
+        +     a3:f32[1] = add d1 m
+        +     b:f32[1] = broadcast_in_dim 0.0
+        +     d2:f32[5] = dynamic_update_slice c b r
+        +     d3:f32[5] = dynamic_update_slice d2 a3 r1
         -     s2:f32[] = squeeze s
         +     s2:f32[] = squeeze d
         -     yield carry(a) ys(s2)
