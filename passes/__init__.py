@@ -12,7 +12,6 @@ from jaxpr_opt.passes.in_place.join_scalar_stacks import JoinScalarStacks
 from jaxpr_opt.passes.in_place.read_after_writing import ReadAfterWriting
 from jaxpr_opt.passes.in_place.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.passes.in_place.scan_in_place import ScanInPlace
-from jaxpr_opt.passes.in_place.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.in_place.update_rows import UpdateRows
 from jaxpr_opt.passes.in_place.update_states import UpdateStates
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
@@ -52,6 +51,7 @@ from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
 from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
+from jaxpr_opt.passes.windows.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows

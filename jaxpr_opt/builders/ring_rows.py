@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -68,11 +67,8 @@ def _version(version: Version, made: dict[Value, Value], found: Ring, rw: Rewrit
         return _again(op, array, version.start, found, rw)
     sources = [_rows(rows.source, made, found, rw, before=op) for rows in version.rows]
     for rows, source in zip(version.rows, sources, strict=True):
-        place = _place(version.start + rows.start, found, rw, before=op)
-        write = partial(
-            _written, found, _is_whole(version.start + rows.start, rows.source.size, found)
-        )
-        array = rw.typed(write, version.value.aval, array, source, place, before=op)
+        start = version.start + rows.start
+        array = _write(array, start, source, version.value, found, rw, before=op)
     return array
 
 
@@ -80,12 +76,13 @@ def _rows(
     piece: Piece, made: dict[Value, Value], found: Ring, rw: Rewriter, *, before: Op
 ) -> Value:
     """Rows that are written, as they were before anything is."""
-    shape = list(found.carry.param.shape)
-    shape[found.axis] = piece.size
     version = found.versions.get(piece.array)
     if version is not None:
-        place = version.start + piece.start
-        return _read(made[piece.array], place, tuple(shape), found, rw, before=before)
+        start = version.start + piece.start
+        return _read(made[piece.array], start, piece.size, found, rw, before=before)
+
+    shape = list(found.carry.param.shape)
+    shape[found.axis] = piece.size
 
     def cut(array: jax.Array) -> jax.Array:
         if array.ndim == len(shape):
@@ -111,43 +108,43 @@ def _is_whole(start: int, size: int, found: Ring) -> bool:
     return all(n % size == 0 for n in (start, found.moved, found.held))
 
 
-def _read(array: Value, start: int, shape: Any, found: Ring, rw: Rewriter, *, before: Op) -> Value:
+def _read(array: Value, start: int, size: int, found: Ring, rw: Rewriter, *, before: Op) -> Value:
     """Rows of a ring."""
-    like = None if isinstance(shape, tuple) else shape.aval
-    sizes = shape if isinstance(shape, tuple) else shape.shape
-    size, axis = sizes[found.axis], found.axis
-    place = _place(start, found, rw, before=before)
 
     def read(array: jax.Array, place: jax.Array) -> jax.Array:
         if _is_whole(start, size, found):
-            starts: list[Any] = [0] * array.ndim
-            starts[axis] = place
-            return read_window(array, starts, sizes)
-        return array.at[(slice(None),) * axis + (_around(place, size, found),)].get(
-            mode="promise_in_bounds"
-        )
+            shape = [size if d == found.axis else n for d, n in enumerate(array.shape)]
+            return read_window(array, _starts(place, found), shape)
+        return array.at[_around(place, size, found)].get(mode="promise_in_bounds")
 
-    return rw.typed(read, like, array, place, before=before)
+    return rw.insert(read, array, _place(start, found, rw, before=before), before=before)
 
 
-def _written(
-    found: Ring, is_whole: bool, array: jax.Array, rows: jax.Array, place: jax.Array
-) -> jax.Array:
-    """A ring with rows written from a place on."""
-    axis = found.axis
-    if is_whole:
-        starts: list[Any] = [0] * array.ndim
-        starts[axis] = place
-        return write_window(array, rows, starts)
-    places = _around(place, rows.shape[axis], found)
-    return array.at[(slice(None),) * axis + (places,)].set(
-        rows, mode="promise_in_bounds", unique_indices=True
-    )
+def _write(
+    array: Value, start: int, rows: Value, like: Value, found: Ring, rw: Rewriter, *, before: Op
+) -> Value:
+    """A ring with rows written, of the type of a version."""
+    size = rows.shape[found.axis]
+
+    def write(array: jax.Array, rows: jax.Array, place: jax.Array) -> jax.Array:
+        if _is_whole(start, size, found):
+            return write_window(array, rows, _starts(place, found))
+        at = array.at[_around(place, size, found)]
+        return at.set(rows, mode="promise_in_bounds", unique_indices=True)
+
+    place = _place(start, found, rw, before=before)
+    return rw.typed(write, like.aval, array, rows, place, before=before)
 
 
-def _around(place: jax.Array, size: int, found: Ring) -> jax.Array:
-    """The places of rows one after the other."""
-    return lax.rem(lax.add(place, lax.iota(np.int32, size)), np.int32(found.held))
+def _starts(place: jax.Array, found: Ring) -> list[Any]:
+    """Where a window of rows starts on each axis."""
+    return [place if d == found.axis else 0 for d in range(len(found.carry.param.shape))]
+
+
+def _around(place: jax.Array, size: int, found: Ring) -> tuple[Any, ...]:
+    """An index of rows one after the other."""
+    rows = lax.rem(lax.add(place, lax.iota(np.int32, size)), np.int32(found.held))
+    return (*(slice(None) for _ in range(found.axis)), rows)
 
 
 def _again(op: Op, array: Value, start: int, found: Ring, rw: Rewriter) -> Value:

@@ -6,7 +6,6 @@ These passes run last, when no other pass moves an op.
 `update-rows`              update only the rows where a gradient is nonzero
 `update-states`            the same with the state of an optimizer, such as Adagrad
 `add-in-place`             a read, a sum and a write of one window become one op
-`shift-in-place`           a shift register is a ring: where it starts moves
 `join-scalar-stacks`       scalars that a step stacks become one row
 `read-before-overwriting`  reads are ordered before the write that overwrites them
 `read-after-writing`       a write is ordered before the reads that follow

@@ -16,6 +16,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
 `narrow-carried-arrays`         an inner loop carries only the rows it touches
 `trace-back-rows`               rows that each step rearranges are rearranged after the loop
+`shift-in-place`                a shift register is a ring: where it starts moves
 `slice-known-windows`           a window at a known index becomes a slice
 ==============================  ================================================================
 

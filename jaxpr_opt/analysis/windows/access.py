@@ -78,6 +78,14 @@ def window_sizes(scatter: Op) -> tuple[int, ...]:
     return tuple(1 if axis in missing else next(kept) for axis in range(len(array.shape)))
 
 
+def indexed_axes(op: Op) -> tuple[int, ...]:
+    """The axis of the array that each component of the index of a gather or scatter is for."""
+    numbers = numbers_of(op)
+    return tuple(
+        numbers.start_index_map if op.name == "gather" else numbers.scatter_dims_to_operand_dims
+    )
+
+
 def places(write: Op) -> list[Value]:
     """The operands that say where an op writes or adds to windows."""
     return [v for at, v in enumerate(write.operands) if at not in {0, UPDATE[write.name]}]
@@ -205,12 +213,7 @@ class Access:
 
     def component(self, axis: int) -> int:
         """Which component of its index tells a gather or scatter where it starts along an axis."""
-        numbers = numbers_of(self.op)
-        indexed = getattr(numbers, "start_index_map", None)
-        if indexed is None:
-            indexed = numbers.scatter_dims_to_operand_dims
-        found: int = indexed.index(axis)
-        return found
+        return indexed_axes(self.op).index(axis)
 
     def sliced(self, array: jax.Array, starts: Sequence[Any], *value: jax.Array) -> jax.Array:
         """The same access by slices, where each window starts at one known place: what is read, or

@@ -17,7 +17,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jaxpr_opt.analysis.windows.access import COMBINING, UPDATE, is_sharded, window_sizes
+from jaxpr_opt.analysis.windows.access import (
+    COMBINING,
+    UPDATE,
+    indexed_axes,
+    is_sharded,
+    window_sizes,
+)
 from jaxpr_opt.analysis.windows.buffers import is_noop_cast
 from jaxpr_opt.analysis.windows.row_sources import Piece, keeps_order, pieces
 from jaxpr_opt.analysis.windows.scatter_chains import Chain, Link, added, is_one_by_one
@@ -25,7 +31,6 @@ from jaxpr_opt.analysis.windows.scatter_chains import Piece as Added
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     combiner_of,
-    numbers_of,
     sizes_of,
     slice_sizes_of,
     starts_of,
@@ -113,10 +118,7 @@ class Ring:
         for version in reversed(self.versions.values()):
             if version.value in wanted and version.made_of is not None:
                 found.append(version)
-                wanted.add(version.made_of)
-                wanted.update(
-                    r.source.array for r in version.rows if r.source.array in self.versions
-                )
+                wanted.update((version.made_of, *version.written))
         return found[::-1]
 
     @property
@@ -137,8 +139,6 @@ def ring(scan: Scan, carry: Carry) -> Ring | str | None:
     """A carry as a ring; in words why it is none, if a step moves its rows; else None."""
     # Condition 4 of shift-in-place.
     if carry.is_invariant or not is_sized(carry.param.shape) or is_sharded(carry.param):
-        return None
-    if not any(op.name in MOVES for op in scan.body.ops):
         return None
     for axis, held in enumerate(carry.param.shape):
         if held > 1:
@@ -338,10 +338,8 @@ def component_of(op: Op, axis: int) -> tuple[int, int | None]:
         return 1 + axis, None
     if op.name == "dynamic_update_slice":
         return 2 + axis, None
-    numbers = numbers_of(op)
-    indexed = getattr(numbers, "start_index_map", None)
-    indexed = numbers.scatter_dims_to_operand_dims if indexed is None else indexed
-    return 1, tuple(indexed).index(axis) if axis in indexed else None
+    indexed = indexed_axes(op)
+    return 1, indexed.index(axis) if axis in indexed else None
 
 
 def _is_at_a_row(op: Op, axis: int, held: int) -> bool:

@@ -24,6 +24,7 @@ from jaxpr_opt.analysis.windows.access import (
     WRITES,
     Extent,
     access,
+    indexed_axes,
     is_same_window,
     replaced,
     window_sizes,
@@ -134,7 +135,7 @@ def _are_numbered(scatter: Op) -> bool:
     """Whether each window of a scatter has a place of its own, as ``[rows, arange(n)]`` says."""
     numbers, index = numbers_of(scatter), scatter.operands[1]
     sizes, told = window_sizes(scatter), set(numbers.scatter_indices_batching_dims)
-    for number, axis in enumerate(numbers.scatter_dims_to_operand_dims):
+    for number, axis in enumerate(indexed_axes(scatter)):
         start = component(index, number)
         moving = [d for d, stride in enumerate(start.strides) if stride] if start else []
         # Condition 2 of accumulate-sparse-cotangents.

@@ -73,7 +73,7 @@ class ShiftInPlace(Pass):
 
     def find(self, op: Op) -> Iterator[Shifted]:
         assert isinstance(op, Scan)
-        for carry in op.carries:
+        for carry in op.carries if any(each.name in MOVES for each in op.body.ops) else ():
             found = ring(op, carry)
             if found is not None:
                 says = f"{carry.param.label} is a ring: where it starts moves, not its rows"
