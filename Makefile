@@ -10,17 +10,16 @@ MIDDLE ?= $(shell .ci/newest-python 3.12)
 PYTEST ?= --numprocesses auto --maxprocesses 4 --quiet
 QUICK  ?= tests/test_calls.py tests/test_decorator.py tests/test_import_export.py \
           tests/donation/test_matched.py tests/lint/test_residual_rules.py tests/passes/test_residuals.py
-ONCE   ?= tests/lint tests/html tests/run tests/saving tests/passes/test_laws_of_moves.py \
-          tests/test_agreement_of_residuals.py tests/test_bench.py tests/test_ci_files.py \
-          tests/test_docs.py tests/test_everywhere.py tests/test_fuzz.py \
-          tests/test_growth_of_benchmarks.py tests/test_models_as_arguments.py tests/test_mutants.py \
-          tests/test_order.py tests/test_pytest_plugin.py tests/test_setup_work.py tests/test_suites.py
+ONCE   ?= tests/lint tests/html tests/run tests/saving tests/test_agreement_of_residuals.py \
+          tests/test_bench.py tests/test_ci_files.py tests/test_docs.py tests/test_growth_of_benchmarks.py \
+          tests/test_models_as_arguments.py \
+          tests/test_order.py tests/test_pytest_plugin.py tests/test_setup_work.py
 BENCH  ?=
 FUZZ   ?= --minutes 10 --processes 2
 MUTANTS ?=
 SUITES ?=
 
-# What XLA makes of a test's program is kept for the next run: it takes a third of the time.
+# What XLA makes of a test's program is kept for the next run; to compile takes a third of the time.
 test test-newest test-middle: export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache/jaxpr-opt/programs
 test test-newest test-middle: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS = 0
 test test-newest test-middle: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES = -1
