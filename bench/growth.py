@@ -86,6 +86,8 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "shifts (jax#17845)": (FORWARD_COPIES, ORDERED_FORWARD),
     "shifts, gradient (jax#17640)": (COPIES, ORDERED),
     "multiplied in place": (QUADRATIC, LINEAR),
+    "delay equation": (FORWARD, FORWARD),
+    "delay equation, forward": (FORWARD, FORWARD),
     "many carries (jax#40150)": (COPIES, LINEAR),
     "bounded while, nested": (Powers(1.15, 1, 1), STEPS_TAKEN),
     "bounded while, single": (LINEAR, STEPS_TAKEN),
@@ -98,6 +100,8 @@ NOTES = {
     " loop takes n. The linear term is the copy of an argument",
     "KV cache": "the product with the cache is quadratic; up to 1024 rows the products with the"
     " weights, which are linear, take as long",
+    "delay equation": "the number of steps is fixed, and n is the delay. Plain, a step is linear;"
+    " optimised, only the copy of an argument is",
     "slices, read whole": "a dot product is quadratic; the linear part of a step takes time, too",
     "many carries": "the program has n nodes, and each adds a vector of n elements; at 32 nodes"
     " the time is that of starting operations",
