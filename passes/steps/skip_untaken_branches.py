@@ -49,7 +49,7 @@ from jax import lax
 from jaxpr_opt.analysis.steps.selected_work import is_read_before, only_for
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.windows.predicates import spread
+from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Cond, Op, Phase, Region, Scan, Value, While

@@ -57,7 +57,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
-RING = frozenset({"add", "add_any", "mul", "neg", "sub"})
+RING = frozenset({"add", "add_any", "mul", "neg", "stop_gradient", "sub"})
 """Elementwise ops that make zero of zeros, and cost no more than reading their operands."""
 
 

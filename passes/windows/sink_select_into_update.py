@@ -26,8 +26,8 @@ the same array::
 
 Sound when
 
-1. all cases are one array outside the written windows; selects by the same predicate are seen
-   through, because only one of their cases counts;
+1. all cases are one array outside the written windows; selects by the same predicate, or by whether
+   it says a certain case, are seen through, because only one of their cases counts;
 2. where the predicate discards a write, another takes its place, or the write stores the old value,
    adds zero, multiplies by one, takes the minimum with infinity, or is dropped; `Access` covers ops
    of one window per row only, so that no element is written twice, and reads mirror writes, so that
@@ -49,6 +49,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from jaxpr_opt.analysis.values.selected_cases import case_within
 from jaxpr_opt.analysis.windows.access import COMBINING, WRITES, Access, access, combined, neutral
 from jaxpr_opt.builders.selected_writes import write_selected
 from jaxpr_opt.cost import limits
@@ -134,7 +135,8 @@ def _versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[_Ve
     """The case itself, and what it is one write of, two, ..."""
     writes: tuple[tuple[int, Access], ...] = ()
     between: tuple[Op, ...] = ()
-    seen, through = _seen_through(value, which, case)
+    count = len(anchor.operands) - 1
+    seen, through = _seen_through(value, which, case, count)
     yield _Version(seen)
     for _ in range(limits.WRITES_IN_A_ROW):
         op = seen.op
@@ -142,7 +144,7 @@ def _versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[_Ve
         if write is None or write.kind == "read":  # (1)
             return
         writes, between = ((case, write), *writes), (*between, *through, write.op)
-        seen, through = _seen_through(write.array, which, case)
+        seen, through = _seen_through(write.array, which, case, count)
         yield _Version(seen, writes, between)
 
 
@@ -156,9 +158,14 @@ def _write(op: Op) -> Access | None:
     return access(op) or (combined(op) if neutral(op) is not None else None)
 
 
-def _seen_through(value: Value, which: Value, case: int) -> tuple[Value, tuple[Op, ...]]:
-    """What a case is where it counts: selects by the same predicate pass it on."""
+def _seen_through(
+    value: Value, which: Value, case: int, count: int
+) -> tuple[Value, tuple[Op, ...]]:
+    """What one of so many cases is where it counts: selects pass on what they take there."""
     selects: tuple[Op, ...] = ()
-    while (op := value.op) is not None and op.name == "select_n" and op.operands[0] is which:  # (1)
-        selects, value = (*selects, op), op.operands[1 + case]
+    while (op := value.op) is not None and op.name == "select_n":  # (1)
+        taken = case_within(op, which, case, count)
+        if taken is None:
+            break
+        selects, value = (*selects, op), op.operands[1 + taken]
     return value, selects

@@ -246,7 +246,9 @@ def test_a_window_of_a_product():
 PLACES = jnp.array([-20, -16, -1, 0, 3, 15, 16, 99])
 
 
-@pytest.mark.parametrize("make", [lax.add, lax.sub, lax.mul, lambda a, b: -b])
+@pytest.mark.parametrize(
+    "make", [lax.add, lax.sub, lax.mul, lambda a, b: -b, lambda a, b: lax.stop_gradient(b)]
+)
 @pytest.mark.parametrize("mode", ["fill", "clip"])
 def test_windows_of_sums_and_products(make, mode):
     """(5) In range or not; NaN and infinity stay where they are."""

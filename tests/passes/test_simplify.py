@@ -6,6 +6,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
+from jaxpr_opt.passes.laws.merge_common_subexpressions import MergeCommonSubexpressions
 from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.testing import assert_same_bits, check_rewrite, evaluate_exactly, run_alone, traced
 
@@ -274,6 +276,60 @@ def test_spread_numbers():
             }
         """,
     )
+
+
+def test_numbers_of_branches():
+    """What a vmapped switch passes to a branch is selected by whether the number is that of the
+    branch, and where the branch counts, it is.
+    """
+
+    def program(n, x, y, z):
+        number = lax.broadcast_in_dim(lax.clamp(np.int32(0), n, np.int32(2)), (2, 3), (0,))
+        ours = lax.broadcast_in_dim(lax.eq(lax.clamp(np.int32(0), n, np.int32(2)), 2), (2, 3), (0,))
+        return lax.select_n(number, x, lax.select_n(ours, y, x), lax.select_n(ours, x, z))
+
+    graph = import_jaxpr(traced(program, "i32[2]", *["f32[2,3]"] * 3))
+    run_alone((MergeCommonSubexpressions(), SIMPLIFY), graph)
+    run_alone((EliminateDeadCode(),), graph)
+    assert [op.name for op in graph.walk()].count("select_n") == 1
+    for n in ([0, 1], [2, 2], [1, -5], [7, 2]):
+        args = jnp.array(n), *(jnp.arange(6.0).reshape(2, 3) + k for k in (0, 10, 20))
+        assert_same_bits(program(*args), evaluate_exactly(graph, *args)[0])
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        pytest.param(
+            lambda n, m: lax.eq(n[:, None] + np.zeros((3, 3), int), 1), id="other numbers"
+        ),
+        pytest.param(
+            lambda n, m: lax.broadcast_in_dim(lax.eq(m, 1), (3, 3), (1,)), id="other axis"
+        ),
+        pytest.param(
+            lambda n, m: lax.broadcast_in_dim(lax.lt(m, 1), (3, 3), (0,)), id="other test"
+        ),
+        pytest.param(lambda n, m: lax.broadcast_in_dim(lax.eq(n, 1), (3, 3), (0,)), id="unclamped"),
+    ],
+)
+def test_numbers_that_do_not_tell(inner):
+    def program(n, x, y):
+        m = lax.clamp(np.int32(0), n, np.int32(1))
+        number = lax.broadcast_in_dim(m, (3, 3), (0,))
+        return lax.select_n(number, x, lax.select_n(inner(n, m), x, y))
+
+    assert left_of(program, "i32[3]", *["f32[3,3]"] * 2).count("select_n") == 2
+
+
+def test_numbers_out_of_range():
+    """Nobody says what XLA selects by them."""
+
+    def program(n, x, y):
+        number = lax.broadcast_in_dim(n, (3, 3), (0,))
+        ours = lax.broadcast_in_dim(lax.eq(n, 0), (3, 3), (0,))
+        return lax.select_n(number, lax.select_n(ours, x, y), x, y)
+
+    assert left_of(program, "i32[3]", *["f32[3,3]"] * 2).count("select_n") == 2
 
 
 def test_parts_of_a_sum():

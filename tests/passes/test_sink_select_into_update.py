@@ -422,6 +422,16 @@ def test_branches_of_a_batch(branches, mode, written):
     assert sum(op.name.startswith("scatter") for op in graph.walk()) == written
 
 
+def test_operands_of_a_branch():
+    """(1) `vmap` selects what it passes to a branch by whether the branch is taken."""
+
+    def step(b, i, u, n):
+        return lax.switch(n, [lambda: b.at[i].set(u), lambda: b, lambda: b.at[i].add(b[i - 1])])
+
+    graph = left_of(jax.vmap(step), "f32[5,64]", "i32[5]", "f32[5]", "i32[5]")
+    assert (5, 64) not in selects(graph)
+
+
 def test_more_than_one_window():
     """(2) Two windows may overlap."""
     program = lambda p, b, u, i: lax.select_n(p, b, b.at[i].set(u))

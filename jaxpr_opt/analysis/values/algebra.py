@@ -14,6 +14,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.values.induction import bounds, decide
+from jaxpr_opt.analysis.values.selected_cases import case_within
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import exponent_of
 from jaxpr_opt.ir.graph import Op, Value
@@ -223,13 +224,16 @@ def clamped(op: Op) -> Value | None:
 
 
 def selected_twice(op: Op) -> tuple[Value, ...] | None:
-    """The law select(p, select(p, a, b), c) = select(p, a, c)."""
+    """The law select(p, select(p, a, b), c) = select(p, a, c); also where the inner predicate says
+    whether `p` is a certain number.
+    """
     which, *cases = op.operands
-    seen = [
+    seen = []
+    for case, value in enumerate(cases):
+        inner = value.op if value.op is not None and value.op.name == op.name else None
         # Condition 1 of simplify.
-        v.op.operands[1 + i] if v.op and v.op.name == op.name and v.op.operands[0] is which else v
-        for i, v in enumerate(cases)
-    ]
+        taken = case_within(inner, which, case, len(cases)) if inner is not None else None
+        seen.append(value if inner is None or taken is None else inner.operands[1 + taken])
     return (which, *seen) if seen != cases else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.values.induction import affine
-from jaxpr_opt.analysis.windows.predicates import spread
+from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.ir.graph import Value
 
 

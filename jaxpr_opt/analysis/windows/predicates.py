@@ -8,8 +8,9 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, numbers_of
+from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.ir.graph import Value
 
 AtWindow = Callable[..., jax.Array]
@@ -58,15 +59,6 @@ def predicate_of_rows(window: Access, predicate: Value) -> tuple[Value, AtWindow
         return None
     places, (index,) = [batch[axis] for axis, _ in varying], window.indices
     return root, lambda root: _laid(root, places, index.shape)
-
-
-def spread(array: Value) -> tuple[Value, tuple[int, ...]]:
-    """What an array is a broadcast of, and which axis of the array each axis of that is."""
-    axes = tuple(range(len(array.shape)))
-    while array.op is not None and array.op.name == "broadcast_in_dim":
-        axes = tuple(axes[d] for d in broadcast_dimensions_of(array.op))
-        array = array.op.operands[0]
-    return array, axes
 
 
 def _varying(array: Value) -> tuple[Value, list[tuple[int, int]]]:

@@ -1,0 +1,44 @@
+"""Which case a select takes where another select takes a certain case.
+
+`vmap` of a `cond` selects the operands of each branch by ``index == branch``, and the results by
+``index``.
+"""
+
+from __future__ import annotations
+
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.induction import bounds
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
+from jaxpr_opt.ir.graph import Op, Value
+
+
+def spread(array: Value) -> tuple[Value, tuple[int, ...]]:
+    """What an array is a broadcast of, and which axis of the array each axis of that is."""
+    axes = tuple(range(len(array.shape)))
+    while array.op is not None and array.op.name == "broadcast_in_dim":
+        axes = tuple(axes[d] for d in broadcast_dimensions_of(array.op))
+        array = array.op.operands[0]
+    return array, axes
+
+
+def case_within(select: Op, which: Value, case: int, count: int) -> int | None:
+    """The case that a select takes wherever `which` says one of the `count` cases of another; None
+    if that is not known.
+    """
+    own = select.operands[0]
+    if own is which:
+        return case
+    (root, axes), (other, others) = spread(own), spread(which)
+    # Condition 1 of sink-select-into-update.
+    if axes != others:
+        return None
+    if root is other:
+        return case
+    test = root.op
+    # Condition 1 of sink-select-into-update.
+    if test is None or test.name != "eq" or test.operands[0] is not other:
+        return None
+    number, known = uniform(test.operands[1]), bounds(other)
+    # Condition 1 of sink-select-into-update.
+    in_range = known is not None and known[0] >= 0 and known[1] < count
+    return int(number == case) if in_range and number is not None else None
