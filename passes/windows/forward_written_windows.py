@@ -11,6 +11,17 @@ After::
     o = and (ge i 0) (le i 7)           # c has 8 elements
     r = select_n o nan u
 
+Where only reads keep the written array from being dropped, or selected where it is written, those
+of other windows are made of the array as it was::
+
+    d = dynamic_update_slice c u i
+    r = dynamic_slice d j
+
+becomes::
+
+    o = dynamic_slice c j
+    r = select_n (eq i j) o u
+
 Sound when
 
 1. the read is of the window that is written, clamped alike where it is out of range: one window, or
@@ -18,9 +29,12 @@ Sound when
    (`jaxpr_opt.analysis.windows.access`);
 2. a dropped window reads as the gather's fill value, which is a number; the index dtype can hold
    every position, because JAX 0.10 drops all writes to others;
-3. an addition is to known zeros; or the old value is read and added.
+3. an addition is to known zeros; or the old value is read and added;
+4. two windows coincide, in range, or are apart (`jaxpr_opt.analysis.windows.coinciding`): the
+   program compares where they are; what is out of range is read as before.
 
-Cost: one read less, or none more; XLA copies a buffer that is read between two writes.
+Cost: one read less, or none more; XLA copies a buffer that is read between two writes. A comparison
+takes less than an array, unless the windows are most of it.
 Source: store-to-load forwarding. The derivative of `jax.lax.scatter_min` counts ties by adding to
 zeros, once for the updates and once for what stays, and reads the counts back: two arrays of zeros
 in each step.
@@ -38,9 +52,14 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
-from jaxpr_opt.analysis.windows.access import Access, access, is_same_window
+from jaxpr_opt.analysis.windows.access import Access, access, is_same_window, reads_window
+from jaxpr_opt.analysis.windows.coinciding import are_comparable
+from jaxpr_opt.analysis.windows.parts import origin
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of
+from jaxpr_opt.builders.coinciding import read_around
+from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -53,6 +72,14 @@ class ReadBack(Match):
     write: Access
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadAround(Match):
+    """A read of a window that may be the one that `write` has written, or added to."""
+
+    read: Access
+    write: Access
+
+
 @dataclass(frozen=True)
 class ForwardWrittenWindows(Pass):
     """Write and read back -> write."""
@@ -62,16 +89,28 @@ class ForwardWrittenWindows(Pass):
     cleanup: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather"})
 
-    def find(self, op: Op) -> Iterator[ReadBack]:
+    def find(self, op: Op) -> Iterator[Match]:
         made_by = op.operands[0].op
         write = access(made_by) if made_by is not None and op.result.uses else None
         if write is None or write.kind == "read":  # (1)
             return
+        read = access(op)
         if is_same_window(op, write.op):  # (1)
             yield ReadBack(op, f"{op.name} reads what {write.op.name} has written", write)
+        elif read is not None and are_comparable(read, write) and _is_only_read(write):  # (4)
+            says = f"{op.name} reads what was there before, or what {write.op.name} has written"
+            yield ReadAround(op, says, read, write)
 
-    def refuse(self, match: ReadBack) -> str | None:
+    def refuse(self, match: Match) -> str | None:
         op = match.op
+        if isinstance(match, ReadAround):
+            read, array = match.read, match.write.array
+            if not isinstance(array.dtype, np.dtype):
+                return f"windows of {array.dtype} are not selected"  # (4)
+            if cost_model().is_most(read.nbytes + match.write.nbytes, array.nbytes):
+                return "the windows are most of the array"
+            return None
+        assert isinstance(match, ReadBack)
         if not _may_be_filled(op, match.write):
             return None
         if not isinstance(op.result.dtype, np.dtype):
@@ -80,7 +119,13 @@ class ForwardWrittenWindows(Pass):
             return "the dtype of the index is too small for all rows"  # (2)
         return None
 
-    def rewrite(self, match: ReadBack, rw: Rewriter) -> None:
+    def rewrite(self, match: Match, rw: Rewriter) -> None:
+        if isinstance(match, ReadAround):
+            op, (fun, operands) = match.op, read_around(match.read, match.write)
+            rw.replace(op.result, rw.typed(fun, op.result.aval, *operands, before=op))
+            rw.erase(op)
+            return
+        assert isinstance(match, ReadBack)
         read, write = match.op, match.write
         to_zeros = uniform(write.array) == 0
 
@@ -97,6 +142,26 @@ class ForwardWrittenWindows(Pass):
         operands = (write.value, write.array, *write.indices)
         rw.replace(read.result, rw.typed(forwarded, read.result.aval, *operands, before=read))
         rw.erase(read)
+
+
+def _is_only_read(write: Access) -> bool:
+    """Whether a written array, maybe written again, would be dropped but for what reads windows of
+    it; or selected where it is written (`sink-select-into-update`).
+    """
+    value = write.op.result
+    for _ in range(limits.WRITES_IN_A_ROW):
+        onwards = [user for user in value.users if not reads_window(user, value)]
+        if len(onwards) != 1:
+            return not onwards
+        (user,) = onwards
+        if user.name == "select_n":
+            origins = [origin(user, case) for case in range(len(user.operands) - 1)]
+            return len(set(origins)) < len(origins)
+        further = access(user)
+        if further is None or further.array is not value:
+            return False
+        value = user.result
+    return False
 
 
 def _may_be_filled(read: Op, write: Access) -> bool:  # (2)

@@ -2,11 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
+from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 
@@ -155,6 +157,136 @@ def test_indices_too_small_to_be_out_of_range():
     check_refuses(FORWARD, program, *types, because="too small for all rows")
 
 
+def element(b, u, i):
+    return lax.dynamic_update_slice(b, u[None], (i,), allow_negative_indices=False)
+
+
+def get(b, i):
+    return read(b, i, 1)[0]
+
+
+def test_another_element():
+    """(4) What was there, unless it is the one that was written; the written array is dropped."""
+    check_rewrite(
+        FORWARD,
+        lambda b, u, i, j: get(element(b, u, i), j),
+        *("f32[8]", "f32[]", "i32[]", "i32[]"),
+        diff="""
+            fn (b:f32[8], u:f32[], i:i32[], j:i32[]) {
+              b1:f32[1] = broadcast_in_dim u
+              d:f32[8] = dynamic_update_slice b b1 i
+          -   d1:f32[1] = dynamic_slice d j
+          +   d1:f32[1] = dynamic_slice b j
+          +   r:i32[1] = reshape j
+          +   r1:i32[1] = reshape i
+          +   c:i32[1] = clamp 0 r 7
+          +   c1:i32[1] = clamp 0 r1 7
+          +   e:bool[1] = eq c c1
+          +   s1:f32[1] = select_n e d1 b1
+          -   s:f32[] = squeeze d1
+          +   s:f32[] = squeeze s1
+              return s
+            }
+        """,
+    )
+
+
+def test_another_element_of_what_is_selected():
+    """(4) The select may then be of the written window."""
+
+    def program(p, b, u, i, j):
+        first = element(b, u, i)
+        return lax.select_n(p, b, element(first, get(first, j) * 2, j))
+
+    graph = alone(FORWARD, program, "bool[]", "f32[8]", "f32[]", "i32[]", "i32[]", fires=True)
+    run_alone((SinkSelectIntoUpdate(),), graph)
+    assert not any(op.name == "select_n" and op.result.shape == (8,) for op in graph.walk())
+
+
+def reads(mode):
+    """An element, clamped or filled."""
+    if mode == "slice":
+        return get
+    numbers = lax.GatherDimensionNumbers((), (0,), (0,))
+    return lambda b, i: lax.gather(b, i[None], numbers, (1,), mode=mode, fill_value=7.0)
+
+
+def changes(mode):
+    """A change of an element, clamped or dropped."""
+    if mode == "slice":
+        return element
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    kind, mode = mode.split()
+    change = {"set": lax.scatter, "add": lax.scatter_add}[kind]
+    return lambda b, u, i: change(b, i[None], u, numbers, mode=mode)
+
+
+@pytest.mark.parametrize("there", ["slice", "fill", "clip"])
+@pytest.mark.parametrize("here", ["slice", "set drop", "set clip", "add drop", "add clip"])
+def test_any_two_elements(here, there):
+    """(4) Of one array, and in each row of a batch: what one of them drops, the other clamps."""
+    program = lambda b, u, i, j: reads(there)(changes(here)(b, u, i), j)
+    b, u = jnp.arange(8.0) + 0.1, jnp.float32(0.3)
+    for i, j in ((3, 3), (3, 4), (8, 7), (-1, 0), (99, 99), (-99, -99)):
+        alone(FORWARD, program, b, u, jnp.int32(i), jnp.int32(j), fires=True)
+    i, j = (x.ravel() for x in np.meshgrid(PLACES, PLACES))
+    rows = jnp.arange(8.0 * i.size).reshape(i.size, 8)
+    alone(FORWARD, jax.vmap(program), rows, jnp.arange(0.5, i.size), i, j, fires=True)
+    for_all = jax.vmap(program, (0, 0, None, 0))
+    for place in (-1, 0, 7, 8):
+        alone(FORWARD, for_all, rows, jnp.arange(0.5, i.size), jnp.int32(place), j, fires=True)
+
+
+def test_rows_of_columns():
+    """(4) A window that is whole along other axes; the axes of a batch in another order."""
+
+    def program(b, u, i, j):
+        return lax.dynamic_index_in_dim(b.at[:, i].set(u), j, 1, keepdims=False)
+
+    b, u = jnp.arange(24.0).reshape(3, 8), jnp.arange(3.0) - 9
+    for i, j in ((3, 3), (3, 4), (7, 99), (99, 7)):
+        alone(FORWARD, program, b, u, jnp.int32(i), jnp.int32(j), fires=True)
+    batch = jax.vmap(program, (1, 1, 0, 0))
+    i, j = jnp.array([1, 2, 7]), jnp.array([1, 3, 99])
+    alone(FORWARD, batch, b.reshape(3, 1, 8).repeat(3, 1), u[:, None] * i, i, j, fires=True)
+
+
+def test_places_of_two_types():
+    """(4) As integers of one type; JAX wraps an int64 around, where it reads."""
+    program = lambda b, u, i, j: reads("fill")(changes("set drop")(b, u, i), j)
+    b, u = jnp.arange(8, dtype=jnp.float32), jnp.float32(9)
+    for i, j in ((3, 3), (3, 4), (8, 255)):
+        alone(FORWARD, program, b, u, jnp.int32(i), jnp.uint8(j), fires=True)
+        alone(FORWARD, program, b, u, jnp.uint32(i), jnp.int16(j), fires=True)
+    with jax.enable_x64(True):
+        alone(FORWARD, program, b, u, jnp.int32(3), jnp.int64(2**32 + 3), fires=False)
+
+
+def other(b, u, i, j):
+    """An element of what another may have been written to."""
+    return lax.dynamic_index_in_dim(lax.dynamic_update_index_in_dim(b, u, i, 0), j, 0)
+
+
+def test_few_elements():
+    """(4) To compare takes as long as to copy them."""
+    types, because = ("f32[3]", "f32[]", "i32[]", "i32[]"), "the windows are most of the array"
+    check_refuses(FORWARD, other, *types, because=because)
+
+
+def test_another_key():
+    """(4) No key is selected."""
+    keys = jax.random.split(jax.random.key(0), 8)
+    places = jnp.int32(3), jnp.int32(4)
+    check_refuses(FORWARD, other, keys, keys[0], *places, because="are not selected")
+
+
+def test_indices_too_small_for_a_comparison():
+    """(4) JAX 0.10 drops whatever an int8 tells to write in 200 rows."""
+    program = lambda b, u, i, j: reads("clip")(changes("set clip")(b, u, i), j)
+    graph = import_jaxpr(traced(program, "f32[200]", "f32[]", "i8[]", "i32[]"))
+    assert not run_alone((FORWARD,), graph).record(FORWARD.name, FORWARD.cleanup).rewrites
+
+
 @pytest.mark.parametrize("dtype", ["bool", "i8", "u32", "bf16", "c64"])
 def test_dtypes(dtype):
     """The filler is one of the type."""
@@ -206,8 +338,24 @@ def test_keys():
         pytest.param(lambda b, u, i: read(write(write(b, u, i), u, 3), i), id="1 written over"),
         pytest.param(lambda b, u, i: write(b, u, i)[i], id="1 normalised for one of them"),
         pytest.param(
-            lambda b, u, i: b.at[i].set(1.0, mode="drop").at[i].get(mode="clip"),
-            id="1 dropped, but clamped",
+            lambda b, u, i: (w := element(b, u[0], i), element(w, u[1], i + 2), get(w, i + 1)),
+            id="4 kept for something else",
+        ),
+        pytest.param(
+            lambda b, u, i: get(jnp.where(i > 0, b, element(b, u[0], i)), i), id="4 selected first"
+        ),
+        pytest.param(
+            lambda b, u, i: (
+                lax.select_n(i > 0, w := element(b, u[0], i), 2 * b),
+                get(w, i + 1),
+            ),
+            id="4 selected beside another array",
+        ),
+        pytest.param(
+            lambda b, u, i: lax.scatter(
+                b.reshape(4, 2), i[None], u, lax.ScatterDimensionNumbers((0,), (0,), (0,))
+            ).reshape(8)[i],
+            id="4 of another shape",
         ),
         pytest.param(
             lambda b, u, i: b.at[jnp.stack([i, i])].set(u)[jnp.stack([i, i])], id="1 twice"

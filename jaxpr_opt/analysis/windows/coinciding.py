@@ -1,0 +1,61 @@
+"""Windows that coincide or have no element in common, wherever they are, so that a program can tell
+which by comparing two places.
+
+Each is a single place along some axes of the array, and whole along the others.
+"""
+
+from __future__ import annotations
+
+from jax import lax
+
+from jaxpr_opt.analysis.windows.access import Access, indexed_axes
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import has_numbers, mode_of, numbers_of
+
+DROPS = lax.GatherScatterMode.FILL_OR_DROP
+CLAMPS = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+def are_comparable(a: Access, b: Access) -> bool:
+    """Whether two windows of arrays of one shape coincide or are apart, in each row of a batch."""
+    # Condition 4 of forward-written-windows.
+    alike = a.array.shape == b.array.shape and a.sizes == b.sizes
+    # Condition 4 of forward-written-windows.
+    return alike and _is_one_place(a) and _is_one_place(b)
+
+
+def single_axes(window: Access) -> list[int]:
+    """The axes along which the window is one of several places, the same in all rows or not."""
+    sizes = zip(window.sizes, window.array.shape, strict=True)
+    return [axis for axis, (size, n) in enumerate(sizes) if size != n]
+
+
+def batch(window: Access) -> list[tuple[int, int]]:
+    """The axes of the array on which each row has a window, and which axis of the index each is, in
+    the order of the latter.
+    """
+    if not has_numbers(window.op):
+        return []
+    numbers, is_read = numbers_of(window.op), window.kind == "read"
+    of_index = (
+        numbers.start_indices_batching_dims if is_read else numbers.scatter_indices_batching_dims
+    )
+    pairs = zip(numbers.operand_batching_dims, of_index, strict=True)
+    return sorted(pairs, key=lambda pair: pair[1])
+
+
+def _is_one_place(window: Access) -> bool:
+    single = single_axes(window)
+    # Condition 4 of forward-written-windows.
+    if any(window.sizes[axis] != 1 for axis in single):
+        return False
+    if not has_numbers(window.op):
+        return True
+    (index,), mode = window.indices, mode_of(window.op)
+    whole = set(indexed_axes(window.op)) - set(single)
+    # Condition 4 of forward-written-windows.
+    if mode == DROPS and any(window.window[axis].start is None for axis in whole):
+        return False  # all of the window may be dropped
+    known = mode in {DROPS, *CLAMPS} and set(single) <= set(indexed_axes(window.op))
+    is_wide = dtypes.bits(index.dtype) > 32  # JAX reads at what is left of it in 32 bits
+    return known and not is_wide and dtypes.holds(index.dtype, max(window.array.shape))

@@ -1,0 +1,121 @@
+"""Arrays as parts of one array, each zero where another is not: the transpose of a select splits a
+cotangent into such parts, and the transpose of the selected code writes windows of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.selected_cases import case_within
+from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.traits import SUMS
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What `whole` is where `which` says one of `cases`, zero elsewhere; then written to."""
+
+    result: Value
+    writes: tuple[Access, ...]
+    """First to last."""
+    before: Value
+    """The part as it was before."""
+    whole: Value
+    which: Value
+    cases: frozenset[int]
+
+
+def part(value: Value, anchor: Op) -> Part | None:
+    """A value as a part of another one, with the windows that the region of `anchor` writes."""
+    before, writes = before_writes(value, anchor)
+    found = _part(before)
+    return Part(value, writes, before, *found) if found is not None else None
+
+
+def _part(value: Value) -> tuple[Value, Value, frozenset[int]] | None:
+    """Of what a value is a part, by which predicate, and in which cases."""
+    op = value.op
+    if op is None or op.name != "select_n":
+        return None
+    which, *cases = op.operands
+    chosen = frozenset(case for case, v in enumerate(cases) if uniform(v) != 0)
+    wholes = {cases[case] for case in chosen}
+    return (wholes.pop(), which, chosen) if len(wholes) == 1 else None
+
+
+def joined(parts: Sequence[Part]) -> Value | None:
+    """The array of which each element was in just one of some parts, or of parts of parts."""
+    cases: dict[tuple[Value, Value], list[int]] = {}
+    pending = [(each.whole, each.which, each.cases, each.before) for each in parts]
+    while pending:
+        whole, which, chosen, before = pending.pop()
+        found = cases.setdefault((whole, which), [])
+        found += chosen
+        assert before.op is not None
+        # Condition 1 of join-selected-parts.
+        if sorted(found) != list(range(len(before.op.operands) - 1)):
+            continue
+        del cases[whole, which]
+        if not pending and not cases:
+            return whole
+        around = _part(whole)
+        if around is None:
+            return None
+        pending.append((*around, whole))
+    return None
+
+
+def before_writes(value: Value, anchor: Op) -> tuple[Value, tuple[Access, ...]]:
+    """What an array was before windows of it were written, and the writes, first to last."""
+    writes: tuple[Access, ...] = ()
+    while (op := value.op) is not None and len(writes) < limits.WRITES_IN_A_ROW:
+        write = access(op) if op.region is anchor.region else None
+        if write is None or write.kind == "read":
+            break
+        writes, value = (write, *writes), write.array
+    return value, writes
+
+
+def origin(select: Op, case: int) -> Value:
+    """What a case of a select was before windows of it were written, where the case counts."""
+    which, *cases = select.operands
+    value = cases[case]
+    for _ in range(limits.WRITES_IN_A_ROW):
+        op = value.op
+        write = access(op) if op is not None else None
+        if write is not None and write.kind != "read":
+            value = write.array
+            continue
+        is_select = op is not None and op.name == "select_n"
+        taken = case_within(op, which, case, len(cases)) if op is not None and is_select else None
+        if op is None or taken is None:
+            break
+        value = op.operands[1 + taken]
+    return value
+
+
+def summands(op: Op, array: Value | None = None) -> tuple[tuple[Op, ...], list[Value]]:
+    """The additions that make a sum, last to first, and what is added; `array`, if it is a sum, is
+    added as one.
+    """
+    sums, terms, left = [op], [], list(op.operands)
+    while left:
+        value = left.pop()
+        inner = value.op
+        if (
+            inner is not None
+            and inner.name in SUMS
+            and inner.region is op.region
+            and value is not array
+            and len(value.uses) == 1
+            and len(sums) < limits.WRITES_IN_A_ROW
+        ):
+            sums.append(inner)
+            left += inner.operands
+        else:
+            terms.append(value)
+    return tuple(sums), terms
