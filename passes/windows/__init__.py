@@ -5,10 +5,10 @@ table, a carry through each loop of a nest.  Each pass is one law:
 
 ==============================  ================================================================
 `narrow-reads`                  a read of an op's result becomes the op on reads of its operands
-`forward-written-windows`       a read of a written window is the written value
+`forward-written-windows`       a read of a written window is the written value, or may be
 `accumulate-sparse-cotangents`  adding zeros with a window set adds to the window
 `add-in-branches`               adding a cond's result, or its zeros, adds in the branch
-`join-selected-parts`           the sum of two disjoint parts becomes a write into the whole
+`join-selected-parts`           the sum of disjoint parts becomes writes into the whole
 `sink-select-into-update`       a select between an array and its update selects the window
 `write-after-branches`          a write in a branch moves after the cond
 `recognize-one-hot`             a mask with one true element becomes an index

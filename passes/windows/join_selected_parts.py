@@ -1,5 +1,4 @@
-"""Write a window into the whole array instead of into one of two disjoint parts that are then
-added.
+"""Write windows into the whole array instead of into its disjoint parts, which are then added.
 
 Before::
 
@@ -15,21 +14,23 @@ After::
     v = add_any r u
     s = write c i v
 
-The transpose of a select splits a cotangent into two parts, each zero where the other is not. The
-transpose of the selected code writes into one, or adds to it; the sum of the parts touches three
-whole arrays in every step of a loop. Sound when
+The transpose of a select splits a cotangent into parts, each zero where the others are not: two, or
+as many as a `switch` has branches. The transpose of the selected code writes into them, or adds to
+them; the sum of the parts touches three whole arrays in every step of a loop. Where several parts
+were written to, each window of the sum is the sum of what all of them have there. Sound when
 
-1. both are parts of one array by one predicate: x + 0 is x, up to the sign of zero;
+1. all that is added are parts of one array by one predicate, or parts of such a part by another,
+   each element in one of them: x + 0 is x, up to the sign of zero;
 2. each write is of one window, or one in each row of a batch, so that no element is written twice
    (`jaxpr_opt.analysis.windows.access`); reads mirror writes, so that windows out of range are
    clamped alike, and dropped ones have no effect;
-3. additions come first: an addition to a window that was written or added to before would change
-   the order of the sum;
+3. windows that may coincide are compared (`forward-written-windows`), where several parts were
+   written to, or a window was added to after another was written: sums keep their order;
 4. no op reads more of the parts than windows, which are then selected by themselves
-   (`narrow-reads`), and no other op reads the intermediate arrays.
+   (`narrow-reads`); nor more of the intermediate arrays than windows that can be compared.
 
-Cost: one read of a window for each write, and no longer the array: less, unless the windows are
-most of it.
+Cost: one read of a window of each part for each write, and no longer the array: less, unless the
+windows are most of it.
 Source: https://github.com/jax-ml/jax/issues/8192, under `jax.grad`.
 """
 
@@ -37,14 +38,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
-import jax
-
-from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
-from jaxpr_opt.analysis.windows.access import Access, access, reads_window
-from jaxpr_opt.cost import limits
+from jaxpr_opt.analysis.values.constants import is_weak, strong
+from jaxpr_opt.analysis.windows.access import Access, access, is_same_window, reads_window
+from jaxpr_opt.analysis.windows.coinciding import are_comparable
+from jaxpr_opt.analysis.windows.parts import Part, joined, part, summands
+from jaxpr_opt.builders.summed_windows import write_sum
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Value
@@ -54,17 +54,28 @@ from jaxpr_opt.ir.traits import SUMS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumOfParts(Match):
-    """One part of `whole`, plus what `writes` make of the `other`, first to last."""
+    """A sum of all the parts of an array."""
 
-    part: Value
-    other: Value
     whole: Value
-    writes: tuple[Access, ...]
+    parts: tuple[Part, ...]
+    sums: tuple[Op, ...]
+    """The additions, last to first."""
+
+    @property
+    def writes(self) -> list[Access]:
+        """Of all parts, those of one part first to last."""
+        return [write for each in self.parts for write in each.writes]
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether one part was written to, and no window added to after another was written."""
+        kinds = [write.kind for write in self.writes]
+        return sum(bool(each.writes) for each in self.parts) <= 1 and "add" not in kinds[1:]
 
 
 @dataclass(frozen=True)
 class JoinSelectedParts(Pass):
-    """The sum of the two parts of an array, of which one was written to, is written to."""
+    """The sum of the parts of an array, of which some were written to, is written to."""
 
     name: ClassVar[str] = "join-selected-parts"
     whole_arrays: ClassVar[bool] = True
@@ -72,75 +83,63 @@ class JoinSelectedParts(Pass):
     needs: ClassVar[frozenset[str]] = frozenset({"select_n"})
 
     def find(self, op: Op) -> Iterator[SumOfParts]:
-        for part, last in (op.operands, op.operands[::-1]):
-            known = _part(part)
-            if known is None:
-                continue
-            which, case, whole = known
-            other, writes = _written(last, op)
-            if _part(other) == (which, 1 - case, whole):  # (1)
-                says = f"two disjoint parts of {whole.label} are written in place, not added"
-                yield SumOfParts(op, says, part, other, whole, writes, about=op.result)
-                return
+        sums, terms = summands(op)
+        parts = [known for term in terms if (known := part(term, op)) is not None]
+        whole = joined(parts) if len(parts) == len(terms) else None
+        if whole is not None:  # (1)
+            says = f"disjoint parts of {whole.label} are written in place, not added"
+            yield SumOfParts(op, says, whole, tuple(parts), sums, about=op.result)
 
     def refuse(self, match: SumOfParts) -> str | None:
-        path = {match.op, *(write.op for write in match.writes)}
-        for value in (match.part, match.other):
-            whole = (u for u in value.users if u not in path and not reads_window(u, value))
+        path = {*match.sums, *(write.op for write in match.writes)}
+        for each in match.parts:
+            whole = (
+                u for u in each.before.users if u not in path and not reads_window(u, each.before)
+            )
             user = next(whole, None)
             if user is not None:
                 return f"{user.name} reads a whole part"  # (4)
-        if any(write.kind == "add" for write in match.writes[1:]):
+        for op in path - {match.op}:
+            for user in op.result.users:
+                if user not in path and not _is_read_around(user, op.result, match):
+                    return f"what {op.name} makes is read elsewhere, too"  # (4)
+        if not match.is_simple and not _are_comparable(match.writes):
             return "a written window is added to, and the order of the sum would change"  # (3)
-        for write in match.writes:
-            if not path.issuperset(write.op.result.users):
-                return f"what {write.op.name} makes is read elsewhere, too"  # (4)
-        if cost_model().is_most(sum(write.nbytes for write in match.writes), match.whole.nbytes):
+        windows = sum(write.nbytes for write in match.writes)
+        if cost_model().is_most(windows, match.whole.nbytes):
             return "the windows are most of the array"
         return None
 
     def rewrite(self, match: SumOfParts, rw: Rewriter) -> None:
         op, version = match.op, match.whole
-        for write in match.writes:
-            version = _again(write, version, match, rw)
+        terms = {v.result: v.before if match.is_simple else v.result for v in match.parts}
+        for each in match.parts:
+            for write in each.writes:
+                if not match.is_simple:
+                    version = write_sum(version, terms, write, match.sums, rw)
+                elif write.kind == "write":
+                    version = write_sum(
+                        version, {**terms, each.result: None}, write, match.sums, rw
+                    )
+                else:
+                    operands = version, write.value, *write.indices
+                    version = rw.typed(write.again, write.op.result.aval, *operands, before=op)
         if is_weak(version) != is_weak(op.result):
             version = rw.typed(strong, op.result.aval, version, before=op)
         rw.replace(op.result, version)
-        for each in (op, *(write.op for write in reversed(match.writes))):
-            rw.erase(each)
+        for made in (*match.sums, *(write.op for write in reversed(match.writes))):
+            if not made.result.uses:
+                rw.erase(made)
 
 
-def _part(value: Value) -> tuple[Value, int, Value] | None:  # (1)
-    """The predicate by which a value is some array or zero, which case is the array, and that."""
-    op = value.op
-    if op is None or op.name != "select_n" or len(op.operands) != 3:
-        return None
-    which, *cases = op.operands
-    case = next((at for at in (0, 1) if uniform(cases[1 - at]) == 0), None)
-    return (which, case, cases[case]) if case is not None else None
+def _is_read_around(user: Op, value: Value, match: SumOfParts) -> bool:  # (4)
+    """Whether an op reads a window of a written part, that can be read of the part as it was."""
+    read = access(user) if reads_window(user, value) else None
+    writes = [write for write in match.writes if write.op.result is value]
+    return read is not None and all(
+        is_same_window(user, write.op) or are_comparable(read, write) for write in writes
+    )
 
 
-def _written(value: Value, anchor: Op) -> tuple[Value, tuple[Access, ...]]:
-    """What an array was before windows of it were written, and the writes, first to last."""
-    writes: tuple[Access, ...] = ()
-    while (op := value.op) is not None and len(writes) < limits.WRITES_IN_A_ROW:
-        write = access(op) if op.region is anchor.region else None
-        if write is None or write.kind == "read":  # (2)
-            break
-        writes, value = (write, *writes), write.array
-    return value, writes
-
-
-def _again(write: Access, version: Value, match: SumOfParts, rw: Rewriter) -> Value:
-    """The write into a version of the whole, of the sum of both parts."""
-    plus = match.op
-    assert plus.primitive is not None
-    add = partial(plus.primitive.bind, **plus.params)
-
-    def fun(version: jax.Array, part: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
-        if write.kind == "write":
-            value = add(write.read(part, *at), value)
-        return write.again(version, value, *at)
-
-    operands = (version, match.part, write.value, *write.indices)
-    return rw.typed(fun, write.op.result.aval, *operands, before=plus)
+def _are_comparable(writes: list[Access]) -> bool:  # (3)
+    return all(are_comparable(write, writes[0]) for write in writes)

@@ -1,4 +1,4 @@
-"""Two parts of an array are added: it is the array, with what was written to one of them."""
+"""Parts of an array are added: it is the array, with what was written to them."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
+from jaxpr_opt.analysis.windows.access import WRITES
+from jaxpr_opt.ir.graph import Cond, Scan
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
+from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
 from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
-from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 
 JOIN = JoinSelectedParts()
+FORWARD = ForwardWrittenWindows()
 TYPES = "bool[]", "f32[16]", "f32[2]", "i32[]"
 
 
@@ -85,18 +91,111 @@ def test_an_addition_and_writes():
               a1:i32[] = add i 1
           +   s4:f32[16] = scatter-add[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] c b1 7.0
           +   d3:f32[2] = dynamic_slice s i
-          +   a3:f32[2] = add d3 m
+          +   a3:f32[2] = add m d3
           -   d2:f32[16] = dynamic_update_slice d1 u a1
           +   d2:f32[16] = dynamic_update_slice s4 a3 i
           -   a2:f32[16] = add d2 s
           +   d4:f32[2] = dynamic_slice s a1
-          +   a4:f32[2] = add d4 u
+          +   a4:f32[2] = add u d4
           +   d5:f32[16] = dynamic_update_slice d2 a4 a1
           -   return a2
           +   return d5
             }
         """,  # noqa: E501
     )
+
+
+def element(b, u, i):
+    return lax.dynamic_update_slice(b, u[None], (i,), allow_negative_indices=False)
+
+
+def test_both_parts_are_written_to():
+    """(3) Each window of the sum is the sum of what both have there."""
+
+    def program(p, c, u, v, i, j):
+        a, b = parts(p, c)
+        return lax.add(element(a, u, i), element(b, v, j))
+
+    check_rewrite(
+        JOIN,
+        program,
+        *("bool[]", "f32[16]", "f32[]", "f32[]", "i32[]", "i32[]"),
+        diff="""
+            fn (p:bool[], c:f32[16], u:f32[], v:f32[], i:i32[], j:i32[]) {
+              b:f32[16] = broadcast_in_dim 0.0
+              s:f32[16] = select_n p c b
+              s1:f32[16] = select_n p b c
+              b1:f32[1] = broadcast_in_dim u
+              d:f32[16] = dynamic_update_slice s b1 i
+              b2:f32[1] = broadcast_in_dim v
+              d1:f32[16] = dynamic_update_slice s1 b2 j
+          -   a:f32[16] = add d d1
+          +   d2:f32[1] = dynamic_slice d1 j
+          +   d3:f32[1] = dynamic_slice d j
+          +   a1:f32[1] = add d3 d2
+          +   d4:f32[16] = dynamic_update_slice c a1 j
+          +   d5:f32[1] = dynamic_slice d1 i
+          +   d6:f32[1] = dynamic_slice d i
+          +   a2:f32[1] = add d6 d5
+          +   d7:f32[16] = dynamic_update_slice d4 a2 i
+          -   return a
+          +   return d7
+            }
+        """,
+    )
+
+
+def test_parts_of_a_switch():
+    """(1) As many as there are branches, of which some may have a part together."""
+
+    def program(k, c, u, i):
+        zeros = jnp.zeros_like(c)
+        a = element(lax.select_n(k, c, zeros, zeros, c), u, i)
+        b = element(lax.select_n(k, zeros, c, zeros, zeros), u * 2, i + 1)
+        d = element(lax.select_n(k, zeros, zeros, c, zeros), u * 3, i - 1)
+        return lax.add(lax.add(b, a), d)
+
+    for k in range(4):
+        for i in (0, 3, 15, 16, -1):
+            args = jnp.int32(k), jnp.arange(16.0), jnp.float32(0.3), jnp.int32(i)
+            graph = alone(JOIN, program, *args, fires=True)
+    assert (
+        sum(op.name in ("add", "add_any") and op.result.shape == (16,) for op in graph.walk()) == 0
+    )
+
+
+def test_an_addition_to_what_was_written():
+    """(3) Where the two coincide, in the order of the sum."""
+
+    def program(p, c, u, i, j):
+        a, b = parts(p, c)
+        return element(b, u, i).at[j].add(7.3, mode="drop") + a
+
+    for i, j in ((3, 3), (3, 4), (15, 16), (0, -16), (99, 15)):
+        for p in (False, True):
+            args = (
+                jnp.array(p),
+                jnp.arange(16.0) + 0.1,
+                jnp.float32(1e8),
+                jnp.int32(i),
+                jnp.int32(j),
+            )
+            alone(JOIN, program, *args, fires=True)
+
+
+def test_a_window_read_between_two_writes():
+    """(4) It is read of the part, or of what was written."""
+
+    def program(p, c, u, i, j):
+        a, b = parts(p, c)
+        first = element(b, u, i)
+        between = lax.dynamic_slice(first, (j,), (1,), allow_negative_indices=False)
+        return a + element(first, between[0] * 2, j), between
+
+    graph = alone(JOIN, program, "bool[]", "f32[16]", "f32[]", "i32[]", "i32[]", fires=True)
+    run_alone((FORWARD,), graph)
+    run_alone((EliminateDeadCode(),), graph)
+    assert [op.name for op in graph.walk()].count("dynamic_update_slice") == 2
 
 
 def test_nothing_is_written():
@@ -121,6 +220,26 @@ def test_nothing_is_written():
             }
         """,
     )
+
+
+@pytest.mark.parametrize("mode", ["drop", "clip"])
+@pytest.mark.parametrize("change", ["set", "add"])
+@pytest.mark.parametrize("case", [False, True])
+def test_wherever_both_windows_are(mode, change, case):
+    """(2), (3) One of each row of a batch, the other at one place for all rows; any two places."""
+
+    def program(p, c, u, i, j):
+        a, b = parts(p, c)
+        one = lambda b, u, i: getattr(b.at[i].set(u, **how).at[i + 1], change)(u, **how)
+        ours = jax.vmap(one)(b, u, i)
+        return a.at[:, j].set(u[0], **how) + ours
+
+    how = {"mode": mode, "wrap_negative_indices": False}
+    count = len(PLACES)
+    c = jnp.arange(16.0 * count).reshape(count, 16) + 0.1
+    u, i = jnp.arange(1.0, count + 1), jnp.array(PLACES)
+    for j in (-1, 0, 15, 16):
+        alone(JOIN, program, jnp.array(case), c, u, i, jnp.int32(j), fires=True)
 
 
 ZEROS = np.zeros(16, np.float32)
@@ -200,6 +319,19 @@ def test_weak_types():
             id="3",
         ),
         pytest.param(
+            lambda p, c, u, i: write(parts(p, c)[0], u, i) + write(parts(p, c)[1], u, i + 1),
+            "a written window is added to, and the order of the sum would change",
+            id="3 windows that overlap",
+        ),
+        pytest.param(
+            lambda p, c, u, i: (
+                parts(p, c)[0] + (w := write(parts(p, c)[1], u, i)),
+                read(w, i + 1),
+            ),
+            "what dynamic_update_slice makes is read elsewhere",
+            id="4 a window that overlaps",
+        ),
+        pytest.param(
             lambda p, c, u, i: (parts(p, c)[0] + (w := write(parts(p, c)[1], u, i)), w),
             "what dynamic_update_slice makes is read elsewhere",
             id="4 what is written",
@@ -260,3 +392,68 @@ def test_refusals(program, because):
 def test_other_sums(program):
     graph = import_jaxpr(traced(program, *TYPES))
     assert not run_alone((JOIN,), graph).record(JOIN.name, False).rewrites
+
+
+def reservoir(kept, rows, at):
+    """Rows take the places that are free, then others, or none."""
+
+    def step(kept, x):
+        i, row, place = x
+        later = jnp.where(place < 64, kept.at[place].set(row), kept)
+        return jnp.where(i < 64, kept.at[i].set(row), later), None
+
+    return lax.scan(step, kept, (jnp.arange(len(rows)), rows, at))[0]
+
+
+def swaps(x, gains, pairs):
+    """Two elements change places, or one grows."""
+
+    def step(x, given):
+        gain, (i, j) = given
+        a, b = x[i], x[j]
+        return jnp.where(i < j, x.at[i].set(b).at[j].set(a), x.at[i].add(gain)), a * b
+
+    return lax.scan(step, x, (gains, pairs))[1]
+
+
+def rows_of_branches(x, gains, places):
+    """A row is written in some branches of a branch, from another row."""
+
+    def step(x, given):
+        gain, i = given
+        inner = lambda x: lax.cond(
+            gain > 0, lambda x: x.at[i].set(jnp.sin(x[i - 3]) * gain), same, x
+        )
+        return lax.cond(gain > 1, lambda x: x.at[i].set(gain), inner, x), None
+
+    same = lambda x: x
+    return lax.scan(step, x, (gains, places))[0]
+
+
+@pytest.mark.parametrize("program", [reservoir, swaps, rows_of_branches])
+@pytest.mark.parametrize("batch", [False, True])
+def test_gradients_of_steps_that_write_here_or_there(program, batch):
+    """They write there, and make no other array in a step; and so do those of a batch."""
+    shape = () if program is swaps else (4,)
+    x, gains = np.random.default_rng(0).normal(size=(64, *shape)), np.linspace(-1, 2, 90)
+    places = np.random.default_rng(1).integers(0, 99, (90, 2) if program is swaps else 90) % 64
+    given = gains if program is not reservoir else gains[:, None] * np.ones(4)
+    loss = lambda x, g, i: (program(x, g, i) ** 2).sum()
+    gradient = jax.grad(loss, (0, 1))
+    args = jnp.float32(x), jnp.float32(given), jnp.int32(places)
+    if batch:
+        gradient = jax.vmap(gradient)
+        args = jax.tree.map(lambda a: jnp.stack([a, a[::-1], a], dtype=a.dtype), args)
+    assert_close(jax.jit(gradient)(*args), optimize(gradient)(*args))
+    assert_close(jax.jit(gradient)(*args), jax.jit(above(loss, batch))(*args))
+    graph = import_jaxpr(jax.make_jaxpr(optimize(gradient))(*args))
+    *_, loop = (op for op in graph.walk() if isinstance(op, Scan))
+    carried = {carry.param.shape for carry in loop.carries if carry.param.shape}
+    whole = [op for op in loop.body.walk() if {v.shape for v in op.results} & carried]
+    assert all(op.name in WRITES or isinstance(op, Cond) for op in whole), whole
+
+
+def above(loss, batch):
+    """The same with the optimiser below the gradient."""
+    gradient = jax.grad(optimize(loss), (0, 1))
+    return jax.vmap(gradient) if batch else gradient

@@ -1,0 +1,41 @@
+"""Write windows of a sum into an array that is the sum everywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from jaxpr_opt.analysis.windows.access import Access, written
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+
+
+def write_sum(
+    array: Value,
+    terms: Mapping[Value, Value | None],
+    write: Access,
+    sums: Sequence[Op],
+    rw: Rewriter,
+) -> Value:
+    """The array, with what all that is added has in the window of a write, in the order of the sum.
+
+    `sums` are the additions, last to first. `terms` says of what array each summand is read; None
+    if it is what is written.
+    """
+    arrays = [term for term in terms.values() if term is not None]
+
+    def fun(array: jax.Array, value: jax.Array, *rest: jax.Array) -> jax.Array:
+        given, at = iter(rest[: len(arrays)]), rest[len(arrays) :]
+        there = {
+            summand: value if term is None else write.read(next(given), *at)
+            for summand, term in terms.items()
+        }
+        for plus in reversed(sums):
+            assert plus.primitive is not None
+            operands = [there[v] for v in plus.operands]
+            there[plus.result] = plus.primitive.bind(*operands, **plus.params)
+        return written(write.op, array, there[sums[0].result], *at)
+
+    operands = (array, write.value, *arrays, *write.indices)
+    return rw.typed(fun, array.aval, *operands, before=sums[0])
