@@ -31,6 +31,9 @@ Sound when
 3. the sum has the type of the accumulator, weak type included;
 4. a loop that adds up windows in a second array does so in the step, not before the loop.
 
+Where two windows may coincide, but are one place each, the program compares the places, and each
+window of the sum gets what all of them have there (`forward-written-windows`).
+
 If (2) does not hold, as where an inner loop reads a table at indices from the data and adds one
 window a step, the windows are added up in the old order, but in as many slots as the loop has
 steps, or in a second array, and then moved window by window
@@ -40,12 +43,13 @@ Cost: a step costs the windows instead of the array. It fires only if that is le
 that are added one after the other. The transpose of a stencil adds an array for each of its points,
 which XLA fuses into one sum; of many small windows it would also make one, but test every window at
 every element. It fires only in the body of a loop whose accumulator is a buffer updated in place,
-which nothing reads afterwards: elsewhere one dense sum, fused with its operands, is as fast (4 MB
-on CPU: 62 us dense, 89 us in place). XLA finds the simplest case itself, but not pads, sums of
-windows, batches of writes and nested loops (500 steps, table of 128 KB, on CPU: two windows 11.6 ms
-before and 11 us after). Slots take 0.06 to 0.97 of the time of the dense sum (tables of 4 KB to 1
-MB, 4 to 1024 steps, jax 0.10 and 0.12) and one number for a window; a second array takes longer,
-and as much memory as the first. Both fire only if the windows are small beside the array.
+or has just been written to, and which nothing reads afterwards: elsewhere one dense sum, fused with
+its operands, is as fast (4 MB on CPU: 62 us dense, 89 us in place). XLA finds the simplest case
+itself, but not pads, sums of windows, batches of writes and nested loops (500 steps, table of 128
+KB, on CPU: two windows 11.6 ms before and 11 us after). Slots take 0.06 to 0.97 of the time of the
+dense sum (tables of 4 KB to 1 MB, 4 to 1024 steps, jax 0.10 and 0.12) and one number for a window;
+a second array takes longer, and as much memory as the first. Both fire only if the windows are
+small beside the array.
 Source: XLA's algebraic simplifier; Shaikhha et al., "Efficient Differentiable Programming in a
 Functional Array-Processing Language", arXiv:1806.02136 (what a dense one-hot cotangent costs).
 """
@@ -56,8 +60,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.values.constants import is_weak
+from jaxpr_opt.analysis.values.constants import is_weak, uniform
+from jaxpr_opt.analysis.windows.access import WRITES, Access
 from jaxpr_opt.analysis.windows.buffers import is_read_after, is_updated_in, loop_of
+from jaxpr_opt.analysis.windows.coinciding import are_comparable
+from jaxpr_opt.analysis.windows.parts import before_writes, summands
 from jaxpr_opt.analysis.windows.scatter_chains import (
     Chain,
     Piece,
@@ -77,6 +84,7 @@ from jaxpr_opt.builders.reduction_privatization import (
     through_array,
     through_slots,
 )
+from jaxpr_opt.builders.summed_windows import write_sum
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.journal import Waste
@@ -112,6 +120,19 @@ class Sum(Match):
             if is_disjoint_between_steps(piece, link.op) and dominates(self.array, link.op)
             else None
         )  # (2)
+
+    @property
+    def compared(self) -> tuple[dict[Value, Value | None], list[Access], tuple[Op, ...]] | None:
+        """What is added, the windows in it, and the additions, if it is plain to see which windows
+        of zeros were written, and the program can tell whether two of them coincide (2).
+        """
+        sums, terms = summands(self.op, self.array)
+        parts = [before_writes(term, self.op) for term in terms if term is not self.array]
+        writes = [write for _, each in parts for write in each]
+        plain = len(parts) == len(terms) - 1 and all(uniform(v) == 0 for v, _ in parts)  # (1)
+        if not plain or not all(are_comparable(each, writes[0]) for each in writes):  # (2)
+            return None
+        return {term: term for term in terms}, writes, sums
 
     @property
     def is_disjoint(self) -> bool:
@@ -153,13 +174,20 @@ class AccumulateSparseCotangents(Pass):
         assert loop is not None
         if is_read_after(array, op):
             return f"{array.label} is read afterwards, so XLA would copy it"
-        if not is_updated_in(array, loop):
+        if not is_updated_in(array, loop) and not _is_written(array):
             return f"{array.label} is new in each step: there is no buffer to update"
         if match.is_disjoint:
             is_less = cost_model().is_less_in_place(added_in_a_row(op), array)
             return None if is_less else f"the windows together are as large as {array.label}"
         if match.loop is not None:
             return None
+        if match.compared is not None:
+            windows = sum(write.nbytes for write in match.compared[1])
+            return (
+                "the windows are most of it"
+                if cost_model().is_most(windows, array.nbytes)
+                else None
+            )
         return self._why_not_moved(match)
 
     def _why_not_moved(self, match: Sum) -> str | None:
@@ -191,9 +219,20 @@ class AccumulateSparseCotangents(Pass):
         elif (loop := match.loop) is not None:
             rw.set_operand(loop.op, loop.op.results.index(loop.result), match.array)
             made = loop.result
+        elif match.compared is not None:
+            terms, writes, sums = match.compared
+            made = match.array
+            for write in writes:
+                made = write_sum(made, terms, write, sums, rw)
         elif (found := slots(match.chain)) is not None:
             made = through_slots(found, match.array, match.op, rw)
         else:
             made = through_array(match.chain, match.array, match.op, rw)
         rw.replace(result, made)
         erase_unread(match.op, rw)
+
+
+def _is_written(array: Value) -> bool:
+    """Whether windows of more than zeros were written last: XLA fuses no sum with that."""
+    written = array.op is not None and array.op.name in WRITES
+    return written and not added(array).starts_at_zero

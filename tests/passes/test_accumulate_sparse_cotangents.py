@@ -322,30 +322,64 @@ def test_one_of_two_pieces_whose_windows_repeat():
     alone(ALWAYS, looped(step), "f32[8]", "f32[5,2]", "i32[5,2]", fires=True)
 
 
+WIDE = ("f32[8,2]", "f32[5,2,2]", "i32[5]")
+
+
 def test_pieces_that_may_overlap():
     """(2) Both might be in one element."""
 
     def step(c, u, i):
         return c + (dense(c, u, i) + dense(c, u, i + 1))
 
-    check_refuses(DIRECT, looped(step), *TYPES, because="is small beside its 2 windows")
+    check_refuses(DIRECT, looped(step), *WIDE, because="is small beside its 2 windows")
 
     def program(c, u, n):
         return lax.fori_loop(0, n, lambda i, c: step(c, u, i), c)
 
-    check_refuses(DIRECT, program, "f32[8,2]", "f32[1,2]", "i32[]", because="may overlap")
+    check_refuses(DIRECT, program, "f32[8,2]", "f32[2,2]", "i32[]", because="may overlap")
 
 
-def test_pieces_that_meet_in_one_step():
-    """(2) They come towards each other: 2 i is 6 - i where i is 2."""
+@pytest.mark.parametrize("rows", [1, 2])
+def test_pieces_that_meet_in_one_step(rows):
+    """(2) They come towards each other: 2 i is 6 - i where i is 2.  Single places are compared."""
 
     def program(c, us):
         step = lambda c, x: (c + (dense(c, x[0], 2 * x[1]) + dense(c, x[0], 6 - x[1])), None)
         return lax.scan(step, c, (us, jnp.arange(4)))[0]
 
-    check_refuses(
-        DIRECT, program, "f32[8,2]", "f32[4,1,2]", because="is small beside its 2 windows"
-    )
+    types = "f32[8,2]", f"f32[4,{rows},2]"
+    if rows == 1:
+        alone(DIRECT, program, *types, fires=True)
+    else:
+        check_refuses(DIRECT, program, *types, because="is small beside its 2 windows")
+
+
+def test_single_places_that_may_be_one():
+    """(2) Whether they are or not, and out of range: in the order of the sum."""
+
+    def step(c, u, i):
+        return c + (dense(c, u, i) + (dense(c, 3 * u, i // 2) + dense(c, 5 * u, i % 3)))
+
+    c, us = jnp.arange(64.0).reshape(32, 2) + 0.1, jnp.array([1e8, 1, 1e-3, 0.3, 7])
+    us = us[:, None, None] * jnp.ones((1, 2))
+    for idx in ([0, 1, 2, 3, 4], [31, 32, 99, -1, -99]):
+        alone(DIRECT, looped(step), c, us, jnp.array(idx), fires=True)
+
+
+def test_places_that_are_most_of_the_array():
+    """(2) Then their sum is added."""
+    step = lambda c, u, i: c + (dense(c, u, i) + dense(c, u, i + 1))
+    types, because = ("f32[3,2]", "f32[5,1,2]", "i32[5]"), "the windows are most of it"
+    check_refuses(DIRECT, looped(step), *types, because=because)
+
+
+def test_a_sum_with_a_written_array():
+    """XLA fuses the sum with no write."""
+
+    def step(c, u, i):
+        return dense(c, u, i) + lax.dynamic_update_slice(jnp.sin(c), u, (i + 1, 0))
+
+    alone(DIRECT, looped(step), *TYPES, fires=True)
 
 
 def test_windows_that_may_repeat():
