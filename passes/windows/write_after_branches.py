@@ -26,7 +26,7 @@ its cotangent is copied at every branch. Sound when
 
 1. a branch yields a write of one window into an array from outside the cond, and nothing else in
    the branch reads the result; the others (at least one) yield that array unchanged, or such a
-   write, of a window of the same size by the same op;
+   write, of a window of the same size by the same op; zeros are one array;
 2. a branch that does not write returns the old window, clamped or dropped alike where that is out
    of range; so the index is computed by ops that may be speculated, and where the write promises to
    be in range, that is proved (`jaxpr_opt.analysis.windows.access`).
@@ -34,10 +34,11 @@ its cotangent is copied at every branch. Sound when
 If several branches write, each returns its index, as the experts of a mixture do that are rows of
 one array.
 
-Cost: one more read of the window, which is less than half of the array. In a scan only, where the
-array may then become a stack; XLA writes in place through a branch, too. If the array cannot become
-one, because the index is unknown or differs, a branch must also read the array, which makes XLA
-copy it: the transpose of a snapshot reads its cotangent and clears it.
+Cost: one more read of the window, which is less than half of the array. In a scan only, maybe in a
+branch of its step, where the array may then become a stack; XLA writes in place through a branch,
+too. If the array cannot become one, because the index is unknown or differs, a branch must also
+read the array, which makes XLA copy it: the transpose of a snapshot reads its cotangent and clears
+it. Zeros with a window in them, as the transpose of a read makes them, are not made in a branch.
 Source: https://github.com/jax-ml/jax/issues/15906; the gradient of 2000 such steps took 15 ms.
 """
 
@@ -45,12 +46,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.values.constants import identity
+from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.buffers import loop_of
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -81,14 +85,15 @@ class WriteAfterBranches(Pass):
 
     def find(self, op: Op) -> Iterator[WrittenInBranch]:
         assert isinstance(op, Cond)
-        if not isinstance(op.parent, Scan):
+        if not isinstance(loop_of(op), Scan):
             return
         for outcome in op.outcomes:
             writes = tuple(map(_write, outcome.values))
-            arrays = {
-                v if w is None else w.array for v, w in zip(outcome.values, writes, strict=True)
-            }
-            if outcome.result.uses and any(writes) and len(arrays) == 1:  # (1)
+            pairs = zip(outcome.values, writes, strict=True)
+            arrays = [value if write is None else write.array for value, write in pairs]
+            if (
+                outcome.result.uses and any(writes) and (_are_one(arrays) or _are_zeros(arrays))
+            ):  # (1)
                 numbers = [str(i) for i, write in enumerate(writes) if write is not None]
                 branches = "branch" if len(numbers) == 1 else "each of branches"
                 says = f"what {branches} {', '.join(numbers)} writes is written after the cond"
@@ -112,6 +117,8 @@ class WriteAfterBranches(Pass):
             return "the index of the write is computed by more than arithmetic"  # (2)
         if cost_model().is_most(first.nbytes, first.array.nbytes):
             return "the window is most of the array"
+        if _are_zeros([first.array]):
+            return None
         is_stack = first.is_located and not others
         if not is_stack and not _is_copied(first, cond):
             return "XLA already writes it in place, in steps that take the branch only"
@@ -120,12 +127,15 @@ class WriteAfterBranches(Pass):
     def rewrite(self, match: WrittenInBranch, rw: Rewriter) -> None:
         cond, first, result = match.op, match.made[0], match.outcome.result
         assert isinstance(cond, Cond) and cond.next is not None
+        array = first.array
+        if _are_zeros([array]):
+            array = rw.insert(partial(jnp.zeros, array.shape, array.dtype), before=cond)
         values = {i: write.value for i, write in enumerate(match.writes) if write is not None}
         places = {i: write.indices for i, write in enumerate(match.writes) if write is not None}
         if None in match.writes:
             moved = rw.clone(_places(first, cond), {}, cond)
             there = tuple(moved.get(v, v) for v in first.indices)
-            old = rw.typed(first.read, first.value.aval, first.array, *there, before=cond)
+            old = rw.typed(first.read, first.value.aval, array, *there, before=cond)
             places = places if len(places) > 1 else {}
         else:
             there, old = first.indices, first.value
@@ -137,11 +147,19 @@ class WriteAfterBranches(Pass):
         chosen = [_chosen(numbers, rw) for numbers in zip(*each, strict=True)]
         new = [o for o in chosen if isinstance(o, Outcome)]
         at = [o.result if isinstance(o, Outcome) else o for o in chosen]
-        rw.replace(result, _written(first, window.result, at, cond.next, rw))
+        rw.replace(result, _written(first, array, window.result, at, cond.next, rw))
         kept = [window if o.result is result else o for o in cond.outcomes]
         rw.set_cond(cond, [*kept, *new])
         for write in match.made:
             rw.erase(write.op)
+
+
+def _are_one(arrays: list[Value]) -> bool:
+    return len(set(arrays)) == 1
+
+
+def _are_zeros(arrays: list[Value]) -> bool:
+    return all(uniform(array) == 0 for array in arrays)
 
 
 def _write(value: Value) -> Access | None:
@@ -182,7 +200,9 @@ def _places(write: Access, cond: Cond) -> list[Op]:
     return backward_slice(write.indices, outside)
 
 
-def _written(write: Access, value: Value, places: list[Value], before: Op, rw: Rewriter) -> Value:
+def _written(
+    write: Access, array: Value, value: Value, places: list[Value], before: Op, rw: Rewriter
+) -> Value:
     primitive, params = write.op.primitive, write.op.params
     assert primitive is not None
 
@@ -191,4 +211,4 @@ def _written(write: Access, value: Value, places: list[Value], before: Op, rw: R
             return primitive.bind(array, value, *places, **params)
         return primitive.bind(array, *places, value, **params)
 
-    return rw.typed(fun, write.op.result.aval, write.array, value, *places, before=before)
+    return rw.typed(fun, write.op.result.aval, array, value, *places, before=before)

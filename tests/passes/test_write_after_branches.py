@@ -320,6 +320,39 @@ def test_nothing_is_written():
     assert not run_alone((Simplify(), AFTER), graph).record(AFTER.name, False).rewrites
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_zeros(both):
+    """(1) With a window in them, of one branch or of both: the transpose of what they read."""
+
+    def step(b, i, x):
+        one = lambda: update(jnp.zeros(N), x, i)
+        other = lambda: update(jnp.zeros(N), 2 * x, i - 3)
+        return b + lax.cond(x > 0, one, other if both else lambda: jnp.zeros(N))
+
+    graph = alone(AFTER, loop(step), "f32[8]", "f32[8]", fires=True)
+    (cond,) = (op for op in graph.walk() if isinstance(op, Cond))
+    assert all(v.shape != (N,) for v in cond.results)
+
+
+def test_a_branch_of_a_branch():
+    """Both are in a step of the loop, which each write leaves."""
+
+    def step(b, i, x):
+        inner = lambda: lax.cond(x > 1, lambda: update(b, b[i - 1] * x, 7 - i), lambda: b)
+        return lax.cond(x > 0, inner, lambda: update(b, x, i))
+
+    program = loop(step)
+    jaxpr = traced(program, "f32[8]", "f32[8]")
+    graph = import_jaxpr(jaxpr)
+    run_alone((*CLEANUP, AFTER), graph)
+    conds = [op for op in graph.walk() if isinstance(op, Cond)]
+    assert len(conds) == 2
+    assert all(v.shape != (N,) for cond in conds for v in cond.results)
+    for xs in (jnp.linspace(-1.0, 3.0, N), -jnp.ones(N), jnp.full(N, 0.5)):
+        args = jnp.arange(8.0) + 0.1, xs
+        assert_same_bits(evaluate_exactly(jaxpr, *args), evaluate_exactly(graph, *args))
+
+
 def test_outside_of_loops():
     """XLA writes in place through a branch."""
     program = lambda b, x: lax.cond(x > 0, lambda: update(b, x, 3), lambda: b)
