@@ -22,7 +22,7 @@ FORWARD = [
 DIFFERENTIATED = [
     "padded heat", "skipped layers", "early exit", "recurrent", "hidden states", "warped",
     "particles", "delayed", "ended", "pondered", "saved", "charted",
-    "Levinson-Durbin", "interpolated",
+    "Levinson-Durbin", "interpolated", "reservoir", "calculator",
 ]  # fmt: skip
 """With respect to their first argument."""
 

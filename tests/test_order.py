@@ -30,6 +30,7 @@ NAMES = [
     "trajectories",
     "KV cache, gradient",
     "multiplied in place",
+    "reservoir",
     "vmap of scan and cond",
     "bounded while, nested",
 ]

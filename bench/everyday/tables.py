@@ -209,6 +209,41 @@ def word_vectors(table: Array, centers: Array, contexts: Array) -> Any:
     return lax.scan(step, (table, jnp.zeros_like(table)), (centers, contexts))
 
 
+def reservoir(rows: Array, at: Array) -> Array:
+    """A sample of as many rows as fit: row `i` takes the place `at[i]`, if there is one."""
+    size = 200
+
+    def step(kept: Array, x: Any) -> Any:
+        i, row, place = x
+        later = jnp.where(place < size, kept.at[place].set(row), kept)
+        return jnp.where(i < size, kept.at[i].set(row), later), None
+
+    start = jnp.zeros((size, rows.shape[1]))
+    return lax.scan(step, start, (jnp.arange(len(rows)), rows, at))[0]
+
+
+def calculator(literals: Array, ops: Array) -> Array:
+    """Reverse Polish notation, on a stack."""
+
+    def push(stack: Array, top: Array, x: Array) -> Any:
+        return stack.at[top].set(x), top + 1
+
+    def added(stack: Array, top: Array, _: Array) -> Any:
+        return stack.at[top - 2].set(stack[top - 1] + stack[top - 2]), top - 1
+
+    def multiplied(stack: Array, top: Array, _: Array) -> Any:
+        return stack.at[top - 2].set(stack[top - 1] * stack[top - 2]), top - 1
+
+    def step(state: Any, x: Any) -> Any:
+        stack, top = state
+        literal, op = x
+        number = jnp.where(top < 2, 0, op)
+        stack, top = lax.switch(number, [push, added, multiplied], stack, top, literal)
+        return (stack, top), stack[top - 1]
+
+    return lax.scan(step, (jnp.zeros(len(literals)), 0), (literals, ops))[1]
+
+
 PROGRAMS: dict[str, Entry] = {
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
     "warped": entry(warped, normal(40), normal(40, seed=1)),
@@ -228,4 +263,6 @@ PROGRAMS: dict[str, Entry] = {
         word_vectors, normal(4000, 16), below(4000, 50, 8), below(4000, 50, 8, seed=1)
     ),
     "swapped": entry(swapped, normal(200), 0),
+    "reservoir": entry(reservoir, normal(1000, 16), below(1000, 1000)),
+    "calculator": entry(calculator, normal(500), below(3, 500)),
 }
