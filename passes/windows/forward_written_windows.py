@@ -34,7 +34,8 @@ Sound when
    program compares where they are; what is out of range is read as before.
 
 Cost: one read less, or none more; XLA copies a buffer that is read between two writes. A comparison
-takes less than an array, unless the windows are most of it.
+takes less than an array, unless the windows are most of it: those of all writes that a read must
+go around.
 Source: store-to-load forwarding. The derivative of `jax.lax.scatter_min` counts ties by adding to
 zeros, once for the updates and once for what stays, and reads the counts back: two arrays of zeros
 in each step.
@@ -58,7 +59,6 @@ from jaxpr_opt.analysis.windows.parts import origin
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of
 from jaxpr_opt.builders.coinciding import read_around
-from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op
@@ -97,18 +97,16 @@ class ForwardWrittenWindows(Pass):
         read = access(op)
         if is_same_window(op, write.op):  # (1)
             yield ReadBack(op, f"{op.name} reads what {write.op.name} has written", write)
-        elif read is not None and are_comparable(read, write) and _is_only_read(write):  # (4)
+        elif read is not None and _is_around(read, write):
             says = f"{op.name} reads what was there before, or what {write.op.name} has written"
             yield ReadAround(op, says, read, write)
 
     def refuse(self, match: Match) -> str | None:
         op = match.op
         if isinstance(match, ReadAround):
-            read, array = match.read, match.write.array
+            array = match.write.array
             if not isinstance(array.dtype, np.dtype):
                 return f"windows of {array.dtype} are not selected"  # (4)
-            if cost_model().is_most(read.nbytes + match.write.nbytes, array.nbytes):
-                return "the windows are most of the array"
             return None
         assert isinstance(match, ReadBack)
         if not _may_be_filled(op, match.write):
@@ -144,13 +142,31 @@ class ForwardWrittenWindows(Pass):
         rw.erase(read)
 
 
+def _is_around(read: Access, write: Access) -> bool:
+    """Whether a read may and should go around a write."""
+    may = are_comparable(read, write)  # (4)
+    return may and not _is_more_than_array(read) and _is_only_read(write)
+
+
+def _is_more_than_array(read: Access) -> bool:
+    """Whether all windows that a read must go around are most of the array."""
+    windows, array = 0, read.array
+    while array.op is not None and (write := access(array.op)) is not None:
+        if write.kind == "read":
+            break
+        windows, array = windows + read.nbytes + write.nbytes, write.array
+        if cost_model().is_most(windows, array.nbytes):
+            return True
+    return False
+
+
 def _is_only_read(write: Access) -> bool:
     """Whether a written array, maybe written again, would be dropped but for what reads windows of
     it; or selected where it is written (`sink-select-into-update`).
     """
-    value = write.op.result
-    for _ in range(limits.WRITES_IN_A_ROW):
-        onwards = [user for user in value.users if not reads_window(user, value)]
+    windows, array = 0, write.op.result
+    while not cost_model().is_most(windows, array.nbytes):
+        onwards = [user for user in array.users if not reads_window(user, array)]
         if len(onwards) != 1:
             return not onwards
         (user,) = onwards
@@ -158,9 +174,9 @@ def _is_only_read(write: Access) -> bool:
             origins = [origin(user, case) for case in range(len(user.operands) - 1)]
             return len(set(origins)) < len(origins)
         further = access(user)
-        if further is None or further.array is not value:
+        if further is None or further.array is not array:
             return False
-        value = user.result
+        windows, array = windows + further.nbytes, user.result
     return False
 
 

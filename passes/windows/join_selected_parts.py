@@ -83,6 +83,8 @@ class JoinSelectedParts(Pass):
     needs: ClassVar[frozenset[str]] = frozenset({"select_n"})
 
     def find(self, op: Op) -> Iterator[SumOfParts]:
+        if not all(part(v, op) is not None or _is_sum(v) for v in op.operands):
+            return  # most sums are told to be of something else by one look
         sums, terms = summands(op)
         parts = [known for term in terms if (known := part(term, op)) is not None]
         whole = joined(parts) if len(parts) == len(terms) else None
@@ -130,6 +132,10 @@ class JoinSelectedParts(Pass):
         for made in (*match.sums, *(write.op for write in reversed(match.writes))):
             if not made.result.uses:
                 rw.erase(made)
+
+
+def _is_sum(value: Value) -> bool:
+    return value.op is not None and value.op.name in SUMS
 
 
 def _is_read_around(user: Op, value: Value, match: SumOfParts) -> bool:  # (4)

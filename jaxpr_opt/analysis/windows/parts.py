@@ -74,6 +74,7 @@ def before_writes(value: Value, anchor: Op) -> tuple[Value, tuple[Access, ...]]:
     writes: tuple[Access, ...] = ()
     while (op := value.op) is not None and len(writes) < limits.WRITES_IN_A_ROW:
         write = access(op) if op.region is anchor.region else None
+        # Condition 2 of join-selected-parts.
         if write is None or write.kind == "read":
             break
         writes, value = (write, *writes), write.array
