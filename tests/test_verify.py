@@ -217,13 +217,13 @@ def test_a_carry_too_many():
 @pytest.mark.parametrize("bad", [value((), "float32"), value((2,), "bool"), value((), "int32")])
 def test_a_selector_must_be_a_bool_for_two_branches(bad):
     graph = cond_graph()
-    Rewriter(graph).set_selector(op_of(graph, "cond"), bad)
+    Rewriter(graph).set_operand(op_of(graph, "cond"), 0, bad)
     refuses(graph, "a scalar bool selector", "it chooses between 2 branches")
 
 
 def test_a_selector_must_be_an_integer_for_more():
     graph = graph_of(lambda i, x: lax.switch(i, [jnp.sin, jnp.cos, jnp.tan], x), "i32[]", "f32[3]")
-    Rewriter(graph).set_selector(op_of(graph, "cond"), value((), "bool"))
+    Rewriter(graph).set_operand(op_of(graph, "cond"), 0, value((), "bool"))
     refuses(graph, "a scalar integer selector", "3 branches")
 
 

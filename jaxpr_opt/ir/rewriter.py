@@ -409,9 +409,6 @@ class Rewriter:
         region.terminator._set_operands(tuple(outputs))
         self._record("modify", op)
 
-    def set_selector(self, cond: Cond, selector: Value) -> None:
-        self.set_operand(cond, 0, selector)
-
     def new_value(self, aval: Any, name: str = "") -> Value:
         """A value still without owner, to be a new parameter or result of a structured op."""
         return Value(aval, None, name)

@@ -176,18 +176,6 @@ def predicate_root(value: Value) -> Value:
     return value
 
 
-def predicate_source(predicate: Value) -> Value:
-    """The number a predicate is a test of, where it is one: ``x`` of ``ne x 0``; else the
-    predicate.
-    """
-    op = predicate.op
-    return (
-        op.operands[0]
-        if op is not None and op.name in ("ne", "eq", "convert_element_type")
-        else predicate
-    )
-
-
 def _candidates(scan: Scan) -> list[Value]:
     """Bools of the body that choose: selectors of its conds, masks of its selects; conds first.
     Then the carries that these are made of: ``or done (lt error bound)``.

@@ -95,6 +95,6 @@ def swap_branches(graph: Graph, rw: Rewriter, rng: random.Random) -> bool:
     for op in ops(graph, rng):
         if isinstance(op, Cond) and len(op.branches) == 2:
             predicate = rw.insert(lax.bitwise_not, op.selector, before=op)
-            rw.set_selector(op, predicate)
+            rw.set_operand(op, 0, predicate)
             return True
     return False
