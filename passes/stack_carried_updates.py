@@ -53,10 +53,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.windows.access import WRITES, Extent, access
+from jaxpr_opt.analysis.windows.access import Extent, access
 from jaxpr_opt.analysis.windows.buffers import Buffer, buffer, copied_by, is_noop_cast
 from jaxpr_opt.analysis.windows.sliding import Window, sliding
 from jaxpr_opt.analysis.windows.sliding_costs import needless, too_costly
+from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.sliding_rows import slide
 from jaxpr_opt.cost import limits

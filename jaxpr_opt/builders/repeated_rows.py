@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.windows.access import mirrored, window_sizes
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
+from jaxpr_opt.analysis.windows.window_primitives import mirrored, window_sizes
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import mode_of, numbers_of
 

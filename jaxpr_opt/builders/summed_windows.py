@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from jaxpr_opt.analysis.windows.access import Access, written
+from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.analysis.windows.window_primitives import written
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 

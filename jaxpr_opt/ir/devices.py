@@ -39,6 +39,12 @@ def is_divided(op: Op) -> bool:
     return is_partly_manual(op) or (program is not None and program.divided)
 
 
+def is_sharded(value: Value) -> bool:
+    """Whether the type says which devices hold which part: then windows are not local."""
+    sharding = getattr(value.aval, "sharding", None)
+    return sharding is not None and any(part is not None for part in sharding.spec)
+
+
 def has_divided_rows(value: Value, op: Op) -> bool:
     """Whether elements of a value that `op` reads may be on several devices: to ask all of them is
     to ask the others.

@@ -47,8 +47,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.windows.access import WRITES, Access, access
+from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.buffers import is_handed_on, is_noop_cast, loop_body
+from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass

@@ -62,7 +62,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.residuals.versions import Versions, stacked_versions
 from jaxpr_opt.analysis.values.constants import is_weak
-from jaxpr_opt.analysis.windows.access import UPDATE, places, replaced, written
+from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places, replaced, written
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value, depending_on
 from jaxpr_opt.ir.rewriter import Rewriter

@@ -61,7 +61,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.values.constants import is_weak, uniform
-from jaxpr_opt.analysis.windows.access import WRITES, Access
+from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.buffers import is_read_after, is_updated_in, loop_of
 from jaxpr_opt.analysis.windows.coinciding import are_comparable
 from jaxpr_opt.analysis.windows.parts import before_writes, summands
@@ -76,6 +76,7 @@ from jaxpr_opt.analysis.windows.scatter_chains import (
     own_windows,
 )
 from jaxpr_opt.analysis.windows.sums import added_in_a_row
+from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.builders.reduction_privatization import (
     erase_unread,
     is_less_elsewhere,

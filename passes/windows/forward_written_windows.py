@@ -53,9 +53,10 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
-from jaxpr_opt.analysis.windows.access import Access, access, is_same_window, reads_window
+from jaxpr_opt.analysis.windows.access import Access, access, reads_window
 from jaxpr_opt.analysis.windows.coinciding import are_comparable
 from jaxpr_opt.analysis.windows.parts import origin
+from jaxpr_opt.analysis.windows.window_primitives import is_same_window
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of
 from jaxpr_opt.builders.coinciding import read_around

@@ -41,9 +41,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.values.constants import is_weak, strong
-from jaxpr_opt.analysis.windows.access import Access, access, is_same_window, reads_window
+from jaxpr_opt.analysis.windows.access import Access, access, reads_window
 from jaxpr_opt.analysis.windows.coinciding import are_comparable
 from jaxpr_opt.analysis.windows.parts import Part, joined, part, summands
+from jaxpr_opt.analysis.windows.window_primitives import is_same_window
 from jaxpr_opt.builders.summed_windows import write_sum
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass

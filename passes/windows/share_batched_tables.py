@@ -40,8 +40,8 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.windows.access import mirrored
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
+from jaxpr_opt.analysis.windows.window_primitives import mirrored
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     axes_of,

@@ -50,7 +50,8 @@ from typing import ClassVar
 import numpy as np
 
 from jaxpr_opt.analysis.values.selected_cases import case_within
-from jaxpr_opt.analysis.windows.access import COMBINING, WRITES, Access, access, combined, neutral
+from jaxpr_opt.analysis.windows.access import Access, access, combined
+from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, neutral
 from jaxpr_opt.builders.selected_writes import write_selected
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model

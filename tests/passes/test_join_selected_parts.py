@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis.windows.access import WRITES
+from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.ir.graph import Cond, Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode

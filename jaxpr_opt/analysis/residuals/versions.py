@@ -16,10 +16,12 @@ from typing import Any
 from jaxpr_opt.analysis.steps.masks import steps_mask
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.windows.access import UPDATE, access, places
+from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.buffers import original
+from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Stack, Value
 from jaxpr_opt.ir.traits import is_arithmetic
@@ -198,8 +200,7 @@ def _is_write(op: Op) -> bool:
     # Condition 1 of undo-carried-writes.
     if op.name not in UPDATE or (op.name == "scatter" and combiner_of(op)):
         return False
-    sharding = getattr(op.result.aval, "sharding", None)
-    return sharding is None or all(part is None for part in sharding.spec)
+    return not is_sharded(op.result)
 
 
 def _type(value: Value) -> tuple[Hashable, ...]:

@@ -21,7 +21,8 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from jaxpr_opt.analysis.values.constants import identity, uniform
-from jaxpr_opt.analysis.windows.access import UPDATE, Access, access
+from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.window_primitives import UPDATE
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import first_right_side_of, has_numbers, mode_of, numbers_of
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Value

@@ -19,115 +19,27 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.values.affine import Affine
-from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.induction import affine, component
+from jaxpr_opt.analysis.windows.window_primitives import (
+    COMBINING,
+    indexed_axes,
+    replaced,
+)
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
-    alike_in_both,
     combiner_of,
     has_numbers,
-    mode_of,
     numbers_of,
     slice_sizes_of,
     starts_of,
     strides_of,
 )
 from jaxpr_opt.bridge.slicing import read_window, write_window
+from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Value
 
 Kind = Literal["read", "write", "add"]
-
-
-UPDATE = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2}
-"""Which operand the primitives that write or add to windows write; the array is the first."""
-
-WRITES = frozenset(UPDATE)
-"""The primitives that write or add to a window."""
-
-COMBINING = {"scatter-max": lax.max, "scatter-min": lax.min, "scatter-mul": lax.mul}
-"""The primitives that write what they make of a window and of an update, and what makes it."""
-
-
-def neutral(write: Op) -> Any:
-    """The number that changes nothing where an op adds it, or combines it; None if it is written,
-    or if there is none.
-    """
-    if write.name not in COMBINING and write.name != "scatter-add":
-        return None
-    return dtypes.neutral(write.operands[0].dtype, write.name.removeprefix("scatter-"))
-
-
-def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
-    """How a gather reads the windows that a scatter writes."""
-    numbers = numbers_of(scatter)
-    return lax.GatherDimensionNumbers(
-        offset_dims=numbers.update_window_dims,
-        collapsed_slice_dims=numbers.inserted_window_dims,
-        start_index_map=numbers.scatter_dims_to_operand_dims,
-        operand_batching_dims=numbers.operand_batching_dims,
-        start_indices_batching_dims=numbers.scatter_indices_batching_dims,
-    )
-
-
-def window_sizes(scatter: Op) -> tuple[int, ...]:
-    """The sizes of one window that a scatter writes, along all axes of the array."""
-    numbers, (array, _, update) = numbers_of(scatter), scatter.operands
-    missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    kept = (update.shape[axis] for axis in numbers.update_window_dims)
-    return tuple(1 if axis in missing else next(kept) for axis in range(len(array.shape)))
-
-
-def indexed_axes(op: Op) -> tuple[int, ...]:
-    """The axis of the array that each component of the index of a gather or scatter is for."""
-    numbers = numbers_of(op)
-    return tuple(
-        numbers.start_index_map if op.name == "gather" else numbers.scatter_dims_to_operand_dims
-    )
-
-
-def places(write: Op) -> list[Value]:
-    """The operands that say where an op writes or adds to windows."""
-    return [v for at, v in enumerate(write.operands) if at not in {0, UPDATE[write.name]}]
-
-
-def is_same_window(read: Op, write: Op) -> bool:
-    """Whether one op reads, of whatever array, the windows that another writes or adds to, clamped
-    or dropped alike if they are out of range.
-    """
-    if read.name not in {"dynamic_slice", "gather"}:
-        return False
-    here, there = read.operands[1:], places(write)
-    if len(here) != len(there):
-        return False
-    if not all(same_expression(a, b, {}) for a, b in zip(here, there, strict=True)):
-        return False
-    if write.name == "dynamic_update_slice":
-        return read.name == "dynamic_slice" and read.result.shape == write.operands[1].shape
-    numbers, sizes = mirrored(write), window_sizes(write)
-    if read.name != "gather":
-        return False
-    wanted = (numbers, sizes, mode_of(write))
-    return bool((numbers_of(read), slice_sizes_of(read), mode_of(read)) == wanted)
-
-
-def replaced(write: Op, array: jax.Array, *at: jax.Array) -> jax.Array:
-    """What an op would replace in another array, with the shape of what it writes: zeros where it
-    is out of range and dropped.
-    """
-    if write.name == "dynamic_update_slice":  # negative indices have been wrapped around already
-        shape = write.operands[UPDATE[write.name]].shape
-        return lax.dynamic_slice(array, at, shape, allow_negative_indices=False)
-    (index,), numbers, sizes = at, mirrored(write), window_sizes(write)
-    return lax.gather(array, index, numbers, sizes, fill_value=0, **alike_in_both(write))
-
-
-def written(write: Op, array: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
-    """Another array with another value in the windows that an op writes, adds to or combines."""
-    if write.name == "dynamic_update_slice":
-        return lax.dynamic_update_slice(array, value, at, allow_negative_indices=False)
-    (index,), numbers = at, numbers_of(write)
-    return lax.scatter(array, index, value, numbers, **alike_in_both(write))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +173,6 @@ def reads_window(op: Op, array: Value) -> bool:
     """Whether all that an op takes of the array is a window."""
     read = access(op)
     return read is not None and read.kind == "read" and array not in read.indices
-
-
-def is_sharded(value: Value) -> bool:
-    """Whether the type says which devices hold which part: then windows are not local."""
-    sharding = getattr(value.aval, "sharding", None)
-    return sharding is not None and any(part is not None for part in sharding.spec)
 
 
 def _slice(op: Op) -> Access | None:

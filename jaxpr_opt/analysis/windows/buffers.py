@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.windows.access import COMBINING, WRITES, Access, access
+from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
 from jaxpr_opt.cost.fusion import is_repeated, reduces
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from jax import lax
 
-from jaxpr_opt.analysis.windows.access import Access, indexed_axes
+from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.analysis.windows.window_primitives import indexed_axes
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of, numbers_of
 

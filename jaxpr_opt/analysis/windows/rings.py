@@ -17,17 +17,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jaxpr_opt.analysis.windows.access import (
-    COMBINING,
-    UPDATE,
-    indexed_axes,
-    is_sharded,
-    window_sizes,
-)
 from jaxpr_opt.analysis.windows.buffers import is_noop_cast
 from jaxpr_opt.analysis.windows.row_sources import Piece, keeps_order, pieces
 from jaxpr_opt.analysis.windows.scatter_chains import Chain, Link, added, is_one_by_one
 from jaxpr_opt.analysis.windows.scatter_chains import Piece as Added
+from jaxpr_opt.analysis.windows.window_primitives import (
+    COMBINING,
+    UPDATE,
+    indexed_axes,
+    window_sizes,
+)
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     combiner_of,
@@ -36,6 +35,7 @@ from jaxpr_opt.bridge.parameters import (
     starts_of,
     strides_of,
 )
+from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Value, is_sized
 from jaxpr_opt.ir.traits import SUMS
 

@@ -20,10 +20,9 @@ from jax import lax
 from jaxpr_opt.analysis.values.affine import Affine
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.induction import component
-from jaxpr_opt.analysis.windows.access import (
+from jaxpr_opt.analysis.windows.access import Extent, access
+from jaxpr_opt.analysis.windows.window_primitives import (
     WRITES,
-    Extent,
-    access,
     indexed_axes,
     is_same_window,
     replaced,
