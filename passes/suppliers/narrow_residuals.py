@@ -86,12 +86,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.cuts import Cut, available, cheapest, residuals
-from jaxpr_opt.analysis.residuals.residual_prices import (
-    residual_prices,
-    supplied,
-    transcendental_carries,
-)
+from jaxpr_opt.analysis.residuals.residual_prices import residual_prices, transcendental_carries
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
+from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
 from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.builders.residual_transfer import make_cut
@@ -175,7 +172,7 @@ def _is_good_part(scan: Scan, cut: Cut) -> bool:
     ends = (route[-1] for route in _ways(cut))
     readers = {end.scan for end in ends if isinstance(end, Rows)}
     read = [sum(s.operand.nbytes for s in r.streams if _is_kept(s.operand)) for r in readers]
-    bytes_of = {**supplied(scan), **dict.fromkeys(transcendental_carries(scan), 0)}
+    bytes_of = {**stored_bytes(scan), **dict.fromkeys(transcendental_carries(scan), 0)}
     new = [v for v in cut.stored if v not in available(scan)]
     free = sum(v.nbytes - bytes_of.get(v, v.nbytes) for v in new)
     saved = cut.old_bytes - cut.new_bytes + free * scan.length

@@ -98,7 +98,7 @@ HARMLESS: dict[str, dict[str, str]] = {
     "replay_steps._cut": {
         "without: or not found": "saves time: a cut of no residuals is none",
     },
-    "residual_prices._rows": {
+    "repeated_ops._long_rows": {
         "without: or op.is_terminator": "a terminator has no results that could be made again",
     },
     "register_stacks._known": {

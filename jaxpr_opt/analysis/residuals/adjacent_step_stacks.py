@@ -7,8 +7,9 @@ one at the end: it can carry the row from step to step, starting with the carry'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
+from jaxpr_opt.analysis.residuals.cuts import residuals
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.cost.model import cost_model
@@ -64,6 +65,15 @@ def is_good_part(row: Value, readers: Iterable[Reader]) -> bool:
     return all(
         prices.is_noticed(row.nbytes, sum(s.param.nbytes for s in scan.streams)) for scan in loops
     )
+
+
+def stacked_by_next_step(scan: Scan) -> Set[Value]:
+    """Values that all readers of residuals can have from the row of the next step."""
+    read = [readers_back(scan, stack.result) for stack, _ in residuals(scan, nests=True)]
+    readers = [each for found in read if not isinstance(found, str) for each in found]
+    if any(isinstance(found, str) for found in read):
+        return frozenset()
+    return {value for value in shifted(scan) if is_good_part(value, readers)}
 
 
 def _runs_back(scan: Scan, route: Route) -> bool:

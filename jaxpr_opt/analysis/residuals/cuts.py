@@ -3,13 +3,8 @@
 A residual is some value of a step. Instead of it, values that it is computed from can be stacked,
 and the rest recomputed where it is read. A `Cut` names both.
 
-The cheapest cut is a minimum cut of a flow network: the step itself, from its inputs to the
-residuals. An op on the side of the residuals is recomputed, which costs the capacity of its edge
-from the source; a value that crosses is stored, which costs the capacity of the edge from its op.
-An edge from an operand to its op is unbounded: what is recomputed needs it.
-Source: AOTAutograd's min-cut partitioner, https://dev-discuss.pytorch.org/t/467; Moses et al.,
-"Scalable Automatic Differentiation of Multiple Parallel Paradigms through Compiler Augmentation"
-(SC 2022), which caches a minimum cut.
+`cheapest` finds the cut that costs least, at prices that the caller gives, by a minimum cut of a
+flow network (`jaxpr_opt.analysis.residuals.networks`).
 """
 
 from __future__ import annotations
@@ -17,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from jaxpr_opt.analysis.residuals.networks import cheapest_leaves
 from jaxpr_opt.analysis.residuals.stack_consumers import Stacked, routes
 from jaxpr_opt.analysis.steps.assume import Assumed, Known
 from jaxpr_opt.analysis.steps.skips import find_skip
@@ -25,9 +21,6 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Stack, Value, backward_slice
 from jaxpr_opt.ir.inputs import inputs
-
-SOURCE, SINK = "source", "sink"
-"""The ends of the network."""
 
 Residual = tuple[Stack, Value]
 """A stack, and the value of a step that its readers need: the one of a step that is taken."""
@@ -179,37 +172,22 @@ def cheapest(
     """The cut that costs least; `store` is what a stack of a value costs, `repeat` what computing
     an op again does, None that it must not be.  Where cuts cost the same, least is computed again.
     """
-    import networkx as nx  # 0.2 s, and most programs have nothing to cut
-
-    body, network = scan.body, nx.DiGraph()
-    nest = outermost(scan, found).body
+    body, nest = scan.body, outermost(scan, found).body
     residual = {value: None for _, value in found}
-    network.add_edges_from((value, SINK) for value in residual)
-    pending = list(residual)
-    while pending:
-        value = pending.pop()
-        op = value.op
-        maker: Op | str = SOURCE if op is None else op
-        storable = value in residual or _can_store(value, scan)
-        network.add_edge(maker, value, **_capacity(store(value) if storable else None))
-        if op is None or SOURCE in network.pred.get(op, ()):
-            continue
+
+    def repeat_in_nest(op: Op) -> int | None:
         # Condition 2 of narrow-residuals.
         hidden = any(nest.defines(v) and not body.defines(v) for v in inputs(op))
-        price = None if hidden else repeat(op)
-        network.add_edge(SOURCE, op, **_capacity(price))
-        needed = [] if price is None else [v for v in dict.fromkeys(inputs(op)) if body.defines(v)]
-        pending.extend(v for v in needed if v not in network)
-        network.add_edges_from((v, op) for v in needed)
-    solve = nx.algorithms.flow.boykov_kolmogorov  # half the time of the default
-    _, (_, behind) = nx.minimum_cut(network, SOURCE, SINK, flow_func=solve)
-    kept = {v for v in behind if isinstance(v, Value) and v.op not in behind}
+        return None if hidden else repeat(op)
+
+    kept = cheapest_leaves(
+        residual,
+        maker=lambda value: value.op,
+        operands=lambda op: filter(body.defines, inputs(op)),
+        store=lambda v: store(v) if v in residual or _can_store(v, scan) else None,
+        repeat=repeat_in_nest,
+    )
     return cut(scan, found, keep=kept.__contains__)
-
-
-def _capacity(price: int | None) -> dict[str, int]:
-    """The attribute of an edge; without it the edge has no bound."""
-    return {} if price is None else {"capacity": price}
 
 
 def _reads_in_order(ops: list[Op]) -> list[Value]:

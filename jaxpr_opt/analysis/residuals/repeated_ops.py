@@ -1,0 +1,219 @@
+"""Ops of a step that the readers of its residuals may compute again, and what that takes.
+
+`REPEATED` is a table of kinds of ops, each with its price; the first that knows an op decides. An
+op of no kind is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
+from math import inf, prod
+
+from jaxpr_opt.analysis.residuals.cuts import handed_over, residuals
+from jaxpr_opt.analysis.residuals.stack_consumers import routes
+from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
+from jaxpr_opt.analysis.residuals.versions import restored
+from jaxpr_opt.analysis.steps.skips import find_skip
+from jaxpr_opt.analysis.values.rounding import is_discontinuous, rounded
+from jaxpr_opt.cost.model import CostModel, cost_model
+from jaxpr_opt.cost.ops import cost
+from jaxpr_opt.ir.graph import Constant, Op, Scan, Value, program_of
+from jaxpr_opt.ir.traits import is_arithmetic, is_speculable
+
+READS = frozenset({"dynamic_slice", "gather"})
+"""Primitives that read windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the prices of repeated ops depend on."""
+
+    model: CostModel
+    stacked: int
+    """Bytes of all stacks: how far away memory is."""
+    restored: Set[Value]
+    """Versions of buffers that the readers have, as writes are undone."""
+    spread: Set[Value]
+    """What is repeated along axes of what is made of it."""
+    long_rows: Set[Op]
+    """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
+    windows: Mapping[Op, int]
+    """Reads of windows of arrays that the readers have, and of how many."""
+    unstable: Set[Op]
+    """What must not be repeated, as it may be rounded otherwise, where that makes a difference."""
+    skips: bool
+    """Whether the loop skips steps."""
+
+
+def step_of(scan: Scan) -> Step:
+    """What the prices of ops of a step depend on."""
+    whole = restored(scan)
+    return Step(
+        model=cost_model(),
+        stacked=stacked_bytes(scan),
+        restored=whole,
+        spread=_spread(scan),
+        long_rows=_long_rows(scan, whole),
+        windows=_windows(scan),
+        unstable=_unstable(scan),
+        skips=find_skip(scan) is not None,
+    )
+
+
+def stacked_bytes(scan: Scan) -> int:
+    """Bytes of all that a loop stacks."""
+    return sum(stack.result.nbytes for stack in scan.stacks)
+
+
+def _rounded_otherwise(step: Step, op: Op) -> float | None:
+    # Condition 3 of narrow-residuals.
+    return inf if op in step.unstable else None
+
+
+def _fused(step: Step, op: Op) -> float | None:
+    """Basic arithmetic and movement: the reader computes it element by element."""
+    # Condition 2 of narrow-residuals.
+    if not is_arithmetic(op):
+        return None
+    is_spread = op.results[0] in step.spread
+    return (step.model.one_by_one if is_spread else step.model.elementwise)(op.results[0])
+
+
+def _read_again(step: Step, op: Op) -> float | None:
+    count = step.windows.get(op)
+    return None if count is None else step.model.read_windows(_made(op), count)
+
+
+def _attention(step: Step, op: Op) -> float | None:
+    """Rows as long as a buffer: the reader multiplies with the buffer itself."""
+    if op not in step.long_rows:
+        return None
+    read = sum(v.nbytes for v in op.operands if v not in step.restored)
+    return step.model.streamed(_made(op) + read)
+
+
+def _by_itself(step: Step, op: Op) -> float | None:
+    """Anything that is cheaper to compute than to load, where memory is far or has a price."""
+    priced = step.model.byte > 0
+    if step.skips or not (priced or step.model.is_far(step.stacked)):
+        return None
+    # Condition 2 of narrow-residuals.
+    is_repeatable = is_speculable(op) and (priced or not op.regions)
+    return step.model.repeated_apart(op) if is_repeatable else None
+
+
+REPEATED: tuple[Callable[[Step, Op], float | None], ...] = (
+    _rounded_otherwise,
+    _fused,
+    _read_again,
+    _attention,
+    _by_itself,
+)
+"""Kinds of ops: the seconds of computing one again, infinite for never; None for another kind."""
+
+
+def repeated_seconds(step: Step, op: Op) -> float:
+    """The seconds that computing an op again takes; infinite if it may not, or should not, be."""
+    answers = (kind(step, op) for kind in REPEATED)
+    return next((seconds for seconds in answers if seconds is not None), inf)
+
+
+def _made(op: Op) -> int:
+    return sum(v.nbytes for v in op.results)
+
+
+def _unstable(scan: Scan) -> Set[Op]:
+    """Ops that jump where what they read is rounded otherwise; or what makes it, if the readers
+    have that anyway.
+    """
+    kept = {value for value, nbytes in stored_bytes(scan).items() if nbytes == 0}
+    kept |= handed_over(scan, residuals(scan, nests=True))
+    found: set[Op] = set()
+    for op in filter(is_discontinuous, scan.body.ops):
+        sources = rounded(op.operands, scan.body)
+        makers = {v.op for v in sources if v.op is not None}
+        found |= {op} if sources - kept else makers
+    return found
+
+
+def _spread(scan: Scan) -> Set[Value]:
+    """Arrays that residuals are made of by basic arithmetic and by repeating them along some axes:
+    XLA computes them where they are repeated.
+    """
+    found: set[Value] = set()
+    pending = [(value, False) for _, value in residuals(scan, nests=True)]
+    seen = set(pending)
+    while pending:
+        value, is_spread = pending.pop()
+        if is_spread and value.size > 1:
+            found.add(value)
+        if value.op is None or value.region is not scan.body or not is_arithmetic(value.op):
+            continue
+        repeats = value.op.name == "broadcast_in_dim"
+        for each in value.op.operands:
+            state = each, is_spread or (repeats and each.size < value.size)
+            if state not in seen:
+                seen.add(state)
+                pending.append(state)
+    return found
+
+
+def _long_rows(scan: Scan, whole: Set[Value]) -> Set[Op]:
+    """The ops that multiply with a restored buffer, and what is made of that in linear time."""
+    found: set[Op] = set()
+    made: set[Value] = set()
+    for op in scan.body.ops if whole else ():
+        # Condition 2 of narrow-residuals.
+        if op.regions or op.is_terminator or not is_speculable(op):
+            continue
+        if _multiplies(op, whole, scan) or (_is_linear(op) and not made.isdisjoint(op.operands)):
+            found.add(op)
+            made.update(op.results)
+    return found
+
+
+def _windows(scan: Scan) -> dict[Op, int]:
+    """Reads of windows of arrays that are as large as the program's arguments, or no larger than
+    all rows that a loop would store of them.
+    """
+    return {
+        op: _number_of_windows(op)
+        for op in scan.body.ops
+        if op.name in READS and _is_at_hand(op.operands[0], op.result.nbytes * scan.length, scan)
+    }
+
+
+def _is_at_hand(array: Value, rows: int, scan: Scan) -> bool:
+    """Whether an array is there for all that reads residuals, at no more memory than its rows."""
+    program = program_of(scan)
+    is_argument = array.op is None and program is not None and array.region is program.body
+    return isinstance(array, Constant) or is_argument or array.nbytes <= rows
+
+
+def _number_of_windows(read: Op) -> int:
+    return prod(read.operands[1].shape[:-1]) if read.name == "gather" else 1
+
+
+def _multiplies(op: Op, whole: Set[Value], scan: Scan) -> bool:
+    """Whether rows come of a buffer for no more work than the readers do with it anyway."""
+    buffers, is_longer = [v for v in op.operands if v in whole], cost_model().is_longer
+    others = sum(v.nbytes for v in op.operands if v not in whole)
+    if len(buffers) != 1 or not is_longer(others, sum(v.nbytes for v in op.results)):
+        return False
+    if is_longer(max(buffers[0].shape), scan.length):
+        return False
+    stacks = [stack.result for stack in scan.stacks if stack.value is buffers[0]]
+    read = [row.users for stack in stacks for _, row in routes(stack) or ()]
+    least, most = buffers[0].size, min(map(_work, read))
+    return least <= _work([op]) <= most
+
+
+def _is_linear(op: Op) -> bool:
+    return _work([op]) <= sum(v.size for v in op.operands)
+
+
+def _work(ops: Iterable[Op]) -> float:
+    """Floating point operations; infinite if not known."""
+    flops = [cost(op).flops for op in ops]
+    return sum(inf if each is None else each for each in flops)

@@ -1,0 +1,68 @@
+"""Where a loop can get a value of another loop's step from, if not from a stack of all its rows.
+
+`SUPPLIERS` is a table. A line has the source, the values of a step that it can supply, with the
+bytes that a step then stores for each, and the pass that carries it out. The planner asks all of
+them and stores a value at the least of these prices. A new source is a new line.
+
+What costs nothing at all, whatever else is stored, is no line: passes replace it before the planner
+is asked (`hoist-invariant-residuals`, `drop-dummy-residuals`, `forward-known-stacks`).
+`jaxpr_opt.analysis.residuals.networks` says why no better plan is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.residuals.adjacent_step_stacks import stacked_by_next_step
+from jaxpr_opt.analysis.residuals.cuts import handed_over, residuals
+from jaxpr_opt.analysis.residuals.register_stacks import stored_as_rows
+from jaxpr_opt.analysis.residuals.versions import restored
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Scan, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Supplier:
+    """A source of values of a step."""
+
+    source: str
+    stored: Callable[[Scan], Mapping[Value, int]]
+    """The values it can supply, and the bytes that a step stores for each."""
+    carried_out_by: str
+    """The pass that makes the readers use it."""
+
+
+def _present(scan: Scan) -> Mapping[Value, int]:
+    """Rows of streams, and of stacks that stay whatever is planned."""
+    found = residuals(scan, nests=True)
+    return dict.fromkeys(handed_over(scan, found) - {value for _, value in found}, 0)
+
+
+def _restored(scan: Scan) -> Mapping[Value, int]:
+    return dict.fromkeys(restored(scan), 0)
+
+
+def _next_step(scan: Scan) -> Mapping[Value, int]:
+    return dict.fromkeys(stacked_by_next_step(scan), 0)
+
+
+SUPPLIERS = (
+    Supplier("a row that is streamed or stacked anyway", _present, "narrow-residuals"),
+    Supplier("a version of a buffer, by undoing the writes", _restored, "undo-carried-writes"),
+    Supplier("the row that the next step stacks", _next_step, "share-shifted-stacks"),
+    Supplier("the rows that enter a shift register", stored_as_rows, "stack-entering-rows"),
+)
+
+
+@remembered
+def stored_bytes(scan: Scan) -> Mapping[Value, int]:
+    """The bytes that a step must store for values that a supplier has: the least that one asks.
+
+    Any other value takes as many bytes as it has.
+    """
+    least: dict[Value, int] = {}
+    for supplier in SUPPLIERS:
+        for value, nbytes in supplier.stored(scan).items():
+            least[value] = min(nbytes, least.get(value, nbytes))
+    return least
