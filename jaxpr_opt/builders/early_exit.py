@@ -1,4 +1,4 @@
-"""Make a `while` that stops of a scan that skips steps."""
+"""Make a `while` that stops early out of a scan that skips steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def stop_early(skip: Skip, rw: Rewriter) -> None:
-    """Replace a scan by a `while` that runs until no step is left to be taken."""
+    """Replace a scan by a `while` that runs until no later step is taken."""
     scan = skip.scan
     found = (skipped_row(skip, stack) for stack in scan.stacks)
     rows = [each for each in found if isinstance(each, SkippedRow)]  # `refuse` said no others

@@ -1,5 +1,4 @@
-"""Fences: what is read on one side has been read before anything on the other side runs, and XLA
-does not read it again there.
+"""Fences: reads before a fence run before anything after it, and XLA does not repeat them there.
 
 XLA orders ops only by their data dependences, and fuses them across everything that it can analyse.
 A fence is the identity for everyone but XLA. `ir.devices.fence` says which kind works.
@@ -27,17 +26,15 @@ from jaxpr_opt.ir.traits import is_data_movement
 def barrier(
     rw: Rewriter, values: Sequence[Value], before: Op, but: Iterable[Op] = ()
 ) -> tuple[Value, ...]:
-    """An optimization barrier that values go through on their way to all that reads them, `but` for
-    some ops.
-    """
+    """Put values behind an optimization barrier, for all their readers except the ops in `but`."""
     return _through(rw, lambda *given: lax.optimization_barrier(given), values, before, but)
 
 
 def division(
     rw: Rewriter, values: Sequence[Value], before: Op, but: Iterable[Op] = ()
 ) -> tuple[Value, ...]:
-    """A division by one that values go through on their way to all that reads them, `but` for some
-    ops; the quotients, which are integers.
+    """Put values behind a division by one, for all their readers except the ops in `but`; return
+    the quotients, which are integers.
 
     XLA does not divide again in each fusion that reads a quotient.  It does not find out either
     that no integer has more bits set than its width, so that each is divided by one.  LLVM does:
@@ -52,7 +49,7 @@ def division(
 
 
 def zero(rw: Rewriter, quotients: Sequence[Value], dtype: Any, before: Op) -> Value:
-    """A scalar zero that is made of quotients, for what has to wait for them."""
+    """A scalar zero computed from quotients: what adds it waits for them."""
 
     def program(*given: jax.Array) -> jax.Array:
         firsts = (lax.slice(each, (0,) * each.ndim, (1,) * each.ndim) for each in given)
@@ -65,8 +62,8 @@ def zero(rw: Rewriter, quotients: Sequence[Value], dtype: Any, before: Op) -> Va
 def waiting(
     rw: Rewriter, values: Sequence[Value], signal: Value, before: Op
 ) -> tuple[tuple[Value, ...], Value]:
-    """Values as those read them that must not run before `signal` is there; and the signal, as all
-    read it that may wait for them.
+    """The values as ops read them that must wait for `signal`, and the signal as its other readers
+    read it.
 
     XLA neither merges what is computed from such values with what is computed from the values
     themselves, nor computes it earlier.  Where it drops barriers, each value is chosen instead by a
@@ -97,12 +94,12 @@ def _or_zeros(there: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def can_be_divided(value: Value) -> bool:
-    """Whether a value is made of bytes, at least one of them.  Keys hide what they are made of."""
+    """Whether a value has bits that a division can work on. Keys hide theirs."""
     return dtypes.is_of_bytes(value.dtype) and value.nbytes > 0
 
 
 def from_memory(value: Value, rw: Rewriter) -> Value:
-    """The value as whoever reads it from memory computes with it.
+    """The value as a reader computes with it that loads it from memory.
 
     XLA multiplies by a number that is made of a truth value by selecting, so that 0 * NaN is 0, if
     it sees the truth value.  It does not look through a select of one and zero.
@@ -142,7 +139,7 @@ def can_signal(value: Value) -> bool:
 
 
 def _divided(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-    """What is made of quotients again, and these."""
+    """The array put together again from its quotients, and the quotients."""
     if jnp.iscomplexobj(x):
         (real, first), (imag, second) = _divided(lax.real(x)), _divided(lax.imag(x))
         return lax.complex(real, imag), first + second
@@ -162,7 +159,7 @@ def _bits(x: jax.Array) -> jax.Array:
 
 
 def _zeros(bits: jax.Array) -> jax.Array:
-    """How often more than their width goes into the number of bits that are set."""
+    """Zero for any bits: the number of set bits, divided by more than the width."""
     shift = (8 * bits.dtype.itemsize).bit_length()
     return lax.shift_right_logical(lax.population_count(bits), lax.full_like(bits, shift))
 
@@ -174,8 +171,8 @@ def _through(
     before: Op,
     but: Iterable[Op],
 ) -> tuple[Value, ...]:
-    """What a fence before an op makes of values.  All that has read them reads that, `but` for some
-    ops, and what is in them.
+    """Make a fence of values before an op, and let their readers read it, except ops in `but` and
+    inside these.
     """
     unfenced = {each for op in but for each in op.walk()}
     uses = [{use for use in value.uses if use.op not in unfenced} for value in values]
@@ -186,7 +183,9 @@ def _through(
 
 
 def made_on_the_way(reads: list[Value], first: dict[Op, None]) -> Iterator[Value]:
-    """What tells where to read next and is needed later, too: XLA would read again to make it."""
+    """Indices that are computed from what is read before the fence and needed after it, too: XLA
+    would repeat the read for them.
+    """
     for op in depending_on(reads, first):
         if is_repeated(op) and can_be_divided(op.result) and {*op.result.users} - first.keys():
             yield op.result

@@ -1,4 +1,4 @@
-"""Make one loop of a loop of loops, as `jaxpr_opt.analysis.steps.loop_nests` has planned it."""
+"""Merge a loop of loops into one, as planned by `jaxpr_opt.analysis.steps.loop_nests`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def merge(nest: Nest, plan: OneLoop, rw: Rewriter) -> None:
-    """Replace the outer loop by one of as many steps as both take together."""
+    """Replace the outer loop by one that takes the steps of both."""
     outer, inner = nest.outer, nest.inner
     n, m = outer.length, inner.length
     rows = {s.param: s.operand for s in outer.streams}

@@ -17,7 +17,7 @@ Code = Callable[..., jax.Array]
 
 
 def spread_out(read: Op, root: Value, at_window: AtWindow) -> tuple[Code, tuple[Value, ...]]:
-    """A window of a broadcast is a broadcast of a window, or of `root` itself."""
+    """A window of a broadcast, as a broadcast of a window, or of `root` itself."""
     shape = read.result.shape
 
     def fun(root: jax.Array) -> jax.Array:
@@ -28,7 +28,7 @@ def spread_out(read: Op, root: Value, at_window: AtWindow) -> tuple[Code, tuple[
 
 
 def read_operands(made_by: Op, access: Access) -> tuple[Code, tuple[Value, ...]]:
-    """A window of what an elementwise op makes is made of windows of its operands."""
+    """A window of an elementwise result, computed from windows of the operands."""
     op, count = access.op, len(made_by.operands)
     assert op.primitive is not None and made_by.primitive is not None
     read = partial(op.primitive.bind, **op.params)
@@ -43,7 +43,7 @@ def read_operands(made_by: Op, access: Access) -> tuple[Code, tuple[Value, ...]]
 
 
 def read_cases(select: Op, access: Access) -> tuple[Code, tuple[Value, ...]]:
-    """A window of a select is a select between windows of its cases."""
+    """A window of a select, as a select between windows of its cases."""
     which, *cases = select.operands
     predicate, at_window = predicate_at(access, which)
     primitive, params = access.op.primitive, access.op.params

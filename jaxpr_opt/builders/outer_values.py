@@ -22,7 +22,7 @@ Repetition = tuple[Value, Maker]
 
 
 def repeated(loop: Scan | While) -> Iterator[Repetition]:
-    """Parameters and results of the loop that are values from outside, if anybody reads them."""
+    """Parameters and results of a loop that are the same in every step, if anything reads them."""
     for carry, *params in zip(
         loop.carries, *(region.params for region in loop.regions), strict=False
     ):

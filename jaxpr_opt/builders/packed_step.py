@@ -20,7 +20,7 @@ from jaxpr_opt.ir.traits import VECTOR, is_arithmetic
 
 @dataclass(eq=False, slots=True)
 class StepWriter:
-    """Writes the step of a loop anew, operands first, before its terminator."""
+    """Writes the step of a loop again, with vectors, operands before their ops."""
 
     packing: Packing
     rw: Rewriter
@@ -128,7 +128,7 @@ def _part(piece: Piece, source: jax.Array) -> jax.Array:
 
 
 def bind_padded(op: Op, operands: Sequence[jax.Array]) -> Any:
-    """An op on vectors, bit by bit what it is on their elements (condition 2)."""
+    """Run an op on vectors so that each element has the bits of the scalar op (condition 2)."""
     assert op.primitive is not None
     (count,) = operands[0].shape
     more = padding(op, count)
@@ -139,7 +139,7 @@ def bind_padded(op: Op, operands: Sequence[jax.Array]) -> Any:
 
 
 def padding(op: Op, count: int) -> int:
-    """By how much vectors of so many are made longer (2)."""
+    """How many elements a vector of this length is padded by (2)."""
     # Condition 2 of pack-scalars.
     return 0 if is_arithmetic(op) else -count % VECTOR
 

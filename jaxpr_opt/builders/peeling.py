@@ -17,8 +17,8 @@ Pieces = Mapping[Value, tuple[Value, Value]]
 
 
 def without_last(found: Replay, rest: int, rw: Rewriter) -> Replay:
-    """Make loops of their own of the last steps of a loop, and of those that read their residuals;
-    what is left of it.
+    """Move the last steps of a loop, and of the loops that read its residuals, to loops of their
+    own; return what is left of it.
     """
     first, last = in_two(found, found.scan.length - rest, rw)
     left = replay(first)
@@ -27,8 +27,8 @@ def without_last(found: Replay, rest: int, rw: Rewriter) -> Replay:
 
 
 def in_two(found: Replay, steps: int, rw: Rewriter) -> tuple[Scan, Scan]:
-    """Make loops of their own of the first steps of a loop and of the others, and two loops of each
-    that reads its residuals; the two loops that stack them.
+    """Divide a loop, and each loop that reads its residuals, into its first steps and the rest;
+    return the two loops that stack residuals.
     """
     scan, residuals = found.scan, {stack.result for stack in found.stacks}
     first, others, pieces = _in_two(scan, steps, {}, rw)
@@ -42,7 +42,7 @@ def in_two(found: Replay, steps: int, rw: Rewriter) -> tuple[Scan, Scan]:
 
 
 def copied(found: Replay) -> int:
-    """Bytes of what `in_two` copies: arrays that it divides, and those that it puts together."""
+    """Bytes that `in_two` copies: arrays that it divides or joins."""
     loops = (found.scan, *found.readers)
     arrays = {stream.operand for loop in loops for stream in loop.streams}
     arrays |= {stack.result for loop in loops for stack in loop.stacks}

@@ -81,7 +81,7 @@ class Slots:
 
 
 def slots(chain: Chain) -> Slots | None:
-    """How the loop that adds all the pieces adds them to slots, if it can."""
+    """The slots to which a loop can add all its pieces; None if it cannot."""
     (link, *others) = chain.links
     if others or not isinstance(link, Pieces) or len(link.inner.links) != 1:
         return None
@@ -117,7 +117,7 @@ def _is_only_added_to(link: Pieces) -> bool:
 
 
 def through_slots(found: Slots, total: Value, before: Op, rw: Rewriter) -> Value:
-    """Add to `total`, before an op, what the loop adds up."""
+    """Add what the loop adds up to `total`, by way of slots."""
     loop, piece, loops = found.op, found.piece, _loops(before)
     start = _carried_zeros(found.marks, loops, rw)
     rows = _rows(found, rw)
@@ -182,7 +182,7 @@ def _from_slots(found: Slots, total: jax.Array, sums: jax.Array, *rows: jax.Arra
 
 
 def through_array(chain: Chain, total: Value, before: Op, rw: Rewriter) -> Value:
-    """Add to `total`, before an op, the pieces of a chain that starts at zero."""
+    """Add the pieces of a chain that starts at zero to `total`, by way of a second array."""
     links, loops = chain.links, _loops(before)
     filled = start = _carried_zeros(total.aval, loops, rw)
     for number, link in enumerate(links):
@@ -203,7 +203,7 @@ def through_array(chain: Chain, total: Value, before: Op, rw: Rewriter) -> Value
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """A loop over the windows of a loop: `rows` are their indices, and arrays of these."""
+    """A loop over the windows that a loop touches; `rows` are their indices."""
 
     scan: Scan
     inner: list[Piece | Moves]
@@ -319,7 +319,7 @@ def _hand_on(start: Value, end: Value, loops: Sequence[Scan], rw: Rewriter) -> N
 
 
 def erase_unread(op: Op, rw: Rewriter) -> None:
-    """Erase an op that nobody reads any more, and what was computed for it alone."""
+    """Erase an op that nothing reads, and what was computed for it alone."""
     if op.region is None or op.regions or not is_pure(op) or any(v.uses for v in op.results):
         return
     operands = op.operands
@@ -330,7 +330,7 @@ def erase_unread(op: Op, rw: Rewriter) -> None:
 
 
 def is_less_elsewhere(chain: Chain, size: int, touched: int) -> bool:
-    """Whether adding up so many windows elsewhere takes no longer than adding dense arrays.
+    """Whether summing so many windows in another place is no slower than adding dense arrays.
 
     A step through slots is short.  From a second array each window is read, added to the first,
     written, and cleared.
@@ -344,7 +344,7 @@ def is_less_elsewhere(chain: Chain, size: int, touched: int) -> bool:
 
 
 def one_by_one(chain: Chain, array: Value, op: Op, rw: Rewriter) -> Value:
-    """The array with each piece added to it, in place of what `op` adds."""
+    """The array with each piece added to it: the replacement of the sum `op`."""
     for link in chain.links:
         assert isinstance(link, Piece)
         operands = (array, link.update, *link.indices)

@@ -19,7 +19,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def read_windows(state: State, stack: Stack, readers: Iterable[Reader], rw: Rewriter) -> None:
-    """Replace the rows of a stack of rows of a register at the ends of routes."""
+    """Replace the rows of a stack of a register, at the ends of routes, by windows of all rows."""
     register, scan, ways = state.register, state.register.scan, [route for route, _ in readers]
     start, entered = _start(state, rw), stacked(_entering(state, rw), scan, rw)
     for route, row in readers:

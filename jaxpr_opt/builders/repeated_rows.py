@@ -25,7 +25,7 @@ _IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
 
 
 def has_rows(piece: Piece) -> bool:
-    """Whether two windows of a scatter are the same or have nothing in common."""
+    """Whether any two windows of a scatter are equal or disjoint."""
     numbers, sizes = mirrored(piece.op), window_sizes(piece.op)
     shape = piece.result.shape
     rows = all(sizes[axis] in {1, shape[axis]} for axis in numbers.start_index_map)
@@ -38,7 +38,7 @@ def count(piece: Piece) -> int:
 
 
 def by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
-    """For each window all that is added to its row: the same for windows that are the same."""
+    """For each window, the sum of all updates to its row; equal windows get equal sums."""
     _, order = _order(piece, update)
     rows = _rows(piece, index, update)
     slots = _slots(lax.reshape(_in_range(piece, index), (len(rows), index.shape[-1])))

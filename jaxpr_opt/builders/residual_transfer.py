@@ -46,7 +46,7 @@ def make_cut(scan: Scan, cut: Cut, rw: Rewriter) -> None:
 
 
 def send(scan: Scan, stack: Stack, made: Sequence[tuple[Op, Value, Route]], rw: Rewriter) -> None:
-    """Stack values of a step instead of what ops make of rows of a stack at the ends of routes."""
+    """Stack values of a step in place of a stack of which ops at the ends of routes read a part."""
     for op, value, route in made:
         rw.replace(op.result, carried_along(stacked(value, scan, rw), route, rw))
         rw.erase(op)
@@ -153,7 +153,7 @@ def _split(sizes: tuple[int, ...], lead: int, x: jax.Array) -> jax.Array:
 
 
 def drop_unread(gone: set[Value], ways: Iterable[Route], rw: Rewriter) -> None:
-    """Take the residuals out of the loops that read them no more, innermost first."""
+    """Remove residuals from loops that no longer read them, the innermost loop first."""
     for route in ways:
         for hop in reversed(route):
             if isinstance(hop, Rows):

@@ -21,7 +21,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def turn(found: Ring, rw: Rewriter) -> None:
-    """Make a ring of a carry: of its versions in a step, what is read of them, and its result."""
+    """Turn a carry into a ring: its versions in a step, their reads, and the result."""
     added = _with_terms_added(found, rw)
     if not isinstance(added, Ring):
         return  # so many rows are added that few stay as they are

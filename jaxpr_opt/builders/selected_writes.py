@@ -23,7 +23,7 @@ Writes = Sequence[tuple[int, Access]]
 
 
 def write_selected(select: Op, base: Value, writes: Writes, rw: Rewriter) -> Value:
-    """What a select between versions of `base` gives, from what each case writes."""
+    """The result of a select between versions of `base`, as writes of selected windows."""
     value, which = base, select.operands[0]
     together = _together(select, base, writes, rw)
     for case, each in writes if together is None else ():

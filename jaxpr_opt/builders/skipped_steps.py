@@ -20,7 +20,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def into_branch(skip: Skip, rw: Rewriter) -> None:
-    """Make what a step computes a branch."""
+    """Move what a step computes into a branch."""
     scan = skip.scan
     body, end = scan.body, scan.body.terminator
     outside = _written_outside(skip)
@@ -53,9 +53,7 @@ def into_branch(skip: Skip, rw: Rewriter) -> None:
 
 # Condition 5 of isolate-skipped-steps.
 def select_kept(skip: Skip, rw: Rewriter) -> None:
-    """Let a skipped step keep its carries, and stack a number, whatever it has multiplied with
-    zeros.
-    """
+    """Select in each step, so that a skipped step keeps its carries and stacks a number."""
     scan, end = skip.scan, skip.scan.body.terminator
     plain, outputs = without_zeros(skip), list(scan.body.outputs)
     some = rw.insert(partial(_is_taken, skip), skip.predicate, before=end)

@@ -18,7 +18,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def slide(scan: Scan, found: Buffer, window: Window, rw: Rewriter) -> None:
-    """Let each step have the rows of the window in place of the buffer."""
+    """Replace the buffer in each step by the rows of the window that slides over it."""
     carry = found.carry
     init = rw.insert(strong, carry.init, before=scan) if is_weak(carry.init) else carry.init
     number = uniform(init) if is_partly_written(found, window) else _number(init, window)

@@ -7,7 +7,9 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def split(scan: Scan, length: int, rw: Rewriter) -> Scan:
-    """Replace a loop by a nest whose inner loop takes so many steps; the outer loop."""
+    """Replace a loop by a nest whose inner loop takes the given number of steps; return the outer
+    loop.
+    """
     count, times = scan.num_carries, scan.length // length
     rows = [
         rw.reshape(s.operand, (times, length, *s.operand.shape[1:]), before=scan)

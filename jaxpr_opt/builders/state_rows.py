@@ -20,7 +20,7 @@ from jaxpr_opt.ir.graph import Value
 
 
 def operands(found: States) -> list[Value]:
-    """What a step reads: where rows are, what is added, outer arrays, scalars, carried arrays."""
+    """The values that a step reads: row indices, updates, outer arrays, scalars, carried arrays."""
     return [
         *(piece.indices[0] for piece in found.pieces),
         *(piece.update for piece in found.pieces),
@@ -67,8 +67,8 @@ def all_changed(found: States, *given: Any) -> list[Any]:
 
 
 def changed(found: States, flag: jax.Array, *given: Any) -> list[Any]:
-    """The arrays, with new rows if no other element changes; whether that is so; and whether it may
-    be so in the next step, for the new rows.
+    """The arrays with new rows, if no other element changes; whether that is so; and whether it may
+    be so in the next step.
 
     `flag` says whether the carried arrays have passed the tests of all steps before.
     """

@@ -19,7 +19,7 @@ def write_sum(
     sums: Sequence[Op],
     rw: Rewriter,
 ) -> Value:
-    """The array, with what all that is added has in the window of a write, in the order of the sum.
+    """The array with the window of a write replaced by the sum there of all addends, in order.
 
     `sums` are the additions, last to first. `terms` says of what array each summand is read; None
     if it is what is written.

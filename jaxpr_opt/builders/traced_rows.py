@@ -21,8 +21,8 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def trace_back(scan: Scan, group: Sequence[History], rw: Rewriter) -> None:
-    """Let a loop stack the rows that it writes and where it moves elements, in place of carrying
-    the buffers, and make these after the loop.
+    """Stack the rows that a loop writes and the places it moves elements to, instead of carrying
+    the buffers; build these after the loop.
     """
     end, after = scan.body.terminator, scan.next
     assert after is not None
