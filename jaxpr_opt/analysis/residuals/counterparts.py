@@ -27,8 +27,8 @@ class Counterparts:
 
 
 def counterparts(scan: Scan, route: Route, wanted: Sequence[Value]) -> Counterparts | None:
-    """What `wanted` values at the end of a route were in the step of `scan` that stacked what is
-    read there; None if that is not known.
+    """The values of the forward step that `wanted` values at the end of a route equal; None if they
+    are unknown.
     """
     forward = [scan, *(hop.scan for hop in route if isinstance(hop, Stacked))]
     backward = [hop.scan for hop in reversed(route) if isinstance(hop, Rows)]

@@ -84,7 +84,7 @@ def available(scan: Scan) -> Mapping[Value, Value]:
 
 
 def outermost(scan: Scan, found: Iterable[Residual]) -> Scan:
-    """The loop around `scan` that no residual is stacked beyond; itself if it is in no nest.
+    """The outermost loop around `scan` that stacks a residual again; `scan` itself if none does.
 
     What is defined outside of it is known to all that reads the residuals.
     """
@@ -105,8 +105,8 @@ def outermost(scan: Scan, found: Iterable[Residual]) -> Scan:
 
 
 def handed_over(scan: Scan, found: Iterable[Residual]) -> Set[Value]:
-    """Values of a step that all that reads the residuals can have as they are: rows of streams, and
-    what is stacked as far as the residuals are.
+    """Values of a step that all readers of residuals have anyway: rows of streams, and values that
+    are stacked as far out as the residuals are.
     """
     nest = outermost(scan, found)
     streams = streamed(scan, nest)
@@ -114,7 +114,7 @@ def handed_over(scan: Scan, found: Iterable[Residual]) -> Set[Value]:
 
 
 def streamed(scan: Scan, nest: Scan) -> Set[Value]:
-    """Rows of streams of a step that are rows of rows of streams of a nest."""
+    """Rows of streams of a step that all loops of a nest stream."""
     return {stream.param for stream in scan.streams if _enters(stream.operand, scan, nest)}
 
 
@@ -169,8 +169,8 @@ def cheapest(
     store: Callable[[Value], int],
     repeat: Callable[[Op], int | None],
 ) -> Cut | None:
-    """The cut that costs least; `store` is what a stack of a value costs, `repeat` what computing
-    an op again does, None that it must not be.  Where cuts cost the same, least is computed again.
+    """The cut that costs least. `store` is the price of storing a value, `repeat` that of computing
+    an op again; None if that must not be. Of equal cuts, the one that repeats least.
     """
     body, nest = scan.body, outermost(scan, found).body
     residual = {value: None for _, value in found}

@@ -1,5 +1,5 @@
-"""Values of a step that hold rows of a shift register, or what elementwise ops make of them; and
-whether stacks of them are better stored as the rows that enter.
+"""Values of a step that are shift registers, or elementwise functions of one, and whether to stack
+only the rows that enter.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _is_alike(value: Value, axis: int) -> bool:
 
 
 def window_readers(stacked: Value) -> tuple[Reader, ...] | str:
-    """The loops that can read windows in place of rows of a stack of a register; or why there are
-    others.
+    """The loops that can read windows instead of rows of a stack of a register; a string says why
+    others cannot.
     """
     found = routes(stacked, nests=True)
     # Condition 2 of stack-entering-rows.
@@ -144,7 +144,7 @@ def _is_whole(route: Route) -> bool:
 
 
 def needless(state: State) -> str | None:
-    """Why a stack of rows of a register is better left as it is."""
+    """Why a stack of rows of a register should stay as it is."""
     register, prices = state.register, cost_model()
     # Condition 3 of stack-entering-rows.
     if not dtypes.holds(np.int32, register.rows):
@@ -162,8 +162,8 @@ def needless(state: State) -> str | None:
 
 @remembered
 def stored_as_rows(scan: Scan) -> Mapping[Value, int]:
-    """The values of a step of which windows can take the place wherever residuals are read, and how
-    many bytes a step stores for them.
+    """Values of a step that readers can have as windows of rows that entered, and the bytes that a
+    step stores for them.
     """
     if any(isinstance(window_readers(s.result), str) for s, _ in residuals(scan, nests=True)):
         return {}

@@ -1,4 +1,4 @@
-"""What it takes to compute the steps of a loop again for loops that read its stacks row by row."""
+"""What it takes to recompute the steps of a loop for loops that read its stacks row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxpr_opt.ir.traits import communicates, is_pure
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """Residuals of a loop, and what computes them again from carries that a step starts with."""
+    """Residuals of a loop, and the ops that recompute them from the carries of a step."""
 
     scan: Scan
     readers: tuple[Scan, ...]
@@ -58,7 +58,7 @@ class Replay:
 
 @remembered
 def replay(scan: Scan) -> Replay | None:
-    """What computes the residuals of a loop again; None if it has none."""
+    """The replay of a loop's residuals; None if it has no residuals."""
     found = [stack for stack in scan.stacks if _readers(scan, stack)]
     if not found:
         return None

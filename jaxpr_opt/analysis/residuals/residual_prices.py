@@ -20,7 +20,9 @@ from jaxpr_opt.ir.traits import TRANSCENDENTAL
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What stacks and repeated ops cost in a step, in units that a flow network can add up."""
+    """What storing a value of a step, or repeating an op, costs, in integers that a flow network
+    can add.
+    """
 
     step: Step
     stored: Mapping[Value, int]
@@ -56,7 +58,7 @@ def _units(seconds: float) -> int:
 
 
 def residual_prices(scan: Scan) -> Prices:
-    """The prices of the residuals of a scan, and of all that they are made of."""
+    """The prices of a scan's residuals and of everything they are computed from."""
     found = residuals(scan, nests=True)
     return Prices(
         step=step_of(scan),
@@ -68,6 +70,6 @@ def residual_prices(scan: Scan) -> Prices:
 
 
 def transcendental_carries(scan: Scan) -> Set[Value]:
-    """Carries that are results of transcendental functions, if nothing stacks them yet."""
+    """Carries that are results of transcendental functions and are not stacked yet."""
     nexts = {carry.next for carry in scan.carries}.difference(available(scan))
     return {v for v in nexts if v.op is not None and v.op.name in TRANSCENDENTAL}

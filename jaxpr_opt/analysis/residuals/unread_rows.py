@@ -49,8 +49,8 @@ def _reader(row: Value, route: Route, skip: Skip) -> Skip | None:
 
 
 def is_by_zeros(skip: Skip) -> bool:
-    """Whether a step skips, or stacks a number, as products with zeros are zero: what it reads must
-    be finite, then.
+    """Whether a step skips, or stacks a number, because a product with zero is zero: then its
+    operands must be finite.
     """
     plain, written = without_zeros(skip), {write.op.result for write in skip.blanks}
     made = [*(s.value for s in skip.scan.stacks), *(write.value for write in skip.blanks)]
@@ -87,9 +87,7 @@ def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
 
 
 def needed_row(skip: Skip, stack: Stack) -> SkippedRow:
-    """What a skipped step is to stack: nothing in particular where that would be computed for
-    nobody.
-    """
+    """The row that a skipped step must stack; undefined if nothing reads it."""
     row = skipped_row(skip, stack)
     if isinstance(row, str) or (row.ops and readers(stack, skip) is not None):
         return SkippedRow()

@@ -30,7 +30,7 @@ from jaxpr_opt.sizes import bytes_text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Versions:
-    """How a step makes a carry, told backwards, and which stacks are of versions of it."""
+    """The writes that make a carry in a step, last to first, and the stacks of versions of it."""
 
     scan: Scan
     carry: Carry
@@ -62,9 +62,7 @@ class Versions:
 
     @property
     def replaced(self) -> Any:
-        """The number that all of what the writes replace is known to be, else None: that of the
-        array that enters the loop, if each step writes once, and where no other does.
-        """
+        """The number that every overwritten element is known to be; None if that is unknown."""
         if len(self.writes) != 1 or self.carry.init.nbytes == 0:
             return None
         found = access(self.writes[0])
@@ -141,7 +139,9 @@ def stacked_versions(scan: Scan) -> Iterator[Versions]:
 
 @remembered
 def restored(scan: Scan) -> frozenset[Value]:
-    """Values of a step that are stacked, and need not be: writes to a buffer can be undone."""
+    """Values of a step that are stacked, and need not be, because the writes to a buffer can be
+    undone.
+    """
     undone = (each for each in stacked_versions(scan) if each.refusal() is None)
     return frozenset(stack.value for each in undone for stack in each.stacks)
 

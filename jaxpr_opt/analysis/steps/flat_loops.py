@@ -15,8 +15,8 @@ from jaxpr_opt.ir.graph import Op, Region, Scan, Value
 
 
 def row_lengths(scan: Scan) -> list[int]:
-    """The numbers of steps after which the index of a row, of a plane, ... of a table goes on: each
-    divides the next one and the length of the loop.
+    """How many steps apart the row, the plane, ... of a table change; each divides the next, and
+    the length of the loop.
     """
     computed = {n for op in scan.body.walk() for n in _lengths(op, scan)}
     found = sorted(computed.union(*(_joined(stream.operand, scan) for stream in scan.streams)))
@@ -78,8 +78,8 @@ def _loop(length: int) -> Scan:
 
 
 def starts_in(accesses: Iterable[Access], scan: Scan, nest: Nest) -> list[Affine] | None:
-    """Where windows would begin along their axes, in a nest of loops; None if that would not be
-    known, or may be out of range.
+    """The starts of windows along their axes if the loop were a nest; None if one would be unknown
+    or out of range.
     """
     starts = [_start(a, axis, scan, nest) for a in accesses for axis in range(len(a.window))]
     known = [start for start in starts if start is not None]

@@ -1,4 +1,4 @@
-"""Whether a loop of loops is one loop, and what that consists of."""
+"""Whether a loop of loops can be one loop, and what that loop consists of."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OneLoop:
 
 @remembered
 def one_loop(outer: Scan, nest: Nest) -> OneLoop | str:
-    """How a nest becomes one loop; found once, for `refuse` and for `rewrite`."""
+    """How a nest becomes one loop, or why it cannot. Remembered, for `refuse` and `rewrite`."""
     inner = nest.inner
     # Condition 5 of collapse-loops.
     if not inner.length or outer.reverse != inner.reverse:

@@ -27,18 +27,14 @@ class Prefix:
 
 
 def prefix(mask: Value) -> Prefix | None:
-    """`mask` as a prefix, seen through the moves that keep it one; None if it is not known to
-    be.
-    """
+    """A mask as a prefix, through moves that keep it one; None if it is not known to be."""
     op = mask.op
     rule = _RULES.get(op.name) if op is not None else None
     return rule(op) if rule is not None and op is not None else None
 
 
 def implies(q: Prefix, p: Prefix) -> bool:
-    """Whether `q` true at an index makes `p` true there; `p` may lack trailing dimensions of
-    `q`.
-    """
+    """Whether `q` true at an index makes `p` true there. `p` may lack trailing axes of `q`."""
     padded = (*p.coefficients, *(0,) * (len(q.coefficients) - len(p.coefficients)))
     return (
         q.bound is p.bound
@@ -48,7 +44,7 @@ def implies(q: Prefix, p: Prefix) -> bool:
 
 
 def tested_value(predicate: Value) -> Value | None:
-    """What a predicate is a conversion of, or is true where it is not 0; None if it is neither."""
+    """The value that a predicate converts, or compares with 0; None if it does neither."""
     while (op := predicate.op) is not None and op.name in ("convert_element_type", "ne"):
         if op.name == "ne" and not _is_zero(op.operands[1]):
             return None
@@ -57,7 +53,7 @@ def tested_value(predicate: Value) -> Value | None:
 
 
 def steps_mask(skip: Skip) -> Prefix | None:
-    """The predicate of a scan as a prefix of its rows: `row < bound`."""
+    """The predicate of a scan as a mask of its first rows: `row < bound`."""
     predicate, scan = tested_value(skip.predicate), skip.scan
     if predicate is None:
         return None

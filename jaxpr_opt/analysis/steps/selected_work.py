@@ -11,7 +11,7 @@ from jaxpr_opt.ir.traits import can_move
 
 
 def only_for(selects: Sequence[Op], case: int, region: Region) -> tuple[Op, ...]:
-    """The ops of a region that nobody wants but these selects, for one of their cases, in order."""
+    """The ops of a region, in order, whose results are read only for one case of these selects."""
     found: dict[Op, None] = {}
     pending: dict[int, Op] = {}
     latest: list[int] = []

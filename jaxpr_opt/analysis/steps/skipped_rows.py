@@ -1,4 +1,4 @@
-"""What a scan stacks in skipped steps, computed without running them."""
+"""The rows that a scan stacks in skipped steps, computed without running them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxpr_opt.ir.traits import is_speculable
 
 @dataclass(frozen=True, slots=True)
 class SkippedRow:
-    """The row of a skipped step; unspecified (anything will do) unless one of these is set."""
+    """The row of a skipped step; unspecified unless one of these is set."""
 
     constant: Splat | None = None
     value: Value | None = None

@@ -82,7 +82,7 @@ class Skip:
 
 @remembered
 def find_skips(scan: Scan) -> tuple[Skip | str, ...]:
-    """The ways in which a scan skips; a string says why a candidate predicate is none."""
+    """The ways in which a scan skips steps; a string says why a candidate predicate is none."""
     return tuple(_skips(scan))
 
 
@@ -142,14 +142,12 @@ def _blank(scan: Scan, carry: Carry, skipped: Assumed) -> Access | None:
 
 
 def find_skip(scan: Scan) -> Skip | None:
-    """The first way in which a scan skips, None if it does not."""
+    """The first way in which a scan skips steps; None if it skips none."""
     return next((s for s in find_skips(scan) if isinstance(s, Skip)), None)
 
 
 def predicate_root(value: Value) -> Value:
-    """The predicate behind a mask: what it is a broadcast, conversion or comparison with 0 or 1
-    of.
-    """
+    """The predicate that a mask is a broadcast or conversion of, or a comparison of with 0 or 1."""
     while (op := value.op) is not None:
         if op.name in _VIEWS or (op.name == "not" and value.dtype == bool):
             value = op.operands[0]

@@ -72,7 +72,7 @@ def spread(found: Affine, shape: tuple[int, ...]) -> Affine:
 
 
 def stacked(row: Affine, scan: Scan) -> Affine:
-    """The array whose rows those are: the steps of the scan are its first axis."""
+    """The function of the array that a scan stacks these rows to: its first axis is the steps."""
     steps = {s: k for s, k in row.steps.items() if s is not scan}
     return Affine(row.offset, (row.steps.get(scan, 0), *row.strides), steps)
 
@@ -214,7 +214,7 @@ def _reshape(search: Search, op: Op, depth: int) -> Affine | None:
 
 
 def reshaped(source: Affine, before: tuple[int, ...], after: tuple[int, ...]) -> Affine | None:
-    """Strides after a reshape: axes may be split, and joined where they continue one another."""
+    """The function after a reshape: axes may be split, and joined where their strides continue."""
     if 0 in before:
         return None
     strides: list[int] = []

@@ -1,4 +1,4 @@
-"""Laws of single ops: what a result is known to be, from its operands' own operands or ranges.
+"""Algebraic laws of single ops: what a result equals, given what made its operands.
 
 `LAWS`, at the end, says which hold for which primitive.
 """
@@ -22,7 +22,7 @@ from jaxpr_opt.ir.graph import Op, Value
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plainer:
-    """The same result, made by other ops."""
+    """The same result, computed by other ops."""
 
     fun: Callable[..., jax.Array]
     operands: tuple[Value, ...]
@@ -42,12 +42,12 @@ Laws = Mapping[str, tuple[Law, ...]]
 
 
 def is_real(value: Value) -> bool:
-    """Whether these are numbers with one part."""
+    """Whether these numbers are not complex."""
     return dtypes.is_real(value.dtype) and has_zero(value)
 
 
 def has_zero(value: Value) -> bool:
-    """Whether one of these numbers may be zero: else XLA makes NaN of the least."""
+    """Whether the type has a zero; where it has none, XLA makes NaN of its least number."""
     return dtypes.has_zero(value.dtype)
 
 
@@ -94,13 +94,13 @@ def involution(op: Op) -> Value | None:
 
 
 def when(condition: Callable[[Value], bool], law: Law) -> Law:
-    """The law, for first operands of some types."""
+    """The law, restricted to first operands of some types."""
     # Condition 1 of simplify.
     return lambda op: law(op) if condition(op.operands[0]) else None
 
 
 def is_bool(value: Value) -> bool:
-    """Whether these are truth values."""
+    """Whether these are booleans."""
     return bool(value.dtype == bool)
 
 
@@ -135,7 +135,7 @@ def _same(a: Value, b: Value) -> bool:
 
 
 def converted_back(op: Op) -> Value | None:
-    """Back to where an exact conversion came from; a conversion to what it is already."""
+    """A conversion back from an exact conversion, or to the type that the operand has."""
     mid = op.operands[0]
     # Condition 1 of simplify.
     if mid.dtype == op.result.dtype:
@@ -176,7 +176,7 @@ def _viewed(value: jax.Array, views: list[Op]) -> jax.Array:
 
 
 def truth(*numbers: int) -> Law:
-    """Compared with one of these numbers, a truth value stays what it is: p != 0, (int)p == 1."""
+    """A comparison that leaves a boolean as it is: p != 0, (int)p == 1."""
 
     def law(op: Op) -> Value | Plainer | None:
         found = _compared(op, numbers)
@@ -189,7 +189,7 @@ def truth(*numbers: int) -> Law:
 
 
 def falsehood(*numbers: int) -> Law:
-    """Compared with one of these numbers, a truth value is turned round: (int)p == 0, p != 1."""
+    """A comparison that negates a boolean: (int)p == 0, p != 1."""
 
     def law(op: Op) -> Plainer | None:
         found = _compared(op, numbers)
@@ -215,7 +215,7 @@ def _compared(op: Op, numbers: tuple[int, ...]) -> tuple[Value, list[Op]] | None
 
 
 def clamped(op: Op) -> Value | None:
-    """A clamp of integers that are within its limits anyway."""
+    """A clamp of integers that are known to be within its limits."""
     low, x, high = (bounds(v) for v in op.operands)
     if low is None or x is None or high is None:
         return None
@@ -238,8 +238,8 @@ def selected_twice(op: Op) -> tuple[Value, ...] | None:
 
 
 def selected_plainly(op: Op) -> Plainer | None:
-    """A select between two by a truth value that was made a number, or turned round, before it was
-    spread: by the truth value.
+    """A select between two cases by a boolean that was converted or negated before it was
+    broadcast, as a select by that boolean.
     """
     which, *cases = op.operands
     found = _spread_truth(which) if len(cases) == 2 else None

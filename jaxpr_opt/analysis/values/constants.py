@@ -20,7 +20,7 @@ _SPREAD = frozenset({
 
 
 def uniform(value: Value) -> Any:
-    """The number all elements of `value` are known to be, else None.
+    """The number that all elements of a value are known to be; None if that is unknown.
 
     Sees through broadcasts, slices and reshapes, and through conversions of integers.
     """
@@ -36,7 +36,7 @@ def uniform(value: Value) -> Any:
 
 
 def scalar_of(value: Value) -> Value | None:
-    """The scalar that all elements of `value` are, which it is itself or repeats."""
+    """The scalar that a value is, or repeats in all elements."""
     op = value.op
     if op is not None and op.name == "broadcast_in_dim":
         value = op.operands[0]
@@ -48,7 +48,7 @@ def _is_numeric(value: Value, kinds: str) -> bool:
 
 
 def is_undefined(value: Value) -> bool:
-    """Whether any value will do."""
+    """Whether a value is undefined, so that any other may replace it."""
     return value.op is not None and value.op.name == UNDEFINED
 
 
@@ -58,12 +58,13 @@ def is_weak(value: Value) -> bool:
 
 
 def strong(x: jax.Array) -> jax.Array:
-    """The same numbers, not of weak type."""
+    """The same numbers with a type that is not weak."""
     return lax.convert_element_type(x, x.dtype)
 
 
 def identity(value: Value) -> Hashable:
-    """Equal for values that are the same: one value, or constants of one type, bit by bit.
+    """A key that is equal for values that are the same: one value, or constants of one type with
+    the same bits.
 
     So NaN equals NaN, -0.0 is not 0.0, and a constant on a device equals itself only.
     """

@@ -10,8 +10,8 @@ from jaxpr_opt.ir.traits import is_mergeable
 
 
 def same_expression(a: Value, b: Value, renamed: Mapping[Value, Value]) -> bool:
-    """Whether `b` is `a` with `renamed` values put in: same pure first-order ops on the same
-    leaves.
+    """Whether two values are the same pure first-order ops on the same leaves, once values in
+    `renamed` are replaced in the first.
     """
     pending, seen = [(a, b)], {(a, b)}
     while pending:

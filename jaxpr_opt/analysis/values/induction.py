@@ -41,13 +41,16 @@ steps goes on."""
 
 @remembered
 def affine(value: Value) -> Affine | None:
-    """The integers of an array as a function of its indices and of the steps around it."""
+    """An integer array as an affine function of its indices and of the steps of the loops around
+    it; None if it is none.
+    """
     return _Search(value).affine(value, 0)
 
 
 @remembered
 def component(vector: Value, number: int) -> Affine | None:
-    """Element `number` of the last axis of an integer array, as a function of what is left.
+    """Element `number` of the last axis of an integer array, as such a function of the other
+    indices.
 
     An index vector need not be affine as a whole: its components are joined by `concatenate`.
     """
@@ -55,14 +58,14 @@ def component(vector: Value, number: int) -> Affine | None:
 
 
 def in_nest(value: Value, number: int | None, scan: Scan, nest: Nest) -> Affine | None:
-    """`affine` of a value, or of a component of it, if `scan` were a nest of other loops."""
+    """The same of a value, or of a component of it, if `scan` were divided into a nest of loops."""
     search = _Search(value, {scan: nest})
     return search.affine(value, 0) if number is None else search.component(value, number, 0)
 
 
 @remembered
 def bounds(value: Value) -> Interval | None:
-    """The least and the greatest value that an element of an array of integers may have."""
+    """The least and the greatest integer that an element of an array may be."""
     return _Search(value).bounds(value, 0)
 
 
@@ -313,7 +316,7 @@ class _Search:
 
 
 def decide(predicate: Value) -> bool | None:
-    """What a test of integers is known to be, at every element and in every step."""
+    """Whether a predicate on integers is known to be true, or false, in all elements and steps."""
     found = _Search(predicate).bounds(predicate, 0) if predicate.dtype == bool else None
     return bool(found[0]) if found is not None and found[0] == found[1] else None
 

@@ -48,8 +48,8 @@ def is_linear(graph: Graph, inputs: Iterable[Value]) -> bool:
 
 
 def carries_cotangents(scan: Scan) -> bool:
-    """Whether what a loop carries are cotangents, counters apart: JAX made it by transposing, or
-    it is in a loop that JAX made so, and linear in what that carries.
+    """Whether a loop carries cotangents, counters aside: JAX made it by transposing; or it is
+    inside such a loop, and linear in what that carries.
     """
     around: Op | None = scan
     while around is not None and not around.source.transposed:

@@ -1,4 +1,4 @@
-"""The values from which cheap ops make others, and whether those are fewer bytes.
+"""The values that cheap ops compute others from, and whether those are smaller.
 
 A set of origins is an integer with one bit for each: in long straight-line code every value has
 many, most of them those of the value before, and the union of two sets takes no time.
@@ -13,7 +13,7 @@ from jaxpr_opt.ir.traits import is_cheap
 
 
 class Origins:
-    """What `values` are made of by cheap ops: arguments, and results of ops that are not cheap."""
+    """Finds the arguments, and results of expensive ops, that cheap ops compute values from."""
 
     def __init__(self, values: Iterable[Value]) -> None:
         self._behind: dict[Value, int] = {}
@@ -37,7 +37,7 @@ class Origins:
         return number
 
     def are_smaller(self, value: Value) -> bool:
-        """Whether cheap ops make a value of fewer bytes than it has."""
+        """Whether the origins of a value have fewer bytes than it has."""
         if is_origin(value):
             return False
         behind = self._behind[value]
@@ -45,7 +45,7 @@ class Origins:
         return sum(made) < value.nbytes
 
     def of(self, values: Iterable[Value]) -> list[Value]:
-        """What values are made of, each once."""
+        """The origins of values, each once."""
         behind = 0
         for value in values:
             behind |= self._behind[value]

@@ -1,4 +1,5 @@
-"""Values that XLA may round otherwise where it computes them again, and what must not see both.
+"""Values that XLA may round otherwise where it recomputes them, and ops that must not see both
+results.
 
 XLA fuses an op with what is around it, and LLVM makes one instruction of a product and a sum, which
 rounds once. So ``a * x + b``, computed again elsewhere, may differ in the last bit; a function of
@@ -26,7 +27,7 @@ from jaxpr_opt.ir.traits import (
 
 
 def is_discontinuous(op: Op) -> bool:
-    """Whether the last bit of an operand may change the result by more than that."""
+    """Whether a change of an operand's last bit may change the result by more than rounding."""
     if not any(dtypes.is_inexact(v.dtype) for v in op.operands):
         return False
     if op.name == "convert_element_type":
@@ -35,13 +36,13 @@ def is_discontinuous(op: Op) -> bool:
 
 
 def may_differ(op: Op) -> bool:
-    """Whether an op may give something else where what it reads is computed again."""
+    """Whether an op may give another result where its operands are recomputed."""
     return is_discontinuous(op) and op.region is not None and bool(rounded(op.operands, op.region))
 
 
 def compares_rounded(op: Op) -> bool:
-    """Whether an op compares values that may all be rounded otherwise where they are computed
-    again: an array with its maximum, which is stored perhaps.
+    """Whether an op compares a value with one computed from it, such as an array with its maximum,
+    so that both must be rounded alike.
     """
     region = op.region
     if region is None or op.name not in COMPARISONS or not is_discontinuous(op):
@@ -50,8 +51,8 @@ def compares_rounded(op: Op) -> bool:
 
 
 def rounded(values: Iterable[Value], body: Region) -> set[Value]:
-    """The values that others are made of by exact ops, and that may be rounded otherwise if a step
-    computes them again.
+    """The values that exact ops compute these from, and that may be rounded otherwise if a step
+    recomputes them.
     """
     pending, found = list(values), set[Value]()
     seen = set(pending)
@@ -103,7 +104,7 @@ def _is_stable(op: Op, body: Region) -> bool:
 
 
 def adds_product(op: Op, body: Region) -> bool:
-    """Whether one instruction may multiply and add, and round once."""
+    """Whether XLA may fuse a product and a sum into one instruction that rounds once."""
     sums = op.name in SUMS or op.name == "sub"
     return sums and any(_is_product(v, body) for v in op.operands)
 

@@ -13,7 +13,9 @@ from jaxpr_opt.ir.graph import Op, Value
 
 
 def spread(array: Value) -> tuple[Value, tuple[int, ...]]:
-    """What an array is a broadcast of, and which axis of the array each axis of that is."""
+    """The array that a value is a broadcast of, and the axis of the value that each axis of the
+    array is.
+    """
     axes = tuple(range(len(array.shape)))
     while array.op is not None and array.op.name == "broadcast_in_dim":
         axes = tuple(axes[d] for d in broadcast_dimensions_of(array.op))

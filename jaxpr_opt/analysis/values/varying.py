@@ -8,7 +8,7 @@ from jaxpr_opt.ir.traits import can_move, is_broadcast
 
 
 def why_varying(value: Value, scan: Scan) -> str:
-    """On what of a step a value depends: the first reason found, regions looked into last."""
+    """The first reason found why a value changes from step to step; regions are searched last."""
     pending, seen, around = [value], {value}, list[Op]()
     while pending or around:
         if not pending:
@@ -32,7 +32,9 @@ def why_varying(value: Value, scan: Scan) -> str:
 
 
 def varying(values: list[Value], loop: Region | None) -> Value | None:
-    """One of these values, or of what they spread out, that is made anew in every step."""
+    """One of these values, or of those they broadcast, that each step computes anew; None if there
+    is none.
+    """
     pending = list(values) if loop is not None else []
     while pending:
         value = pending.pop()
@@ -54,5 +56,5 @@ def loop_around(op: Op) -> Region | None:
 
 
 def steps_of(loop: Region | None) -> int:
-    """How often a loop's step runs, of all that is known."""
+    """How many steps a loop is known to take."""
     return loop.owner.length if loop is not None and isinstance(loop.owner, Scan) else 1

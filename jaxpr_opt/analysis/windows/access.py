@@ -68,7 +68,9 @@ class Access:
 
     @property
     def value(self) -> Value:
-        """What is read, or what is written or added: looked up, as another may take its place."""
+        """The value that is read, written or added. It is looked up each time, because another may
+        replace it.
+        """
         if self.kind == "read":
             return self.op.result
         return self.op.operands[1 if self.op.name == "dynamic_update_slice" else 2]
@@ -146,7 +148,7 @@ class Access:
         return replaced(self.op, array, *indices)
 
     def again(self, array: jax.Array, value: jax.Array, *indices: jax.Array) -> jax.Array:
-        """What the op makes of another array and another value, there or at other places."""
+        """The result of the op on another array and another value, there or at other places."""
         primitive, params = self.op.primitive, self.op.params
         assert primitive is not None
         operands = (
@@ -165,12 +167,12 @@ def access(op: Op) -> Access | None:
 
 @remembered
 def combined(op: Op) -> Access | None:
-    """The window that an op combines with an update and writes; None if it does not, or several."""
+    """The window that an op combines with an update; None if it combines none, or several."""
     return _scatter(op) if op.name in COMBINING and not is_sharded(op.operands[0]) else None
 
 
 def reads_window(op: Op, array: Value) -> bool:
-    """Whether all that an op takes of the array is a window."""
+    """Whether an op reads only a window of the array."""
     read = access(op)
     return read is not None and read.kind == "read" and array not in read.indices
 

@@ -1,4 +1,4 @@
-"""The rows of a carried array, along one axis, that contain all accesses of a loop."""
+"""The rows of a carried array, along one axis, that all accesses of a loop are in."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ BARRIER = "optimization_barrier"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """A carry of a loop; the reads and writes of its windows; and their ops, with those that only
-    rename a version, in program order.
+    """A carried array with all accesses to it in a step. `ops` are these and those that rename a
+    version, in program order.
     """
 
     loop: Scan | While
@@ -44,7 +44,7 @@ class Buffer:
 
 @remembered
 def buffer(loop: Scan | While, carry: Carry) -> Buffer | str:
-    """The accesses of a carry; or how else it is used, in words."""
+    """The accesses to a carried array; a string says which other use it has."""
     body = loop.body
     versions = {carry.param}
     found: dict[Op, Access | None] = {}
@@ -107,8 +107,8 @@ def copied_by(found: Buffer) -> Op | None:
 
 @remembered
 def is_differentiated(loop: Op) -> bool:
-    """Whether the program that a loop is in computes cotangents, maybe by way of this loop: not if
-    all of them are computed within each of its steps.
+    """Whether the program around a loop computes cotangents, unless each step of the loop computes
+    all of its own.
     """
     program = program_of(loop)
     if program is None:
@@ -119,15 +119,15 @@ def is_differentiated(loop: Op) -> bool:
 
 
 def is_in_place(found: Buffer) -> bool:
-    """Whether it is known that XLA updates the array where it is, in a program that nothing
-    differentiates.
-    """
+    """Whether XLA is known to update the array in place in a program nothing differentiates."""
     here = all(each.op.region is found.loop.body for each in found.accesses)
     return here and copied_by(found) is None and not is_differentiated(found.loop)
 
 
 def is_made_by_a_loop(array: Value) -> bool:
-    """Whether a loop leaves the array, windows that are written later aside: memory it takes."""
+    """Whether a loop returns the array, later writes of windows aside, so that it has memory of its
+    own.
+    """
     op = array.op
     if op is None or isinstance(op, Scan | While):
         return op is not None
@@ -137,7 +137,7 @@ def is_made_by_a_loop(array: Value) -> bool:
 
 
 def is_read_outside(array: Value, axis: int, rows: range) -> bool:
-    """Whether anything reads other rows of the array than these, or where is not known."""
+    """Whether anything may read other rows of the array than these."""
     for op in array.users:
         if is_noop_cast(op) and not is_read_outside(op.result, axis, rows):
             continue
@@ -155,26 +155,26 @@ def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:
 
 
 def is_noop_cast(op: Op) -> bool:
-    """Whether the result is the operand, weak type aside."""
+    """Whether an op changes nothing but the weakness of the type."""
     same = ("convert_element_type", "copy")
     return op.name in same and op.operands[0].dtype == op.result.dtype
 
 
 def original(version: Value) -> Value:
-    """What a version is another name of."""
+    """The value that a version is another name of."""
     while version.op is not None and is_noop_cast(version.op):
         version = version.op.operands[0]
     return version
 
 
 def is_in_a_loop(op: Op) -> bool:
-    """Whether a loop is around an op, maybe around a branch that it is in."""
+    """Whether an op is in a loop, at any depth of branches."""
     around = op.parent
     return around is not None and (isinstance(around, Scan | While) or is_in_a_loop(around))
 
 
 def loop_of(op: Op) -> Scan | While | None:
-    """The loop whose body an op is in, maybe in branches of it."""
+    """The loop whose body has the op, at any depth of branches; None if there is none."""
     around = op.parent
     while isinstance(around, Cond):
         around = around.parent
@@ -182,7 +182,7 @@ def loop_of(op: Op) -> Scan | While | None:
 
 
 def is_read_after(array: Value, op: Op) -> bool:
-    """Whether anybody but `op` reads `array` when `op` has run, or may."""
+    """Whether another op may read `array` after `op` has run."""
     if sum(use.op is op for use in array.uses) > 1:
         return True
     return any(user is not op and _is_after(user, op) for user in array.users)
@@ -199,7 +199,7 @@ def _is_after(user: Op, op: Op) -> bool:
 
 
 def is_updated_in(array: Value, loop: Scan | While) -> bool:
-    """Whether the loop carries it, or it is such a carry with something written into it."""
+    """Whether the loop carries the array, or carries it before some windows were written."""
     while (op := array.op) is not None and loop.body.contains(op.region):
         if isinstance(op, Scan | While):
             return any(array is carry.result for carry in op.carries)
@@ -213,14 +213,14 @@ def is_updated_in(array: Value, loop: Scan | While) -> bool:
 
 
 def loop_body(op: Op) -> Region | None:
-    """The body of a loop that an op is right in."""
+    """The body of a loop, if the op is directly in one."""
     loop = op.parent
     return op.region if isinstance(loop, Scan | While) and op.region is loop.body else None
 
 
 def is_handed_on(write: Access, body: Region) -> bool:
-    """Whether what a write overwrites is a carry's at the start of a step, and what it makes the
-    same carry's at the end.
+    """Whether a write overwrites a carry as it enters the step, and makes the same carry as it
+    leaves.
     """
     loop = body.owner
     assert isinstance(loop, Scan | While)
@@ -257,8 +257,7 @@ def _becomes(earlier: Value, later: Value) -> bool:
 
 
 def is_read_for(write: Op, reader: Op) -> bool:
-    """Whether what an op reads is needed for a write in its region, and for nothing else that XLA
-    would fuse the read with.
+    """Whether a write needs what an op reads, and XLA fuses that read with nothing else.
 
     XLA repeats a read, and what is cheaply computed from it, wherever that is needed; not so what
     is costly to compute.

@@ -1,5 +1,5 @@
-"""Windows that coincide or have no element in common, wherever they are, so that a program can tell
-which by comparing two places.
+"""Windows that either coincide or are disjoint, so that a program can tell which by comparing two
+places.
 
 Each is a single place along some axes of the array, and whole along the others.
 """
@@ -18,7 +18,7 @@ CLAMPS = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
 def are_comparable(a: Access, b: Access) -> bool:
-    """Whether two windows of arrays of one shape coincide or are apart, in each row of a batch."""
+    """Whether windows of arrays of one shape coincide or are disjoint, in each row of a batch."""
     # Condition 4 of forward-written-windows.
     alike = a.array.shape == b.array.shape and a.sizes == b.sizes
     # Condition 4 of forward-written-windows.
@@ -26,7 +26,7 @@ def are_comparable(a: Access, b: Access) -> bool:
 
 
 def single_axes(window: Access) -> list[int]:
-    """The axes along which the window is one of several places, the same in all rows or not."""
+    """The axes along which the window is one element, in one place or in one for each row."""
     sizes = zip(window.sizes, window.array.shape, strict=True)
     return [axis for axis, (size, n) in enumerate(sizes) if size != n]
 

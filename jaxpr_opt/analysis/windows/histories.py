@@ -1,4 +1,4 @@
-"""Buffers of which each step rearranges all rows alike, and writes one row.
+"""Carried arrays of which each step rearranges all rows alike and writes one row.
 
 ``hist[:, ancestors].at[t].set(x)``, as in a particle filter; ``seqs[parents].at[:, t].set(token)``,
 as in beam search.  A row is what a step writes: an array of all axes of the buffer but one.
@@ -87,7 +87,9 @@ class History:
 
 
 def history(scan: Scan, carry: Carry) -> History | str | None:
-    """A carry as a history; in words why it is none; None if no step rearranges and writes it."""
+    """The history that a carry is; a string says why it is none; None if no step both rearranges
+    and writes it.
+    """
     chain = _chain(scan, carry)
     writes = [found for op in chain.ops if op.name in WRITES and (found := access(op)) is not None]
     gathers = [op for op in chain.ops if op.name == "gather"]

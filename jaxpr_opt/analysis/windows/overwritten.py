@@ -1,4 +1,6 @@
-"""Reads of what a write overwrites: whether XLA keeps them before it, and whether a fence pays."""
+"""Reads of a window that a write then overwrites: whether XLA orders them first, and whether a
+fence pays.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ def _is_same(op: Op, other: Op) -> bool:
 
 
 def repeats(write: Access, reader: Op) -> bool:
-    """Whether a read of what a write made that waited for a division may repeat that write: if XLA
-    does not fuse it with the write that follows, as that is at another place.
+    """Whether XLA may repeat the write that made an array in a read of it, because the write had to
+    wait for a division and is at another place.
     """
     made = access(write.array.op) if write.array.op is not None else None
     waited = made is not None and any(map(waits, made.array.users))
@@ -38,7 +40,7 @@ def repeats(write: Access, reader: Op) -> bool:
 
 
 def waits(op: Op) -> bool:
-    """Whether an op reads a window that is divided: what reads the quotient comes after it."""
+    """Whether an op reads a window behind a division, so that its readers come later."""
     return reads_a_window(op) and is_fenced_by_division(op.result)
 
 

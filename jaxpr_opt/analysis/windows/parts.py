@@ -1,5 +1,5 @@
-"""Arrays as parts of one array, each zero where another is not: the transpose of a select splits a
-cotangent into such parts, and the transpose of the selected code writes windows of them.
+"""Parts of an array, each zero where another is not. The transpose of a select splits a cotangent
+into parts, and the transpose of the selected code writes windows of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Part:
 
 
 def part(value: Value, anchor: Op) -> Part | None:
-    """A value as a part of another one, with the windows that the region of `anchor` writes."""
+    """The part that a value is of another, with the windows written to it in the region of
+    `anchor`.
+    """
     before, writes = before_writes(value, anchor)
     found = _part(before)
     return Part(value, writes, before, *found) if found is not None else None
@@ -48,7 +50,7 @@ def _part(value: Value) -> tuple[Value, Value, frozenset[int]] | None:
 
 
 def joined(parts: Sequence[Part]) -> Value | None:
-    """The array of which each element was in just one of some parts, or of parts of parts."""
+    """The array that is split into these parts, or into parts of parts."""
     cases: dict[tuple[Value, Value], list[int]] = {}
     pending = [(each.whole, each.which, each.cases, each.before) for each in parts]
     while pending:
@@ -70,7 +72,7 @@ def joined(parts: Sequence[Part]) -> Value | None:
 
 
 def before_writes(value: Value, anchor: Op) -> tuple[Value, tuple[Access, ...]]:
-    """What an array was before windows of it were written, and the writes, first to last."""
+    """The array before windows of it were written, and those writes, first to last."""
     writes: tuple[Access, ...] = ()
     while (op := value.op) is not None and len(writes) < limits.WRITES_IN_A_ROW:
         write = access(op) if op.region is anchor.region else None
@@ -100,9 +102,7 @@ def origin(select: Op, case: int) -> Value:
 
 
 def summands(op: Op, array: Value | None = None) -> tuple[tuple[Op, ...], list[Value]]:
-    """The additions that make a sum, last to first, and what is added; `array`, if it is a sum, is
-    added as one.
-    """
+    """The additions that compute a sum, last to first, and its terms. `array` is one term."""
     sums, terms, left = [op], [], list(op.operands)
     while left:
         value = left.pop()

@@ -18,8 +18,8 @@ AtWindow = Callable[..., jax.Array]
 
 
 def predicate_at(window: Access, predicate: Value) -> tuple[Value, AtWindow]:
-    """The predicate at a window: the value to make it of, and the function of that value and of the
-    window's indices that does.
+    """A value, and a function of it and of the window's indices that gives the predicate at the
+    window.
 
     One that `spread_at` does not know is read as the array is.
     """
@@ -31,8 +31,8 @@ def predicate_at(window: Access, predicate: Value) -> tuple[Value, AtWindow]:
 
 
 def spread_at(window: Access, array: Value) -> tuple[Value, AtWindow] | None:
-    """What an array like the window's is at the window, wherever that is: it must be a broadcast
-    along all axes on which the window is but a part.
+    """The same for any array: it must be a broadcast along all axes of which the window is a part
+    only.
 
     One element for all may come as a scalar.
     """
@@ -46,8 +46,8 @@ def spread_at(window: Access, array: Value) -> tuple[Value, AtWindow] | None:
 
 
 def predicate_of_rows(window: Access, predicate: Value) -> tuple[Value, AtWindow] | None:
-    """One truth value for all of the window that a row of indices is for, in the shape of the
-    indices of a gather or scatter; None where the window's elements do not agree.
+    """One boolean for each row of indices, in the shape of the indices of a gather or scatter; None
+    if a window's elements may differ.
     """
     numbers = numbers_of(window.op)
     batch = dict(

@@ -100,7 +100,7 @@ class Ring:
 
     @property
     def held(self) -> int:
-        """How many rows it has."""
+        """How many rows the ring has."""
         return self.carry.param.shape[self.axis]
 
     @property
@@ -111,7 +111,7 @@ class Ring:
 
     @property
     def needed(self) -> list[Version]:
-        """The versions that are read, or that others of them are made of, in program order."""
+        """The versions that are read, or that others are computed from, in program order."""
         wanted = {self.carry.next, *(op.operands[0] for op in self.reads)}
         wanted.update(part.source.array for part in self.taken)
         found: list[Version] = []
@@ -136,7 +136,9 @@ class Ring:
 
 
 def ring(scan: Scan, carry: Carry) -> Ring | str | None:
-    """A carry as a ring; in words why it is none, if a step moves its rows; else None."""
+    """The ring that a carry could be; a string says why a carry whose rows a step moves cannot be
+    one; None for any other carry.
+    """
     # Condition 4 of shift-in-place.
     if carry.is_invariant or not is_sized(carry.param.shape) or is_sharded(carry.param):
         return None
@@ -333,7 +335,7 @@ def _reads_a_row(op: Op, found: Ring) -> bool:
 
 
 def component_of(op: Op, axis: int) -> tuple[int, int | None]:
-    """Which operand says where along an axis a window starts, and which component of it."""
+    """The operand that says where a window starts along an axis, and which component of it."""
     if op.name == "dynamic_slice":
         return 1 + axis, None
     if op.name == "dynamic_update_slice":

@@ -1,5 +1,5 @@
-"""Of which arrays the rows of an array are, along one axis: through ops that only cut arrays into
-rows and put rows together.
+"""The arrays that the rows of an array come from, along one axis, through ops that cut and join
+rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 def pieces(array: Value, axis: int) -> tuple[Piece, ...]:
-    """What the rows of an array are rows of, in order."""
+    """The rows of other arrays that an array consists of, in order."""
     joined: list[Piece] = []
     for piece in _followed(Piece(array, 0, array.shape[axis]), axis):
         last = joined[-1] if joined else None
@@ -156,7 +156,7 @@ def _is_in_order(known: Access) -> bool:
 
 
 def unshaped(array: Value) -> Iterator[Value]:
-    """An array, and the arrays of the same elements in the same order that it is made of."""
+    """An array, and the arrays it is a reshape of."""
     yield array
     while (op := array.op) is not None and keeps_order(op):
         array = op.operands[0]

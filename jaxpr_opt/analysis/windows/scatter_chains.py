@@ -104,7 +104,7 @@ class Piece:
 
     @property
     def repeats(self) -> bool:
-        """Whether an element may be added to twice; of several that are written, one stays."""
+        """Whether two windows may share an element: a sum counts both, a write keeps one."""
         # Condition 2 of accumulate-sparse-cotangents.
         return self.op.name == "scatter-add" and self.collides
 
@@ -146,7 +146,9 @@ def _are_numbered(scatter: Op) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """The loop `op` does nothing with a carry but add pieces to it, the same windows each step."""
+    """A loop `op` that does nothing with a carry but add pieces to it, the same windows in each
+    step.
+    """
 
     op: Scan
     carry: Carry
@@ -197,7 +199,7 @@ class Chain:
 
 
 def added(value: Value, depth: int = 0) -> Chain:
-    """The pieces that `value` is the sum of, and what they are added to."""
+    """The chain of additions whose result is `value`."""
     op = value.op
     if op is None or depth > limits.TERMS_OF_A_SUM:
         return Chain(value, ())
@@ -230,7 +232,7 @@ def is_one_by_one(chain: Chain, dtype: Any) -> bool:
 
 
 def added_by(op: Op) -> Piece | None:
-    """The piece that a write adds to what it replaces."""
+    """The piece that a write adds, if it writes the sum of the old window and another value."""
     link = _link(op.result)
     return link if isinstance(link, Piece) and link.update not in op.operands else None
 
@@ -282,7 +284,7 @@ def _repeated(scan: Scan, result: Value) -> Pieces | None:
 
 
 def is_read_nowhere(pieces: Pieces) -> bool:
-    """Whether nobody reads what a loop has added up so far."""
+    """Whether nothing reads the partial sums of a loop."""
     chain, end = pieces.inner, pieces.carry.next
     values = [*(link.base for link in chain.links), end]
     return len(end.uses) == 1 and all(
@@ -358,7 +360,7 @@ def apart(a: Sequence[Extent], b: Sequence[Extent]) -> bool:
 
 
 def own_windows(link: Link) -> bool:
-    """Whether some loop's windows are known, and a step of it has one of its own."""
+    """Whether a loop's windows are known, and each step has a window of its own."""
     if isinstance(link, Piece):
         return False
     return any(
@@ -368,7 +370,7 @@ def own_windows(link: Link) -> bool:
 
 
 def is_disjoint_between_steps(link: Link, loop: Scan) -> bool:
-    """Whether a window is known, and no two steps of a loop have an element of it in common."""
+    """Whether a window is known, and no two steps of a loop touch one element of it."""
     window = link.window if isinstance(link, Piece) else ()
     return bool(window) and any(
         # Condition 2 of accumulate-sparse-cotangents.

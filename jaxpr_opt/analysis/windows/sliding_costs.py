@@ -24,7 +24,7 @@ from jaxpr_opt.ir.graph import Scan
 
 
 def needless(scan: Scan, found: Buffer, window: Window) -> str | None:
-    """Why the array is better left as it is: XLA updates it in place, and would make two."""
+    """Why the array should stay as it is: XLA updates it in place, and would otherwise make two."""
     carry = found.carry
     if copied_by(found) is not None or not window.is_put_together(carry.param.shape):
         return None
@@ -62,7 +62,7 @@ def _comes_apart(found: Buffer, window: Window) -> bool:
 
 
 def is_partly_written(found: Buffer, window: Window) -> bool:
-    """Whether a step writes but a part of a row."""
+    """Whether a step writes only a part of a row."""
     across = [n for d, n in enumerate(found.carry.param.shape) if d != window.axis]
     return any(
         [e.size for d, e in enumerate(each.window) if d != window.axis] != across

@@ -18,7 +18,7 @@ _PLACING = (ARRANGING | REARRANGING) - {"reshape", "squeeze", "stop_gradient"}
 
 
 def meets_neighbours(values: Iterable[Value]) -> bool:
-    """Whether an elementwise op combines one of these values, shifted, with another array.
+    """Whether an elementwise op combines one of these values with a shifted array.
 
     Other elementwise ops may come before the shift, and after it.
     """

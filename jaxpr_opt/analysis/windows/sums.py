@@ -1,4 +1,4 @@
-"""Windows that are added to one array one after the other."""
+"""Windows that are added to one array, one after the other."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from jaxpr_opt.ir.traits import SUMS
 
 
 def added_in_a_row(op: Op) -> list[int]:
-    """Bytes of each of the pieces that `op` adds, and the sums before and after it; not of those
-    that a loop adds up in an array.
+    """The bytes of each piece that `op` adds, and of those that the sums before and after it add,
+    except those that a loop adds up in an array of its own.
     """
     sums, pending = {op}, [op]
     while pending:

@@ -26,8 +26,8 @@ COMBINING = {"scatter-max": lax.max, "scatter-min": lax.min, "scatter-mul": lax.
 
 
 def neutral(write: Op) -> Any:
-    """The number that changes nothing where an op adds it, or combines it; None if it is written,
-    or if there is none.
+    """The number that changes nothing where an op adds it or combines it; None for a write, or if
+    there is none.
     """
     if write.name not in COMBINING and write.name != "scatter-add":
         return None
@@ -35,7 +35,7 @@ def neutral(write: Op) -> Any:
 
 
 def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
-    """How a gather reads the windows that a scatter writes."""
+    """The dimension numbers with which a gather reads the windows that a scatter writes."""
     numbers = numbers_of(scatter)
     return lax.GatherDimensionNumbers(
         offset_dims=numbers.update_window_dims,
@@ -68,8 +68,8 @@ def places(write: Op) -> list[Value]:
 
 
 def is_same_window(read: Op, write: Op) -> bool:
-    """Whether one op reads, of whatever array, the windows that another writes or adds to, clamped
-    or dropped alike if they are out of range.
+    """Whether one op reads the windows that another writes or adds to, in any array, clamped or
+    dropped alike out of range.
     """
     if read.name not in {"dynamic_slice", "gather"}:
         return False
@@ -88,8 +88,8 @@ def is_same_window(read: Op, write: Op) -> bool:
 
 
 def replaced(write: Op, array: jax.Array, *at: jax.Array) -> jax.Array:
-    """What an op would replace in another array, with the shape of what it writes: zeros where it
-    is out of range and dropped.
+    """The windows of another array that an op would replace, in the shape of its update; zeros
+    where they are dropped.
     """
     if write.name == "dynamic_update_slice":  # negative indices have been wrapped around already
         shape = write.operands[UPDATE[write.name]].shape
@@ -99,7 +99,7 @@ def replaced(write: Op, array: jax.Array, *at: jax.Array) -> jax.Array:
 
 
 def written(write: Op, array: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
-    """Another array with another value in the windows that an op writes, adds to or combines."""
+    """Another array with another value in the windows of an op."""
     if write.name == "dynamic_update_slice":
         return lax.dynamic_update_slice(array, value, at, allow_negative_indices=False)
     (index,), numbers = at, numbers_of(write)
