@@ -1,35 +1,41 @@
 """The algebra of windows: reading or writing a slice of an array costs the slice, not the array.
 
 JAX builds whole arrays around slices: zeros with one row set, a select between two versions of a
-table, a carry through each loop of a nest. Each pass is a law. `a[i]` is any read of a window,
-`a.at[i].set(v)` any write, `Z` an array of zeros.
+table, a carry through each loop of a nest.  Each pass is one law:
 
-==============================  =====================================================
-`narrow-reads`                  ``f(a, b)[i]`` is ``f(a[i], b[i])``
-`forward-written-windows`       ``a.at[i].set(v)[j]`` is ``v`` if ``i == j``, or ``a[j]``
-`accumulate-sparse-cotangents`  ``a + Z.at[i].set(v)`` is ``a.at[i].add(v)``
-`add-in-branches`               ``a + cond(p, v, Z)`` is ``cond(p, a + v, a)``
-`join-selected-parts`           ``where(p, a, 0) + where(p, 0, a)`` is ``a``, written into
-`sink-select-into-update`       ``where(p, a.at[i].set(v), a)`` is
-                                ``a.at[i].set(where(p, v, a[i]))``
-`write-after-branches`          the same of ``cond(p, a.at[i].set(v), a)``
-`recognize-one-hot`             ``where(iota == i, v, a)`` is ``a.at[i].set(v[i])``
-`share-batched-tables`          ``broadcast(a)[k, i]`` is ``a[i]``
-`expand-combining-scatters`     ``a.at[i].multiply(v)`` is ``a.at[i].set(a[i] * v)``
-`slice-known-windows`           a window at a known index is a slice
-==============================  =====================================================
-
-And laws of loops that carry an array:
-
-==============================  =====================================================
+==============================  ================================================================
+`narrow-reads`                  a read of an op's result becomes the op on reads of its operands
+`forward-written-windows`       a read of a written window is the written value, or may be
+`accumulate-sparse-cotangents`  adding zeros with a window set adds to the window
+`add-in-branches`               adding a cond's result, or its zeros, adds in the branch
+`join-selected-parts`           the sum of disjoint parts becomes writes into the whole
+`sink-select-into-update`       a select between an array and its update selects the window
+`write-after-branches`          a write in a branch moves after the cond
+`recognize-one-hot`             a mask with one true element becomes an index
+`share-batched-tables`          rows of copies of one table are rows of the table
+`expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
 `narrow-carried-arrays`         an inner loop carries only the rows it touches
-`trace-back-rows`               rows that each step rearranges, rearranged after the loop
+`trace-back-rows`               rows that each step rearranges are rearranged after the loop
 `shift-in-place`                a shift register is a ring: where it starts moves
-`stack-carried-updates`         a window that slides is streamed in, carried and stacked;
-                                most laws lead to it, and it is in the folder above
-==============================  =====================================================
+`slice-known-windows`           a window at a known index becomes a slice
+==============================  ================================================================
+
+`stack-carried-updates`, the law that most of them lead to, is in the folder above. As equations, in
+the same order, with ``a[i]`` for any read of a window and ``Z`` for an array of zeros::
+
+    f(a, b)[i]                           = f(a[i], b[i])
+    a.at[i].set(v)[j]                    = v if i == j else a[j]
+    a + Z.at[i].set(v)                   = a.at[i].add(v)
+    a + cond(p, v, Z)                    = cond(p, a + v, a)
+    where(p, a, 0) + where(p, 0, a)      = a
+    where(p, a.at[i].set(v), a)          = a.at[i].set(where(p, v, a[i]))
+    cond(p, a.at[i].set(v), a)           = a.at[i].set(cond(p, v, a[i]))
+    where(arange(n) == i, v, a)          = a.at[i].set(v[i])
+    broadcast(a)[k, i]                   = a[i]
+    a.at[i].multiply(v)                  = a.at[i].set(a[i] * v)
 
 A law has a file, not a line of a table as in `laws/simplify`: it holds under three to six
-conditions that a user may want to read about, and asks what it gains. What the laws share is below
-them: `Access` (one form for all reads and writes), `Chain` (zeros with windows added to them).
+conditions that users read about, and asks what it gains. What laws share is in
+`jaxpr_opt.analysis.windows`: `Access`, one form for all reads and writes of a window, and `Chain`,
+zeros to which windows are added.
 """
