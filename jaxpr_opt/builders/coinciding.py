@@ -13,6 +13,7 @@ from jax import lax
 from jaxpr_opt.analysis.values.constants import is_weak, strong
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.coinciding import batch, single_axes
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of
 from jaxpr_opt.ir.graph import Value
 
@@ -60,6 +61,8 @@ def _in_range(window: Access, start: jax.Array, last: int) -> jax.Array | None:
 
 def _within(start: jax.Array, last: int) -> jax.Array:
     """The places at which windows out of range are clamped, as integers of one type."""
+    if not dtypes.holds(start.dtype, last):
+        start = start.astype(np.int32)
     low, high = (np.asarray(n, start.dtype) for n in (0, last))
     return lax.clamp(low, start, high).astype(np.int32)
 

@@ -262,6 +262,20 @@ def test_places_of_two_types():
         alone(FORWARD, program, b, u, jnp.int32(3), jnp.int64(2**32 + 3), fires=False)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_places_that_hold_no_last_row(dtype):
+    """(4) They are compared as integers that hold the size of the array."""
+
+    def program(b, u, i, j):
+        written = lax.dynamic_update_slice(b, u[None], (i,))
+        return lax.dynamic_slice(written, (j,), (1,))
+
+    b, u = jnp.arange(300.0), jnp.float32(0.5)
+    for i, j in ((100, 100), (100, 127), (127, 43)):
+        given = jnp.asarray([i, j]).astype(dtype)
+        alone(FORWARD, program, b, u, *given, fires=True)
+
+
 def other(b, u, i, j):
     """An element of what another may have been written to."""
     return lax.dynamic_index_in_dim(lax.dynamic_update_index_in_dim(b, u, i, 0), j, 0)
