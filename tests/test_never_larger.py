@@ -16,7 +16,7 @@ from jaxpr_opt import optimize
 FORWARD = [
     "waves", "heat with ends", "shallow water", "heat in a medium", "sampling", "beam search",
     "spanning tree", "recurrent", "warped", "games", "bubble sort", "tridiagonal, in arrays",
-    "guarded steps", "heaped", "Levinson-Durbin", "adagrad",
+    "guarded steps", "heaped", "Levinson-Durbin", "adagrad", "Durbin, by elements",
 ]  # fmt: skip
 
 DIFFERENTIATED = [

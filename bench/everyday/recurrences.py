@@ -26,6 +26,44 @@ def levinson(r: Array) -> Array:
     return lax.fori_loop(0, n, step, (jnp.zeros(n), r[0]))[0]
 
 
+def predicted(r: Array) -> Array:
+    """Durbin's, element by element; inner loops read and write arrays of the outer one."""
+    n = len(r)
+
+    def step(k: Array, state: Any) -> Any:
+        y, z, error, last = state
+        term = lambda i, s: s + jnp.where(i < k, r[k - 1 - i] * y[i], 0.0)  # noqa: E731
+        error = (1 - last**2) * error
+        last = -(r[k] + lax.fori_loop(0, n, term, 0.0)) / error
+        updated = lambda i, z: jnp.where(i < k, z.at[i].set(y[i] + last * y[k - 1 - i]), z)  # noqa: E731
+        z = lax.fori_loop(0, n, updated, z)
+        y = lax.fori_loop(0, n, lambda i, y: jnp.where(i < k, y.at[i].set(z[i]), y), y)
+        return y.at[k].set(last), z, error, last
+
+    start = jnp.zeros(n).at[0].set(-r[0])
+    return lax.fori_loop(1, n, step, (start, jnp.zeros(n), jnp.float32(1), -r[0]))[0]
+
+
+def scanned(x: Array) -> Array:
+    """Prefix sums by Blelloch's: masks of numbers alone choose elements, in each step some."""
+    n = len(x)
+    i = jnp.arange(n)
+
+    def up(k: Array, x: Array) -> Array:
+        step = 1 << k
+        return jnp.where(i % (2 * step) == 2 * step - 1, x + x[jnp.maximum(i - step, 0)], x)
+
+    def down(k: Array, x: Array) -> Array:
+        step = n >> (k + 1)
+        right, left = i % (2 * step) == 2 * step - 1, i % (2 * step) == step - 1
+        added, moved = x + x[jnp.maximum(i - step, 0)], x[jnp.minimum(i + step, n - 1)]
+        return jnp.where(right, added, jnp.where(left, moved, x))
+
+    levels = n.bit_length() - 1
+    summed = lax.fori_loop(0, levels, up, x)
+    return lax.fori_loop(0, levels, down, summed.at[n - 1].set(0.0))
+
+
 def decayed(x: Array) -> Array:
     """An array that decays, and into which each step writes: the same."""
     step = lambda k, h: (0.99 * h + 0.01 * jnp.roll(h, 1)).at[k].set(x[k])  # noqa: E731
@@ -156,6 +194,8 @@ def automaton(table: Array, text: Array) -> Array:
 
 
 PROGRAMS: dict[str, Entry] = {
+    "Durbin, by elements": entry(predicted, np.float32(0.9) ** np.arange(1, 201, dtype=np.float32)),
+    "prefix sums by halves": entry(scanned, normal(512)),
     "Levinson-Durbin": entry(levinson, np.float32(0.9) ** np.arange(201, dtype=np.float32)),
     "decayed": entry(decayed, normal(400)),
     "interpolated": entry(interpolated, normal(20)),

@@ -320,26 +320,22 @@ def test_stacks_that_are_zero_as_products_with_zeros_are():
 
 
 MASKS = {
-    "the first in all": (lambda n, i: n + i < 8, False),
-    "the first in all, the other way round": (lambda n, i: -n - i > -8, False),
-    "the last in all": (lambda n, i: n >= i, False),
-    "the first, and it is equal": (lambda n, i: n + i <= 4, False),
-    "none in the last": (lambda n, i: n + i < 4, True),
-    "none in the last, as it is equal": (lambda n, i: n > i, True),
-    "none in the first": (lambda n, i: n < i, True),
-    "none where the others are true": (lambda n, i: ~(n + i >= 4), True),
-    "the first where the others are true": (lambda n, i: ~(n + i > 4), False),
-    "unknown": (lambda n, i: n + i < n[0] * 0 + jnp.sum(n), True),
+    "the first in all": (lambda n, i, m: n + i < 8, False),
+    "none in the last": (lambda n, i, m: n + i < 4, False),
+    "some in each step": (lambda n, i, m: n % (2 << i) == 0, False),
+    "of a number from outside": (lambda n, i, m: n + i < m[0], True),
+    "of numbers from outside": (lambda n, i, m: i < m, True),
+    "of no elements' numbers": (lambda n, i, m: jnp.asarray([3, 1, 2, 1, 0]) > i, True),
 }
 
 
 @pytest.mark.parametrize("case", MASKS)
-def test_a_step_that_some_element_always_takes_is_not_skipped(case):
+def test_a_mask_of_numbers_alone_chooses_elements_not_steps(case):
     mask, skips = MASKS[case]
 
-    def program(x):
-        step = lambda x, i: (jnp.where(mask(jnp.arange(5), i), jnp.sin(x), x), None)
+    def program(x, m):
+        step = lambda x, i: (jnp.where(mask(jnp.arange(5), i, m), jnp.sin(x), x), None)
         return lax.scan(step, x, jnp.arange(5))[0]
 
-    found = find_skips(first_loop(program, "f32[5]"))
+    found = find_skips(first_loop(program, "f32[5]", "i32[5]"))
     assert [isinstance(each, Skip) for each in found] == [skips]

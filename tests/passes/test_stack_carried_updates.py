@@ -519,6 +519,17 @@ def test_what_another_loop_has_left_stays():
     check_refuses(StackCarriedUpdates(), program, "f32[8]", because=because)
 
 
+def test_an_array_that_an_outer_loop_carries_stays_in_place():
+    """Its rows would be streamed from a copy, in each step of the outer loop."""
+
+    def program(ys):
+        inner = lambda b: loop(lambda b, i: put(b, jnp.sin(get(b, i)), i), b)
+        return lax.fori_loop(0, 3, lambda _, b: inner(b), ys)
+
+    because = "XLA already updates the buffer in place; streamed rows"
+    check_refuses(StackCarriedUpdates(), program, "f32[8]", because=because)
+
+
 def test_rows_of_which_a_part_is_written_stay():
     """Cost: the rest of the row is moved; five times the time on JAX 0.10, where that is padded."""
 

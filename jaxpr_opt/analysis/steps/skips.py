@@ -16,7 +16,8 @@ their cotangents to zero.
 If each row of a batch, or each element of an array, draws its own random numbers in the step
 (dropout), some row always takes it: such a mask is not used as a predicate.
 
-A step that some element of a mask always takes is skipped never: ``arange(n) + i < m``.
+A mask of numbers alone, those of its elements and of steps, chooses among elements, not steps:
+``arange(n) + i < 8``, ``arange(n) % (1 << i) == 0``.
 
 A carry also keeps its value under a write of its initial number into a window that no other step
 writes: `ys.at[t].set(where(t < length, y, 0))`, where `ys` starts as zeros.
@@ -43,8 +44,6 @@ from jaxpr_opt.ir.traits import DRAWING, is_speculable
 _VIEWS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "stop_gradient"}
 )
-
-_LESS = ("lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,8 +99,8 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
             # Condition 1 of exit-loop-early, isolate-skipped-steps.
             if blanks is None:
                 continue
-            if _is_always_taken(predicate, taken_when):
-                yield "some element of its predicate takes every step"
+            if _is_of_numbers(predicate):
+                yield "its predicate chooses elements by their numbers, not steps"
                 break
             kind, ops = _kind(scan, predicate, counting)
             if kind in ("carried", "upfront"):
@@ -217,20 +216,15 @@ def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
             yield carry, others[0]
 
 
-def _is_always_taken(predicate: Value, taken_when: bool) -> bool:
-    """Whether in every step an element of a comparison is as in a step that is taken: of a mask
-    ``arange(n) + i < m``, whose first is true in them all.
-    """
-    op = predicate.op
-    if op is None or op.name not in _LESS:
+def _is_of_numbers(predicate: Value) -> bool:
+    """Whether a mask is made of the numbers of its elements, and else of those of steps alone."""
+    if predicate.size == 1:
         return False
-    one, other = (affine(v) for v in (op.operands if op.name in _LESS[:2] else op.operands[::-1]))
-    if one is None or other is None:
-        return False
-    more = other - one if taken_when else one - other
-    reach = [s * (n - 1) for s, n in zip(more.strides, predicate.shape, strict=False)]
-    least = more.range((1,) * len(more.strides))[0] + sum(max(r, 0) for r in reach)
-    return least >= ((op.name in ("lt", "gt")) == taken_when)
+    ops = backward_slice([predicate], lambda v: affine(v) is not None)
+    made = {result for op in ops for result in op.results}
+    sources = [v for op in ops for v in inputs(op) if v not in made and not isinstance(v, Constant)]
+    known = [affine(v) for v in sources]
+    return all(known) and any(any(each.strides) for each in known if each is not None)
 
 
 def _kind(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list[Op]]:

@@ -125,15 +125,23 @@ def is_in_place(found: Buffer) -> bool:
 
 
 def is_made_by_a_loop(array: Value) -> bool:
-    """Whether a loop returns the array, later writes of windows aside, so that it has memory of its
-    own.
+    """Whether a loop returns or carries the array, later writes of windows aside, so that it has
+    memory of its own.
     """
     op = array.op
-    if op is None or isinstance(op, Scan | While):
-        return op is not None
+    if op is None:
+        return _is_carried(array)
+    if isinstance(op, Scan | While):
+        return True
     known = access(op)
     written = known is not None and known.kind != "read"
     return (written or is_noop_cast(op)) and is_made_by_a_loop(op.operands[0])
+
+
+def _is_carried(array: Value) -> bool:
+    """Whether a loop around hands the array from step to step."""
+    loop = array.region.owner if array.region is not None else None
+    return isinstance(loop, Scan | While) and any(c.param is array for c in loop.carries)
 
 
 def is_read_outside(array: Value, axis: int, rows: range) -> bool:

@@ -26,17 +26,21 @@ from jaxpr_opt.ir.graph import Scan
 def needless(scan: Scan, found: Buffer, window: Window) -> str | None:
     """Why the array should stay as it is: XLA updates it in place, and would otherwise make two."""
     carry = found.carry
-    if copied_by(found) is not None or not window.is_put_together(carry.param.shape):
+    if copied_by(found) is not None:
         return None
+    name = carry.param.name or "the buffer"
     differentiated = is_differentiated(scan)
+    is_held = not differentiated and is_made_by_a_loop(carry.init)
+    streamed = f"XLA already updates {name} in place; streamed rows would be copied"
+    if not window.is_put_together(carry.param.shape):
+        return streamed if is_held and window.entering else None
     small = cost_model().is_hidden(carry.param.nbytes) and _is_touched_by_rows(found, window)
     if differentiated and (small or not window.kept):
         return None
-    name = carry.param.name or "the buffer"
     if is_read_outside(carry.result, window.axis, window.held):
         return f"XLA already updates {name} in place; stacked rows would be copied into it"
-    if not differentiated and is_made_by_a_loop(carry.init):
-        return f"XLA already updates {name} in place; streamed rows would be copied"
+    if is_held:
+        return streamed
     if differentiated or _comes_apart(found, window):
         return None
     if is_partly_written(found, window):
