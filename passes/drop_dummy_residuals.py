@@ -72,11 +72,10 @@ class Dummy(Match):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadInBranch(Match):
-    """Reads of a result where the branch taken is known: each may read the value given, and what
-    that needs be made before the op given.
-    """
+    """Reads of a result inside the branch that made it."""
 
     reads: tuple[tuple[Use, Value, Op], ...]
+    """Each with the value that it may read instead, and the op before which that must be made."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,8 @@ class DropDummyResiduals(Pass):
                     yield from _dummy(op, outcome.result, outcome.values)
             reads = tuple(_reads_in_branch(op))
             if reads:
-                yield ReadInBranch(
-                    op, f"{len(reads)} reads are in the branch that made the value", reads
-                )
+                says = f"{len(reads)} reads are in the branch that made the value"
+                yield ReadInBranch(op, says, reads)
         elif any(map(is_undefined, op.operands[1:])) and op.result.uses:
             yield from _dummy(op, op.result, op.operands[1:])
 
@@ -111,9 +109,10 @@ class DropDummyResiduals(Pass):
         loop = loop_around(match.op)
         inputs = [match.value, *(v for op in made for v in op.operands)]
         changing = varying([v for v in inputs if v.op not in made], loop)
-        if changing is not None and not _is_index(match.value):
-            return f"{name} changes from step to step with {changing.label}"
         prices, steps = cost_model(), steps_of(loop) if changing is None else 1
+        is_index = dtypes.is_integer(match.value.dtype) and prices.is_no_line(match.value.nbytes)
+        if changing is not None and not is_index:
+            return f"{name} changes from step to step with {changing.label}"
         if prices.repeated(made) > steps * prices.stored_far(match.value.nbytes):
             most = max(made, key=lambda op: prices.repeated([op]))
             return f"{name} needs {most.name}, which costs more to compute again than to keep"
@@ -145,9 +144,8 @@ def _dummy(op: Op, result: Value, cases: tuple[Value, ...]) -> Iterator[Dummy]:
         yield Dummy(op, f"{result.label} is a dummy in every branch", result, None)
     for value in real.values():
         if value.aval == result.aval:  # (1)
-            yield Dummy(
-                op, f"{value.label} is read directly, not through the branch", result, value
-            )
+            says = f"{value.label} is read directly, not through the branch"
+            yield Dummy(op, says, result, value)
 
 
 def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
@@ -165,11 +163,6 @@ def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
         made[maker] = None
         pending.extend(maker.operands)
     return backward_slice([value], lambda v: v.op not in made) if made else []
-
-
-def _is_index(value: Value) -> bool:
-    """Whether these are a few integers."""
-    return dtypes.is_integer(value.dtype) and cost_model().is_no_line(value.nbytes)
 
 
 def _reads_in_branch(cond: Cond) -> Iterator[tuple[Use, Value, Op]]:

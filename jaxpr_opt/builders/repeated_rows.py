@@ -7,7 +7,7 @@ each gets the sum in its slot, in the order of the windows, as the scatter itsel
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,6 +20,8 @@ from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.analysis.windows.window_primitives import mirrored, window_sizes
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import mode_of, numbers_of
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.graph import Value
 
 _IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
 
@@ -32,9 +34,14 @@ def has_rows(piece: Piece) -> bool:
     return rows and not numbers.operand_batching_dims
 
 
-def count(piece: Piece) -> int:
-    """How many windows an op adds to."""
-    return math.prod(piece.indices[0].shape[:-1]) if piece.repeats else 1
+def is_less(groups: Iterable[Sequence[Piece]], nbytes: int) -> bool:
+    """Whether moving the windows of pieces, and comparing the places of those in one group, takes
+    no longer than moving an array of so many bytes.
+    """
+    prices, each = cost_model(), [list(group) for group in groups]
+    compared = sum(4 * sum(max(_windows(piece), 1) for piece in group) ** 2 for group in each)
+    moved = sum(piece.nbytes for group in each for piece in group)
+    return prices.is_sparse(moved, nbytes) and prices.streamed(compared) <= prices.moved(nbytes)
 
 
 def by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
@@ -91,13 +98,18 @@ class Rows:
         return lax.scatter(array, self._index, rows, numbers, mode=mode_of(self._piece.op))
 
 
+def _windows(piece: Piece) -> int:
+    """How many windows an op adds to."""
+    return _count(piece.indices[0]) if piece.repeats else 1
+
+
 def _total(rows: jax.Array, own: jax.Array, slots: jax.Array) -> jax.Array:
     """What rows, of which each has its own slot, add to the slot of each window."""
     total = jnp.zeros((len(slots), *rows.shape[1:]), rows.dtype).at[own].add(rows, **_IN_RANGE)
     return total.at[slots].get(**_IN_RANGE)
 
 
-def _count(index: jax.Array) -> int:
+def _count(index: jax.Array | Value) -> int:
     return math.prod(index.shape[:-1])
 
 

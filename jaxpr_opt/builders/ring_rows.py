@@ -14,8 +14,8 @@ from jaxpr_opt.analysis.windows.rings import Ring, Version, component_of, ring
 from jaxpr_opt.analysis.windows.row_sources import Piece
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of, starts_of, unsorted
 from jaxpr_opt.bridge.slicing import read_window, write_window
-from jaxpr_opt.builders.reduction_privatization import one_by_one
 from jaxpr_opt.builders.step_numbers import number_of
+from jaxpr_opt.builders.summed_windows import one_by_one
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 

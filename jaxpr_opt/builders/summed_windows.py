@@ -1,4 +1,4 @@
-"""Write windows of a sum into an array that is the sum everywhere else."""
+"""Add windows in place: one by one, or the sums that several windows have in common."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.analysis.windows.scatter_chains import Chain, Piece
 from jaxpr_opt.analysis.windows.window_primitives import written
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -40,3 +41,12 @@ def write_sum(
 
     operands = (array, write.value, *arrays, *write.indices)
     return rw.typed(fun, array.aval, *operands, before=sums[0])
+
+
+def one_by_one(chain: Chain, array: Value, op: Op, rw: Rewriter) -> Value:
+    """The array with each piece added to it: the replacement of the sum `op`."""
+    for link in chain.links:
+        assert isinstance(link, Piece)
+        operands = (array, link.update, *link.indices)
+        array = rw.typed(link.add, op.result.aval, *operands, before=op)
+    return array

@@ -64,7 +64,7 @@ import jax.numpy as jnp
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.buffers import BARRIER, is_handed_on, is_read_for, loop_body
 from jaxpr_opt.analysis.windows.overwritten import pays, reads_a_window, repeats, waits
-from jaxpr_opt.analysis.windows.window_primitives import WRITES
+from jaxpr_opt.analysis.windows.window_primitives import UPDATE, WRITES
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division, made_on_the_way, zero
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -158,7 +158,7 @@ class ReadBeforeOverwriting(Pass):
         reads = [each.result for each in match.fenced]
         if fence() == "division":
             reads += [value for value in made_on_the_way(reads, first) if value not in reads]
-            at = _INDEX[op.name]
+            at = 3 - UPDATE[op.name]  # the first operand is the array
             index = op.operands[at]
             quotients = division(rw, reads, other, first)
             waiting = zero(rw, quotients, index.dtype, op)
@@ -173,10 +173,6 @@ class ReadBeforeOverwriting(Pass):
                 earliest = min(match.readers, key=body.order)
                 array = barrier(rw, [array], earliest)[0]
             barrier(rw, [*reads, array], other, first)
-
-
-_INDEX = {name: 2 if name == "dynamic_update_slice" else 1 for name in WRITES}
-"""Which operand of a write says where, or begins to."""
 
 
 def _undivided(match: Overwriting) -> str | None:

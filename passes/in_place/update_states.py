@@ -55,7 +55,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.states import States, states
 from jaxpr_opt.builders import state_rows
-from jaxpr_opt.builders.repeated_rows import count, has_rows, is_alike
+from jaxpr_opt.builders.repeated_rows import has_rows, is_alike, is_less
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.work import embedded
 from jaxpr_opt.engine.interface import After, Match, Pass
@@ -111,7 +111,7 @@ class UpdateStates(Pass):
             return "one step takes as long as the test of all elements before the loop"
         if all(map(_is_in_place, found.carries)):
             return "XLA adds to the rows in place"
-        if not _is_less(found):
+        if not is_less([found.pieces], found.carries[0].param.nbytes):
             return "the rows together are as large as the array"
         if not _is_large(found):
             return "all elements are computed as fast as the ops for rows are started"
@@ -136,14 +136,6 @@ def _is_in_place(carry: Carry) -> bool:
     """Whether the next array is the carried one plus zeros with windows in them."""
     op = carry.next.op
     return op is not None and op.name in SUMS and any(map(embedded, op.operands))
-
-
-def _is_less(found: States) -> bool:
-    """Whether moving rows, and comparing where they are, takes no longer than moving the arrays."""
-    prices, size = cost_model(), found.carries[0].param.nbytes
-    compared = 4 * sum(max(count(piece), 1) for piece in found.pieces) ** 2
-    moved = sum(piece.nbytes for piece in found.pieces)
-    return prices.is_sparse(moved, size) and prices.streamed(compared) <= prices.moved(size)
 
 
 def _is_large(found: States) -> bool:

@@ -60,36 +60,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.values.constants import is_weak, uniform
-from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.analysis.values.constants import is_weak
 from jaxpr_opt.analysis.windows.buffers import is_read_after, is_updated_in, loop_of
-from jaxpr_opt.analysis.windows.coinciding import are_comparable
-from jaxpr_opt.analysis.windows.parts import before_writes, summands
 from jaxpr_opt.analysis.windows.scatter_chains import (
     Chain,
     Piece,
     Pieces,
     added,
-    is_disjoint_between_steps,
     is_one_by_one,
-    is_read_nowhere,
     own_windows,
 )
-from jaxpr_opt.analysis.windows.sums import added_in_a_row
-from jaxpr_opt.analysis.windows.window_primitives import WRITES
-from jaxpr_opt.builders.reduction_privatization import (
-    erase_unread,
-    is_less_elsewhere,
-    one_by_one,
-    slots,
-    through_array,
-    through_slots,
+from jaxpr_opt.analysis.windows.sums import (
+    ComparedWrites,
+    added_in_a_row,
+    compared_writes,
+    loop_with_own_windows,
 )
-from jaxpr_opt.builders.summed_windows import write_sum
+from jaxpr_opt.analysis.windows.window_primitives import WRITES
+from jaxpr_opt.builders.carried_scratch import erase_unread
+from jaxpr_opt.builders.reduction_privatization import add_privately, is_less_elsewhere
+from jaxpr_opt.builders.summed_windows import one_by_one, write_sum
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.journal import Waste
-from jaxpr_opt.ir.graph import Op, Scan, Value, dominates
+from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import SUMS
 from jaxpr_opt.sizes import bytes_text
@@ -105,40 +99,13 @@ class Sum(Match):
 
     @property
     def loop(self) -> Pieces | None:
-        """The loop that adds all pieces, each step to a window of its own, too wide to be stacked
-        first (stack-carried-updates): it may add to the array itself (2).
-        """
-        (link, *others) = self.chain.links
-        if others or not isinstance(link, Pieces) or len(link.inner.links) > 1:  # (2)
-            return None
-        (piece,) = link.inner.links
-        if not isinstance(piece, Piece) or piece.repeats or not is_read_nowhere(link):  # (1)
-            return None
-        if cost_model().is_better_stacked(piece.nbytes):
-            return None
-        return (
-            link
-            if is_disjoint_between_steps(piece, link.op) and dominates(self.array, link.op)
-            else None
-        )  # (2)
+        """The loop that may add to the array itself, instead of to zeros (2)."""
+        return loop_with_own_windows(self.chain, self.array)
 
     @property
-    def compared(self) -> tuple[dict[Value, Value | None], list[Access], tuple[Op, ...]] | None:
-        """What is added, the windows in it, and the additions, if it is plain to see which windows
-        of zeros were written, and the program can tell whether two of them coincide (2).
-        """
-        sums, terms = summands(self.op, self.array)
-        parts = [before_writes(term, self.op) for term in terms if term is not self.array]
-        writes = [write for _, each in parts for write in each]
-        plain = len(parts) == len(terms) - 1 and all(uniform(v) == 0 for v, _ in parts)  # (1)
-        if not plain or not all(are_comparable(each, writes[0]) for each in writes):  # (2)
-            return None
-        return {term: term for term in terms}, writes, sums
-
-    @property
-    def is_disjoint(self) -> bool:
-        """Whether the pieces may be added one by one (2)."""
-        return is_one_by_one(self.chain, self.array.dtype)  # (2)
+    def compared(self) -> ComparedWrites | None:
+        """The windows that the program compares, as two of them may coincide (2)."""
+        return compared_writes(self.op, self.array)
 
 
 @dataclass(frozen=True)
@@ -177,18 +144,15 @@ class AccumulateSparseCotangents(Pass):
             return f"{array.label} is read afterwards, so XLA would copy it"
         if not is_updated_in(array, loop) and not _is_written(array):
             return f"{array.label} is new in each step: there is no buffer to update"
-        if match.is_disjoint:
+        if is_one_by_one(match.chain, array.dtype):  # (2)
             is_less = cost_model().is_less_in_place(added_in_a_row(op), array)
             return None if is_less else f"the windows together are as large as {array.label}"
         if match.loop is not None:
             return None
         if match.compared is not None:
-            windows = sum(write.nbytes for write in match.compared[1])
-            return (
-                "the windows are most of it"
-                if cost_model().is_most(windows, array.nbytes)
-                else None
-            )
+            windows = sum(write.nbytes for write in match.compared.writes)
+            is_most = cost_model().is_most(windows, array.nbytes)
+            return "the windows are most of it" if is_most else None
         return self._why_not_moved(match)
 
     def _why_not_moved(self, match: Sum) -> str | None:
@@ -215,20 +179,17 @@ class AccumulateSparseCotangents(Pass):
 
     def rewrite(self, match: Sum, rw: Rewriter) -> None:
         result = match.op.result
-        if match.is_disjoint:
+        if is_one_by_one(match.chain, match.array.dtype):  # (2)
             made = one_by_one(match.chain, match.array, match.op, rw)
         elif (loop := match.loop) is not None:
             rw.set_operand(loop.op, loop.op.results.index(loop.result), match.array)
             made = loop.result
         elif match.compared is not None:
-            terms, writes, sums = match.compared
-            made = match.array
+            made, (terms, writes, sums) = match.array, match.compared
             for write in writes:
                 made = write_sum(made, terms, write, sums, rw)
-        elif (found := slots(match.chain)) is not None:
-            made = through_slots(found, match.array, match.op, rw)
         else:
-            made = through_array(match.chain, match.array, match.op, rw)
+            made = add_privately(match.chain, match.array, match.op, rw)
         rw.replace(result, made)
         erase_unread(match.op, rw)
 

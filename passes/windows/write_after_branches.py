@@ -47,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -141,13 +141,13 @@ class WriteAfterBranches(Pass):
             there, old = first.indices, first.value
         branches = range(len(cond.branches))
         each = [places.get(i, there) for i in branches]
-        window = Outcome(
-            rw.new_value(first.value.aval), tuple(values.get(i, old) for i in branches)
-        )
+        cases = tuple(values.get(i, old) for i in branches)
+        window = Outcome(rw.new_value(first.value.aval), cases)
         chosen = [_chosen(numbers, rw) for numbers in zip(*each, strict=True)]
         new = [o for o in chosen if isinstance(o, Outcome)]
         at = [o.result if isinstance(o, Outcome) else o for o in chosen]
-        rw.replace(result, _written(first, array, window.result, at, cond.next, rw))
+        aval, operands = first.op.result.aval, (array, window.result, *at)
+        rw.replace(result, rw.typed(first.again, aval, *operands, before=cond.next))
         kept = [window if o.result is result else o for o in cond.outcomes]
         rw.set_cond(cond, [*kept, *new])
         for write in match.made:
@@ -198,17 +198,3 @@ def _places(write: Access, cond: Cond) -> list[Op]:
     """The ops of the branch that compute where the window is."""
     outside = lambda v: isinstance(v, Constant) or not cond.defines(v)  # noqa: E731
     return backward_slice(write.indices, outside)
-
-
-def _written(
-    write: Access, array: Value, value: Value, places: list[Value], before: Op, rw: Rewriter
-) -> Value:
-    primitive, params = write.op.primitive, write.op.params
-    assert primitive is not None
-
-    def fun(array: Any, value: Any, *places: Any) -> Any:
-        if write.op.name == "dynamic_update_slice":
-            return primitive.bind(array, value, *places, **params)
-        return primitive.bind(array, *places, value, **params)
-
-    return rw.typed(fun, write.op.result.aval, array, value, *places, before=before)

@@ -1,0 +1,74 @@
+"""Sums of an array and of an array that is zero but for rows: a step of gradient descent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxpr_opt.analysis.values.constants import scalar_of
+from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
+from jaxpr_opt.ir.graph import Constant, Op, Value
+from jaxpr_opt.ir.traits import SCALING
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Descent:
+    """`op` adds to `array`, or subtracts from it, what `path` makes of the sum of `pieces`."""
+
+    op: Op
+    array: Value
+    dense: Value
+    """The sum of the pieces: zero but for rows."""
+    pieces: tuple[Piece, ...]
+    path: tuple[Op, ...]
+    """Ops from the sum of the pieces to what is added, in order."""
+
+    @property
+    def scalars(self) -> dict[Value, Value]:
+        """Operands on the way that repeat a scalar, with the scalar."""
+        made = {self.dense, *(op.result for op in self.path)}
+        others = [v for op in self.path for v in op.operands if v not in made]
+        return {v: scalar for v in others if (scalar := scalar_of(v)) is not None}
+
+    @property
+    def unknown(self) -> bool:
+        """Whether some scalar is only known when the program runs."""
+        return any(_known(scalar) is None for scalar in self.scalars.values())
+
+
+def descent(op: Op, array: Value, term: Value) -> Descent | None:
+    """The descent that an op makes of an array and a term; None if the term is none."""
+    dense, path = _linear(term)
+    chain = added(dense) if path else None
+    # Condition 1 of update-rows.
+    if chain is None or not chain.starts_at_zero:
+        return None
+    pieces = tuple(link for link in chain.links if isinstance(link, Piece))
+    return Descent(op, array, dense, pieces, path) if len(pieces) == len(chain.links) else None
+
+
+def _linear(term: Value) -> tuple[Value, tuple[Op, ...]]:
+    """What ops that keep zeros make `term` of, and these ops in order."""
+    path: list[Op] = []
+    while (op := term.op) is not None and op.name in SCALING:
+        others = [v for v in op.operands if scalar_of(v) is None]
+        divides = op.name == "div" and others != [op.operands[0]]
+        if len(others) != 1 or divides or not all(map(_may_keep, op.operands)):
+            break
+        path.append(op)
+        term = others[0]
+    return term, tuple(reversed(path))
+
+
+# Condition 2 of update-rows.
+def _may_keep(factor: Value) -> bool:
+    """Whether a product with it, or a quotient by it, may be zero for zero."""
+    number = _known(scalar_of(factor))
+    return number is None or bool(np.isfinite(number) and number != 0)
+
+
+def _known(scalar: Value | None) -> Any:
+    """The number that a scalar is, if that is known."""
+    return scalar.scalar if isinstance(scalar, Constant) else None
