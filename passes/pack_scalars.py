@@ -53,7 +53,7 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.scalars.packing import Pack, Packing
 from jaxpr_opt.analysis.scalars.packs import packing
-from jaxpr_opt.analysis.windows.buffers import is_differentiated
+from jaxpr_opt.analysis.values.enclosing import is_differentiated
 from jaxpr_opt.builders.packed_step import StepWriter, padding
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass

@@ -53,8 +53,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.access import Extent, access
-from jaxpr_opt.analysis.windows.buffers import Buffer, buffer, copied_by, is_noop_cast
+from jaxpr_opt.analysis.windows.buffers import Buffer, buffer, copied_by
 from jaxpr_opt.analysis.windows.sliding import Window, sliding
 from jaxpr_opt.analysis.windows.sliding_costs import needless, too_costly
 from jaxpr_opt.analysis.windows.window_primitives import WRITES

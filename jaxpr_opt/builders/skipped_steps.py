@@ -13,8 +13,8 @@ from jaxpr_opt.analysis.residuals.unread_rows import needed_row, without_zeros
 from jaxpr_opt.analysis.steps.assume import Known, Splat
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow
 from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.analysis.windows.buffers import original
 from jaxpr_opt.ir.graph import Op, Region, Value, backward_slice
 from jaxpr_opt.ir.rewriter import Rewriter
 

@@ -8,8 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
+from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.analysis.windows.buffers import Buffer, is_noop_cast
+from jaxpr_opt.analysis.windows.buffers import Buffer
 from jaxpr_opt.analysis.windows.sliding import Window
 from jaxpr_opt.analysis.windows.sliding_costs import is_partly_written
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of

@@ -61,8 +61,9 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from jaxpr_opt.analysis.values.enclosing import loop_body
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.buffers import BARRIER, is_handed_on, is_read_for, loop_body
+from jaxpr_opt.analysis.windows.buffers import BARRIER, is_handed_on, is_read_for
 from jaxpr_opt.analysis.windows.overwritten import pays, reads_a_window, repeats, waits
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, WRITES
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division, made_on_the_way, zero

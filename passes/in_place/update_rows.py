@@ -48,7 +48,8 @@ from functools import partial
 from itertools import combinations
 from typing import ClassVar
 
-from jaxpr_opt.analysis.windows.buffers import is_read_after, is_updated_in, loop_of
+from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
+from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.descents import Descent, descent
 from jaxpr_opt.analysis.windows.scatter_chains import apart
 from jaxpr_opt.builders import descent_rows

@@ -91,7 +91,7 @@ from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
 from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.analysis.steps.skips import find_skip
-from jaxpr_opt.builders.residual_transfer import make_cut
+from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan, Value, While

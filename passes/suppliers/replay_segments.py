@@ -47,7 +47,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.residuals.replays import Replay, replay
 from jaxpr_opt.analysis.steps.skips import find_skip
-from jaxpr_opt.builders.residual_transfer import make_cut
+from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import known_seconds, runs
 from jaxpr_opt.cost.segments import Steps

@@ -78,7 +78,7 @@ from jaxpr_opt.analysis.steps.skips import Skip, find_skip, predicate_root
 from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.analysis.windows.stencils import meets_neighbours
 from jaxpr_opt.builders.peeling import copied, in_two
-from jaxpr_opt.builders.residual_transfer import make_cut
+from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_divided

@@ -54,7 +54,7 @@ from jaxpr_opt.analysis.residuals.cuts import cut, handed_over, outermost
 from jaxpr_opt.analysis.residuals.stack_consumers import routes
 from jaxpr_opt.analysis.values.constants import identity, is_undefined
 from jaxpr_opt.analysis.values.rounding import may_differ
-from jaxpr_opt.builders.residual_transfer import make_cut
+from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Stack, Value, backward_slice

@@ -61,7 +61,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.values.constants import is_weak
-from jaxpr_opt.analysis.windows.buffers import is_read_after, is_updated_in, loop_of
+from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
+from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.scatter_chains import (
     Chain,
     Piece,

@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.windows.buffers import is_in_a_loop, is_read_after
+from jaxpr_opt.analysis.values.enclosing import is_in_a_loop, is_read_after
 from jaxpr_opt.analysis.windows.scatter_chains import added
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass

@@ -54,6 +54,7 @@ from math import prod
 from typing import Any, ClassVar
 
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.blocks import Touched, moving_rows, standing_blocks
 from jaxpr_opt.analysis.windows.buffers import (
     Buffer,
@@ -62,7 +63,6 @@ from jaxpr_opt.analysis.windows.buffers import (
     is_in_place,
     is_made_by_a_loop,
     is_read_outside,
-    original,
 )
 from jaxpr_opt.builders.narrow_carry import carry_blocks
 from jaxpr_opt.cost.model import cost_model

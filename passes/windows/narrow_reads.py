@@ -46,8 +46,8 @@ from typing import Any, ClassVar
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.enclosing import is_in_a_loop
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window
-from jaxpr_opt.analysis.windows.buffers import is_in_a_loop
 from jaxpr_opt.analysis.windows.concat_operands import Part, PartAt, part, stacked_by
 from jaxpr_opt.analysis.windows.predicates import AtWindow, spread_at
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of

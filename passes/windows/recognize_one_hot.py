@@ -40,10 +40,10 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.enclosing import is_in_a_loop
 from jaxpr_opt.analysis.values.induction import bounds
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.buffers import is_in_a_loop
 from jaxpr_opt.analysis.windows.one_hot import OneHot, one_hot
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, mode_of

@@ -36,8 +36,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxpr_opt.analysis.values.enclosing import is_differentiated
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.buffers import is_differentiated
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.graph import Op, phase_of

@@ -53,8 +53,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import identity, uniform
+from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.buffers import loop_of
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass

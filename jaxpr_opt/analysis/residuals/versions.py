@@ -16,8 +16,8 @@ from typing import Any
 from jaxpr_opt.analysis.steps.masks import steps_mask
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.analysis.windows.buffers import original
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model

@@ -33,8 +33,8 @@ from jaxpr_opt.analysis.steps.assume import Assumed, Splat, may_keep
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
+from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.buffers import original
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_slice

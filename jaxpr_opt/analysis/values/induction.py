@@ -28,6 +28,7 @@ from jaxpr_opt.analysis.values.intervals import (
     hull,
     span,
 )
+from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import dimension_of, is_in_order
 from jaxpr_opt.cost import limits
@@ -295,7 +296,7 @@ class _Search:
         """Whether an op asks if a quotient of numbers without a sign is below what `div` makes of
         it: ``sign(x) != sign(n) and x % n != 0``, in jnp's ``x // n``.
         """
-        asked = [v.op for v in map(_renamed, op.operands)]
+        asked = [v.op for v in map(original, op.operands)]
         tests = [test for test in asked if test is not None and test.name == "ne"]
         signs = next((t.operands[0].op for t in tests if _is_made_by(t.operands[0], "sign")), None)
         rest = next((t.operands[0].op for t in tests if _is_made_by(t.operands[0], "rem")), None)
@@ -373,15 +374,6 @@ def _in_steps(table: Affine, nest: Nest) -> Affine:
     """What a step of a nest reads of a table, whose first axes are the steps of its loops."""
     strides = dict(zip(nest, table.strides, strict=False))
     return Affine(table.offset, table.strides[len(nest) :], {**table.steps, **strides})
-
-
-def _renamed(value: Value) -> Value:
-    """What a value is another name of."""
-    while value.op is not None and value.op.name == "convert_element_type":
-        if value.op.operands[0].dtype != value.dtype:
-            break
-        value = value.op.operands[0]
-    return value
 
 
 def _is_made_by(value: Value, name: str) -> bool:

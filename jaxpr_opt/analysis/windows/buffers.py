@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxpr_opt.analysis.values.enclosing import is_differentiated
+from jaxpr_opt.analysis.values.renaming import is_noop_cast, original
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
 from jaxpr_opt.cost.fusion import is_repeated, reduces
@@ -23,7 +25,6 @@ from jaxpr_opt.ir.graph import (
     Value,
     While,
     backward_slice,
-    program_of,
 )
 from jaxpr_opt.ir.traits import ELEMENTWISE
 
@@ -105,19 +106,6 @@ def copied_by(found: Buffer) -> Op | None:
     return None
 
 
-@remembered
-def is_differentiated(loop: Op) -> bool:
-    """Whether the program around a loop computes cotangents, unless each step of the loop computes
-    all of its own.
-    """
-    program = program_of(loop)
-    if program is None:
-        return False
-    within = {op for region in loop.regions for op in region.walk()}
-    transposed = (op for op in program.walk() if op.source.transposed)
-    return bool(program.cotangents) or any(op not in within for op in transposed)
-
-
 def is_in_place(found: Buffer) -> bool:
     """Whether XLA is known to update the array in place in a program nothing differentiates."""
     here = all(each.op.region is found.loop.body for each in found.accesses)
@@ -162,50 +150,6 @@ def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:
     return position < len(loop.carries) and loop.carries[position].param is carry.param
 
 
-def is_noop_cast(op: Op) -> bool:
-    """Whether an op changes nothing but the weakness of the type."""
-    same = ("convert_element_type", "copy")
-    return op.name in same and op.operands[0].dtype == op.result.dtype
-
-
-def original(version: Value) -> Value:
-    """The value that a version is another name of."""
-    while version.op is not None and is_noop_cast(version.op):
-        version = version.op.operands[0]
-    return version
-
-
-def is_in_a_loop(op: Op) -> bool:
-    """Whether an op is in a loop, at any depth of branches."""
-    around = op.parent
-    return around is not None and (isinstance(around, Scan | While) or is_in_a_loop(around))
-
-
-def loop_of(op: Op) -> Scan | While | None:
-    """The loop whose body has the op, at any depth of branches; None if there is none."""
-    around = op.parent
-    while isinstance(around, Cond):
-        around = around.parent
-    return around if isinstance(around, Scan | While) else None
-
-
-def is_read_after(array: Value, op: Op) -> bool:
-    """Whether another op may read `array` after `op` has run."""
-    if sum(use.op is op for use in array.uses) > 1:
-        return True
-    return any(user is not op and _is_after(user, op) for user in array.users)
-
-
-def _is_after(user: Op, op: Op) -> bool:
-    """Whether `user` may run after `op`: not so in another branch."""
-    region = op.region
-    assert region is not None
-    around = region.ancestor(user)
-    if around is None:
-        return not isinstance(op.parent, Cond) or _is_after(user, op.parent)
-    return around is not op and region.order(around) > region.order(op)
-
-
 def is_updated_in(array: Value, loop: Scan | While) -> bool:
     """Whether the loop carries the array, or carries it before some windows were written."""
     while (op := array.op) is not None and loop.body.contains(op.region):
@@ -218,12 +162,6 @@ def is_updated_in(array: Value, loop: Scan | While) -> bool:
             return False
         array = op.operands[0]
     return any(array is carry.param for carry in loop.carries)
-
-
-def loop_body(op: Op) -> Region | None:
-    """The body of a loop, if the op is directly in one."""
-    loop = op.parent
-    return op.region if isinstance(loop, Scan | While) and op.region is loop.body else None
 
 
 def is_handed_on(write: Access, body: Region) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import jax
 from jax import lax
 
+from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.buffers import is_noop_cast
 from jaxpr_opt.bridge.parameters import (
     dimension_of,
     limits_of,

@@ -12,8 +12,8 @@ from typing import Any
 from jax import lax
 
 from jaxpr_opt.analysis.values.affine import Affine
+from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.buffers import is_noop_cast
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of, slice_sizes_of

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jaxpr_opt.analysis.windows.buffers import is_noop_cast
+from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.row_sources import Piece, keeps_order, pieces
 from jaxpr_opt.analysis.windows.scatter_chains import Chain, Link, added, is_one_by_one
 from jaxpr_opt.analysis.windows.scatter_chains import Piece as Added

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.buffers import is_noop_cast
 from jaxpr_opt.bridge.parameters import (
     dimension_of,
     is_in_order,

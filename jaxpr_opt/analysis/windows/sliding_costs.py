@@ -5,15 +5,15 @@ from __future__ import annotations
 from math import prod
 
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.enclosing import is_differentiated
+from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.buffers import (
     Buffer,
     copied_by,
-    is_differentiated,
     is_made_by_a_loop,
     is_read_for,
     is_read_outside,
-    original,
 )
 from jaxpr_opt.analysis.windows.sliding import Window
 from jaxpr_opt.bridge.parameters import dimension_of

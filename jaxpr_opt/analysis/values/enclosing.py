@@ -1,0 +1,56 @@
+"""Where an op is: in which loop, in which program, and before which readers of an array."""
+
+from __future__ import annotations
+
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While, program_of
+
+
+def loop_body(op: Op) -> Region | None:
+    """The body of a loop, if the op is directly in one."""
+    loop = op.parent
+    return op.region if isinstance(loop, Scan | While) and op.region is loop.body else None
+
+
+def loop_of(op: Op) -> Scan | While | None:
+    """The loop whose body has the op, at any depth of branches; None if there is none."""
+    around = op.parent
+    while isinstance(around, Cond):
+        around = around.parent
+    return around if isinstance(around, Scan | While) else None
+
+
+def is_in_a_loop(op: Op) -> bool:
+    """Whether an op is in a loop, at any depth of branches."""
+    around = op.parent
+    return around is not None and (isinstance(around, Scan | While) or is_in_a_loop(around))
+
+
+@remembered
+def is_differentiated(loop: Op) -> bool:
+    """Whether the program around a loop computes cotangents, unless each step of the loop computes
+    all of its own.
+    """
+    program = program_of(loop)
+    if program is None:
+        return False
+    within = {op for region in loop.regions for op in region.walk()}
+    transposed = (op for op in program.walk() if op.source.transposed)
+    return bool(program.cotangents) or any(op not in within for op in transposed)
+
+
+def is_read_after(array: Value, op: Op) -> bool:
+    """Whether another op may read `array` after `op` has run."""
+    if sum(use.op is op for use in array.uses) > 1:
+        return True
+    return any(user is not op and _is_after(user, op) for user in array.users)
+
+
+def _is_after(user: Op, op: Op) -> bool:
+    """Whether `user` may run after `op`: not so in another branch."""
+    region = op.region
+    assert region is not None
+    around = region.ancestor(user)
+    if around is None:
+        return not isinstance(op.parent, Cond) or _is_after(user, op.parent)
+    return around is not op and region.order(around) > region.order(op)
