@@ -41,15 +41,15 @@ def is_repeated(op: Op) -> bool:
 
 
 def reduces(op: Op) -> bool:
-    """Whether an op makes less of an array, a number of each row or of all of it."""
+    """Whether an op reduces an array to one number, or to one for each row."""
     return op.name in REDUCTIONS or (op.name == "dot_general" and not op.result.shape)
 
 
 def kernels(ops: Iterable[Op]) -> int:
-    """How many loops XLA makes of ops: one for each that is not fused with those that read it."""
+    """How many loops XLA makes of ops: one for each that is not fused with its readers."""
     return max(1, sum(not (is_fused(op) or op.is_terminator) for op in ops))
 
 
 def is_fused(op: Op) -> bool:
-    """Whether XLA computes an op inside of what reads it."""
+    """Whether XLA computes an op inside its readers."""
     return is_cheap(op) or op.name in ARRANGING

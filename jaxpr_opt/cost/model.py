@@ -38,11 +38,11 @@ class CostModel:
 
     @staticmethod
     def of_backend(name: str) -> CostModel:
-        """The model of a backend of JAX; of one that is not known, that of a GPU."""
+        """The model of one of JAX's backends; that of a GPU for an unknown one."""
         return _MODELS.get(name, _MODELS[GPU.name])
 
     def but(self, **figures: Any) -> CostModel:
-        """The same, but for some figures of the device."""
+        """This model with other figures of the device."""
         return replace(self, device=replace(self.device, **figures))
 
     def at(self, byte: float, part: float | None = None) -> CostModel:
@@ -55,7 +55,7 @@ class CostModel:
 
     @property
     def is_traded(self) -> bool:
-        """Whether memory is worth something."""
+        """Whether memory has a price."""
         return self.byte > 0 or self.part is not None
 
     def held(self, nbytes: float) -> float:
@@ -68,7 +68,7 @@ class CostModel:
         return self.device.breadth_first
 
     def rearranged(self, op: Op) -> list[Value]:
-        """The operands of a convolution that are copied first, and held until it has run."""
+        """The operands of a convolution that XLA copies first, and holds until it has run."""
         if op.name != "conv_general_dilated" or not self.device.features_last:
             return []
         (image, kernel), numbers, n = op.operands, numbers_of(op), len(op.result.shape) - 2
@@ -83,14 +83,14 @@ class CostModel:
         return self.device.cached * _number(nbytes)
 
     def stored(self, nbytes: float) -> float:
-        """Seconds to write so many bytes in a forward pass, and to read them in the backward pass.
+        """Seconds to write so many bytes in a forward pass and to read them in the backward pass.
 
         Between the two the cache is needed for other things, unless they are few.
         """
         return self.kept(nbytes, nbytes)
 
     def stored_far(self, nbytes: int) -> float:
-        """The same if nothing is known of what else is stored."""
+        """The same where it is unknown what else is stored."""
         return self.device.memory * _number(nbytes)
 
     def read_windows(self, nbytes: float, count: int) -> float:
@@ -98,7 +98,7 @@ class CostModel:
         return self.device.cached / 2 * max(_number(nbytes), count * self.device.line)
 
     def filled(self, nbytes: float) -> float:
-        """Seconds to write so many bytes that may never be read, in pages that are new."""
+        """Seconds to write so many bytes to new pages, which may never be read."""
         return self.device.memory / 2 * _number(nbytes)
 
     def kept(self, nbytes: float, stacked: float) -> float:
@@ -108,18 +108,18 @@ class CostModel:
         )
 
     def passed(self, nbytes: float, among: float) -> float:
-        """The same as far as it shows in the time of a whole program: so many bytes as are used
-        together may stay near a core.
+        """Seconds to store and load so many bytes, as far as they show in the time of a whole
+        program: bytes that are used together may stay near a core.
         """
         is_near = among <= self.device.near
         return _number(nbytes) * self.device.nearby if is_near else self.kept(nbytes, among)
 
     def is_far(self, stacked: float) -> bool:
-        """Whether so many bytes do not stay in the cache."""
+        """Whether so many bytes exceed the cache."""
         return stacked > self.device.cache
 
     def is_no_line(self, nbytes: int) -> bool:
-        """Whether moving more would take as long."""
+        """Whether so many bytes are less than a cache line, so that moving more takes as long."""
         return nbytes < self.device.line
 
     def is_quick(self, nbytes: int) -> bool:
@@ -149,19 +149,19 @@ class CostModel:
         return self.device.bulk * _number(windows) >= array
 
     def is_noticed(self, part: float, whole: float) -> bool:
-        """Whether moving a part less shows in the time that moving the whole takes."""
+        """Whether moving a part less shows in the time that the whole takes."""
         return whole <= self.device.noticed * _number(part)
 
     def is_visible(self, part: float, whole: float) -> bool:
-        """Whether computing a part again may take what moving it takes, for moving less."""
+        """Whether moving a part less is worth computing it again."""
         return whole <= self.device.visible * _number(part)
 
     def doubtful(self, seconds: float) -> float:
-        """What must be saved for something that takes so long, and may not be worth it."""
+        """Seconds that must be saved to be worth this many, where the saving is not certain."""
         return self.device.noticed * seconds
 
     def is_longer(self, few: int, many: int) -> bool:
-        """Whether one size is the other several times."""
+        """Whether the second size is several times the first."""
         return self.device.noticed * few < many
 
     def is_less_in_place(self, windows: Sequence[int], array: Value) -> bool:
@@ -185,8 +185,8 @@ class CostModel:
         return 2 * windows + whole_is_read * array < 2 * array
 
     def is_written_while_made(self, write: Op) -> bool:
-        """Whether to write a slice would be part of the loop that makes the array, and slow it
-        down; a scatter reads the array first, and is not.
+        """Whether XLA would write a slice in the loop that computes the array, and slow that down;
+        a scatter waits for the array.
         """
         maker = write.operands[0].op
         while maker is not None and (is_view(maker) or rearranges(maker)):
@@ -202,7 +202,7 @@ class CostModel:
     # -- loops
 
     def is_worth_a_question(self, body: Region) -> bool:
-        """Whether a step takes longer than asking before it whether to go on."""
+        """Whether a step takes longer than testing before it whether to go on."""
         return self.step_seconds(body) >= self.device.step
 
     def is_worth_questions(self, body: Region, predicate: Value) -> bool:
@@ -213,8 +213,8 @@ class CostModel:
         return self.step_seconds(body) >= self.device.unsure * asked
 
     def is_worth_loops(self, more: int, seconds: float) -> bool:
-        """Whether so many more loops are worth it to save so many seconds, though maybe no step is
-        taken that saves any.
+        """Whether saving so many seconds is worth so many more loops, though maybe no step that is
+        taken saves any.
         """
         return seconds >= self.device.unsure * more * self.device.step
 
@@ -246,24 +246,22 @@ class CostModel:
         return steps * (self.device.fused_step if is_fused else self.device.step)
 
     def block(self, size: int) -> int:
-        """How many rows of so many elements take so long to be asked about that a loop's step
-        hardly shows.
-        """
+        """How many rows of so many elements can be tested in a time that a loop's step hides."""
         elements = self.device.visible * self.device.step / self.device.predicate
         return max(int(elements) // max(size, 1), 1)
 
     # -- scalars
 
     def is_vector(self, count: int) -> bool:
-        """Whether so many numbers, computed alike, are worth being a vector."""
+        """Whether so many numbers that are computed alike are worth a vector."""
         return count >= self.device.lanes
 
     def is_too_many_scalars(self, count: int) -> bool:
-        """Whether a loop cannot keep so many scalars out of memory."""
+        """Whether a loop has too many scalars to keep them in registers."""
         return count >= self.device.registers
 
     def is_too_many_arrays(self, count: int) -> bool:
-        """Whether a loop cannot keep the places of so many arrays out of memory."""
+        """Whether a loop has too many arrays to keep their addresses in registers."""
         return count >= self.device.pointers
 
     def is_less_in_vectors(self, scalars: int, vectors: int) -> bool:
@@ -281,7 +279,7 @@ class CostModel:
         return self.device.arithmetic * ops * _number(value.size)
 
     def one_by_one(self, value: Value) -> float:
-        """The same for one such op on numbers that no instruction computes together."""
+        """Seconds of one such op on numbers that no vector instruction computes together."""
         return self.device.lanes * self.elementwise(value)
 
     def started(self, ops: int) -> float:
@@ -294,7 +292,7 @@ class CostModel:
         return self.device.kernel + self.repeated([op]) + self.moved(made)
 
     def streamed(self, nbytes: int) -> float:
-        """Seconds to read so many bytes, four for a number, for what computes with them."""
+        """Seconds to read so many bytes, four a number, in an op that computes with them."""
         return self.device.arithmetic * nbytes / 4
 
     def run(self, items: Iterable[Op | Region]) -> float:
@@ -343,7 +341,7 @@ def cost_model() -> CostModel:
 
 @contextlib.contextmanager
 def using(model: CostModel) -> Iterator[CostModel]:
-    """Let passes ask this model for the duration of a block.
+    """Use this model for the duration of a block.
 
     Programs that JAX has already traced or compiled stay as they are.
     """

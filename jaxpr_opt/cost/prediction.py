@@ -1,4 +1,4 @@
-"""What is known of the seconds of ops: each by itself, and how often loops run it."""
+"""The seconds of ops as far as they are known, and how often loops run them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _known(op: Op, model: CostModel) -> float:
 
 
 def runs(op: Op) -> int:
-    """How often the loops around an op run it; those of which that is unknown count once."""
+    """How often the loops around an op run it. Loops of unknown length count once."""
     around, times = op.parent, 1
     while around is not None:
         times *= around.length if isinstance(around, Scan) else 1

@@ -24,7 +24,7 @@ VIEWS = frozenset({
 
 
 def takes_over(use: Use, end: Op | None = None) -> bool:
-    """Whether an op may have the buffer of an operand for a result of its own.
+    """Whether an op may write a result into the buffer of an operand.
 
     A terminator hands it on to its op.  Arguments stay the caller's, and what a loop's step finds
     outside of the loop stays for the next step.  An op that becomes part of a later one, `end`,
@@ -38,14 +38,14 @@ def takes_over(use: Use, end: Op | None = None) -> bool:
 
 
 def buffer_of(value: Value) -> Value:
-    """The value that this one is a view of; itself where it is none."""
+    """The value whose buffer this one is a view of; itself if it is no view."""
     while value.op is not None and is_view(value.op):
         value = value.op.operands[value.position]
     return value
 
 
 def is_view(op: Op) -> bool:
-    """Whether the results need no buffers of their own."""
+    """Whether an op's results need no buffers of their own."""
     if op.name == "convert_element_type":  # of the weak type only
         return bool(op.operands[0].dtype == op.result.dtype)
     return op.name in VIEWS

@@ -31,8 +31,8 @@ class Steps:
     """Bytes of what else is read and stacked, row by row, in it and where it is computed again."""
 
     def segment(self, seconds: float, model: CostModel) -> int | None:
-        """The length of the segments that cost least, where computing all steps again takes so
-        long; None if keeping all residuals costs least.
+        """The length of segments that costs least, if computing all steps again takes so long; None
+        if keeping all residuals costs least.
         """
         best, least = None, model.held(self.count * self.stacked)
         for levels in itertools.count(1):

@@ -191,7 +191,7 @@ def _copied(use: Use, end: Op | None = None) -> int:
 
 
 def embedded(value: Value) -> tuple[Op, ...]:
-    """The writes into zeros of which a value is the sum, if it is only added to something.
+    """The writes into zeros that a value is the sum of, if it is only added to something.
 
     XLA adds their windows to that, and does not make the zeros. It makes them for windows at places
     that are known when it is compiled, and for a sum of single windows (jax 0.10 and 0.12).

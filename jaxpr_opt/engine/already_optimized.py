@@ -1,4 +1,4 @@
-"""Programs that a pipeline has already optimised: its first phase finds nothing more to do."""
+"""Programs that a pipeline has already optimised, so that its first phase has nothing to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line for each program that a pipeline has run over: what was done to it, in what time.
+"""One line for each program that a pipeline ran over: what it did, and in what time.
 
 They go to the logger ``jaxpr_opt`` at level INFO; ``JAXPR_OPT_LOG=1`` writes them to stderr.
 """

@@ -47,8 +47,8 @@ def default_pipeline() -> Pipeline:
 
 
 def library_passes() -> tuple[Pass, ...]:
-    """Every pass of the library: those of its pipeline, and those for arguments that a caller gives
-    up.
+    """Every pass of the library: those of its pipeline, and those for arguments that callers
+    donate.
     """
     donation: tuple[Pass, ...] = importlib.import_module(LIBRARY).DONATION
     return (*default_pipeline().passes, *donation)
@@ -133,7 +133,7 @@ def _origin(kind: type) -> tuple[str, Path | None]:
 
 
 def named(name: str) -> Pass:
-    """The pass of this name."""
+    """The pass with this name."""
     found = available().get(name.replace("_", "-"))
     if found is None:
         close = get_close_matches(name.replace("_", "-"), available(), n=1)

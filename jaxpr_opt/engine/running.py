@@ -93,7 +93,7 @@ class Trading:
 
 
 class Census:
-    """The ops of a graph by name, each with its place in program order: most passes look at ops of
+    """The ops of a graph by name, each with its place in program order. Most passes look at ops of
     few names, and most programs have few.
     """
 
@@ -115,8 +115,8 @@ class Census:
 def run_pass(
     each: Pass, graph: Graph, journal: Journal, debug: bool = False, census: Census | None = None
 ) -> bool:
-    """Run one pass over every op of a graph until it finds nothing more to do; whether it changed
-    anything.  `census` is that of the graph, if somebody knows.
+    """Run one pass over every op of a graph until it finds nothing more; return whether it changed
+    anything. `census` is the graph's, if it is known.
 
     An op is asked again after each rewrite anchored at it, but by passes that do all at once, and
     structured ops a rewrite has made are asked next, so `find` always sees the graph as it is.

@@ -32,7 +32,7 @@ def is_partly_manual(op: Op) -> bool:
 
 
 def is_divided(op: Op) -> bool:
-    """Whether XLA may divide arrays around the op over devices, without a word in their types."""
+    """Whether XLA may divide arrays around the op over devices without saying so in their types."""
     axes, program = _axes(op), program_of(op)
     if axes and all(axes.values()):
         return False  # what is not in a type is not divided: each device has arrays of its own
@@ -40,14 +40,14 @@ def is_divided(op: Op) -> bool:
 
 
 def is_sharded(value: Value) -> bool:
-    """Whether the type says which devices hold which part: then windows are not local."""
+    """Whether the type says which device holds which part, so that a window may be on several."""
     sharding = getattr(value.aval, "sharding", None)
     return sharding is not None and any(part is not None for part in sharding.spec)
 
 
 def has_divided_rows(value: Value, op: Op) -> bool:
-    """Whether elements of a value that `op` reads may be on several devices: to ask all of them is
-    to ask the others.
+    """Whether elements of a value that `op` reads may be on several devices, so that testing all of
+    them needs communication.
     """
     spec = getattr(getattr(value.aval, "sharding", None), "spec", ())
     return value.shape != () and (is_divided(op) or any(axis is not None for axis in spec))
@@ -102,5 +102,5 @@ def copies_at_constants() -> bool:
 
 
 def compile_loops_whole() -> bool:
-    """Whether XLA:CPU makes one function of a loop whose steps read rows of scalars."""
+    """Whether XLA:CPU compiles a loop whose steps read rows of scalars to one function."""
     return compat.COMPILES_LOOPS_WHOLE

@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 def remembered(
     query: Callable[Concatenate[About, P], Answer],
 ) -> Callable[Concatenate[About, P], Answer]:
-    """A query about an op or a value, answered once for each state of its graph.
+    """A query about an op or a value that is answered once for each state of its graph.
 
     Answers are shared: nobody may change one.  What is in no graph is asked about each time.
     """
@@ -41,7 +41,7 @@ def remembered(
 
 
 def memory(about: Op | Value, of: Hashable) -> dict[Any, Any]:
-    """A dictionary that is kept as long as the answers, for what is found out beside them."""
+    """A dictionary that lives as long as the answers, for facts found beside them."""
     graph = _home(about.region)
     return {} if graph is None else graph.facts.setdefault(of, {})
 
@@ -60,13 +60,13 @@ _COPIED, _ORIGINAL = "copied", "original"
 
 
 def note_copy(copy: Graph, graph: Graph) -> None:
-    """Remember of what a graph is a copy, as long as neither changes."""
+    """Remember that one graph is a copy of another, until one of them changes."""
     copy.facts[_ORIGINAL] = graph, graph.facts.setdefault(_COPIED, object())
 
 
 def copied_from(op: Op) -> Op | None:
-    """The op at the same place of the graph that this one's is a copy of; None where one of the two
-    has changed since, or it is none.
+    """The op that this one is a copy of; None if its graph is no copy, or one of the two has
+    changed.
     """
     copy = _home(op.region)
     graph, state = (None, None) if copy is None else copy.facts.get(_ORIGINAL, (None, None))

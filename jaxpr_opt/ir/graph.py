@@ -655,7 +655,7 @@ class Graph:
 
 
 def aval_bytes(aval: Any) -> int:
-    """Bytes of one array of this type: 0 for tokens and the like, and for symbolic shapes."""
+    """Bytes of one array of this type; 0 for tokens and the like, and for symbolic shapes."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     return 0 if shape is None or dtype is None else _array_bytes(shape, dtype)
 
@@ -700,7 +700,7 @@ def program_of(op: Op) -> Graph | None:
 
 
 def phase_of(op: Op) -> Phase | None:
-    """What may still happen to the program that an op is in."""
+    """Which transformations the program that an op is in may still go through."""
     program = program_of(op)
     return program.phase if program is not None else None
 
@@ -719,7 +719,7 @@ def inputs(op: Op) -> tuple[Value, ...]:
 
 
 def depending_on(values: Iterable[Value], ops: Iterable[Op]) -> dict[Op, None]:
-    """Those of `ops`, given in program order, that depend on one of `values`, in order."""
+    """The ops that depend on one of `values`, in order; `ops` are in program order."""
     tainted = set(values)
     found: dict[Op, None] = {}
     for op in ops:

@@ -1,4 +1,4 @@
-"""What an op reads, remembered until the graph changes."""
+"""The values that an op reads, remembered until the graph changes."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _with_captures = remembered(graph.inputs)
 
 
 def inputs(op: Op) -> tuple[Value, ...]:
-    """What an op reads: its operands, then what its regions read from outside."""
+    """The values that an op reads: its operands, then outer values that its regions read."""
     return _with_captures(op) if op.regions else op.operands

@@ -1,4 +1,4 @@
-"""Where in the user's source an op comes from, and how much its value takes."""
+"""Where in the user's source an op comes from, and how large its value is."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lengths_around(region: Region | None) -> tuple[int | None, ...]:
 
 
 def user_frame(op: Op) -> Frame | None:
-    """The user's line that an op comes from; that of what is around it, where it has none."""
+    """The user's line that an op comes from, or else that of the op around it."""
     around: Op | None = op
     while around is not None:
         frame = compat.user_frame(around.source.info)

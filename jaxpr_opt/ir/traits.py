@@ -175,9 +175,7 @@ _FIXED = ANCHORED | UNREPEATABLE | {TERMINATOR}
 
 
 def is_broadcast(op: Op) -> bool:
-    """Whether the result is only its operands spread out, so that it should be made where it is
-    read.
-    """
+    """Whether the result only repeats its operands, so that it is best made where it is read."""
     return op.name in SPREADING and not op.effects
 
 
@@ -251,34 +249,36 @@ def is_mergeable(op: Op) -> bool:
 
 
 def is_data_movement(op: Op) -> bool:
-    """Whether the op computes nothing: its result is made of its operands' elements."""
+    """Whether the op computes nothing: its result consists of elements of its operands."""
     return op.name in MOVING and is_pure(op)
 
 
 def rearranges(op: Op) -> bool:
-    """Whether the result is elements of the operand in another place: XLA makes it where it is
-    read, and takes it out of no loop.
+    """Whether the result is a rearrangement of the operand's elements: XLA computes it where it is
+    read, and hoists it out of no loop.
     """
     return op.name in REARRANGING and is_pure(op)
 
 
 def is_cheap(op: Op) -> bool:
-    """Whether redoing the op costs no more than reading its result from memory: elementwise or
-    mere movement.
+    """Whether repeating the op costs no more than reading its result: elementwise ops and data
+    movement.
     """
     return (op.name in ELEMENTWISE or op.name in MOVING) and is_pure(op)
 
 
 def is_pointwise(op: Op) -> bool:
-    """Whether an element of the result needs one element of each operand, so that devices that
-    divide the arrays between them need nothing of each other.
+    """Whether an element of the result needs one element of each operand only, so that devices that
+    divide the arrays need no communication.
     """
     pointwise = op.name in ELEMENTWISE or op.name in SPREADING or op.is_terminator
     return pointwise or isinstance(op, Cond)
 
 
 def is_arithmetic(op: Op) -> bool:
-    """Whether redoing the op is free beside reading its operands: movement and basic arithmetic."""
+    """Whether repeating the op costs nothing beside reading its operands: movement, basic
+    arithmetic.
+    """
     if op.name in TRANSCENDENTAL_IF_COMPLEX and np.issubdtype(
         op.operands[0].dtype, np.complexfloating
     ):
@@ -287,15 +287,15 @@ def is_arithmetic(op: Op) -> bool:
 
 
 def same_in_vectors(op: Op) -> bool:
-    """Whether the op on a vector gives what it gives on each element, bit by bit; on one that is a
-    multiple of `VECTOR` long, if it is transcendental.
+    """Whether the op gives each element of a vector the bits that it gives a scalar; for a
+    transcendental function, of a vector whose length is a multiple of `VECTOR`.
     """
     return op.name in ELEMENTWISE and op.name not in ROUNDED_BY_PLACE and is_pure(op)
 
 
 @remembered
 def can_move(op: Op) -> bool:
-    """Whether the op, with everything inside it, may run earlier or later under the same
+    """Whether the op, with everything inside it, may run earlier or later, if under the same
     conditions and as often.
     """
     return not communicates(op) and all(is_pure(each) or each.is_terminator for each in op.walk())
@@ -303,8 +303,8 @@ def can_move(op: Op) -> bool:
 
 @remembered
 def may_not_end(op: Op) -> bool:
-    """Whether it depends on what the op reads how long it runs: it holds a `while`, perhaps in a
-    jaxpr in its parameters.
+    """Whether how long the op runs depends on its operands: it contains a `while`, perhaps in a
+    jaxpr parameter.
     """
     return any(
         isinstance(each, While) or _names_while(each.params)
@@ -323,16 +323,16 @@ def _names_while(params: dict[str, Any]) -> bool:
 
 @remembered
 def is_repeatable(op: Op) -> bool:
-    """Whether the op, with everything inside it, may run once more on the same operands: that gives
-    the same, does nothing else, and no device waits for it, nor may XLA make one wait.
+    """Whether the op, with everything inside it, may run once more: it gives the same, has no
+    effects, and no device waits for it.
     """
     return can_move(op) and (not is_divided(op) or all(is_pointwise(each) for each in op.walk()))
 
 
 @remembered
 def is_speculable(op: Op) -> bool:
-    """Whether the op may run where it did not before: pure, known to end, alone, and keeping no
-    boundary.
+    """Whether the op may run where it did not before: it is pure, ends, and neither communicates
+    nor keeps a boundary.
     """
     return all(_is_total(each) for each in op.walk())
 

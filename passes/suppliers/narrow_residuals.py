@@ -100,7 +100,7 @@ from jaxpr_opt.ir.traits import is_data_movement
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Handover(Match):
+class Recomputation(Match):
     """A loop whose residuals are made by what may be repeated, and the cheapest cut, if that is
     not at the residuals.
     """
@@ -119,7 +119,7 @@ class NarrowResiduals(Pass):
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Handover]:
+    def find(self, op: Op) -> Iterator[Recomputation]:
         assert isinstance(op, Scan)
         found = residuals(op, nests=True)
         prices = residual_prices(op) if found else None
@@ -133,9 +133,9 @@ class NarrowResiduals(Pass):
         sources = _labels(narrow.stored) if narrow and narrow.stored else "less"
         largest = max(made, key=lambda value: value.nbytes)
         says = f"{_labels(made)} {verb} computed again from {sources}"
-        yield Handover(op, says, narrow, at=largest.op, about=largest)
+        yield Recomputation(op, says, narrow, at=largest.op, about=largest)
 
-    def refuse(self, match: Handover) -> str | None:
+    def refuse(self, match: Recomputation) -> str | None:
         assert isinstance(match.op, Scan)
         if match.cut is None:
             return "their operands are not smaller"
@@ -146,7 +146,7 @@ class NarrowResiduals(Pass):
             return "they are a small part of what the loop stacks"
         return None
 
-    def rewrite(self, match: Handover, rw: Rewriter) -> None:
+    def rewrite(self, match: Recomputation, rw: Rewriter) -> None:
         assert isinstance(match.op, Scan) and match.cut is not None
         make_cut(match.op, match.cut, rw)
 

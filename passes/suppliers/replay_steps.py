@@ -89,7 +89,7 @@ from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Handover(Match):
+class ReplayedLoop(Match):
     """A forward loop that skips, and the cut at its step's inputs."""
 
     cut: Cut
@@ -104,7 +104,7 @@ class ReplaySteps(Pass):
     name: ClassVar[str] = "replay-steps"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Handover]:
+    def find(self, op: Op) -> Iterator[ReplayedLoop]:
         assert isinstance(op, Scan)
         full = _cut(op)
         if full is not None and _is_replayed(full):
@@ -112,9 +112,9 @@ class ReplaySteps(Pass):
             new = (full.old_bytes * storing + full.new_bytes * (op.length - storing)) // op.length
             steps = f"each step taken after the first {storing}" if storing else "each step taken"
             what = f"residuals take {bytes_text(new)}, not {bytes_text(full.old_bytes)}"
-            yield Handover(op, f"the transposed loop replays {steps}: {what}", full, storing)
+            yield ReplayedLoop(op, f"the transposed loop replays {steps}: {what}", full, storing)
 
-    def refuse(self, match: Handover) -> str | None:
+    def refuse(self, match: ReplayedLoop) -> str | None:
         assert isinstance(match.op, Scan)
         if _takes_all_steps(match.op, match.cut):
             return "steps are too cheap to skip, so all of them would be replayed"
@@ -127,7 +127,7 @@ class ReplaySteps(Pass):
                 return f"XLA may insert a collective into {op.name}, and replaying would repeat it"
         return None
 
-    def rewrite(self, match: Handover, rw: Rewriter) -> None:
+    def rewrite(self, match: ReplayedLoop, rw: Rewriter) -> None:
         assert isinstance(match.op, Scan)
         found = replay(match.op)
         if not match.storing or found is None:

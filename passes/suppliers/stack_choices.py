@@ -50,7 +50,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.residuals.cuts import cut, handed_over, outermost
+from jaxpr_opt.analysis.residuals.cuts import cut, known_to_readers, outermost
 from jaxpr_opt.analysis.residuals.stack_consumers import routes
 from jaxpr_opt.analysis.values.constants import identity, is_undefined
 from jaxpr_opt.analysis.values.rounding import may_differ
@@ -147,7 +147,7 @@ def _region(case: Value, cond: Cond, rw: Rewriter) -> Region:
 def _kept(scan: Scan, stack: Stack, choice: Value) -> Callable[[Value], bool]:
     """Says of a value of the step whether it is stacked rather than made again."""
     found = [(stack, choice)]
-    nest, known = outermost(scan, found).body, handed_over(scan, found)
+    nest, known = outermost(scan, found).body, known_to_readers(scan, found)
 
     def is_known(value: Value, made: Value) -> bool:
         within = scan.body.defines(value)

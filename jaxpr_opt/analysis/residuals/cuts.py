@@ -104,7 +104,7 @@ def outermost(scan: Scan, found: Iterable[Residual]) -> Scan:
     return loops[-1]
 
 
-def handed_over(scan: Scan, found: Iterable[Residual]) -> Set[Value]:
+def known_to_readers(scan: Scan, found: Iterable[Residual]) -> Set[Value]:
     """Values of a step that all readers of residuals have anyway: rows of streams, and values that
     are stacked as far out as the residuals are.
     """

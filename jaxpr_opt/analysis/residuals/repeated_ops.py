@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from math import inf, prod
 
-from jaxpr_opt.analysis.residuals.cuts import handed_over, residuals
+from jaxpr_opt.analysis.residuals.cuts import known_to_readers, residuals
 from jaxpr_opt.analysis.residuals.stack_consumers import routes
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
 from jaxpr_opt.analysis.residuals.versions import restored
@@ -128,7 +128,7 @@ def _unstable(scan: Scan) -> Set[Op]:
     have that anyway.
     """
     kept = {value for value, nbytes in stored_bytes(scan).items() if nbytes == 0}
-    kept |= handed_over(scan, residuals(scan, nests=True))
+    kept |= known_to_readers(scan, residuals(scan, nests=True))
     found: set[Op] = set()
     for op in filter(is_discontinuous, scan.body.ops):
         sources = rounded(op.operands, scan.body)

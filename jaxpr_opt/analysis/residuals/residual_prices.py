@@ -10,7 +10,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from math import inf
 
-from jaxpr_opt.analysis.residuals.cuts import available, handed_over, outermost, residuals
+from jaxpr_opt.analysis.residuals.cuts import available, known_to_readers, outermost, residuals
 from jaxpr_opt.analysis.residuals.repeated_ops import Step, repeated_seconds, step_of
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
 from jaxpr_opt.cost.prediction import runs
@@ -63,7 +63,7 @@ def residual_prices(scan: Scan) -> Prices:
     return Prices(
         step=step_of(scan),
         stored=stored_bytes(scan),
-        present=handed_over(scan, found),
+        present=known_to_readers(scan, found),
         computed=transcendental_carries(scan),
         runs=max(runs(outermost(scan, found)), 1),
     )

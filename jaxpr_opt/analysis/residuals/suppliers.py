@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.residuals.adjacent_step_stacks import stacked_by_next_step
-from jaxpr_opt.analysis.residuals.cuts import handed_over, residuals
+from jaxpr_opt.analysis.residuals.cuts import known_to_readers, residuals
 from jaxpr_opt.analysis.residuals.register_stacks import stored_as_rows
 from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.ir.facts import remembered
@@ -36,7 +36,7 @@ class Supplier:
 def _present(scan: Scan) -> Mapping[Value, int]:
     """Rows of streams, and of stacks that stay whatever is planned."""
     found = residuals(scan, nests=True)
-    return dict.fromkeys(handed_over(scan, found) - {value for _, value in found}, 0)
+    return dict.fromkeys(known_to_readers(scan, found) - {value for _, value in found}, 0)
 
 
 def _restored(scan: Scan) -> Mapping[Value, int]:
