@@ -51,7 +51,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.descents import Descent, descent
-from jaxpr_opt.analysis.windows.scatter_chains import apart
+from jaxpr_opt.analysis.windows.disjoint_pieces import apart
 from jaxpr_opt.builders import descent_rows
 from jaxpr_opt.builders.repeated_rows import has_rows, is_less
 from jaxpr_opt.engine.interface import Match, Pass

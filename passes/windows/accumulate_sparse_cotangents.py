@@ -63,14 +63,8 @@ from typing import ClassVar
 from jaxpr_opt.analysis.values.constants import is_weak
 from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
-from jaxpr_opt.analysis.windows.scatter_chains import (
-    Chain,
-    Piece,
-    Pieces,
-    added,
-    is_one_by_one,
-    own_windows,
-)
+from jaxpr_opt.analysis.windows.disjoint_pieces import is_one_by_one, own_windows
+from jaxpr_opt.analysis.windows.scatter_chains import Chain, Piece, Pieces, added
 from jaxpr_opt.analysis.windows.sums import (
     ComparedWrites,
     added_in_a_row,

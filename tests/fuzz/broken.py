@@ -74,7 +74,7 @@ MUTANTS = (
         "if [use.op for use in match.dense.uses] != [op]:", "if False:",
     ),
     Mutant(
-        "accumulate-sparse-cotangents", "2", "jaxpr_opt/analysis/windows/scatter_chains.py",
+        "accumulate-sparse-cotangents", "2", "jaxpr_opt/analysis/windows/disjoint_pieces.py",
         "if distance.is_constant and not -second.size < distance.offset < first.size:",
         "if distance.is_constant:",
     ),

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxpr_opt.analysis.values.renaming import is_noop_cast
+from jaxpr_opt.analysis.windows.disjoint_pieces import is_one_by_one
 from jaxpr_opt.analysis.windows.row_sources import Piece, keeps_order, pieces
-from jaxpr_opt.analysis.windows.scatter_chains import Chain, Link, added, is_one_by_one
+from jaxpr_opt.analysis.windows.scatter_chains import Chain, Link, added
 from jaxpr_opt.analysis.windows.scatter_chains import Piece as Added
 from jaxpr_opt.analysis.windows.window_primitives import (
     COMBINING,

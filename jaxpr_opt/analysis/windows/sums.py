@@ -7,15 +7,9 @@ from typing import NamedTuple
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.coinciding import are_comparable
+from jaxpr_opt.analysis.windows.disjoint_pieces import is_disjoint_between_steps
 from jaxpr_opt.analysis.windows.parts import before_writes, summands
-from jaxpr_opt.analysis.windows.scatter_chains import (
-    Chain,
-    Piece,
-    Pieces,
-    added,
-    is_disjoint_between_steps,
-    is_read_nowhere,
-)
+from jaxpr_opt.analysis.windows.scatter_chains import Chain, Piece, Pieces, added, is_read_nowhere
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Value, dominates
 from jaxpr_opt.ir.traits import SUMS
