@@ -1,8 +1,11 @@
 """Modules depend on each other in one direction only, imports inside functions included."""
 
-import networkx as nx
+import re
 
-from tests.imports import MODULES, imported
+import networkx as nx
+import pytest
+
+from tests.imports import MODULES, PACKAGE, imported
 
 LAYERS = """
 errors version settings sizes frames printing stderr
@@ -65,3 +68,16 @@ def test_no_import_circles():
     assert graph.number_of_edges() > 500
     circles = [sorted(c) for c in nx.strongly_connected_components(graph) if len(c) > 1]
     assert not circles
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["analysis", "builders", *(r.replace(".", "/") for r in LAYERS.split() if "analysis." in r)],
+)
+def test_a_folder_says_what_each_of_its_modules_is(folder):
+    """The table in its `__init__` names every module, and no other."""
+    place = PACKAGE / folder
+    table = (place / "__init__.py").read_text()
+    modules = {path.stem for path in place.iterdir() if path.stem[0] != "_"}
+    named = set(re.findall(r"^(?:`\w+`(?:, )?)+", table, re.MULTILINE))
+    assert {name for row in named for name in re.findall(r"`(\w+)`", row)} == modules

@@ -1,1 +1,22 @@
-"""Code that several passes emit: rows, sums in place, fences, residuals passed between loops."""
+"""Code that passes emit.
+
+==================================================  ========================================
+reads and writes of windows
+`narrow_reads`, `coinciding`, `selected_writes`     a window of a result, of another's window
+`summed_windows`, `repeated_rows`                   additions in place, and of equal rows
+`reduction_privatization`, `sums_in_slots`,         sums in another place, in the old order
+`sums_in_an_array`, `carried_scratch`
+`descent_rows`, `state_rows`                        steps of an optimizer on some rows
+loops
+`narrow_carry`, `sliding_rows`, `ring_rows`,        a loop that carries less of an array
+`traced_rows`, `register_windows`
+`merged_loop`, `split_loop`, `peeling`              one loop of two, two of one
+`early_exit`, `skipped_steps`                       loops that skip steps
+`packed_step`                                       a step with vectors
+`outer_values`, `step_numbers`                      values that are the same in each step; numbers
+what loops store
+`residual_transfer`, `recomputed_residuals`         stacks for other loops, and what they recompute
+order
+`fences`                                            reads before writes
+==================================================  ========================================
+"""

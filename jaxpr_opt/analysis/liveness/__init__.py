@@ -1,1 +1,9 @@
-"""Analyses of when arrays are in memory."""
+"""When arrays are in memory.
+
+===================================  =======================================================
+`fused`, `scheduled`                 the arrays that XLA has in memory, and when ops run
+`lifetimes`, `aliasing`              which result may take the memory of which argument
+`across_peak`                        values that are made before the peak and read after it
+`rematerialization`, `segmenting`    which of them to drop and recompute
+===================================  =======================================================
+"""

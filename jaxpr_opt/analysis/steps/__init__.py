@@ -1,1 +1,12 @@
-"""Analyses of steps of loops: which do nothing, and when that is known."""
+"""Which steps of a loop do something.
+
+=============================  =============================================================
+`skips`                        the predicate under which a step does nothing
+`assume`, `incremental_assume` what values become if a predicate is known
+`skipped_rows`                 what a scan stacks in steps that do nothing
+`masks`                        predicates that are true in the first steps only
+`loop_nests`                   loops of loops that can be one loop
+`flat_loops`                   loops over all cells of a table, which can be nests
+`selected_work`                ops that run for one case of a select
+=============================  =============================================================
+"""

@@ -1,1 +1,17 @@
-"""Analyses of values: constants, affine functions of loop steps, algebra, rounding."""
+"""What is known of single values, and of the expressions that compute them.
+
+====================================  ======================================================
+`constants`                           numbers that all elements are; undefined and weak types
+`affine`, `induction`, `intervals`    integers as functions of loop steps, and their ranges
+`algebra`                             laws of single ops
+`selected_cases`                      which case a select takes inside another one
+`expressions`, `value_numbering`      equal expressions; all equal values of a program
+`renaming`                            other names of a value
+`enclosing`                           the loop that an op is in, and later readers
+`varying`                             why a value changes from step to step
+`origins`                             what cheap ops compute values from
+`linearity`                           linear programs, and loops that carry cotangents
+`rounding`                            what XLA may round otherwise if it is recomputed
+`live_values`                         values that are read
+====================================  ======================================================
+"""

@@ -1,1 +1,27 @@
-"""Analyses of arrays that are read and written a window at a time."""
+"""Arrays that are read and written a window at a time.
+
+==========================  ================================================================
+one op
+`window_primitives`         how JAX's primitives say which windows they touch
+`access`                    the window that an op touches, and where it is in each step
+`concat_operands`           the operand of a concatenation that a window lies in
+`row_sources`               the arrays that the rows of an array come from
+`one_hot`, `predicates`     masks that are true at one place; a mask at a window
+`coinciding`                windows that coincide or are disjoint
+`parts`                     parts of one array, each zero where the others are not
+`stencils`                  arrays that are combined with shifted ones
+sums of windows
+`scatter_chains`            zeros, or an array, to which windows are added: a `Chain`
+`disjoint_pieces`, `sums`   which of these windows may be the same, and how they are added
+`descents`, `states`        arrays that a sparse gradient changes in some rows
+arrays that a loop carries
+`buffers`                   all accesses to a carried array: a `Buffer`
+`overwritten`               reads of what a write overwrites
+`sliding`, `sliding_costs`  a window that slides over a buffer, and whether to stack it
+`blocks`                    the rows of a buffer that a loop touches
+`shift_registers`           carries that drop rows at one end and take some at the other
+`rings`                     shift registers that could be rings
+`histories`                 buffers whose rows each step rearranges
+`row_views`                 streams and stacks that are part of a larger array
+==========================  ================================================================
+"""
