@@ -81,3 +81,13 @@ def test_a_folder_says_what_each_of_its_modules_is(folder):
     modules = {path.stem for path in place.iterdir() if path.stem[0] != "_"}
     named = set(re.findall(r"^(?:`\w+`(?:, )?)+", table, re.MULTILINE))
     assert {name for row in named for name in re.findall(r"`(\w+)`", row)} == modules
+
+
+def test_a_pass_fits_on_a_few_screens():
+    """What a pass needs beyond that is an analysis or a builder, with a name of its own."""
+    long = {
+        path.name: lines
+        for path in (PACKAGE / "passes").rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 200
+    }
+    assert not long

@@ -102,11 +102,11 @@ class UpdateStates(Pass):
         if isinstance(found, str):  # (1)
             return found
         if not all(map(has_rows, found.pieces)):  # (3)
-            return "windows may meet in part"
+            return "windows may overlap in part"
         if not all(is_alike(found.pieces[0], piece) for piece in found.pieces):  # (3)
-            return "windows of several shapes are added to"
+            return "ops add windows of several shapes"
         if any(c.next.aval != c.param.aval for c in found.carries):
-            return "the next array is of another type"
+            return "the step changes the type of the array"
         if not found.is_plain and found.scan.length < 2:
             return "one step takes as long as the test of all elements before the loop"
         if all(map(_is_in_place, found.carries)):

@@ -138,9 +138,9 @@ class NarrowResiduals(Pass):
     def refuse(self, match: Recomputation) -> str | None:
         assert isinstance(match.op, Scan)
         if match.cut is None:
-            return "their operands are not smaller"
+            return "storing their operands costs no less"
         if not all(_is_read_once(match.op, route) for route in _ways(match.cut)):
-            return "they would be recomputed more often than they are stored"
+            return "a loop around their reader would recompute them in every step"
         priced = find_skip(match.op) is not None or cost_model().byte > 0
         if not priced and not _is_good_part(match.op, match.cut):
             return "they are a small part of what the loop stacks"

@@ -86,11 +86,11 @@ class ShiftInPlace(Pass):
         scan, param, prices = found.scan, found.carry.param, cost_model()
         most = scan.length * abs(found.moved) + 2 * found.held
         if not dtypes.holds(np.int32, most) or not dtypes.is_of_bytes(param.dtype):
-            return "an index cannot number its rows"  # (5)
+            return "the type of the index cannot number all rows"  # (5)
         if prices.is_hidden(param.nbytes):
             return "it is small"
         if not prices.is_sparse(found.nbytes, param.nbytes):
-            return "a step reads and writes a good part of it"
+            return "a step reads and writes a good part of the register"
         if found.carry.result.uses and not prices.is_longer(1, scan.length):
             return "the loop has few steps"
         return None

@@ -103,7 +103,7 @@ class TraceBackRows(Pass):
         places = prod(match.group[0].places)
         moved = sum(found.carry.param.nbytes for found in match.group)
         if not cost_model().is_sparse(2 * (rows + places), moved):
-            return "a row is a large part of it"
+            return "a row is a large part of the buffer"
         return None
 
     def rewrite(self, match: Rearranged, rw: Rewriter) -> None:

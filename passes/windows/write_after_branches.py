@@ -106,7 +106,7 @@ class WriteAfterBranches(Pass):
             if write is None:
                 continue
             if write.op.region is not branch:
-                return "it is written outside of the cond"  # (1)
+                return "the write is outside of the cond"  # (1)
             if [use.op for use in write.op.result.uses] != [branch.terminator]:
                 return f"what {write.op.name} makes is read in the branch, too"  # (1)
         if not all(_is_alike(first, other) for other in others):

@@ -449,7 +449,9 @@ def test_what_does_not_pay():
     with using(CostModel()):
         check_refuses(SHIFT, loop(last), "f32[5,3]", "f32[7,3]", because="it is small")
         most = loop(last, read=lambda b: jnp.sum(b[:4000], 0))
-        check_refuses(SHIFT, most, "f32[8000,3]", "f32[99,3]", because="a good part of it")
+        check_refuses(
+            SHIFT, most, "f32[8000,3]", "f32[99,3]", because="a good part of the register"
+        )
         check_refuses(SHIFT, loop(last), "f32[8000,3]", "f32[1,3]", because="few steps")
         alone(SHIFT, loop(last), "f32[8000,3]", "f32[99,3]", fires=True)
 

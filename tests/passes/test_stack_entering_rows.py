@@ -519,7 +519,9 @@ def test_few_rows():
     push = lambda b, x: jnp.concatenate([b[3:], x[None], x[None], x[None]])
     program = lambda x: back(forward(push, x))
     with using(CostModel()):
-        check_refuses(ENTERING, program, "f32[100,3]", because="what enters is a good part of it")
+        check_refuses(
+            ENTERING, program, "f32[100,3]", because="the rows that enter are a good part of it"
+        )
 
 
 def autoregressive(push, read=jnp.ravel):

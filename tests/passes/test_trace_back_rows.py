@@ -313,7 +313,7 @@ def test_few_rows_stay():
     program = lambda a, x: lax.fori_loop(
         0, 6, lambda t, h: h.at[:, a[t]].get(mode="clip").at[t].set(x[t]), jnp.zeros((6, N))
     )
-    check_refuses(TRACE, program, "i32[6,5]", "f32[6,5]", because="a large part of it")
+    check_refuses(TRACE, program, "i32[6,5]", "f32[6,5]", because="a large part of the buffer")
 
 
 def test_gradients():

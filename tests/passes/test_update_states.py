@@ -228,7 +228,7 @@ def test_windows_that_meet_in_part():
         return lax.scan(one, vector, (starts, us))[0]
 
     types = "f32[999]", "i32[4,3,1]", "f32[4,3,2]"
-    check_refuses(UPDATE, program, *types, because="meet in part")
+    check_refuses(UPDATE, program, *types, because="overlap in part")
 
 
 def test_windows_of_several_shapes():

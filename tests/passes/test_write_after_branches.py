@@ -246,7 +246,7 @@ def chosen(x, new, old):
 REFUSED = [
     pytest.param(
         lambda b, i, x: chosen(x, update(b, x, i), b),
-        "is written outside of the cond",
+        "the write is outside of the cond",
         id="written before",
     ),
     pytest.param(

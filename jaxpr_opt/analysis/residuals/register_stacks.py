@@ -156,7 +156,7 @@ def needless(state: State) -> str | None:
     if prices.is_quick(old):
         return "it is small"
     if not prices.is_longer(new, old):
-        return "what enters is a good part of it"
+        return "the rows that enter are a good part of it"
     return None
 
 
