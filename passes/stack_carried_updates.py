@@ -57,7 +57,7 @@ from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.access import Extent, access
 from jaxpr_opt.analysis.windows.buffers import Buffer, buffer, copied_by
 from jaxpr_opt.analysis.windows.sliding import Window, sliding
-from jaxpr_opt.analysis.windows.sliding_costs import needless, too_costly
+from jaxpr_opt.analysis.windows.sliding_costs import why_left_in_place, why_too_costly
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.sliding_rows import slide
@@ -120,7 +120,7 @@ class StackCarriedUpdates(Pass):
         if isinstance(plan, str):
             return plan
         assert isinstance(match.buffer, Buffer)
-        return None if self.even_in_place else needless(match.scan, match.buffer, plan)
+        return None if self.even_in_place else why_left_in_place(match.scan, match.buffer, plan)
 
     def rewrite(self, match: Sliding, rw: Rewriter) -> None:
         plan = _plan(match)
@@ -161,7 +161,7 @@ def _plan(match: Sliding) -> Window | str:
     window = sliding(scan, found.accesses, *moving)
     if window is None:  # (2)
         return f"the windows of {name} move by different numbers of rows a step"
-    return too_costly(found, window, name) or window
+    return why_too_costly(found, window, name) or window
 
 
 def _standing(found: Buffer) -> int | None:

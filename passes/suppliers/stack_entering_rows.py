@@ -57,7 +57,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.residuals.register_stacks import State, needless, registers, window_readers
+from jaxpr_opt.analysis.residuals.register_stacks import (
+    State,
+    registers,
+    why_stacked_whole,
+    window_readers,
+)
 from jaxpr_opt.builders.register_windows import read_windows
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan, Stack
@@ -92,7 +97,7 @@ class StackEnteringRows(Pass):
 
     def refuse(self, match: Stacked) -> str | None:
         found = window_readers(match.stack.result)  # (2)
-        return found if isinstance(found, str) else needless(match.state)  # (3)
+        return found if isinstance(found, str) else why_stacked_whole(match.state)  # (3)
 
     def rewrite(self, match: Stacked, rw: Rewriter) -> None:
         found = window_readers(match.stack.result)

@@ -96,7 +96,7 @@ class UndoCarriedWrites(Pass):
             yield Stacked(op, says, each)
 
     def refuse(self, match: Stacked) -> str | None:
-        return match.versions.refusal()  # (1), (2)
+        return match.versions.why_not_undone()  # (1), (2)
 
     def rewrite(self, match: Stacked, rw: Rewriter) -> None:
         scan, versions = match.versions.scan, match.versions

@@ -111,7 +111,7 @@ class NarrowCarriedArrays(Pass):
         touched = scan.length * sum(prod(access.sizes) for access in rows.buffer.accesses)
         if not cost_model().is_dense(touched, window):
             return "a row is much larger than the part that the loop reads and writes"
-        return None if self.even_in_place else _needless(rows)
+        return None if self.even_in_place else _why_left_in_place(rows)
 
     def rewrite(self, match: Narrow, rw: Rewriter) -> None:
         carry_blocks(match.touched, rw)
@@ -132,7 +132,7 @@ def _says(touched: Touched) -> str:
     return f"{touched.size} of {param.shape[touched.axis]} rows of {name} are carried{apart}"
 
 
-def _needless(touched: Touched) -> str | None:
+def _why_left_in_place(touched: Touched) -> str | None:
     """Why the array is better left as it is: XLA updates it in place, and it has to be there."""
     found = touched.buffer
     name = found.carry.param.name or "the array"

@@ -143,7 +143,7 @@ def _is_whole(route: Route) -> bool:
     return [type(hop) for hop in route] == kinds
 
 
-def needless(state: State) -> str | None:
+def why_stacked_whole(state: State) -> str | None:
     """Why a stack of rows of a register should stay as it is."""
     register, prices = state.register, cost_model()
     # Condition 3 of stack-entering-rows.
@@ -168,4 +168,6 @@ def stored_as_rows(scan: Scan) -> Mapping[Value, int]:
     if any(isinstance(window_readers(s.result), str) for s, _ in residuals(scan, nests=True)):
         return {}
     known = registers(scan).items()
-    return {value: state.entering_bytes for value, state in known if needless(state) is None}
+    return {
+        value: state.entering_bytes for value, state in known if why_stacked_whole(state) is None
+    }

@@ -71,7 +71,7 @@ class Versions:
         # Condition 1 of undo-carried-writes.
         return uniform(self.carry.init) if any(abs(k) >= n for k, n in starts) else None
 
-    def refusal(self) -> str | None:
+    def why_not_undone(self) -> str | None:
         """Why the writes cannot be undone, or why nothing would be gained."""
         # Condition 1 of undo-carried-writes.
         if self.obstacle is not None:
@@ -142,7 +142,7 @@ def restored(scan: Scan) -> frozenset[Value]:
     """Values of a step that are stacked, and need not be, because the writes to a buffer can be
     undone.
     """
-    undone = (each for each in stacked_versions(scan) if each.refusal() is None)
+    undone = (each for each in stacked_versions(scan) if each.why_not_undone() is None)
     return frozenset(stack.value for each in undone for stack in each.stacks)
 
 

@@ -23,7 +23,7 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Scan
 
 
-def needless(scan: Scan, found: Buffer, window: Window) -> str | None:
+def why_left_in_place(scan: Scan, found: Buffer, window: Window) -> str | None:
     """Why the array should stay as it is: XLA updates it in place, and would otherwise make two."""
     carry = found.carry
     if copied_by(found) is not None:
@@ -75,7 +75,7 @@ def is_partly_written(found: Buffer, window: Window) -> bool:
     )
 
 
-def too_costly(found: Buffer, window: Window, name: str) -> str | None:
+def why_too_costly(found: Buffer, window: Window, name: str) -> str | None:
     """Why the rows of the window are too many, or too large, to be values of a step."""
     if window.kept > limits.ROWS_CARRIED:
         return f"{window.kept} rows of {name} would be carried: too many"
