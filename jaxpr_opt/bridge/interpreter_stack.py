@@ -1,4 +1,4 @@
-"""How code of ours runs that walks whole programs: on a stack of one chunk, and uncollected.
+"""Run our code over whole programs in one chunk of stack, without garbage collection.
 
 CPython keeps the frames of Python functions in chunks of 16 KB.  Where calls happen to cross the
 end of a chunk, each one allocates a chunk and frees it again (python/cpython#142183).  Tracing

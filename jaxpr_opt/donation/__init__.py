@@ -1,1 +1,1 @@
-"""Donation: which arguments' memory results can take, and functions that donate them."""
+"""Donation: which result may take the memory of which argument, and functions that donate."""

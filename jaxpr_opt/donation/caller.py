@@ -1,4 +1,4 @@
-"""Whether the caller of a function gives an argument up: proves that nobody can see it afterwards.
+"""Whether a caller gives up an argument: proves that nothing can read it afterwards.
 
 An argument is given up if all of this is certain, at the moment of the call:
 

@@ -1,4 +1,4 @@
-"""Functions that donate what can be donated, array by array.
+"""Functions that donate, call by call, the arrays that can be donated.
 
 `jax.jit` donates whole arguments, and warns of what in them was not usable.  Here a function is
 compiled on the flat list of its arrays, with those that have a match donated, in the order that

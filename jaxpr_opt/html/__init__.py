@@ -1,3 +1,3 @@
-"""`jaxpr-opt report`: what happened to a program, as a page to look at."""
+"""`jaxpr-opt report --html`: what passes did to a program, as a page."""
 
 from jaxpr_opt.html.page import page as page

@@ -1,4 +1,4 @@
-"""The page of a memory budget: memory against time, and what is computed again at each point."""
+"""The page of a memory budget: memory against time, and what each point recomputes."""
 
 from __future__ import annotations
 

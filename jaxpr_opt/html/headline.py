@@ -1,4 +1,4 @@
-"""What the page says first: the function, what became of it, and the figures."""
+"""The head of the page: the function, whether it was optimised, and the figures."""
 
 from __future__ import annotations
 

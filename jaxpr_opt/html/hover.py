@@ -1,4 +1,4 @@
-"""What a chart says under the pointer, as data for the page's script.
+"""The text that a chart shows under the pointer, as data for the page's script.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The picture of what is live while a program runs, before and after."""
+"""The chart of live memory while a program runs, before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to say about lines of the source: findings, and what passes did or would not do."""
+"""Notes on lines of the source: findings, rewrites and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peak is made of, as a table: the picture for who does not see it."""
+"""The arrays at the memory peak, as a table for readers who do not see the chart."""
 
 from __future__ import annotations
 

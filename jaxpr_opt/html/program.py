@@ -1,4 +1,4 @@
-"""What the passes did, and the program before and after as one text with its regions to fold."""
+"""The rewrites of passes, and the diff of the program with regions to fold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gradient keeps, as a table: from which line, how much, and for what."""
+"""The residuals of the gradient as a table: source line, size, reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's source, with what is kept because of each line, and what was found there."""
+"""The user's source, with the residuals and findings of each line."""
 
 from __future__ import annotations
 

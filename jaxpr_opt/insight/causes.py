@@ -1,4 +1,4 @@
-"""Why a gradient stores more than it needs: rows that a loop need not store in every step.
+"""Why a gradient stores more than it needs.
 
 A residual of a loop is a stack of one row a step. That is too much if the rows hold nothing new:
 

@@ -1,4 +1,4 @@
-"""Powers of a size: which one amounts grow with, and how fast they may, as people write it."""
+"""Powers of a size: which one amounts grow with, and limits on growth as people write them."""
 
 from __future__ import annotations
 

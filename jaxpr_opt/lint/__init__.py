@@ -1,4 +1,4 @@
-"""`jaxpr-opt lint`: what is worth changing in a program, said on its shapes alone."""
+"""`jaxpr-opt lint`: what to change in a program, found from its shapes alone."""
 
 from jaxpr_opt.lint.finding import Finding as Finding
 from jaxpr_opt.lint.options import Options as Options

@@ -1,4 +1,4 @@
-"""What is known already: findings and figures of an earlier run, as JSON.
+"""Findings and figures of an earlier run, as JSON, so that a run reports only new ones.
 
 It is what ``--format json`` writes, or the part of that which stays the same when lines move, as
 ``--update-baseline`` writes it.  A finding is known if there was one of the same rule for the same

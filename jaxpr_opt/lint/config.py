@@ -1,4 +1,4 @@
-"""What `pyproject.toml` says about linting::
+"""The configuration of the linter in `pyproject.toml`::
 
     [tool.jaxpr-opt.lint]
     select = ["JXO1", "donated-but-unusable"]     # codes, their beginnings, names or ALL

@@ -1,4 +1,4 @@
-"""From what users write on the command line to the targets it stands for.
+"""Find the targets that users name on the command line.
 
 ==============================  ====================================================================
 ``step``                        the target of that name in `pyproject.toml`

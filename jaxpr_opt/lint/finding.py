@@ -1,4 +1,4 @@
-"""What a rule found: one thing worth acting on, at one place of the user's source."""
+"""A finding: one thing to change, at one place of the user's source."""
 
 from __future__ import annotations
 

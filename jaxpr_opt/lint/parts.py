@@ -1,4 +1,4 @@
-"""What the figures of a target are made of, under names that stay when lines move."""
+"""The parts of a target's figures, under names that stay the same when lines move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of the rules comes to; every output format shows one of these."""
+"""The result of a run of the rules, which every output format shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running rules over targets, and sorting out what is known already."""
+"""Run rules over targets, and sort out the findings of a baseline."""
 
 from __future__ import annotations
 

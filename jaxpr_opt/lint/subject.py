@@ -1,4 +1,4 @@
-"""What rules look at: a program as JAX makes it, what the optimiser does to it, and what is saved.
+"""A program as rules see it: as JAX traces it, as passes change it, and what its gradient stores.
 
 Everything is made when it is first asked for, and once: a rule that needs the graph only costs no
 pipeline.  Only shapes are traced; nothing is compiled, and no array is made.

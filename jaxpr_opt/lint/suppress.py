@@ -1,4 +1,4 @@
-"""Comments that say that a finding is known and fine: ``# jaxpr-opt: ignore[name]``.
+"""Comments that suppress a finding: ``# jaxpr-opt: ignore[name]``.
 
 Such a comment goes for the statement it stands in or behind; on a line of its own, for the one
 below.  Several rules are separated by commas; a rule has its code or its name.

@@ -1,1 +1,1 @@
-"""What people see of a program: before and after, what was done, what it keeps and costs."""
+"""Reports on a program: diffs, explanations, stored residuals and predicted cost."""

@@ -1,4 +1,4 @@
-"""What the journals of several pipelines come to, pass by pass.
+"""The journals of several pipelines added up, pass by pass.
 
 One function makes several programs: forward and backward, each in the first and in the final phase.
 What a pass did to them is listed once, with the number of times and what it saved.

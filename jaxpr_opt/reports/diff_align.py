@@ -1,4 +1,4 @@
-"""Which op of one graph is which op of another, whatever they are called.
+"""Match the ops of one graph with those of another, whatever they are called.
 
 Ops of two regions are paired in program order, asking for less and less: the same computation on
 the same inputs; the same primitive, parameters and types; the same kind of loop or branch.  Paired

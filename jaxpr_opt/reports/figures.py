@@ -1,4 +1,4 @@
-"""Two columns of figures, before and after: what a diff and a report end with."""
+"""A table of figures before and after, with which diffs and reports end."""
 
 from __future__ import annotations
 

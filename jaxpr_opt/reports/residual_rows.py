@@ -1,4 +1,5 @@
-"""What is kept, row by row: values that their author would call the same are one.
+"""The rows of the residual report: values that the author of the program would call the same are
+one row.
 
 The layers of a model that a Python loop unrolls come from the same lines and have the same types;
 they are listed once, with their number.  By the same name, line and type a value is found again in

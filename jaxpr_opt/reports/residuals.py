@@ -1,4 +1,5 @@
-"""`residuals`: every value that the gradient of a function keeps, from where, for what, how big.
+"""`residuals`: every value that the gradient of a function stores, with its source line, reader and
+size.
 
 What is kept is what `jax.vjp` of the function hands over to its pullback, array by array; inside
 of loops, branches, calls and checkpoints too.  Only shapes are traced: nothing is compiled or run.

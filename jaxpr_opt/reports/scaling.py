@@ -1,4 +1,4 @@
-"""`growth`: how fast what a function costs grows with a size, and which lines make it so."""
+"""`growth`: how fast the cost of a function grows with a size, and which lines cause it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A diff as a screen: changes with a few lines around them, their source lines, and who made them.
+"""A diff with a few lines around each change, their source lines, and the passes behind them.
 
 What is between stays out: stretches of equal lines are counted.  Of a change deep inside of loops
 and branches, the lines that open them are kept.

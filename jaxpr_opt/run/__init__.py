@@ -1,1 +1,1 @@
-"""`jaxpr-opt run`: programs that nobody prepared are run, and what JAX compiles is looked at."""
+"""`jaxpr-opt run`: run a script unchanged, and report the programs that JAX compiles."""

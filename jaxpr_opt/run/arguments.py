@@ -1,4 +1,4 @@
-"""Arguments of a call, kept on the host: as often as one likes they become arrays again."""
+"""Arguments of a call, kept on the host, so that the call can be repeated."""
 
 from __future__ import annotations
 

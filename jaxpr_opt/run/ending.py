@@ -1,4 +1,4 @@
-"""What `jaxpr-opt run` does when the script has ended."""
+"""The reports that `jaxpr-opt run` writes when the script has ended."""
 
 from __future__ import annotations
 

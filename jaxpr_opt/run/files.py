@@ -1,4 +1,4 @@
-"""`--save`: a file of each program, to be looked at later, and elsewhere."""
+"""`--save`: write each program to a file."""
 
 from __future__ import annotations
 

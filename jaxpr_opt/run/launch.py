@@ -1,4 +1,4 @@
-"""A process that runs somebody's script as Python does, and says at its end what JAX compiled.
+"""A process that runs a script as Python does, and reports at its end what JAX compiled.
 
 This file is run by its path, with the options as JSON and then the words of the command line.  It
 imports neither JAX nor this package before the script imports JAX, so the script finds the process

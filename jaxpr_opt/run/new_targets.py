@@ -1,4 +1,4 @@
-"""What `jaxpr-opt init` writes to `pyproject.toml`: a target for each program of a run."""
+"""`jaxpr-opt init`: write a lint target for each program of a run to `pyproject.toml`."""
 
 from __future__ import annotations
 

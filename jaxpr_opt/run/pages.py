@@ -1,4 +1,4 @@
-"""`--html`: a page of all programs, and beside it one of each."""
+"""`--html`: a page of all programs, and one for each."""
 
 from __future__ import annotations
 

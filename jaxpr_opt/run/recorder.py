@@ -1,4 +1,4 @@
-"""What JAX compiles while somebody's script runs: each program, when it came, and what it took.
+"""Record each program that JAX compiles while a script runs, with its times.
 
 Only what is compiled passes here: calls of what is compiled already take JAX's own fast path, which
 nobody counts.

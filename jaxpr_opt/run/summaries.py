@@ -1,4 +1,4 @@
-"""A summary of each program that was compiled: figures, and what lint finds in it."""
+"""A summary of each compiled program: figures and findings."""
 
 from __future__ import annotations
 

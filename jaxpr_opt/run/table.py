@@ -1,4 +1,4 @@
-"""The table at the end of a run: one line for each function that was compiled."""
+"""The table at the end of a run: a line for each compiled function."""
 
 from __future__ import annotations
 

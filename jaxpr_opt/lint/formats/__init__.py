@@ -1,4 +1,4 @@
-"""What a run looks like for people and for machines: one module a format."""
+"""Output formats of a run, one module each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON: everything there is; what `--against` reads."""
+"""JSON with everything that a run found; `--against` reads it."""
 
 from __future__ import annotations
 
