@@ -58,13 +58,14 @@ writing it and reading it back, but a single number is read as a whole cache lin
 Where a byte of memory has a price (`optimize(memory=...)`), stacks cost that, too. Then everything
 that may be repeated is repeated, loops included, if that costs less.
 
-The prices are those of the cost model. While all stacks of a loop stay in the cache, loading a
-value is faster than a transcendental function or a product. Beyond it (32 MB on a CPU, of stacks in
-new pages) a row costs six times as much, and these are recomputed where they are cheaper: a
-softmax, a gelu, a product with a short contraction (attention scores), but not the product of a
-layer. What is then broadcast along an axis is computed element by element, inside the reader: a
-mask of rows and columns is stored before it is repeated for each channel (0.6 of the time of
-recomputing it, 48 by 48 by 8, jax 0.10 and 0.12).
+Two tables give the prices, from the cost model: other sources of a value (`suppliers`), and kinds
+of ops (`repeated_ops`, both in `jaxpr_opt.analysis.residuals`). While all stacks of a loop stay in
+the cache, loading a value is faster than a transcendental function or a product. Beyond it (32 MB
+on a CPU, of stacks in new pages) a row costs six times as much, and these are recomputed where they
+are cheaper: a softmax, a gelu, a product with a short contraction (attention scores), but not the
+product of a layer. What is then broadcast along an axis is computed element by element, inside the
+reader: a mask of rows and columns is stored before it is repeated for each channel (0.6 of the time
+of recomputing it, 48 by 48 by 8, jax 0.10 and 0.12).
 
 In the cache a product is as much work as the rest of a step, and is repeated in one case only:
 attention over a cache that the loop writes to. `undo-carried-writes` restores each version of the
