@@ -104,7 +104,8 @@ DEFAULT = (
     (CollapseLoops(), CountSteps()),
     # Only now can the masks of the transposed loops be compared, so that they merge too.
     (*RESIDUALS, CollapseLoops("upfront")),
-    # What the loops hand to each other is settled when there is one loop and one transposed loop.
+    # Residuals, now that there is one loop and one transposed loop: free sources and smaller
+    # questions, then the minimum cut, then what supplies the values that the cut relies on.
     (
         *RESIDUALS,
         *WINDOWS,

@@ -16,6 +16,10 @@ AD stacks them all.  Each pass here knows another source, and asks the cost mode
 `recompute-segments`         recompute segments of straight-line code, within a budget
 ===========================  ================================================================
 
+Sources that cost nothing come first. Then `narrow-residuals` asks the tables of
+`jaxpr_opt.analysis.residuals` for the prices of all others, and finds the cheapest of all plans;
+the passes that its plan relies on carry it out.
+
 Two passes of this kind are in the folder above: `drop-dummy-residuals` (residuals that an untaken
 branch returns as dummies) and `push-remat-into-branches` (a checkpointed branch recomputes only
 what it needs).
