@@ -46,6 +46,7 @@ from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSpar
 from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
 from jaxpr_opt.passes.windows.expand_combining_scatters import ExpandCombiningScatters
 from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
+from jaxpr_opt.passes.windows.join_consecutive_rows import JoinConsecutiveRows
 from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
@@ -73,6 +74,7 @@ RESIDUALS = (*CLEANUP, *OUTWARDS)
 WINDOWS = (
     SplitFlatLoops(),
     ShareBatchedTables(),
+    JoinConsecutiveRows(),
     ForwardKnownStacks(),
     RecognizeOneHot(),
     ExpandCombiningScatters(),

@@ -64,6 +64,24 @@ def scanned(x: Array) -> Array:
     return lax.fori_loop(0, levels, down, summed.at[n - 1].set(0.0))
 
 
+def residuals(x: Array, taps: Array) -> Array:
+    """What a model of the last values does not explain, with a moving average."""
+    lags = jnp.arange(1, len(taps) + 1)
+
+    def step(error: Array, t: Array) -> Any:
+        error = x[t + len(taps)] - jnp.dot(taps, x[t + len(taps) - lags]) + 0.3 * error
+        return error, error**2
+
+    return lax.scan(step, jnp.float32(0), jnp.arange(len(x) - len(taps)))[1]
+
+
+def multiplied(a: Array, b: Array) -> Array:
+    """The product of two polynomials, each coefficient times all of the other."""
+    places = jnp.arange(len(b))
+    step = lambda t, c: c.at[t + places].add(a[t] * b)  # noqa: E731
+    return lax.fori_loop(0, len(a), step, jnp.zeros(len(a) + len(b) - 1))
+
+
 def decayed(x: Array) -> Array:
     """An array that decays, and into which each step writes: the same."""
     step = lambda k, h: (0.99 * h + 0.01 * jnp.roll(h, 1)).at[k].set(x[k])  # noqa: E731
@@ -195,6 +213,8 @@ def automaton(table: Array, text: Array) -> Array:
 
 PROGRAMS: dict[str, Entry] = {
     "Durbin, by elements": entry(predicted, np.float32(0.9) ** np.arange(1, 201, dtype=np.float32)),
+    "moving average": entry(residuals, normal(800), 0.1 * normal(12)),
+    "polynomials": entry(multiplied, normal(300), normal(40)),
     "prefix sums by halves": entry(scanned, normal(512)),
     "Levinson-Durbin": entry(levinson, np.float32(0.9) ** np.arange(201, dtype=np.float32)),
     "decayed": entry(decayed, normal(400)),

@@ -22,7 +22,7 @@ from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.work import WRITES
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
-from jaxpr_opt.ir.traits import is_broadcast, rearranges
+from jaxpr_opt.ir.traits import TRANSCENDENTAL, is_broadcast, rearranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +194,20 @@ class CostModel:
         if maker is None or maker.region is not write.region or is_broadcast(maker):
             return False
         return self.device.jumps and is_fused(maker)
+
+    def is_made_one_by_one(self, update: Value) -> bool:
+        """Whether the elements of a window would be computed where it is added, one after the
+        other, by functions that XLA computes for several elements at once elsewhere.
+        """
+        pending = [update]
+        for value in pending:
+            op = value.op
+            if op is None or op.region is not update.region or not is_fused(op):
+                continue
+            if op.name in TRANSCENDENTAL and value.size > 1:
+                return self.device.jumps
+            pending += op.operands
+        return False
 
     def is_read_again(self, nbytes: int) -> bool:
         """Whether XLA reads a window again for each reduction of it."""

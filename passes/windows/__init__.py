@@ -17,6 +17,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `narrow-carried-arrays`         an inner loop carries only the rows it touches
 `trace-back-rows`               rows that each step rearranges are rearranged after the loop
 `shift-in-place`                a shift register is a ring: where it starts moves
+`join-consecutive-rows`         rows at consecutive places are one window
 `slice-known-windows`           a window at a known index becomes a slice
 ==============================  ================================================================
 
@@ -32,6 +33,7 @@ the same order, with ``a[i]`` for any read of a window and ``Z`` for an array of
     cond(p, a.at[i].set(v), a)           = a.at[i].set(cond(p, v, a[i]))
     where(arange(n) == i, v, a)          = a.at[i].set(v[i])
     broadcast(a)[k, i]                   = a[i]
+    a[i + arange(n)]                     = a[i : i + n]
     a.at[i].multiply(v)                  = a.at[i].set(a[i] * v)
 
 A law has a file, not a line of a table as in `laws/simplify`: it holds under three to six

@@ -338,6 +338,10 @@ def iota(*shape, axis=0, dtype=I32):
         (lambda: lax.slice(jnp.stack([iota(9), -iota(9)], 1), (1, 1), (9, 2), (2, 1)),
          "-1 - 2 d0"),
         (lambda: jnp.stack([iota(3), 9 - iota(3)])[1], None),
+        (lambda: iota(3) + np.array([3, 5, 7], I32), "3 + 3 d0"),
+        (lambda: iota(3) + np.array([3, 5, 8], I32), None),
+        (lambda: iota(3, 2) + np.array([[5, 4], [7, 6], [9, 8]], I32), "5 + 3 d0 - 1 d1"),
+        (lambda: iota(2, 2) + np.array([[5, 4], [7, 7]], I32), None),
         (lambda: jnp.cumsum(jnp.ones(3, int)), None),
         (lambda: jnp.full((2, 2), 3), "3"),
     ],
@@ -494,6 +498,16 @@ def test_components_of_an_array_reshaped_in_another_order():
     plain, turned = graph.outputs
     assert parts(plain) == [(0, (1,), []), (7, (-2,), [])]
     assert parts(turned) == [None, None]
+
+
+def test_components_of_a_slice():
+    def program():
+        vectors = jnp.stack([iota(4), 9 - iota(4)], 1)
+        return lax.slice(vectors, (1, 0), (4, 2), (2, 1))
+
+    graph = import_jaxpr(traced(program))
+    check_all(graph)
+    assert parts(graph.outputs[0]) == [(1, (2,), []), (8, (-2,), [])]
 
 
 # ---------------------------------------------------------------- ranges and tests

@@ -30,7 +30,7 @@ from jaxpr_opt.analysis.values.intervals import (
 )
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import dimension_of, is_in_order
+from jaxpr_opt.bridge.parameters import dimension_of, is_in_order, starts_of, strides_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import memory, remembered
 from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Value
@@ -127,7 +127,7 @@ class _Search:
         if number is not None:
             return Affine(int(number), (0,) * len(value.shape))
         if isinstance(value, Constant):
-            return None
+            return _progression(value)
         op = value.op
         if isinstance(op, Scan):
             return self._of_scan(op, value, depth)
@@ -220,12 +220,23 @@ class _Search:
             return self.affine(op.operands[number], depth)
         if op.name == "convert_element_type":
             return self.component(op.operands[0], number, depth)
+        if op.name == "slice":
+            return self._component_of_slice(op, number, depth)
         in_order = op.name == "reshape" and is_in_order(op)
         if in_order and op.operands[0].shape[-1:] == value.shape[-1:]:
             source = self.component(op.operands[0], number, depth)
             shapes = op.operands[0].shape[:-1], value.shape[:-1]
             return reshaped(source, *shapes) if source is not None else None
         return None
+
+    def _component_of_slice(self, op: Op, number: int, depth: int) -> Affine | None:
+        (*starts, first), (*strides, every) = starts_of(op), strides_of(op)
+        source = self.component(op.operands[0], first + number * every, depth)
+        if source is None:
+            return None
+        offset = sum(a * s for a, s in zip(starts, source.strides, strict=True))
+        moves = tuple(s * k for s, k in zip(source.strides, strides, strict=True))
+        return Affine(source.offset + offset, moves, source.steps)
 
     def _component_of_row(self, row: Value, number: int, depth: int) -> Affine | None:
         owner = row.region.owner if row.region is not None else None
@@ -374,6 +385,18 @@ def _in_steps(table: Affine, nest: Nest) -> Affine:
     """What a step of a nest reads of a table, whose first axes are the steps of its loops."""
     strides = dict(zip(nest, table.strides, strict=False))
     return Affine(table.offset, table.strides[len(nest) :], {**table.steps, **strides})
+
+
+def _progression(array: Constant) -> Affine | None:
+    """A captured array in which each axis counts by a step of its own: ``np.arange(8)``."""
+    numbers = array.value
+    if not isinstance(numbers, np.ndarray) or not 0 < numbers.nbytes <= limits.BYTES_OF_INDICES:
+        return None
+    first, axes = int(numbers.flat[0]), range(numbers.ndim)
+    along = [numbers[tuple(slice(None) if d == axis else 0 for d in axes)] for axis in axes]
+    strides = tuple(int(line[1]) - first if len(line) > 1 else 0 for line in along)
+    counted = sum(np.indices(numbers.shape)[d] * strides[d] for d in axes) + first
+    return Affine(first, strides) if np.array_equal(counted, numbers) else None
 
 
 def _is_made_by(value: Value, name: str) -> bool:
