@@ -5,7 +5,8 @@ training: Shen and others 2016, arXiv:1512.02433), so its gradient goes through 
 `while_loop` whose length is unknown before it runs. `jax.grad` of it raises. Above `optimize` it
 works:
 
-    python -m examples.beam_search         # trains it, and shows what it spells
+    python -m examples.beam_search                     # trains it, and shows what it spells
+    python -m examples.beam_search beam_search.svg     # draws that, too
 
 By hand, the search is a `scan` over as many steps as a hypothesis may ever take.
 """
@@ -13,7 +14,8 @@ By hand, the search is a `scan` over as many steps as a hypothesis may ever take
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -156,9 +158,42 @@ def train(steps: int) -> Iterator[tuple[Params, jax.Array]]:
         yield params, value
 
 
-def main() -> None:
+@jax.jit
+def mean_length(params: Params) -> jax.Array:
+    """How many steps a search takes, on average over the words."""
+
+    def steps(word: jax.Array) -> jax.Array:
+        move = functools.partial(longer, params, jnp.zeros(1, jnp.int32))
+        return lax.while_loop(is_open, move, start(params, word)).step
+
+    return jnp.mean(jax.vmap(steps)(jnp.arange(len(WORDS))))
+
+
+def draw(path: str, history: Sequence[tuple[Params, jax.Array]]) -> None:
+    """Plot how wrong hypotheses are, and how long searches, as training goes on."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.fonttype"] = "none"
+    mpl.rcParams["svg.hashsalt"] = "jaxpr-opt"  # the same file from the same figures
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(6, 2.8), layout="constrained")
+    lengths = [float(mean_length(params)) for params, _ in history]
+    ax.plot(lengths, "C1", label="steps of a search")
+    ax.axhline(1 + sum(map(len, WORDS)) / len(WORDS), color="C1", ls=":", label="steps needed")
+    ax.plot([float(value) for _, value in history], "C0", label="wrong letters, expected")
+    ax.set(xlabel="training steps", ylim=(0, None))
+    ax.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def main(picture: str | None = None) -> None:
     """Train, and show what is spelt."""
     history = list(train(401))
+    if picture is not None:
+        draw(picture, history)
     for number, (_, value) in enumerate(history[::50]):
         print(f"step {50 * number}: {value:.2f} wrong letters a word")
     for number, word in enumerate(WORDS):
@@ -166,4 +201,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -62,6 +62,18 @@ def test_the_compiled_program_keeps_to_the_budget(plain, way):
     assert_close(want, fun(W, H))
 
 
+def test_prices_between_two_at_which_the_same_is_done_are_not_tried():
+    """A search finds the prices at which something else is done."""
+    done, asked = "aaaabbbbbbbbbbbbd", set()
+
+    def says(number):
+        asked.add(number)
+        return [done[number]] if number >= 0 else []
+
+    assert list(planner.changes(says, -1, 16)) == [0, 4, 16]
+    assert len(asked) < len(done)
+
+
 def test_bytes_and_the_least():
     """The least is less than what a generous budget leaves."""
     with warnings.catch_warnings():

@@ -58,6 +58,11 @@ class CostModel:
         """Whether memory has a price."""
         return self.byte > 0 or self.part is not None
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether straight-line code is to hold all that it holds now."""
+        return self.part is not None and self.part >= 1
+
     def held(self, nbytes: float) -> float:
         """Seconds that so many bytes of temporary memory are worth."""
         return self.byte * _number(nbytes)

@@ -71,13 +71,16 @@ class Trading:
 
     passes: tuple[Pass, ...]
 
-    def find(self, graph: Graph) -> list[Match]:
-        """What its passes would do on a graph as it is; raises `PassError`."""
+    def find(self, graph: Graph, *, is_straight: bool = False) -> list[Match]:
+        """What its passes would do on a graph as it is, or only in straight-line code; raises
+        `PassError`.
+        """
         census, journal = Census(graph), Journal(graph.phase, with_refusals=False)
         found: list[Match] = []
         for each in self.passes:
             with _named(each, journal):
-                ops = [] if each.cleanup else census.anchors(each)
+                is_asked = not (each.cleanup or (is_straight and not each.looks_at(census.named)))
+                ops = census.anchors(each) if is_asked else []
                 found += (match for op in ops for match, _ in _judged(each, op, journal))
         return found
 

@@ -63,8 +63,8 @@ class Found(Protocol):
 class Stage(Protocol):
     """The budget stage: passes that do what the cost model says."""
 
-    def find(self, graph: Graph) -> Sequence[Found]:
-        """What its passes would do on a graph as it is."""
+    def find(self, graph: Graph, *, is_straight: bool = False) -> Sequence[Found]:
+        """What its passes would do on a graph as it is, or only in straight-line code."""
 
     def run(self, graph: Graph, journal: Journal) -> Sequence[Any]:
         """Run it on a graph, in place; snapshots, if they are taken."""
@@ -227,21 +227,41 @@ def _bases(start: Candidate, first: Candidate, stage: Stage) -> Iterator[Candida
     program without a budget takes.
     """
     yield start
-    before: list[str] = []
-    for each in limits.PRICES if _loops(start.graph) else ():
-        price = each * first.seconds / max(first.nbytes, 1)
-        with using(cost_model().at(price, 1.0)):
-            says = [found.says for found in stage.find(start.graph)]
-        if says != before:
-            before = says
-            yield _made(start, price, 1.0, stage)
+    if not _loops(start.graph):
+        return
+    prices = [each * first.seconds / max(first.nbytes, 1) for each in limits.PRICES]
+
+    @functools.cache
+    def says(number: int) -> list[str]:
+        if number < 0:
+            return []
+        with using(cost_model().at(prices[number], 1.0)):
+            return [found.says for found in stage.find(start.graph)]
+
+    for number in changes(says, -1, len(prices) - 1):
+        yield _made(start, prices[number], 1.0, stage)
+
+
+def changes(says: Callable[[int], list[str]], low: int, high: int) -> Iterator[int]:
+    """The numbers above a low one, up to a high one, at which something else is said than at the
+    one before.  What costs least at two prices does so at those between them.
+    """
+    if says(low) == says(high):
+        return
+    if high - low == 1:
+        yield high
+        return
+    middle = (low + high) // 2
+    yield from changes(says, low, middle)
+    yield from changes(says, middle, high)
 
 
 def _traded(base: Candidate, stage: Stage) -> Iterator[Offer]:
     """A candidate, and what may be made of it by trades of its straight-line code."""
     yield Offer(base, 1.0, base.nbytes, base.seconds)
     with using(cost_model().at(base.price, 0.0)):
-        places = [found.trades for found in stage.find(base.graph) if found.trades]
+        found = stage.find(base.graph, is_straight=True)
+    places = [each.trades for each in found if each.trades]
     for part in sorted({trade.part for trades in places for trade in trades}, reverse=True):
         taken = [_within(trades, part) for trades in places]
         rest = base.nbytes - sum(each.saved for each in taken)

@@ -90,9 +90,8 @@ def _again(
     return Again(tuple(ops), sources, tuple(dropped), min(late[value] for value in dropped))
 
 
-def recompute(found: Dropping, rw: Rewriter) -> None:
+def recompute(turn: Turn, parts: Sequence[Again], rw: Rewriter) -> None:
     """Give the readers after the peak what is computed again in front of them."""
-    turn, parts = found.turn, again(found)
     of = {value: part for part in parts for value in part.dropped}
     signals = {
         part.first: signal for part, signal in zip(parts, _signals(turn, parts), strict=True)

@@ -52,11 +52,12 @@ al., "Optimal checkpointing for heterogeneous chains" (arXiv:1911.13214).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.liveness.rematerialization import Dropping, cheapest, droppings
+from jaxpr_opt.analysis.liveness.across_peak import Turn
+from jaxpr_opt.analysis.liveness.rematerialization import cheapest, droppings
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import runs
 from jaxpr_opt.engine.interface import Match, Pass
@@ -65,16 +66,17 @@ from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import TERMINATOR, Op, Region, program_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.memory.planner import Trade
-from jaxpr_opt.memory.recomputing import again, recompute
+from jaxpr_opt.memory.recomputing import Again, again, recompute
 from jaxpr_opt.sizes import binary_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments(Match):
-    """A region whose memory peaks, and what to drop there."""
+    """A region whose memory peaks, and what to compute again there."""
 
-    dropping: Dropping | None
+    turn: Turn | None = None
     """None where that is decided already."""
+    parts: Sequence[Again] = ()
 
 
 @dataclass(frozen=True)
@@ -95,26 +97,29 @@ class RecomputeSegments(Pass):
         if not cost_model().is_traded or region is None:
             return
         if _is_decided(region):
-            yield Segments(op, "arrays are computed again", None, is_refused=True)
+            yield Segments(op, "arrays are computed again", is_refused=True)
+            return
+        if cost_model().keeps_all:
             return
         found = cheapest(op) if _is_at_peak(region) else None
-        dropped = [] if found is None else [v for part in again(found) for v in part.dropped]
-        if found is None or not dropped:
+        parts = [] if found is None else again(found)
+        if found is None or not parts:
             return
+        dropped = (value for part in parts for value in part.dropped)
         largest = max(dropped, key=lambda value: value.nbytes)
         fewer = binary_text(found.before - found.nbytes)
         says = f"{fewer} of arrays are computed again where they are read"
         trades = [*_trades(op)]
-        yield Segments(op, says, found, at=largest.op, about=largest, trades=trades)
+        yield Segments(op, says, found.turn, parts, at=largest.op, about=largest, trades=trades)
 
     def refuse(self, match: Segments) -> str | None:
-        if match.dropping is None:  # (4)
+        if match.turn is None:  # (4)
             return "an optimization_barrier already fixes the order"
         return None
 
     def rewrite(self, match: Segments, rw: Rewriter) -> None:
-        assert match.dropping is not None
-        recompute(match.dropping, rw)
+        assert match.turn is not None
+        recompute(match.turn, match.parts, rw)
 
 
 def _trades(end: Op) -> Iterator[Trade]:

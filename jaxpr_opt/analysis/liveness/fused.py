@@ -65,6 +65,7 @@ class _Fusing:
         self.region, self.repeats = region, repeats
         self.read: dict[Op, dict[Value, bool]] = {}
         self.may: dict[Value, bool] = {}
+        self.takes: dict[Op, bool | None] = {}
         owner = region.owner
         streams = owner.streams if isinstance(owner, Scan) else ()
         self.rows = {stream.param for stream in streams}
@@ -92,9 +93,11 @@ class _Fusing:
         """The arrays that an op reads, with those of what is computed inside of it."""
         alike, found = op.name in ELEMENTWISE, dict[Value, bool]()
         for value in map(buffer_of, inputs(op)):
-            made = {value: True} if not self._takes_in(op, value) else self._made_of(value)
-            for array, same in made.items():
-                found[array] = found.get(array, True) and same and alike
+            if not self._takes_in(op, value):
+                found[value] = alike and found.get(value, True)
+                continue
+            for array, same in self._made_of(value).items():
+                found[array] = alike and same and found.get(array, True)
         return found
 
     def _made_of(self, value: Value) -> Read:
@@ -108,12 +111,19 @@ class _Fusing:
 
     def _fuses(self, op: Op, value: Value) -> bool:
         """Whether an op is of a kind that what it reads is computed inside of."""
+        if op not in self.takes:
+            self.takes[op] = self._takes(op)
+        takes = self.takes[op]
+        if takes is not None:
+            return takes
+        return _reader(value) is op if op.name in REDUCING else value in cost_model().rearranged(op)
+
+    def _takes(self, op: Op) -> bool | None:
+        """The same for all that it reads; None where it depends on what that is."""
         if op.region is not self.region or op.is_terminator or op.regions or not is_pure(op):
             return False
-        if op.name in REDUCING:
-            return _reader(value) is op
-        if value in cost_model().rearranged(op):
-            return True
+        if op.name in REDUCING or cost_model().rearranged(op):
+            return None
         return (is_fused(op) or op.name == "gather") and not self._is_reduced(op)
 
     def _can_be_inside(self, value: Value) -> bool:
