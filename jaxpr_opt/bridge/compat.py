@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -369,8 +370,18 @@ _NUMBERS = frozenset({int, bool, str, type(None)})
 """What most parameters are of, and no jaxpr is."""
 
 
-def primitive_names(jaxpr: Any) -> set[str]:
-    """The names of the primitives of a jaxpr and of all jaxprs in it."""
+_names: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+def primitive_names(jaxpr: Any) -> frozenset[str]:
+    """The names of the primitives of a jaxpr and of all jaxprs in it; remembered."""
+    known = _names.get(jaxpr)
+    if known is None:
+        known = _names[jaxpr] = frozenset(_primitive_names(jaxpr))
+    return known
+
+
+def _primitive_names(jaxpr: Any) -> set[str]:
     names: set[str] = set()
     pending = {id(jaxpr): jaxpr}
     seen: set[int] = set()

@@ -105,8 +105,15 @@ HARMLESS: dict[str, dict[str, str]] = {
         "without: or value.op.name != 'broadcast_in_dim'": "what has one operand spreads it, too",
         "without: or len(value.op.operands) > 1": "more operands are those of a dynamic shape",
     },
+    "rings.ring": {
+        "without: or carry.is_invariant": "what stays whole has not moved",
+    },
     "shift_registers._shifts": {
         "without: or carry.is_invariant": "what stays whole is one piece",
+    },
+    "skipped_steps.select_kept": {
+        "without: and not plain.keeps(carry)": "what is selected is kept anyway",
+        "always: not isinstance(plain[stack.value], Splat)": "the number is stacked anyway",
     },
     "stack_consumers._hop": {
         "without: or op.result.shape[lead:] != row": "what is read in the end must be a row, too",

@@ -313,6 +313,59 @@ def test_a_nest_back_that_multiplies_with_zeros():
         graph = alone(SCALARS, jax.grad(loss), *args, fires=True)
     loops = [op for op in graph.walk() if isinstance(op, Scan) and op.length == 6]
     assert [sum(isinstance(op, Cond) for op in loop.body.ops) for loop in loops] == [1, 1]
+    assert all(op.name != "select_n" for op in loops[1].body.ops)  # the branch is enough
+
+
+@jax.custom_vjp
+def heard(x, t):
+    """A number whose cotangent is printed with another one."""
+    return x
+
+
+heard.defvjp(lambda x, t: (x, t), lambda t, ct: (ct + 0 * told(t), None))
+
+
+def test_a_loop_back_that_acts_and_multiplies_with_zeros():
+    """(3) It would have to become a branch, too."""
+
+    def settled(x, row):
+        def step(state, t):
+            z, done = state
+            w = z + jnp.tanh(row)
+            w = heard(w / jnp.sqrt(jnp.sum(w * w)), t)
+            return (jnp.where(done, z, w), done | (jnp.sum((w - z) ** 2) < 1e-2)), None
+
+        return lax.scan(step, (x, False), jnp.arange(6.0))[0][0]
+
+    loss = jax.grad(lambda x, row: jnp.sum(settled(x, row)))
+    with using(EAGER):
+        check_refuses(SCALARS, loss, *["f32[3]"] * 2, because="cannot become a branch")
+
+
+def rooted(w, c, xs, masks):
+    """A sum of what a loop over a batch computes, whose derivative divides by residuals."""
+
+    def row(c, xs, mask):
+        def step(state, row):
+            (c, count), (x, p) = state, row
+            y = (c + w[count]) / (jnp.abs(c) + x)
+            return (jnp.where(p, y, c), count + 1), None
+
+        return lax.scan(step, (c, 0), (xs, mask))[0][0]
+
+    return jnp.sum(jax.vmap(row)(c, xs, masks))
+
+
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1, 2)])
+def test_what_a_batch_keeps_of_products_with_zeros(argnums):
+    """(5) What a loop back carries is selected: a branch would copy sums of the batch."""
+    masks = (jnp.arange(6) % 5 < 2) & (jnp.arange(3)[:, None] < 2)
+    xs = jnp.arange(1.0, 91.0).reshape(3, 6, 5)
+    args = jnp.arange(1.0, 7.0), jnp.ones((3, 5)), xs, masks
+    graph = alone(ISOLATE, jax.grad(rooted, argnums), *args, fires=True)
+    forward, back = (op for op in graph.walk() if isinstance(op, Scan))
+    assert any(isinstance(op, Cond) for op in forward.body.ops)
+    assert not any(isinstance(op, Cond) for op in back.body.ops)
 
 
 @pytest.mark.parametrize("stacks", [False, True])

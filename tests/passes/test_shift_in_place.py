@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export, lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
@@ -442,6 +443,25 @@ def test_symbolic_shapes():
     made = export.export(jax.jit(program))(*args)
     b, xs = jnp.ones((5, 3)), jnp.arange(21.0).reshape(7, 3)
     np.testing.assert_array_equal(made.call(b, xs)[1], loop(last)(b, xs)[1])
+
+
+def _rewrites(*types):
+    """What the pass does to a delay line of such types."""
+    graph = import_jaxpr(jax.make_jaxpr(loop(last))(*types))
+    return run_alone((SHIFT,), graph).record(SHIFT.name, SHIFT.cleanup).rewrites
+
+
+def test_registers_whose_rows_no_number_counts():
+    """(4) The shape is symbolic, or devices hold parts of the rows."""
+    (n,) = export.symbolic_shape("n")
+    xs = jax.ShapeDtypeStruct((7, 4), "float32")
+    assert not _rewrites(jax.ShapeDtypeStruct((n + 2, 4), "float32"), xs)
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        parts = NamedSharding(mesh, PartitionSpec(None, "x"))
+        types = [jax.ShapeDtypeStruct((k, 4), "float32", sharding=parts) for k in (5, 7)]
+        assert not _rewrites(*types)
+    assert _rewrites(jax.ShapeDtypeStruct((5, 4), "float32"), xs)
 
 
 def test_what_does_not_pay():
