@@ -22,17 +22,21 @@ Writes = Sequence[tuple[int, Access]]
 """First to last, each with the case of a select that it belongs to."""
 
 
-def write_selected(select: Op, base: Value, writes: Writes, rw: Rewriter) -> Value:
-    """The result of a select between versions of `base`, as writes of selected windows."""
-    value, which = base, select.operands[0]
-    together = _together(select, base, writes, rw)
+def write_selected(
+    select: Op, base: Value, writes: Writes, rw: Rewriter, *, before: Op | None = None
+) -> Value:
+    """The result of a select between versions of `base`, as writes of selected windows; made before
+    the select, or before another op.
+    """
+    at, value = before or select, base
+    together = _together(select, base, writes, rw, at)
     for case, each in writes if together is None else ():
-        args = value, which, case, each, select, rw
+        args = value, select, case, each, at, rw
         value = _dropped(*args) or _written(*args)
     return together or value
 
 
-def _together(select: Op, base: Value, all_writes: Writes, rw: Rewriter) -> Value | None:
+def _together(select: Op, base: Value, all_writes: Writes, rw: Rewriter, at: Op) -> Value | None:
     """One write of what the case that is chosen writes, where it does, if all cases write windows
     of one kind at places that the data say; a case that does not write does so out of range.
     """
@@ -57,7 +61,7 @@ def _together(select: Op, base: Value, all_writes: Writes, rw: Rewriter) -> Valu
 
     written = *(w.value for w in each), *(w.indices[0] for w in each)
     operands = base, rows[0], values[0], *written
-    return rw.typed(fun, first.op.result.aval, *operands, before=select)
+    return rw.typed(fun, first.op.result.aval, *operands, before=at)
 
 
 def _are_alike(writes: Collection[Access]) -> bool:
@@ -73,12 +77,10 @@ def _are_alike(writes: Collection[Access]) -> bool:
     )
 
 
-def _written(
-    array: Value, which: Value, case: int, write: Access, anchor: Op, rw: Rewriter
-) -> Value:
-    """The write into `array`; where `which` does not say `case`, of what is there."""
-    predicate, at_window = predicate_at(write, which)
-    chosen = partial(_chosen, case, len(anchor.operands) - 1)
+def _written(array: Value, select: Op, case: int, write: Access, at: Op, rw: Rewriter) -> Value:
+    """The write into `array`; where the select does not take `case`, of what is there."""
+    predicate, at_window = predicate_at(write, select.operands[0])
+    chosen = partial(_chosen, case, len(select.operands) - 1)
     nothing = neutral(write.op)
 
     def fun(array: Any, predicate: Any, value: Any, *indices: Any) -> Any:
@@ -88,25 +90,25 @@ def _written(
         return write.again(array, new, *indices)
 
     operands = (array, predicate, write.value, *write.indices)
-    return rw.typed(fun, write.op.result.aval, *operands, before=anchor)
+    return rw.typed(fun, write.op.result.aval, *operands, before=at)
 
 
 def _dropped(
-    array: Value, which: Value, case: int, write: Access, anchor: Op, rw: Rewriter
+    array: Value, select: Op, case: int, write: Access, at: Op, rw: Rewriter
 ) -> Value | None:
-    """The write into `array`; where `which` does not say `case`, out of range."""
+    """The write into `array`; where the select does not take `case`, out of range."""
     # Condition 2 of sink-select-into-update.
     if mode_of(write.op) != lax.GatherScatterMode.FILL_OR_DROP:
         return None
     if write.is_located or neutral(write.op) is not None:
         return None  # a slice is read; or nothing is, and under `vmap` one window stays one
-    rows = predicate_of_rows(write, which)
+    rows = predicate_of_rows(write, select.operands[0])
     outside = max(array.shape)
     # Conditions 2, 3 of sink-select-into-update.
     if rows is None or not dtypes.holds(write.indices[0].dtype, outside):
         return None
     predicate, of_rows = rows
-    chosen = partial(_chosen, case, len(anchor.operands) - 1)
+    chosen = partial(_chosen, case, len(select.operands) - 1)
 
     def fun(array: Any, predicate: Any, value: Any, index: Any) -> Any:
         nowhere = lax.full_like(index, outside)
@@ -114,7 +116,7 @@ def _dropped(
         return write.again(array, value, place)
 
     operands = (array, predicate, write.value, *write.indices)
-    return rw.typed(fun, write.op.result.aval, *operands, before=anchor)
+    return rw.typed(fun, write.op.result.aval, *operands, before=at)
 
 
 def _chosen(case: int, cases: int, which: jax.Array, then: Any, otherwise: Any) -> jax.Array:

@@ -34,7 +34,10 @@ Sound when
    rows out of range are clamped or dropped alike;
 3. the predicate at the window is known: the elements it is a broadcast of, if the window is whole
    along the axes on which they vary, or else a read like that of the array;
-4. no other op reads the intermediate arrays, which are no longer made.
+4. no other op reads the intermediate arrays, which are no longer made; or an op reads the array
+   with the writes of one case only, and where the select takes another case, other selects discard
+   what comes of it (`jaxpr_opt.analysis.steps.discarded_rows`). It reads the new array: a step of
+   a vmapped ``while`` attends to the cache that it has written to.
 
 Cost: at most one more read of a window, and no longer the array: less, unless the windows are most
 of it.
@@ -43,22 +46,24 @@ Source: https://github.com/jax-ml/jax/issues/8192, https://github.com/jax-ml/jax
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from jaxpr_opt.analysis.values.selected_cases import case_within
-from jaxpr_opt.analysis.windows.access import Access, access, combined
-from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, neutral
+from jaxpr_opt.analysis.steps.discarded_rows import are_discarded, rows_where
+from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.analysis.windows.predicates import predicate_at
+from jaxpr_opt.analysis.windows.selected_versions import of_array, versions
+from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
 from jaxpr_opt.builders.selected_writes import write_selected
-from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.journal import Waste
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Value, backward_slice, dominates
 from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import can_move
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +75,11 @@ class Sinkable(Match):
     """First to last, each with the case it belongs to."""
     between: tuple[Op, ...]
     """The ops that make the versions, last to first."""
+
+    @property
+    def path(self) -> tuple[Op, ...]:
+        """The ops whose results are no longer made."""
+        return (self.op, *self.between)
 
 
 @dataclass(frozen=True)
@@ -88,9 +98,9 @@ class SinkSelectIntoUpdate(Pass):
         which, *cases = op.operands
         if len(cases) < 2:
             return
-        versions = [list(_versions(v, which, case, op)) for case, v in enumerate(cases)]
-        for first in versions[0]:
-            found = [_of_array(first.array, others) for others in versions]
+        found_in = [list(versions(v, which, case, op)) for case, v in enumerate(cases)]
+        for first in found_in[0]:
+            found = [of_array(first.array, others) for others in found_in]
             writes = tuple(write for each in found if each is not None for write in each.writes)
             if None not in found and writes:  # (1)
                 says = "the written window is selected, not the whole array"
@@ -101,10 +111,9 @@ class SinkSelectIntoUpdate(Pass):
                 return
 
     def refuse(self, match: Sinkable) -> str | None:
-        path = {match.op, *match.between}
-        for op in match.between:
-            if not path.issuperset(op.result.users):
-                return f"what {op.name} makes is read elsewhere, too"  # (4)
+        for array in _read_elsewhere(match):
+            if not _is_discarded(array, match):
+                return f"what {array.label} makes is read elsewhere, too"  # (4)
         if not isinstance(match.base.dtype, np.dtype):
             return f"a window of {match.base.dtype} is read differently than it is written"  # (2)
         if _is_most(match.writes, match.base):
@@ -112,61 +121,50 @@ class SinkSelectIntoUpdate(Pass):
         return None
 
     def rewrite(self, match: Sinkable, rw: Rewriter) -> None:
-        anchor = match.op
-        rw.replace(anchor.result, write_selected(anchor, match.base, match.writes, rw))
+        anchor, others = match.op, _read_elsewhere(match)
+        first = _first_reader(match)
+        for op in _late(match):
+            rw.move(op, first)
+        new = write_selected(anchor, match.base, match.writes, rw, before=first)
+        for array in (anchor.result, *others):
+            rw.replace(array, new, lambda use: use.op not in match.path)
         for op in (anchor, *match.between):
             if not op.result.uses:
                 rw.erase(op)
 
 
+def _read_elsewhere(match: Sinkable) -> list[Value]:
+    """The versions that other ops read."""
+    made = dict.fromkeys(op.result for op in match.between)
+    return [v for v in made if not set(match.path).issuperset(v.users)]
+
+
+def _first_reader(match: Sinkable) -> Op:
+    """The first op of the step that reads a version, or the select."""
+    region = match.op.region
+    assert region is not None
+    users = (region.ancestor(user) for v in _read_elsewhere(match) for user in v.users)
+    readers = [op for op in users if op is not None and op not in match.between]
+    return min([match.op, *readers], key=region.order)
+
+
+def _is_discarded(array: Value, match: Sinkable) -> bool:
+    """Whether what else is made of a case counts only where the select takes it (4)."""
+    which, *cases = match.op.operands
+    taken = {case for case, _ in match.writes}
+    if which.dtype != bool or array not in cases or taken != {cases.index(array)}:
+        return False
+    if not all(map(can_move, _late(match))):
+        return False
+    return are_discarded(array, rows_where(which, taken == {1}), set(match.path))
+
+
+def _late(match: Sinkable) -> list[Op]:
+    """The ops that make the predicate only after the first op that reads a version."""
+    first, which = _first_reader(match), match.op.operands[0]
+    predicates = [predicate_at(write, which)[0] for _, write in match.writes]
+    return backward_slice(predicates, lambda value: dominates(value, first))
+
+
 def _is_most(writes: tuple[tuple[int, Access], ...], array: Value) -> bool:
     return cost_model().is_most(sum(each.nbytes for _, each in writes), array.nbytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """What an array is written into to give the case of a select."""
-
-    array: Value
-    writes: tuple[tuple[int, Access], ...] = ()
-    between: tuple[Op, ...] = ()
-
-
-def _versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[_Version]:
-    """The case itself, and what it is one write of, two, ..."""
-    writes: tuple[tuple[int, Access], ...] = ()
-    between: tuple[Op, ...] = ()
-    count = len(anchor.operands) - 1
-    seen, through = _seen_through(value, which, case, count)
-    yield _Version(seen)
-    for _ in range(limits.WRITES_IN_A_ROW):
-        op = seen.op
-        write = _write(op) if op is not None and op.region is anchor.region else None
-        if write is None or write.kind == "read":  # (1)
-            return
-        writes, between = ((case, write), *writes), (*between, *through, write.op)
-        seen, through = _seen_through(write.array, which, case, count)
-        yield _Version(seen, writes, between)
-
-
-def _of_array(array: Value, versions: Iterable[_Version]) -> _Version | None:
-    """The first of some versions that is one of an array."""
-    return next((each for each in versions if each.array is array), None)
-
-
-def _write(op: Op) -> Access | None:
-    """The window that an op writes, adds to, or combines with what may change nothing."""
-    return access(op) or (combined(op) if neutral(op) is not None else None)
-
-
-def _seen_through(
-    value: Value, which: Value, case: int, count: int
-) -> tuple[Value, tuple[Op, ...]]:
-    """What one of so many cases is where it counts: selects pass on what they take there."""
-    selects: tuple[Op, ...] = ()
-    while (op := value.op) is not None and op.name == "select_n":  # (1)
-        taken = case_within(op, which, case, count)
-        if taken is None:
-            break
-        selects, value = (*selects, op), op.operands[1 + taken]
-    return value, selects

@@ -1,0 +1,194 @@
+"""Which axis of a result an axis of an operand becomes, where each row stays by itself.
+
+An op keeps the rows of an axis apart if row `b` of the result depends on row `b` of the operand
+only, and on nothing else of it. `vmap` makes ops that keep the rows of a batch apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from jaxpr_opt.analysis.windows.window_primitives import UPDATE, indexed_axes, window_sizes
+from jaxpr_opt.bridge.parameters import (
+    axes_of,
+    broadcast_dimensions_of,
+    dimension_of,
+    dimensions_of,
+    is_in_order,
+    limits_of,
+    numbers_of,
+    padding_of,
+    permutation_of,
+    slice_sizes_of,
+    starts_of,
+    strides_of,
+)
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING
+
+Rule = Callable[[Op, int, int], int | None]
+"""For an op, the place of an operand, and an axis of that: the axis of the result, or None."""
+
+
+def row_axis(op: Op, position: int, axis: int) -> int | None:
+    """The axis of the results that an axis of an operand becomes; None if rows along it do not
+    stay apart, or that is not known.
+    """
+    rule = _RULES.get(op.name)
+    return rule(op, position, axis) if rule is not None else None
+
+
+def contracted(op: Op, position: int, axis: int) -> int | None:
+    """The axis of the other factor that a product multiplies an axis of one factor with, row by
+    row, whether it then adds up along it or not.
+    """
+    if op.name == "dot_general":
+        contracting, batch = numbers_of(op)
+        own = (*contracting[position], *batch[position])
+        others = (*contracting[1 - position], *batch[1 - position])
+        return others[own.index(axis)] if axis in own else None
+    one, other = (v.shape for v in op.operands)
+    return axis if len(one) == len(other) and one[axis] == other[axis] else None
+
+
+def _same(op: Op, position: int, axis: int) -> int | None:
+    """Axes of one element are repeated."""
+    shape, made = op.operands[position].shape, op.results[0].shape
+    return axis if len(shape) == len(made) and shape[axis] == made[axis] else None
+
+
+def _leading(op: Op, position: int, axis: int) -> int | None:
+    """Each row has numbers of its own, which are further axes."""
+    same = op.results[0].shape[: axis + 1] == op.operands[position].shape[: axis + 1]
+    return axis if position == 0 and same else None
+
+
+def _broadcast(op: Op, _: int, axis: int) -> int | None:
+    to = int(broadcast_dimensions_of(op)[axis])
+    return to if op.result.shape[to] == op.operands[0].shape[axis] else None
+
+
+def _reshape(op: Op, _: int, axis: int) -> int | None:
+    """The axis of as many rows with as many elements before it."""
+    if op.name == "reshape" and not is_in_order(op):
+        return None
+    (shape, made), count = (op.operands[0].shape, op.result.shape), op.operands[0].shape[axis]
+    before = prod(shape[:axis])
+    found = (a for a, n in enumerate(made) if n == count and prod(made[:a]) == before)
+    return next(found, None)
+
+
+def _transpose(op: Op, _: int, axis: int) -> int | None:
+    return permutation_of(op).index(axis)
+
+
+def _reduce(op: Op, _: int, axis: int) -> int | None:
+    reduced = axes_of(op)
+    return None if axis in reduced else axis - len([each for each in reduced if each < axis])
+
+
+def _along(op: Op, _: int, axis: int) -> int | None:
+    return None if axis == dimension_of(op) else axis
+
+
+def _rev(op: Op, _: int, axis: int) -> int | None:
+    return None if axis in dimensions_of(op) else axis
+
+
+def _pad(op: Op, position: int, axis: int) -> int | None:
+    return axis if position == 0 and not any(padding_of(op)[axis]) else None
+
+
+def _slice(op: Op, _: int, axis: int) -> int | None:
+    whole = 0, op.operands[0].shape[axis], 1
+    return (
+        axis if (starts_of(op)[axis], limits_of(op)[axis], strides_of(op)[axis]) == whole else None
+    )
+
+
+def _dynamic_slice(op: Op, position: int, axis: int) -> int | None:
+    is_whole = position == 0 and slice_sizes_of(op)[axis] == op.operands[0].shape[axis]
+    return axis if is_whole else None
+
+
+def _dynamic_update_slice(op: Op, position: int, axis: int) -> int | None:
+    is_whole = position < 2 and op.operands[1].shape[axis] == op.operands[0].shape[axis]
+    return axis if is_whole else None
+
+
+def _dot_general(op: Op, position: int, axis: int) -> int | None:
+    """Axes of both that are multiplied row by row come first, then the others of each factor."""
+    contracting, batch = numbers_of(op)
+    if axis in batch[position]:
+        return tuple(batch[position]).index(axis)
+    if axis in contracting[position]:
+        return None
+    gone = {*contracting[position], *batch[position]}
+    place = len(batch[0]) + len([each for each in range(axis) if each not in gone])
+    rank = len(op.operands[0].shape)
+    return place if position == 0 else place + rank - len(contracting[0]) - len(batch[0])
+
+
+def _gather(op: Op, position: int, axis: int) -> int | None:
+    numbers, (array, index) = numbers_of(op), op.operands
+    batching = dict(
+        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    )
+    window = numbers.offset_dims
+    lead = [axis for axis in range(len(op.result.shape)) if axis not in window]
+    if position == 1:
+        return lead[axis] if axis < len(index.shape) - 1 else None
+    if axis in batching:
+        return lead[batching[axis]]
+    kept = [
+        a for a in range(len(array.shape)) if a not in (*numbers.collapsed_slice_dims, *batching)
+    ]
+    is_whole = slice_sizes_of(op)[axis] == array.shape[axis] and axis not in indexed_axes(op)
+    return window[kept.index(axis)] if is_whole and axis in kept else None
+
+
+def _scatter(op: Op, position: int, axis: int) -> int | None:
+    numbers, array = numbers_of(op), op.operands[0]
+    batching = dict(
+        zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True)
+    )
+    inserted = {*numbers.inserted_window_dims, *batching.values()}
+    whole = [
+        a
+        for a, n in enumerate(window_sizes(op))
+        if a not in inserted and n == array.shape[a] and a not in indexed_axes(op)
+    ]
+    if position == 0:
+        return axis if axis in batching.values() or axis in whole else None
+    if position == UPDATE.get(op.name, 2):
+        window = numbers.update_window_dims
+        if axis in window:
+            kept = [a for a in range(len(array.shape)) if a not in inserted]
+            to = kept[window.index(axis)]
+            return to if to in whole else None
+        axis -= len([each for each in window if each < axis])
+    return batching.get(axis)
+
+
+CUMULATIVE = ("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum")
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, _same),
+    **dict.fromkeys(REDUCING, _reduce),
+    **dict.fromkeys((*CUMULATIVE, "concatenate", "sort"), _along),
+    **dict.fromkeys(("reshape", "squeeze"), _reshape),
+    **dict.fromkeys(("random_bits", "random_split", "random_unwrap", "random_wrap"), _leading),
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul"), _scatter
+    ),
+    "broadcast_in_dim": _broadcast,
+    "dot_general": _dot_general,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    "pad": _pad,
+    "rev": _rev,
+    "slice": _slice,
+    "transpose": _transpose,
+}

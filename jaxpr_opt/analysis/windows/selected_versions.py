@@ -1,0 +1,63 @@
+"""What a case of a select is one write of a window of, or several: the versions of an array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.values.selected_cases import case_within
+from jaxpr_opt.analysis.windows.access import Access, access, combined
+from jaxpr_opt.analysis.windows.window_primitives import neutral
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.graph import Op, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What an array is written into to give the case of a select."""
+
+    array: Value
+    writes: tuple[tuple[int, Access], ...] = ()
+    between: tuple[Op, ...] = ()
+
+
+def versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[Version]:
+    """The case itself, and what it is one write of, two, ..."""
+    writes: tuple[tuple[int, Access], ...] = ()
+    between: tuple[Op, ...] = ()
+    count = len(anchor.operands) - 1
+    seen, through = _seen_through(value, which, case, count)
+    yield Version(seen)
+    for _ in range(limits.WRITES_IN_A_ROW):
+        op = seen.op
+        write = _write(op) if op is not None and op.region is anchor.region else None
+        if write is None or write.kind == "read":  # Condition 1 of sink-select-into-update.
+            return
+        writes, between = ((case, write), *writes), (*between, *through, write.op)
+        seen, through = _seen_through(write.array, which, case, count)
+        yield Version(seen, writes, between)
+
+
+def of_array(array: Value, versions: Iterable[Version]) -> Version | None:
+    """The first of some versions that is one of an array."""
+    return next((each for each in versions if each.array is array), None)
+
+
+def _write(op: Op) -> Access | None:
+    """The window that an op writes, adds to, or combines with what may change nothing."""
+    return access(op) or (combined(op) if neutral(op) is not None else None)
+
+
+def _seen_through(
+    value: Value, which: Value, case: int, count: int
+) -> tuple[Value, tuple[Op, ...]]:
+    """What one of so many cases is where it counts: selects pass on what they take there."""
+    selects: tuple[Op, ...] = ()
+    while (
+        op := value.op
+    ) is not None and op.name == "select_n":  # Condition 1 of sink-select-into-update.
+        taken = case_within(op, which, case, count)
+        if taken is None:
+            break
+        selects, value = (*selects, op), op.operands[1 + taken]
+    return value, selects
