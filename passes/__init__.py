@@ -119,6 +119,7 @@ DEFAULT = (
         UndoCarriedWrites(),
     ),
     (ReplaySteps(), ForwardKnownStacks()),  # the number of a step is known
+    (IsolateSkippedSteps("scalars"),),  # loops whose writes have been undone
     (IsolateSkippedSteps(),),
     # Loops that skip whole steps have been looked at.
     (SkipUntakenBranches(),),

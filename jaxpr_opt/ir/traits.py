@@ -165,6 +165,9 @@ TRANSPARENT = frozenset({
 })  # fmt: skip
 """They run the jaxprs in their parameters and nothing else."""
 
+BARRIER = "optimization_barrier"
+"""Its results are its operands, computed together."""
+
 ANCHORED = frozenset({"after_all", "create_token", "dce_sink", "optimization_barrier", "tie"})
 """Without effects in JAX's eyes, but meant to stay where they are."""
 

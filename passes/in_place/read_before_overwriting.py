@@ -63,7 +63,7 @@ import jax.numpy as jnp
 
 from jaxpr_opt.analysis.values.enclosing import loop_body
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.buffers import BARRIER, is_handed_on, is_read_for
+from jaxpr_opt.analysis.windows.buffers import is_handed_on, is_read_for
 from jaxpr_opt.analysis.windows.overwritten import pays, reads_a_window, repeats, waits
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, WRITES
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division, made_on_the_way, zero
@@ -73,7 +73,7 @@ from jaxpr_opt.insight.journal import Waste
 from jaxpr_opt.ir.devices import fence
 from jaxpr_opt.ir.graph import Op, Phase, Region, backward_slice
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import ELEMENTWISE, can_move
+from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, can_move
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,7 +39,8 @@ copies a buffer that a branch writes into.
 It fires only if a stack would otherwise keep the loop from stopping early, and not where XLA may
 divide the rows of the batch over devices, which would have to communicate in every step. In a loop
 that is not batched, the steps become branches before its residuals are optimised, if they take
-longer than evaluating the predicate.
+longer than evaluating the predicate; but after `undo-carried-writes`, if that stores less, as it
+does not see writes in branches.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from jaxpr_opt.analysis.residuals.unread_rows import is_by_zeros, needed_row, readers, without_zeros
+from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, predicate_root
@@ -97,6 +99,8 @@ class IsolateSkippedSteps(Pass):
             return (
                 "XLA may divide the rows of its predicate over devices, which would ask each other"
             )
+        if self.predicates == "scalars" and restored(skip.scan):
+            return "writes to a buffer are undone first: a branch would hide them"
         for stack in match.stacks:
             if readers(stack, skip) is None:  # (2, 4)
                 return f"{stack.result.name or stack.result.type} is read in skipped steps"

@@ -15,7 +15,7 @@ from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.ir.graph import Op, Stack, Value, depending_on
-from jaxpr_opt.ir.traits import can_move, may_not_end
+from jaxpr_opt.ir.traits import BARRIER, can_move, may_not_end
 
 
 def readers(stack: Stack, skip: Skip) -> tuple[Skip, ...] | None:
@@ -65,7 +65,7 @@ def without_zeros(skip: Skip) -> Assumed:
 
 def _acts(op: Op) -> bool:
     """Whether it matters what an op reads, even if nobody reads what it makes."""
-    return not can_move(op) or may_not_end(op)
+    return op.name != BARRIER and (not can_move(op) or may_not_end(op))
 
 
 def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:

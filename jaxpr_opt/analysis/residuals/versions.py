@@ -13,9 +13,12 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxpr_opt.analysis.residuals.counterparts import counterparts
+from jaxpr_opt.analysis.residuals.stack_consumers import Rows
 from jaxpr_opt.analysis.steps.masks import steps_mask
-from jaxpr_opt.analysis.steps.skips import find_skip
+from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places
@@ -80,17 +83,32 @@ class Versions:
             reason = self._other_use(stack)
             if reason is not None:
                 return reason
-        if any(map(self._may_stop, self.readers)):
-            return f"the loop that reads {self.name} may stop early"
+        guards = map(self.guard, self.readers)
+        # Condition 4 of undo-carried-writes.
+        if not all(skip is None or self._is_kept(skip) for skip in guards):
+            return f"the loop that reads {self.name} skips steps that may write to it"
         return self._too_large()
 
-    def _may_stop(self, reader: Scan) -> bool:
-        """Whether the steps that a loop skips are known to be the first or the last ones."""
+    def guard(self, reader: Scan) -> Skip | None:
+        """How a loop skips steps, if those are known to be the first or the last ones."""
         skip, made_by = find_skip(reader), find_skip(self.scan)
         if skip is None:
-            return False
+            return None
         for_good = any(each is not None and each.kind == "carried" for each in (skip, made_by))
-        return for_good or steps_mask(skip) is not None
+        return skip if for_good or steps_mask(skip) is not None else None
+
+    def _is_kept(self, skip: Skip) -> bool:
+        """Whether the carry is as it was after a step that a reading loop skips."""
+        found = counterparts(self.scan, (Rows(skip.scan),), ())
+        names = found.names if found is not None else {}
+        renamed = {there: here for here, there in names.items()}
+        return any(
+            other.taken_when == skip.taken_when
+            and other.skipped.keeps(self.carry)
+            and same_expression(other.predicate, skip.predicate, renamed)
+            for other in find_skips(self.scan)
+            if isinstance(other, Skip)
+        )
 
     def _other_use(self, stack: Stack) -> str | None:
         """A use that is not row by row, from the last row written to the first."""

@@ -26,7 +26,7 @@ from jaxpr_opt.analysis.windows.window_primitives import UPDATE
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import first_right_side_of, has_numbers, mode_of, numbers_of
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Value
-from jaxpr_opt.ir.traits import LINEAR_IN
+from jaxpr_opt.ir.traits import BARRIER, LINEAR_IN
 
 RESHAPING = frozenset({
     "broadcast_in_dim", "copy", "reshape", "rev", "slice", "split", "squeeze", "transpose",
@@ -107,6 +107,8 @@ class Assumed:
             return self._cond(op)
         if isinstance(op, Scan):
             return self._scan(op) if self._linear else []
+        if op.name == BARRIER:
+            return [self[v] for v in op.operands]
         told = op.name in _RULES or op.name in _WRITES or (self._linear and op.name in LINEAR_IN)
         if not told or op.regions or op.effects:
             return []
@@ -200,7 +202,7 @@ def may_keep(carry: Carry) -> bool:
     if carry.next is carry.param or carry.param.dtype == bool:
         return True
     op = carry.next.op
-    return op is not None and (bool(op.regions) or op.name in _FORWARDING)
+    return op is not None and (bool(op.regions) or op.name in {BARRIER, *_FORWARDING})
 
 
 Rule = Callable[[Op, list[Known]], Known | None]

@@ -24,7 +24,7 @@ from jaxpr_opt.ir.graph import (
     Value,
     While,
 )
-from jaxpr_opt.ir.traits import LINEAR_IN
+from jaxpr_opt.ir.traits import BARRIER, LINEAR_IN
 
 
 class Kind(Enum):
@@ -99,7 +99,7 @@ class Kinds:
             return self._cond(op)
         if isinstance(op, Remat | Call):
             return self._call(op)
-        if op.name == "optimization_barrier":
+        if op.name == BARRIER:
             return [self[v] for v in op.operands]
         return [self._other(op)] * len(op.results)
 

@@ -26,9 +26,7 @@ from jaxpr_opt.ir.graph import (
     While,
     backward_slice,
 )
-from jaxpr_opt.ir.traits import ELEMENTWISE
-
-BARRIER = "optimization_barrier"
+from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
