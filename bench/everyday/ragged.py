@@ -215,6 +215,42 @@ def charted(scores: Array) -> Array:
     return lax.scan(spans, chart, jnp.arange(1, n))[0][0, -1]
 
 
+def decoded(weights: Array, starts: Array, lengths: Array) -> Array:
+    """Each row of a batch attends to what it has written into its cache, until it ends."""
+    places = jnp.arange(48)
+
+    def one(start: Array, length: Array) -> Array:
+        def step(state: Any) -> Any:
+            t, h, cache = state
+            cache = cache.at[t].set(h @ weights[0])
+            scores = jnp.where(places <= t, cache @ (h @ weights[1]), -jnp.inf)
+            return t + 1, jnp.tanh(h + jax.nn.softmax(scores) @ cache), cache
+
+        begun = 0, start, jnp.zeros((48, 32))
+        return lax.while_loop(lambda state: state[0] < length, step, begun)[1]
+
+    return jax.vmap(one)(starts, lengths)
+
+
+def remembered(weights: Array, xs: Array, lengths: Array) -> Array:
+    """A network that writes to a memory and reads all of it, of sequences of several lengths."""
+
+    def one(x: Array, length: Array) -> Array:
+        def step(state: Any, tx: Any) -> Any:
+            t, row = tx
+            h = jnp.tanh(weights[0] @ row + weights[1] @ state[0])
+            slot = jnp.argmax(state[1] @ h)
+            memory = state[1].at[slot].set(0.5 * state[1][slot] + h)
+            read = jax.nn.softmax(memory @ h) @ memory
+            new = jnp.tanh(weights[2] @ read + h), memory
+            return kept_where(t >= length, state, new), None
+
+        begun = jnp.zeros(32), jnp.zeros((48, 32))
+        return lax.scan(step, begun, (jnp.arange(len(x)), x))[0][0]
+
+    return jax.vmap(one)(xs, lengths)
+
+
 PROGRAMS: dict[str, Entry] = {
     "ended": entry(ended, 0.1 * normal(96, 64), normal(8, 64, 32), 4 + below(12, 8)),
     "pondered": entry(pondered, 0.3 * normal(32, 32), normal(32, 32)),
@@ -227,4 +263,6 @@ PROGRAMS: dict[str, Entry] = {
     "heaped": forward(heaped, normal(16, 128)),
     "cable": entry(cable, 2 + 0.1 * normal(64), 0.3 * normal(64), normal(64)),
     "charted": entry(charted, normal(16, 16, 4)),
+    "decoded": forward(decoded, 0.2 * normal(2, 32, 32), normal(8, 32), 4 + below(40, 8)),
+    "remembered": entry(remembered, 0.2 * normal(3, 32, 32), normal(8, 48, 32), 4 + below(40, 8)),
 }

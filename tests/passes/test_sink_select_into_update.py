@@ -8,6 +8,8 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
+from jaxpr_opt.engine.registry import default_pipeline
+from jaxpr_opt.insight.journal import Journal
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
@@ -16,6 +18,7 @@ from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
 from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.testing import (
+    assert_close,
     assert_same_bits,
     check_refuses,
     check_rewrite,
@@ -476,6 +479,145 @@ def test_a_version_read_elsewhere():
 
     because = "what dynamic_update_slice makes is read elsewhere"
     check_refuses(SINK, program, "bool[]", "f32[8]", "f32[2]", "i32[]", because=because)
+
+
+WRITES = jax.vmap(lambda b, u, i: b.at[i].set(u, mode="drop", wrap_negative_indices=False))
+
+
+def batch_step(read=lambda new, h: jnp.tanh(h + new.sum(1)), take=jnp.where):
+    """A step of a batch writes, reads all that is there, and counts for the rows `p`."""
+
+    def program(p, b, h, i):
+        new = WRITES(b, h, i)
+        return jnp.where(p[:, None], new, b), take(p, read(new, h), h)
+
+    return program
+
+
+BATCH = "bool[3]", "f32[3,3]", "f32[3]", "i32[3]"
+
+
+def test_a_version_read_for_the_rows_that_are_taken():
+    """(4) The sum of a row counts where the row is written: it is of the new array."""
+    check_rewrite(
+        SINK,
+        batch_step(),
+        *BATCH,
+        diff="""
+            fn (p:bool[3], b:f32[3,3], h:f32[3], i:i32[3]) {
+              b1:i32[3,1] = broadcast_in_dim[dims=(0,)] i
+          -   s:f32[3,3] = scatter[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] b b1 h
+          +   b4:i32[3,1] = broadcast_in_dim 3
+              b2:bool[3,1] = broadcast_in_dim[dims=(0,)] p
+          -   b3:bool[3,3] = broadcast_in_dim b2
+          -   s1:f32[3,3] = select_n b3 b s
+          +   s3:i32[3,1] = select_n b2 b4 b1
+          +   s4:f32[3,3] = scatter[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] b s3 h
+          -   r:f32[3] = reduce_sum[axes=(1,)] s
+          +   r:f32[3] = reduce_sum[axes=(1,)] s4
+              a:f32[3] = add h r
+              t:f32[3] = tanh a
+              s2:f32[3] = select_n p h t
+          -   return s1, s2
+          +   return s4, s2
+            }
+        """,  # noqa: E501
+        simplify=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(batch_step(take=lambda p, a, h: jnp.where(p, h, a)), id="other rows count"),
+        pytest.param(batch_step(take=lambda p, a, h: jnp.where(p | (h > 0), a, h)), id="more rows"),
+        pytest.param(batch_step(take=lambda p, a, h: jnp.where(p[::-1], a, h)), id="reversed"),
+        pytest.param(batch_step(take=lambda p, a, h: jnp.where(p, a, a * 2)), id="both cases"),
+        pytest.param(batch_step(take=lambda p, a, h: a * p), id="a product with zeros"),
+        pytest.param(batch_step(lambda new, h: h + new.sum()), id="of all rows"),
+        pytest.param(batch_step(lambda new, h: h + new.sum(0)), id="of columns"),
+        pytest.param(batch_step(lambda new, h: h + jnp.cumsum(new, 0)[:, 0]), id="of rows before"),
+        pytest.param(batch_step(lambda new, h: new @ new[1]), id="of one row for all"),
+        pytest.param(batch_step(lambda new, h: h.at[new.argmax(1)].set(0)), id="places"),
+        pytest.param(
+            lambda p, b, h, i: (
+                (new := WRITES(b, h, i)),
+                jnp.where(p[:, None], new, b),
+                jnp.where(p, new.sum(1), h),
+            ),
+            id="returned",
+        ),
+    ],
+)
+def test_a_version_of_which_rows_count_that_are_not_taken(program):
+    """(4) What other rows would become is seen."""
+    because = "what scatter makes is read elsewhere, too"
+    check_refuses(SINK, program, *BATCH, because=because)
+
+
+def test_rows_that_an_and_of_predicates_takes():
+    """(4) They are some of the rows that are taken."""
+    program = batch_step(take=lambda p, a, h: jnp.where(p & (h > 0), a, h))
+    assert selects(left_of(program, *BATCH)) == [(3, 1), (3,)]
+
+
+def decoding(weights, start, count):
+    """Each row attends to what it has written so far, as often as it says."""
+
+    def body(state):
+        i, h, cache = state
+        cache = cache.at[i].set(h @ weights[0])
+        scores = jnp.where(jnp.arange(6) <= i, cache @ (h @ weights[1]), -jnp.inf)
+        return i + 1, jnp.tanh(h + jax.nn.softmax(scores) @ cache), cache
+
+    return lax.while_loop(lambda s: s[0] < count, body, (0, start, jnp.zeros((6, 4))))[1]
+
+
+def masked(weights, start, count):
+    """The same in a scan."""
+
+    def body(state, t):
+        h, cache = state
+        cache = cache.at[t].set(h @ weights[0])
+        scores = jnp.where(jnp.arange(6) <= t, cache @ (h @ weights[1]), -jnp.inf)
+        new = jnp.tanh(h + jax.nn.softmax(scores) @ cache), cache
+        return jax.tree.map(lambda a, b: jnp.where(t < count, a, b), new, state), h.sum()
+
+    (h, _), sums = lax.scan(body, (start, jnp.zeros((6, 4))), jnp.arange(6))
+    return h.sum() + jnp.where(jnp.arange(6) < count, sums, 0.0).sum()
+
+
+WEIGHTS = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
+STARTS = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+COUNTS = np.array([0, 5, 3])
+
+
+def test_decoding_a_batch():
+    """Rows stop one after the other; nothing of the size of the caches is selected."""
+    batch = jax.vmap(decoding, (None, 0, 0))
+    graph = left_of(batch, WEIGHTS, STARTS, COUNTS, phase="final")
+    assert max(np.prod(shape) for shape in selects(graph)) < 3 * 6 * 4
+    args = WEIGHTS, STARTS, COUNTS
+    assert_same_bits(optimize(batch)(*args), jax.jit(batch)(*args))
+
+
+@pytest.mark.parametrize("size", ["batch", "one row"])
+def test_gradients_of_decoding(size):
+    """No version of a cache is stored: writes are undone, in a loop that may stop early, too."""
+    batch = size == "batch"
+    many = jax.vmap(masked, (None, 0, 0))
+    loss = (lambda *args: many(*args).sum()) if batch else masked
+    args = (WEIGHTS, STARTS, COUNTS) if batch else (WEIGHTS, STARTS[1], COUNTS[2])
+    plain = jax.jit(jax.grad(loss))(*args)
+    assert_close(optimize(jax.grad(loss))(*args), plain)
+    assert_close(jax.jit(jax.grad(optimize(loss)))(*args), plain)
+    tangents = jax.tree.map(jnp.ones_like, args[0])
+    forward = lambda f: jax.jvp(lambda w: f(w, *args[1:]), args[:1], (tangents,))
+    assert_close(forward(optimize(loss)), forward(loss))
+    graph = import_jaxpr(traced(jax.grad(loss), *args), "final")
+    default_pipeline().apply(graph, Journal("final"))
+    stacks = [s for op in graph.walk() if isinstance(op, Scan) for s in op.stacks]
+    assert not [s for s in stacks if s.value.nbytes >= 6 * 4 * 4 * (3 if batch else 1)]
 
 
 def test_a_version_in_between_read_elsewhere():

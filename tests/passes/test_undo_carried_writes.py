@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
@@ -560,9 +561,37 @@ def stops(b, at, xs):
     return b, lax.scan(body, (b, 0), versions, reverse=True)[0][0]
 
 
+def ending(steps_back):
+    """Steps from the fifth on write what is there; the loop back takes the first so many steps."""
+
+    def program(b, at, xs):
+        def forth(b, tix):
+            t, i, x = tix
+            old = lax.dynamic_slice(b, (i,), (1,), allow_negative_indices=False)[0]
+            return put(b, i, jnp.where(t < 4, x + b.sum(), old)), b
+
+        steps = jnp.arange(6)
+        b, versions = lax.scan(forth, b, (steps, at, xs))
+        back = lambda a, tv: (jnp.where(tv[0] < steps_back, a * 0.5 + tv[1], a), None)
+        return b, lax.scan(back, b, (steps, versions), reverse=True)[0]
+
+    return program
+
+
+def test_a_loop_that_stops_where_nothing_is_written():
+    """(4) The step that it skips would write what is there; it does not hinder that."""
+    graph = alone(UNDO, ending(4), "f32[32]", *TYPES[1:], fires=True)
+    forth, back = (op for op in graph.walk() if isinstance(op, Scan))
+    assert [stack.value.shape for stack in forth.stacks] == [(1,)]
+    assert find_skip(back) is not None
+
+
 @pytest.mark.parametrize(
     ("program", "because"),
     [
+        pytest.param(
+            ending(3), "skips steps that may write to it", id="4 a loop that stops before"
+        ),
         pytest.param(
             forth_and_back(lambda b, i, x: (put(b, i, x) * 2.0, b)),
             "is replaced by mul, not written to",
@@ -599,7 +628,7 @@ def stops(b, at, xs):
         pytest.param(
             same_direction, "read in the order in which it is written", id="2 same direction"
         ),
-        pytest.param(stops, "may stop early", id="cost: a loop that stops"),
+        pytest.param(stops, "skips steps that may write to it", id="4 a loop that skips others"),
         pytest.param(
             forth_and_back(lambda b, i, x: (full(b, i, x), b)),
             "are stacked; the buffer and what is overwritten take",
