@@ -16,6 +16,7 @@ loops
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers
 what loops store
 `residual_transfer`, `recomputed_residuals`         stacks for other loops, and what they recompute
+`undone_writes`                                     writes that a loop back undoes
 order
 `fences`                                            reads before writes
 ==================================================  ========================================

@@ -7,6 +7,8 @@ one op
 `consecutive`               rows at consecutive places, which are one window
 `concat_operands`           the operand of a concatenation that a window lies in
 `row_sources`               the arrays that the rows of an array come from
+`row_axes`                  the axis of a result that the rows of an operand are along
+`selected_versions`         versions of an array, of which a select chooses
 `one_hot`, `predicates`     masks that are true at one place; a mask at a window
 `coinciding`                windows that coincide or are disjoint
 `parts`                     parts of one array, each zero where the others are not
