@@ -121,6 +121,25 @@ def viterbi(transitions: Array, emissions: Array, seen: Array) -> Array:
     return lax.scan(walk, jnp.argmax(last), back, reverse=True)[1]
 
 
+def aligned(scores: Array, labels: Array) -> Array:
+    """The likelihood of labels with blanks between them, however they are aligned (CTC)."""
+    scores = jax.nn.log_softmax(scores)
+    marks = jnp.zeros(2 * len(labels) + 1, jnp.int32).at[1::2].set(labels)
+    skips = jnp.concatenate([jnp.zeros(2, bool), (marks[2:] != marks[:-2]) & (marks[2:] != 0)])
+    never = jnp.full(2, -1e30)
+    start = jnp.full((len(scores), len(marks)), -1e30).at[0, :2].set(scores[0, marks[:2]])
+
+    def step(t: Array, table: Array) -> Array:
+        row = table[t - 1]
+        after = jnp.concatenate([never[:1], row[:-1]])
+        skipped = jnp.where(skips, jnp.concatenate([never, row[:-2]]), -1e30)
+        ways = jax.nn.logsumexp(jnp.stack([row, after, skipped]), axis=0)
+        return table.at[t].set(ways + scores[t, marks])
+
+    table = lax.fori_loop(1, len(scores), step, start)
+    return jnp.logaddexp(table[-1, -1], table[-1, -2])
+
+
 def kalman(dynamics: Array, seen: Array) -> Any:
     """A filter of a linear system."""
     eye = jnp.eye(len(dynamics))
@@ -187,6 +206,7 @@ PROGRAMS: dict[str, Entry] = {
     "gated": entry(gated, normal(32, 160), normal(20, 8, 32), below(20, 8)),
     "hidden states": entry(hidden_states, normal(16, 16), normal(16, 8), below(8, 50)),
     "viterbi": forward(viterbi, normal(16, 16), normal(16, 8), below(8, 50)),
+    "aligned": entry(aligned, normal(100, 20), below(19, 15) + 1),
     "kalman": entry(kalman, 0.2 * normal(8, 8), normal(50, 8)),
     "delayed": entry(delayed, normal(100, 4), 0.5),
     "filtered": entry(filtered, normal(500), 0.1 * normal(8)),

@@ -499,6 +499,59 @@ def test_two_readers():
     )
 
 
+def test_places_put_together():
+    """(2) An index of several axes, of the step and of an outer array: the step is kept."""
+
+    def program(table, labels, steps, ct):
+        def step(c, i):
+            places = jnp.stack([jnp.full_like(labels, i), labels], 1)
+            return c, places
+
+        c, rows = lax.scan(step, ct, steps)
+        read = lambda g, places: (g * table[places[:, 0], places[:, 1]], None)
+        return c, lax.scan(read, ct, rows, reverse=True)[0]
+
+    graph = alone(NARROW, program, "f32[8,5]", "i32[6]", "i32[8]", "f32[6]", fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert not forward.stacks
+
+
+@pytest.mark.parametrize(
+    "put_together",
+    [
+        pytest.param(lambda c, x, t: jnp.concatenate([x, c]), id="concatenated"),
+        pytest.param(lambda c, x, t: jnp.stack([x, c]), id="stacked"),
+        pytest.param(lambda c, x, t: jnp.pad(x, (2, 9)), id="padded"),
+    ],
+)
+def test_arrays_put_together(put_together):
+    """(2) What they are made of is there: streamed, or stacked."""
+
+    def program(w, c, xs, ct):
+        def step(c, x):
+            t = jnp.tanh(c @ w + x)
+            return t, (c, put_together(c, x, t))
+
+        h, r = lax.scan(step, c, xs)
+        back = lambda g, r: (g * r[0] + jnp.sum(r[1]), None)
+        return h, lax.scan(back, ct, r, reverse=True)[0]
+
+    graph = alone(NARROW, program, *TYPES, fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert len(forward.stacks) == 1
+
+
+def test_put_together_of_what_is_new():
+    """Cost: two new stacks are no smaller than one."""
+
+    def program(w, c, xs, ct):
+        made = lambda w, c, x, t: jnp.concatenate([jnp.sin(t), jnp.cos(x)])
+        transposed = lambda g, w, r: g * r[:3] + r[3:]
+        return forth_and_back(made, transposed)(w, c, xs, ct)
+
+    alone(NARROW, program, *TYPES, fires=False)
+
+
 @pytest.mark.parametrize(
     "residual",
     [

@@ -16,6 +16,7 @@ from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
 from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.rounding import is_discontinuous, rounded
+from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.ir.graph import Constant, Op, Scan, Value, program_of
@@ -93,6 +94,12 @@ def _attention(step: Step, op: Op) -> float | None:
     return step.model.streamed(_made(op) + read)
 
 
+def _put_together(step: Step, op: Op) -> float | None:
+    """Arrays beside each other, and padding: each element is a choice of where it comes from."""
+    # Condition 2 of narrow-residuals.
+    return step.model.one_by_one(op.result) if op.name in PUT_TOGETHER else None
+
+
 def _by_itself(step: Step, op: Op) -> float | None:
     """Anything that is cheaper to compute than to load, where memory is far or has a price."""
     priced = step.model.byte > 0
@@ -108,6 +115,7 @@ REPEATED: tuple[Callable[[Step, Op], float | None], ...] = (
     _fused,
     _read_again,
     _attention,
+    _put_together,
     _by_itself,
 )
 """Kinds of ops: the seconds of computing one again, infinite for never; None for another kind."""
