@@ -45,7 +45,7 @@ def walk_back(
     for stream, stack in read.items():
         made = versions.views[stack]
         like = made[0].operands[0] if made else stream.param
-        renamed = {like: _as_weak(met[versions.stacks[stack]], like, start, rw)}
+        renamed = {**here, like: _as_weak(met[versions.stacks[stack]], like, start, rw)}
         rw.clone(made, renamed, start)
         rw.replace(stream.param, renamed[made[-1].result if made else like])
     version = met[last]

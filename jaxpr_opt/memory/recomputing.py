@@ -189,7 +189,7 @@ def _emit(part: Again, value: Value, before: Op, rw: Rewriter) -> None:
     rw.clone([op for op in part.ops if op in wanted], part.made, before)
 
 
-def _signals(turn: Turn, parts: list[Again]) -> Iterator[Value]:
+def _signals(turn: Turn, parts: Sequence[Again]) -> Iterator[Value]:
     """What each part waits for: of what its first reader reads, or else of what is made before, the
     value that is at the end of the longest chain of ops.
     """

@@ -37,7 +37,7 @@ Sound when
 2. every use of a stacked version is as rows of a loop that takes the steps in the opposite order;
 3. the stack holds a version, or a view of one that can be remade from it (the transpose in ``q @
    keys.T``, a rounded cache, the pages in a table): by data movement, basic arithmetic and gathers
-   that read nothing else of the step;
+   that read nothing else of the step, and by writes of windows, which are stacked;
 4. where the reading loop may stop early, it skips only steps in which the forward loop has kept the
    buffer. Such a step writes back what is there, so it is still skipped.
 

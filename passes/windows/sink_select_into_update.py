@@ -35,9 +35,11 @@ Sound when
 3. the predicate at the window is known: the elements it is a broadcast of, if the window is whole
    along the axes on which they vary, or else a read like that of the array;
 4. no other op reads the intermediate arrays, which are no longer made; or an op reads the array
-   with the writes of one case only, and where the select takes another case, other selects discard
-   what comes of it (`jaxpr_opt.analysis.steps.discarded_rows`). It reads the new array: a step of
-   a vmapped ``while`` attends to the cache that it has written to.
+   with the writes of one case only, and once nobody differentiates any more, other selects discard
+   what comes of it where the select takes another case (`jaxpr_opt.analysis.steps.discarded_rows`).
+   It then reads the new array: a step of a vmapped ``while`` attends to the cache that it has
+   written to. Where a loop stores that version for its gradient, it is written once more, into the
+   new array: then `undo-carried-writes` need not store it.
 
 Cost: at most one more read of a window, and no longer the array: less, unless the windows are most
 of it.
@@ -55,13 +57,17 @@ import numpy as np
 from jaxpr_opt.analysis.steps.discarded_rows import are_discarded, rows_where
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.predicates import predicate_at
-from jaxpr_opt.analysis.windows.selected_versions import of_array, versions
+from jaxpr_opt.analysis.windows.selected_versions import (
+    is_stored_for_loop_back,
+    of_array,
+    versions,
+)
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
 from jaxpr_opt.builders.selected_writes import write_selected
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.journal import Waste
-from jaxpr_opt.ir.graph import Op, Value, backward_slice, dominates
+from jaxpr_opt.ir.graph import Op, Value, backward_slice, dominates, phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import can_move
 
@@ -112,7 +118,9 @@ class SinkSelectIntoUpdate(Pass):
 
     def refuse(self, match: Sinkable) -> str | None:
         for array in _read_elsewhere(match):
-            if not _is_discarded(array, match):
+            if not all(map(can_move, _late(match))) or not (
+                _is_discarded(array, match) or _is_stored(array, match)
+            ):
                 return f"what {array.label} makes is read elsewhere, too"  # (4)
         if not isinstance(match.base.dtype, np.dtype):
             return f"a window of {match.base.dtype} is read differently than it is written"  # (2)
@@ -126,8 +134,10 @@ class SinkSelectIntoUpdate(Pass):
         for op in _late(match):
             rw.move(op, first)
         new = write_selected(anchor, match.base, match.writes, rw, before=first)
-        for array in (anchor.result, *others):
-            rw.replace(array, new, lambda use: use.op not in match.path)
+        rw.replace(anchor.result, new)
+        for array in others:
+            seen = new if _is_discarded(array, match) else _written_again(new, match, first, rw)
+            rw.replace(array, seen, lambda use: use.op not in match.path)
         for op in (anchor, *match.between):
             if not op.result.uses:
                 rw.erase(op)
@@ -154,9 +164,24 @@ def _is_discarded(array: Value, match: Sinkable) -> bool:
     taken = {case for case, _ in match.writes}
     if which.dtype != bool or array not in cases or taken != {cases.index(array)}:
         return False
-    if not all(map(can_move, _late(match))):
+    if phase_of(match.op) != "final":  # (4)
         return False
     return are_discarded(array, rows_where(which, taken == {1}), set(match.path))
+
+
+def _is_stored(array: Value, match: Sinkable) -> bool:
+    """Whether a loop stores a version, one write of the array, for a loop back (4)."""
+    (_, write), *others = match.writes
+    is_made_so = not others and write.kind == "write" and write.op.result is array
+    return is_made_so and is_stored_for_loop_back(array)
+
+
+def _written_again(new: Value, match: Sinkable, before: Op, rw: Rewriter) -> Value:
+    """The version that is read elsewhere, made of the new array."""
+    ((_, write),) = match.writes
+    return rw.typed(
+        write.again, write.op.result.aval, new, write.value, *write.indices, before=before
+    )
 
 
 def _late(match: Sinkable) -> list[Op]:

@@ -1,5 +1,7 @@
 """A select between versions of an array becomes one between what is written, where it may."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.engine.registry import default_pipeline
 from jaxpr_opt.insight.journal import Journal
-from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.graph import Phase, Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
@@ -29,6 +31,15 @@ from jaxpr_opt.testing import (
 from tests.loops import alone
 
 SINK = SinkSelectIntoUpdate()
+
+
+class FinalSink(SinkSelectIntoUpdate):
+    """Once nobody differentiates any more."""
+
+    phase: ClassVar[Phase] = "final"
+
+
+FINAL = FinalSink()
 
 
 def update(b, u, *starts):
@@ -500,7 +511,7 @@ BATCH = "bool[3]", "f32[3,3]", "f32[3]", "i32[3]"
 def test_a_version_read_for_the_rows_that_are_taken():
     """(4) The sum of a row counts where the row is written: it is of the new array."""
     check_rewrite(
-        SINK,
+        FINAL,
         batch_step(),
         *BATCH,
         diff="""
@@ -552,13 +563,75 @@ def test_a_version_read_for_the_rows_that_are_taken():
 def test_a_version_of_which_rows_count_that_are_not_taken(program):
     """(4) What other rows would become is seen."""
     because = "what scatter makes is read elsewhere, too"
-    check_refuses(SINK, program, *BATCH, because=because)
+    check_refuses(FINAL, program, *BATCH, because=because)
+
+
+def test_a_version_that_may_be_differentiated():
+    """(4) A cotangent of zero times what the old rows lead to may be NaN."""
+    because = "what scatter makes is read elsewhere, too"
+    check_refuses(SINK, batch_step(), *BATCH, because=because)
 
 
 def test_rows_that_an_and_of_predicates_takes():
     """(4) They are some of the rows that are taken."""
     program = batch_step(take=lambda p, a, h: jnp.where(p & (h > 0), a, h))
-    assert selects(left_of(program, *BATCH)) == [(3, 1), (3,)]
+    assert selects(left_of(program, *BATCH, phase="final")) == [(3, 1), (3,)]
+
+
+def stored(reverse):
+    """Each version is read once more, by a second loop."""
+
+    def program(p, b, at, xs):
+        def step(b, ix):
+            new = update(b, ix[1][None], ix[0])
+            return lax.select_n(p, b, new), new
+
+        last, versions = lax.scan(step, b, (at, xs))
+        total = lambda total, new: (total * 0.5 + new.sum(), None)
+        return last, lax.scan(total, 0.0, versions, reverse=reverse)[0]
+
+    return program
+
+
+VERSIONS = "bool[]", "f32[8]", "i32[6]", "f32[6]"
+
+
+def test_a_version_that_a_loop_stores():
+    """(4) It is written once more, into the new array, of which no version needs to be stored."""
+    check_rewrite(
+        SINK,
+        stored(reverse=True),
+        *VERSIONS,
+        diff="""
+            fn (p:bool[], b:f32[8], at:i32[6], xs:f32[6]) {
+              c:f32[8], ys:f32[6,8] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+                b:f32[1] = broadcast_in_dim x1
+          +     d1:f32[1] = dynamic_slice c x
+          +     s1:f32[1] = select_n p d1 b
+          -     d:f32[8] = dynamic_update_slice c b x
+          +     d:f32[8] = dynamic_update_slice c s1 x
+          -     s:f32[8] = select_n p c d
+          +     d2:f32[8] = dynamic_update_slice d b x
+          -     yield carry(s) ys(d)
+          +     yield carry(d) ys(d2)
+              }
+              c1:f32[] = scan[6, reverse] carry(c=0.0) xs(x=ys) {
+                m:f32[] = mul c 0.5
+                r:f32[] = reduce_sum[axes=(0,)] x
+                c1:f32[] = convert_element_type m
+                a:f32[] = add c1 r
+                yield carry(a)
+              }
+              return c, c1
+            }
+        """,
+    )
+
+
+def test_a_version_that_is_stored_for_something_else():
+    """(4) Writes cannot be undone in the order in which they are made."""
+    because = "what dynamic_update_slice makes is read elsewhere, too"
+    check_refuses(SINK, stored(reverse=False), *VERSIONS, because=because)
 
 
 def decoding(weights, start, count):
@@ -587,6 +660,19 @@ def masked(weights, start, count):
     return h.sum() + jnp.where(jnp.arange(6) < count, sums, 0.0).sum()
 
 
+def recalled(weights, start, count):
+    """What has been seen so far, of which nothing is finite at first."""
+
+    def body(state, t):
+        h, seen = state
+        seen = seen.at[t].set(jnp.tanh(weights[0, 0] @ h))
+        new = h * jax.nn.logsumexp(seen), seen
+        return jax.tree.map(lambda a, b: jnp.where(t < count, a, b), new, state), None
+
+    (h, _), _ = lax.scan(body, (start, jnp.full(6, -jnp.inf)), jnp.arange(6))
+    return h.sum()
+
+
 WEIGHTS = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
 STARTS = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 COUNTS = np.array([0, 5, 3])
@@ -599,6 +685,17 @@ def test_decoding_a_batch():
     assert max(np.prod(shape) for shape in selects(graph)) < 3 * 6 * 4
     args = WEIGHTS, STARTS, COUNTS
     assert_same_bits(optimize(batch)(*args), jax.jit(batch)(*args))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_row_that_is_never_taken(inside):
+    """(4) What it would compute of what the array began with is not finite."""
+    many = jax.vmap(recalled, (None, 0, 0))
+    loss = lambda *args: many(*args).sum()
+    plain = jax.jit(jax.grad(loss))(WEIGHTS, STARTS, COUNTS)
+    assert np.isfinite(plain).all()
+    gradient = jax.jit(jax.grad(optimize(loss))) if inside else optimize(jax.grad(loss))
+    assert_close(gradient(WEIGHTS, STARTS, COUNTS), plain)
 
 
 @pytest.mark.parametrize("size", ["batch", "one row"])

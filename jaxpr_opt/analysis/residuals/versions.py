@@ -58,8 +58,9 @@ class Versions:
 
     @property
     def varying(self) -> list[Value]:
-        """The indices that are computed in a step, each once."""
-        found = dict.fromkeys(v for write in self.writes for v in places(write))
+        """The indices that are computed in a step, and what views write, each once."""
+        viewed = [v for ops in self.views.values() for op in ops for v in op.operands[1:]]
+        found = dict.fromkeys([*viewed, *(v for write in self.writes for v in places(write))])
         body = self.scan.body
         return [v for v in found if not isinstance(v, Constant) and body.defines(v)]
 
@@ -204,9 +205,12 @@ def _view(
 
 
 def _makes_view(op: Op, scan: Scan) -> bool:
-    """Whether the first operand, and what is there outside of the loop, give the result for no more
-    work than reading it.
+    """Whether the first operand, and what is there outside of the loop or written to a window, give
+    the result for no more work than reading it.
     """
+    # Condition 3 of undo-carried-writes.
+    if _is_write(op):
+        return True
     # Condition 3 of undo-carried-writes.
     if not op.operands or not (is_arithmetic(op) or op.name == "gather"):
         return False

@@ -12,9 +12,8 @@ all that is computed from it is selected away::
 Row b of `c1` may be anything where ``m[b]`` is false. A predicate without axes is about the whole
 array.
 
-In the gradient, the loop back reads `c1` as a residual. There the cotangents of `h1` are selected,
-``select_n m 0 ct``: zero where ``m[b]`` is false, and zero times anything is zero in a loop that
-JAX made by transposing (`jaxpr_opt.analysis.steps.assume`).
+This holds only once nobody differentiates any more: a cotangent of zero times what such a row leads
+to is NaN if that is not finite, and the row as it was may have led to something finite.
 """
 
 from __future__ import annotations
@@ -23,14 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.values.expressions import same_expression
-from jaxpr_opt.analysis.values.linearity import carries_cotangents
-from jaxpr_opt.analysis.windows.row_axes import contracted, row_axis
+from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value
+from jaxpr_opt.ir.graph import Cond, Op, Region, Value
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import LINEAR_IN, is_speculable
+from jaxpr_opt.ir.traits import is_speculable
 
 Axes = tuple[int, ...]
 """For each axis of a predicate, the axis of an array whose rows it is about, or `WHOLE`."""
@@ -50,24 +46,19 @@ class Rows:
     axes: Axes
 
 
-def chosen_rows(
-    which: Value, is_true: bool, names: Mapping[Value, Value], left: int = limits.WAY_TO_AN_INDEX
-) -> Iterator[Rows]:
-    """Predicates that hold for every row for which an element of `which` is `is_true`; `names` are
-    values of this step that are values of another.
-    """
-    which = names.get(which, which)
+def chosen_rows(which: Value, is_true: bool, left: int = limits.WAY_TO_AN_INDEX) -> Iterator[Rows]:
+    """Predicates that hold for every row for which an element of `which` is `is_true`."""
     yield Rows(which, is_true, _own_axes(which))
     op = which.op
     if op is None or which.dtype != bool or not left:
         return
     if op.name == "not":
-        yield from chosen_rows(op.operands[0], not is_true, names, left - 1)
+        yield from chosen_rows(op.operands[0], not is_true, left - 1)
     elif op.name == ("and" if is_true else "or"):
         for each in dict.fromkeys(op.operands):
-            yield from chosen_rows(each, is_true, names, left - 1)
+            yield from chosen_rows(each, is_true, left - 1)
     elif op.name in _LAYING:
-        for rows in chosen_rows(op.operands[0], is_true, names, left - 1):
+        for rows in chosen_rows(op.operands[0], is_true, left - 1):
             axes = _moved(op, 0, rows.axes)
             if axes is not None:
                 yield Rows(rows.predicate, rows.when, axes)
@@ -107,21 +98,18 @@ def are_discarded(array: Value, rows: Rows, ignored: Set[Op]) -> bool:
     """Whether nothing depends on the rows of an array that are not chosen, but for what the
     `ignored` ops read.
     """
-    region, walk = array.region, _Walk(rows, ignored, {})
+    region, walk = array.region, _Walk(rows, ignored)
     return region is not None and walk.follow(region, {array: rows.axes}) and walk.is_unseen(region)
 
 
 class _Walk:
     """Follows rows that change through the ops that read them."""
 
-    def __init__(self, rows: Rows, ignored: Set[Op], names: Mapping[Value, Value]) -> None:
+    def __init__(self, rows: Rows, ignored: Set[Op]) -> None:
         self._rows = rows
         self._ignored = ignored
-        self._names = names
         self._axes: dict[Value, Axes] = {}
         """The values that change, and where their rows are."""
-        self._is_linear = False
-        self._zeros: dict[Value, Set[Axes]] = {}
 
     def follow(self, region: Region, changed: Mapping[Value, Axes]) -> bool:
         """Find what changes in a region; False if something changes in another way than by rows."""
@@ -151,38 +139,8 @@ class _Walk:
         return True
 
     def is_unseen(self, region: Region) -> bool:
-        """Whether what a region yields is as it was, but for rows of stacks that loops of the same
-        steps read and that make no difference there.
-        """
-        changed = [i for i, v in enumerate(region.outputs) if v in self._axes]
-        scan = region.owner
-        if not changed:
-            return True
-        if not isinstance(scan, Scan) or min(changed) < scan.num_carries:
-            return False
-        return self._is_unread(scan, changed)
-
-    def _is_unread(self, scan: Scan, changed: Sequence[int]) -> bool:
-        """Whether no difference is made in the loops that read stacks of a loop."""
-        readers: dict[Scan, dict[Value, Axes]] = {}
-        for i in changed:
-            for op, position in scan.results[i].uses:
-                is_stream = isinstance(op, Scan) and position >= op.num_carries
-                if not is_stream or op.region is not scan.region:
-                    return False
-                assert isinstance(op, Scan)
-                row = op.body.params[position]
-                readers.setdefault(op, {})[row] = self._axes[scan.body.outputs[i]]
-        return all(self._makes_no_difference(each, scan, rows) for each, rows in readers.items())
-
-    def _makes_no_difference(self, reader: Scan, scan: Scan, rows: Mapping[Value, Axes]) -> bool:
-        known = {s.result: s.value for s in scan.stacks} | {
-            s.operand: s.param for s in scan.streams
-        }
-        names = {s.param: known[s.operand] for s in reader.streams if s.operand in known}
-        walk = _Walk(self._rows, self._ignored, names)
-        walk._is_linear = carries_cotangents(reader)
-        return walk.follow(reader.body, rows) and walk.is_unseen(reader.body)
+        """Whether what a region yields is as it was."""
+        return self._axes.keys().isdisjoint(region.outputs)
 
     def _results(self, op: Op) -> Sequence[Axes | None] | None:
         """The axes of the rows that change in each result; None if that is not known."""
@@ -195,8 +153,6 @@ class _Walk:
         changed = [i for i, v in enumerate(op.operands) if v in self._axes]
         if op.name == "select_n" and self._discards(op, changed):
             return [None]
-        if self._is_linear and self._vanishes(op, changed):
-            return [None] * len(op.results)
         found = {_moved(op, i, self._axes[op.operands[i]]) for i in changed}
         return [found.pop()] * len(op.results) if len(found) == 1 and None not in found else None
 
@@ -224,62 +180,5 @@ class _Walk:
 
     def _are_chosen(self, which: Value, is_true: bool, axes: Axes) -> bool:
         """Whether all rows for which an element of `which` is `is_true` are rows that count."""
-        found = chosen_rows(which, is_true, self._names)
-        return any(each.axes == axes and self._count(each) for each in found)
-
-    def _count(self, rows: Rows) -> bool:
-        """Whether rows are chosen by the predicate, or by what computes the same of the same."""
-        wanted = self._rows
-        return rows.when == wanted.when and (
-            rows.predicate is wanted.predicate
-            or same_expression(rows.predicate, wanted.predicate, self._names)
-        )
-
-    def _vanishes(self, op: Op, changed: Sequence[int]) -> bool:
-        """Whether rows that change are multiplied by rows of zeros, or divide them."""
-        is_factor = LINEAR_IN.get(op.name) == "any" or (op.name == "div" and changed == [1])
-        if not is_factor or len(changed) != 1:
-            return False
-        (i,) = changed
-        zeros = self._zero_rows(op.operands[1 - i])
-        axes = self._axes[op.operands[i]]
-        return tuple(WHOLE if a == WHOLE else contracted(op, i, a) for a in axes) in zeros
-
-    def _zero_rows(self, value: Value) -> Set[Axes]:
-        """The axes along which rows of a value that do not count are zero."""
-        if value not in self._zeros:
-            self._zeros[value] = frozenset()  # in a cycle, none
-            self._zeros[value] = self._found_zero(value)
-        return self._zeros[value]
-
-    def _found_zero(self, value: Value) -> Set[Axes]:
-        op = value.op
-        if op is None or op.regions or value in self._axes:
-            return frozenset()
-        if op.name == "select_n" and len(op.operands) == 3:
-            return self._selected_zero(op)
-        rule = LINEAR_IN.get(op.name)
-        each = [
-            {_moved(op, i, axes) for axes in self._zero_rows(v)} for i, v in enumerate(op.operands)
-        ]
-        if rule == "any":
-            found = set[Axes | None]().union(*each)
-        elif rule == "first":
-            found = each[0]
-        elif rule == "all":
-            moving = [axes for axes, v in zip(each, op.operands, strict=True) if uniform(v) != 0]
-            found = set.intersection(*moving) if moving else set()
-        else:
-            found = set()
-        return frozenset(axes for axes in found if axes is not None)
-
-    def _selected_zero(self, select: Op) -> Set[Axes]:
-        which, *cases = select.operands
-        each = []
-        for case, value in enumerate(cases):
-            if uniform(value) == 0:
-                continue
-            found = chosen_rows(which, case == 1, self._names)
-            axes = {rows.axes for rows in found if self._count(rows)}
-            each.append(axes | self._zero_rows(value))
-        return frozenset(set.intersection(*each)) if each else frozenset()
+        wanted = Rows(self._rows.predicate, self._rows.when, axes)
+        return wanted in chosen_rows(which, is_true)

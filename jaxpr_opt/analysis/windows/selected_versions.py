@@ -9,7 +9,8 @@ from jaxpr_opt.analysis.values.selected_cases import case_within
 from jaxpr_opt.analysis.windows.access import Access, access, combined
 from jaxpr_opt.analysis.windows.window_primitives import neutral
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.traits import is_data_movement
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +62,22 @@ def _seen_through(
             break
         selects, value = (*selects, op), op.operands[1 + taken]
     return value, selects
+
+
+def is_stored_for_loop_back(version: Value) -> bool:
+    """Whether the loop whose step makes a version stacks it, or the same elements in another order,
+    and a loop in the other direction reads the stack.
+    """
+    loop = version.op.parent if version.op is not None else None
+    return isinstance(loop, Scan) and any(
+        _moved_from(stack.value) is version
+        and any(isinstance(op, Scan) and op.reverse != loop.reverse for op in stack.result.users)
+        for stack in loop.stacks
+    )
+
+
+def _moved_from(value: Value) -> Value:
+    """What a value is, but for data movement."""
+    while value.op is not None and is_data_movement(value.op) and value.op.operands:
+        value = value.op.operands[0]
+    return value
