@@ -92,7 +92,7 @@ MUTANTS = (
         "if not outer.steps:",
     ),
     Mutant(
-        "sink-select-into-update", "1", "passes/windows/sink_select_into_update.py",
+        "sink-select-into-update", "1", "jaxpr_opt/analysis/windows/selected_versions.py",
         "(each for each in versions if each.array is array)",
         "(each for each in versions if each.array.aval == array.aval)",
     ),

@@ -69,6 +69,11 @@ def rows(read):
     return lambda x: lax.fori_loop(0, 4, lambda t, x: read(x, t), x)
 
 
+def windows(x, sizes):
+    """A window for each of some starts."""
+    return jax.vmap(lambda i, j: lax.dynamic_slice(x, (i, j), sizes))
+
+
 FOUND = {
     "a patch": lambda x, t: x + jnp.sum(x[t + R[:, None], 1 + R]),
     "a patch turned around": lambda x, t: x + jnp.sum(x[t + R[:, None], 3 - R]),
@@ -78,6 +83,9 @@ FOUND = {
     "a part of a row": lambda x, t: x.at[t, 1 + R].set(t * 1.0),
     "rows of a batch": lambda x, t: jax.vmap(lambda row: row.at[t + R].add(row[3 - R]))(x),
     "an index from the end": lambda x, t: x.at[-1 - R].add(x[t]),
+    "windows of a row": lambda x, t: x + jnp.sum(windows(x, (1, 6))(t + R, 0 * R) ** 2),
+    "windows of part of a row": lambda x, t: x * jnp.sum(windows(x, (1, 3))(t + R, 2 + 0 * R)),
+    "windows of a column": lambda x, t: x * jnp.sum(windows(x, (6, 1))(0 * R, t + R)),
     "an axis of length one": lambda x, t: x.at[t + R[None], 1].set(x[R[None], 0]),
 }
 

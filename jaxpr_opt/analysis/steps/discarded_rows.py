@@ -28,11 +28,10 @@ from jaxpr_opt.ir.graph import Cond, Op, Region, Value
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import is_speculable
 
-Axes = tuple[int, ...]
-"""For each axis of a predicate, the axis of an array whose rows it is about, or `WHOLE`."""
-
-WHOLE = -1
-"""Of an axis of one element: it is about all rows."""
+Axes = tuple[int | None, ...]
+"""For each axis of a predicate, the axis of an array whose rows it is about; None for an axis of
+one element, which is about all rows.
+"""
 
 _LAYING = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
 
@@ -80,18 +79,14 @@ def rows_where(which: Value, is_true: bool) -> Rows:
 
 
 def _own_axes(predicate: Value) -> Axes:
-    return tuple(axis if n != 1 else WHOLE for axis, n in enumerate(predicate.shape))
+    return tuple(axis if n != 1 else None for axis, n in enumerate(predicate.shape))
 
 
 def _moved(op: Op, position: int, axes: Axes) -> Axes | None:
     """Where the rows of an operand are in the results; None if they do not stay apart."""
-    found = []
-    for axis in axes:
-        to = WHOLE if axis == WHOLE else row_axis(op, position, axis)
-        if to is None:
-            return None
-        found.append(to)
-    return tuple(found)
+    found = tuple(axis if axis is None else row_axis(op, position, axis) for axis in axes)
+    is_lost = any(to is None and axis is not None for axis, to in zip(axes, found, strict=True))
+    return None if is_lost else found
 
 
 def are_discarded(array: Value, rows: Rows, ignored: Set[Op]) -> bool:

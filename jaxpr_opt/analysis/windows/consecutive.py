@@ -134,9 +134,12 @@ def _moves(start: Affine, lead: tuple[int, ...], size: int, n: int) -> _Moves | 
 
 
 def _axes(numbers: Any, rank: int, value: Value, along: dict[int, int]) -> tuple[int | None, ...]:
-    """For each axis of the value, the axis of the array that it is."""
+    """For each axis of the value, the axis of the array that it is; a row's own axis of one element
+    is none where rows move along it.
+    """
     kept: Sequence[int] = [d for d in range(rank) if d not in numbers.collapsed_slice_dims]
-    of_window = dict(zip(numbers.offset_dims, kept, strict=True))
+    own = [None if axis in along.values() else axis for axis in kept]
+    of_window = dict(zip(numbers.offset_dims, own, strict=True))
     others = iter(range(len(value.shape)))  # the value's other axes are the indices', in order
     return tuple(
         of_window[d] if d in of_window else along.get(next(others)) for d in range(len(value.shape))
