@@ -22,21 +22,31 @@ Writes = Sequence[tuple[int, Access]]
 """First to last, each with the case of a select that it belongs to."""
 
 
-def write_selected(
-    select: Op, base: Value, writes: Writes, rw: Rewriter, *, before: Op | None = None
-) -> Value:
-    """The result of a select between versions of `base`, as writes of selected windows; made before
-    the select, or before another op.
-    """
-    at, value = before or select, base
-    together = _together(select, base, writes, rw, at)
+def write_selected(select: Op, base: Value, writes: Writes, rw: Rewriter) -> Value:
+    """The result of a select between versions of `base`, as writes of selected windows."""
+    value, together = base, _together(select, base, writes, rw)
     for case, each in writes if together is None else ():
-        args = value, select, case, each, at, rw
-        value = _dropped(*args) or _written(*args)
+        value = _selected(value, select, case, each, select, rw)
     return together or value
 
 
-def _together(select: Op, base: Value, all_writes: Writes, rw: Rewriter, at: Op) -> Value | None:
+def write_each_selected(select: Op, base: Value, writes: Writes, rw: Rewriter) -> list[Value]:
+    """What each write of one case makes where the select takes that case, made where the write is;
+    elsewhere the version of `base` that is there.  The predicate is known before the first.
+    """
+    made: list[Value] = []
+    for case, each in writes:
+        array = made[-1] if made else base
+        made.append(_selected(array, select, case, each, each.op, rw))
+    return made
+
+
+def _selected(array: Value, select: Op, case: int, write: Access, at: Op, rw: Rewriter) -> Value:
+    args = array, select, case, write, at, rw
+    return _dropped(*args) or _written(*args)
+
+
+def _together(select: Op, base: Value, all_writes: Writes, rw: Rewriter) -> Value | None:
     """One write of what the case that is chosen writes, where it does, if all cases write windows
     of one kind at places that the data say; a case that does not write does so out of range.
     """
@@ -61,7 +71,7 @@ def _together(select: Op, base: Value, all_writes: Writes, rw: Rewriter, at: Op)
 
     written = *(w.value for w in each), *(w.indices[0] for w in each)
     operands = base, rows[0], values[0], *written
-    return rw.typed(fun, first.op.result.aval, *operands, before=at)
+    return rw.typed(fun, first.op.result.aval, *operands, before=select)
 
 
 def _are_alike(writes: Collection[Access]) -> bool:

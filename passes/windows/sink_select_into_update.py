@@ -34,12 +34,13 @@ Sound when
    rows out of range are clamped or dropped alike;
 3. the predicate at the window is known: the elements it is a broadcast of, if the window is whole
    along the axes on which they vary, or else a read like that of the array;
-4. no other op reads the intermediate arrays, which are no longer made; or an op reads the array
-   with the writes of one case only, and once nobody differentiates any more, other selects discard
-   what comes of it where the select takes another case (`jaxpr_opt.analysis.steps.discarded_rows`).
-   It then reads the new array: a step of a vmapped ``while`` attends to the cache that it has
-   written to. Where a loop stores that version for its gradient, it is written once more, into the
-   new array: then `undo-carried-writes` need not store it.
+4. no other op reads the intermediate arrays, which are no longer made. Or the predicate can be
+   known before them, all writes are of one case, and once nobody differentiates any more, other
+   selects discard what comes of them where the select takes the other case
+   (`jaxpr_opt.analysis.steps.discarded_rows`). Then the new arrays are read: a step of a vmapped
+   ``while`` attends to the cache that it has written to. Where a loop stores such a version for
+   its gradient, it is written once more, into the new array: `undo-carried-writes` does not store
+   it then.
 
 Cost: at most one more read of a window, and no longer the array: less, unless the windows are most
 of it.
@@ -63,7 +64,7 @@ from jaxpr_opt.analysis.windows.selected_versions import (
     versions,
 )
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
-from jaxpr_opt.builders.selected_writes import write_selected
+from jaxpr_opt.builders.selected_writes import write_each_selected, write_selected
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.journal import Waste
@@ -117,11 +118,12 @@ class SinkSelectIntoUpdate(Pass):
                 return
 
     def refuse(self, match: Sinkable) -> str | None:
-        for array in _read_elsewhere(match):
-            if not all(map(can_move, _late(match))) or not (
-                _is_discarded(array, match) or _is_stored(array, match)
-            ):
-                return f"what {array.label} makes is read elsewhere, too"  # (4)
+        others = _read_elsewhere(match)
+        for array in others:
+            if not (_is_discarded(array, match) or _is_stored(array, match)):  # (4)
+                return f"what {array.label} makes is read elsewhere, too"
+        if others and not all(_may_be_early(op, match) for op in _late(match)):  # (4)
+            return "the predicate is known only after the array has been read"
         if not isinstance(match.base.dtype, np.dtype):
             return f"a window of {match.base.dtype} is read differently than it is written"  # (2)
         if _is_most(match.writes, match.base):
@@ -130,14 +132,16 @@ class SinkSelectIntoUpdate(Pass):
 
     def rewrite(self, match: Sinkable, rw: Rewriter) -> None:
         anchor, others = match.op, _read_elsewhere(match)
-        first = _first_reader(match)
-        for op in _late(match):
-            rw.move(op, first)
-        new = write_selected(anchor, match.base, match.writes, rw, before=first)
-        rw.replace(anchor.result, new)
-        for array in others:
-            seen = new if _is_discarded(array, match) else _written_again(new, match, first, rw)
-            rw.replace(array, seen, lambda use: use.op not in match.path)
+        if others:
+            for op in _late(match):
+                rw.move(op, match.writes[0][1].op)
+            new = write_each_selected(anchor, match.base, match.writes, rw)
+            seen = [_seen(old, v, match, rw) for (_, old), v in zip(match.writes, new, strict=True)]
+            for (_, old), array in zip(match.writes, seen, strict=True):
+                rw.replace(old.op.result, array, lambda use: use.op not in match.path)
+            rw.replace(anchor.result, new[-1])
+        else:
+            rw.replace(anchor.result, write_selected(anchor, match.base, match.writes, rw))
         for op in (anchor, *match.between):
             if not op.result.uses:
                 rw.erase(op)
@@ -149,24 +153,15 @@ def _read_elsewhere(match: Sinkable) -> list[Value]:
     return [v for v in made if not set(match.path).issuperset(v.users)]
 
 
-def _first_reader(match: Sinkable) -> Op:
-    """The first op of the step that reads a version, or the select."""
-    region = match.op.region
-    assert region is not None
-    users = (region.ancestor(user) for v in _read_elsewhere(match) for user in v.users)
-    readers = [op for op in users if op is not None and op not in match.between]
-    return min([match.op, *readers], key=region.order)
-
-
 def _is_discarded(array: Value, match: Sinkable) -> bool:
-    """Whether what else is made of a case counts only where the select takes it (4)."""
-    which, *cases = match.op.operands
-    taken = {case for case, _ in match.writes}
-    if which.dtype != bool or array not in cases or taken != {cases.index(array)}:
+    """Whether what else is made of a version counts only where the select takes its case (4)."""
+    which, writes = match.op.operands[0], match.writes
+    is_one_of_two = len(match.op.operands) == 3 and len({case for case, _ in writes}) == 1
+    if which.dtype != bool or not is_one_of_two or phase_of(match.op) != "final":  # (4)
         return False
-    if phase_of(match.op) != "final":  # (4)
+    if array not in [write.op.result for _, write in writes]:
         return False
-    return are_discarded(array, rows_where(which, taken == {1}), set(match.path))
+    return are_discarded(array, rows_where(which, writes[0][0] == 1), set(match.path))
 
 
 def _is_stored(array: Value, match: Sinkable) -> bool:
@@ -176,19 +171,24 @@ def _is_stored(array: Value, match: Sinkable) -> bool:
     return is_made_so and is_stored_for_loop_back(array)
 
 
-def _written_again(new: Value, match: Sinkable, before: Op, rw: Rewriter) -> Value:
-    """The version that is read elsewhere, made of the new array."""
-    ((_, write),) = match.writes
-    return rw.typed(
-        write.again, write.op.result.aval, new, write.value, *write.indices, before=before
-    )
+def _seen(write: Access, new: Value, match: Sinkable, rw: Rewriter) -> Value:
+    """The version that others read: the new one, or that with the window written again."""
+    if write.op.result not in _read_elsewhere(match) or _is_discarded(write.op.result, match):
+        return new
+    args = new, write.value, *write.indices
+    return rw.typed(write.again, write.op.result.aval, *args, before=write.op)
 
 
 def _late(match: Sinkable) -> list[Op]:
-    """The ops that make the predicate only after the first op that reads a version."""
-    first, which = _first_reader(match), match.op.operands[0]
+    """The ops that make the predicate only after the first write."""
+    which, first = match.op.operands[0], match.writes[0][1].op
     predicates = [predicate_at(write, which)[0] for _, write in match.writes]
     return backward_slice(predicates, lambda value: dominates(value, first))
+
+
+def _may_be_early(op: Op, match: Sinkable) -> bool:
+    """Whether an op may move before all versions are made."""
+    return can_move(op) and op not in match.path
 
 
 def _is_most(writes: tuple[tuple[int, Access], ...], array: Value) -> bool:

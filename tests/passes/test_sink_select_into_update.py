@@ -572,6 +572,49 @@ def test_a_version_that_may_be_differentiated():
     check_refuses(SINK, batch_step(), *BATCH, because=because)
 
 
+def test_a_predicate_that_depends_on_what_is_read():
+    """(4) It is not known when the window is written."""
+
+    def program(b, h, i):
+        new = WRITES(b, h, i)
+        p = new.sum(1) > 0
+        return jnp.where(p[:, None], new, b), jnp.where(p, jnp.tanh(new.sum(1)), h)
+
+    because = "what scatter makes is read elsewhere, too"
+    check_refuses(FINAL, program, *BATCH[1:], because=because)
+
+
+def test_versions_in_between():
+    """(4) Each read sees what has been written before it, as in layers with one cache."""
+
+    def program(p, b, h, i, j):
+        first = WRITES(b, h, i)
+        mean = first.mean(1)
+        second = WRITES(first, mean, j)
+        return jnp.where(p[:, None], second, b), jnp.where(p, second.sum(1), h)
+
+    types = "bool[3]", "f32[3,8]", "f32[3]", "i32[3]", "i32[3]"
+    graph = alone(FINAL, program, *types, fires=True)
+    assert (3, 8) not in selects(graph)
+    check_refuses(SINK, program, *types, because="read elsewhere")
+
+
+def test_what_is_read_and_written_to_another_array():
+    """(4) There it is dropped for the other rows; not if other rows are dropped there."""
+
+    def program(p, q, b, c, h, i):
+        new = WRITES(b, h, i)
+        other = WRITES(c, new.sum(1), i)
+        return jnp.where(p[:, None], new, b), jnp.where(q[:, None], other, c)
+
+    arrays = "f32[3,8]", "f32[3,8]", "f32[3]", "i32[3]"
+    both = lambda p, *args: program(p, p, *args)
+    graph = alone(FINAL, both, "bool[3]", *arrays, fires=True)
+    assert (3, 8) not in selects(graph)
+    graph = alone(FINAL, program, "bool[3]", "bool[3]", *arrays, fires=True)
+    assert selects(graph).count((3, 8)) == 1
+
+
 def test_rows_that_an_and_of_predicates_takes():
     """(4) They are some of the rows that are taken."""
     program = batch_step(take=lambda p, a, h: jnp.where(p & (h > 0), a, h))

@@ -22,7 +22,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from jax.lax import GatherScatterMode
+
+from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.analysis.windows.window_primitives import COMBINING
+from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Cond, Op, Region, Value
 from jaxpr_opt.ir.inputs import inputs
@@ -32,6 +37,10 @@ Axes = tuple[int | None, ...]
 """For each axis of a predicate, the axis of an array whose rows it is about; None for an axis of
 one element, which is about all rows.
 """
+
+DROP = GatherScatterMode.FILL_OR_DROP
+
+SCATTERS = frozenset({"scatter", *COMBINING, "scatter-add"})
 
 _LAYING = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
 
@@ -146,7 +155,7 @@ class _Walk:
         if op.regions or not is_speculable(op):
             return None
         changed = [i for i, v in enumerate(op.operands) if v in self._axes]
-        if op.name == "select_n" and self._discards(op, changed):
+        if (op.name == "select_n" and self._discards(op, changed)) or self._drops(op, changed):
             return [None]
         found = {_moved(op, i, self._axes[op.operands[i]]) for i in changed}
         return [found.pop()] * len(op.results) if len(found) == 1 and None not in found else None
@@ -171,6 +180,26 @@ class _Walk:
         return len(select.operands) == 3 and all(
             i > 0 and self._are_chosen(select.operands[0], i == 2, self._axes[select.operands[i]])
             for i in changed
+        )
+
+    def _drops(self, scatter: Op, changed: Sequence[int]) -> bool:
+        """Whether all rows that change are updates that are written out of range, where a select of
+        places says so, and dropped.
+        """
+        if changed != [2] or scatter.name not in SCATTERS or mode_of(scatter) != DROP:
+            return False
+        array, places, update = scatter.operands
+        select, axes = places.op, _moved(scatter, 2, self._axes[update])
+        if select is None or select.name != "select_n" or len(select.operands) != 3:
+            return False
+        outside = [uniform(place) for place in select.operands[1:]]
+        return any(
+            each.predicate is self._rows.predicate
+            and each.when is self._rows.when
+            and _moved(scatter, 1, each.axes) == axes
+            for case, place in enumerate(outside)
+            if place is not None and place >= max(array.shape)
+            for each in chosen_rows(select.operands[0], case == 0)
         )
 
     def _are_chosen(self, which: Value, is_true: bool, axes: Axes) -> bool:
