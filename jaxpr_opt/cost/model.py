@@ -15,10 +15,9 @@ from math import inf
 from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
-from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU, Device
 from jaxpr_opt.cost.fusion import is_fused, kernels
-from jaxpr_opt.cost.ops import Cost, cost
+from jaxpr_opt.cost.ops import Cost, cost, features_last
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.work import WRITES
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
@@ -76,9 +75,7 @@ class CostModel:
         """The operands of a convolution that XLA copies first, and holds until it has run."""
         if op.name != "conv_general_dilated" or not self.device.features_last:
             return []
-        (image, kernel), numbers, n = op.operands, numbers_of(op), len(op.result.shape) - 2
-        is_image_last = tuple(numbers.lhs_spec) == (0, n + 1, *range(1, n + 1))
-        is_kernel_last = tuple(numbers.rhs_spec) == (n + 1, n, *range(n))
+        (image, kernel), (is_image_last, is_kernel_last) = op.operands, features_last(op)
         return [image] * (not is_image_last) + [kernel] * (not is_kernel_last)
 
     # -- bytes that are moved
@@ -323,8 +320,11 @@ class CostModel:
     def _computed(self, known: Cost) -> float:
         if known.flops is None or known.products is None or known.functions is None:
             return inf
+        turned = known.turned or 0
         others = max(known.flops - known.products - known.functions, 0)
-        special = known.products * self.device.flop + known.functions * self.device.transcendental
+        products = (known.products - turned) * self.device.flop
+        products += turned * (self.device.turned or self.device.flop)
+        special = products + known.functions * self.device.transcendental
         return special + others * self.device.arithmetic
 
     def _touched(self, known: Cost) -> float:

@@ -34,6 +34,9 @@ class Cost:
     bytes: int | None = 0
     products: int | None = 0
     """FLOPs of products of matrices among them, which a device does faster than others."""
+    turned: int | None = 0
+    """FLOPs of convolutions among those products, in loops, whose operands are not laid out with
+    features last: XLA:CPU computes these place by place."""
     functions: int | None = 0
     """Values of transcendental functions among them, which take longer."""
 
@@ -65,7 +68,7 @@ def _known(combine: Callable[[Iterable[int]], int], *parts: int | None) -> int |
     return combine(known) if len(known) == len(parts) else None
 
 
-UNKNOWN = Cost(flops=None, bytes=None, products=None, functions=None)
+UNKNOWN = Cost(flops=None, bytes=None, products=None, turned=None, functions=None)
 
 
 def cost(item: Op | Region) -> Cost:
@@ -109,6 +112,7 @@ def _first_order(op: Op) -> Cost:
         flops=flops,
         bytes=moved,
         products=flops if op.name in PRODUCTS else 0,
+        turned=flops if _is_turned(op) else 0,
         functions=flops if op.name in TRANSCENDENTAL else 0,
     )
 
@@ -199,6 +203,23 @@ def _dot_general(op: Op) -> int:
     (contracted, _), _ = numbers_of(op)
     depth = prod(int(op.operands[0].shape[axis]) for axis in contracted)
     return 2 * op.result.size * depth
+
+
+def features_last(convolution: Op) -> tuple[bool, bool]:
+    """Whether the features of the image, and of the kernel, are the last axes."""
+    numbers, n = numbers_of(convolution), len(convolution.result.shape) - 2
+    is_image_last = tuple(numbers.lhs_spec) == (0, n + 1, *range(1, n + 1))
+    return is_image_last, tuple(numbers.rhs_spec) == (n + 1, n, *range(n))
+
+
+def _is_turned(op: Op) -> bool:
+    """Whether it is a convolution in a loop, of operands that are laid out otherwise."""
+    if op.name != "conv_general_dilated" or all(features_last(op)):
+        return False
+    around = op.parent
+    while around is not None and not isinstance(around, Scan | While):
+        around = around.parent
+    return around is not None
 
 
 @flops("conv_general_dilated")

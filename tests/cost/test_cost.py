@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
+from jaxpr_opt.cost.model import CostModel
 from jaxpr_opt.cost.ops import UNKNOWN, WORD, Cost, cost
 from jaxpr_opt.insight.liveness import last_uses, peak_bytes
 from jaxpr_opt.insight.summary import stacked_bytes
@@ -70,6 +71,27 @@ def test_costs_add_and_multiply(a, b, c, n, m):
     assert n * a + m * a == (n + m) * a
     assert a | b == b | a and a | a == a
     assert 2 * a + UNKNOWN == UNKNOWN and Cost() == 0 * UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("layouts", "in_loop", "turned"),
+    [(("NCHW", "OIHW", "NCHW"), True, True), (("NCHW", "OIHW", "NCHW"), False, False),
+     (("NHWC", "HWIO", "NHWC"), True, False)],
+)  # fmt: skip
+def test_convolutions_in_loops_are_fast_with_features_last(layouts, in_loop, turned):
+    def fun(x, w):
+        step = lambda x, _: (lax.conv_general_dilated(x, w, (1, 1), "SAME", None, None, layouts), 0)
+        return lax.scan(step, x, None, 3)[0] if in_loop else step(x, None)[0]
+
+    nchw = layouts[0] == "NCHW"
+    graph = graph_of(
+        fun, *(("f32[2,4,8,8]", "f32[4,4,3,3]") if nchw else ("f32[2,8,8,4]", "f32[3,3,4,4]"))
+    )
+    op = next(op for op in graph.walk() if op.name == "conv_general_dilated")
+    assert bool(cost(op).turned) == turned and cost(op).products == cost(op).flops
+    model = CostModel.of_backend("cpu")
+    product = cost(op).flops * model.device.flop
+    assert (model.repeated([op]) > 2 * product) == turned
 
 
 def test_costs_take_names_only():
