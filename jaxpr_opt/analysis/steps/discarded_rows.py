@@ -121,6 +121,7 @@ class _Walk:
         seen: set[Op] = set()
 
         def note(value: Value, axes: Axes) -> bool:
+            # Condition 4 of sink-select-into-update.
             if self._axes.setdefault(value, axes) != axes:
                 return False
             for user in value.users:
@@ -144,14 +145,17 @@ class _Walk:
 
     def is_unseen(self, region: Region) -> bool:
         """Whether what a region yields is as it was."""
+        # Condition 4 of sink-select-into-update.
         return self._axes.keys().isdisjoint(region.outputs)
 
     def _results(self, op: Op) -> Sequence[Axes | None] | None:
         """The axes of the rows that change in each result; None if that is not known."""
+        # Condition 4 of sink-select-into-update.
         if op.effects:
             return None
         if isinstance(op, Cond):
             return self._cond(op)
+        # Condition 4 of sink-select-into-update.
         if op.regions or not is_speculable(op):
             return None
         changed = [i for i, v in enumerate(op.operands) if v in self._axes]
@@ -161,6 +165,7 @@ class _Walk:
         return [found.pop()] * len(op.results) if len(found) == 1 and None not in found else None
 
     def _cond(self, op: Cond) -> Sequence[Axes | None] | None:
+        # Condition 4 of sink-select-into-update.
         if op.selector in self._axes:
             return None
         for branch in op.branches:
@@ -170,6 +175,7 @@ class _Walk:
         found: list[Axes | None] = []
         for outcome in op.outcomes:
             axes = {self._axes[v] for v in outcome.values if v in self._axes}
+            # Condition 4 of sink-select-into-update.
             if len(axes) > 1:
                 return None
             found.append(axes.pop() if axes else None)
@@ -186,6 +192,7 @@ class _Walk:
         """Whether all rows that change are updates that are written out of range, where a select of
         places says so, and dropped.
         """
+        # Condition 4 of sink-select-into-update.
         if changed != [2] or scatter.name not in SCATTERS or mode_of(scatter) != DROP:
             return False
         array, places, update = scatter.operands
