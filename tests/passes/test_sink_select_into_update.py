@@ -599,6 +599,19 @@ def test_versions_in_between():
     check_refuses(SINK, program, *types, because="read elsewhere")
 
 
+def test_one_of_three_cases_that_is_read_elsewhere():
+    """(4) Which rows count is followed for truth values only."""
+
+    def program(k, b, h, i):
+        new = WRITES(b, h, i)
+        which = lax.broadcast_in_dim(k, b.shape, (0,))
+        return lax.select_n(which, b, new, b), jnp.where(k == 1, jnp.tanh(new.sum(1)), h)
+
+    because = "what scatter makes is read elsewhere, too"
+    types = "i32[3]", "f32[3,8]", "f32[3]", "i32[3]"
+    check_refuses(FINAL, program, *types, because=because)
+
+
 def test_what_is_read_and_written_to_another_array():
     """(4) There it is dropped for the other rows; not if other rows are dropped there."""
 
