@@ -133,12 +133,14 @@ class SinkSelectIntoUpdate(Pass):
     def rewrite(self, match: Sinkable, rw: Rewriter) -> None:
         anchor, others = match.op, _read_elsewhere(match)
         if others:
+            stored = [array for array in others if not _is_discarded(array, match)]
             for op in _late(match):
                 rw.move(op, match.writes[0][1].op)
             new = write_each_selected(anchor, match.base, match.writes, rw)
-            seen = [_seen(old, v, match, rw) for (_, old), v in zip(match.writes, new, strict=True)]
-            for (_, old), array in zip(match.writes, seen, strict=True):
-                rw.replace(old.op.result, array, lambda use: use.op not in match.path)
+            for (_, write), array in zip(match.writes, new, strict=True):
+                old = write.op.result
+                seen = _written_again(write, array, rw) if old in stored else array
+                rw.replace(old, seen, lambda use: use.op not in match.path)
             rw.replace(anchor.result, new[-1])
         else:
             rw.replace(anchor.result, write_selected(anchor, match.base, match.writes, rw))
@@ -171,10 +173,8 @@ def _is_stored(array: Value, match: Sinkable) -> bool:
     return is_made_so and is_stored_for_loop_back(array)
 
 
-def _seen(write: Access, new: Value, match: Sinkable, rw: Rewriter) -> Value:
-    """The version that others read: the new one, or that with the window written again."""
-    if write.op.result not in _read_elsewhere(match) or _is_discarded(write.op.result, match):
-        return new
+def _written_again(write: Access, new: Value, rw: Rewriter) -> Value:
+    """The version that a write makes, made of the new array."""
     args = new, write.value, *write.indices
     return rw.typed(write.again, write.op.result.aval, *args, before=write.op)
 

@@ -54,9 +54,8 @@ def _seen_through(
 ) -> tuple[Value, tuple[Op, ...]]:
     """What one of so many cases is where it counts: selects pass on what they take there."""
     selects: tuple[Op, ...] = ()
-    while (
-        op := value.op
-    ) is not None and op.name == "select_n":  # Condition 1 of sink-select-into-update.
+    # Condition 1 of sink-select-into-update.
+    while (op := value.op) is not None and op.name == "select_n":
         taken = case_within(op, which, case, count)
         if taken is None:
             break
