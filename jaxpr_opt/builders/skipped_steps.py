@@ -41,7 +41,7 @@ def into_branch(skip: Skip, rw: Rewriter) -> None:
         for v in through
     ]
     rw.set_outputs(skipped, instead)
-    some = rw.insert(partial(_is_taken, skip), skip.predicate, before=end)
+    some = rw.insert(partial(is_taken, skip), skip.predicate, before=end)
     cond = rw.new_cond(some, [skipped, taken], like=scan, before=end)
     results = dict(zip(through, cond.results, strict=True))
     rw.set_outputs(body, [results.get(v, v) for v in outputs])
@@ -56,7 +56,7 @@ def select_kept(skip: Skip, rw: Rewriter) -> None:
     """Select in each step, so that a skipped step keeps its carries and stacks a number."""
     scan, end = skip.scan, skip.scan.body.terminator
     plain, outputs = without_zeros(skip), list(scan.body.outputs)
-    some = rw.insert(partial(_is_taken, skip), skip.predicate, before=end)
+    some = rw.insert(partial(is_taken, skip), skip.predicate, before=end)
     written = {original(write.array) for write in skip.blanks}
     kept = {carry.param for carry in skip.kept} - written
     for place, carry in enumerate(scan.carries):
@@ -93,7 +93,7 @@ def _number(known: Known) -> SkippedRow:
     return SkippedRow(constant=known)
 
 
-def _is_taken(skip: Skip, p: jax.Array) -> jax.Array:
+def is_taken(skip: Skip, p: jax.Array) -> jax.Array:
     """Whether any row takes the step."""
     taken = p if skip.taken_when else lax.bitwise_not(p)
     return lax.reduce_or(taken, axes=tuple(range(p.ndim))) if p.ndim else taken

@@ -11,6 +11,7 @@ from jax import lax
 from jaxpr_opt.analysis.residuals.versions import Versions
 from jaxpr_opt.analysis.values.constants import is_weak
 from jaxpr_opt.analysis.windows.window_primitives import places, replaced, written
+from jaxpr_opt.builders.skipped_steps import is_taken
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stream, Value, depending_on
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -77,15 +78,7 @@ def _taken(versions: Versions, reader: Scan, before: Op, rw: Rewriter) -> Sequen
     rw.clone(skip.slice, made, before)
     predicate = made.get(skip.predicate, skip.predicate)
     rw.replace(skip.predicate, predicate)
-    return (rw.insert(partial(_any, skip.taken_when), predicate, before=before),)
-
-
-def _any(when: bool, predicate: jax.Array) -> jax.Array:
-    """Whether a predicate has a value anywhere."""
-    axes = tuple(range(predicate.ndim))
-    if when:
-        return lax.reduce_or(predicate, axes=axes)
-    return lax.bitwise_not(lax.reduce_and(predicate, axes=axes))
+    return (rw.insert(partial(is_taken, skip), predicate, before=before),)
 
 
 def _as_weak(version: Value, like: Value, before: Op, rw: Rewriter) -> Value:

@@ -21,7 +21,18 @@ from jaxpr_opt.bridge.parameters import (
     window_dimensions_of,
 )
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While, is_sized
+from jaxpr_opt.ir.graph import (
+    UNDEFINED,
+    Call,
+    Cond,
+    Op,
+    Region,
+    Remat,
+    Scan,
+    While,
+    is_in_a_loop,
+    is_sized,
+)
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.traits import ELEMENTWISE, MOVING, TRANSCENDENTAL
 
@@ -214,12 +225,7 @@ def features_last(convolution: Op) -> tuple[bool, bool]:
 
 def _is_turned(op: Op) -> bool:
     """Whether it is a convolution in a loop, of operands that are laid out otherwise."""
-    if op.name != "conv_general_dilated" or all(features_last(op)):
-        return False
-    around = op.parent
-    while around is not None and not isinstance(around, Scan | While):
-        around = around.parent
-    return around is not None
+    return op.name == "conv_general_dilated" and is_in_a_loop(op) and not all(features_last(op))
 
 
 @flops("conv_general_dilated")

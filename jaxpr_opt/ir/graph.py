@@ -691,6 +691,12 @@ def reads(ops: Iterable[Op]) -> set[Value]:
     return {value for op in ops for inner in op.walk() for value in inner.operands}
 
 
+def is_in_a_loop(op: Op) -> bool:
+    """Whether an op is in a loop, at any depth of branches."""
+    around = op.parent
+    return around is not None and (isinstance(around, Scan | While) or is_in_a_loop(around))
+
+
 def program_of(op: Op) -> Graph | None:
     """The program that an op is in."""
     while op.parent is not None:

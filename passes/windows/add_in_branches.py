@@ -45,11 +45,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.values.enclosing import is_in_a_loop, is_read_after
+from jaxpr_opt.analysis.values.enclosing import is_read_after
 from jaxpr_opt.analysis.windows.scatter_chains import added
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value, backward_slice
+from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value, backward_slice, is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import SUMS, can_move
 from jaxpr_opt.sizes import bytes_text

@@ -40,7 +40,6 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.values.enclosing import is_in_a_loop
 from jaxpr_opt.analysis.values.induction import bounds
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.windows.access import Access, access
@@ -48,7 +47,7 @@ from jaxpr_opt.analysis.windows.one_hot import OneHot, one_hot
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, mode_of
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Value, is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import ELEMENTWISE
 

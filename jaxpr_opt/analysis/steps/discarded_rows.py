@@ -26,7 +26,7 @@ from jax.lax import GatherScatterMode
 
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.row_axes import row_axis
-from jaxpr_opt.analysis.windows.window_primitives import COMBINING
+from jaxpr_opt.analysis.windows.window_primitives import SCATTERS
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Cond, Op, Region, Value
@@ -39,8 +39,6 @@ one element, which is about all rows.
 """
 
 DROP = GatherScatterMode.FILL_OR_DROP
-
-SCATTERS = frozenset({"scatter", *COMBINING, "scatter-add"})
 
 _LAYING = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
 

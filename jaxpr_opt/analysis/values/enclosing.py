@@ -20,12 +20,6 @@ def loop_of(op: Op) -> Scan | While | None:
     return around if isinstance(around, Scan | While) else None
 
 
-def is_in_a_loop(op: Op) -> bool:
-    """Whether an op is in a loop, at any depth of branches."""
-    around = op.parent
-    return around is not None and (isinstance(around, Scan | While) or is_in_a_loop(around))
-
-
 @remembered
 def is_differentiated(loop: Op) -> bool:
     """Whether the program around a loop computes cotangents, unless each step of the loop computes

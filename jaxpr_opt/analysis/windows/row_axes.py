@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from jaxpr_opt.analysis.windows.window_primitives import UPDATE, indexed_axes, window_sizes
+from jaxpr_opt.analysis.windows.window_primitives import (
+    SCATTERS,
+    UPDATE,
+    indexed_axes,
+    window_sizes,
+)
 from jaxpr_opt.bridge.parameters import (
     axes_of,
     broadcast_dimensions_of,
@@ -37,19 +42,6 @@ def row_axis(op: Op, position: int, axis: int) -> int | None:
     """
     rule = _RULES.get(op.name)
     return rule(op, position, axis) if rule is not None else None
-
-
-def contracted(op: Op, position: int, axis: int) -> int | None:
-    """The axis of the other factor that a product multiplies an axis of one factor with, row by
-    row, whether it then adds up along it or not.
-    """
-    if op.name == "dot_general":
-        contracting, batch = numbers_of(op)
-        own = (*contracting[position], *batch[position])
-        others = (*contracting[1 - position], *batch[1 - position])
-        return others[own.index(axis)] if axis in own else None
-    one, other = (v.shape for v in op.operands)
-    return axis if len(one) == len(other) and one[axis] == other[axis] else None
 
 
 def _same(op: Op, position: int, axis: int) -> int | None:
@@ -179,9 +171,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys((*CUMULATIVE, "concatenate", "sort"), _along),
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
     **dict.fromkeys(("random_bits", "random_split", "random_unwrap", "random_wrap"), _leading),
-    **dict.fromkeys(
-        ("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul"), _scatter
-    ),
+    **dict.fromkeys(SCATTERS, _scatter),
     "broadcast_in_dim": _broadcast,
     "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,
