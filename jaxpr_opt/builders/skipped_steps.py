@@ -23,9 +23,7 @@ def into_branch(skip: Skip, rw: Rewriter) -> None:
     """Move what a step computes into a branch."""
     scan = skip.scan
     body, end = scan.body, scan.body.terminator
-    outside = _written_outside(skip)
-    stays = {*skip.slice, *(c.next.op for c, _ in skip.counters), *_places(outside, body)}
-    moved = [op for op in body.ops if op not in stays and not op.is_terminator]
+    outside, moved = _written_outside(skip), ops_of_branch(skip)
     outputs = body.outputs
     kept = {c.next: c.param for c in skip.kept}
     rows = {s.value: needed_row(skip, s) for s in scan.stacks if s.value not in kept}
@@ -49,6 +47,14 @@ def into_branch(skip: Skip, rw: Rewriter) -> None:
         rw.move(write.op, end)
         value = write.value
         rw.replace(value, results.get(value, value), lambda use: use.op is write.op)  # noqa: B023
+
+
+def ops_of_branch(skip: Skip) -> list[Op]:
+    """The ops of a step that move into its branch."""
+    body = skip.scan.body
+    places = _places(_written_outside(skip), body)
+    stays = {*skip.slice, *(c.next.op for c, _ in skip.counters), *places}
+    return [op for op in body.ops if op not in stays and not op.is_terminator]
 
 
 # Condition 5 of isolate-skipped-steps.

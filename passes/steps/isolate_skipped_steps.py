@@ -54,7 +54,7 @@ from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, predicate_root
-from jaxpr_opt.builders.skipped_steps import into_branch, select_kept
+from jaxpr_opt.builders.skipped_steps import into_branch, ops_of_branch, select_kept
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
@@ -84,7 +84,7 @@ class IsolateSkippedSteps(Pass):
     def find(self, op: Op) -> Iterator[SelectedSteps]:
         assert isinstance(op, Scan)
         for skip in _skips(op, self.predicates):  # (1)
-            computed = tuple(s for s in op.stacks if isinstance(skipped_row(skip, s), str))
+            computed = tuple(_computed(skip))
             if computed or (self.predicates == "scalars" and _is_refilled(skip)):
                 says = "a step that is skipped becomes a branch"
                 yield SelectedSteps(op, says, skip, computed)
@@ -164,6 +164,14 @@ def _skips(scan: Scan, predicates: Literal["scalars", "rows"]) -> list[Skip]:
         return []
     found = (s for s in find_skips(scan) if isinstance(s, Skip))
     return [skip for skip in found if skip.predicate.shape == ()]
+
+
+def _computed(skip: Skip) -> Iterator[Stack]:
+    """The stacks of rows that a branch would leave out."""
+    moved = {result for op in ops_of_branch(skip) for result in op.results}
+    for stack in skip.scan.stacks:
+        if stack.result.uses and stack.value in moved and isinstance(skipped_row(skip, stack), str):
+            yield stack
 
 
 def _is_refilled(skip: Skip) -> bool:

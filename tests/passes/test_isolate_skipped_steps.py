@@ -413,3 +413,24 @@ def test_a_step_that_is_a_branch_already():
         optimize(jax.grad(loss)).lower(jnp.ones((2, 3)))
     fired = [r for j in journals for r in j.records.values() if r.name == ISOLATE.name]
     assert 0 < sum(len(record.rewrites) for record in fired) < 9
+
+
+@pytest.mark.parametrize(
+    ("row", "is_read"),
+    [(lambda i, after: i, True), (lambda i, after: after, True), (lambda i, after: -i, False)],
+)
+def test_rows_that_a_branch_would_not_leave_out(row, is_read):
+    """They are made outside of it, or nobody reads them: it would be put into a branch forever."""
+
+    def program(c, k):
+        def body(state, _):
+            c, i = state
+            p, after = c < 6, i + k
+            return (jnp.where(p, jnp.sin(c) + 2, c), after), (row(i, after), p)
+
+        (c, _), (rows, taken) = lax.scan(body, (c, k), None, length=6)
+        back = lambda a, row: (jnp.where(row[-1], a * row[0], a), None)
+        return lax.scan(back, c, (rows, taken) if is_read else (taken,), reverse=True)[0]
+
+    with using(EAGER):
+        alone(SCALARS, program, "f32[]", "i32[]", fires=False)
