@@ -30,14 +30,22 @@ REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 def is_repeated(op: Op) -> bool:
     """Whether XLA may compute an op once for each fusion that reads it.
 
-    It multiplies by the reciprocal where many numbers are divided by the same.
+    It multiplies by the reciprocal where many numbers are divided by the same; that of a quotient
+    is a second quotient, of the same numbers.
     """
     if op.name == "div" and jnp.issubdtype(op.result.dtype, jnp.inexact):
-        by = op.operands[1]
-        return by.shape != op.result.shape or (
-            by.op is not None and by.op.name == "broadcast_in_dim"
-        )
+        spread = [user.result for user in op.result.users if user.name == "broadcast_in_dim"]
+        by = [op.result, *spread]
+        users = dict.fromkeys(user for each in by for user in each.users)
+        inverting = (each for each in users if each.name == "div" and each.operands[1] in by)
+        return any(map(_divides_by_one, (op, *inverting)))
     return op.name in PUT_TOGETHER or (is_cheap(op) and op.name not in NEVER_REPEATED)
+
+
+def _divides_by_one(op: Op) -> bool:
+    """Whether a division is of many numbers by the same."""
+    by = op.operands[1]
+    return by.shape != op.result.shape or (by.op is not None and by.op.name == "broadcast_in_dim")
 
 
 def reduces(op: Op) -> bool:

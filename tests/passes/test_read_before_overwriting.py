@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.passes.in_place.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
-from tests.loops import alone
+from tests.loops import alone, memory
 from tests.prices import EAGER
 
 BARRED = ReadBeforeOverwriting()
@@ -338,6 +339,27 @@ def test_what_is_read_for_the_write_alone(step):
     alone(BARRED, stepping(step), *PLACES, fires=False)
 
 
+@pytest.mark.parametrize(
+    ("combined", "fires"),
+    [
+        (lambda q: jnp.ones(2) / q, True),
+        (lambda q: jnp.ones(2) / jnp.full(2, q), True),
+        (lambda q: jnp.full(2, q) / 3.0, False),
+        (lambda q: jnp.ones(2) * q, False),
+    ],
+)
+def test_a_quotient(combined, fires):
+    """(3) XLA computes the reciprocal of one, by which much is divided, of the same window again:
+    it orders neither read before the write.
+    """
+
+    def step(c, i, j):
+        quotient = j / read(c, i, 1)[0]
+        return write(c, combined(quotient), i), quotient
+
+    alone(BARRED, stepping(step), *PLACES, fires=fires)
+
+
 def test_a_window_of_no_elements():
     """(3) Nothing is read: the pass once put a barrier before the write again and again."""
     step = lambda c, i, j: (write(c, jnp.ones(1), j), read(c, i, 0))
@@ -629,6 +651,26 @@ def test_not_in_a_loop():
         return write(c, read(c, i[0]), j[0])
 
     alone(BARRED, program, *PLACES, fires=False)
+
+
+def columns(a, x):
+    """Columns of a matrix are changed in turn, divided by what was made of their diagonal."""
+
+    def step(c, k):
+        a, x = c
+        r = jnp.sqrt(a[k, k] ** 2 + x[k] ** 2)
+        column = (a[:, k] + x * (x[k] / a[k, k])) / (r / a[k, k])
+        return (a.at[:, k].set(column), x * (r / a[k, k]) - column), None
+
+    return lax.scan(step, (a, x), jnp.arange(64))[0]
+
+
+@pytest.mark.parametrize("kept", {False, compat.KEEPS_BARRIERS})
+def test_no_copy_for_a_quotient_and_its_reciprocal(kept, monkeypatch):
+    monkeypatch.setattr(compat, "KEEPS_BARRIERS", kept)
+    batch = jax.vmap(columns, (None, 0))
+    args = jnp.eye(64) + 1, jnp.ones((3, 64))
+    assert 2 * memory(optimize(batch), *args) < memory(batch, *args) + 4096
 
 
 @pytest.mark.parametrize("kept", {False, compat.KEEPS_BARRIERS})
