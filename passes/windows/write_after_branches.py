@@ -36,9 +36,10 @@ one array.
 
 Cost: one more read of the window, which is less than half of the array. In a scan only, maybe in a
 branch of its step, where the array may then become a stack; XLA writes in place through a branch,
-too. If the array cannot become one, because the index is unknown or differs, a branch must also
-read the array, which makes XLA copy it: the transpose of a snapshot reads its cotangent and clears
-it. Zeros with a window in them, as the transpose of a read makes them, are not made in a branch.
+too. If the array cannot become one, because the index is unknown or differs, the loop must store it
+in each step, which `undo-carried-writes` avoids; or a branch must also read it, which makes XLA
+copy it: the transpose of a snapshot reads its cotangent and clears it. Zeros with a window in them,
+as the transpose of a read makes them, are not made in a branch.
 Source: https://github.com/jax-ml/jax/issues/15906; the gradient of 2000 such steps took 15 ms.
 """
 
@@ -52,6 +53,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpr_opt.analysis.residuals.versions import is_stacked
 from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.windows.access import Access, access
@@ -91,9 +93,8 @@ class WriteAfterBranches(Pass):
             writes = tuple(map(_write, outcome.values))
             pairs = zip(outcome.values, writes, strict=True)
             arrays = [value if write is None else write.array for value, write in pairs]
-            if (
-                outcome.result.uses and any(writes) and (_are_one(arrays) or _are_zeros(arrays))
-            ):  # (1)
+            is_one = _are_one(arrays) or _are_zeros(arrays)  # (1)
+            if outcome.result.uses and any(writes) and is_one:
                 numbers = [str(i) for i, write in enumerate(writes) if write is not None]
                 branches = "branch" if len(numbers) == 1 else "each of branches"
                 says = f"what {branches} {', '.join(numbers)} writes is written after the cond"
@@ -117,12 +118,11 @@ class WriteAfterBranches(Pass):
             return "the index of the write is computed by more than arithmetic"  # (2)
         if cost_model().is_most(first.nbytes, first.array.nbytes):
             return "the window is most of the array"
-        if _are_zeros([first.array]):
+        if _are_zeros([first.array]) or (first.is_located and not others):
             return None
-        is_stack = first.is_located and not others
-        if not is_stack and not _is_copied(first, cond):
-            return "XLA already writes it in place, in steps that take the branch only"
-        return None
+        if _is_copied(first, cond) or any(map(is_stacked, (first.array, match.outcome.result))):
+            return None
+        return "XLA already writes it in place, in steps that take the branch only"
 
     def rewrite(self, match: WrittenInBranch, rw: Rewriter) -> None:
         cond, first, result = match.op, match.made[0], match.outcome.result

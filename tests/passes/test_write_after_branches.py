@@ -23,7 +23,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
-from tests.loops import alone
+from tests.loops import alone, memory
 
 AFTER = WriteAfterBranches()
 N = 8
@@ -214,6 +214,56 @@ def test_what_xla_writes_in_place_stays():
     types = "f32[40,5000]", "f32[8]"
     check_refuses(AFTER, large(read=False), *types, because="XLA already writes it in place")
     alone(AFTER, large(read=True), *types, fires=True)
+
+
+@pytest.mark.parametrize("stored", ["before", "after", None])
+def test_versions_that_the_loop_stores(stored):
+    """Cost: undoing the write, of which a branch would hide the window, stores less."""
+
+    def program(b, xs):
+        def step(b, ix):
+            i, x = ix
+            write = lambda: lax.dynamic_update_slice(b, jnp.full((2, 5000), x), (i * 7, 0))
+            new = lax.cond(x > 0, write, lambda: b)
+            return new, {"before": b, "after": new}.get(stored, x)
+
+        return lax.scan(step, b, (lax.iota("int32", N), xs))
+
+    alone(AFTER, program, "f32[40,5000]", "f32[8]", fires=stored is not None)
+
+
+def basis(v, a):
+    """Lanczos vectors, the last of which a cond drops."""
+
+    def step(b, j):
+        w = a @ b[j]
+        w = jnp.sin(w - b.T @ (b @ w))
+        return lax.cond(j + 1 < 12, lambda: b.at[j + 1].set(w), lambda: b), w @ b[j]
+
+    b, alphas = lax.scan(step, jnp.zeros((12, 40)).at[0].set(v), jnp.arange(12))
+    return jnp.sum(jnp.cos(b)) + jnp.sum(alphas**2)
+
+
+def table(v, a):
+    """Rows that are kept if they are large, and read by all later ones."""
+
+    def step(c, j):
+        b, n = c
+        w = jnp.tanh(a @ v + b.T @ (b @ v) / 40 + j)
+        new = lax.cond(w[0] > 0, lambda: (b.at[n].set(w), n + 1), lambda: (b, n))
+        return new, jnp.sum(b @ w)
+
+    return jnp.sum(lax.scan(step, (jnp.zeros((12, 40)), 0), jnp.arange(-6.0, 6.0))[1] ** 2)
+
+
+@pytest.mark.parametrize("above", [False, True])
+@pytest.mark.parametrize("loss", [basis, table])
+def test_a_loop_back_undoes_what_a_cond_wrote(loss, above):
+    """It stores one version and the rows, not twelve versions."""
+    ours = optimize(jax.grad(loss, 1)) if above else jax.grad(optimize(loss), 1)
+    args = jnp.full(40, 0.1), jnp.sin(jnp.arange(1600.0)).reshape(40, 40) / 40
+    assert_close(ours(*args), jax.grad(loss, 1)(*args))
+    assert memory(ours, *args) < memory(jax.grad(loss, 1), *args) / 2
 
 
 @pytest.mark.parametrize("above", [False, True])

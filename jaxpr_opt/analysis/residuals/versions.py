@@ -156,6 +156,13 @@ def stacked_versions(scan: Scan) -> Iterator[Versions]:
             yield Versions(scan, carry, writes, stacks, made, obstacle)
 
 
+def is_stacked(version: Value) -> bool:
+    """Whether a loop around stacks a value of its step."""
+    loop = version.region.owner if version.region is not None else None
+    stacks = loop.stacks if isinstance(loop, Scan) else []
+    return any(original(each.value) is version and each.result.uses for each in stacks)
+
+
 @remembered
 def restored(scan: Scan) -> frozenset[Value]:
     """Values of a step that are stacked, and need not be, because the writes to a buffer can be
