@@ -19,8 +19,7 @@ import jaxpr_opt
 import jaxpr_opt.passes
 from jaxpr_opt import settings
 from jaxpr_opt.analysis.values.origins import Origins
-from jaxpr_opt.bridge import compat, compat_ad
-from jaxpr_opt.bridge.compat_repeats import share_repeated
+from jaxpr_opt.bridge import compat, compat_ad, compat_repeats
 from jaxpr_opt.engine import pipeline, split
 from jaxpr_opt.engine.interface import Match, Pass, PassError
 from jaxpr_opt.engine.running import run_pass
@@ -203,32 +202,82 @@ def test_a_list_of_values_would_be_noticed():
 # ---------------------------------------------------------------- equations of one kind
 
 
-def linearized(jaxpr):
-    """Both halves as text, with the source of every equation."""
-    halves = compat_ad.linearize(jaxpr, (True,) * len(jaxpr.in_avals), is_vjp=True)
-    infos = [
-        (str(eqn.source_info.name_stack), compat.user_frame(eqn.source_info))
-        for half in (halves.forward, halves.tangent)
-        for eqn in compat.open_jaxpr(half).eqns
+def told(jaxpr):
+    """A program as text, and the source of every equation."""
+    return str(jaxpr), [
+        (str(eqn.source_info.name_stack), compat.user_frame(eqn.source_info), eqn.ctx)
+        for eqn in compat.open_jaxpr(jaxpr).eqns
     ]
-    return str(halves.forward), str(halves.tangent), halves.residuals, infos
 
 
-def test_equations_of_one_kind_are_linearized_as_each_for_itself():
+def scopes(x, y):
+    """Equations of one kind from lines and name scopes of their own."""
+    with jax.named_scope("first"):
+        a = lax.mul(x, y)
+    b = lax.mul(a, a)
+    with jax.named_scope("then"):
+        c = lax.mul(b, y)
+    return lax.sub(lax.mul(c, 2.0), lax.mul(y, 2.0)), lax.mul(y, -0.0)
+
+
+def called(x, y):
+    """Functions that are called again, with rules of their own, and loops."""
+
+    @jax.jit
+    def inner(x, y):
+        return jax.nn.relu(x) * y, jnp.where(x > y, x, 0.0)
+
+    for _ in range(3):
+        x, y = inner(x, y)
+        y = lax.fori_loop(0, 3, lambda _, y: jnp.sin(y), y)
+    return x, y, 1.0
+
+
+def idle(x, y):
+    """Results that are arguments, constants, or of no use, and integers on the way."""
+    del y
+    unused = [lax.sin(x), lax.sin(x)]
+    del unused
+    places = lax.convert_element_type(lax.floor(x), jnp.int32)
+    return x, places, lax.full((3,), 2.0), x[places], x[places + 1]
+
+
+@pytest.mark.parametrize("nonzero", [(True, True), (True, False)])
+@pytest.mark.parametrize("program", [scopes, called, idle, selects(9)[0], long_body(80)[0]])
+def test_equations_of_one_kind_are_linearized_as_each_for_itself(program, nonzero, monkeypatch):
     """The same equations in the same order, each from its own line and name scope."""
+    monkeypatch.setattr(compat_repeats, "_REPEATS", 0)
+    args = (jnp.ones(3), jnp.ones(3)) if program.__name__ != "f" else (jnp.ones(3),)
+    args = (jnp.ones(3), jnp.ones((4, 3))) if "xs" in program.__code__.co_varnames else args
+    jaxpr, nonzero = jax.make_jaxpr(program)(*args), nonzero[: len(args)]
+    jaxpr, constants = compat_ad.hoist_constants(jaxpr)
+    nonzero = (*(False for _ in constants), *nonzero)
+    ours = compat_repeats.linearize(jaxpr, nonzero, is_vjp=True)
+    plain = compat_ad.linearize(jaxpr, nonzero, is_vjp=True)
+    assert told(ours.forward) == told(plain.forward)
+    assert told(ours.tangent) == told(plain.tangent)
+    assert (ours.residuals, ours.nonzero_out) == (plain.residuals, plain.nonzero_out)
+    for half in (ours.forward, ours.tangent):
+        compat.check_jaxpr(half)
 
-    def f(x, y):
-        with jax.named_scope("first"):
-            a = lax.mul(x, y)
-        b = lax.mul(a, a)
-        with jax.named_scope("then"):
-            c = lax.mul(b, y)
-        return lax.sub(lax.mul(c, 2.0), lax.mul(y, 2.0)), lax.mul(y, -0.0)
 
-    jaxpr = jax.make_jaxpr(f)(jnp.ones(3), jnp.ones(3))
-    shared = share_repeated(jaxpr)
-    assert [e.primitive.name for e in compat.open_jaxpr(shared).eqns].count("equation") == 4
-    assert linearized(shared) == linearized(jaxpr)
+@pytest.mark.parametrize("dims", [(0, 0), (None, 0), (0, None)])
+@pytest.mark.parametrize("program", [scopes, called, idle])
+def test_equations_of_one_kind_are_vectorized_as_each_for_itself(program, dims, monkeypatch):
+    """The same equations in the same order, inside of JAX's own scope."""
+    found, batch = [], compat_repeats.batch
+
+    def compared(jaxpr, axis, dims):
+        ours, plain = batch(jaxpr, axis, dims), compat_ad.batch(jaxpr, axis, dims)
+        compat.check_jaxpr(ours[0])
+        found.append((*told(ours[0]), ours[1]) == (*told(plain[0]), plain[1]))
+        return ours
+
+    monkeypatch.setattr(compat_repeats, "_REPEATS", 0)
+    monkeypatch.setattr(compat_repeats, "batch", compared)
+    rows = [jnp.ones(3) if dim is None else jnp.ones((2, 3)) for dim in dims]
+    jax.jit(jax.vmap(jaxpr_opt.optimize(program), dims)).lower(*rows)
+    assert found == [True]
 
 
 def test_equations_that_differ_in_anything_are_of_two_kinds():
@@ -243,7 +292,8 @@ def test_equations_that_differ_in_anything_are_of_two_kinds():
         lambda *args: jax.tree.leaves(f(*args)),
         [compat.aval_of(jnp.ones(3))] * 2 + [weak, compat.aval_of(jnp.ones(3, "bfloat16"))],
     )
-    assert share_repeated(jaxpr) is jaxpr
+    kinds = [compat_repeats._kind(eqn) for eqn in compat.open_jaxpr(jaxpr).eqns]
+    assert len(kinds) == len(set(kinds)) > 7
 
 
 # ---------------------------------------------------------------- what values are made of

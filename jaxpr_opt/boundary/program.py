@@ -44,9 +44,8 @@ from jaxpr_opt.boundary import accumulation, checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.boundary.constant_residuals import made_again
 from jaxpr_opt.boundary.loops import with_reverse_mode
-from jaxpr_opt.bridge import compat, compat_ad, guard
+from jaxpr_opt.bridge import compat, compat_ad, compat_repeats, guard
 from jaxpr_opt.bridge.compat_ad import Mask
-from jaxpr_opt.bridge.compat_repeats import share_repeated
 from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.engine.split import Split
@@ -217,7 +216,7 @@ class Program:
     @_remembered
     def batched(self, axis: Any, dims: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
         """The vectorised program, and the batch dimensions of its outputs."""
-        jaxpr, dims_out = compat_ad.batch(self.jaxpr, axis, dims)
+        jaxpr, dims_out = compat_repeats.batch(self.jaxpr, axis, dims)
         history = self.history.mapped(
             lambda f: checking.vmap(f, axis, dims, dims_out), self.history.outputs
         )
@@ -261,7 +260,7 @@ class Program:
     def halves(self, nonzero: Mask, is_vjp: bool) -> Halves:
         """The program taken apart; optimised as a whole where its tangent will be transposed."""
         jaxpr = with_reverse_mode(self.jaxpr, self.pipeline) if is_vjp else self.jaxpr
-        plain = compat_ad.linearize(share_repeated(jaxpr), nonzero, is_vjp=is_vjp)
+        plain = compat_repeats.linearize(jaxpr, nonzero, is_vjp=is_vjp)
         plain = made_again(plain, len(jaxpr.out_avals))
         tangent = Program(plain.tangent, self.pipeline, f"tangent({self.name})")
         if is_vjp and any(plain.nonzero_out):
