@@ -329,6 +329,49 @@ def test_straight_line_code_of_arithmetic_is_not_looked_at(order, monkeypatch):
     assert "sine" in text
 
 
+def masked(x, scores):
+    """Masks of elements: a layer normalization, attention that looks back."""
+    x = jnp.where(x > 0.0, x, 0.0) / jnp.sqrt(jnp.var(x))
+    seen = jnp.tril(jnp.ones(scores.shape[1:], bool))
+    return jnp.sum(x) * jnp.where(seen, scores, -1e9)
+
+
+def test_selects_of_elements_are_not_looked_at(monkeypatch):
+    """No truth value chooses a row, so no branch of a batch can be left out: the final phase makes
+    no graph.
+    """
+    phases = []
+
+    def imported(*args, phase, **options):
+        phases.append(phase)
+        return import_jaxpr(*args, phase=phase, **options)
+
+    monkeypatch.setattr(pipeline, "import_jaxpr", imported)
+    with settings.override(verify=False):
+        text = jaxpr_opt.optimize(masked).lower(jnp.ones(3), jnp.ones((2, 4, 4))).as_text()
+    assert phases == ["differentiable"]
+    assert "select" in text
+
+
+ROWS = {
+    "broadcast": lambda p, x: lax.select_n(lax.broadcast_in_dim(p, (3, 4), (0,)), x, -x),
+    "number": lambda p, x: lax.select_n(
+        lax.broadcast_in_dim(p.astype(jnp.int32), (3, 4), (0,)), x, -x
+    ),
+    "moved": lambda p, x: lax.select_n(
+        lax.broadcast_in_dim(p, (1, 3, 4), (1,)).reshape(3, 4), x, -x
+    ),
+    "nested": jax.jit(jax.vmap(lambda p, x: jnp.where(p, x, -x))),
+}
+
+
+@pytest.mark.parametrize("program", ROWS.values(), ids=ROWS)
+def test_selects_of_rows_are_looked_at(program):
+    """Truth values of rows are broadcast, by their axes or others, or are numbers."""
+    jaxpr = jax.make_jaxpr(program)(jnp.ones(3, bool), jnp.ones((3, 4)))
+    assert compat.ROWS in compat.primitive_names(jaxpr)
+
+
 def test_a_pass_that_finds_what_it_does_not_need_is_an_error():
     """Verified graphs are searched for what `needs` says is not there."""
 

@@ -374,11 +374,33 @@ _names: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictiona
 
 
 def primitive_names(jaxpr: Any) -> frozenset[str]:
-    """The names of the primitives of a jaxpr and of all jaxprs in it; remembered."""
+    """The names of the primitives of a jaxpr and of all jaxprs in it, and `ROWS` if it may select
+    by rows; remembered.
+    """
     known = _names.get(jaxpr)
     if known is None:
         known = _names[jaxpr] = frozenset(_primitive_names(jaxpr))
     return known
+
+
+ROWS = "select_n of rows"
+"""What is among the names of a program in which a truth value may choose a whole row."""
+
+_MOVES_ROWS = frozenset({"reshape", "squeeze", "transpose"})
+
+
+def _is_of_rows(eqn: Any, name: str) -> bool:
+    """Whether an equation repeats each truth value along further axes, moves an array of them so
+    that another may do so, or selects by numbers.
+    """
+    if name == "select_n":
+        return bool(eqn.invars[0].aval.dtype != bool)
+    if name != "broadcast_in_dim" and name not in _MOVES_ROWS:
+        return False
+    aval = eqn.invars[0].aval
+    if aval.dtype != bool or not aval.shape:
+        return False
+    return name in _MOVES_ROWS or eqn.params["broadcast_dimensions"] == (*range(len(aval.shape)),)
 
 
 def _primitive_names(jaxpr: Any) -> set[str]:
@@ -389,7 +411,10 @@ def _primitive_names(jaxpr: Any) -> set[str]:
         key, each = pending.popitem()
         seen.add(key)
         for eqn in open_jaxpr(each).eqns:
-            names.add(eqn.primitive.name)
+            name = eqn.primitive.name
+            names.add(name)
+            if _is_of_rows(eqn, name):
+                names.add(ROWS)
             inner = inner_jaxprs(eqn.params)
             pending.update({id(j): j for j in inner if id(j) not in seen})
     return names

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, get_args
 
+from jaxpr_opt.bridge import compat
 from jaxpr_opt.insight.journal import Waste
 from jaxpr_opt.ir.graph import Op, Phase, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -68,6 +69,8 @@ class Pass:
     """and of these names, if not None."""
     needs: ClassVar[frozenset[str] | None] = None
     """It finds nothing in a program without any op of these names, if not None."""
+    rows: ClassVar[bool] = False
+    """Whether it finds nothing in straight-line code in which no truth value chooses a row."""
     at_once: ClassVar[bool] = False
     """Whether one rewrite does all there is to do at an op; `find` does not see the op again."""
     cleanup: ClassVar[bool] = False
@@ -85,6 +88,8 @@ class Pass:
         asked = Op in self.anchors and (
             self.primitives is None or not self.primitives.isdisjoint(names)
         )
+        if self.rows and compat.ROWS not in names:
+            return False
         return asked and (self.needs is None or not self.needs.isdisjoint(names))
 
     def find(self, op: Op) -> Iterator[Any]:

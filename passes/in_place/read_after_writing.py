@@ -77,6 +77,7 @@ class ReadAfterWriting(Pass):
     whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"  # (4)
     primitives: ClassVar[frozenset[str]] = WRITES
+    needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Following]:
         body, write = loop_body(op), access(op)

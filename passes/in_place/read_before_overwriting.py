@@ -101,6 +101,7 @@ class ReadBeforeOverwriting(Pass):
     whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"  # (5)
     primitives: ClassVar[frozenset[str]] = WRITES
+    needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Overwriting]:
         body = loop_body(op)

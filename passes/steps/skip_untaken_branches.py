@@ -82,6 +82,7 @@ class SkipUntakenBranches(Pass):
     whole_arrays: ClassVar[bool] = True  # (2)
     phase: ClassVar[Phase] = "final"
     primitives: ClassVar[frozenset[str]] = frozenset({"select_n"})
+    rows: ClassVar[bool] = True
 
     def find(self, op: Op) -> Iterator[Untaken]:
         predicate = _predicate(op)
