@@ -65,9 +65,9 @@ class Device:
     its time."""
     visible: float = 8.0
     """The same where what is read less is computed again."""
-    features_last: bool = False
-    """Whether a convolution reads features last, and kernels by place: operands that are laid out
-    otherwise are copied first."""
+    copies_operands: bool = False
+    """Whether a convolution reads features last, and kernels by place, and a product batches, rows
+    and columns: operands that are laid out otherwise are copied first."""
     turned: float = 0.0
     """Seconds of one floating point operation of a convolution that is laid out otherwise, in a
     loop; 0 if it is that of a product."""
@@ -98,7 +98,7 @@ CPU = Device(
     fused_bytes=1 << 18,
     line=64,
     predicate=0.75e-9,
-    features_last=True,
+    copies_operands=True,
     turned=1 / 2.5e9,
     breadth_first=True,
     jumps=True,

@@ -17,7 +17,8 @@ from typing import Any
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU, Device
 from jaxpr_opt.cost.fusion import is_fused, kernels
-from jaxpr_opt.cost.ops import Cost, cost, features_last
+from jaxpr_opt.cost.layouts import Copy, copies, is_read_transposed
+from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.work import WRITES
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
@@ -71,12 +72,15 @@ class CostModel:
         """Whether ops run in the order in which they become ready."""
         return self.device.breadth_first
 
-    def rearranged(self, op: Op) -> list[Value]:
-        """The operands of a convolution that XLA copies first, and holds until it has run."""
-        if op.name != "conv_general_dilated" or not self.device.features_last:
-            return []
-        (image, kernel), (is_image_last, is_kernel_last) = op.operands, features_last(op)
-        return [image] * (not is_image_last) + [kernel] * (not is_kernel_last)
+    def rearranged(self, op: Op) -> list[Copy]:
+        """The copies of operands that XLA makes for a product or convolution, and holds until it
+        has run.
+        """
+        return copies(op) if self.device.copies_operands else []
+
+    def is_read_transposed(self, op: Op, value: Value) -> bool:
+        """Whether a product reads a matrix where the one is that it is the transpose of."""
+        return self.device.copies_operands and is_read_transposed(op, value)
 
     # -- bytes that are moved
 

@@ -20,6 +20,7 @@ from jaxpr_opt.bridge.parameters import (
     numbers_of,
     window_dimensions_of,
 )
+from jaxpr_opt.cost.layouts import features_last
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import (
     UNDEFINED,
@@ -214,13 +215,6 @@ def _dot_general(op: Op) -> int:
     (contracted, _), _ = numbers_of(op)
     depth = prod(int(op.operands[0].shape[axis]) for axis in contracted)
     return 2 * op.result.size * depth
-
-
-def features_last(convolution: Op) -> tuple[bool, bool]:
-    """Whether the features of the image, and of the kernel, are the last axes."""
-    numbers, n = numbers_of(convolution), len(convolution.result.shape) - 2
-    is_image_last = tuple(numbers.lhs_spec) == (0, n + 1, *range(1, n + 1))
-    return is_image_last, tuple(numbers.rhs_spec) == (n + 1, n, *range(n))
 
 
 def _is_turned(op: Op) -> bool:

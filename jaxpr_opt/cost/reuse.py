@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from jaxpr_opt.cost.layouts import is_made_transposed
 from jaxpr_opt.ir.graph import Call, Cond, Constant, Op, Remat, Use, Value
 from jaxpr_opt.ir.inputs import inputs
 
@@ -48,6 +49,8 @@ def is_view(op: Op) -> bool:
     """Whether an op's results need no buffers of their own."""
     if op.name == "convert_element_type":  # of the weak type only
         return bool(op.operands[0].dtype == op.result.dtype)
+    if op.name == "transpose":
+        return is_made_transposed(op)
     return op.name in VIEWS
 
 

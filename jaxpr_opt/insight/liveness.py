@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from jaxpr_opt.analysis.liveness.fused import Read, fused
 from jaxpr_opt.analysis.liveness.scheduled import Run, scheduled
+from jaxpr_opt.cost.layouts import Copy, shape_made, shape_read
 from jaxpr_opt.cost.reuse import buffer_of, is_view
 from jaxpr_opt.ir.graph import Constant, Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.ir.traits import ELEMENTWISE, IN_PLACE, is_broadcast
@@ -32,8 +33,10 @@ class Moment(NamedTuple):
     """Operands that end here and whose room the results take over: not live beside them."""
     freed: tuple[Value, ...]
     """What nobody reads from here on: live while the op runs, and no longer."""
-    copied: int = 0
-    """Bytes of copies of operands that are live while it runs."""
+    copy: Copy | None = None
+    """The copy of an operand that is made instead of its results."""
+    done: Sequence[Copy] = ()
+    """Copies that nobody reads from here on."""
 
 
 def peak_bytes(graph: Graph) -> int:
@@ -71,39 +74,48 @@ def fused_moments(region: Region) -> Iterator[Moment]:
     """The same of a program that XLA has fused, in the order in which it runs it: what is computed
     inside of other ops is left out.
 
-    A fusion may write what it computes over an array that ends there.
+    A fusion may write what it computes over an array that ends there.  What a step writes over what
+    its loop carries is left out, too: it lives in the result of the loop.
     """
     found = fused(region.terminator)
     runs = list(scheduled(region, found))
     last = {array: place for place, run in enumerate(runs) for array in run.read}
     ending: dict[int, list[Value]] = {}
+    own = {value for op in region.ops for value in op.results}.union(fused_rows(region))
     for value, place in last.items():
-        if not isinstance(value, Constant) and value.region is region and value.op is not None:
+        if value in own:
             ending.setdefault(place, []).append(value)
     carried = _carried(region, runs)
-    for place, (op, of, read, copied) in enumerate(runs):
+    for place, (op, copy, read, done) in enumerate(runs):
         dying = ending.get(place, [])
-        made = () if of is not None else tuple(v for v in op.results if v not in found.inside)
-        taken = {}
-        if of is None:
+        taken, made = dict[Value, None](), tuple[Value, ...]()
+        if copy is None:
             taken = _taken(op, set(dying)) or _overwritten(op, read, dying)
-            taken |= {carried[value]: None for value in made if value in carried}
+            carried |= {value for value in op.results if _place(value, taken) in carried}
+            made = tuple(v for v in op.results if v not in found.inside and v not in carried)
         freed = [v for v in dying if v not in taken] + [v for v in made if v not in last]
-        yield Moment(op, made, tuple(taken), tuple(freed), copied)
+        yield Moment(op, made, tuple(taken), tuple(freed), copy, done)
 
 
-def _carried(region: Region, runs: Sequence[Run]) -> dict[Value, Value]:
-    """What a loop's step hands on to the next, and what it began with, where the one is written
-    over the other.
+def _place(value: Value, taken: Iterable[Value]) -> Value | None:
+    """Of arrays whose room the results of an op take over, that which a result takes over."""
+    before = written_over(value)
+    places = (array for array in taken if before is None or array is before)
+    return next((array for array in places if array.nbytes == value.nbytes), None)
+
+
+def _carried(region: Region, runs: Sequence[Run]) -> set[Value]:
+    """What a loop's step hands on to the next, where it is written over what the step started
+    with.
     """
     place: dict[Op | None, int] = {run.op: i for i, run in enumerate(runs)}
     owner = region.owner
     if not isinstance(owner, Scan | While) or region is not owner.regions[-1]:
-        return {}
+        return set()
     read = dict[Value, tuple[int, bool]]()
     for i, run in enumerate(runs[:-1]):
         read |= {array: (i, same) for array, same in run.read.items()}
-    over = dict[Value, Value]()
+    over = set[Value]()
     for carry in owner.carries:
         value, (last, same) = buffer_of(carry.next), read.get(carry.param, (-1, False))
         while (before := written_over(value)) is not None and before.op in place:
@@ -112,7 +124,7 @@ def _carried(region: Region, runs: Sequence[Run]) -> dict[Value, Value]:
             value = before
         made, fits = place.get(value.op, -1), same and value.nbytes == carry.param.nbytes
         if made > last or (made == last >= 0 and (fits or before is carry.param)):
-            over[value] = carry.param
+            over.add(value)
     return over
 
 
@@ -136,8 +148,15 @@ def _overwritten(op: Op, arrays: Read, dying: Sequence[Value]) -> dict[Value, No
         return {}
     if isinstance(op.parent, Op) and all(user.is_terminator for user in op.result.users):
         return {}
-    fitting = (v for v in dying if arrays[v] and v.nbytes == op.result.nbytes)
+    shape, nbytes = _shape(op.result), op.result.nbytes
+    fitting = (v for v in dying if arrays[v] and v.nbytes == nbytes and _shape(v) == shape)
     return dict.fromkeys(itertools.islice(fitting, 1))
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    """The shape in which a value is in memory: that in which a product makes it, or reads it."""
+    read = (shape_read(use.op, value) for use in value.uses)
+    return next((shape for shape in read if shape != value.shape), shape_made(value))
 
 
 def room(values: Iterable[Value]) -> int:
@@ -165,7 +184,7 @@ def fused_rows(region: Region) -> Iterator[Value]:
 def _peak(region: Region) -> int:
     """The most that the values defined in the region take, with what runs inside their ops."""
     live = peak = room(rows(region))
-    for op, *changes, _ in moments(region):
+    for op, *changes, _, _ in moments(region):
         made, taken, freed = map(room, changes)
         live += made - taken
         peak = max(peak, live + max(map(_peak, op.regions), default=0))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from jaxpr_opt.cost.fusion import is_fused
+from jaxpr_opt.cost.layouts import Copy
 from jaxpr_opt.cost.limits import LEAST_BUFFER
 from jaxpr_opt.cost.reuse import buffer_of
 from jaxpr_opt.insight.liveness import Moment, fused_moments, fused_rows, room, written_over
@@ -61,7 +62,7 @@ class _Recorder:
         self.results = results
         self.now = 0
         self.buffers: list[_Buffer] = []
-        self.live: dict[Value, _Buffer] = {}
+        self.live: dict[Value | Copy, _Buffer] = {}
         self.written: dict[Value, int] = {}
 
     def rooms(self, donated: Iterable[Value]) -> list[_Room]:
@@ -81,11 +82,12 @@ class _Recorder:
         self.open(present, apart)
         apart = apart | _stacked(region)
         for moment in fused_moments(region):
-            op, made, taken, freed, copied = moment
+            op, made, taken, freed, copy, done = moment
             self.result(moment)
             self.close(taken)
             is_loop = isinstance(op, Scan | While)
-            copy = _Buffer(copied, self.now)
+            if copy is not None:
+                self.live[copy] = _Buffer(copy.of.nbytes, self.now)
             if is_loop or not op.regions:
                 self.open(made, apart)
             for each in op.regions:
@@ -94,10 +96,7 @@ class _Recorder:
             if op.regions and not is_loop:
                 self.open(made, apart)
                 self.now += 1
-            self.close(freed)
-            if copied:
-                copy.end = self.now
-                self.buffers.append(copy)
+            self.close((*freed, *done))
         self.close(present)
 
     def result(self, moment: Moment) -> None:
@@ -115,8 +114,8 @@ class _Recorder:
             if value not in apart and (nbytes := room([value])):
                 self.live[value] = _Buffer(nbytes, self.now)
 
-    def close(self, values: Iterable[Value]) -> None:
-        """Values are not read any more."""
+    def close(self, values: Iterable[Value | Copy]) -> None:
+        """Values, and copies of some, are not read any more."""
         for value in values:
             buffer = self.live.pop(value, None)
             if buffer is not None and buffer.start < self.now:

@@ -160,7 +160,7 @@ class _Walker:
         for value in rows(region):
             held.add(self.live(value))
         spans: list[Instant | Loop] = []
-        for op, made, taken, freed, _ in moments(region):
+        for op, made, taken, freed, *_ in moments(region):
             for value in taken:
                 held.remove(self.live(value))
             for value in made:

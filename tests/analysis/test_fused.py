@@ -110,12 +110,72 @@ def test_convolutions_read_features_last(numbers, copies):
         assert estimate // x.nbytes == memory(program, *args) // x.nbytes == copied
 
 
+PRODUCTS = {
+    "the terms are all but the last axis": ("btk,btn->kn", (8, 64, 64), (8, 64, 64), 1),
+    "its result is transposed": ("btn,btk->kn", (8, 64, 64), (8, 64, 64), 1),
+    "heads are not the first axes": ("bqhd,bkhd->bhqk", (8, 64, 4, 16), (8, 64, 4, 16), 2),
+    "the second operand has the terms last": ("kn,abk->nab", (64, 64), (8, 64, 64), 1),
+    "matrices": ("tk,tn->kn", (512, 64), (512, 64), 0),
+    "matrices of a batch": ("btk,btn->bkn", (8, 64, 64), (8, 64, 64), 0),
+    "rows of several axes": ("btk,kn->btn", (8, 64, 64), (64, 64), 0),
+    "an axis of one element": ("atk,atn->kn", (1, 512, 64), (1, 512, 64), 1),
+}
+"""Products, and how many of their operands are copied first."""
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_read_batches_rows_and_columns(name):
+    """Both versions of XLA:CPU copy operands whose axes are in another order."""
+    spec, *shapes, copied = PRODUCTS[name]
+    x, y = map(jnp.ones, shapes)
+    names, axes = spec.split("->")[0].split(","), spec.split("->")[1]
+    summed = [each for each in names[0] if each in names[1] and each not in axes]
+    batch = [each for each in names[0] if each in names[1] and each in axes]
+    numbers = tuple(tuple(tuple(map(n.index, of)) for n in names) for of in (summed, batch))
+    product = lambda x, y: lax.dot_general(x, y, numbers)
+    program = (lambda x, y: product(x, y).T) if "transposed" in name else product
+    graph = import_jaxpr(traced(program, x, y), "final")
+    nbytes = 4 * 8 * 64 * 64
+    assert temporary_bytes(graph) == nbytes * copied
+    assert memory(program, x, y) // nbytes == copied
+
+
+def test_a_product_of_a_transposed_matrix_reads_the_matrix():
+    """No array is made of either: rows and columns change places where they are read or made."""
+    found = arrays(lambda x, y: jnp.sort(jnp.swapaxes(y @ jnp.sort(x).T, 0, 1)), X, X)
+    assert found == {"sort": ["dot_general"], "dot_general": ["sort", "y"]}
+
+
+def test_what_a_product_reads_in_another_shape_is_computed_again_for_others():
+    """What the product reads is the result of a fusion of its own."""
+
+    def program(x, y, w):
+        z = jnp.sort(x) + jnp.sort(y)
+        return jnp.sin(z), z @ w
+
+    assert arrays(program, "f32[64,64]", "f32[64,64]", X)["sin"] == ["add"]
+    wide = "f32[8,8,64]"
+    assert arrays(program, wide, wide, X)["sin"] == ["sort", "sort"]
+
+
+def test_a_copy_is_computed_from_what_its_operand_is():
+    """The sum is no array, but for the product of another shape."""
+
+    def program(x, y, g):
+        z = jnp.sort(x) + jnp.sort(y)
+        return lax.dot_general(z, g, (((0, 1), (0, 1)), ((), ())))
+
+    x = jnp.ones((8, 64, 64))
+    graph = import_jaxpr(traced(program, x, x, x), "final")
+    assert temporary_bytes(graph) == pytest.approx(memory(program, x, x, x), abs=1024)
+
+
 LOOPS = dict(bench_memory._loops(40))
 HOW = {name: bench_memory.BY_HAND[f"by hand, {name}"] for name in ("none", "each step")}
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", ["wave equation", "chunked cross-entropy", "MAML"])
+@pytest.mark.parametrize("name", ["wave equation", "chunked cross-entropy", "MAML", "LSTM"])
 def test_the_estimate_of_a_loop_is_what_is_compiled(name, how):
     """Rows of what it reads are no arrays, and what it hands on is written over what it had."""
     loop = LOOPS[name]

@@ -16,11 +16,16 @@ X = "f32[64,64]"
 
 
 def runs(program, *types, device=CPU):
-    """The names of ops as they run, and bytes of copies that are there."""
+    """The names of ops as they run, and bytes of copies that are there meanwhile."""
     body = import_jaxpr(traced(program, *types), "final").body
     with using(CostModel(device)):
         found = list(scheduled(body, fused(body.terminator)))
-    return [("copy" if run.of is not None else run.op.name, run.copied) for run in found[:-1]]
+    rows, copied = [], 0
+    for run in found[:-1]:
+        copied += 0 if run.copy is None else run.copy.of.nbytes
+        rows.append((run.op.name if run.copy is None else "copy", copied))
+        copied -= sum(copy.of.nbytes for copy in run.done)
+    return rows
 
 
 def two_chains(x, y):

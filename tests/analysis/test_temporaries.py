@@ -1,13 +1,17 @@
 """Temporary buffers live in the rooms of results that are written later."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+from bench import transformer
 from jaxpr_opt import optimize
 from jaxpr_opt.insight.temporaries import temporary_bytes
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.memory.planner import collect_plans
+from jaxpr_opt.reports import observe
 
 X = jnp.ones((64, 64))
 ROWS = jnp.ones((8, 64))
@@ -70,6 +74,44 @@ def larger(x, wide, high):
 )
 def test_the_estimate_is_what_is_compiled(program, args):
     assert estimated(program, *args) == pytest.approx(compiled(program, *args), abs=KB)
+
+
+def accumulated(x):
+    """A loop that adds a product to what it carries, in steps that are computed again."""
+    step = jax.checkpoint(lambda total, row: total + jnp.sin(row[:, None] @ row[None]) @ x)
+    return jnp.sort(jax.lax.scan(lambda t, row: (step(t, row), None), x, x)[0])
+
+
+def test_what_a_step_writes_over_its_carry_has_no_room_of_its_own():
+    assert estimated(accumulated, X) == pytest.approx(compiled(accumulated, X), abs=2 * KB)
+
+
+def rows(w, x):
+    """A loop that reads a matrix in each step, and does not need it to the end."""
+    step = lambda x, w: (jnp.sort(jnp.sort(x @ w), 0) @ x, None)
+    return jax.lax.scan(step, x, w)[0]
+
+
+def test_a_row_of_what_a_loop_reads_is_free_after_its_last_read():
+    w = jnp.ones((8, 64, 64))
+    assert estimated(rows, w, X) == pytest.approx(compiled(rows, w, X), abs=2 * KB)
+
+
+def adam(p, m, v, tokens):
+    """A step of adam of a transformer's layers in a scan, nothing donated."""
+    gradient = jax.grad(functools.partial(transformer.loss, scanned=True))(p, tokens)
+    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradient)
+    v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, v, gradient)
+    return jax.tree.map(lambda p, m, v: p - m / (jnp.sqrt(v) + 1e-8), p, m, v), m, v
+
+
+def test_a_step_of_adam():
+    """Its results leave room for the products' copies: 1.4 times was missing without these."""
+    p = transformer.make_params(8, 64, 256)
+    given = p, p, p, jnp.zeros((8, 65), jnp.int32)
+    made = optimize(adam)
+    graph, _ = observe.optimized(made, given, {})
+    assert temporary_bytes(graph) == pytest.approx(compiled(made, *given), rel=0.2)
 
 
 def test_a_donated_argument_leaves_no_room():

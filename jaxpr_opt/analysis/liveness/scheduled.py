@@ -5,67 +5,72 @@ became ready first runs first, however late it is read.  (Others run ops in the 
 program, as far as is known.)  So a copy of an argument that only the last op reads is made at
 once, and is there to the end; what goes through an optimization barrier waits for all of it.
 
-An op whose operands have to be laid out anew reads copies of them, which are made like that.
+An op whose operands have to be laid out anew reads copies of them, which are made like that; ops
+that need the same copy share it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Set
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from jaxpr_opt.analysis.liveness.fused import Fused, Read
+from jaxpr_opt.cost.layouts import Copy
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.reuse import buffer_of
 from jaxpr_opt.ir.graph import Op, Region, Value
 from jaxpr_opt.ir.inputs import inputs
 
 
 class Run(NamedTuple):
-    """An op that runs, or the copy of one of its operands."""
+    """An op that runs, or a copy of one of its operands that is made."""
 
     op: Op
-    of: Value | None
-    """The operand that is copied."""
+    copy: Copy | None
+    """The copy, if it is one."""
     read: Read
     """The arrays that are read."""
-    copied: int
-    """Bytes of copies that are there, of what it or later ops read."""
+    done: Sequence[Copy] = ()
+    """The copies that no later op reads."""
 
 
-class _Copy(NamedTuple):
-    """A copy of an array, for an op."""
-
-    op: Op
-    of: Value
-
-
-_Item = Op | _Copy
+_Item = Op | Copy
 
 
 def scheduled(region: Region, found: Fused) -> Iterator[Run]:
     """The ops of a region whose results are in memory, as they run; the terminator is the last."""
-    model, copied = cost_model(), 0
+    model = cost_model()
+    readers = {op: Counter(model.rearranged(op)) for op in found.read}
+    left = Counter[Copy](copy for made in readers.values() for copy in made)
+    first = {copy: op for op in reversed(readers) for copy in readers[op]}
     for item in _breadth_first(region, found) if model.is_breadth_first else _as_written(found):
-        if isinstance(item, _Copy):
-            copied += item.of.nbytes
-            arrays = dict.fromkeys(found.arrays(item.of), False)
-            yield Run(item.op, item.of, arrays, copied)
+        if isinstance(item, Copy):
+            yield Run(first[item], item, dict.fromkeys(found.copied[item.of], False))
         elif not item.is_terminator:
-            again = model.rearranged(item)
-            read = found.read[item]
-            if again:
-                rest = (buffer_of(v) for v in item.operands if v not in again)
-                read = dict.fromkeys(rest, False)
-            yield Run(item, None, read, copied)
-            copied -= sum(value.nbytes for value in again)
-    yield Run(region.terminator, None, found.read[region.terminator], copied)
+            left -= readers[item]
+            done = [copy for copy in readers[item] if not left[copy]]
+            yield Run(item, None, _read(item, found), done)
+    yield Run(region.terminator, None, found.read[region.terminator])
+
+
+def _read(op: Op, found: Fused) -> Read:
+    """The arrays that an op reads once its operands are copied."""
+    copies = cost_model().rearranged(op)
+    if not copies:
+        return found.read[op]
+    rest = Counter(op.operands)
+    rest.subtract(copy.of for copy in copies)
+    arrays = (found.arrays(value) for value, count in rest.items() if count)
+    return dict.fromkeys((array for each in arrays for array in each), False)
 
 
 def _as_written(found: Fused) -> Iterator[_Item]:
     """Ops and copies, in the order of the program."""
+    made = set[Copy]()
     for op in found.read:
-        yield from (_Copy(op, value) for value in cost_model().rearranged(op))
+        new = dict.fromkeys(copy for copy in cost_model().rearranged(op) if copy not in made)
+        made.update(new)
+        yield from new
         yield op
 
 
@@ -89,15 +94,16 @@ def _breadth_first(region: Region, found: Fused) -> Iterator[_Item]:
 
 def _needed(region: Region, found: Fused) -> Iterator[tuple[_Item, Set[_Item]]]:
     """Ops and copies in the order of the program, with those whose results each has to wait for."""
-    made = dict[Value, Set[_Item]]()
+    made, copied = dict[Value, Set[_Item]](), set[Copy]()
     for op in region.ops:
         needed = set[_Item]().union(*(made.get(value, ()) for value in inputs(op)))
         if op not in found.read:
             made |= dict.fromkeys(op.results, needed)
             continue
-        for value in cost_model().rearranged(op):
-            copy = _Copy(op, value)
-            yield copy, made.get(value, frozenset())
+        for copy in dict.fromkeys(cost_model().rearranged(op)):
+            if copy not in copied:
+                copied.add(copy)
+                yield copy, made.get(copy.of, frozenset())
             needed.add(copy)
         yield op, needed
         made |= dict.fromkeys(op.results, frozenset({op}))
