@@ -32,6 +32,7 @@ from typing import ClassVar
 from jax import lax
 
 from jaxpr_opt.analysis.values.algebra import Law, Laws, Plainer, involution
+from jaxpr_opt.analysis.values.moves import is_taken_back, keeps_order
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
@@ -65,10 +66,32 @@ def transposed_back(op: Op) -> Value | None:
     if permutation == tuple(range(len(permutation))):  # (1)
         return op.operands[0]
     inner = op.operands[0].op
-    if inner is None or inner.name != "transpose":  # (1)
+    return inner.operands[0] if inner is not None and is_taken_back(inner, op) else None  # (1)
+
+
+def transposed_at_once(op: Op) -> Plainer | None:
+    """The law transpose(transpose(x)) = transpose(x)."""
+    inner = op.operands[0].op
+    if inner is None or inner.name != "transpose":
         return None
-    twice = tuple(permutation_of(inner)[i] for i in permutation)
-    return inner.operands[0] if twice == tuple(range(len(twice))) else None  # (1)
+    permutation = tuple(permutation_of(inner)[i] for i in permutation_of(op))  # (1)
+    return Plainer(lambda x: lax.transpose(x, permutation), inner.operands)
+
+
+def written_back(op: Op) -> Plainer | None:
+    """A write into a transposed array, whose result is transposed back, is a write into the array
+    of a transposed window.
+    """
+    write = op.operands[0].op
+    if write is None or write.name != "dynamic_update_slice":
+        return None
+    array, update, *starts = write.operands
+    if array.op is None or not is_taken_back(array.op, op):  # (1)
+        return None
+    order = permutation_of(op)
+    there = [starts[axis] for axis in order]
+    moved = lambda x, v, *at: lax.dynamic_update_slice(x, lax.transpose(v, order), at)  # noqa: E731
+    return Plainer(moved, (array.op.operands[0], update, *there))
 
 
 def unpadded(op: Op) -> Value | None:
@@ -85,13 +108,13 @@ def reshaped_twice(op: Op) -> tuple[Value, ...] | None:
     """The law reshape(reshape(x)) = reshape(x), also for a squeeze, and axes of size 1 added."""
     inner = op.operands[0].op
     plain = is_in_order(op)
-    return inner.operands if plain and inner is not None and _keeps_order(inner) else None  # (1)
+    return inner.operands if plain and inner is not None and keeps_order(inner) else None  # (1)
 
 
 def squeezed_back(op: Op) -> Value | None:
     """A squeeze of axes that were added to the operand, one way or another."""
     inner = op.operands[0].op
-    if inner is None or not _keeps_order(inner):  # (1)
+    if inner is None or not keeps_order(inner):  # (1)
         return None
     return inner.operands[0]
 
@@ -118,17 +141,6 @@ def _long_axes(value: Value) -> list[int]:
     return [axis for axis, size in enumerate(value.shape) if size != 1]
 
 
-def _keeps_order(op: Op) -> bool:  # (1)
-    """Whether the op gives the elements of its operand another shape, in row-major order."""
-    if is_resharded(op):
-        return False
-    if op.name == "reshape":
-        return is_in_order(op)
-    if op.name == "broadcast_in_dim":  # its dimensions are in order
-        return len(op.operands) == 1 and op.operands[0].size == op.result.size
-    return op.name == "squeeze"
-
-
 MARKERS = frozenset({"name", "stop_gradient"})
 
 LAWS: Laws = {
@@ -147,7 +159,7 @@ LAWS: Laws = {
     "slice": (first,),
     "squeeze": (first, squeezed_back, spread_at_once),
     "stop_gradient": (first,),
-    "transpose": (transposed_back,),
+    "transpose": (transposed_back, transposed_at_once, written_back),
 }
 
 

@@ -8,6 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.testing import check_rewrite, run_alone, traced
+from tests.loops import alone
 
 REMOVE = RemoveIdleMoves()
 
@@ -218,3 +219,34 @@ def test_spread_at_once():
 def test_not_spread_at_once(program):
     """(1) The reshape does more than add or drop axes of size 1 that the broadcast has made."""
     assert left_of(program, "differentiable")[-1] == "reshape"
+
+
+def test_transposed_twice():
+    """(1) Where two transpositions put each axis, one does."""
+    program = lambda x: lax.transpose(lax.transpose(x, (1, 2, 0)), (0, 2, 1))
+    graph = alone(REMOVE, program, "f32[2,3,4]", fires=True)
+    (result,) = graph.body.terminator.operands
+    assert [v.op for v in result.op.operands] == [None]
+
+
+def written(order, back):
+    """A window is written while an array is transposed."""
+    write = lambda x, v, *at: lax.dynamic_update_slice(x, lax.transpose(v, order), at)
+    return lambda x, v, i, j: lax.transpose(write(lax.transpose(x, order), v, 0, i, j), back)
+
+
+def test_written_while_transposed():
+    """(1) The window is transposed, not the array."""
+    types = "f32[5,6,4]", "f32[2,3,1]", "i32[]", "i32[]"
+    graph = alone(REMOVE, written((2, 0, 1), (1, 2, 0)), *types, fires=True)
+    (result,) = graph.body.terminator.operands
+    assert result.op.name == "dynamic_update_slice"
+    assert result.op.operands[0].op is None
+
+
+def test_written_while_transposed_otherwise():
+    """(1) Another transposition back is another array."""
+    types = "f32[4,4,4]", "f32[2,3,1]", "i32[]", "i32[]"
+    graph = alone(REMOVE, written((2, 0, 1), (2, 0, 1)), *types, fires=False)
+    (result,) = graph.body.terminator.operands
+    assert result.op.name == "transpose"

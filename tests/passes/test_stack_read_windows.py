@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt import optimize
+from jaxpr_opt import explain, optimize
 from jaxpr_opt.passes.suppliers.stack_read_windows import StackReadWindows
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from jaxpr_opt.testing.agreement import assert_close
@@ -285,3 +285,113 @@ def test_the_gradient_of_products_in_nested_loops():
     for optimized in (optimize(grad), jax.grad(optimize(scaled), (0, 1))):
         assert_close(optimized(*args), grad(*args))
         assert memory(optimized, *args) < 16 * b.nbytes < memory(grad, *args) / 4
+
+
+def arranged(there, back, both=None):
+    """A loop that stacks `there` of its carry, and one back that reads `back` of the rows."""
+
+    def program(x):
+        def forth(c, _):
+            c = jnp.sin(c)
+            return c, there(c)
+
+        c, rows = lax.scan(forth, x, None, length=3)
+        read = lambda t, row: (t + back(row) + (0 if both is None else both(row)), t)
+        return c, lax.scan(read, jnp.zeros(back(there(x)).shape), rows, reverse=True)
+
+    return program
+
+
+def test_a_transposition_that_the_reader_takes_back():
+    """(3)"""
+    check_rewrite(
+        WINDOWS,
+        arranged(jnp.transpose, jnp.transpose),
+        "f32[2,4]",
+        diff="""
+            fn (x:f32[2,4]) {
+          -   c:f32[2,4], ys:f32[3,4,2] = scan[3] carry(c=x) {
+          +   c:f32[2,4], ys2:f32[3,2,4] = scan[3] carry(c=x) {
+                s:f32[2,4] = sin c
+                t:f32[4,2] = transpose s
+          -     yield carry(s) ys(t)
+          +     yield carry(s) ys(s)
+              }
+              t:f32[4,2] = transpose x
+              t1:f32[2,4] = transpose t
+              b:f32[2,4] = broadcast_in_dim 0.0
+          -   c1:f32[2,4], ys1:f32[3,2,4] = scan[3, reverse] carry(c=b) xs(x=ys) {
+          +   c1:f32[2,4], ys1:f32[3,2,4] = scan[3, reverse] carry(c=b) xs(x1=ys2) {
+          -     t:f32[2,4] = transpose x
+          -     a:f32[2,4] = add c t
+          +     a:f32[2,4] = add c x1
+                a1:f32[2,4] = add a 0.0
+                yield carry(a1) ys(c)
+              }
+              return c, c1, ys1
+            }
+        """,
+    )
+
+
+ROLLED = lambda v: jnp.transpose(v, (1, 2, 0))
+BACK = lambda v: jnp.transpose(v, (2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("program", "type_", "fires"),
+    [
+        pytest.param(arranged(ROLLED, BACK), "f32[2,3,4]", True, id="three axes"),
+        pytest.param(arranged(ROLLED, ROLLED), "f32[2,2,2]", False, id="3 another permutation"),
+        pytest.param(
+            arranged(jnp.ravel, lambda v: v.reshape(2, 4)), "f32[2,4]", True, id="reshape"
+        ),
+        pytest.param(
+            arranged(jnp.ravel, lambda v: v.reshape(4, 2)), "f32[2,4]", False, id="3 another shape"
+        ),
+        pytest.param(
+            arranged(jnp.transpose, jnp.transpose, both=jnp.sum),
+            "f32[2,4]",
+            False,
+            id="3 one reader of two",
+        ),
+        pytest.param(
+            arranged(jnp.transpose, lambda v: v.reshape(2, 4)), "f32[2,4]", False, id="3 reshaped"
+        ),
+    ],
+)
+def test_arrangements(program, type_, fires):
+    """(3) Each reader takes back what the step does last."""
+    alone(WINDOWS, program, type_, fires=fires)
+
+
+def inner_loop(w, x):
+    """A loop in each step of a loop."""
+
+    def outer(s, x):
+        s, _ = lax.scan(lambda s, _: (jnp.tanh(s @ w + x), None), s, None, length=8)
+        return s, s
+
+    return jnp.sum(lax.scan(outer, jnp.zeros_like(x[0]), x)[1])
+
+
+def triple_loop(w, x):
+    def outer(s, _):
+        return s + inner_loop(w, x * s), None
+
+    return lax.scan(outer, 1.0, None, length=4)[0]
+
+
+@pytest.mark.parametrize("loss", [inner_loop, triple_loop])
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_batch_of_gradients_stores_what_a_gradient_stores(loss, levels):
+    """(3) `vmap` moves its axis to the front between the loops."""
+    w, x = 0.3 * jnp.cos(jnp.arange(256.0)).reshape(16, 16), jnp.sin(jnp.arange(10.0 * 512))
+    xs = x.reshape(*(2,) * levels, 10, -1, 16)
+    gradients = jax.grad(loss)
+    for _ in range(levels):
+        gradients = jax.vmap(gradients, (None, 0))
+    assert_close(jax.jit(gradients)(w, xs), optimize(gradients)(w, xs))
+    report = str(explain(gradients, w, xs))
+    assert "stack-read-windows" in report
+    assert "narrow-residuals" in report

@@ -6,6 +6,7 @@
 `algebra`                             laws of single ops
 `selected_cases`                      which case a select takes inside another one
 `expressions`, `value_numbering`      equal expressions; all equal values of a program
+`moves`                               reshapes and transpositions that take each other back
 `renaming`                            other names of a value
 `enclosing`                           the loop that an op is in, and later readers
 `varying`                             why a value changes from step to step

@@ -1,0 +1,30 @@
+"""Reshapes and transpositions that take each other back."""
+
+from __future__ import annotations
+
+from jaxpr_opt.bridge.parameters import is_in_order, is_resharded, permutation_of
+from jaxpr_opt.ir.graph import Op
+
+
+def is_taken_back(made: Op | None, move: Op) -> bool:
+    """Whether `move`, of what `made` makes of its operand, is that operand."""
+    if made is None or len(made.operands) != 1 or len(move.operands) != 1:
+        return False
+    source, result = made.operands[0], move.result
+    if (source.shape, source.dtype) != (result.shape, result.dtype):
+        return False
+    if made.name == move.name == "transpose":
+        inner = permutation_of(made)
+        return all(inner[axis] == i for i, axis in enumerate(permutation_of(move)))
+    return keeps_order(made) and keeps_order(move)
+
+
+def keeps_order(op: Op) -> bool:
+    """Whether the op gives the elements of its operand another shape, in row-major order."""
+    if is_resharded(op):
+        return False
+    if op.name == "reshape":
+        return is_in_order(op)
+    if op.name == "broadcast_in_dim":  # its dimensions are in order
+        return len(op.operands) == 1 and op.operands[0].size == op.result.size
+    return op.name == "squeeze"
