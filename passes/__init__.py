@@ -57,6 +57,7 @@ from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdat
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
+from jaxpr_opt.passes.windows.write_after_loops import WriteAfterLoops
 
 CLEANUP = (
     ResolveKnownPredicates(),
@@ -83,6 +84,7 @@ WINDOWS = (
     JoinSelectedParts(),
     AddInBranches(),
     WriteAfterBranches(),
+    WriteAfterLoops(),
     NarrowReads(),
     AccumulateSparseCotangents(),
     NarrowCarriedArrays(),

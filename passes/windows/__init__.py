@@ -11,6 +11,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `join-selected-parts`           the sum of disjoint parts becomes writes into the whole
 `sink-select-into-update`       a select between an array and its update selects the window
 `write-after-branches`          a write in a branch moves after the cond
+`write-after-loops`             writes into all rows move after the loop over the rows
 `recognize-one-hot`             a mask with one true element becomes an index
 `share-batched-tables`          rows of copies of one table are rows of the table
 `expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
@@ -31,6 +32,7 @@ the same order, with ``a[i]`` for any read of a window and ``Z`` for an array of
     where(p, a, 0) + where(p, 0, a)      = a
     where(p, a.at[i].set(v), a)          = a.at[i].set(where(p, v, a[i]))
     cond(p, a.at[i].set(v), a)           = a.at[i].set(cond(p, v, a[i]))
+    scan(a[k] -> a[k].at[i].set(v[k]))   = a.at[:, i].set(v)
     where(arange(n) == i, v, a)          = a.at[i].set(v[i])
     broadcast(a)[k, i]                   = a[i]
     a[i + arange(n)]                     = a[i : i + n]

@@ -1,0 +1,141 @@
+"""Move the writes of windows into all rows of an array from a loop over the rows to after it.
+
+Before::
+
+    ys = scan[8] xs(x=c) {
+      v = f x
+      w = dynamic_update_slice x v i
+      y = g w
+      yield ys(w)
+    }
+
+After::
+
+    vs = scan[8] xs(x=c) {
+      v = f x
+      w = dynamic_update_slice x v i
+      y = g w
+      yield ys(v)
+    }
+    ys = dynamic_update_slice c vs 0 i
+
+A loop over layers takes the caches of all layers as one array and gives them back as one: every
+step of decoding makes the whole array anew, and no pass sees that one row of each cache is written.
+Sound when
+
+1. what a step stacks is a row that it streams, to which it writes or adds windows, one after the
+   other;
+2. where the windows are is known before the loop, or computed from what is by ops that may run
+   even if the loop takes no step: then the windows of all rows are one window, and are out of range
+   together.
+
+Cost: the windows are stacked, not the rows, of which they are a small part. In a loop only: there
+the array is written to in place.
+Source: the caches of a decoder whose layers are a scan, as in MaxText and `flax.linen.scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import jax
+from jax import lax
+
+from jaxpr_opt.analysis.values.enclosing import loop_of
+from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.bridge.slicing import write_window
+from jaxpr_opt.builders.residual_transfer import stacked
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value, backward_slice, dominates
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_speculable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenRows(Match):
+    """A stack of rows of a stream, and the windows that a step writes to one, first to last."""
+
+    stack: Stack
+    stream: Stream
+    writes: tuple[Access, ...]
+
+
+@dataclass(frozen=True)
+class WriteAfterLoops(Pass):
+    """Stack rows with a window written -> stack the windows, and write them to all rows at once."""
+
+    name: ClassVar[str] = "write-after-loops"
+    whole_arrays: ClassVar[bool] = True
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[WrittenRows]:
+        assert isinstance(op, Scan)
+        if loop_of(op) is None:
+            return
+        for stack in op.stacks:
+            row, writes = _written(stack.value, op)
+            stream = op.stream_of(row)
+            if writes and stream is not None and stack.result.uses:  # (1)
+                says = f"windows of {stream.operand.label} are written after the loop over its rows"
+                yield WrittenRows(op, says, stack, stream, writes, about=stack.result)
+
+    def refuse(self, match: WrittenRows) -> str | None:
+        scan, writes = match.op, match.writes
+        assert isinstance(scan, Scan)
+        if not all(_is_known_before(write, scan) for write in writes):
+            return "where a window is written changes from row to row"  # (2)
+        if cost_model().is_most(sum(write.nbytes for write in writes), match.stack.value.nbytes):
+            return "the windows are most of a row"
+        return None
+
+    def rewrite(self, match: WrittenRows, rw: Rewriter) -> None:
+        scan, array, after = match.op, match.stream.operand, match.op.next
+        assert isinstance(scan, Scan) and after is not None
+        for write in match.writes:
+            moved = rw.clone(_places(write, scan), {}, scan)
+            places = (moved.get(v, v) for v in write.indices)
+            operands = array, stacked(write.value, scan, rw), *places
+            each = partial(_to_all_rows, write)
+            array = rw.typed(each, match.stack.result.aval, *operands, before=after)
+        rw.replace(match.stack.result, array)
+        rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not match.stack.result])
+
+
+def _written(value: Value, scan: Scan) -> tuple[Value, tuple[Access, ...]]:
+    """What a step writes windows to, and the writes, first to last."""
+    writes: list[Access] = []
+    while value.op is not None and value.region is scan.body:
+        write = access(value.op)
+        if write is None or write.kind == "read":
+            break
+        writes.append(write)
+        value = write.array
+    return value, tuple(reversed(writes))
+
+
+def _places(write: Access, scan: Scan) -> list[Op]:
+    """The ops of a step that compute where the window is."""
+    inside = lambda v: scan.body.defines(v) and v.op is not None  # noqa: E731
+    return backward_slice(write.indices, lambda v: not inside(v))
+
+
+def _is_known_before(write: Access, scan: Scan) -> bool:
+    """Whether what is there before the loop says where the window is."""
+    ops = _places(write, scan)
+    made = {v for op in ops for v in op.results}
+    leaves = {*write.indices, *(v for op in ops for v in op.operands)} - made
+    movable = all(is_speculable(op) and not op.regions for op in ops)
+    return movable and all(dominates(v, scan) for v in leaves)
+
+
+def _to_all_rows(
+    write: Access, array: jax.Array, values: jax.Array, *indices: jax.Array
+) -> jax.Array:
+    """The array with a window written to, or added to, at one place in each row."""
+    if write.op.name == "dynamic_update_slice":
+        return write_window(array, values, (lax.full_like(indices[0], 0), *indices))
+    return jax.vmap(write.again, (0, 0, *(None for _ in indices)))(array, values, *indices)

@@ -1,0 +1,219 @@
+"""Windows that a loop writes into each row of an array are written after the loop."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt import optimize
+from jaxpr_opt.passes.windows.write_after_loops import WriteAfterLoops
+from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.testing.agreement import assert_close
+from tests.loops import alone, memory
+
+AFTER = WriteAfterLoops()
+TYPES = "f32[3,8,2]", "f32[3,2]", "i32[5]"
+"""The rows, what is written, and where: in each of 5 steps."""
+
+
+def put(row, v, i):
+    at = i, jnp.int32(0)
+    return lax.dynamic_update_slice(row, v[None], at, allow_negative_indices=False)
+
+
+def put_at(row, v, *at):
+    return row.at[at].set(v, wrap_negative_indices=False)
+
+
+def rows_written(write, read=jnp.sum, **options):
+    """A loop whose steps write to each row of an array and read the rows."""
+
+    def program(rows, values, at):
+        def step(rows, i):
+            def each(total, row_and_value):
+                row, value = row_and_value
+                row = write(row, value * total, i)
+                return total + read(row), row
+
+            total, rows = lax.scan(each, 1.0, (rows, values), **options)
+            return rows, total
+
+        return lax.scan(step, rows, at)
+
+    return program
+
+
+def test_a_row_is_written_where_an_outer_step_says():
+    check_rewrite(
+        AFTER,
+        rows_written(put),
+        *TYPES,
+        simplify=True,
+        diff="""
+            fn (rows:f32[3,8,2], values:f32[3,2], at:i32[5]) {
+              c:f32[3,8,2], ys:f32[5] = scan[5] carry(c=rows) xs(x=at) {
+          -     c1:f32[], ys:f32[3,8,2] = scan[3] carry(c=1.0) xs(x1=c, x2=values) {
+          +     c1:f32[], ys1:f32[3,1,2] = scan[3] carry(c=1.0) xs(x1=c, x2=values) {
+                  c1:f32[] = convert_element_type c
+                  m:f32[2] = mul x2 c1
+                  b:f32[1,2] = broadcast_in_dim m
+                  d:f32[8,2] = dynamic_update_slice x1 b x 0
+                  r:f32[] = reduce_sum[axes=(0, 1)] d
+                  a:f32[] = add c1 r
+          -       yield carry(a) ys(d)
+          +       yield carry(a) ys(b)
+                }
+          +     d1:f32[3,8,2] = dynamic_update_slice c ys1 0 x 0
+          -     yield carry(ys) ys(c1)
+          +     yield carry(d1) ys(c1)
+              }
+              return c, ys
+            }
+        """,
+    )
+
+
+WRITES = {
+    "a slice": put,
+    "a scatter": put_at,
+    "added": lambda row, v, i: row.at[i].add(v, wrap_negative_indices=False),
+    "an element": lambda row, v, i: put_at(row, v[0], i, 1),
+    "two windows": lambda row, v, i: put(put_at(row, v, i), 2 * v, i),
+    "one known place": lambda row, v, i: put_at(row, v, 3),
+    "the same for all rows": lambda row, v, i: put_at(row, 7.0, i),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_writes(write, reverse):
+    """(1) Windows are written or added, whichever way the loop runs; out of range, too."""
+    alone(AFTER, rows_written(write, reverse=reverse), *TYPES, fires=True)
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(0, 5), (1, 5), (3, 0)])
+def test_short_loops(rows, steps):
+    types = f"f32[{rows},8,2]", f"f32[{rows},2]", f"i32[{steps}]"
+    alone(AFTER, rows_written(put), *types, fires=True)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "bf16", "c64", "bool"])
+def test_dtypes(dtype):
+    def write(row, v, i):
+        return put_at(row, v.astype(row.dtype), i)
+
+    program = rows_written(write, lambda row: jnp.sum(row.real.astype(jnp.float32)))
+    alone(AFTER, program, f"{dtype}[3,8,2]", *TYPES[1:], fires=True)
+
+
+def test_nan():
+    """What is written is what the loop would write."""
+    rows = jnp.full((3, 8, 2), jnp.nan, jnp.float32).at[:, 0].set(jnp.inf)
+    program = rows_written(put, lambda row: row[0, 0])
+    alone(AFTER, program, rows, jnp.ones((3, 2)), jnp.array([0, 3, 99, -4, 7]), fires=True)
+
+
+def at_a_place_of_each_row(rows, values, at):
+    """(2)"""
+
+    def step(rows, i):
+        def each(_, inputs):
+            row, value, k = inputs
+            return None, put(row, value, k + i)
+
+        return lax.scan(each, None, (rows, values, jnp.arange(3)))[1], None
+
+    return lax.scan(step, rows, at)
+
+
+@pytest.mark.parametrize(
+    ("program", "because"),
+    [
+        pytest.param(at_a_place_of_each_row, "changes from row to row", id="2"),
+        pytest.param(
+            rows_written(lambda row, v, i: put(row, jnp.sum(row) * v, jnp.int32(v[0]))),
+            "changes from row to row",
+            id="2 from the data",
+        ),
+        pytest.param(
+            rows_written(lambda row, v, i: put(row, row[0] * v, i).at[:6].set(row[2:] * v)),
+            "most of a row",
+            id="cost: most of it",
+        ),
+    ],
+)
+def test_refusals(program, because):
+    check_refuses(AFTER, program, *TYPES, because=because)
+
+
+def once(rows, values, at):
+    """Outside of a loop the array has to be copied, too."""
+    return lax.scan(lambda _, x: (None, put(*x, at[0])), None, (rows, values))[1]
+
+
+def of_another_array(rows, values, at):
+    """(1) What is written to is no row of a stream."""
+
+    def step(rows, i):
+        each = lambda _, v: (None, put(rows[0], v, i))
+        return lax.scan(each, None, values)[1], None
+
+    return lax.scan(step, rows, at)
+
+
+def changed_first(rows, values, at):
+    """(1) Nor is what is made of one."""
+    return rows_written(lambda row, v, i: put(2 * row, v, i))(rows, values, at)
+
+
+@pytest.mark.parametrize("program", [once, of_another_array, changed_first])
+def test_not_found(program):
+    alone(AFTER, program, *TYPES, fires=False)
+
+
+LAYERS, TOKENS, WIDTH = 3, 48, 16
+
+
+def decoded(params, xs):
+    """Caches of all layers are a stream and a stack of the loop over the layers."""
+
+    def step(caches, inputs):
+        x, t = inputs
+
+        def layer(x, inputs):
+            (q, k, v), keys, values = inputs
+            keys, values = keys.at[t].set(x @ k), values.at[t].set(x @ v)
+            scores = jnp.where(jnp.arange(TOKENS) <= t, keys @ (x @ q), -1e9)
+            return x + jax.nn.softmax(scores) @ values, (keys, values)
+
+        x, caches = lax.scan(layer, x, (params, *caches))
+        return caches, x
+
+    empty = jnp.zeros((LAYERS, TOKENS, WIDTH))
+    return lax.scan(step, (empty, empty), (xs, jnp.arange(TOKENS)))[1]
+
+
+def decoder():
+    keys = jax.random.split(jax.random.key(0), 4)
+    square = lambda key: 0.2 * jax.random.normal(key, (LAYERS, WIDTH, WIDTH))
+    return tuple(map(square, keys[:3])), jax.random.normal(keys[3], (TOKENS, WIDTH))
+
+
+def test_decoding_writes_to_the_caches_of_all_layers():
+    params, xs = decoder()
+    assert_close(jax.jit(decoded)(params, xs), optimize(decoded)(params, xs))
+    assert memory(optimize(decoded), params, xs) < 0.7 * memory(decoded, params, xs)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_its_gradient_stores_no_versions_of_the_caches(batch):
+    params, xs = decoder()
+    gradient = jax.grad(lambda params, xs: jnp.sum(jnp.sin(decoded(params, xs))))
+    inside = jax.grad(optimize(lambda params, xs: jnp.sum(jnp.sin(decoded(params, xs)))))
+    if batch:
+        xs = jnp.stack([xs, 2 * xs])
+        gradient, inside = (jax.vmap(f, (None, 0)) for f in (gradient, inside))
+    want = jax.jit(gradient)(params, xs)
+    for ours in (optimize(gradient), jax.jit(inside)):
+        assert_close(want, ours(params, xs))
+        assert memory(ours, params, xs) < 0.2 * memory(gradient, params, xs)
