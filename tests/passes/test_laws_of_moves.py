@@ -3,7 +3,7 @@
 Nothing here knows what a law says: moves follow moves, and what a law answers is evaluated.
 """
 
-from itertools import permutations
+from itertools import permutations, product
 from math import prod
 
 import numpy as np
@@ -45,8 +45,17 @@ def moves(x):
     yield lax.dynamic_update_slice(x, lax.neg(x), starts)
 
 
+def written_between(x):
+    """Windows that are written between two transpositions."""
+    orders = [*permutations(range(x.ndim))] if x.ndim > 1 else []
+    for there, back in product(orders, repeat=2):
+        turned = lax.transpose(x, there)
+        written = lax.dynamic_update_slice(turned, -turned[:1], [np.int32(1)] * x.ndim)
+        yield lax.transpose(written, back)
+
+
 def program(x):
-    return [twice for once in moves(x) for twice in moves(once)]
+    return [twice for once in moves(x) for twice in moves(once)] + [*written_between(x)]
 
 
 def test_a_law_says_what_is_so():
