@@ -119,8 +119,8 @@ def _written(value: Value, scan: Scan) -> tuple[Value, tuple[Access, ...]]:
 
 def _places(write: Access, scan: Scan) -> list[Op]:
     """The ops of a step that compute where the window is."""
-    inside = lambda v: scan.body.defines(v) and v.op is not None  # noqa: E731
-    return backward_slice(write.indices, lambda v: not inside(v))
+    body = scan.body
+    return backward_slice(write.indices, lambda v: v.op is None or not body.defines(v))
 
 
 def _is_known_before(write: Access, scan: Scan) -> bool:
@@ -138,4 +138,6 @@ def _to_all_rows(
     """The array with a window written to, or added to, at one place in each row."""
     if write.op.name == "dynamic_update_slice":
         return write_window(array, values, (lax.full_like(indices[0], 0), *indices))
-    return jax.vmap(write.again, (0, 0, *(None for _ in indices)))(array, values, *indices)
+    axes = 0, 0, *(None for _ in indices)
+    written: jax.Array = jax.vmap(write.again, axes)(array, values, *indices)
+    return written

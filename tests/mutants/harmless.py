@@ -46,6 +46,11 @@ HARMLESS: dict[str, dict[str, str]] = {
         "without: and first not in backward": _LESS,
         "without: and second in backward": _LESS,
     },
+    "moves.keeps_order": {
+        "never: op.name == 'broadcast_in_dim'": _LESS,
+        "never: op.name == 'squeeze'": _LESS,
+        "without: and len(op.operands) == 1": "other operands are sizes that only the run knows",
+    },
     "scatter_chains._repeated": {
         "without: and inner.links": "to a carry that stays as it is, nothing is added",
     },
@@ -61,11 +66,6 @@ HARMLESS: dict[str, dict[str, str]] = {
     },
     "read_before_overwriting.ReadBeforeOverwriting.refuse": {
         "without: and fence() == 'division'": _LESS,
-    },
-    "remove_idle_moves._keeps_order": {
-        "never: op.name == 'broadcast_in_dim'": _LESS,
-        "never: op.name == 'squeeze'": _LESS,
-        "without: and len(op.operands) == 1": "other operands are sizes that only the run knows",
     },
     "resolve_known_predicates.ResolveKnownPredicates.find": {
         "without: and value.aval == result.aval": _TYPES,

@@ -15,16 +15,22 @@ def is_taken_back(made: Op | None, move: Op) -> bool:
         return False
     if made.name == move.name == "transpose":
         inner = permutation_of(made)
+        # Condition 3 of stack-read-windows.
         return all(inner[axis] == i for i, axis in enumerate(permutation_of(move)))
+    # Condition 3 of stack-read-windows.
     return keeps_order(made) and keeps_order(move)
 
 
 def keeps_order(op: Op) -> bool:
     """Whether the op gives the elements of its operand another shape, in row-major order."""
+    # Condition 1 of remove-idle-moves.
     if is_resharded(op):
         return False
+    # Condition 1 of remove-idle-moves.
     if op.name == "reshape":
         return is_in_order(op)
+    # Condition 1 of remove-idle-moves.
     if op.name == "broadcast_in_dim":  # its dimensions are in order
+        # Condition 1 of remove-idle-moves.
         return len(op.operands) == 1 and op.operands[0].size == op.result.size
     return op.name == "squeeze"
