@@ -650,3 +650,31 @@ def test_ordered_callbacks_keep_their_order():
 def test_an_untouched_program_compiles_to_the_same_code(name, f):
     text = lambda o: C[name](o, f).lower(W, X).as_text()
     assert text(jax.jit) == text(UNTOUCHED)
+
+
+def trajectory(x, ys):
+    return lax.scan(lambda x, y: (jnp.sin(x * y), x), x, ys)[1]
+
+
+def test_batches_come_first_in_what_a_batched_program_returns():
+    """So that the final phase sees the transpose; residuals stay as they are."""
+    xs, ys = jnp.linspace(0.1, 1.0, 3), jnp.linspace(0.5, 1.5, 8)
+    rows = jax.vmap(optimize(trajectory), (0, None))
+    assert programs(jax.make_jaxpr(rows)(xs, ys)) == [[(3, 8)]]
+    assert jnp.array_equal(rows(xs, ys), jax.vmap(trajectory, (0, None))(xs, ys))
+
+    loss = lambda x, ys: jnp.sum(REWRITING(trajectory)(x, ys))
+    forward, _ = programs(jax.make_jaxpr(jax.vmap(jax.grad(loss), (0, None)))(xs, ys))
+    assert (8, 3) in forward
+
+
+def programs(jaxpr):
+    """The shapes of what each optimised program returns, at any depth."""
+    found = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is optimized_p:
+            found.append([v.aval.shape for v in eqn.outvars])
+        else:
+            inner = jax.extend.core.jaxprs_in_params(eqn.params)
+            found += [shapes for each in inner for shapes in programs(each)]
+    return found

@@ -115,6 +115,8 @@ class Program:
     """In check mode, what must compute the same (see `jaxpr_opt.boundary.checking`)."""
     changed: bool = False
     """Whether passes made it what it is: then tidying up what batching makes of it is worth it."""
+    has_residuals: bool = False
+    """Whether a backward program reads some outputs: their batch axes stay where they are."""
     _memo: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
@@ -170,7 +172,7 @@ class Program:
         history = self.history.mapped(lambda f: lambda *args: _at(f(*args), keep), len(keep))
         jaxpr = compat_ad.select_outputs(self.jaxpr, used)
         self.pipeline.mark_part_optimized(self.jaxpr, jaxpr)
-        return Program(jaxpr, self.pipeline, self.name, mode, history, self.changed)
+        return replace(self, jaxpr=jaxpr, forward_mode=mode, history=history, _memo={})
 
     @_remembered
     def needed(self, used: Mask) -> tuple[Program, Mask]:
@@ -185,7 +187,8 @@ class Program:
         if jaxpr is self.jaxpr:
             return self, inputs
         self.pipeline.mark_part_optimized(self.jaxpr, jaxpr)
-        return Program(jaxpr, self.pipeline, self.name, changed=self.changed), inputs
+        left = replace(self, jaxpr=jaxpr, forward_mode=None, history=UNCHECKED, _memo={})
+        return left, inputs
 
     def tangents_left(self) -> Mask:
         """Which outputs of a forward-mode program are tangents; empty if none is left."""
@@ -216,13 +219,16 @@ class Program:
     @_remembered
     def batched(self, axis: Any, dims: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
         """The vectorised program, and the batch dimensions of its outputs."""
-        jaxpr, dims_out = compat_repeats.batch(self.jaxpr, axis, dims)
+        first = not self.has_residuals
+        jaxpr, dims_out = compat_repeats.batch(self.jaxpr, axis, dims, first=first)
         history = self.history.mapped(
             lambda f: checking.vmap(f, axis, dims, dims_out), self.history.outputs
         )
-        return Program.optimized(
-            jaxpr, self.pipeline, f"vmap({self.name})", None, history, keeps_cleanup=self.changed
-        ), dims_out
+        name = f"vmap({self.name})"
+        made = Program.optimized(
+            jaxpr, self.pipeline, name, None, history, keeps_cleanup=self.changed
+        )
+        return replace(made, has_residuals=self.has_residuals, _memo={}), dims_out
 
     @_remembered
     def transposed(self, linear: Mask, nonzero: Mask) -> tuple[Program, Mask]:
@@ -269,6 +275,7 @@ class Program:
                 return halves
             tangent = replace(tangent, pipeline=self.pipeline.unbudgeted)
         forward = Program(plain.forward, tangent.pipeline, self.name, None, self.history)
+        forward = replace(forward, has_residuals=True)
         return Halves(forward, plain.residuals, tangent, plain.nonzero_out)
 
     def _joint(self, plain: compat_ad.Linearized, tangent: Program, nonzero: Mask) -> Halves | None:
@@ -319,7 +326,7 @@ class Program:
             nonzero_in,
         )
         spent = self.pipeline.unbudgeted
-        forward = Program(split.forward, spent, self.name, None, self.history, True)
+        forward = Program(split.forward, spent, self.name, None, self.history, True, True)
         return Halves(forward, residuals, linear, plain.nonzero_out)
 
     def _backward_history(

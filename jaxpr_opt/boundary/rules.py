@@ -198,7 +198,7 @@ def _half(jaxpr: ClosedJaxpr, program: Program, num_outputs: int) -> Program:
     history = UNCHECKED
     if settings.current().check and not compat_ad.has_side_effects(jaxpr):
         history = replace(checking.begin(jaxpr), outputs=num_outputs)
-    return Program(jaxpr, program.pipeline, program.name, None, history, program.changed)
+    return Program(jaxpr, program.pipeline, program.name, None, history, program.changed, True)
 
 
 def _rebuild(num_outputs: int, *, jaxpr: ClosedJaxpr, program: Program) -> dict[str, Any]:

@@ -126,11 +126,17 @@ def jvp(jaxpr: ClosedJaxpr, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
 
 
 def batch(
-    jaxpr: ClosedJaxpr, axis: Any, dims: Sequence[Any]
+    jaxpr: ClosedJaxpr, axis: Any, dims: Sequence[Any], *, first: bool = False
 ) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
-    """The vectorised program, and where each output has its batch dimension."""
-    out, dims_out = _batching.batch_jaxpr2(jaxpr, axis, tuple(dims))
-    return out, tuple(dims_out)
+    """The vectorised program, and where each output has its batch dimension: `first` of all, where
+    `jax.vmap` would move it, or wherever it is.
+    """
+    if not first:
+        out, dims_out = _batching.batch_jaxpr2(jaxpr, axis, tuple(dims))
+        return out, tuple(dims_out)
+    wanted = [_batching.zero_if_mapped] * len(jaxpr.out_avals)
+    out, mapped = _batching.batch_jaxpr_axes(jaxpr, axis, tuple(dims), wanted)
+    return out, tuple(0 if is_mapped else None for is_mapped in mapped)
 
 
 class Linearized(NamedTuple):

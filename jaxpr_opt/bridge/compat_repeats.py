@@ -76,17 +76,19 @@ def linearize(jaxpr: ClosedJaxpr, nonzero: compat_ad.Mask, *, is_vjp: bool) -> c
 
 
 def batch(
-    jaxpr: ClosedJaxpr, axis: Any, dims: Sequence[Any]
+    jaxpr: ClosedJaxpr, axis: Any, dims: Sequence[Any], *, first: bool = False
 ) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     """As `compat_ad.batch`."""
     is_plain = axis.spmd_name is None and axis.explicit_mesh_axis is None
     units = _units(jaxpr) if is_plain else None
     try:
         if units is not None:
-            return _batched(jaxpr, units, axis, dims)
+            made = _batched(jaxpr, units, axis, dims)
+            if not first or all(dim in (None, 0) for dim in made[1]):
+                return made
     except _UnknownError:
         pass
-    return compat_ad.batch(jaxpr, axis, dims)
+    return compat_ad.batch(jaxpr, axis, dims, first=first)
 
 
 def _linearized(

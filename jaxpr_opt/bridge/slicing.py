@@ -34,13 +34,16 @@ def _alike(starts: Sequence[Any]) -> list[Any]:
     return [dtypes.wrapped(computed, s) if isinstance(s, int) else s for s in starts]
 
 
-def read_row(array: jax.Array, row: jax.Array) -> jax.Array:
-    """The row of that number."""
-    start: list[Any] = [row, *(0 for _ in array.shape[1:])]
-    return lax.squeeze(read_window(array, start, (1, *array.shape[1:])), (0,))
+def read_row(array: jax.Array, row: jax.Array, axis: int = 0) -> jax.Array:
+    """The row of that number along an axis."""
+    start: list[Any] = [0] * array.ndim
+    start[axis] = row
+    sizes = [1 if d == axis else n for d, n in enumerate(array.shape)]
+    return lax.squeeze(read_window(array, start, sizes), (axis,))
 
 
-def write_row(array: jax.Array, value: jax.Array, row: jax.Array) -> jax.Array:
+def write_row(array: jax.Array, value: jax.Array, row: jax.Array, axis: int = 0) -> jax.Array:
     """The array with another row of that number."""
-    start: list[Any] = [row, *(0 for _ in value.shape)]
-    return write_window(array, lax.expand_dims(value, (0,)), start)
+    start: list[Any] = [0] * array.ndim
+    start[axis] = row
+    return write_window(array, lax.expand_dims(value, (axis,)), start)

@@ -13,16 +13,18 @@ from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.buffers import Buffer
 from jaxpr_opt.analysis.windows.sliding import Window
 from jaxpr_opt.analysis.windows.sliding_costs import is_partly_written
-from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, padding_of
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
+
+SUMS = frozenset({"add", "add_any"})
 
 
 def slide(scan: Scan, found: Buffer, window: Window, rw: Rewriter) -> None:
     """Replace the buffer in each step by the rows of the window that slides over it."""
     carry = found.carry
     init = rw.insert(strong, carry.init, before=scan) if is_weak(carry.init) else carry.init
-    number = uniform(init) if is_partly_written(found, window) else _number(init, window)
+    number = uniform(init) if is_partly_written(found, window) else _number(init, window.axis, window.incoming)
     entering, streams = _entering(scan, init, number, window, rw)
     kept = list(rw.insert_many(window.kept_rows, init, before=scan)) if window.kept else []
     params = [rw.new_value(v.aval) for v in kept]
@@ -77,18 +79,25 @@ def _entering(
     return list(rows), [Stream(blocks, param)]
 
 
-def _number(init: Value, window: Window) -> Any:
-    """The number that all rows that enter are known to be, else None: what is written to others
-    before the loop does not matter.
+def _number(array: Value, axis: int, rows: range) -> Any:
+    """The number that all these rows of an array along an axis are known to be, else None: what is
+    written to others before the loop, or added to them, does not matter.
     """
-    array, axis, rows = init, window.axis, window.incoming
     while (op := array.op) is not None:
         written = access(op)
+        if op.name in SUMS:
+            numbers = [_number(operand, axis, rows) for operand in op.operands]
+            return numbers[0] if all(n is not None and n == 0 for n in numbers) else None
+        if op.name == "pad":
+            low, _, between = padding_of(op)[axis]
+            if between or not _are_apart(rows, low, op.operands[0].shape[axis]):
+                return None
+            return uniform(op.operands[1])
         if written is not None and written.kind != "read":
             extent = written.window[axis]
             if extent.start is None or not extent.start.is_constant:
                 break
-            if extent.start.offset < rows.stop and rows.start < extent.start.offset + extent.size:
+            if not _are_apart(rows, extent.start.offset, extent.size):
                 break
         elif op.name == "broadcast_in_dim" and _is_kept(op, axis):
             axis = broadcast_dimensions_of(op).index(axis)
@@ -96,6 +105,11 @@ def _number(init: Value, window: Window) -> Any:
             break
         array = op.operands[0]
     return uniform(array)
+
+
+def _are_apart(rows: range, start: int, size: int) -> bool:
+    """Whether no row is one of so many from a start on."""
+    return rows.stop <= start or start + size <= rows.start
 
 
 def _is_kept(spread: Op, axis: int) -> bool:

@@ -128,6 +128,12 @@ class CostModel:
         """Whether so many bytes are less than a cache line, so that moving more takes as long."""
         return nbytes < self.device.line
 
+    def are_close(self, windows: int) -> bool:
+        """Whether windows that lie anywhere stay in the cache of first level, so that those beside
+        them are read and written next as quickly as if all lay in one.
+        """
+        return windows * self.device.line <= self.device.first_level
+
     def is_quick(self, nbytes: int) -> bool:
         """Whether computing so many bytes takes no longer than starting an op."""
         return self.moved(nbytes) <= self.device.kernel

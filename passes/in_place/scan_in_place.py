@@ -20,20 +20,26 @@ After::
     b = dynamic_update_slice rows last 7
 
 It saves the copy of the streamed part of an array, and the copy of the stack into the
-concatenation. A streamed iota is not made either.
+concatenation. A streamed iota is not made either. Rows may lie along any axis: `vmap` moves the
+rows of a batch to the second.
 
 Sound when
 
-1. what is streamed is rows of an array in order, or in reverse order: slices along the first axis
-   with stride 1, and reversals of it; of an iota, rows are their numbers;
-2. only the loop reads them, and only the concatenation, along the first axis, reads the stack;
+1. what is streamed is rows of an array in order, or in reverse order: slices along one axis with
+   stride 1, reversals of it, and transposes that move it; what is stacked becomes such rows; of an
+   iota, rows are their numbers;
+2. only the loop reads them, and each array on the way from the stack to the larger one is read by
+   nothing else: reversals, transposes, one concatenation along the axis, or one update of whole
+   rows at a known place;
 3. a step has no effects, and the loop does not ask to be unrolled;
 4. nothing differentiates the loop any more (the final phase): the transpose of a row that is read
    is an array of zeros with a row in it.
 
 Cost: saves the memory and the time of the copies. The array stays alive as long as the loop runs,
-so it must be alive anyway: a parameter, or read again after the loop has begun. What is
-concatenated with the stack must be smaller than the stack, or the loop would hold more than before.
+so it must be alive anyway: a parameter, read again after the loop has begun, or made by a loop and
+not much larger than its copy. What is in the array beside the stack must be smaller than the stack,
+or the loop would hold more than before; an array that the loop reads is not written to. A row whose
+parts are many, and far from each other, is moved faster by a transpose of the array.
 Source: a window that slides over a carried buffer, as `stack-carried-updates` leaves it.
 """
 
@@ -115,15 +121,15 @@ class ScanInPlace(Pass):
         places = {s: match.places[s.result] for s in scan.stacks if s.result in match.places}
         buffers = [_written(scan, s, place, counter, rw) for s, place in places.items()]
         carries = [counter, *scan.carries, *buffers]
-        for (stack, place), buffer in zip(places.items(), buffers, strict=True):
-            _put_together(place.whole, stack.result, buffer.result, rw)
+        for place, buffer in zip(places.values(), buffers, strict=True):
+            _put_together(place, buffer.result, rw)
         rw.set_scan(scan, carries=carries, streams=streams, stacks=stacks)
 
 
 def _row(rows: Rows, step: Value, before: Op, rw: Rewriter) -> Value:
     """The row of a step, as a value of the body."""
     if not rows.is_counted:
-        read = lambda array, step: read_row(array, rows.number(step))  # noqa: E731
+        read = lambda array, step: read_row(array, rows.number(step), rows.axis)  # noqa: E731
         return rw.insert(read, rows.array, step, before=before)
     dtype = rows.array.dtype
     count = lambda step: lax.convert_element_type(rows.number(step), dtype)  # noqa: E731
@@ -141,24 +147,29 @@ def _counter(scan: Scan, rw: Rewriter) -> Carry:
 
 def _written(scan: Scan, stack: Stack, place: Place, counter: Carry, rw: Rewriter) -> Carry:
     """What a stack becomes a part of, as a carry that each step writes its row to."""
-    aval, end = place.whole.result.aval, scan.body.terminator
-    start, param = rw.undefined(aval, before=scan), rw.new_value(aval, "rows")
-
-    def write(whole: jax.Array, row: jax.Array, i: jax.Array) -> jax.Array:
-        return write_row(whole, row, lax.add(i, np.int32(place.offset)) if place.offset else i)
-
+    rows, end = place.rows, scan.body.terminator
+    aval = rows.array.aval
+    start = place.start or rw.undefined(aval, before=scan)
+    param = rw.new_value(aval, "rows")
+    write = lambda whole, row, i: write_row(whole, row, rows.number(i), rows.axis)  # noqa: E731
     after = rw.typed(write, aval, param, stack.value, counter.param, before=end)
     return Carry(start, param, after, rw.new_value(aval))
 
 
-def _put_together(whole: Op, stack: Value, buffer: Value, rw: Rewriter) -> None:
+def _put_together(place: Place, buffer: Value, rw: Rewriter) -> None:
     """Write the other parts of an array beside the rows that are in it, in its place."""
-    first = 0
-    for part in whole.operands:
-        if part is not stack:
-            start = [first, *(0 for _ in part.shape[1:])]
-            write = partial(lax.dynamic_update_slice, start_indices=start)
-            buffer = rw.typed(write, buffer.aval, buffer, part, before=whole)
-        first += part.shape[0]
-    rw.replace(whole.result, buffer)
-    rw.erase(whole)
+    last, axis = place.path[-1], place.rows.axis
+    for part, first, order in place.others:
+        write = partial(_beside, first=first, axis=axis, order=order)
+        buffer = rw.typed(write, buffer.aval, buffer, part, before=last)
+    rw.replace(last.results[0], buffer)
+    for op in reversed(place.path):
+        rw.erase(op)
+
+
+def _beside(
+    whole: jax.Array, part: jax.Array, *, first: int, axis: int, order: tuple[int, ...]
+) -> jax.Array:
+    """The array with a part of it written at a row."""
+    start = [first if d == axis else 0 for d in range(whole.ndim)]
+    return lax.dynamic_update_slice(whole, lax.transpose(part, order), start)

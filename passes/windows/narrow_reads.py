@@ -24,7 +24,7 @@ table that a loop has filled row by row, and `vmap` transposes the table first. 
    matter;
 4. or the window is a slice, and the array a concatenation, maybe transposed, one operand of which
    contains the slice (`jaxpr_opt.analysis.windows.concat_operands`); all readers of the array are
-   such slices, and a loop stacks another operand, which is then not needed for it;
+   such slices, and a loop stacks an operand: it is then not needed for it, or not copied;
 5. or a loop's step computes the array by basic arithmetic, element by element, from arrays of its
    size, and all its readers read such windows: an element out of range, if it is filled, is zero,
    and so is a product, a sum or a difference of zeros;
@@ -170,9 +170,8 @@ def _is_needed_whole(found: Part | PartAt) -> str | None:
 
 
 def _is_of_a_stack(found: Part | PartAt) -> bool:
-    """Whether a loop stacks what is not read (4): else XLA does as well."""
-    parts = found.path[-1].operands
-    return any(stacked_by(each) for each in parts if each is not found.array)
+    """Whether a loop stacks a part (4): else XLA does as well."""
+    return any(stacked_by(each) for each in found.path[-1].operands)
 
 
 def _fill(read: Op) -> Any:

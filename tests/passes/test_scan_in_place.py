@@ -110,9 +110,52 @@ def of_a_loop(xs):
     return lax.scan(around, xs, None, length=3)[0]
 
 
+def of_columns_of_a_batch(xs):
+    """As `vmap` makes them: read and written along the second axis."""
+    last, ys = lax.scan(step, xs[:, 0], xs[:, 1:].swapaxes(0, 1))
+    return jnp.concatenate([ys, last[None]]).swapaxes(0, 1), xs
+
+
+def joined_after_it_is_transposed(xs):
+    last, ys = lax.scan(step, xs[:, 0], xs[:, 1:].swapaxes(0, 1), reverse=True)
+    return jnp.concatenate([last[:, None], ys.swapaxes(0, 1)], 1)
+
+
+def only_transposed(xs):
+    return lax.scan(step, jnp.zeros(xs.shape[1]), xs)[1].swapaxes(0, 1)
+
+
+def only_reversed(xs):
+    return lax.scan(step, 0.0, xs)[1][::-1]
+
+
+def of_middle_columns(xs):
+    """Along the last of three axes."""
+    ys = lax.scan(step, jnp.zeros((4, 3)), jnp.moveaxis(xs[:, :, 2:7], 2, 0))[1]
+    return jnp.moveaxis(ys, 0, 1)
+
+
+def between_loops(xs):
+    """What one loop stacks, another reads backwards."""
+    ys = lax.scan(step, 0.0, xs)[1]
+    return lax.scan(step, 1.0, lax.rev(ys, (0,)))
+
+
+def written_to_columns(xs):
+    ys = lax.scan(step, jnp.zeros(3), xs)[1]
+    return jnp.ones((3, 9)).at[:, 1:].set(ys.swapaxes(0, 1))
+
+
 @pytest.mark.parametrize(
     ("program", "shape"),
     [
+        (of_columns_of_a_batch, "f32[3,8]"),
+        (joined_after_it_is_transposed, "f32[3,8]"),
+        (only_transposed, "f32[8,3]"),
+        (only_reversed, "f32[8]"),
+        (of_middle_columns, "f32[4,3,9]"),
+        (between_loops, "f32[8]"),
+        (written_to_columns, "f32[8,3]"),
         (reversed_rows, "f32[8]"),
         (read_backwards, "f32[8]"),
         (of_rows, "f32[8,3]"),
@@ -171,9 +214,59 @@ def along_another_axis(xs):
     return jnp.concatenate([xs[:, :1], lax.scan(step, jnp.zeros(3), xs)[1]], axis=1)
 
 
+def of_transposed_rows(xs):
+    return lax.scan(step, jnp.zeros((4, 2)), xs.transpose(2, 1, 0))
+
+
+def into_transposed_rows(xs):
+    return lax.scan(step, jnp.zeros((4, 3)), xs)[1].transpose(2, 1, 0)
+
+
+def of_much_more(xs):
+    """A loop's array, which would be kept for a part of it while others are stacked."""
+    ys = lax.scan(step, 0.0, xs)[1]
+    return lax.scan(step, 1.0, lax.rev(ys[:3], (0,)))
+
+
+def mirrored_across(xs):
+    return lax.scan(step, jnp.zeros(3), xs)[1][:, ::-1]
+
+
+def written_somewhere(xs, i):
+    rows = lax.scan(step, 0.0, xs)[1]
+    return lax.dynamic_update_slice(jnp.ones(12), rows, (i,))
+
+
+def written_to_a_part_of_rows(xs):
+    return jnp.ones((9, 4)).at[1:, :3].set(lax.scan(step, jnp.zeros(3), xs)[1])
+
+
+def written_to_what_is_read(xs):
+    """It could not be written to without a copy of its own."""
+    rows = lax.scan(lambda c, x: (c + x * xs[0], c), 0.0, jnp.sin(xs))[1]
+    return lax.dynamic_update_slice(xs, rows[:-1], (0,))
+
+
+def written_to_what_comes_later(xs):
+    last, ys = lax.scan(step, 0.0, xs)
+    return lax.dynamic_update_slice(jnp.full(9, last), ys, (0,))
+
+
+def written_to_a_large_one(xs):
+    return jnp.ones(30).at[1:9].set(lax.scan(step, 0.0, xs)[1])
+
+
 @pytest.mark.parametrize(
     ("program", "shape"),
     [
+        (of_transposed_rows, "f32[2,4,3]"),
+        (into_transposed_rows, "f32[2,4,3]"),
+        (of_much_more, "f32[8]"),
+        (mirrored_across, "f32[8,3]"),
+        (written_to_a_part_of_rows, "f32[8,3]"),
+        (written_to_what_is_read, "f32[8]"),
+        (written_to_what_comes_later, "f32[8]"),
+        (written_to_a_large_one, "f32[8]"),
         (strided, "f32[8]"),
         (of_columns, "f32[8,3]"),
         (of_first_columns, "f32[8,3]"),
@@ -189,6 +282,58 @@ def along_another_axis(xs):
 def test_what_is_no_copy_or_is_needed_stays(program, shape):
     """(1, 2) And an array that would be kept for the loop only."""
     alone(IN_PLACE, program, shape, fires=False)
+
+
+def test_a_place_that_the_data_decide():
+    """(2)"""
+    alone(IN_PLACE, written_somewhere, "f32[8]", jnp.int32(2), fires=False)
+
+
+def test_rows_whose_parts_are_far_from_each_other():
+    """They are moved faster by a transpose."""
+    with using(CostModel().but(kernel=-1.0, first_level=128)):
+        alone(IN_PLACE, only_transposed, "f32[8,3]", fires=False)
+        alone(IN_PLACE, only_transposed, "f32[8,2]", fires=True)
+
+
+def test_columns():
+    """(1) What `vmap` makes of a buffer that is read and written row by row."""
+    check_rewrite(
+        IN_PLACE,
+        joined_after_it_is_transposed,
+        "f32[3,8]",
+        grad=False,
+        diff="""
+          fn (xs:f32[3,8]) {
+            s:f32[3,1] = slice[:, :1] xs
+            s1:f32[3] = squeeze s
+            s2:f32[3,7] = slice[:, 1:] xs
+            t:f32[7,3] = transpose s2
+        +   u:f32[3,8] = undefined
+        -   c:f32[3], ys:f32[7,3] = scan[7, reverse] carry(c=s1) xs(x=t) {
+        +   c2:i32[], c:f32[3], c3:f32[3,8] = scan[7, reverse] carry(row=6, c=s1, rows=u) {
+        +     a1:i32[] = add row 1
+        +     d:f32[3,1] = dynamic_slice xs 0 a1
+        +     s3:f32[3] = squeeze d
+              m:f32[3] = mul c 0.5
+        -     a:f32[3] = add m x
+        +     a:f32[3] = add m s3
+        +     s4:i32[] = sub row 1
+        +     a2:i32[] = add row 1
+        +     b1:f32[3,1] = broadcast_in_dim[dims=(0,)] c
+        +     d1:f32[3,8] = dynamic_update_slice rows b1 0 a2
+        -     yield carry(a) ys(c)
+        +     yield carry(s4, a, d1)
+            }
+            b:f32[3,1] = broadcast_in_dim[dims=(0,)] c
+        -   t1:f32[3,7] = transpose ys
+        -   c1:f32[3,8] = concatenate[dimension=1] b t1
+        +   d:f32[3,8] = dynamic_update_slice c3 b 0 0
+        -   return c1
+        +   return d
+          }
+        """,
+    )
 
 
 def test_a_loop_that_is_unrolled_or_prints_stays():
@@ -237,12 +382,26 @@ def numbered(x):
     return lax.scan(lambda c, n: (c + x * n, None), jnp.float32(0), jnp.arange(2000))[0]
 
 
+sorted_rows = jax.vmap(bubble_sorted)
+
+
+def transposed_twice(xs):
+    return lax.scan(step, xs[:, 0], xs.swapaxes(0, 1))[1].swapaxes(0, 1)
+
+
 @pytest.mark.parametrize(
-    ("program", "part"), [(bubble_sorted, 1.0), (shifted, 0.1), (numbered, 0.1)]
+    ("program", "shape", "part"),
+    [
+        (bubble_sorted, (2000,), 1.0),
+        (sorted_rows, (3, 400), 1.0),
+        (shifted, (2000,), 0.1),
+        (transposed_twice, (3, 2000), 0.1),
+        (numbered, (), 0.1),
+    ],
 )
-def test_memory(as_it_is, program, part):
+def test_memory(as_it_is, program, shape, part):
     """XLA no longer makes the copies: no more than in plain JAX, where that is without them."""
-    x = jnp.float32(0) if program is numbered else jnp.zeros(2000)
+    x = jnp.zeros(shape)
     assert temporary_bytes(optimize(program), x) <= part * temporary_bytes(program, x)
 
 

@@ -2,50 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
 
 import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.bridge.parameters import (
     dimension_of,
     dimensions_of,
     limits_of,
+    permutation_of,
     starts_of,
     strides_of,
 )
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value, While
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of an array: in step `i` that with the number ``sign * i + offset``."""
+    """Rows of an array along an axis: in step `i` that with the number ``sign * i + offset``."""
 
     array: Value
+    axis: int = 0
     sign: int = 1
     offset: int = 0
 
     def before(self) -> Rows | None:
-        """The same rows in what the array was sliced or reversed of (1), for the loop only (2)."""
-        op = self.array.op
+        """The same rows in what the array was made of by slices, reversals and transposes (1), for
+        the loop only (2).
+        """
+        op, axis = self.array.op, self.axis
         # Condition 2 of scan-in-place.
         if op is None or len(self.array.uses) != 1:
             return None
         # Condition 1 of scan-in-place.
-        if op.name == "rev" and dimensions_of(op) == (0,):
-            return Rows(op.operands[0], -self.sign, self.array.shape[0] - 1 - self.offset)
+        if op.name == "rev" and dimensions_of(op) == (axis,):
+            return replace(self.reversed(), array=op.operands[0])
         # Condition 1 of scan-in-place.
-        if op.name == "slice" and _is_of_rows(op):
-            return Rows(op.operands[0], self.sign, self.offset + starts_of(op)[0])
+        if op.name == "slice" and _is_of_rows(op, axis):
+            return replace(self, array=op.operands[0], offset=self.offset + starts_of(op)[axis])
+        # Condition 1 of scan-in-place.
+        if op.name == "transpose" and _keeps_rows(op, permutation_of(op)[axis]):
+            return replace(self, array=op.operands[0], axis=permutation_of(op)[axis])
         return None
+
+    def reversed(self) -> Rows:
+        """The same rows by their numbers from the end."""
+        last = self.array.shape[self.axis] - 1
+        return replace(self, sign=-self.sign, offset=last - self.offset)
 
     @property
     def is_counted(self) -> bool:
         """Whether the rows are their own numbers, so that there is nothing to read."""
         op = self.array.op
         return op is not None and op.name == "iota" and len(self.array.shape) == 1
+
+    @property
+    def windows(self) -> int:
+        """In how many pieces a row lies in memory."""
+        return prod(self.array.shape[: self.axis])
 
     def number(self, step: jax.Array) -> jax.Array:
         """That of the row of a step."""
@@ -55,10 +75,46 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An array that is put together, and the number of the first row of a part of it."""
+    """Which rows of an array a loop stacks, and what else is in it."""
 
-    whole: Op
-    offset: int
+    rows: Rows
+    start: Value | None = None
+    """The array as it is before the rows are written into it, if that matters."""
+    others: tuple[tuple[Value, int, tuple[int, ...]], ...] = ()
+    """What is written beside the rows: at which row, and which axis of it is which of the array."""
+    path: tuple[Op, ...] = ()
+    """The ops from the stack to the array, which is the result of the last."""
+
+    def after(self, op: Op, position: int) -> Place | None:
+        """The same rows in what an op makes of the array."""
+        rows, path, made = self.rows, (*self.path, op), op.results[0]
+        axis = rows.axis
+        # Condition 1 of scan-in-place.
+        if op.name == "rev" and dimensions_of(op) == (axis,) and not self.others:
+            return replace(self, rows=replace(rows.reversed(), array=made), path=path)
+        # Condition 1 of scan-in-place.
+        if op.name == "transpose" and self.start is None and _keeps_rows(op, axis):
+            order = permutation_of(op)
+            rows = replace(rows, array=made, axis=order.index(axis))
+            others = ((v, n, tuple(turned[a] for a in order)) for v, n, turned in self.others)
+            return replace(self, rows=rows, others=tuple(others), path=path)
+        if self.others or self.start is not None:
+            return None
+        # Condition 2 of scan-in-place.
+        if op.name == "concatenate" and dimension_of(op) == axis:
+            firsts = [sum(v.shape[axis] for v in op.operands[:k]) for k in range(len(op.operands))]
+            rows = replace(rows, array=made, offset=rows.offset + firsts[position])
+            order = tuple(range(len(made.shape)))
+            parts = zip(op.operands, firsts, strict=True)
+            others = ((v, n, order) for k, (v, n) in enumerate(parts) if k != position)
+            return Place(rows, None, tuple(others), path)
+        # Condition 2 of scan-in-place.
+        if op.name == "dynamic_update_slice" and position == 1:
+            first = _first_row(op, axis)
+            if first is not None:
+                rows = replace(rows, array=made, offset=rows.offset + first)
+                return Place(rows, op.operands[0], (), path)
+        return None
 
 
 def rows_of_stream(stream: Stream, scan: Scan) -> Rows | None:
@@ -68,8 +124,10 @@ def rows_of_stream(stream: Stream, scan: Scan) -> Rows | None:
         rows = earlier
     if not _is_noticed(stream.operand) or not _is_whole(rows.array):
         return None
-    copied = rows.array is not stream.operand and _is_there(rows.array, scan)
-    return rows if copied or rows.is_counted else None
+    if rows.is_counted:
+        return rows
+    copied = rows.array is not stream.operand and _is_kept(rows.array, stream.operand, scan)
+    return rows if copied and cost_model().are_close(rows.windows) else None
 
 
 def _is_noticed(array: Value) -> bool:
@@ -77,13 +135,20 @@ def _is_noticed(array: Value) -> bool:
     return not cost_model().is_quick(array.nbytes)
 
 
-def _is_of_rows(part: Op) -> bool:
-    """Whether a slice is of whole rows, one beside the other."""
-    starts, limits, (array,) = starts_of(part), limits_of(part), part.operands
+def _is_of_rows(part: Op, axis: int) -> bool:
+    """Whether a slice is of whole rows along an axis, one beside the other."""
+    (array,) = part.operands
+    taken = zip(starts_of(part), limits_of(part), array.shape, strict=True)
     # Condition 1 of scan-in-place.
-    whole = not any(starts[1:]) and limits[1:] == array.shape[1:]
+    whole = all(d == axis or (low, high) == (0, n) for d, (low, high, n) in enumerate(taken))
     # Condition 1 of scan-in-place.
     return whole and all(n == 1 for n in strides_of(part))
+
+
+def _keeps_rows(transpose: Op, axis: int) -> bool:
+    """Whether a transpose moves one axis of its operand, the others in their order."""
+    others = [each for each in permutation_of(transpose) if each != axis]
+    return others == sorted(others)
 
 
 def _is_whole(array: Value) -> bool:
@@ -91,29 +156,76 @@ def _is_whole(array: Value) -> bool:
     return bool(array.aval.sharding.mesh.empty)
 
 
-def _is_there(array: Value, scan: Scan) -> bool:
-    """Whether an array is kept until the loop begins, whoever reads it there."""
+def _is_kept(array: Value, copy: Value, scan: Scan) -> bool:
+    """Whether an array is kept until the loop begins, whoever reads it there; or is in memory
+    before it is copied, and keeping it takes no more than both did.
+    """
     if array.op is None:
         return True
     region = scan.region
     if region is None or array.region is not region:
         return False
     users = (region.ancestor(user) for user in array.users)
-    return any(user is not None and region.order(user) >= region.order(scan) for user in users)
+    if any(user is not None and region.order(user) >= region.order(scan) for user in users):
+        return True
+    stacked = sum(stack.result.nbytes for stack in scan.stacks)
+    more = max(min(array.nbytes, stacked) - copy.nbytes, 0)
+    return isinstance(array.op, Scan | While) and cost_model().is_quick(more)
 
 
 def place_of_stack(stack: Stack, scan: Scan) -> Place | None:
-    """What larger array a stack becomes a part of, and which (2)."""
+    """What larger array a stack becomes a part of, or is moved to, and which rows (2)."""
     if not _is_noticed(stack.result):
         return None
+    place = Place(Rows(stack.result))
     # Condition 2 of scan-in-place.
-    if len(stack.result.uses) != 1:
+    while len(uses := place.rows.array.uses) == 1:
+        ((op, position),) = uses
+        following = place.after(op, position) if _is_beside(op, scan) else None
+        if following is None:
+            break
+        place = following
+    return place if place.path and _is_less(place, stack, scan) else None
+
+
+def _is_beside(op: Op, scan: Scan) -> bool:
+    return op.region is scan.region and not op.is_terminator
+
+
+def _is_less(place: Place, stack: Stack, scan: Scan) -> bool:
+    """Whether the array, in the place of the stack, takes little more while the loop runs than the
+    stack, and its rows are close to each other.
+    """
+    whole, start = place.rows.array, place.start
+    if start is not None and _is_needed(start, scan):
+        return False
+    others = whole.nbytes - stack.result.nbytes
+    return (
+        others < stack.result.nbytes
+        and _is_whole(whole)
+        and cost_model().are_close(place.rows.windows)
+    )
+
+
+def _is_needed(start: Value, scan: Scan) -> bool:
+    """Whether an array is made after the loop, or the loop reads it: then writing to it as the loop
+    runs takes a copy.
+    """
+    region = scan.region
+    assert region is not None
+    made = start.op
+    if made is not None and made.region is region and region.order(made) > region.order(scan):
+        return True
+    return any(region.ancestor(user) is scan for user in start.users)
+
+
+def _first_row(update: Op, axis: int) -> int | None:
+    """The row at which an update begins, of whole rows at a known place; None if it is another."""
+    array, write = update.operands[0], access(update)
+    if write is None or array.aval != update.result.aval:
         return None
-    ((whole, position),) = stack.result.uses
-    if whole.name != "concatenate" or dimension_of(whole) != 0 or whole.region is not scan.region:
-        # Condition 2 of scan-in-place.
-        return None
-    others = [v for v in whole.operands if v is not stack.result]
-    if sum(v.nbytes for v in others) >= stack.result.nbytes or not _is_whole(whole.result):
-        return None
-    return Place(whole, sum(v.shape[0] for v in whole.operands[:position]))
+    extent = write.window[axis]
+    rows = [n for d, n in enumerate(write.sizes) if d != axis]
+    whole = rows == [n for d, n in enumerate(array.shape) if d != axis]
+    start = extent.start if whole and write.is_located else None
+    return start.offset if start is not None and start.is_constant else None

@@ -102,6 +102,11 @@ class Window:
         """For each step the blocks that enter, `(length, entering, ...)`, or `(length, ...)` if
         that is one.
         """
+        if abs(self.stride) == 1:
+            end = self.incoming.stop
+            rows = lax.slice_in_dim(array, self.incoming.start, end, axis=self.axis)
+            rows = jnp.moveaxis(rows, self.axis, 0)
+            return rows if self.stride > 0 else lax.rev(rows, (0,))
         blocks = self._blocks(array, self.incoming.start)
         blocks = lax.slice_in_dim(blocks, 0, self.entering * self.unit, axis=1)
         blocks = blocks if self.stride > 0 else lax.rev(blocks, (0,))
