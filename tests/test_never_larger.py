@@ -49,6 +49,17 @@ def test_gradients_in_either_order(name):
     assert_not_larger(jax.jit(jax.grad(optimize(loss))), plain, *args)
 
 
+@pytest.mark.parametrize("name", ["bubble sort", "tridiagonal, in arrays"])
+def test_batches_in_either_order(name):
+    """Rows lie along the second axis."""
+    program, args, _ = PROGRAMS[name]
+    axes = (*(None for _ in args[1:]), 0)
+    rows = (*args[:-1], jnp.broadcast_to(args[-1], (3, *jnp.shape(args[-1]))))
+    plain = jax.jit(jax.vmap(program, axes))
+    assert_not_larger(optimize(jax.vmap(program, axes)), plain, *rows)
+    assert_not_larger(jax.jit(jax.vmap(optimize(program), axes)), plain, *rows)
+
+
 def test_rows_of_steps_that_nobody_takes():
     """They are zeros, spread out twice under `vmap`: the buffer starts with them."""
     policy, *rows = rollouts.arguments(128)

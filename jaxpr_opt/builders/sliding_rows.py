@@ -24,7 +24,11 @@ def slide(scan: Scan, found: Buffer, window: Window, rw: Rewriter) -> None:
     """Replace the buffer in each step by the rows of the window that slides over it."""
     carry = found.carry
     init = rw.insert(strong, carry.init, before=scan) if is_weak(carry.init) else carry.init
-    number = uniform(init) if is_partly_written(found, window) else _number(init, window.axis, window.incoming)
+    number = (
+        uniform(init)
+        if is_partly_written(found, window)
+        else _number(init, window.axis, window.incoming)
+    )
     entering, streams = _entering(scan, init, number, window, rw)
     kept = list(rw.insert_many(window.kept_rows, init, before=scan)) if window.kept else []
     params = [rw.new_value(v.aval) for v in kept]

@@ -352,6 +352,7 @@ def test_the_last_row_of_a_table():
         pytest.param(lambda t: (t[8], t[2:7:2]), id="a slice of the other part"),
         pytest.param(lambda t: lax.slice(t, (8, 0), (9, 3), (1, 2)), id="strided"),
         pytest.param(lambda t: t.T[1:, 8], id="transposed"),
+        pytest.param(lambda t: t[:8], id="the stack alone"),
     ],
 )
 def test_parts_of_a_table(read):

@@ -9,8 +9,11 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import CostModel
 from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, memory
 
 STACK = StackCarriedUpdates(even_in_place=True)
@@ -777,3 +780,39 @@ def test_a_batch_of_buffers_of_which_one_row_is_written():
     graph = alone(STACK, program, "f32[3]", fires=True)
     (scan,) = [op for op in graph.walk() if isinstance(op, Scan)]
     assert all(stream.param.dtype != jnp.float32 for stream in scan.streams)
+
+
+def read_at_one_end(x, row):
+    """The cotangent starts as zeros beside what is added to the row that is read."""
+    step = lambda b, i: put(b, x[i] * get(b, i + 1), i)
+    return row(loop(step, jnp.ones((9, 3)), start=0, length=8, reverse=True))
+
+
+ENDS = {
+    "one row": lambda b: b[0],
+    "two reads": lambda b: b[0] * jnp.sin(b[:1]),
+}
+
+
+@pytest.mark.parametrize("row", ENDS)
+def test_cotangents_that_start_as_zeros_are_not_streamed(row):
+    gradient = jax.grad(lambda x: jnp.sum(read_at_one_end(x, ENDS[row])))
+    assert streams_rows(gradient) == (False, True)
+
+
+def test_cotangents_of_other_rows_are_streamed():
+    """Of a part of the rows that enter, and of rows between which there are zeros."""
+    for row in (lambda b: b[3], lambda b: b[::2], lambda b: b[0] * b[5]):
+        gradient = jax.grad(lambda x, row=row: jnp.sum(read_at_one_end(x, row)))
+        assert streams_rows(gradient) == (True, True)
+
+
+def streams_rows(gradient):
+    """Whether the loop back has streams of rows, and whether it is one without the buffer."""
+    graph = import_jaxpr(traced(gradient, "f32[8]"))
+    run_alone((*CLEANUP, AccumulateSparseCotangents(), STACK), graph)
+    *_, back = [op for op in graph.walk() if isinstance(op, Scan)]
+    of_rows = [
+        s for s in back.streams if s.param.shape == (3,) and not isinstance(s.operand.op, Scan)
+    ]
+    return bool(of_rows), all(c.param.shape != (9, 3) for c in back.carries)
