@@ -251,6 +251,24 @@ def remembered(weights: Array, xs: Array, lengths: Array) -> Array:
     return jax.vmap(one)(xs, lengths)
 
 
+def attended_until_the_end(weights: Array, x: Array, length: Array) -> Array:
+    """Two layers that attend to what a `cond` has written to their caches; one sequence."""
+
+    def live(state: Any) -> Any:
+        t, x, caches = state
+        for layer in range(2):
+            caches = caches.at[layer, t].set(jnp.tanh(weights[layer] @ x))
+            scores = jax.nn.softmax(caches[layer] @ x, where=jnp.arange(64) <= t)
+            x = jnp.tanh(x + scores @ caches[layer])
+        return t + 1, x, caches
+
+    def step(state: Any, _: None) -> Any:
+        state = lax.cond(state[0] < length, live, lambda state: state, state)
+        return state, state[1]
+
+    return lax.scan(step, (0, x, jnp.zeros((2, 64, 32))), None, length=64)[1]
+
+
 PROGRAMS: dict[str, Entry] = {
     "ended": entry(ended, 0.1 * normal(96, 64), normal(8, 64, 32), 4 + below(12, 8)),
     "pondered": entry(pondered, 0.3 * normal(32, 32), normal(32, 32)),
@@ -265,4 +283,7 @@ PROGRAMS: dict[str, Entry] = {
     "charted": entry(charted, normal(16, 16, 4)),
     "decoded": forward(decoded, 0.2 * normal(2, 32, 32), normal(8, 32), 4 + below(40, 8)),
     "remembered": entry(remembered, 0.2 * normal(3, 32, 32), normal(8, 48, 32), 4 + below(40, 8)),
+    "attended until the end": entry(
+        attended_until_the_end, 0.2 * normal(2, 32, 32), normal(32), np.int32(50)
+    ),
 }

@@ -294,6 +294,27 @@ def test_residual_that_changes_from_step_to_step_stays_unspecified():
     check_refuses(DROP, program, "bool[8]", "f32[3]", because="changes from step to step with")
 
 
+def test_a_version_that_a_loop_stores_is_read_directly():
+    """The loop back undoes the write, and stores no version; a changed version stays."""
+
+    def program(xs, ps, view):
+        def step(c, xpi):
+            x, p, i = xpi
+            c = lax.dynamic_update_slice(c, x[None], (i,))
+            y, r = lax.cond(p, lambda: (c.sum(), view(c)), lambda: (x, anything(8)))
+            return c, (y, r)
+
+        c, (ys, rows) = lax.scan(step, jnp.zeros(8), (xs, ps, jnp.arange(8)))
+        back = lambda a, row: (jnp.sin(a + row[1].max()) * row[0], None)
+        return c, lax.scan(back, 0.0, (ys, rows), reverse=True)[0]
+
+    for view, results in ((lambda c: c, 1), (lambda c: c[::-1], 1), (jnp.sin, 2)):
+        graph = import_jaxpr(traced(lambda *xs, v=view: program(*xs, v), "f32[8]", "bool[8]"))
+        run_alone((DROP, EliminateDeadCode()), graph)
+        (cond,) = (op for op in graph.walk() if isinstance(op, Cond))
+        assert len(cond.results) == results
+
+
 def test_two_real_values_stay():
     """(1) Condition: the branches that are real agree."""
 

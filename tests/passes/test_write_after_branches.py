@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.engine.pipeline import Pipeline
-from jaxpr_opt.ir.graph import Cond, Scan
+from jaxpr_opt.ir.graph import Cond, Scan, While
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP, DEFAULT
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
@@ -296,7 +296,7 @@ def chosen(x, new, old):
 REFUSED = [
     pytest.param(
         lambda b, i, x: chosen(x, update(b, x, i), b),
-        "the write is outside of the cond",
+        None,
         id="written before",
     ),
     pytest.param(
@@ -368,6 +368,160 @@ def test_nothing_is_written():
     program = loop(lambda b, i, x: update(lax.cond(x > 0, lambda: b * 1.0, lambda: b), x, i))
     graph = import_jaxpr(traced(program, "f32[8]", "f32[8]"))
     assert not run_alone((Simplify(), AFTER), graph).record(AFTER.name, False).rewrites
+
+
+def stored(step):
+    """A loop that stores each version of an array for a loop back."""
+
+    def program(b, xs):
+        def forward(b, ix):
+            b, y = step(b, *ix)
+            return b, (b, y)
+
+        def back(a, row):
+            return a + jnp.sum(row[0]) * row[1], None
+
+        b, rows = lax.scan(forward, b, (lax.iota("int32", N), xs))
+        return b, lax.scan(back, 0.0, rows, reverse=True)[0]
+
+    return program
+
+
+def test_what_is_read_after_it_was_written():
+    """(3) Is read in a second cond."""
+
+    def step(b, i, x):
+        def write():
+            c = update(b, x, i)
+            return c, jnp.sum(c)
+
+        return lax.cond(x > 0, write, lambda: (b, x))
+
+    check_rewrite(
+        AFTER,
+        stored(step),
+        "f32[8]",
+        "f32[8]",
+        diff="""
+            fn (b:f32[8], xs:f32[8]) {
+              i:i32[8] = iota
+              c:f32[8], ys:f32[8,8], ys1:f32[8] = scan[8] carry(c=b) xs(x=i, x1=xs) {
+                g:bool[] = gt x1 0.0
+                c1:i32[] = convert_element_type g
+          +     d1:f32[1] = dynamic_slice c x
+          -     r:f32[8], r1:f32[] = cond g {
+          +     r2:f32[1] = cond g {
+                  r:f32[1] = reshape x1
+          -       d:f32[8] = dynamic_update_slice c r x
+          -       r1:f32[] = reduce_sum[axes=(0,)] d
+          -       yield d, r1
+          +       yield r
+                } else {
+          -       yield c, x1
+          +       yield d1
+                }
+          +     d2:f32[8] = dynamic_update_slice c r2 x
+          +     r3:f32[] = cond g {
+          +       r2:f32[] = reduce_sum[axes=(0,)] d2
+          +       yield r2
+          +     } else {
+          +       yield x1
+          +     }
+          -     yield carry(r) ys(r, r1)
+          +     yield carry(d2) ys(d2, r3)
+              }
+              c1:f32[] = scan[8, reverse] carry(c=0.0) xs(x=ys, x1=ys1) {
+                r:f32[] = reduce_sum[axes=(0,)] x
+                m:f32[] = mul r x1
+                c1:f32[] = convert_element_type c
+                a:f32[] = add c1 m
+                yield carry(a)
+              }
+              return c, c1
+            }
+        """,
+    )
+
+
+READ = {
+    "in each branch": lambda b, i, x: lax.cond(
+        x > 0,
+        lambda: ((c := update(b, x, i)), jnp.sum(c)),
+        lambda: ((c := update(b, -x, 7 - i)), jnp.max(c) * b[0]),
+    ),
+    "and written again": lambda b, i, x: lax.cond(
+        x > 0,
+        lambda: ((c := update(update(b, x, i), b[0], 7 - i)), jnp.sum(c)),
+        lambda: (b, x),
+    ),
+    "in one of three": lambda b, i, x: lax.switch(
+        i, [lambda: (b, x), lambda: ((c := update(b, x, i)), jnp.sum(c) * x), lambda: (b, -x)]
+    ),
+    "with what was there before": lambda b, i, x: lax.cond(
+        x > 0, lambda: ((c := update(b, x, i)), jnp.sum(c * b)), lambda: (b, x)
+    ),
+    "in a branch of the branch": lambda b, i, x: lax.cond(
+        x > 0,
+        lambda: (
+            (c := update(b, x, i)),
+            lax.cond(c[0] > 0, lambda: jnp.sum(c) + x, lambda: x),
+        ),
+        lambda: (b, x),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_reads_of_what_was_written(case):
+    """(3) No branch makes the array then."""
+    xs = jnp.array([2.0, -1.0, 7.0, 3.0, -6.0, -3.0, 0.0, 5.0])
+    graph = alone(AFTER, stored(READ[case]), jnp.linspace(-1.0, 1.0, N), xs, fires=True)
+    conds = [op for op in graph.walk() if isinstance(op, Cond)]
+    assert len(conds) > 1 and all(v.shape != (8,) for cond in conds for v in cond.results)
+
+
+def test_a_branch_that_prints_is_not_divided():
+    """(3) It would print in another order."""
+
+    def step(b, i, x):
+        def write():
+            c = update(b, x, i)
+            jax.debug.print("{}", x)
+            return c, jnp.sum(c)
+
+        return lax.cond(x > 0, write, lambda: (b, x))
+
+    check_refuses(AFTER, stored(step), "f32[8]", "f32[8]", because="is read in the branch, too")
+
+
+@pytest.mark.parametrize("above", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_cache_that_a_branch_attends_to(above, layers):
+    """(3) Its gradient stores the rows, not the versions of the cache."""
+    length = 12
+
+    def loss(w, x):
+        def live(c):
+            i, x, keys = c
+            for layer in range(layers):
+                keys = keys.at[layer, i].set(jnp.tanh(x * w))
+                scores = jax.nn.softmax(keys[layer] @ x)
+                x = jnp.sin(scores @ keys[layer]) + x
+            return i + 1, x, keys
+
+        def step(c, _):
+            c = lax.cond(c[0] < 9, live, lambda c: c, c)
+            return c, jnp.sum(c[1])
+
+        return jnp.sum(lax.scan(step, (0, x, jnp.zeros((layers, 16, 4))), None, length=length)[1])
+
+    w, x = jnp.linspace(0.5, 1.5, 4), jnp.linspace(-1.0, 1.0, 4)
+    ours = optimize(jax.grad(loss)) if above else jax.grad(optimize(loss))
+    assert_close(ours(w, x), jax.grad(loss)(w, x))
+    final = Pipeline(DEFAULT).run(jax.make_jaxpr(ours)(w, x), "final").jaxpr
+    loops = [op for op in import_jaxpr(final, "final").walk() if isinstance(op, Scan | While)]
+    versions = [v for op in loops for v in op.results if v.size >= length * layers * 16 * 4]
+    assert loops and not versions
 
 
 @pytest.mark.parametrize("both", [False, True])

@@ -172,6 +172,14 @@ def restored(scan: Scan) -> frozenset[Value]:
     return frozenset(stack.value for each in undone for stack in each.stacks)
 
 
+def is_version(value: Value, scan: Scan) -> bool:
+    """Whether a value is a version of a carried buffer, or a view of it, which a loop back has if
+    it undoes the writes.
+    """
+    carries = (c for c in scan.carries if not c.is_invariant and c.param.dtype == value.dtype)
+    return any(_view(value, _history(scan, carry)[1], scan) is not None for carry in carries)
+
+
 def _history(scan: Scan, carry: Carry) -> tuple[tuple[Op, ...], dict[Value, int], str | None]:
     """The writes from the version that leaves a step to the one that enters it, the versions with
     the number of writes that come after each, and what is no write.
@@ -204,7 +212,7 @@ def _view(
     while (version := original(value)) not in versions:
         op = value.op
         # Condition 3 of undo-carried-writes.
-        if op is None or op.region is not scan.body or not _makes_view(op, scan):
+        if op is None or not scan.body.contains(op.region) or not _makes_view(op, scan):
             return None
         ops.append(op)
         value = op.operands[0]

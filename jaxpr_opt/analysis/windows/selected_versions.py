@@ -69,14 +69,16 @@ def is_stored_for_loop_back(version: Value) -> bool:
     """
     loop = version.op.parent if version.op is not None else None
     return isinstance(loop, Scan) and any(
-        _moved_from(stack.value) is version
+        is_view(stack.value, version)
         and any(isinstance(op, Scan) and op.reverse != loop.reverse for op in stack.result.users)
         for stack in loop.stacks
     )
 
 
-def _moved_from(value: Value) -> Value:
-    """What a value is, but for data movement."""
-    while value.op is not None and is_data_movement(value.op) and value.op.operands:
+def is_view(value: Value, version: Value) -> bool:
+    """Whether a value is a version of an array, or elements of it in another order."""
+    while value is not version:
+        if value.op is None or not is_data_movement(value.op) or not value.op.operands:
+            return False
         value = value.op.operands[0]
-    return value
+    return True

@@ -1,0 +1,144 @@
+"""Windows that branches of a cond write into an array from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jax import lax
+
+from jaxpr_opt.analysis.values.constants import is_undefined, uniform
+from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.selected_versions import is_stored_for_loop_back, is_view
+from jaxpr_opt.bridge.parameters import mode_of
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Region, Value, backward_slice, depending_on
+from jaxpr_opt.ir.traits import is_arithmetic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BranchWrites:
+    """The first write of a window into one array, in each branch of a cond that writes."""
+
+    cond: Cond
+    result: Value
+    """The result of the cond that these writes make, or they and others."""
+    versions: tuple[Value, ...]
+    """What each branch makes; in a branch that does not write, the array."""
+    writes: tuple[Access | None, ...]
+    yielded: tuple[tuple[Value, ...], ...]
+    """What each branch makes by this write and more of them, one into the other."""
+
+    @property
+    def made(self) -> list[Access]:
+        """The writes."""
+        return [write for write in self.writes if write is not None]
+
+    @property
+    def are_of_zeros(self) -> bool:
+        """Whether the array is zeros."""
+        return uniform(self.made[0].array) == 0
+
+    @property
+    def are_read(self) -> bool:
+        """Whether anything but one yield reads what a branch makes."""
+        users = [[use.op for use in write.op.result.uses] for write in self.made]
+        return any(len(each) > 1 or not each[0].is_terminator for each in users)
+
+    @property
+    def are_stored(self) -> bool:
+        """Whether a loop stores what they make, or a view of it, for a loop back."""
+        return any(
+            is_stored_for_loop_back(result)
+            and not all(map(is_undefined, values))
+            and all(
+                is_undefined(value) or any(is_view(value, version) for version in versions)
+                for value, versions in zip(values, self.yielded, strict=True)
+            )
+            for result, values in self.cond.outcomes
+        )
+
+    @property
+    def says(self) -> str:
+        """What becomes of them."""
+        numbers = [str(i) for i, write in enumerate(self.writes) if write is not None]
+        branches = "branch" if len(numbers) == 1 else "each of branches"
+        return f"what {branches} {', '.join(numbers)} writes is written after the cond"
+
+    def places(self) -> list[Op]:
+        """The ops of the branch that compute where the first window is."""
+        outside = lambda v: isinstance(v, Constant) or not self.cond.defines(v)  # noqa: E731
+        return backward_slice(self.made[0].indices, outside)
+
+    def depend_on(self, other: BranchWrites) -> bool:
+        """Whether what one of the other writes makes is needed for one of these."""
+        return any(
+            write is not None and write.op in depending_on([version], branch.ops)
+            for branch, write, version in zip(
+                self.cond.branches, self.writes, other.versions, strict=True
+            )
+            if branch.defines(version)
+        )
+
+    def why_not_after(self) -> str | None:
+        """Why the writes cannot be one write after the cond."""
+        first, *others = self.made
+        # Condition 1 of write-after-branches.
+        if not all(_are_alike(first, other) for other in others):
+            return "branches write windows of different sizes, or by different ops"
+        # Condition 2 of write-after-branches.
+        if None in self.writes and not (first.is_located or _is_checked(first)):
+            return "the index of the write may be out of range"
+        # Condition 2 of write-after-branches.
+        if None in self.writes and not all(map(_may_be_early, self.places())):
+            return "the index of the write is computed by more than arithmetic"
+        if cost_model().is_most(first.nbytes, first.array.nbytes):
+            return "the window is most of the array"
+        return None
+
+
+def branch_writes(cond: Cond) -> Iterator[BranchWrites]:
+    """The arrays that branches of a cond write into, where they are one array before."""
+    for outcome in cond.outcomes:
+        chains = [_writes(*case) for case in zip(outcome.values, cond.branches, strict=True)]
+        writes = tuple(chain[-1] if chain else None for chain in chains)
+        pairs = list(zip(outcome.values, writes, strict=True))
+        arrays = [value if write is None else write.array for value, write in pairs]
+        is_one = len(set(arrays)) == 1 or all(uniform(array) == 0 for array in arrays)
+        # Condition 1 of write-after-branches.
+        if outcome.result.uses and any(writes) and is_one:
+            versions = tuple(v if w is None else w.op.result for v, w in pairs)
+            yielded = tuple(
+                tuple(write.op.result for write in chain) or (value,)
+                for value, chain in zip(outcome.values, chains, strict=True)
+            )
+            yield BranchWrites(cond, outcome.result, versions, writes, yielded)
+
+
+def _writes(value: Value, branch: Region) -> list[Access]:
+    """The writes of windows, one into the other, by which a branch makes a value; last to first."""
+    writes: list[Access] = []
+    # Condition 1 of write-after-branches.
+    while value.op is not None and value.op.region is branch:
+        found = access(value.op)
+        if found is None or found.kind != "write":
+            break
+        writes.append(found)
+        value = found.array
+    return writes
+
+
+def _is_checked(write: Access) -> bool:
+    """Whether a write out of range is clamped or dropped."""
+    return bool(mode_of(write.op) != lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+def _may_be_early(op: Op) -> bool:
+    """Whether an op of an index may run whatever branch is taken."""
+    return is_arithmetic(op) or op.name == "concatenate"
+
+
+def _are_alike(one: Access, other: Access) -> bool:
+    """Whether two writes differ in what they write, and where, only."""
+    same = one.op.name == other.op.name and one.op.params == other.op.params
+    return same and one.value.aval == other.value.aval
