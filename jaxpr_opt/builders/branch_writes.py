@@ -124,7 +124,7 @@ def _late(branch: Region, versions: list[Value]) -> list[Op]:
 def _pass_on(
     case: int, first: Cond, region: Region, outcomes: list[Outcome], rw: Rewriter
 ) -> list[Outcome]:
-    """The outcomes of the first cond, and what a branch of the second reads of that of the first."""
+    """The results of the first cond, and what a branch of the second reads of it."""
     branch, outcomes = first.branches[case], list(outcomes)
     for value in {v: None for op in region.walk() for v in op.operands if branch.defines(v)}:
         found = next((each for each in outcomes if each.values[case] is value), None)

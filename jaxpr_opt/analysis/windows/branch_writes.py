@@ -37,7 +37,7 @@ class BranchWrites:
     @property
     def are_of_zeros(self) -> bool:
         """Whether the array is zeros."""
-        return uniform(self.made[0].array) == 0
+        return bool(uniform(self.made[0].array) == 0)
 
     @property
     def are_read(self) -> bool:
