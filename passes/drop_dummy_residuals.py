@@ -52,15 +52,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.residuals.versions import is_version
+from jaxpr_opt.analysis.residuals.versions import is_undone
 from jaxpr_opt.analysis.values.constants import identity, is_undefined
 from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.analysis.values.varying import loop_around, steps_of, varying
-from jaxpr_opt.analysis.windows.selected_versions import is_stored_for_loop_back
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import UNDEFINED, Cond, Op, Region, Scan, Use, Value, backward_slice
+from jaxpr_opt.ir.graph import UNDEFINED, Cond, Op, Region, Use, Value, backward_slice
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_cheap, is_data_movement
 
@@ -114,7 +113,7 @@ class DropDummyResiduals(Pass):
         changing = varying([v for v in inputs if v.op not in made], loop)
         prices, steps = cost_model(), steps_of(loop) if changing is None else 1
         is_index = dtypes.is_integer(match.value.dtype) and prices.is_no_line(match.value.nbytes)
-        if changing is not None and not is_index and not _is_undone(match.value, match.result):
+        if changing is not None and not is_index and not is_undone(match.value, match.result):
             return f"{name} changes from step to step with {changing.label}"
         if prices.repeated(made) > steps * prices.stored_far(match.value.nbytes):
             most = max(made, key=lambda op: prices.repeated([op]))
@@ -149,13 +148,6 @@ def _dummy(op: Op, result: Value, cases: tuple[Value, ...]) -> Iterator[Dummy]:
         if value.aval == result.aval:  # (1)
             says = f"{value.label} is read directly, not through the branch"
             yield Dummy(op, says, result, value)
-
-
-def _is_undone(value: Value, result: Value) -> bool:
-    """Whether a loop stores the result for a loop back, which undoes writes to have the value."""
-    loop = result.op.parent if result.op is not None else None
-    stored = isinstance(loop, Scan) and is_stored_for_loop_back(result)
-    return stored and isinstance(loop, Scan) and is_version(value, loop)
 
 
 def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:

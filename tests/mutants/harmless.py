@@ -92,7 +92,7 @@ HARMLESS: dict[str, dict[str, str]] = {
     "stack_carried_updates._is_constant": {
         "without: and extent.start is not None": "all accesses are located",
     },
-    "write_after_branches.WriteAfterBranches.find": {
+    "branch_writes.branch_writes": {
         "without: and outcome.result.uses": "what nobody reads is removed",
     },
     "replay_steps._cut": {
@@ -125,7 +125,7 @@ HARMLESS: dict[str, dict[str, str]] = {
         "without: or op.region is not scan.body": "outside of the step nothing is the carry",
     },
     "versions._view": {
-        "without: or op.region is not scan.body": "what comes from outside is made of no version",
+        "without: or not scan.body.contains(op.region)": "outside are no versions",
     },
 }
 """By module and function: the mutant, and why it does no harm."""

@@ -21,6 +21,7 @@ from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.analysis.windows.selected_versions import is_stored_for_loop_back
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
@@ -172,10 +173,13 @@ def restored(scan: Scan) -> frozenset[Value]:
     return frozenset(stack.value for each in undone for stack in each.stacks)
 
 
-def is_version(value: Value, scan: Scan) -> bool:
-    """Whether a value is a version of a carried buffer, or a view of it, which a loop back has if
-    it undoes the writes.
+def is_undone(value: Value, stored: Value) -> bool:
+    """Whether a loop back, for which the loop around stores one value, could have it as another
+    one: a version of a carried buffer, or a view of one, if it undoes the writes.
     """
+    scan = stored.op.parent if stored.op is not None else None
+    if not isinstance(scan, Scan) or not is_stored_for_loop_back(stored):
+        return False
     carries = (c for c in scan.carries if not c.is_invariant and c.param.dtype == value.dtype)
     return any(_view(value, _history(scan, carry)[1], scan) is not None for carry in carries)
 
