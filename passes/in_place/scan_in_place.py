@@ -31,7 +31,8 @@ Sound when
 2. only the loop reads them, and each array on the way from the stack to the larger one is read by
    nothing else: reversals, transposes, one concatenation along the axis, or one update of whole
    rows at a known place;
-3. a step has no effects, and the loop does not ask to be unrolled;
+3. a step has no effects (an optimization barrier has none), and the loop does not ask to be
+   unrolled;
 4. nothing differentiates the loop any more (the final phase): the transpose of a row that is read
    is an array of zeros with a row in it.
 
@@ -60,7 +61,7 @@ from jaxpr_opt.bridge.slicing import read_row, write_row
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_pure
+from jaxpr_opt.ir.traits import BARRIER, is_pure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +101,9 @@ class ScanInPlace(Pass):
         assert isinstance(scan, Scan)
         if unroll_of(scan) != 1:
             return "the scan asks to be unrolled"  # (3)
-        if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):
+        if not all(
+            is_pure(op) or op.name == BARRIER or op.is_terminator for op in scan.body.walk()
+        ):
             return "a step has effects"  # (3)
         return None
 

@@ -349,6 +349,16 @@ def test_a_loop_that_is_unrolled_or_prints_stays():
     check_refuses(IN_PLACE, lambda xs: lax.scan(prints, 0.0, xs[1:]), "f32[9]", because="effects")
 
 
+def test_a_barrier_has_no_effects():
+    """(3) Other passes leave one between a read and a write."""
+
+    def fenced(c, x):
+        c, x = lax.optimization_barrier((c, x))
+        return step(c, x)
+
+    alone(IN_PLACE, lambda xs: lax.scan(fenced, 0.0, xs[1:]), "f32[9]", fires=True)
+
+
 def test_a_gradient_is_left_to_jax():
     """(4) It is taken of the scan."""
 
