@@ -18,6 +18,7 @@ from typing import NamedTuple
 from jaxpr_opt.analysis.liveness.fused import Read, fused
 from jaxpr_opt.analysis.liveness.scheduled import Run, scheduled
 from jaxpr_opt.cost.layouts import Copy, shape_made, shape_read
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import buffer_of, is_view
 from jaxpr_opt.ir.graph import Constant, Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.ir.traits import ELEMENTWISE, IN_PLACE, is_broadcast
@@ -95,6 +96,19 @@ def fused_moments(region: Region) -> Iterator[Moment]:
             made = tuple(v for v in op.results if v not in found.inside and v not in carried)
         freed = [v for v in dying if v not in taken] + [v for v in made if v not in last]
         yield Moment(op, made, tuple(taken), tuple(freed), copy, done)
+
+
+def is_filled_first(value: Value) -> bool:
+    """Whether a loop's result has its memory from the start of the region that the loop is in: what
+    steps stack is cleared, and what the first one starts with is copied, as soon as it is there.
+    """
+    loop = value.op
+    if not (cost_model().is_breadth_first and isinstance(loop, Scan | While)):
+        return False
+    if isinstance(loop, Scan) and any(stack.result is value for stack in loop.stacks):
+        return True
+    init = next(carry.init for carry in loop.carries if carry.result is value)
+    return init.op is None or is_broadcast(init.op)
 
 
 def _place(value: Value, taken: Iterable[Value]) -> Value | None:

@@ -18,7 +18,14 @@ from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.layouts import Copy
 from jaxpr_opt.cost.limits import LEAST_BUFFER
 from jaxpr_opt.cost.reuse import buffer_of
-from jaxpr_opt.insight.liveness import Moment, fused_moments, fused_rows, room, written_over
+from jaxpr_opt.insight.liveness import (
+    Moment,
+    fused_moments,
+    fused_rows,
+    is_filled_first,
+    room,
+    written_over,
+)
 from jaxpr_opt.ir.graph import Graph, Op, Region, Scan, Value, While
 
 
@@ -58,7 +65,7 @@ class _Room:
 class _Recorder:
     """Runs a program, and notes when each buffer is live."""
 
-    def __init__(self, results: Set[Value]) -> None:
+    def __init__(self, results: set[Value]) -> None:
         self.results = results
         self.now = 0
         self.buffers: list[_Buffer] = []
@@ -81,7 +88,11 @@ class _Recorder:
         present = list(fused_rows(region))
         self.open(present, apart)
         apart = apart | _stacked(region)
-        for moment in fused_moments(region):
+        moments = list(fused_moments(region))
+        early = [value for moment in moments for value in moment.made if is_filled_first(value)]
+        self.open(early, apart)
+        self.written |= dict.fromkeys(self.results.intersection(early), self.now)
+        for moment in moments:
             op, made, taken, freed, copy, done = moment
             self.result(moment)
             self.close(taken)
@@ -102,7 +113,7 @@ class _Recorder:
     def result(self, moment: Moment) -> None:
         """Note when results are written; one that is written over another array, when that was."""
         for value in moment.made:
-            if value not in self.results:
+            if value not in self.results or value in self.written:
                 continue
             before = written_over(value)
             earlier = self.live.pop(before, None) if before in moment.taken else None
@@ -111,7 +122,7 @@ class _Recorder:
     def open(self, values: Iterable[Value], apart: Set[Value]) -> None:
         """Values are made now."""
         for value in values:
-            if value not in apart and (nbytes := room([value])):
+            if value not in apart and value not in self.live and (nbytes := room([value])):
                 self.live[value] = _Buffer(nbytes, self.now)
 
     def close(self, values: Iterable[Value | Copy]) -> None:

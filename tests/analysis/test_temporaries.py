@@ -97,6 +97,18 @@ def test_a_row_of_what_a_loop_reads_is_free_after_its_last_read():
     assert estimated(rows, w, X) == pytest.approx(compiled(rows, w, X), abs=2 * KB)
 
 
+def two_loops(x):
+    """What the second loop stacks is cleared before the first one runs."""
+    first = jax.lax.scan(lambda s, row: (s, jnp.tanh(s @ row)), x, jnp.stack([x] * 4))[1]
+    wide = jax.lax.sort(first) @ x
+    second = jax.lax.scan(lambda s, row: (s, jnp.sin(s @ row)), x, wide)[1]
+    return jax.lax.sort(second).sum()
+
+
+def test_what_a_loop_stacks_has_its_memory_from_the_start():
+    assert estimated(two_loops, X) == pytest.approx(compiled(two_loops, X), rel=0.1)
+
+
 def adam(p, m, v, tokens):
     """A step of adam of a transformer's layers in a scan, nothing donated."""
     gradient = jax.grad(functools.partial(transformer.loss, scanned=True))(p, tokens)
