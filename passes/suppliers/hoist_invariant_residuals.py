@@ -36,16 +36,16 @@ Sound when
    and after the loop, even if no step is taken;
 4. an op: all its operands are defined outside, it has no effects and is no collective, and the loop
    takes at least one step, so that nothing new is computed. An op that only moves elements of its
-   operand (a broadcast, a slice, a transpose) stays where it is read, unless it is small, or a
-   hoisted op or a residual needs it. So does arithmetic on row and column numbers (a causal mask,
-   an identity matrix).
+   operand (a broadcast, a slice, a transpose) stays where it is read, unless a hoisted op or a
+   residual needs it, or it is a small array of more than a few numbers. So does arithmetic on row
+   and column numbers (a causal mask, an identity matrix).
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 
 Cost: a residual of n rows becomes one value; an op runs once instead of n times. XLA hoists a
 little arithmetic, too: alone it is no reason to touch a program. XLA also makes a value that only
 moves elements, or consists of numbers alone, where it is read; hoisted, it would take memory as
-long as the loop runs.
+long as the loop runs, and each of a few numbers is one more operand of every step.
 Source: MLIR's scf loop-invariant code motion; https://github.com/jax-ml/jax/issues/8239 is what
 happens to weights without it on jax 0.10.
 """
@@ -151,9 +151,18 @@ def _is_little(op: Op) -> bool:
     return is_arithmetic(op) or op.name in ARRANGING
 
 
-def _is_large_view(op: Op) -> bool:
-    """Whether an op moves elements, so many that making them in every step takes a while."""
-    return rearranges(op) and not cost_model().is_quick(op.results[0].nbytes)
+def _is_view(op: Op) -> bool:
+    """Whether an op moves elements that are best moved where they are read: so many that they would
+    take memory, or so few, of a small array, that reading them there takes less than passing them
+    to each step.
+    """
+    if not rearranges(op):
+        return False
+    model = cost_model()
+    if not model.is_quick(op.results[0].nbytes):
+        return True
+    few = len(op.operands) == 1 and all(model.is_no_line(v.nbytes) for v in op.results)
+    return few and model.is_quick(op.operands[0].nbytes)
 
 
 def _leaving(scan: Scan) -> tuple[Op, ...]:
@@ -182,7 +191,7 @@ def _leaving(scan: Scan) -> tuple[Op, ...]:
                 isinstance(v, Constant) or v.op in numbers for v in op.operands
             ):
                 numbers.add(op)
-            if is_broadcast(op) or _is_large_view(op) or (op in numbers and op.result.size > 1):
+            if is_broadcast(op) or _is_view(op) or (op in numbers and op.result.size > 1):
                 waiting.add(op)
             elif all(map(is_outside, captured)):  # (4)
                 take([*op.operands, *captured])

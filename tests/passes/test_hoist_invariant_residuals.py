@@ -293,15 +293,13 @@ def test_spread_value_leaves_with_the_op_that_needs_it():
             b1:f32[4,3] = broadcast_in_dim 0.0
         +   b3:f32[4,3] = broadcast_in_dim b
         +   e:f32[4,3] = exp b3
-        +   s:f32[1] = slice[:1] b
-        +   s1:f32[] = squeeze s
             c:f32[4,3] = scan[8] carry(c=b1) xs(x=xs) {
         -     b1:f32[4,3] = broadcast_in_dim b
         -     e:f32[4,3] = exp b1
               m:f32[4,3] = mul x e
               a:f32[4,3] = add c m
-        -     s:f32[1] = slice[:1] b
-        -     s1:f32[] = squeeze s
+              s:f32[1] = slice[:1] b
+              s1:f32[] = squeeze s
               b2:f32[4,3] = broadcast_in_dim s1
               a1:f32[4,3] = add a b2
               yield carry(a1)
@@ -310,6 +308,65 @@ def test_spread_value_leaves_with_the_op_that_needs_it():
           }
         """,
     )
+
+
+def test_few_numbers_are_read_of_their_array_in_the_step():
+    """(4) Cost: the step has one operand more, not one for each number."""
+
+    def program(rule, x):
+        def step(x, _):
+            k = jax.nn.sigmoid(rule)
+            return x * k[0] + k[1], None
+
+        return lax.scan(step, x, None, length=8)[0]
+
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[8]",
+        "f32[16]",
+        simplify=True,
+        diff="""
+          fn (rule:f32[8], x:f32[16]) {
+        +   l:f32[8] = logistic rule
+            c:f32[16] = scan[8] carry(c=x) {
+        -     l:f32[8] = logistic rule
+              s:f32[1] = slice[:1] l
+              s1:f32[] = squeeze s
+              m:f32[16] = mul c s1
+              s2:f32[1] = slice[1:2] l
+              s3:f32[] = squeeze s2
+              a:f32[16] = add m s3
+              yield carry(a)
+            }
+            return c
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("move", "leaves"),
+    [
+        pytest.param(lambda w, b, i: b[0], False, id="a number"),
+        pytest.param(lambda w, b, i: w[0], True, id="a row"),
+        pytest.param(lambda w, b, i: w.T[1], True, id="a column"),
+        pytest.param(lambda w, b, i: w[0, 0], True, id="a number of a large array"),
+        pytest.param(lambda w, b, i: lax.dynamic_slice(b, (i,), (1,)), True, id="a computed place"),
+        pytest.param(lambda w, b, i: jnp.exp(b[0]), True, id="what is computed of it"),
+    ],
+)
+def test_what_leaves_of_small_views(move, leaves):
+    """(4) Only few numbers of a small array stay: the gradient of others would be added to the
+    whole array in every step.
+    """
+
+    def program(w, b, i, xs):
+        return lax.scan(lambda c, x: (c + jnp.sum(x * move(w, b, i)), None), 0.0, xs)[0]
+
+    graph = alone(HOIST, program, "f32[99,99]", "f32[8]", "i32[]", "f32[8]", fires=leaves)
+    (loop,) = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert any(op.name in {"slice", "dynamic_slice"} for op in loop.body.ops) != leaves
 
 
 @pytest.mark.parametrize(
