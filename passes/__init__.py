@@ -58,6 +58,7 @@ from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
 from jaxpr_opt.passes.windows.write_after_loops import WriteAfterLoops
+from jaxpr_opt.passes.windows.write_to_whole_arrays import WriteToWholeArrays
 
 CLEANUP = (
     ResolveKnownPredicates(),
@@ -85,6 +86,7 @@ WINDOWS = (
     AddInBranches(),
     WriteAfterBranches(),
     WriteAfterLoops(),
+    WriteToWholeArrays(),
     NarrowReads(),
     AccumulateSparseCotangents(),
     NarrowCarriedArrays(),

@@ -4,6 +4,7 @@
 reads and writes of windows
 `narrow_reads`, `coinciding`, `selected_writes`     a window of a result, of another's window
 `branch_writes`                                     writes of branches, after their cond
+`whole_writes`                                      writes to windows, as writes to the array
 `summed_windows`, `repeated_rows`                   additions in place, and of equal rows
 `reduction_privatization`, `sums_in_slots`,         sums in another place, in the old order
 `sums_in_an_array`, `carried_scratch`

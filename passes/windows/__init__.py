@@ -12,6 +12,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `sink-select-into-update`       a select between an array and its update selects the window
 `write-after-branches`          a write in a branch moves after the cond
 `write-after-loops`             writes into all rows move after the loop over the rows
+`write-to-whole-arrays`         a window that is read, written and put back is written to the array
 `recognize-one-hot`             a mask with one true element becomes an index
 `share-batched-tables`          rows of copies of one table are rows of the table
 `expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
@@ -33,6 +34,7 @@ the same order, with ``a[i]`` for any read of a window and ``Z`` for an array of
     where(p, a.at[i].set(v), a)          = a.at[i].set(where(p, v, a[i]))
     cond(p, a.at[i].set(v), a)           = a.at[i].set(cond(p, v, a[i]))
     scan(a[k] -> a[k].at[i].set(v[k]))   = a.at[:, i].set(v)
+    a.at[i].set(a[i].at[j].set(v))       = a.at[i, j].set(v)
     where(arange(n) == i, v, a)          = a.at[i].set(v[i])
     broadcast(a)[k, i]                   = a[i]
     a[i + arange(n)]                     = a[i : i + n]

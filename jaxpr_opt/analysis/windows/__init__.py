@@ -10,6 +10,7 @@ one op
 `row_axes`                  the axis of a result that the rows of an operand are along
 `selected_versions`         versions of an array, of which a select chooses
 `branch_writes`             the windows that branches of a cond write
+`nested`                    a write to a window that is then put back into its array
 `one_hot`, `predicates`     masks that are true at one place; a mask at a window
 `coinciding`                windows that coincide or are disjoint
 `parts`                     parts of one array, each zero where the others are not
