@@ -109,6 +109,8 @@ class ReplaySteps(Pass):
         full = _cut(op)
         if full is not None and _is_replayed(full):
             storing = _storing(op, full)
+            if storing == op.length:
+                return
             new = (full.old_bytes * storing + full.new_bytes * (op.length - storing)) // op.length
             steps = f"each step taken after the first {storing}" if storing else "each step taken"
             what = f"residuals take {bytes_text(new)}, not {bytes_text(full.old_bytes)}"
@@ -188,7 +190,9 @@ def _is_replayed(cut: Cut) -> bool:
 
 
 def _storing(scan: Scan, cut: Cut) -> int:
-    """How many of the first steps are to store; 0 where that is not worth loops of their own."""
+    """How many of the first steps are to store; 0 where that is not worth loops of their own, all
+    where the others are not.
+    """
     found, model = replay(scan), cost_model()
     if found is None or model.is_traded or is_divided(scan):
         return 0
@@ -196,5 +200,7 @@ def _storing(scan: Scan, cut: Cut) -> int:
         return 0
     row = model.filled((cut.old_bytes - cut.new_bytes) / scan.length)
     seconds = cut.replay_seconds - model.moved(copied(found))
-    steps = min(int(max(seconds, 0.0) / row), scan.length - 1)
-    return steps if model.is_worth_loops(2, steps * cut.replay_seconds) else 0
+    steps = min(int(max(seconds, 0.0) / row), scan.length)
+    if not model.is_worth_loops(2, steps * cut.replay_seconds):
+        return 0
+    return steps if model.is_worth_loops(2, (scan.length - steps) * row) else scan.length

@@ -137,9 +137,9 @@ class SinkSelectIntoUpdate(Pass):
             for op in _late(match):
                 rw.move(op, match.writes[0][1].op)
             new = write_each_selected(anchor, match.base, match.writes, rw)
-            for (_, write), array in zip(match.writes, new, strict=True):
-                old = write.op.result
-                seen = _written_again(write, array, rw) if old in stored else array
+            for count, ((_, write), array) in enumerate(zip(match.writes, new, strict=True)):
+                old, before = write.op.result, [each for _, each in match.writes[: count + 1]]
+                seen = _written_again(before, array, rw) if old in stored else array
                 rw.replace(old, seen, lambda use: use.op not in match.path)
             rw.replace(anchor.result, new[-1])
         else:
@@ -167,16 +167,19 @@ def _is_discarded(array: Value, match: Sinkable) -> bool:
 
 
 def _is_stored(array: Value, match: Sinkable) -> bool:
-    """Whether a loop stores a version, one write of the array, for a loop back (4)."""
-    (_, write), *others = match.writes
-    is_made_so = not others and write.kind == "write" and write.op.result is array
+    """Whether a loop stores a version, made by writes of one case, for a loop back (4)."""
+    cases, writes = zip(*match.writes, strict=True)
+    are_writes = len(set(cases)) == 1 and all(write.kind == "write" for write in writes)
+    is_made_so = are_writes and array in [write.op.result for write in writes]
     return is_made_so and is_stored_for_loop_back(array)
 
 
-def _written_again(write: Access, new: Value, rw: Rewriter) -> Value:
-    """The version that a write makes, made of the new array."""
-    args = new, write.value, *write.indices
-    return rw.typed(write.again, write.op.result.aval, *args, before=write.op)
+def _written_again(writes: list[Access], version: Value, rw: Rewriter) -> Value:
+    """The version that some writes make, made of the new array."""
+    for write in writes:
+        args = version, write.value, *write.indices
+        version = rw.typed(write.again, write.op.result.aval, *args, before=writes[-1].op)
+    return version
 
 
 def _late(match: Sinkable) -> list[Op]:
