@@ -267,8 +267,8 @@ def test_equations_of_one_kind_are_vectorized_as_each_for_itself(program, dims, 
     """The same equations in the same order, inside of JAX's own scope."""
     found, batch = [], compat_repeats.batch
 
-    def compared(jaxpr, axis, dims):
-        ours, plain = batch(jaxpr, axis, dims), compat_ad.batch(jaxpr, axis, dims)
+    def compared(jaxpr, axis, dims, **first):
+        ours, plain = batch(jaxpr, axis, dims, **first), compat_ad.batch(jaxpr, axis, dims, **first)
         compat.check_jaxpr(ours[0])
         found.append((*told(ours[0]), ours[1]) == (*told(plain[0]), plain[1]))
         return ours

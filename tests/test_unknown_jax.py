@@ -125,7 +125,7 @@ SYMBOLS = {
         compat_ad, "_ad", without(ad, jvp_jaxpr=other_signature)),
     "backward_pass3 is gone": (compat_ad, "_ad", without(ad, "backward_pass3")),
     "ValAccum is gone": (compat_ad, "_ad", without(ad, "ValAccum")),
-    "batch_jaxpr2 is gone": (compat_ad, "_batching", without(batching, "batch_jaxpr2")),
+    "batch_jaxpr_axes is gone": (compat_ad, "_batching", without(batching, "batch_jaxpr_axes")),
     "jaxpr_subcomp takes an argument more": (
         compat_ad, "_mlir", without(mlir, jaxpr_subcomp=other_signature)),
     "trace_to_jaxpr_dynamic takes an argument more": (
@@ -363,10 +363,10 @@ def test_a_failure_on_one_program_leaves_that_program_only(monkeypatch):
     """The engine works, so it stays on; the same failure is said once."""
     batch = compat_ad.batch
 
-    def failing(jaxpr, *args):
+    def failing(jaxpr, *args, **first):
         if any(eqn.primitive.name == "tan" for eqn in jaxpr.eqns):
             raise KeyError("odd")
-        return batch(jaxpr, *args)
+        return batch(jaxpr, *args, **first)
 
     monkeypatch.setattr(compat_ad, "batch", failing)
     xs = jnp.stack([X, 2 * X])
