@@ -17,9 +17,8 @@ After::
       yield carry(b)
     }
 
-The dataflow from a step to its transpose may be cut anywhere between the step's inputs and the
-residuals that AD has chosen. This pass cuts at the inputs or not at all; `narrow-residuals` chooses
-among all cuts.
+A step may be cut from its transpose anywhere between its inputs and the residuals that AD has
+chosen. This pass cuts at the inputs or not at all; `narrow-residuals` chooses among all cuts.
 
 A stack is a whole buffer, however few steps are taken. So a loop that may stop early stores its
 residuals only if the buffers cost no more than replaying a single step: then storing is never the
@@ -36,8 +35,7 @@ Nothing is replayed until more steps are taken. All steps are replayed if two mo
 long as they save, and where XLA may divide the rows of arrays over devices, because the rows are
 split here.
 
-Loops whose steps are so cheap that no predicate guards them, so that selects discard skipped steps,
-would replay all of them: they are left unchanged.
+Loops of steps that no predicate guards, as they are cheap, would replay all: they stay unchanged.
 
 A loop that knows its steps beforehand (from the lengths of sequences) takes most of them. It is
 left unchanged if the residuals come from transcendental functions, and the transposed step shifts
@@ -58,8 +56,8 @@ Sound when
    (`jaxpr_opt.analysis.values.rounding`): else a step that was skipped might be transposed as one
    that was taken. Stored, they also let the transposed loop stop early.
 
-It fires only on loops that skip. Where memory has a price (`optimize(memory=...)`), a loop that
-stores may be replayed, too, as a whole.
+It fires only on loops that skip. Where memory has a price (`optimize(memory=...)`), the first steps
+are replayed, too.
 Source: Griewank and Walther, "Evaluating Derivatives", ch. 12 (store or replay); Chen et al.,
 arXiv:1604.06174.
 """
@@ -107,10 +105,7 @@ class ReplaySteps(Pass):
     def find(self, op: Op) -> Iterator[ReplayedLoop]:
         assert isinstance(op, Scan)
         full = _cut(op)
-        if full is not None and _is_replayed(full):
-            storing = _storing(op, full)
-            if storing == op.length:
-                return
+        if full is not None and _is_replayed(full) and (storing := _storing(op, full)) < op.length:
             new = (full.old_bytes * storing + full.new_bytes * (op.length - storing)) // op.length
             steps = f"each step taken after the first {storing}" if storing else "each step taken"
             what = f"residuals take {bytes_text(new)}, not {bytes_text(full.old_bytes)}"
@@ -190,9 +185,7 @@ def _is_replayed(cut: Cut) -> bool:
 
 
 def _storing(scan: Scan, cut: Cut) -> int:
-    """How many of the first steps are to store; 0 where that is not worth loops of their own, all
-    where the others are not.
-    """
+    """How many of the first steps are to store: none or all, if only one kind is worth loops."""
     found, model = replay(scan), cost_model()
     if found is None or model.is_traded or is_divided(scan):
         return 0
