@@ -119,9 +119,9 @@ CPU = Device(
 - Loops over arrays of 128 bytes gain by not copying them, loops over 64 do not.
 - A dozen scalars are faster in registers than as vectors, 24 are slower.  16 stacks of scalars are
   as fast as one of rows, if they are short, and a third as fast if they are long.
-- Rows along the second axis are read and written in place in 0.5 to 1.0 of the time of transposing
-  the array before and after the loop, if a row has at most 256 cache lines, and in 0.8 to 3 times
-  the time if it has 1024.
+- Rows along the second axis are read and written in place in 0.7 to 1.15 times the time of
+  transposing the array before and after the loop, if a row has at most 256 cache lines, and in 0.8
+  to 5 times the time if it has 1024.
 - A window of 16 kB that is reduced is copied first, if it is written, too; a smaller one is not.
 - A `dynamic_update_slice` of an array of 100 to 10,000 elements that was computed just before takes
   1 to 14 times as long as computing the array, and then writing the window.
