@@ -53,7 +53,7 @@ def split_after(cond: Cond, all_writes: Sequence[BranchWrites], rw: Rewriter) ->
         _late(branch, [each.values[case] for each in versions])
         for case, branch in enumerate(cond.branches)
     ]
-    made = {op.result for writes in all_writes for op in (write.op for write in writes.made)}
+    made = {write.op.result for writes in all_writes for write in writes.made}
     made |= {result for ops in late for op in ops for result in op.results}
     results = {each.result for each in versions}
     moved = [o for o in cond.outcomes if o.result not in results and not made.isdisjoint(o.values)]

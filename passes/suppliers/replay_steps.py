@@ -33,7 +33,7 @@ filled in the time of one replay, and the others are replayed, in loops of their
 
 Nothing is replayed until more steps are taken. All steps are replayed if two more loops take as
 long as they save, and where XLA may divide the rows of arrays over devices, because the rows are
-split here.
+split here. All store if the loops take longer than filling the rows of the others.
 
 Loops of steps that no predicate guards, as they are cheap, would replay all: they stay unchanged.
 

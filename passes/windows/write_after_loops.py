@@ -45,12 +45,12 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.values.enclosing import loop_of
-from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.access import Access, writes_in_a_row
 from jaxpr_opt.bridge.slicing import write_window
 from jaxpr_opt.builders.residual_transfer import stacked
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value, backward_slice, dominates
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, backward_slice, dominates
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_speculable
 
@@ -77,9 +77,9 @@ class WriteAfterLoops(Pass):
         if loop_of(op) is None:
             return
         for stack in op.stacks:
-            row, writes = _written(stack.value, op)
-            stream = op.stream_of(row)
-            if writes and stream is not None and stack.result.uses:  # (1)
+            writes = tuple(reversed(writes_in_a_row(stack.value, op.body, {"write", "add"})))
+            stream = op.stream_of(writes[0].array) if writes else None
+            if stream is not None and stack.result.uses:  # (1)
                 says = f"windows of {stream.operand.label} are written after the loop over its rows"
                 yield WrittenRows(op, says, stack, stream, writes, about=stack.result)
 
@@ -105,22 +105,9 @@ class WriteAfterLoops(Pass):
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not match.stack.result])
 
 
-def _written(value: Value, scan: Scan) -> tuple[Value, tuple[Access, ...]]:
-    """What a step writes windows to, and the writes, first to last."""
-    writes: list[Access] = []
-    while value.op is not None and value.region is scan.body:
-        write = access(value.op)
-        if write is None or write.kind == "read":
-            break
-        writes.append(write)
-        value = write.array
-    return value, tuple(reversed(writes))
-
-
 def _places(write: Access, scan: Scan) -> list[Op]:
     """The ops of a step that compute where the window is."""
-    body = scan.body
-    return backward_slice(write.indices, lambda v: v.op is None or not body.defines(v))
+    return backward_slice(write.indices, lambda v: not scan.body.defines(v))
 
 
 def _is_known_before(write: Access, scan: Scan) -> bool:

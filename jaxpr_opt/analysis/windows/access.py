@@ -11,7 +11,7 @@ nothing; negative indices are normalised.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ from jaxpr_opt.bridge.parameters import (
 from jaxpr_opt.bridge.slicing import read_window, write_window
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Region, Value
 
 Kind = Literal["read", "write", "add"]
 
@@ -169,6 +169,20 @@ def access(op: Op) -> Access | None:
 def combined(op: Op) -> Access | None:
     """The window that an op combines with an update; None if it combines none, or several."""
     return _scatter(op) if op.name in COMBINING and not is_sharded(op.operands[0]) else None
+
+
+def writes_in_a_row(value: Value, region: Region, kinds: Set[Kind]) -> list[Access]:
+    """The windows by which ops of a region make a value, each of one of these kinds and into what
+    the next of the list makes: last to first.
+    """
+    writes: list[Access] = []
+    while value.op is not None and value.op.region is region:
+        found = access(value.op)
+        if found is None or found.kind not in kinds:
+            break
+        writes.append(found)
+        value = found.array
+    return writes
 
 
 def reads_window(op: Op, array: Value) -> bool:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import is_undefined, uniform
-from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.access import Access, writes_in_a_row
 from jaxpr_opt.analysis.windows.selected_versions import is_stored_for_loop_back, is_view
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Cond, Constant, Op, Region, Value, backward_slice, depending_on
+from jaxpr_opt.ir.graph import Cond, Op, Value, backward_slice, depending_on
 from jaxpr_opt.ir.traits import is_arithmetic
 
 
@@ -67,8 +67,7 @@ class BranchWrites:
 
     def places(self) -> list[Op]:
         """The ops of the branch that compute where the first window is."""
-        outside = lambda v: isinstance(v, Constant) or not self.cond.defines(v)  # noqa: E731
-        return backward_slice(self.made[0].indices, outside)
+        return backward_slice(self.made[0].indices, lambda v: not self.cond.defines(v))
 
     def depend_on(self, other: BranchWrites) -> bool:
         """Whether what one of the other writes makes is needed for one of these."""
@@ -100,7 +99,9 @@ class BranchWrites:
 def branch_writes(cond: Cond) -> Iterator[BranchWrites]:
     """The arrays that branches of a cond write into, where they are one array before."""
     for outcome in cond.outcomes:
-        chains = [_writes(*case) for case in zip(outcome.values, cond.branches, strict=True)]
+        cases = zip(outcome.values, cond.branches, strict=True)
+        # Condition 1 of write-after-branches.
+        chains = [writes_in_a_row(*case, {"write"}) for case in cases]
         writes = tuple(chain[-1] if chain else None for chain in chains)
         pairs = list(zip(outcome.values, writes, strict=True))
         arrays = [value if write is None else write.array for value, write in pairs]
@@ -113,19 +114,6 @@ def branch_writes(cond: Cond) -> Iterator[BranchWrites]:
                 for value, chain in zip(outcome.values, chains, strict=True)
             )
             yield BranchWrites(cond, outcome.result, versions, writes, yielded)
-
-
-def _writes(value: Value, branch: Region) -> list[Access]:
-    """The writes of windows, one into the other, by which a branch makes a value; last to first."""
-    writes: list[Access] = []
-    # Condition 1 of write-after-branches.
-    while value.op is not None and value.op.region is branch:
-        found = access(value.op)
-        if found is None or found.kind != "write":
-            break
-        writes.append(found)
-        value = found.array
-    return writes
 
 
 def _is_checked(write: Access) -> bool:
