@@ -37,8 +37,8 @@ Sound when
 4. an op: all its operands are defined outside, it has no effects and is no collective, and the loop
    takes at least one step, so that nothing new is computed. An op that only moves elements of its
    operand (a broadcast, a slice, a transpose) stays where it is read, unless a hoisted op or a
-   residual needs it, or it is a small array of more than a few numbers. So does arithmetic on row
-   and column numbers (a causal mask, an identity matrix).
+   residual needs it, or it is a small array of more than a few numbers. So do arithmetic on row
+   and column numbers (a causal mask, an identity matrix) and sums of it, which XLA folds.
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 
@@ -63,7 +63,7 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Constant, Op, Scan, Stack, Value, While
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import ARRANGING, can_move, is_arithmetic, is_broadcast, rearranges
+from jaxpr_opt.ir.traits import ARRANGING, REDUCING, can_move, is_arithmetic, is_broadcast, rearranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,11 +187,11 @@ def _leaving(scan: Scan) -> tuple[Op, ...]:
             take(op.operands)
         elif all(map(is_outside, op.operands)) and can_move(op):  # (4)
             captured = [v for region in op.regions for v in region.captures()]
-            if _is_little(op) and all(
+            if (op.name in REDUCING or _is_little(op)) and all(
                 isinstance(v, Constant) or v.op in numbers for v in op.operands
             ):
                 numbers.add(op)
-            if is_broadcast(op) or _is_view(op) or (op in numbers and op.result.size > 1):
+            if is_broadcast(op) or _is_view(op) or op in numbers:
                 waiting.add(op)
             elif all(map(is_outside, captured)):  # (4)
                 take([*op.operands, *captured])

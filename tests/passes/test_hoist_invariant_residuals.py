@@ -589,6 +589,26 @@ def test_what_is_made_of_constants_stays_beside_what_leaves():
     )
 
 
+@pytest.mark.parametrize(
+    "reduced",
+    [
+        pytest.param(lambda eye: jnp.sum(eye, axis=1), id="rows"),
+        pytest.param(jnp.sum, id="all of it"),
+        pytest.param(lambda eye: jnp.max(eye, axis=0), id="the greatest"),
+    ],
+)
+def test_what_is_made_of_constants_stays_beside_its_sum(reduced):
+    """(4) Cost: the sum is a number that XLA knows, and the array would leave with it."""
+
+    def program(w, xs):
+        eye = lambda: 2.0 * jnp.pad(jnp.eye(8), ((0, 0), (1, 0)))
+        step = lambda c, x: (jnp.tanh(c) * jnp.sum(reduced(eye())) + x @ eye(), None)
+        return lax.scan(step, w, xs)[0]
+
+    jaxpr = traced(program, "f32[9]", "f32[5,8]")
+    assert not Pipeline(DEFAULT).run(jaxpr).changed
+
+
 def test_why_a_residual_varies_is_found_out_for_those_who_are_reported(monkeypatch):
     asked = []
     module = sys.modules[HoistInvariantResiduals.__module__]
