@@ -38,14 +38,15 @@ Sound when
    takes at least one step, so that nothing new is computed. An op that only moves elements of its
    operand (a broadcast, a slice, a transpose) stays where it is read, unless a hoisted op or a
    residual needs it, or it is a small array of more than a few numbers. So do arithmetic on row
-   and column numbers (a causal mask, an identity matrix) and sums of it, which XLA folds.
+   and column numbers (a causal mask, an identity matrix) and its sums, which XLA folds, and the
+   transpose of a matrix that only products read: they read the matrix.
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 
 Cost: a residual of n rows becomes one value; an op runs once instead of n times. XLA hoists a
-little arithmetic, too: alone it is no reason to touch a program. XLA also makes a value that only
-moves elements, or consists of numbers alone, where it is read; hoisted, it would take memory as
-long as the loop runs, and each of a few numbers is one more operand of every step.
+little arithmetic, too: alone it is no reason to touch a program. It makes a value that only moves
+elements, or is made of numbers alone, where it is read; hoisted, it would take memory as long as
+the loop runs, and each of a few numbers is one more operand of every step.
 Source: MLIR's scf loop-invariant code motion; https://github.com/jax-ml/jax/issues/8239 is what
 happens to weights without it on jax 0.10.
 """
@@ -63,7 +64,14 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Constant, Op, Scan, Stack, Value, While
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import ARRANGING, REDUCING, can_move, is_arithmetic, is_broadcast, rearranges
+from jaxpr_opt.ir.traits import (
+    ARRANGING,
+    REDUCING,
+    can_move,
+    is_arithmetic,
+    is_broadcast,
+    rearranges,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,9 +83,7 @@ class Leaving(Match):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeated(Match):
-    """Values of a loop that are a value from outside: each with what makes that value, before the
-    loop.
-    """
+    """Values of a loop that come from outside, each with what makes it before the loop."""
 
     values: tuple[Repetition, ...]
 
@@ -100,10 +106,10 @@ class HoistInvariantResiduals(Pass):
         assert isinstance(op, Scan | While)
         leaving = _leaving(op) if isinstance(op, Scan) and op.length > 0 else ()  # (4)
         if leaving:
-            names = (
-                ", ".join(each.name for each in leaving if not is_broadcast(each)) or "a broadcast"
+            names = ", ".join(each.name for each in leaving if not is_broadcast(each))
+            says = (
+                f"{names or 'a broadcast'}: the same at every step, computed once before the loop"
             )
-            says = f"{names}: the same at every step, computed once before the loop"
             yield Leaving(op, says, leaving, is_cleanup=_is_no_gain(leaving))
         values = tuple((old, make) for old, make in repeated(op) if old.uses)
         if values:
@@ -111,13 +117,10 @@ class HoistInvariantResiduals(Pass):
             yield Repeated(op, f"{names}: the same at every step, kept once", values)
         if isinstance(op, Scan):
             for stack in op.stacks:
-                if (
-                    stack.value.op is not None
-                    and stack.result.uses
-                    and op.body.defines(stack.value)
-                ):
+                made = stack.value.op
+                if made is not None and stack.result.uses and op.body.defines(stack.value):
                     says = f"{stack.value.label} would be kept once instead of {op.length} times"
-                    yield Varying(op, says, stack, at=stack.value.op, is_refused=True)
+                    yield Varying(op, says, stack, at=made, is_refused=True)
 
     def refuse(self, match: Match) -> str | None:
         if isinstance(match, Varying):
@@ -136,14 +139,11 @@ class HoistInvariantResiduals(Pass):
 
 
 def _is_no_gain(leaving: Iterable[Op]) -> bool:
-    """Whether to leave the loop is worth nothing: XLA hoists basic arithmetic by itself, so that
-    only sums of cotangents can become fewer.
-    """
+    """Whether only sums of cotangents could become fewer: XLA hoists basic arithmetic by itself."""
     made = [v for op in leaving for v in op.results]
-    if not all(map(_is_little, leaving)):
-        return False
     is_small = cost_model().is_quick(max(v.nbytes for v in made))
-    return is_small or not any(dtypes.is_inexact(v.dtype) for v in made)
+    is_free = is_small or not any(dtypes.is_inexact(v.dtype) for v in made)
+    return is_free and all(map(_is_little, leaving))
 
 
 def _is_little(op: Op) -> bool:
@@ -152,14 +152,14 @@ def _is_little(op: Op) -> bool:
 
 
 def _is_view(op: Op) -> bool:
-    """Whether an op moves elements that are best moved where they are read: so many that they would
-    take memory, or so few, of a small array, that reading them there takes less than passing them
-    to each step.
+    """Whether an op moves elements that are best moved where they are read: too many to keep, too
+    few of a small array to pass to each step, or for products, which read what is transposed.
     """
     if not rearranges(op):
         return False
-    model = cost_model()
-    if not model.is_quick(op.results[0].nbytes):
+    model, made = cost_model(), op.results[0]
+    turned = (model.is_read_transposed(each, made) for each in made.users)
+    if not model.is_quick(made.nbytes) or all(turned):
         return True
     few = len(op.operands) == 1 and all(model.is_no_line(v.nbytes) for v in op.results)
     return few and model.is_quick(op.operands[0].nbytes)
@@ -187,9 +187,8 @@ def _leaving(scan: Scan) -> tuple[Op, ...]:
             take(op.operands)
         elif all(map(is_outside, op.operands)) and can_move(op):  # (4)
             captured = [v for region in op.regions for v in region.captures()]
-            if (op.name in REDUCING or _is_little(op)) and all(
-                isinstance(v, Constant) or v.op in numbers for v in op.operands
-            ):
+            are_known = (isinstance(v, Constant) or v.op in numbers for v in op.operands)
+            if (op.name in REDUCING or _is_little(op)) and all(are_known):
                 numbers.add(op)
             if is_broadcast(op) or _is_view(op) or op in numbers:
                 waiting.add(op)

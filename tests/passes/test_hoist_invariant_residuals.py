@@ -609,6 +609,27 @@ def test_what_is_made_of_constants_stays_beside_its_sum(reduced):
     assert not Pipeline(DEFAULT).run(jaxpr).changed
 
 
+@pytest.mark.parametrize(
+    ("read", "leaves"),
+    [
+        pytest.param(lambda c, w: w.T @ c, False, id="one product"),
+        pytest.param(lambda c, w: w.T @ (w @ c) + c @ w.T, False, id="two products"),
+        pytest.param(lambda c, w: (t := w.T) @ c + t[0], True, id="a product and a sum"),
+        pytest.param(lambda c, w: c * jnp.sum(w.T * c), True, id="no product"),
+    ],
+)
+def test_a_transpose_that_only_products_read_stays(read, leaves):
+    """(4) Cost: a product reads the matrix itself, and its transpose would take memory."""
+
+    def program(w, c):
+        step = lambda c, _: (jnp.tanh(read(c, w)) + jnp.sum(jnp.sin(w)), None)
+        return lax.scan(step, c, None, length=9)[0]
+
+    graph = alone(HOIST, program, "f32[16,16]", "f32[16]", fires=True)
+    (loop,) = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert any(op.name == "transpose" for op in loop.body.ops) != leaves
+
+
 def test_why_a_residual_varies_is_found_out_for_those_who_are_reported(monkeypatch):
     asked = []
     module = sys.modules[HoistInvariantResiduals.__module__]
