@@ -41,6 +41,7 @@ from jaxpr_opt.bridge.parameters import (
     padding_of,
     permutation_of,
 )
+from jaxpr_opt.bridge.slicing import write_window
 from jaxpr_opt.ir.graph import Op, Value, phase_of
 from jaxpr_opt.passes.laws.simplify import Identity, Simplify
 
@@ -90,7 +91,7 @@ def written_back(op: Op) -> Plainer | None:
         return None
     order = permutation_of(op)
     there = [starts[axis] for axis in order]
-    moved = lambda x, v, *at: lax.dynamic_update_slice(x, lax.transpose(v, order), at)  # noqa: E731
+    moved = lambda x, v, *at: write_window(x, lax.transpose(v, order), at)  # noqa: E731
     return Plainer(moved, (array.op.operands[0], update, *there))
 
 

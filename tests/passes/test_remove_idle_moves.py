@@ -244,6 +244,27 @@ def test_written_while_transposed():
     assert result.op.operands[0].op is None
 
 
+def test_written_while_transposed_at_negative_starts():
+    """(1) A start that is still negative is clamped, and not one from the end."""
+
+    def program(x, v, i):
+        return lax.dynamic_update_slice(x.T, v, (i, 0), allow_negative_indices=False).T
+
+    diff = """
+          fn (x:f32[2,3], v:f32[1,2], i:i32[]) {
+            t:f32[3,2] = transpose x
+            d:f32[3,2] = dynamic_update_slice t v i 0
+        -   t1:f32[2,3] = transpose d
+        +   t2:f32[2,1] = transpose v
+        +   d1:f32[2,3] = dynamic_update_slice x t2 0 i
+        -   return t1
+        +   return d1
+          }
+        """
+    for start in (-7, -1, 0, 2, 5):
+        check_rewrite(REMOVE, program, jnp.ones((2, 3)), jnp.zeros((1, 2)), start, diff=diff)
+
+
 def test_written_while_transposed_otherwise():
     """(1) Another transposition back is another array."""
     types = "f32[4,4,4]", "f32[2,3,1]", "i32[]", "i32[]"
