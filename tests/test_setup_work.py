@@ -242,6 +242,12 @@ def idle(x, y):
     return x, places, lax.full((3,), 2.0), x[places], x[places + 1]
 
 
+def batched_last(x, y):
+    """Results whose rows JAX makes last, one of them twice, and moves to the front."""
+    products = [jnp.ones((2, 3)) @ x, jnp.ones((4, 3)) @ y]
+    return *products, products[0], x
+
+
 @pytest.mark.parametrize("nonzero", [(True, True), (True, False)])
 @pytest.mark.parametrize("program", [scopes, called, idle, selects(9)[0], long_body(80)[0]])
 def test_equations_of_one_kind_are_linearized_as_each_for_itself(program, nonzero, monkeypatch):
@@ -262,7 +268,7 @@ def test_equations_of_one_kind_are_linearized_as_each_for_itself(program, nonzer
 
 
 @pytest.mark.parametrize("dims", [(0, 0), (None, 0), (0, None)])
-@pytest.mark.parametrize("program", [scopes, called, idle])
+@pytest.mark.parametrize("program", [scopes, called, idle, batched_last])
 def test_equations_of_one_kind_are_vectorized_as_each_for_itself(program, dims, monkeypatch):
     """The same equations in the same order, inside of JAX's own scope."""
     found, batch = [], compat_repeats.batch

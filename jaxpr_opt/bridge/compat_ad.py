@@ -139,6 +139,12 @@ def batch(
     return out, tuple(0 if is_mapped else None for is_mapped in mapped)
 
 
+def moved_first(aval: Any, dim: int) -> ClosedJaxpr:
+    """A program that moves a batch dimension to where `batch` has it `first`."""
+    with _source_info.reset_name_stack():
+        return compat.trace(lambda x: [_batching.moveaxis(x, dim, 0)], [aval])
+
+
 class Linearized(NamedTuple):
     """``forward: inputs -> (outputs, kept)`` and ``tangent: (residuals, tangents) -> tangents``.
 

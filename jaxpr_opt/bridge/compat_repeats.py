@@ -83,9 +83,7 @@ def batch(
     units = _units(jaxpr) if is_plain else None
     try:
         if units is not None:
-            made = _batched(jaxpr, units, axis, dims)
-            if not first or all(dim in (None, 0) for dim in made[1]):
-                return made
+            return _batched(jaxpr, units, axis, dims, first=first)
     except _UnknownError:
         pass
     return compat_ad.batch(jaxpr, axis, dims, first=first)
@@ -133,7 +131,7 @@ def _linearized(
 
 
 def _batched(
-    jaxpr: ClosedJaxpr, units: Sequence[_Unit], axis: Any, dims: Sequence[Any]
+    jaxpr: ClosedJaxpr, units: Sequence[_Unit], axis: Any, dims: Sequence[Any], *, first: bool
 ) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     opened = compat.open_jaxpr(jaxpr)
     row: dict[Any, Any] = {v: v for v in opened.invars}
@@ -152,8 +150,12 @@ def _batched(
         row.update(zip(unit.results, made, strict=True))
         where.update(zip(unit.results, map(_known, made_at), strict=True))
     out = [v if compat.is_literal(v) else row[v] for v in opened.outvars]
-    out_at = tuple(None if compat.is_literal(v) else where[v] for v in opened.outvars)
-    return _closed(inputs, copies.eqns, out, compat.debug_info(jaxpr)), out_at
+    out_at = [None if compat.is_literal(v) else where[v] for v in opened.outvars]
+    for i, dim in enumerate(out_at if first else ()):
+        if dim not in {None, 0}:
+            moved = compat_ad.moved_first(out[i].aval, dim)
+            (out[i],), out_at[i] = copies.copy(moved, [out[i]], None), 0
+    return _closed(inputs, copies.eqns, out, compat.debug_info(jaxpr)), tuple(out_at)
 
 
 def _known(dim: Any) -> int | None:
