@@ -88,19 +88,20 @@ class Sharded:
         with bound:
             try:
                 graph, names = mutations.mutated(parent.graph, self.rng, parent.lanes)
-                if parent.lanes and not self._ends(graph):
+                draw = check.for_lanes if kind in {"manual", "partly"} else check.arguments
+                drawn = draw(graph, self.arrays)[0]
+                if parent.lanes and not self._ends(graph, drawn):
                     self.counts["invalid"] += 1
                     return
             except INVALID:
                 self.counts["invalid"] += 1
                 return
             seed = corpus.Seed(graph, f"{parent.origin} {'+'.join(names)}", lanes=parent.lanes)
-            jaxpr = export(graph)
             says = check.Difference("fault", f"{kind}: it hangs, or takes the process down")
             path = self._write(kind, seed, says)
         on = mesh(kind)
         with jax.set_mesh(on) if kind == "explicit" else contextlib.nullcontext():
-            found = self._compare(kind, jaxpr, graph, on)
+            found = self._compare(kind, graph, drawn, on)
         path.unlink()
         if found is None:
             self.counts["invalid"] += 1
@@ -110,22 +111,22 @@ class Sharded:
             self.counts["finds"] += 1
             self._write(kind, seed, check.Difference("values", f"{kind}: {found}"), "found")
 
-    def _ends(self, graph: Graph) -> bool:
-        """Whether devices in step do not wait for each other forever."""
+    def _ends(self, graph: Graph, drawn: Sequence[Any]) -> bool:
+        """Whether devices in step do not wait for each other forever, with these arguments: others
+        may take other branches, with other collectives in them.
+        """
         with contextlib.suppress(Exception):
-            for args in check.for_lanes(graph, np.random.default_rng(0)):
-                lanes.Lanes(graph)(args)
+            lanes.Lanes(graph)(drawn)
             return compat.check_jaxpr(export(graph)) is None
         return False
 
-    def _compare(self, kind: str, jaxpr: Any, graph: Graph, on: Any) -> str | None:
+    def _compare(self, kind: str, graph: Graph, drawn: Sequence[Any], on: Any) -> str | None:
         """What differs; None if JAX does not compile the program as it is."""
         fun = _traced_again(graph)
         steps = min((op.length for op in graph.walk() if isinstance(op, Scan)), default=1)
         if kind in {"manual", "partly"}:
-            fun, args = self._mapped(kind, fun, jaxpr, graph, on)
+            fun, args = self._mapped(kind, fun, drawn, on)
         else:
-            drawn = check.arguments(graph, self.arrays)[0]
             args = [self._put(x, on) for x in drawn]
         order = self.rng.choice(["values", "values", "inside", "outside"])
         if order != "values" and not any(jnp.issubdtype(x.dtype, jnp.floating) for x in args):
@@ -162,19 +163,18 @@ class Sharded:
             spec.append(name)
         return jax.device_put(x, NamedSharding(on, P(*spec)))
 
-    def _mapped(self, kind: str, fun: Any, jaxpr: Any, graph: Graph, on: Any) -> Any:
+    def _mapped(self, kind: str, fun: Any, drawn: Sequence[Any], on: Any) -> Any:
         """The program on each device, and arguments with an axis for them."""
 
         def local(*xs: Any) -> Any:
             return [y[None] for y in fun(*(x[0] for x in xs))]
 
         axes = {lanes.AXIS} if kind == "partly" else {*on.axis_names}
-        specs = tuple(P(lanes.AXIS) for _ in jaxpr.in_avals)
+        specs = tuple(P(lanes.AXIS) for _ in drawn)
         out = P(lanes.AXIS)
         mapped = jax.shard_map(
             local, mesh=on, in_specs=specs, out_specs=out, axis_names=axes, check_vma=False
         )
-        drawn = check.for_lanes(graph, self.arrays)[0]
         return mapped, [self._put(x, on, [lanes.AXIS]) for x in drawn]
 
     def _write(
