@@ -26,6 +26,22 @@ PUT_TOGETHER = frozenset({"concatenate", "pad", "stack"})
 
 REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 
+SUMMED_INSIDE = frozenset({
+    "abs", "add", "add_any", "ceil", "convert_element_type", "cos", "div", "erf", "exp", "expm1",
+    "floor", "integer_pow", "log", "log1p", "logistic", "max", "min", "mul", "neg", "pow", "round",
+    "rsqrt", "sign", "sin", "sqrt", "square", "sub", "tanh",
+})  # fmt: skip
+"""Elementwise ops that the library which XLA:CPU reduces arrays of floats with computes on the way.
+All others (a choice, a comparison, a slice) are in memory before it is called."""
+
+ELEMENTS_SUMMED = 4096
+"""Elements of an array from which on it is called; so it is if few elements make a number."""
+
+FEW_SUMMED = 32
+"""How many are few."""
+
+SUMMED_TYPES = frozenset({"bfloat16", "float32", "float64"})
+
 
 def is_repeated(op: Op) -> bool:
     """Whether XLA may compute an op once for each fusion that reads it.
@@ -51,6 +67,19 @@ def _divides_by_one(op: Op) -> bool:
 def reduces(op: Op) -> bool:
     """Whether an op reduces an array to one number, or to one for each row."""
     return op.name in REDUCTIONS or (op.name == "dot_general" and not op.result.shape)
+
+
+def is_reduced_inside(reduction: Op, op: Op) -> bool:
+    """Whether XLA:CPU computes an op while it reduces what comes of it."""
+    if reduction.name not in REDUCTIONS:
+        return reduction.name in {"argmax", "argmin"}
+    array, result = reduction.operands[0], reduction.result
+    if not array.nbytes:
+        return True  # its shape is a symbol
+    if array.size < ELEMENTS_SUMMED and array.size > FEW_SUMMED * result.size:
+        return False
+    types = {value.dtype.name for value in (array, *op.operands)}
+    return op.name in SUMMED_INSIDE and types <= SUMMED_TYPES
 
 
 def kernels(ops: Iterable[Op]) -> int:

@@ -16,10 +16,11 @@ from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU, Device
-from jaxpr_opt.cost.fusion import is_fused, kernels
+from jaxpr_opt.cost.fusion import is_fused, is_reduced_inside, kernels
 from jaxpr_opt.cost.layouts import Copy, copies, is_read_transposed
 from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
+from jaxpr_opt.cost.scratch import scratch_bytes
 from jaxpr_opt.cost.work import WRITES
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
 from jaxpr_opt.ir.traits import TRANSCENDENTAL, is_broadcast, rearranges
@@ -81,6 +82,14 @@ class CostModel:
     def is_read_transposed(self, op: Op, value: Value) -> bool:
         """Whether a product reads a matrix where the one is that it is the transpose of."""
         return self.device.copies_operands and is_read_transposed(op, value)
+
+    def is_reduced_inside(self, reduction: Op, op: Op) -> bool:
+        """Whether an op is computed while what comes of it is reduced, and is no array."""
+        return not self.device.copies_operands or is_reduced_inside(reduction, op)
+
+    def scratch(self, op: Op) -> int:
+        """Bytes that an op needs beside its operands and results."""
+        return scratch_bytes(op) if self.device.copies_operands else 0
 
     # -- bytes that are moved
 

@@ -99,11 +99,16 @@ def fused_moments(region: Region) -> Iterator[Moment]:
 
 
 def is_filled_first(value: Value) -> bool:
-    """Whether a loop's result has its memory from the start of the region that the loop is in: what
-    steps stack is cleared, and what the first one starts with is copied, as soon as it is there.
+    """Whether a result has its memory from the start of the region that its op is in: what steps
+    stack is cleared, and what a loop or a scatter starts with is copied, as soon as it is there.
     """
     loop = value.op
-    if not (cost_model().is_breadth_first and isinstance(loop, Scan | While)):
+    if loop is None or not cost_model().is_breadth_first:
+        return False
+    if loop.name.startswith("scatter"):
+        base = buffer_of(loop.operands[0])
+        return base.op is not None and is_broadcast(base.op)
+    if not isinstance(loop, Scan | While):
         return False
     if isinstance(loop, Scan) and any(stack.result is value for stack in loop.stacks):
         return True

@@ -17,6 +17,7 @@ from itertools import accumulate
 from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.layouts import Copy
 from jaxpr_opt.cost.limits import LEAST_BUFFER
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import buffer_of
 from jaxpr_opt.insight.liveness import (
     Moment,
@@ -85,7 +86,7 @@ class _Recorder:
 
     def region(self, region: Region, apart: Set[Value]) -> None:
         """What a region makes, but for some values."""
-        present = list(fused_rows(region))
+        model, present = cost_model(), list(fused_rows(region))
         self.open(present, apart)
         apart = apart | _stacked(region)
         moments = list(fused_moments(region))
@@ -99,6 +100,8 @@ class _Recorder:
             is_loop = isinstance(op, Scan | While)
             if copy is not None:
                 self.live[copy] = _Buffer(copy.of.nbytes, self.now)
+            elif scratch := model.scratch(op):
+                self.buffers.append(_Buffer(scratch, self.now, self.now + 1))
             if is_loop or not op.regions:
                 self.open(made, apart)
             for each in op.regions:

@@ -54,6 +54,9 @@ REDUCING = frozenset({
 })  # fmt: skip
 """A number of each row, or of all of an array."""
 
+CUMULATIVE = frozenset({"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"})
+"""A number for each element of a row: of all up to it."""
+
 TRANSCENDENTAL = frozenset({
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf",
     "erf_inv", "erfc", "exp", "exp2", "expm1", "log", "log1p", "log2", "logistic", "pow", "sin",

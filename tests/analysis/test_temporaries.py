@@ -76,6 +76,55 @@ def test_the_estimate_is_what_is_compiled(program, args):
     assert estimated(program, *args) == pytest.approx(compiled(program, *args), abs=KB)
 
 
+V = jnp.linspace(-1.0, 1.0, 8192)
+PLACES = (jnp.arange(64) * 5) % 64
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "args"),
+    [
+        ("all of a chain", lambda v: jnp.sum((jnp.exp(v) - 0.5) ** 2 / (1 + v**2)), (V,)),
+        ("distances", lambda x: jnp.sum((x[:, None] - x[None]) ** 2, -1), (X,)),
+        ("a choice comes first", lambda v: jnp.sum(jnp.where(v > 0, v, 0.0)), (V,)),
+        ("a short sum", lambda v: jnp.sum(v[:2048] ** 2), (V,)),
+        ("a sum of rows of few", lambda x: jnp.sum(x**2, 1), (jnp.ones((64, 32)),)),
+        ("integers", lambda v: jnp.max(v * 3), (jnp.arange(8192),)),
+        ("the largest place", lambda v: jnp.argmax(jnp.where(v > 0, v, 0.0)), (V,)),
+        ("a product of all", lambda v: jnp.prod(v * 2), (V,)),
+    ],
+)
+def test_what_a_reduction_takes_in(name, program, args):
+    assert estimated(program, *args) == pytest.approx(compiled(program, *args), abs=1.1 * KB)
+
+
+def test_a_reduction_runs_after_what_else_reads_its_operand():
+    """So what the rows of a gradient are doubled into is an array beside them."""
+
+    def program(v):
+        def step(total, x):
+            return total + jnp.sin(total) * x, total
+
+        return jnp.sum(jax.lax.scan(step, 0.0, v)[1] ** 2)
+
+    both = jax.value_and_grad(program)
+    assert estimated(both, V) == pytest.approx(compiled(both, V), abs=2 * KB)
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "args"),
+    [
+        ("random numbers", lambda v: v + jax.random.normal(jax.random.key(0), v.shape), (V,)),
+        ("sums up to each", jnp.cumsum, (V,)),
+        ("of what is computed", lambda v: jnp.cumsum(jnp.sin(v)), (V,)),
+        ("of few", lambda x: jnp.cumsum(x, 1), (jnp.ones((512, 16)),)),
+        ("one number to many places", lambda x: x.at[PLACES].add(1.0), (X,)),
+        ("into zeros", lambda x: jnp.zeros((64, 64)).at[PLACES].add(2 * x), (X,)),
+    ],
+)
+def test_what_an_op_needs_while_it_runs(name, program, args):
+    assert estimated(program, *args) == pytest.approx(compiled(program, *args), abs=2.1 * KB)
+
+
 def accumulated(x):
     """A loop that adds a product to what it carries, in steps that are computed again."""
     step = jax.checkpoint(lambda total, row: total + jnp.sin(row[:, None] @ row[None]) @ x)

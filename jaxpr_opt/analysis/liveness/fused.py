@@ -6,8 +6,8 @@ an array, and its operands stay alive until then.
 - Elementwise ops and data movement are computed inside such readers: inside each of them if that is
   cheap, otherwise only if there is one.
 - A row that a loop reads of an array is read there by its elementwise readers.
-- A reduction absorbs ops that only it reads; its other operands are in memory.  (XLA:CPU of JAX
-  0.12 calls a library for it; that of 0.10 does so without one.)
+- A reduction takes in what only it reads, and what only that reads.  (XLA:CPU calls a library for
+  it: what that does not know is in memory, and so is what numbers of other types come from.)
 - An operand that a product or convolution needs in another layout is computed inside the copy made
   for it.  A product reads a transposed matrix where the matrix is.
 - A value with any other reader (a product, a loop, the result) is in memory, but may still be
@@ -75,6 +75,7 @@ class _Fusing:
         owner = region.owner
         streams = owner.streams if isinstance(owner, Scan) else ()
         self.rows = {stream.param for stream in streams}
+        self.reduced = self._reduced()
 
     def found(self) -> Fused:
         """What is in memory, and what is not."""
@@ -128,8 +129,8 @@ class _Fusing:
         takes = self.takes[op]
         if takes is not None:
             return takes
-        if op.name in REDUCING:
-            return _reader(value) is op
+        if op in self.reduced:
+            return value.op in self.reduced and _reader(value) is op
         return value in self._copied(op) or cost_model().is_read_transposed(op, value)
 
     def _copied(self, op: Op) -> Set[Value]:
@@ -140,9 +141,9 @@ class _Fusing:
         """The same for all that it reads; None where it depends on what that is."""
         if op.region is not self.region or op.is_terminator or op.regions or not is_pure(op):
             return False
-        if op.name in REDUCING or op.name in PRODUCTS:
+        if op in self.reduced or op.name in PRODUCTS:
             return None
-        return (is_fused(op) or op.name == "gather") and not self._is_reduced(op)
+        return is_fused(op) or op.name == "gather"
 
     def _can_be_inside(self, value: Value) -> bool:
         """Whether a value is made by an op that may be computed inside of another."""
@@ -178,10 +179,16 @@ class _Fusing:
         """Whether all that reads a value can be fused with it, or reads it in another shape."""
         return all(self._fuses(use.op, value) or _is_reshaped(use, value) for use in _reads(value))
 
-    def _is_reduced(self, op: Op) -> bool:
-        """Whether only a reduction reads what an op makes."""
-        readers = {_reader(value) for value in op.results}
-        return all(reader is not None and reader.name in REDUCING for reader in readers)
+    def _reduced(self) -> dict[Op, Op]:
+        """The reductions, and the ops that are computed while what comes of them is reduced."""
+        model, found = cost_model(), dict[Op, Op]()
+        for op in reversed(list(self.region.ops)):
+            reader = _reader(op.result) if len(op.results) == 1 and is_fused(op) else None
+            if op.name in REDUCING:
+                found[op] = op
+            elif reader in found and model.is_reduced_inside(found[reader], op):
+                found[op] = found[reader]
+        return found
 
 
 def _is_less(value: Value, made: Value) -> bool:

@@ -1,9 +1,11 @@
 """In which order a device runs the ops of a region that have arrays in memory.
 
 XLA:CPU computes ops side by side: it starts each as soon as all that it reads is there, and what
-became ready first runs first, however late it is read.  (Others run ops in the order of the
-program, as far as is known.)  So a copy of an argument that only the last op reads is made at
-once, and is there to the end; what goes through an optimization barrier waits for all of it.
+became ready first runs first, however late it is read.  Of those that become ready at once,
+reductions run last: what they read stays beside what the others make of it.  (Other devices run ops
+in the order of the program, as far as is known.)  So a copy of an argument that only the last op
+reads is made at once, and is there to the end; what goes through an optimization barrier waits for
+all of it.
 
 An op whose operands have to be laid out anew reads copies of them, which are made like that; ops
 that need the same copy share it.
@@ -20,6 +22,7 @@ from jaxpr_opt.cost.layouts import Copy
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Region, Value
 from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.traits import REDUCING
 
 
 class Run(NamedTuple):
@@ -88,8 +91,12 @@ def _breadth_first(region: Region, found: Fused) -> Iterator[_Item]:
         yield item
         for reader in readers[item]:
             waiting[reader] -= 1
-            if not waiting[reader]:
-                ready.append(reader)
+        ready += sorted((each for each in readers[item] if not waiting[each]), key=_reduces)
+
+
+def _reduces(item: _Item) -> bool:
+    """Whether an item is an op that reduces an array."""
+    return not isinstance(item, Copy) and item.name in REDUCING
 
 
 def _needed(region: Region, found: Fused) -> Iterator[tuple[_Item, Set[_Item]]]:

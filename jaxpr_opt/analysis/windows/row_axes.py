@@ -30,7 +30,7 @@ from jaxpr_opt.bridge.parameters import (
     strides_of,
 )
 from jaxpr_opt.ir.graph import Op
-from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING
+from jaxpr_opt.ir.traits import CUMULATIVE, ELEMENTWISE, REDUCING
 
 Rule = Callable[[Op, int, int], int | None]
 """For an op, the place of an operand, and an axis of that: the axis of the result, or None."""
@@ -162,8 +162,6 @@ def _scatter(op: Op, position: int, axis: int) -> int | None:
         axis -= len([each for each in window if each < axis])
     return batching.get(axis)
 
-
-CUMULATIVE = ("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum")
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _same),

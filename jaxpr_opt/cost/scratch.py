@@ -1,0 +1,35 @@
+"""Memory that XLA:CPU needs for an op beside its operands and results, while the op runs."""
+
+from __future__ import annotations
+
+from jaxpr_opt.bridge.parameters import dimension_of
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.traits import CUMULATIVE, is_broadcast
+
+THREEFRY_WORDS = 3
+"""Words of 32 bits for each random number: the function goes from one pair of arrays to another."""
+
+BLOCK = 16
+"""Numbers of a row that are summed up as a block, if it has more; then the sums of blocks are."""
+
+
+def scratch_bytes(op: Op) -> int:
+    """The bytes; 0 for most ops, and for symbolic shapes."""
+    if not all(value.nbytes for value in op.results):
+        return 0
+    if op.name == "random_bits":
+        return 4 * THREEFRY_WORDS * op.result.size if _is_threefry(op.operands[0]) else 0
+    if op.name in CUMULATIVE:
+        (row,), nbytes = op.operands, op.result.nbytes
+        if row.shape[dimension_of(op)] <= BLOCK:
+            return 0
+        is_written_over = row.op is not None and len(row.uses) == 1
+        return nbytes // BLOCK + (0 if is_written_over else nbytes)
+    if op.name.startswith("scatter"):
+        updates = op.operands[2]
+        return updates.nbytes if updates.op is not None and is_broadcast(updates.op) else 0
+    return 0
+
+
+def _is_threefry(key: Value) -> bool:
+    return str(key.dtype) == "key<fry>"
