@@ -8,7 +8,7 @@ from functools import partial
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Split, Stacked
+from jaxpr_opt.analysis.residuals.stack_consumers import Pairs, Route, Rows, Split, Stacked
 from jaxpr_opt.analysis.values.constants import strong
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -43,12 +43,29 @@ def carried_along(array: Value, route: Route, rw: Rewriter) -> Value:
         elif isinstance(hop, Stacked):
             array = stacked(array, hop.scan, rw)
         else:
-            present = next((s for s in hop.scan.streams if s.operand is array), None)
-            if present is None:
-                present = Stream(array, rw.new_value(rw.row_aval(array), array.name))
-                rw.set_scan(hop.scan, streams=[*hop.scan.streams, present])
-            array = present.param
+            array = streamed(array, hop.scan, rw)
     return array
+
+
+def counterpart(value: Value, pairs: Pairs, rw: Rewriter) -> Value:
+    """What a value of a step of a nest that stacks is in the same step of the nest that reads."""
+    readers = []
+    for there, here in pairs:
+        if there.body.defines(value):
+            value = stacked(value, there, rw)
+            readers.append(here)
+    for here in reversed(readers):
+        value = streamed(value, here, rw)
+    return value
+
+
+def streamed(array: Value, scan: Scan, rw: Rewriter) -> Value:
+    """The row of an array in a loop's step."""
+    present = next((s for s in scan.streams if s.operand is array), None)
+    if present is None:
+        present = Stream(array, rw.new_value(rw.row_aval(array), array.name))
+        rw.set_scan(scan, streams=[*scan.streams, present])
+    return present.param
 
 
 def stacked(value: Value, scan: Scan, rw: Rewriter) -> Value:

@@ -1,4 +1,4 @@
-"""Carry a buffer backwards through a loop that reads its versions, undoing the writes to it."""
+"""Carry a buffer backwards through loops that read its versions, undoing the writes to it."""
 
 from __future__ import annotations
 
@@ -9,54 +9,71 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.residuals.versions import Versions
+from jaxpr_opt.analysis.residuals.walks import Walk
 from jaxpr_opt.analysis.values.constants import is_weak
 from jaxpr_opt.analysis.windows.window_primitives import places, replaced, written
+from jaxpr_opt.builders.residual_transfer import counterpart
 from jaxpr_opt.builders.skipped_steps import is_taken
-from jaxpr_opt.ir.graph import Carry, Op, Scan, Stream, Value, depending_on
+from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Value, depending_on
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
-def walk_back(
+def walk_back(versions: Versions, walk: Walk, kept: Sequence[Value], rw: Rewriter) -> None:
+    """Carry the buffer through the loops that read its versions, undoing the writes; `kept` is what
+    they replaced.
+    """
+    numbers = [v for v in (*kept, *versions.numbers) if not isinstance(v, Constant)]
+    here = {v: counterpart(v, walk.pairs, rw) for v in numbers}
+    outermost, aval = walk.carries[-1], versions.carry.result.aval
+    last = counterpart(outermost.result, walk.pairs[len(walk.carries) :], rw)
+    met = [rw.new_value(aval, c.param.name) for c in walk.carries]
+    inits = [*met[1:], last]
+    left = _undo_in_step(versions, walk, met[0], kept, here, rw)
+    for (_, reader), init, param in zip(walk.pairs, inits, met, strict=False):
+        back = Carry(init, param, left, rw.new_value(aval))
+        rw.set_scan(reader, carries=[*reader.carries, back])
+        left = back.result
+
+
+def _undo_in_step(
     versions: Versions,
-    reader: Scan,
+    walk: Walk,
+    entered: Value,
     kept: Sequence[Value],
     here: Mapping[Value, Value],
     rw: Rewriter,
-) -> None:
-    """Carry the buffer through a loop that reads its versions, undoing the writes; `kept` is what
-    they replaced, `here` the rows of what is stacked.
+) -> Value:
+    """Read the versions of a step off the one that its last write left, undoing the writes; the one
+    before the first write.
     """
-    writes, aval, end = versions.writes, versions.carry.result.aval, reader.body.terminator
+    writes, aval, reader = versions.writes, entered.aval, walk.reader
+    end = reader.body.terminator
     start = reader.body.first or end
-    taken = _taken(versions, reader, start, rw)
+    taken = _taken(versions, walk, start, rw)
 
     def undo(number: int, version: Value, before: Op) -> Value:
         write = writes[number]
         operands = [version, *(here.get(v, v) for v in (kept[number], *places(write)))]
         return rw.typed(partial(_undone, write), aval, *operands, *taken, before=before)
 
-    undone = {stack.result: stack for stack in versions.stacks}
-    read = {s: undone[s.operand] for s in reader.streams if s.operand in undone}
-    last = max(versions.stacks[stack] for stack in read.values())
-    met = [rw.new_value(aval, versions.carry.param.name)]
+    last = max(versions.stacks[stack] for stack in walk.rows.values())
+    met = [entered]
     for number in range(last):
         met.append(undo(number, met[-1], start))
     if last > 0:
         met[last] = rw.typed(lax.optimization_barrier, aval, met[last], before=start)
-    for stream, stack in read.items():
+    for row, stack in walk.rows.items():
         made = versions.views[stack]
-        like = made[0].operands[0] if made else stream.param
+        like = made[0].operands[0] if made else row
         renamed = {**here, like: _as_weak(met[versions.stacks[stack]], like, start, rw)}
         rw.clone(made, renamed, start)
-        rw.replace(stream.param, renamed[made[-1].result if made else like])
+        rw.replace(row, renamed[made[-1].result if made else like])
     version = met[last]
     if last < len(writes):
         version = _after_readers(version, reader, rw)
     for number in range(last, len(writes)):
         version = undo(number, version, end)
-    back = Carry(versions.carry.result, met[0], version, rw.new_value(aval))
-    streams = [s for s in reader.streams if s not in read]
-    rw.set_scan(reader, carries=[*reader.carries, back], streams=streams)
+    return version
 
 
 def _undone(write: Op, array: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
@@ -69,9 +86,9 @@ def _undone(write: Op, array: jax.Array, value: jax.Array, *at: jax.Array) -> ja
     return written(write, array, value, *at)
 
 
-def _taken(versions: Versions, reader: Scan, before: Op, rw: Rewriter) -> Sequence[Value]:
+def _taken(versions: Versions, walk: Walk, before: Op, rw: Rewriter) -> Sequence[Value]:
     """Whether a loop that may stop early takes a step; nothing for other loops."""
-    skip = versions.guard(reader)
+    skip = versions.guard(walk)
     if skip is None:
         return ()
     made: dict[Value, Value] = {}
@@ -87,15 +104,6 @@ def _as_weak(version: Value, like: Value, before: Op, rw: Rewriter) -> Value:
         return version
     strong = partial(lax.convert_element_type, new_dtype=like.dtype)
     return rw.typed(strong, like.aval, version, before=before)
-
-
-def stream(reader: Scan, rows: Value, rw: Rewriter) -> Value:
-    """The row of an array in a step of a loop."""
-    present = next((s for s in reader.streams if s.operand is rows), None)
-    if present is None:
-        present = Stream(rows, rw.new_value(rw.row_aval(rows), rows.name))
-        rw.set_scan(reader, streams=[*reader.streams, present])
-    return present.param
 
 
 def _after_readers(version: Value, scan: Scan, rw: Rewriter) -> Value:

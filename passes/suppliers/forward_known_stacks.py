@@ -130,15 +130,16 @@ class ForwardKnownStacks(Pass):
 
 
 def _counted(match: Counted, result: Value) -> jax.Array:
-    shape, dtype = result.shape, result.dtype
-    number = match.number
+    dtype, number = result.dtype, match.number
+    same = next((axis for axis, stride in enumerate(number.strides) if stride), 0)
+    shape = result.shape[same:]  # along the axes before, it is repeated
     start = lax.full(shape, dtypes.wrapped(dtype, number.offset), dtype)
     terms = [start] if number.offset or number.is_constant else []
-    for axis, stride in enumerate(number.strides):
+    for axis, stride in enumerate(number.strides[same:]):
         if stride:
             places = lax.broadcasted_iota(dtype, shape, axis)
             terms.append(places if stride == 1 else lax.mul(places, dtypes.wrapped(dtype, stride)))
-    return reduce(lax.add, terms)
+    return lax.broadcast(reduce(lax.add, terms), result.shape[:same])
 
 
 def _read(value: Value, scan: Scan) -> tuple[Access | None, tuple[Op, ...]]:

@@ -34,12 +34,16 @@ neither read nor stacked.
 Sound when
 
 1. a step makes its carry from the one before by writes of windows and by nothing else;
-2. every use of a stacked version is as rows of a loop that takes the steps in the opposite order;
+2. every use of a stacked version is as rows of a loop that takes the steps in the opposite order,
+   or of a nest of loops, if loops around the one that writes stack the versions again;
 3. the stack holds a version, or a view of one that can be remade from it (the transpose in ``q @
    keys.T``, a rounded cache, the pages in a table): by data movement, basic arithmetic and gathers
    that read nothing else of the step, and by writes of windows, which are stacked;
 4. where the reading loop may stop early, it skips only steps in which the forward loop has kept the
-   buffer. Such a step writes back what is there, so it is still skipped.
+   buffer. Such a step writes back what is there, so it is still skipped;
+5. in a nest, a loop around the reader carries the buffer from sweep to sweep if the loop around the
+   writes changes it in no other way, both take all steps, in opposite orders, and the reader runs
+   once in each of them. Else the last version of each sweep is stacked.
 
 Cost: one buffer for each reading loop and n windows (with their indices, if those are not stored
 yet) replace n buffers; it fires if that is smaller by a factor.
@@ -62,9 +66,10 @@ from jax import lax
 
 from jaxpr_opt.analysis.residuals.versions import Versions, stacked_versions
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places, replaced
-from jaxpr_opt.builders.undone_writes import stream, walk_back
+from jaxpr_opt.builders.residual_transfer import drop_unread
+from jaxpr_opt.builders.undone_writes import walk_back
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
+from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -100,25 +105,20 @@ class UndoCarriedWrites(Pass):
 
     def rewrite(self, match: Stacked, rw: Rewriter) -> None:
         scan, versions = match.versions.scan, match.versions
-        rows = {s.value: s.result for s in scan.stacks if s not in versions.stacks}
-        rows |= {s.param: s.operand for s in scan.streams}
-        varying, readers = versions.varying, versions.readers
-        kept = [_keep(write, versions, rw) for write in versions.writes]
-        made = [v for v in (*kept, *varying) if scan.body.defines(v)]
-        new = [v for v in made if v not in rows]
-        added = [Stack(v, rw.new_value(rw.stacked_aval(v, scan.length), v.name)) for v in new]
-        rows |= {s.value: s.result for s in added}
-        rw.set_scan(scan, stacks=[*scan.stacks, *added])
-        for reader in readers:
-            here = {v: stream(reader, rows[v], rw) for v in made}
-            walk_back(versions, reader, kept, here, rw)
+        walks = versions.walks
+        assert not isinstance(walks, str)
+        outermost = max((walk.pairs for walk in walks), key=len)[-1][0]
+        kept = [_keep(write, versions, outermost, rw) for write in versions.writes]
+        for walk in walks:
+            walk_back(versions, walk, kept, rw)
+        drop_unread({s.result for s in versions.stacks}, [walk.route for walk in walks], rw)
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s not in versions.stacks])
 
 
-def _keep(write: Op, versions: Versions, rw: Rewriter) -> Value:
+def _keep(write: Op, versions: Versions, outermost: Scan, rw: Rewriter) -> Value:
     """What a write replaces, read before it if it is not known."""
     position, number = UPDATE[write.name], versions.replaced
     if number is not None:
         shape, dtype = write.operands[position].shape, write.operands[0].dtype
-        return rw.insert(lambda: lax.full(shape, number, dtype), before=versions.scan)
+        return rw.insert(lambda: lax.full(shape, number, dtype), before=outermost)
     return rw.insert(partial(replaced, write), write.operands[0], *places(write), before=write)

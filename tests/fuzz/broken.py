@@ -45,8 +45,8 @@ MUTANTS = (
         "if not stride or any(s.steps != {scan: stride} for s, _ in starts):", "if not stride:",
     ),
     Mutant(
-        "undo-carried-writes", "2", "jaxpr_opt/analysis/residuals/versions.py",
-        "if op.reverse == self.scan.reverse:", "if False:",
+        "undo-carried-writes", "2", "jaxpr_opt/analysis/residuals/walks.py",
+        "if pairs[0][1].reverse == scan.reverse:", "if False:",
     ),
     Mutant(
         "forward-known-stacks", "1", "passes/suppliers/forward_known_stacks.py",

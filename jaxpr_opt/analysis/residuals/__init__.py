@@ -10,6 +10,7 @@ the planner, from the question to the answer
 `networks`                                        the minimum cut
 what suppliers ask
 `versions`                                        versions of a buffer, by undoing writes
+`walks`                                           how loops back get a buffer, through nests
 `adjacent_step_stacks`                            rows that the next step stacks
 `register_stacks`                                 rows that enter a shift register
 what other passes ask

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Stacked
+from jaxpr_opt.analysis.residuals.stack_consumers import Route, paired
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, backward_slice, dominates
 from jaxpr_opt.ir.traits import is_speculable
@@ -30,19 +30,18 @@ def counterparts(scan: Scan, route: Route, wanted: Sequence[Value]) -> Counterpa
     """The values of the forward step that `wanted` values at the end of a route equal; None if they
     are unknown.
     """
-    forward = [scan, *(hop.scan for hop in route if isinstance(hop, Stacked))]
-    backward = [hop.scan for hop in reversed(route) if isinstance(hop, Rows)]
-    if len(forward) != len(backward) or len(forward) + len(backward) != len(route) + 1:
-        return None  # what is split is not followed
+    pairs = paired(scan, route)
+    if pairs is None:
+        return None
     names: dict[Value, Value] = {}
-    for there, here in zip(forward, backward, strict=True):
+    for there, here in pairs:
         known = _known(there)
         for stream in here.streams:
             found = known.get(_origin(stream.param))
             # Condition 2 of stack-read-windows.
             if found is not None and (there is scan or dominates(found, scan)):
                 names[stream.param] = found
-    nest, around = backward[-1].body, forward[-1]
+    around, nest = pairs[-1][0], pairs[-1][1].body
 
     def stop(value: Value) -> bool:
         return value in names or not nest.defines(value)

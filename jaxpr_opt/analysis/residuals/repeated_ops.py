@@ -212,7 +212,7 @@ def _multiplies(op: Op, whole: Set[Value], scan: Scan) -> bool:
     if is_longer(max(buffers[0].shape), scan.length):
         return False
     stacks = [stack.result for stack in scan.stacks if stack.value is buffers[0]]
-    read = [row.users for stack in stacks for _, row in routes(stack) or ()]
+    read = [row.users for stack in stacks for _, row in routes(stack, nests=True) or ()]
     least, most = buffers[0].size, min(map(_work, read))
     return least <= _work([op]) <= most
 

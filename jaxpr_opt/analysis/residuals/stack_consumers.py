@@ -45,6 +45,20 @@ class Stacked:
 
 Route = tuple[Split | Rows | Stacked, ...]
 
+Pairs = tuple[tuple[Scan, Scan], ...]
+"""The loops of a nest that stacks, each with the loop that reads its steps; the innermost first."""
+
+
+def paired(scan: Scan, route: Route) -> Pairs | None:
+    """The loops around the step that stacks, and around the one at the end of a route; None if what
+    is stacked is split on the way.
+    """
+    forward = [scan, *(hop.scan for hop in route if isinstance(hop, Stacked))]
+    backward = [hop.scan for hop in reversed(route) if isinstance(hop, Rows)]
+    if len(forward) != len(backward) or len(forward) + len(backward) != len(route) + 1:
+        return None
+    return tuple(zip(forward, backward, strict=True))
+
 
 @remembered
 def routes(stacked: Value, *, nests: bool = False) -> tuple[tuple[Route, Value], ...] | None:

@@ -9,12 +9,13 @@ reason.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from jaxpr_opt.analysis.residuals.counterparts import counterparts
-from jaxpr_opt.analysis.residuals.stack_consumers import Rows
+from jaxpr_opt.analysis.residuals.walks import Walk, walks
 from jaxpr_opt.analysis.steps.masks import steps_mask
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips
 from jaxpr_opt.analysis.values.constants import uniform
@@ -27,7 +28,7 @@ from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Stack, Value
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Value
 from jaxpr_opt.ir.traits import is_arithmetic
 from jaxpr_opt.sizes import bytes_text
 
@@ -48,22 +49,19 @@ class Versions:
     """What makes a version but is no write; those before it are not known."""
 
     @property
-    def readers(self) -> list[Scan]:
-        """The loops that read the stacks, if the writes may be undone."""
-        users = dict.fromkeys(op for stack in self.stacks for op in stack.result.users)
-        return [op for op in users if isinstance(op, Scan)]
+    def walks(self) -> tuple[Walk, ...] | str:
+        """The loops that read the stacks; a string says why the writes cannot be undone there."""
+        return walks(self.scan, self.carry, self.stacks, self.name)
 
     @property
     def name(self) -> str:
         return _name(self.carry)
 
     @property
-    def varying(self) -> list[Value]:
-        """The indices that are computed in a step, and what views write, each once."""
+    def numbers(self) -> tuple[Value, ...]:
+        """The indices of the writes, and what views are made with, each once."""
         viewed = [v for ops in self.views.values() for op in ops for v in op.operands[1:]]
-        found = dict.fromkeys([*viewed, *(v for write in self.writes for v in places(write))])
-        body = self.scan.body
-        return [v for v in found if not isinstance(v, Constant) and body.defines(v)]
+        return tuple(dict.fromkeys([*viewed, *(v for write in self.writes for v in places(write))]))
 
     @property
     def replaced(self) -> Any:
@@ -81,27 +79,26 @@ class Versions:
         # Condition 1 of undo-carried-writes.
         if self.obstacle is not None:
             return self.obstacle
-        for stack in self.stacks:
-            reason = self._other_use(stack)
-            if reason is not None:
-                return reason
-        guards = map(self.guard, self.readers)
+        found = self.walks
+        if isinstance(found, str):
+            return found
+        guards = [(walk, self.guard(walk)) for walk in found]
         # Condition 4 of undo-carried-writes.
-        if not all(skip is None or self._is_kept(skip) for skip in guards):
+        if not all(skip is None or self._is_kept(skip, walk) for walk, skip in guards):
             return f"the loop that reads {self.name} skips steps that may write to it"
-        return self._too_large()
+        return self._too_large(found)
 
-    def guard(self, reader: Scan) -> Skip | None:
+    def guard(self, walk: Walk) -> Skip | None:
         """How a loop skips steps, if those are known to be the first or the last ones."""
-        skip, made_by = find_skip(reader), find_skip(self.scan)
+        skip, made_by = find_skip(walk.reader), find_skip(self.scan)
         if skip is None:
             return None
         for_good = any(each is not None and each.kind == "carried" for each in (skip, made_by))
         return skip if for_good or steps_mask(skip) is not None else None
 
-    def _is_kept(self, skip: Skip) -> bool:
+    def _is_kept(self, skip: Skip, walk: Walk) -> bool:
         """Whether the carry is as it was after a step that a reading loop skips."""
-        found = counterparts(self.scan, (Rows(skip.scan),), ())
+        found = counterparts(self.scan, walk.route, ())
         names = found.names if found is not None else {}
         renamed = {there: here for here, there in names.items()}
         return any(
@@ -112,30 +109,18 @@ class Versions:
             if isinstance(other, Skip)
         )
 
-    def _other_use(self, stack: Stack) -> str | None:
-        """A use that is not row by row, from the last row written to the first."""
-        for op, position in stack.result.uses:
-            # Condition 2 of undo-carried-writes.
-            if not isinstance(op, Scan) or position < op.num_carries:
-                return f"the stack of {self.name} is read by {op.name} too"
-            # Condition 2 of undo-carried-writes.
-            if op.reverse == self.scan.reverse:
-                return f"the stack of {self.name} is read in the order in which it is written"
-        return None
-
-    def _too_large(self) -> str | None:
-        scan = self.scan
+    def _too_large(self, found: Sequence[Walk]) -> str | None:
+        scan, nest = self.scan, max(found, key=lambda walk: len(walk.pairs))
         there = {s.value for s in scan.stacks if s not in self.stacks} | {*scan.body.params}
         there -= {c.param for c in scan.carries}
         kept = self.writes if self.replaced is None else ()
-        windows = sum(w.operands[UPDATE[w.name]].nbytes for w in kept)
-        numbers = sum(v.nbytes for v in self.varying if v not in there)
-        old = sum(s.result.nbytes for s in self.stacks)
-        stacked, copies = scan.length * (windows + numbers), len(self.readers)
-        new = copies * self.carry.result.nbytes + stacked
+        windows = sum(w.operands[UPDATE[w.name]].nbytes for w in kept) * prod(nest.lengths)
+        numbers = sum(v.nbytes * nest.steps_with(v) for v in self.numbers if v not in there)
+        old = sum(s.result.nbytes for s in self.stacks) * prod(nest.lengths[1:])
+        buffers = self.carry.result.nbytes * (len(found) + max(walk.starts for walk in found))
+        new = buffers + windows + numbers
         prices = cost_model()  # a buffer is copied; a step reads a window more, and one writes it
-        moved = copies * self.carry.result.nbytes + scan.length * windows
-        undone = prices.stored(new) + prices.moved(moved)
+        undone = prices.stored(new) + prices.moved(buffers + windows)
         if old <= new or prices.stored(old) < undone:  # what is kept is read of versions, too
             parts = "the buffer and what is overwritten"
             return f"{bytes_text(old)} are stacked; {parts} take {bytes_text(new)}"
