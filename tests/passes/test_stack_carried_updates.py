@@ -533,6 +533,30 @@ def test_an_array_that_an_outer_loop_carries_stays_in_place():
     check_refuses(StackCarriedUpdates(), program, "f32[8]", because=because)
 
 
+@pytest.mark.parametrize(("size", "stays"), [(4, True), (1024, False)])
+def test_a_small_array_that_an_outer_loop_carries_may_be_copied(size, stays):
+    """Cost: taken apart and joined in each step of the outer loop, five times the time (0.10)."""
+
+    def program(zs):
+        def stage(c, i):
+            y, zs = c
+            z = get(zs, i)
+            return (y + z, put(zs, y - z, i)), None
+
+        def sample(zs, x):
+            y, zs = lax.scan(stage, (jnp.full(size, x), zs), jnp.arange(6))[0]
+            return zs, y[0]
+
+        return lax.scan(sample, zs, jnp.arange(8.0))
+
+    zs = jnp.ones((6, size))
+    if stays:
+        because = "the loop around would take the buffer apart, and join it"
+        check_refuses(StackCarriedUpdates(), program, zs, because=because)
+    else:
+        alone(StackCarriedUpdates(), program, zs, fires=True)
+
+
 def test_rows_of_which_a_part_is_written_stay():
     """Cost: the rest of the row is moved; five times the time on JAX 0.10, where that is padded."""
 
