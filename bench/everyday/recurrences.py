@@ -211,6 +211,35 @@ def automaton(table: Array, text: Array) -> Array:
     return lax.scan(lambda s, c: (table[s, c], table[s, c]), 0, text)[1]
 
 
+def relaxed(b: Array, a: Array) -> Array:
+    """Gauss and Seidel's: sweeps that write an element and read all of them."""
+
+    def step(i: Array, x: Array) -> Array:
+        return x.at[i].add((b[i] - a[i] @ x) / a[i, i])
+
+    def sweep(_: Array, x: Array) -> Array:
+        return lax.fori_loop(0, len(b), step, x)
+
+    return lax.fori_loop(0, 12, sweep, jnp.zeros_like(b))
+
+
+def cascaded(x: Array, coefficients: Array) -> Array:
+    """Filters of second order, one after the other: each keeps two numbers."""
+
+    def sample(z: Array, x: Array) -> Any:
+        def stage(k: Array, carry: Any) -> Any:
+            x, z = carry
+            b0, b1, b2, a1, a2 = coefficients[k]
+            y = b0 * x + z[k, 0]
+            z = z.at[k, 0].set(b1 * x - a1 * y + z[k, 1])
+            return y, z.at[k, 1].set(b2 * x - a2 * y)
+
+        y, z = lax.fori_loop(0, len(coefficients), stage, (x, z))
+        return z, y
+
+    return lax.scan(sample, jnp.zeros((len(coefficients), 2)), x)[1]
+
+
 PROGRAMS: dict[str, Entry] = {
     "Durbin, by elements": entry(predicted, np.float32(0.9) ** np.arange(1, 201, dtype=np.float32)),
     "moving average": entry(residuals, normal(800), 0.1 * normal(12)),
@@ -230,5 +259,7 @@ PROGRAMS: dict[str, Entry] = {
     "shortest paths": entry(shortest_paths, normal(40, 40)),
     "traced back": entry(traced_back, normal(100), below(100, 60)),
     "leapfrog": entry(leapfrog, normal(20), normal(20, seed=1)),
+    "relaxed": entry(relaxed, normal(40), positive(40)),
+    "cascaded": entry(cascaded, normal(200), 0.1 * normal(6, 5)),
     "automaton": forward(automaton, below(5, 12, 5), below(5, 300)),
 }
