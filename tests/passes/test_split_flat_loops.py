@@ -13,7 +13,7 @@ from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone
 
-SPLIT = SplitFlatLoops()
+SPLIT = SplitFlatLoops(even_small=True)
 N, M = 4, 6
 
 
@@ -213,6 +213,21 @@ def test_a_buffer_that_is_updated_in_place():
         return lax.fori_loop(0, 12, lambda k, b: b.at[k % 3].set(xs[k]), jnp.ones(3))
 
     check_refuses(SPLIT, program, "f32[12]", because="already updates the buffer in place")
+
+
+@pytest.mark.parametrize(("size", "fires"), [(16, False), (1024, True)])
+def test_a_ring_has_to_be_large(size, fires):
+    """Cost: another loop, which starts every few steps."""
+
+    def program(xs):
+        def step(ring, here):
+            k, x = here
+            old = ring[k % 2]
+            return ring.at[k % 2].set(jnp.tanh(x + old)), old[0]
+
+        return lax.scan(step, jnp.zeros((2, size)), (jnp.arange(12), xs))
+
+    alone(SplitFlatLoops(), program, jnp.arange(12.0), fires=fires)
 
 
 def test_gradients():
