@@ -68,6 +68,9 @@ class Device:
     copies_operands: bool = False
     """Whether a convolution reads features last, and kernels by place, and a product batches, rows
     and columns: operands that are laid out otherwise are copied first."""
+    sums_by_library: bool = False
+    """Whether a library reduces arrays of floats, so that what it does not know is in memory; and
+    random numbers, cumulative sums and scatters take memory while they run."""
     turned: float = 0.0
     """Seconds of one floating point operation of a convolution that is laid out otherwise, in a
     loop; 0 if it is that of a product."""
@@ -101,6 +104,7 @@ CPU = Device(
     line=64,
     predicate=0.75e-9,
     copies_operands=True,
+    sums_by_library=True,
     turned=1 / 2.5e9,
     breadth_first=True,
     jumps=True,

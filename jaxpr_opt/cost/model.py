@@ -85,11 +85,11 @@ class CostModel:
 
     def is_reduced_inside(self, reduction: Op, op: Op) -> bool:
         """Whether an op is computed while what comes of it is reduced, and is no array."""
-        return not self.device.copies_operands or is_reduced_inside(reduction, op)
+        return not self.device.sums_by_library or is_reduced_inside(reduction, op)
 
     def scratch(self, op: Op) -> int:
         """Bytes that an op needs beside its operands and results."""
-        return scratch_bytes(op) if self.device.copies_operands else 0
+        return scratch_bytes(op) if self.device.sums_by_library else 0
 
     # -- bytes that are moved
 

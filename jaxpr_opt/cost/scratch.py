@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpr_opt.bridge.parameters import dimension_of
 from jaxpr_opt.ir.graph import Op, Value
-from jaxpr_opt.ir.traits import CUMULATIVE, is_broadcast
+from jaxpr_opt.ir.traits import CUMULATIVE, SCATTERING, is_broadcast
 
 THREEFRY_WORDS = 3
 """Words of 32 bits for each random number: the function goes from one pair of arrays to another."""
@@ -25,7 +25,7 @@ def scratch_bytes(op: Op) -> int:
             return 0
         is_written_over = row.op is not None and len(row.uses) == 1
         return nbytes // BLOCK + (0 if is_written_over else nbytes)
-    if op.name.startswith("scatter"):
+    if op.name in SCATTERING:
         updates = op.operands[2]
         return updates.nbytes if updates.op is not None and is_broadcast(updates.op) else 0
     return 0

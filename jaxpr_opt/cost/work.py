@@ -41,14 +41,11 @@ from jaxpr_opt.ir.graph import (
     While,
 )
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.ir.traits import SUMS, is_broadcast, is_pure
+from jaxpr_opt.ir.traits import SCATTERING, SUMS, is_broadcast, is_pure
 
 READS = frozenset({"dynamic_slice", "gather", "slice", "split"})
 """Of the first operand no more is touched than what is read of it."""
-WRITES = frozenset({
-    "dynamic_update_slice", "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul",
-    "scatter-sub",
-})  # fmt: skip
+WRITES = SCATTERING | {"dynamic_update_slice"}
 """The result is the first operand, but for a window that the other operands tell."""
 
 

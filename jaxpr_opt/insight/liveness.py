@@ -21,7 +21,7 @@ from jaxpr_opt.cost.layouts import Copy, shape_made, shape_read
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import buffer_of, is_view
 from jaxpr_opt.ir.graph import Constant, Graph, Op, Region, Scan, Value, While
-from jaxpr_opt.ir.traits import ELEMENTWISE, IN_PLACE, is_broadcast
+from jaxpr_opt.ir.traits import ELEMENTWISE, IN_PLACE, SCATTERING, is_broadcast
 
 
 class Moment(NamedTuple):
@@ -102,17 +102,17 @@ def is_filled_first(value: Value) -> bool:
     """Whether a result has its memory from the start of the region that its op is in: what steps
     stack is cleared, and what a loop or a scatter starts with is copied, as soon as it is there.
     """
-    loop = value.op
-    if loop is None or not cost_model().is_breadth_first:
+    op = value.op
+    if op is None or not cost_model().is_breadth_first:
         return False
-    if loop.name.startswith("scatter"):
-        base = buffer_of(loop.operands[0])
+    if op.name in SCATTERING:
+        base = buffer_of(op.operands[0])
         return base.op is not None and is_broadcast(base.op)
-    if not isinstance(loop, Scan | While):
+    if not isinstance(op, Scan | While):
         return False
-    if isinstance(loop, Scan) and any(stack.result is value for stack in loop.stacks):
+    if isinstance(op, Scan) and any(stack.result is value for stack in op.stacks):
         return True
-    init = next(carry.init for carry in loop.carries if carry.result is value)
+    init = next(carry.init for carry in op.carries if carry.result is value)
     return init.op is None or is_broadcast(init.op)
 
 

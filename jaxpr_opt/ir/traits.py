@@ -140,6 +140,11 @@ ZERO_AT_ZERO = frozenset({
 IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul"})
 """The first operand becomes the result where nobody else reads it."""
 
+SCATTERING = frozenset({
+    "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub",
+})  # fmt: skip
+"""Windows of the first operand are written, or combined with others, at places that may be data."""
+
 COLLECTIVE = frozenset({
     "all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "pbroadcast",
     "pbroadcast_dynamic", "pmax", "pmin", "ppermute", "precv", "preduced", "psend", "psum",

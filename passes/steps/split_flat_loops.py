@@ -98,10 +98,11 @@ class SplitFlatLoops(Pass):
             return "where windows are would not be known in two loops, either"
         if all(is_in_place(found) for found in told):
             return "XLA already updates the buffer in place"
-        if not any(_moves(start, scan, nest) for starts in told.values() for start in starts):
+        starts = [start for each in told.values() for start in each]
+        if not any(_moves(start, scan, nest) for start in starts):
             return "windows would stay where they are in the inner loop"
         *outer, inner = nest
-        is_ring = not any(s.steps.keys() & set(outer) for starts in told.values() for s in starts)
+        is_ring = all(start.steps.keys().isdisjoint(outer) for start in starts)
         copied = inner.length * sum(found.carry.param.nbytes for found in told)
         if is_ring and not self.even_small and cost_model().is_hidden(copied):
             return "starting an inner loop takes longer than copying a ring of a few rows in it"
