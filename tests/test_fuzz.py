@@ -5,6 +5,8 @@ import dataclasses
 import functools
 import random
 import runpy
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from fuzz import __main__ as commands
 from fuzz import (
     broken,
     check,
@@ -286,3 +289,28 @@ def test_source_is_the_program(program):
     )
     assert loops == written
     assert check.compare(graph, again, check.arguments(graph, np.random.default_rng(0))) is None
+
+
+def test_an_epoch_aimed_at_a_pass_whose_tests_check_no_program(tmp_path):
+    """Others are aimed at it."""
+    each = registry.named("fold-constants")
+    seeds = Epoch(0, 0, tmp_path)._seeds(each)
+    assert seeds and {seed.aimed_at for seed in seeds} == {each}
+
+
+def test_aimed_epochs_in_processes(tmp_path, monkeypatch):
+    """They are told of the pass."""
+    started = []
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--aim", "narrow-reads", "--folder", str(tmp_path)])
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    commands._started("python", 3, commands._arguments())
+    (command,) = started
+    assert command[command.index("--aim") + 1] == "narrow-reads"
+
+
+def test_tests_that_cannot_be_collected(tmp_path):
+    """They are no tests without programs."""
+    file = tmp_path / "test_nothing.py"
+    file.write_text("import nothing_by_this_name")
+    with pytest.raises(RuntimeError, match="nothing_by_this_name"):
+        corpus.from_tests([file])

@@ -108,6 +108,7 @@ def _started(python: str, number: int, args: argparse.Namespace) -> subprocess.P
         str(args.seed),
     ]
     command += ["--programs", str(args.programs), "--folder", str(args.folder)]
+    command += ["--aim", args.aim] * bool(args.aim) + ["--until-found"] * args.until_found
     command += ["--jumps"] * args.jumps
     command += ["--sharded"] * args.sharded + ["--eager"] * args.eager
     (args.folder / "next").write_text(str(number + 1))

@@ -30,6 +30,7 @@ from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
 CHECKS = ("check_rewrite(", "check_refuses(", "alone(")
+_NONE = pytest.ExitCode.NO_TESTS_COLLECTED
 LARGEST = 2000
 """Ops that a program may run: the others are for tests of growth."""
 TESTS = Path(jaxpr_opt.testing.__file__).parents[2] / "tests"
@@ -98,11 +99,15 @@ class _Recorder:
 
 
 def from_tests(files: Sequence[Path]) -> list[Seed]:
-    """The programs that the tests in these files check."""
-    recorder = _Recorder()
-    options = ["-q", "-n0", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-rN", "-Wignore"]
-    with _replaced(recorder.take), contextlib.redirect_stdout(io.StringIO()):
-        pytest.main([*options, *map(str, files)], plugins=[recorder])
+    """The programs that the tests in these files check; none, if they check in another way."""
+    if not files:
+        return []  # pytest would run all tests that there are
+    recorder, said = _Recorder(), io.StringIO()
+    options = ["-q", "-n0", "-p", "no:cacheprovider", "--no-header", "--tb=line", "-Wignore"]
+    with _replaced(recorder.take), contextlib.redirect_stdout(said):
+        code = pytest.main([*options, *map(str, files)], plugins=[recorder])
+    if code not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, _NONE}:
+        raise RuntimeError(f"tests are not run: {said.getvalue()}")
     return recorder.seeds
 
 

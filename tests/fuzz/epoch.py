@@ -89,14 +89,16 @@ class Epoch:
         files = corpus.test_files()
         self.rng.shuffle(files)
         if aimed is not None:
-            files = [f for f in files if f.stem == f"test_{aimed.name.replace('-', '_')}"]
-            return corpus.from_tests(files)
-        return [
+            own = [f for f in files if f.stem == f"test_{aimed.name.replace('-', '_')}"]
+            if seeds := corpus.from_tests(own):
+                return seeds
+        seeds = [
             *corpus.from_tests(files[:FILES]),
             *corpus.from_recipes(RECIPES, self.rng),
             *programs.from_library(LIBRARY, self.rng),
             *programs.from_devices(DEVICES, self.rng),
         ]
+        return [dataclasses.replace(s, aimed_at=aimed) for s in seeds] if aimed else seeds
 
     def one(self) -> None:
         """Make a program, and check it; one that takes too long is written down."""
