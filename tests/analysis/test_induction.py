@@ -310,6 +310,8 @@ def iota(*shape, axis=0, dtype=I32):
         (lambda: lax.max(9, jnp.arange(3)), "9"),
         (lambda: lax.min(-9, jnp.arange(3)), "-9"),
         (lambda: lax.rem(5, jnp.full(3, 7)), "5"),
+        (lambda: lax.rem(9, jnp.full(3, 7)), "2"),
+        (lambda: lax.div(9, jnp.full(3, 7)), "1"),
         (lambda: jnp.arange(12).reshape(3, 4), "0 + 4 d0 + 1 d1"),
         (lambda: jnp.arange(12).reshape(3, 1, 4).reshape(2, 6), "0 + 6 d0 + 1 d1"),
         (lambda: jnp.arange(1).reshape(1, 1), "0"),

@@ -178,6 +178,7 @@ def _divided(search: Search, op: Op, depth: int) -> tuple[Affine, Affine] | None
     if x is None or n is None or not n.is_constant or n.offset < 1:
         return None
     divisor, shape = n.offset, op.result.shape
+    x = spread(x, shape)
     rest = Affine(
         x.offset % divisor,
         tuple(k if k % divisor else 0 for k in x.strides),
