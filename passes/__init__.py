@@ -35,6 +35,7 @@ from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.suppliers.recompute_segments import RecomputeSegments
+from jaxpr_opt.passes.suppliers.replay_inner_loops import ReplayInnerLoops
 from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
 from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
@@ -122,7 +123,8 @@ DEFAULT = (
         StackEnteringRows(),
         UndoCarriedWrites(),
     ),
-    (ReplaySteps(), ForwardKnownStacks()),  # the number of a step is known
+    # The number of a step is known.
+    (ReplayInnerLoops(), ReplaySteps(), ForwardKnownStacks()),
     (IsolateSkippedSteps("scalars"),),  # loops whose writes have been undone
     (IsolateSkippedSteps(),),
     # Loops that skip whole steps have been looked at.

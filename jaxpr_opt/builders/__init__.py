@@ -18,6 +18,7 @@ loops
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers
 what loops store
 `residual_transfer`, `recomputed_residuals`         stacks for other loops, and what they recompute
+`inner_replay`                                      a loop of a step, run again
 `undone_writes`                                     writes that a loop back undoes
 order
 `fences`                                            reads before writes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxpr_opt.analysis.residuals.cuts import Cut, available
-from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
+from jaxpr_opt.analysis.residuals.cuts import Cut, available, hidden
+from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, paired, routes
 from jaxpr_opt.builders.fences import from_memory
-from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, stacked
+from jaxpr_opt.builders.residual_transfer import carried_along, counterpart, drop_unread, stacked
 from jaxpr_opt.ir.devices import is_partly_manual
 from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Scan, Value, reads
 from jaxpr_opt.ir.inputs import inputs
@@ -67,6 +67,10 @@ def _replay(
     mapping = {
         value: carried_along(operand, route, rw) for value, operand in known if value in needed
     }
+    pairs = paired(scan, route)
+    for value in hidden(scan, cut.residuals, cut.ops):
+        assert pairs is not None, "a loop around the step is not paired"
+        mapping[value] = counterpart(value, pairs, rw)
     for op, start in _places(last.scan, read, cut):
         rw.clone([op], mapping, start)
     for row, value in read:

@@ -12,6 +12,7 @@ AD stacks them all.  Each pass here knows another source, and asks the cost mode
 `undo-carried-writes`        a version of a buffer: undo the writes to it
 `narrow-residuals`           recompute it from what is cheaper to store: a minimum cut
 `replay-steps`               replay the step, if the loop may stop early
+`replay-inner-loops`         run a loop of a step again, if it may stop early
 `replay-segments`            replay segments of steps, within a memory budget
 `recompute-segments`         recompute segments of straight-line code, within a budget
 ===========================  ================================================================

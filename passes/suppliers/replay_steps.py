@@ -69,18 +69,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
-from jaxpr_opt.analysis.residuals.replays import replay
+from jaxpr_opt.analysis.residuals.replays import may_skip_others, replay
 from jaxpr_opt.analysis.residuals.stack_consumers import routes
-from jaxpr_opt.analysis.steps.assume import Splat
-from jaxpr_opt.analysis.steps.skips import Skip, find_skip, predicate_root
-from jaxpr_opt.analysis.values.rounding import may_differ
+from jaxpr_opt.analysis.steps.skips import find_skip, predicate_root
 from jaxpr_opt.analysis.windows.stencils import meets_neighbours
 from jaxpr_opt.builders.peeling import copied, in_two
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_divided
-from jaxpr_opt.ir.graph import Cond, Op, Scan, Value, backward_slice
+from jaxpr_opt.ir.graph import Cond, Op, Scan
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import TRANSCENDENTAL, is_pointwise, is_speculable
 from jaxpr_opt.sizes import bytes_text
@@ -141,17 +139,8 @@ def _cut(scan: Scan) -> Cut | None:
     found, skip = residuals(scan), find_skip(scan)
     if not found or skip is None:  # (1)
         return None
-    kept = {value for _, value in found if _may_skip_others(value, skip)}
+    kept = {value for _, value in found if may_skip_others(value, skip)}  # (4)
     return cut(scan, found, keep=kept.__contains__)
-
-
-def _may_skip_others(value: Value, skip: Skip) -> bool:  # (4)
-    """Whether a truth value says which steps are skipped, and may say otherwise if replayed."""
-    body = skip.scan.body
-    is_known = value.region is body and isinstance(skip.skipped[value], Splat)
-    if not is_known or value.dtype != bool:
-        return False
-    return any(map(may_differ, backward_slice([value], lambda v: v.region is not body)))
 
 
 def _takes_all_steps(scan: Scan, cut: Cut) -> bool:

@@ -16,6 +16,7 @@ what suppliers ask
 what other passes ask
 `counterparts`                                    what a value of a reader was in the step
 `replays`                                         what it takes to compute steps again
+`inner_loops`                                     loops of a step that may stop early
 `unread_rows`                                     rows of skipped steps that nothing reads
 ================================================  ==========================================
 """

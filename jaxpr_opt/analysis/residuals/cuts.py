@@ -163,6 +163,15 @@ def cut(scan: Scan, found: Sequence[Residual], keep: Callable[[Value], bool]) ->
     return Cut(tuple(chosen), tuple(stored), tuple(ops), new, cost_model().run(ops))
 
 
+def hidden(scan: Scan, found: Sequence[Residual], ops: Iterable[Op]) -> list[Value]:
+    """What ops of a step read of the loops around it that stack residuals again, too: readers of
+    the residuals do not know it.
+    """
+    nest = outermost(scan, found).body
+    read = dict.fromkeys(v for op in ops for v in inputs(op))
+    return [v for v in read if nest.defines(v) and not scan.body.defines(v)]
+
+
 def cheapest(
     scan: Scan,
     found: Sequence[Residual],
@@ -172,13 +181,12 @@ def cheapest(
     """The cut that costs least. `store` is the price of storing a value, `repeat` that of computing
     an op again; None if that must not be. Of equal cuts, the one that repeats least.
     """
-    body, nest = scan.body, outermost(scan, found).body
+    body = scan.body
     residual = {value: None for _, value in found}
 
     def repeat_in_nest(op: Op) -> int | None:
         # Condition 2 of narrow-residuals.
-        hidden = any(nest.defines(v) and not body.defines(v) for v in inputs(op))
-        return None if hidden else repeat(op)
+        return None if hidden(scan, found, [op]) else repeat(op)
 
     kept = cheapest_leaves(
         residual,

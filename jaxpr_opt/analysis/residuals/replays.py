@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from jaxpr_opt.analysis.steps.assume import Splat
+from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value, backward_slice, reads
 from jaxpr_opt.ir.traits import communicates, is_pure
@@ -100,3 +103,13 @@ def _needed(scan: Scan, values: Iterable[Value]) -> tuple[tuple[Carry, ...], tup
 def _carries(scan: Scan, roots: Sequence[Value], ops: Sequence[Op]) -> Iterator[Carry]:
     used = reads(ops).union(roots)
     return (carry for carry in scan.carries if carry.param in used)
+
+
+def may_skip_others(value: Value, skip: Skip) -> bool:
+    """Whether a truth value says which steps are skipped, and may say otherwise if replayed."""
+    body = skip.scan.body
+    # Condition 4 of replay-steps.
+    is_known = value.region is body and isinstance(skip.skipped[value], Splat)
+    if not is_known or value.dtype != bool:
+        return False
+    return any(map(may_differ, backward_slice([value], lambda v: v.region is not body)))
