@@ -38,7 +38,8 @@ Sound when
    or of a nest of loops, if loops around the one that writes stack the versions again;
 3. the stack holds a version, or a view of one that can be remade from it (the transpose in ``q @
    keys.T``, a rounded cache, the pages in a table): by data movement, basic arithmetic and gathers
-   that read nothing else of the step, and by writes of windows, which are stacked;
+   that read nothing else of the step; by windows, whose indices are stacked (the caches of a layer,
+   where an inner loop takes the layers); and by writes of windows, which are stacked;
 4. where the reading loop may stop early, it skips only steps in which the forward loop has kept the
    buffer. Such a step writes back what is there, so it is still skipped;
 5. in a nest, a loop around the reader carries the buffer from sweep to sweep if the loop around the

@@ -693,6 +693,93 @@ def test_what_is_no_view(made):
     alone(UNDO, forth_and_back(step), "f32[32]", *TYPES[1:], fires=False)
 
 
+def row(b, i):
+    """Elements from wherever the index is: it is clamped."""
+    return lax.dynamic_slice(b, (i,), (24,), allow_negative_indices=False)
+
+
+def test_a_window_that_the_step_chooses():
+    """(3) The index is stacked, and the window is read again."""
+    check_rewrite(
+        UNDO,
+        forth_and_back(lambda b, i, x: ((c := put(b, i, x)), row(c, i * 2))),
+        "f32[32]",
+        *TYPES[1:],
+        saves_bytes=6 * (96 - 4 - 4),
+        diff="""
+          fn (b:f32[32], at:i32[6], xs:f32[6]) {
+        -   c:f32[32], ys:f32[6,24] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+        +   c:f32[32], ys1:f32[6,1], ys2:i32[6] = scan[6] carry(c=b) xs(x=at, x1=xs) {
+              b:f32[1] = broadcast_in_dim x1
+        +     d2:f32[1] = dynamic_slice c x
+              d:f32[32] = dynamic_update_slice c b x
+              m:i32[] = mul x 2
+              d1:f32[24] = dynamic_slice d m
+        -     yield carry(d) ys(d1)
+        +     yield carry(d) ys(d2, m)
+            }
+            b1:f32[24] = broadcast_in_dim 0.0
+        -   c1:f32[24] = scan[6, reverse] carry(c=b1) xs(x=ys) {
+        +   c1:f32[24], c2:f32[32] = scan[6, reverse] carry(c=b1, c2=c) xs(x2=ys1, x3=ys2, at1=at) {
+        +     d2:f32[24] = dynamic_slice c2 x3
+              m:f32[24] = mul c 0.5
+        -     a:f32[24] = add m x
+        +     a:f32[24] = add m d2
+        +     o:f32[32], o1:f32[24] = optimization_barrier c2 a
+        +     d3:f32[32] = dynamic_update_slice o x2 at1
+        -     yield carry(a)
+        +     yield carry(o1, d3)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(lambda b, i: row(b, i - 40), id="clamped"),
+        pytest.param(lambda b, i: row(b, i * 2).reshape(4, 6), id="of a view"),
+        pytest.param(lambda b, i: row(b[::-1], i), id="a view of it"),
+        pytest.param(lambda b, i: (row(b, i), row(b, i + 7), b[:24]), id="several"),
+        pytest.param(lambda b, i: b.reshape(2, 16).at[i % 3].get(mode="fill"), id="filled"),
+        pytest.param(lambda b, i: (b * 2.0, row(b, i)), id="and all of it"),
+    ],
+)
+def test_windows_that_the_step_chooses(read):
+    for step in (
+        lambda b, i, x: (put(b, i, x), read(b, i)),
+        lambda b, i, x: ((c := put(b, i, x)), read(c, i)),
+        lambda b, i, x: ((c := put(b, i, x)), read(put(c, i + 1, x), i)),
+    ):
+        alone(UNDO, forth_and_back(step), "f32[32]", *TYPES[1:], fires=True)
+
+
+def test_windows_that_are_read_otherwise_stay_stacks():
+    """The versions are undone; a window that is a result, too, is stacked."""
+
+    def program(b, at, xs):
+        def step(b, ix):
+            i, x = ix
+            return put(b, i, x), (b, row(b, i))
+
+        b, (versions, windows) = lax.scan(step, b, (at, xs))
+        back = lambda a, v: (a * 0.5 + v, None)
+        return windows, lax.scan(back, b * 0.0, versions, reverse=True)[0]
+
+    graph = alone(UNDO, program, "f32[32]", *TYPES[1:], fires=True)
+    shapes = [s.result.shape for op in graph.walk() if isinstance(op, Scan) for s in op.stacks]
+    assert (6, 24) in shapes
+    assert (6, 32) not in shapes
+
+
+def test_little_windows_stay_stacks():
+    """What they take is less than the buffer."""
+    step = lambda b, i, x: (put(b, i, x), row(b, i))
+    alone(UNDO, forth_and_back(step), "f32[320]", *TYPES[1:], fires=False)
+
+
 def test_a_stack_that_is_made_of_nothing():
     """(3) It is no view of the buffer: it stays a stack."""
     step = lambda b, i, x: (put(b, i, x), (b, lax.iota(jnp.float32, 5)))
@@ -970,6 +1057,48 @@ def test_attention_in_little_memory(scores):
     assert used(jax.grad(loss)) > 200 * xs.nbytes
     for gradient in (optimize(jax.grad(loss)), jax.grad(optimize(loss))):
         assert used(gradient) < 20 * xs.nbytes
+        assert_close(jax.grad(loss)(xs), gradient(xs))
+
+
+def one_array(caches, k, layer, t):
+    return caches.at[layer, t].set(k), lambda caches: caches[layer]
+
+
+def put_back(caches, k, layer, t):
+    return caches.at[layer].set(caches[layer].at[t].set(k)), lambda caches: caches[layer]
+
+
+def last_first(caches, k, layer, t):
+    layer = 2 - layer
+    return caches.at[:, layer, t].set(k), lambda caches: caches[1, layer]
+
+
+@pytest.mark.parametrize(
+    ("write", "shape"),
+    [(one_array, (3,)), (put_back, (3,)), (last_first, (2, 3))],
+)
+def test_layers_in_an_inner_loop_in_little_memory(write, shape):
+    """A cache of all layers, of which each layer of an inner loop reads its own."""
+
+    def loss(xs):
+        def step(t, state):
+            def layer(n, state):
+                x, caches = state
+                caches, read = write(caches, jnp.sin(x), n, t)
+                return x + jax.nn.softmax(read(caches) @ x) @ read(caches), caches
+
+            x, caches, total = state
+            x, caches = lax.fori_loop(0, 3, layer, (x + xs[t], caches))
+            return x, caches, total + jnp.sum(x**2)
+
+        start = jnp.zeros(4), jnp.zeros((*shape, *xs.shape)), 0.0
+        return lax.fori_loop(0, len(xs), step, start)[2]
+
+    xs = jnp.linspace(0.0, 1.0, 200 * 4).reshape(200, 4)
+    used = lambda f: jax.jit(f).lower(xs).compile().memory_analysis().temp_size_in_bytes
+    assert used(jax.grad(loss)) > 200 * 3 * xs.nbytes
+    for gradient in (optimize(jax.grad(loss)), jax.grad(optimize(loss))):
+        assert used(gradient) < 50 * xs.nbytes
         assert_close(jax.grad(loss)(xs), gradient(xs))
 
 

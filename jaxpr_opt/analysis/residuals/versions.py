@@ -133,13 +133,24 @@ def stacked_versions(scan: Scan) -> Iterator[Versions]:
     for carry in scan.carries:
         if carry.is_invariant or _type(carry.param) not in written:
             continue
-        writes, versions, obstacle = _history(scan, carry)
-        views = {s: _view(s.value, versions, scan) for s in scan.stacks if s.result.uses}
-        found = {s: view for s, view in views.items() if view is not None}
-        if found:
-            stacks = {s: versions[version] for s, (version, _) in found.items()}
-            made = {s: ops for s, (_, ops) in found.items()}
-            yield Versions(scan, carry, writes, stacks, made, obstacle)
+        found, narrow = (_stacked(scan, carry, windows) for windows in (False, True))
+        # Where windows that a step chooses are read otherwise, or are little, they stay stacks.
+        if narrow.stacks.keys() != found.stacks.keys() and narrow.why_not_undone() is None:
+            yield narrow
+        elif found.stacks:
+            yield found
+
+
+def _stacked(scan: Scan, carry: Carry, windows: bool) -> Versions:
+    """The versions of a carry that a loop stacks; also those of which it stacks `windows` that a
+    step chooses.
+    """
+    writes, versions, obstacle = _history(scan, carry)
+    views = {s: _view(s.value, versions, scan, windows) for s in scan.stacks if s.result.uses}
+    found = {s: view for s, view in views.items() if view is not None}
+    stacks = {s: versions[version] for s, (version, _) in found.items()}
+    made = {s: ops for s, (_, ops) in found.items()}
+    return Versions(scan, carry, writes, stacks, made, obstacle)
 
 
 def is_stacked(version: Value) -> bool:
@@ -194,14 +205,18 @@ def _name(carry: Carry) -> str:
 
 
 def _view(
-    value: Value, versions: Mapping[Value, int], scan: Scan
+    value: Value, versions: Mapping[Value, int], scan: Scan, windows: bool = False
 ) -> tuple[Value, tuple[Op, ...]] | None:
-    """The version that a value is, or is a view of, and what makes it of that."""
+    """The version that a value is, or is a view of, and what makes it of that; also of `windows`
+    that a step chooses.
+    """
     ops: list[Op] = []
     while (version := original(value)) not in versions:
         op = value.op
         # Condition 3 of undo-carried-writes.
-        if op is None or not scan.body.contains(op.region) or not _makes_view(op, scan):
+        if op is None or not scan.body.contains(op.region):
+            return None
+        if not _makes_view(op, scan) and not (windows and _is_read(op)):
             return None
         ops.append(op)
         value = op.operands[0]
@@ -227,6 +242,13 @@ def _is_write(op: Op) -> bool:
     if op.name not in UPDATE or (op.name == "scatter" and combiner_of(op)):
         return False
     return not is_sharded(op.result)
+
+
+def _is_read(op: Op) -> bool:
+    """Whether an op reads a window, wherever that is: its indices are stacked."""
+    found = access(op)
+    # Condition 3 of undo-carried-writes.
+    return found is not None and found.kind == "read"
 
 
 def _type(value: Value) -> tuple[Hashable, ...]:
