@@ -60,6 +60,7 @@ from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
 from jaxpr_opt.passes.windows.write_after_loops import WriteAfterLoops
 from jaxpr_opt.passes.windows.write_to_whole_arrays import WriteToWholeArrays
+from jaxpr_opt.passes.windows.write_where_masked import WriteWhereMasked
 
 CLEANUP = (
     ResolveKnownPredicates(),
@@ -80,6 +81,7 @@ WINDOWS = (
     JoinConsecutiveRows(),
     ForwardKnownStacks(),
     RecognizeOneHot(),
+    WriteWhereMasked(),
     ExpandCombiningScatters(),
     ForwardWrittenWindows(),
     SinkSelectIntoUpdate(),

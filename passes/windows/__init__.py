@@ -14,6 +14,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `write-after-loops`             writes into all rows move after the loop over the rows
 `write-to-whole-arrays`         a window that is read, written and put back is written to the array
 `recognize-one-hot`             a mask with one true element becomes an index
+`write-where-masked`            a select by where something is written becomes a write
 `share-batched-tables`          rows of copies of one table are rows of the table
 `expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
 `narrow-carried-arrays`         an inner loop carries only the rows it touches
@@ -24,7 +25,8 @@ table, a carry through each loop of a nest.  Each pass is one law:
 ==============================  ================================================================
 
 `stack-carried-updates`, the law that most of them lead to, is in the folder above. As equations, in
-the same order, with ``a[i]`` for any read of a window and ``Z`` for an array of zeros::
+the same order, with ``a[i]`` for any read of a window, ``Z`` for an array of zeros, and ``F`` for
+one of ``False``::
 
     f(a, b)[i]                           = f(a[i], b[i])
     a.at[i].set(v)[j]                    = v if i == j else a[j]
@@ -36,6 +38,7 @@ the same order, with ``a[i]`` for any read of a window and ``Z`` for an array of
     scan(a[k] -> a[k].at[i].set(v[k]))   = a.at[:, i].set(v)
     a.at[i].set(a[i].at[j].set(v))       = a.at[i, j].set(v)
     where(arange(n) == i, v, a)          = a.at[i].set(v[i])
+    where(F.at[i].set(True), 0, a)       = a.at[i].set(0)
     broadcast(a)[k, i]                   = a[i]
     a[i + arange(n)]                     = a[i : i + n]
     a.at[i].multiply(v)                  = a.at[i].set(a[i] * v)

@@ -12,6 +12,7 @@ one op
 `branch_writes`             the windows that branches of a cond write
 `nested`                    a write to a window that is then put back into its array
 `one_hot`, `predicates`     masks that are true at one place; a mask at a window
+`written_masks`             masks that tell where an array was written to
 `coinciding`                windows that coincide or are disjoint
 `parts`                     parts of one array, each zero where the others are not
 `stencils`                  arrays that are combined with shifted ones
