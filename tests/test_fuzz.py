@@ -27,7 +27,7 @@ from fuzz import (
     shrink,
     transformed,
 )
-from fuzz.derive import derived
+from fuzz.derive import TRANSFORMATIONS, derived
 from fuzz.epoch import Epoch
 from fuzz.evaluate import EndlessError, Evaluator
 from fuzz.mutations import effects
@@ -36,7 +36,9 @@ from jaxpr_opt.analysis.residuals import adjacent_step_stacks
 from jaxpr_opt.analysis.residuals.stack_consumers import Rows
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.engine import registry
+from jaxpr_opt.ir.graph import Cond
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
 
@@ -314,3 +316,19 @@ def test_tests_that_cannot_be_collected(tmp_path):
     file.write_text("import nothing_by_this_name")
     with pytest.raises(RuntimeError, match="nothing_by_this_name"):
         corpus.from_tests([file])
+
+
+def test_a_switch_on_a_number_of_no_branch():
+    """The last branch is taken, as in XLA."""
+    branches = [lambda x: x, lambda x: 2 * x, lambda x: 3 * x]
+    graph = import_jaxpr(jax.make_jaxpr(lambda i, x: lax.switch(i, branches, x))(1, 1.0))
+    (cond,) = (op for op in graph.walk() if isinstance(op, Cond))
+    Rewriter(graph).set_operand(cond, 0, graph.inputs[0])
+    made = [Evaluator(graph)([np.int32(i), np.float32(1)])[0] for i in (-1, 0, 1, 7)]
+    assert made == [3, 1, 2, 3]
+
+
+def test_a_number_of_python_in_a_derived_loop():
+    """JAX returns constants as numbers of Python."""
+    around, _ = TRANSFORMATIONS["scan"](lambda x: [x, 2], [jax.typeof(X)], random.Random(0))
+    assert jax.tree.leaves(around(X))[1].shape == (3,)

@@ -206,6 +206,8 @@ def _cond(op: Cond, env: Environment) -> Sequence[Any]:
     selector = _read(env, op.selector)
     if len(branches) == 2:
         return list(lax.cond(selector, branches[1], branches[0]))
+    if isinstance(op.selector, Constant) and int(selector) < 0:
+        selector = len(branches) - 1  # as in XLA, where JAX clamps numbers
     return list(lax.switch(selector, branches))
 
 

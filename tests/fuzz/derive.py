@@ -96,6 +96,12 @@ def _vmap(fun: Callable[..., Any], avals: Sequence[Any], rng: random.Random) -> 
     return jax.vmap(fun, axes), specs
 
 
+def _kind(x: Any) -> Any:
+    """The shape and dtype of an array, or of a number that JAX returns as one of Python."""
+    aval: Any = jax.typeof(x)
+    return aval.shape, aval.dtype
+
+
 def _scan(fun: Callable[..., Any], avals: Sequence[Any], rng: random.Random) -> Made:
     """In a loop that carries what the program returns of the type of an argument."""
     back = rng.random() < 0.3
@@ -105,7 +111,7 @@ def _scan(fun: Callable[..., Any], avals: Sequence[Any], rng: random.Random) -> 
             outs = fun(*carry)
             new, left = list(carry), list(outs)
             for k, old in enumerate(carry):
-                like = [o for o in left if (o.shape, o.dtype) == (old.shape, old.dtype)]
+                like = [o for o in left if _kind(o) == _kind(old)]
                 if like:
                     new[k] = like[0]
                     left = [o for o in left if o is not like[0]]

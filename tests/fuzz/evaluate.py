@@ -128,7 +128,8 @@ class Evaluator:
         last = len(branches) - 1
 
         def run(slots: Slots) -> None:
-            body, outputs = branches[min(max(int(slots[which]), 0), last)]
+            number = int(slots[which])
+            body, outputs = branches[number if 0 <= number <= last else last]  # as in XLA
             body(slots)
             _copy(slots, outputs, results)
 

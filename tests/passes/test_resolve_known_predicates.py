@@ -6,13 +6,20 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.graph import Cond
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.passes.laws.fold_constants import FoldConstants
 from jaxpr_opt.passes.laws.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.laws.simplify import Simplify
-from jaxpr_opt.testing import check_rewrite, run_alone, traced
+from jaxpr_opt.testing import (
+    assert_same_bits,
+    check_rewrite,
+    evaluate_exactly,
+    run_alone,
+    traced,
+)
 
 RESOLVE = ResolveKnownPredicates()
 
@@ -188,8 +195,11 @@ def test_a_number_of_no_branch(number):
     (cond,) = (op for op in graph.walk() if isinstance(op, Cond))
     rw = Rewriter(graph)
     rw.set_operand(cond, 0, rw.constant(np.int32(number), cond.selector.aval))
+    args = np.int32(0), np.float32(0.5)
+    before = evaluate_exactly(export(graph), *args)
     run_alone((RESOLVE,), graph)
     assert "tan" in [op.name for op in graph.walk()]
+    assert_same_bits(before, evaluate_exactly(graph, *args))
 
 
 def test_index_of_a_switch():
