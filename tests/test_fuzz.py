@@ -332,3 +332,46 @@ def test_a_number_of_python_in_a_derived_loop():
     """JAX returns constants as numbers of Python."""
     around, _ = TRANSFORMATIONS["scan"](lambda x: [x, 2], [jax.typeof(X)], random.Random(0))
     assert jax.tree.leaves(around(X))[1].shape == (3,)
+
+
+def test_what_cannot_be_compiled_is_not_compared():
+    plan = check.alone(registry.named("simplify"), "final", tidied=False)
+    graph = import_jaxpr(jax.make_jaxpr(saved.kept)(X))
+    assert check.compiled(graph, plan, [[X]]) is None
+
+
+def test_a_case_that_a_select_does_not_have():
+    """JAX takes the last one, but its gradient is that of none: it is not compared."""
+    graph = import_jaxpr(jax.make_jaxpr(lambda k: lax.select_n(k, 1, 2, 3))(1))
+    assert Evaluator(graph)([np.int32(7)])[0] == 3
+    with transformed._cases_in_range(), pytest.raises(ValueError, match="does not have"):
+        Evaluator(graph)([np.int32(7)])
+
+
+def says_a_predicate(k, b):
+    """JAX takes both branches of a batch, in one of which the predicate is known."""
+
+    def yes(b):
+        jax.debug.callback(effects.heard, k[0] > 0, ordered=True)
+        return jnp.sin(b)
+
+    return lax.cond(k[0] > 0, yes, lambda b: b, b)
+
+
+def test_a_callback_in_a_branch_of_a_batch():
+    types = np.zeros(3, np.int32), X[0]
+    graph = import_jaxpr(jax.make_jaxpr(says_a_predicate)(*types))
+    ways = (transformed.Way("vmap of grad", False, number) for number in range(6))
+    with _small():
+        made = [transformed.check_way(graph, way, np.random.default_rng(0)) for way in ways]
+    assert not any(outcome.difference for outcome in made)
+
+
+def test_what_is_infinite_because_of_what_is_unspecified():
+    """It may be anything else that is not finite."""
+
+    def program(x, y):
+        return x + saved.undefined(x.shape, "float32") * 0, y
+
+    graph = import_jaxpr(jax.make_jaxpr(program)(X, X))
+    assert check.is_lenient(graph)

@@ -2,6 +2,8 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 from jax import lax
 
 from jaxpr_opt.ir.graph import (
@@ -135,6 +137,23 @@ def test_scalars_are_recognised():
     graph = graph_of(lambda x: (x * 2, x + jnp.arange(3), x * jnp.ones(3)), "f32[3]")
     mul = op_of(graph, "mul")
     assert mul.operands[1].scalar == 2 and op_of(graph, "iota") is not None
+
+
+@pytest.mark.parametrize(
+    ("array", "scalar"),
+    [
+        (np.float32([2, 2]), 2),
+        (np.float32([-0.0, -0.0]), 0),
+        (np.float32([0.0, -0.0]), None),
+        (np.complex64([0, complex(0, -0.0)]), None),
+        (np.float32([np.nan, np.nan]), None),
+        (np.zeros(2, jax.dtypes.float0), None),
+        (np.zeros(0, np.float32), None),
+    ],
+)
+def test_the_number_that_all_elements_of_a_constant_are(array, scalar):
+    """Zeros of both signs are two numbers, and no number is the element of a `float0`."""
+    assert Constant(jax.core.ShapedArray(array.shape, array.dtype), array).scalar == scalar
 
 
 def test_bytes():

@@ -167,7 +167,9 @@ class Constant(Value):
         ):
             return None
         flat = np.asarray(self.value).reshape(-1)
-        return flat[0] if flat.size and (flat == flat[0]).all() else None
+        if not (flat.size and dtypes.is_array(flat.dtype) and (flat == flat[0]).all()):
+            return None
+        return flat[0] if len({x.tobytes() for x in flat}) == 1 else None  # 0.0 is not -0.0
 
 
 class Op:

@@ -61,15 +61,6 @@ def first_if(holds: Callable[[Op], bool]) -> Law:
     return lambda op: first(op) if holds(op) else None
 
 
-def transposed_back(op: Op) -> Value | None:
-    """A permutation that changes nothing, or takes back the one before."""
-    permutation = permutation_of(op)
-    if permutation == tuple(range(len(permutation))):  # (1)
-        return op.operands[0]
-    inner = op.operands[0].op
-    return inner.operands[0] if inner is not None and is_taken_back(inner, op) else None  # (1)
-
-
 def transposed_at_once(op: Op) -> Plainer | None:
     """The law transpose(transpose(x)) = transpose(x)."""
     inner = op.operands[0].op
@@ -93,6 +84,12 @@ def written_back(op: Op) -> Plainer | None:
     there = [starts[axis] for axis in order]
     moved = lambda x, v, *at: write_window(x, lax.transpose(v, order), at)  # noqa: E731
     return Plainer(moved, (array.op.operands[0], update, *there))
+
+
+def keeps_axes(op: Op) -> bool:
+    """Whether a permutation changes nothing."""
+    permutation = permutation_of(op)
+    return permutation == tuple(range(len(permutation)))  # (1)
 
 
 def unpadded(op: Op) -> Value | None:
@@ -160,7 +157,7 @@ LAWS: Laws = {
     "slice": (first,),
     "squeeze": (first, squeezed_back, spread_at_once),
     "stop_gradient": (first,),
-    "transpose": (transposed_back, transposed_at_once, written_back),
+    "transpose": (first_if(keeps_axes), transposed_at_once, written_back),
 }
 
 

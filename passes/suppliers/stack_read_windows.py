@@ -90,7 +90,7 @@ class StackReadWindows(Pass):
             ways = routes(stack.result, nests=True) if stack.value.shape else None
             users = [(way, user, row) for way, row in ways or () for user in row.users]
             made = stack.value.op
-            if users and all(is_taken_back(made, user) for _, user, _ in users):  # (3)
+            if users and made and all(is_taken_back(made, user) for _, user, _ in users):  # (3)
                 reads = tuple(_Read(user, way, Counterparts({}, ())) for way, user, _ in users)
                 says = f"{stack.value.label} is stacked as it was before it was rearranged"
                 yield WindowsOfRows(op, says, stack, reads, back=True, about=stack.result)

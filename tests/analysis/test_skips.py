@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.analysis.residuals.unread_rows import is_by_zeros, without_zeros
 from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips
@@ -275,6 +276,29 @@ def test_carries_of_the_forward_pass_among_cotangents():
     graph = import_jaxpr(default_pipeline().run(jaxpr).jaxpr)
     loops = [op for op in graph.walk() if isinstance(op, Scan) and op.length == 5]
     assert [carries_cotangents(loop) for loop in loops] == [False, True]
+
+
+def test_a_rule_of_a_user_is_not_linear():
+    """Zero divided by its absolute value is NaN, not zero: no step is skipped."""
+
+    @jax.custom_vjp
+    def settled(x, mask):
+        return x
+
+    def back(mask, ct):
+        def step(a, p):
+            taken = jnp.where(p, a, 0.0)
+            return taken / jnp.abs(taken) + jnp.where(p, 0.0, a), None
+
+        return lax.scan(step, ct, mask, reverse=True)[0], None
+
+    settled.defvjp(lambda x, mask: (x, mask), back)
+    gradient = jax.grad(lambda x, mask: jnp.sum(settled(x, mask)))
+    loop = first_loop(gradient, "f32[3]", "bool[5]")
+    assert loop.source.transposed and not carries_cotangents(loop)
+    assert find_skip(loop) is None
+    args = jnp.ones(3), jnp.arange(5) < 3
+    assert jnp.isnan(optimize(gradient)(*args)).all()
 
 
 def test_a_loop_that_is_run_again_among_cotangents_does_not():

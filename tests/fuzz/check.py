@@ -149,7 +149,7 @@ def compare(
 ) -> Difference | None:
     """How two programs differ on some arguments; NumPy's opinion is confirmed by JAX."""
     outcome, run = outcome or Outcome(), Evaluator if plan is None else plan.runner
-    old, new = run(before), run(after, steps=MAX_STEPS_AFTER)
+    old, new, lenient = run(before), run(after, steps=MAX_STEPS_AFTER), is_lenient(before)
     other = run(before, OTHER_GARBAGE) if has_unspecified(before) else None
     for args in arguments:
         try:
@@ -166,7 +166,7 @@ def compare(
             return None
         try:
             got, repeated = heard(new, args)
-            wrong = difference(want, said, got, repeated, is_lenient(before))
+            wrong = difference(want, said, got, repeated, lenient=lenient)
         except EndlessError:  # and would not in JAX
             found = Difference("values", "it does not end", args)
             return found if is_valid(before) else None
@@ -217,8 +217,10 @@ def has_unspecified(graph: Graph) -> bool:
 
 
 def is_lenient(graph: Graph) -> bool:
-    """Whether JAX made some of it by transposing: zero times what is not finite may be zero."""
-    return any(op.source.transposed for op in graph.walk())
+    """Whether JAX made some of it by transposing, or could have: zero times what is not finite may
+    be zero, and what is unspecified, infinite.
+    """
+    return any(op.source.transposed or op.name == UNDEFINED for op in graph.walk())
 
 
 def heard(fun: Any, args: Sequence[Any]) -> tuple[list[Any], list[float]]:
@@ -348,6 +350,10 @@ def compiled(graph: Graph, plan: Plan, arguments: Sequence[Sequence[Any]]) -> Di
     compat.check_jaxpr(changed)
     if any(aval_changed(a, b) for a, b in zip(before.out_avals, changed.out_avals, strict=True)):
         return Difference("type", f"outputs were {before.out_avals} and are {changed.out_avals}")
+    try:
+        jax.jit(jaxpr_as_fun(before)).lower(*before.in_avals)
+    except Exception:  # noqa: BLE001 - JAX has no code for it, or such as XLA refuses
+        return None
     both = jax.jit(lambda *xs: (jaxpr_as_fun(before)(*xs), jaxpr_as_fun(changed)(*xs)))
     for args in arguments:
         (want, got), _ = heard(lambda a: both(*a), args)

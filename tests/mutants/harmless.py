@@ -46,6 +46,14 @@ HARMLESS: dict[str, dict[str, str]] = {
         "without: and first not in backward": _LESS,
         "without: and second in backward": _LESS,
     },
+    "join_selected_parts._is_read_around": {
+        "always: reads_window(user, value)": "what is still read is still made",
+        "all, not only if write.op.result is value": _LESS,
+        "without: or is_same_window(user, write.op)": _LESS,
+    },
+    "isolate_skipped_steps._selecting": {
+        "all, not only if _is_batch(skip, s)": "what has become a branch keeps what it selects",
+    },
     "moves.keeps_order": {
         "never: op.name == 'broadcast_in_dim'": _LESS,
         "never: op.name == 'squeeze'": _LESS,
@@ -123,6 +131,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     },
     "versions._history": {
         "without: or op.region is not scan.body": "outside of the step nothing is the carry",
+    },
+    "versions._makes_view": {
+        "never: _is_write(op)": _LESS,
     },
     "versions._view": {
         "without: or not scan.body.contains(op.region)": "outside are no versions",

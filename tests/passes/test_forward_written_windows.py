@@ -251,6 +251,34 @@ def test_rows_of_columns():
     alone(FORWARD, batch, b.reshape(3, 1, 8).repeat(3, 1), u[:, None] * i, i, j, fires=True)
 
 
+def test_a_row_and_an_element_of_it():
+    """(4) Windows of two sizes overlap where neither is at the place of the other."""
+    written = lambda b, u, i: b.at[i].set(u)
+    program = lambda b, u, i, j: lax.dynamic_slice(written(b, u, i), (i, j), (1, 1))
+    alone(FORWARD, program, "f32[4,8]", "f32[8]", "i32[]", "i32[]", fires=False)
+
+
+def row(mode):
+    """Write a row, and read one, at an index that also has a number for the axis it is whole on."""
+    written = lax.ScatterDimensionNumbers((0,), (0,), (0, 1))
+    numbers = lax.GatherDimensionNumbers((0,), (0,), (0, 1))
+
+    def program(b, u, i, j):
+        made = lax.scatter(b, i, u, written, mode=mode)
+        return lax.gather(made, j, numbers, (1, 8), mode=mode, fill_value=7.0)
+
+    return program
+
+
+def test_a_row_that_is_dropped_for_its_other_axis():
+    """(4) Its start is 0 or the row is dropped; clamped, it is 0."""
+    b, u = jnp.arange(32.0).reshape(4, 8), jnp.arange(8.0) + 0.5
+    for places in ([[1, 0], [1, 3]], [[1, 3], [1, 0]], [[1, 3], [2, -1]], [[2, 0], [9, 0]]):
+        i, j = np.int32(places)
+        alone(FORWARD, row("fill"), b, u, i, j, fires=False)
+        alone(FORWARD, row("clip"), b, u, i, j, fires=True)
+
+
 def test_places_of_two_types():
     """(4) As integers of one type; JAX wraps an int64 around, where it reads."""
     program = lambda b, u, i, j: reads("fill")(changes("set drop")(b, u, i), j)

@@ -29,6 +29,7 @@ def moves(x):
     yield from (
         lax.broadcast_in_dim(x, (2, *x.shape), [axis + 1 for axis in axes]),
         lax.copy_p.bind(x),
+        lax.transpose_p.bind(x, permutation=tuple(axes)),
     )
     yield lax.broadcast_in_dim(x, (*x.shape, 2), list(axes))
     yield from (

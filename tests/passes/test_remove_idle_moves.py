@@ -1,9 +1,11 @@
 """Data movement that moves nothing goes; what means something to differentiation waits."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.remove_idle_moves import RemoveIdleMoves
@@ -271,3 +273,15 @@ def test_written_while_transposed_otherwise():
     graph = alone(REMOVE, written((2, 0, 1), (2, 0, 1)), *types, fires=False)
     (result,) = graph.body.terminator.operands
     assert result.op.name == "transpose"
+
+
+def test_a_reshape_that_divides_an_array_over_devices():
+    """(1) What is made of it is divided as well."""
+
+    def program(x):
+        divided = lax.reshape(x, (2, 4), out_sharding=PartitionSpec("i", None))
+        return lax.reshape(divided, (2, 1, 4))
+
+    kind = (jax.sharding.AxisType.Explicit,)
+    with jax.set_mesh(jax.make_mesh((1,), ("i",), axis_types=kind)):
+        alone(REMOVE, program, jnp.arange(8.0), fires=False)

@@ -906,6 +906,16 @@ def test_sweeps_wherever_the_window_is(write):
         alone(UNDO, program, jnp.arange(72.0), *ARRAYS[1:], fires=True)
 
 
+def test_sweeps_of_weak_type():
+    """(5) A buffer of weak type is that of the sweep before, under another name."""
+    convert = lax.convert_element_type_p.bind
+    weak = lambda b: convert(b, new_dtype=b.dtype, weak_type=True, sharding=None)
+    program = sweeps(between=weak)
+    graph = alone(UNDO, lambda b, *args: program(weak(b), *args), *TYPES, fires=True)
+    loops = [op for op in graph.walk() if isinstance(op, Scan)]
+    assert (4, 8) not in [stack.result.shape for op in loops for stack in op.stacks]
+
+
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_sweeps_of_two_writes(which):
     """A version before, between or after them."""

@@ -98,7 +98,7 @@ def _carried(carry: Carry, pairs: Pairs) -> tuple[Carry, ...]:
         if here.reverse == there.reverse or reader.region is not here.body:
             break
         # Condition 5 of undo-carried-writes.
-        if find_skip(here) is not None or around.result.aval != inner.result.aval:
+        if find_skip(here) is not None:
             break
         found.append(around)
     return tuple(found)

@@ -54,11 +54,11 @@ def carries_cotangents(scan: Scan) -> bool:
     around: Op | None = scan
     while around is not None and not around.source.transposed:
         around = around.parent
-    if around is scan or not isinstance(around, Scan):
-        return around is scan
+    if not isinstance(around, Scan):
+        return False
     kinds = _of_cotangents(around)
     found = [kinds[c.param] for c in scan.carries if not dtypes.is_integral(c.param.dtype)]
-    return LINEAR in found and MOVING.issuperset(found)
+    return LINEAR in found and (around is scan or MOVING.issuperset(found))
 
 
 @remembered

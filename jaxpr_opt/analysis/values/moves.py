@@ -6,9 +6,9 @@ from jaxpr_opt.bridge.parameters import is_in_order, is_resharded, permutation_o
 from jaxpr_opt.ir.graph import Op
 
 
-def is_taken_back(made: Op | None, move: Op) -> bool:
+def is_taken_back(made: Op, move: Op) -> bool:
     """Whether `move`, of what `made` makes of its operand, is that operand."""
-    if made is None or not (len(made.operands) == len(move.operands) == len(move.results) == 1):
+    if not (len(made.operands) == len(move.operands) == len(move.results) == 1):
         return False
     source, result = made.operands[0], move.result
     if (source.shape, source.dtype) != (result.shape, result.dtype):
