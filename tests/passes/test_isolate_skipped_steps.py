@@ -368,6 +368,48 @@ def test_what_a_batch_keeps_of_products_with_zeros(argnums):
     assert not any(isinstance(op, Cond) for op in back.body.ops)
 
 
+@jax.custom_vjp
+def settling(w, c, xs, masks):
+    """A loop of a batch whose rule counts the steps back, and gives something for each."""
+    return settling_forth(w, c, xs, masks)[0]
+
+
+def settling_forth(w, c, xs, masks):
+    def step(c, row):
+        x, p = row
+        d = jnp.abs(c) + x
+        return jnp.where(p, (c + 1) / d, c), d
+
+    c, ds = lax.scan(step, c, (xs, masks))
+    return c, (w, ds, masks)
+
+
+def settling_back(residuals, ct):
+    w, *rows = residuals
+
+    def step(state, row):
+        (a, count), (d, p) = state, row
+        made = jnp.where(p, a, 0.0) / d
+        return (made * w[count] + jnp.where(p, 0.0, a), count + 1), made * 2
+
+    (a, _), cts = lax.scan(step, (ct, 0), tuple(rows), reverse=True)
+    return None, a, cts, None
+
+
+settling.defvjp(settling_forth, settling_back)
+
+
+def test_what_a_batch_counts_and_stacks():
+    """(5) Steps are counted that no row takes, and give zeros, not zero divided by anything."""
+
+    def loss(w, c, xs, masks):
+        return jnp.sum(jax.vmap(settling, (None, 0, 1, 1))(w, c, xs, masks))
+
+    masks = (jnp.arange(6)[:, None] % 5 < 2) & (jnp.arange(3) < 2)
+    args = jnp.arange(1.0, 7.0), jnp.arange(1.0, 4.0), jnp.arange(1.0, 19.0).reshape(6, 3), masks
+    alone(ISOLATE, jax.grad(loss, (1, 2)), *args, fires=True)
+
+
 @pytest.mark.parametrize("stacks", [False, True])
 @pytest.mark.parametrize("order", ["above grad", "below grad"])
 def test_a_batch_whose_rows_all_skip_in_between(order, stacks):
