@@ -205,6 +205,12 @@ class CostModel:
         """
         return 2 * windows + whole_is_read * array < 2 * array
 
+    def is_less_divided(self, numbers: int, array: int) -> bool:
+        """Whether dividing the numbers of several windows, one by one, saves a copy of the array
+        that takes longer, beside what a step takes anyway.
+        """
+        return self.device.predicate * _number(numbers) + self.device.step < self.moved(array)
+
     def is_written_while_made(self, write: Op) -> bool:
         """Whether XLA would write a slice in the loop that computes the array, and slow that down;
         a scatter waits for the array.

@@ -90,7 +90,7 @@ class ReadAfterWriting(Pass):
 
     def refuse(self, match: Following) -> str | None:
         name = match.write.array.label
-        if not is_handed_on(match.write, match.body):  # (1)
+        if not is_handed_on(match.op, match.body):  # (1)
             return f"{name} is not one buffer throughout the step"
         if fence() is None:  # (4)
             return "this version of XLA drops barriers before it places copies"

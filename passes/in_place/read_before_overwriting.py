@@ -36,7 +36,8 @@ go through it, and the write waits for a zero that is made of the quotient::
 
 Both are the identity, so they are always sound. They are inserted where
 
-1. the loop carries one buffer throughout the step: by writes of windows and elementwise ops;
+1. the loop carries one buffer throughout the step: by writes of windows and elementwise ops; one
+   op may read or write several windows;
 2. all other reads of the overwritten version are windows, in the loop's body, at indices that do
    not depend on the write, nor on an op that must stay behind one; or reads that the write depends
    on anyway;
@@ -62,16 +63,21 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from jaxpr_opt.analysis.values.enclosing import loop_body
-from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.buffers import is_handed_on, is_read_for
-from jaxpr_opt.analysis.windows.overwritten import pays, reads_a_window, repeats, waits
+from jaxpr_opt.analysis.windows.overwritten import (
+    pays,
+    reads_a_window,
+    repeats,
+    waits,
+    writes_windows,
+)
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, WRITES
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division, made_on_the_way, zero
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.journal import Waste
 from jaxpr_opt.ir.devices import fence
-from jaxpr_opt.ir.graph import Op, Phase, Region, backward_slice
+from jaxpr_opt.ir.graph import Op, Phase, Region, Value, backward_slice
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, can_move
 
@@ -80,7 +86,7 @@ from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, can_move
 class Overwriting(Match):
     """A write into a buffer that a loop carries, and the other ops that read what it overwrites."""
 
-    write: Access
+    array: Value
     body: Region
     readers: tuple[Op, ...]
     unordered: tuple[Op, ...]
@@ -104,34 +110,28 @@ class ReadBeforeOverwriting(Pass):
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Overwriting]:
-        body = loop_body(op)
-        if body is None or cost_model().is_no_line(op.operands[0].nbytes):
+        body, array = loop_body(op), op.operands[0]
+        if body is None or cost_model().is_no_line(array.nbytes) or not writes_windows(op):
             return  # (4)
-        write = access(op)
-        if write is None:
-            return
-        readers = tuple(each for each in write.array.users if each is not op)
+        readers = tuple(each for each in array.users if each is not op)
         left = [each for each in readers if not waits(each)]
-        repeated = [each for each in left if repeats(write, each)]
+        repeated = [each for each in left if repeats(op, each)]
         unordered = tuple(each for each in left if each in repeated or not is_read_for(op, each))
         whole = any(each.name in ELEMENTWISE for each in op.result.users)
         whole = whole and any(each.region is body for each in left)
-        if whole and cost_model().is_hidden(write.array.nbytes):
-            return  # (4)
-        if not pays(write, readers, whole):
+        if (whole and cost_model().is_hidden(array.nbytes)) or not pays(op, readers, whole):
             return  # (4)
         if unordered or whole:  # (3)
-            says = f"{write.array.label} is read before it is overwritten: XLA need not copy it"
+            says = f"{array.label} is read before it is overwritten: XLA need not copy it"
             # Where all of it is read, too, a copy is little besides; after a division it is ours.
             copied = not whole and not repeated and all(map(reads_a_window, readers))
             waste: Waste | None = "copy" if copied else None
-            args = op, says, write, body, readers, unordered, whole
+            args = op, says, array, body, readers, unordered, whole
             yield Overwriting(*args, about=op.result, waste=waste)
 
     def refuse(self, match: Overwriting) -> str | None:
-        write, body = match.write, match.body
-        name = write.array.label
-        if not is_handed_on(write, body):  # (1)
+        body, name = match.body, match.array.label
+        if not is_handed_on(match.op, body):  # (1)
             return f"{name} is not one buffer throughout the step"
         for reader in match.readers:  # (2)
             if reader in match.unordered and not reads_a_window(reader):  # (2)
@@ -170,7 +170,7 @@ class ReadBeforeOverwriting(Pass):
             assert op.next is not None
             barrier(rw, [op.result], op.next)
         if match.unordered:
-            array = match.write.array
+            array = match.array
             if array.op is not None and array.op.name != BARRIER:
                 earliest = min(match.readers, key=body.order)
                 array = barrier(rw, [array], earliest)[0]
@@ -179,10 +179,10 @@ class ReadBeforeOverwriting(Pass):
 
 def _undivided(match: Overwriting) -> str | None:
     """Why there is no division."""
-    name = match.write.array.label
+    name = match.array.label
     if all(map(waits, match.fenced)):
         return f"this version of XLA drops barriers, and no window of {name} is read"
-    if not can_be_divided(match.write.array):
+    if not can_be_divided(match.array):
         return f"{name} is not of numbers that a division can fence"
     return None
 
@@ -192,7 +192,7 @@ def _schedule(match: Overwriting) -> tuple[dict[Op, None], Op]:
     first op that is none of them.
     """
     roots = [
-        match.write.array,
+        match.array,
         *(reader.result for reader in match.readers if reads_a_window(reader)),
     ]
     found = set(backward_slice(roots, lambda value: value.region is not match.body))

@@ -219,6 +219,79 @@ def test_a_batch_of_ring_buffers():
     assert sum(op.name == "optimization_barrier" for op in graph.walk()) == 1
 
 
+def cleared(c, i, j):
+    """Several elements are read, and others are cleared."""
+    x = c.at[i].get(mode="clip", wrap_negative_indices=False)
+    return c.at[j].set(0.0, mode="clip", wrap_negative_indices=False), x
+
+
+def test_several_windows():
+    """(1, 2) One op reads them and one writes them."""
+    check_rewrite(
+        BARRED,
+        stepping(cleared),
+        "f32[8]",
+        "i32[4,3]",
+        "i32[4,3]",
+        diff="""
+          fn (c:f32[8], i:i32[4,3], j:i32[4,3]) {
+            c1:f32[8], ys:f32[4,3] = scan[4] carry(c=c) xs(x=i, x1=j) {
+              b:i32[3,1] = broadcast_in_dim[dims=(0,)] x
+              g:f32[3] = gather[collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1,), mode=clip] c b
+        +     o:f32[3], o1:f32[8] = optimization_barrier g c
+              b1:i32[3,1] = broadcast_in_dim[dims=(0,)] x1
+              b2:f32[3] = broadcast_in_dim 0.0
+        -     s:f32[8] = scatter[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=clip] c b1 b2
+        +     s:f32[8] = scatter[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=clip] o1 b1 b2
+        -     yield carry(s) ys(g)
+        +     yield carry(s) ys(o)
+            }
+            return c1, ys
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(lambda c, i, j: (c.at[j].add(c[i]), c[i]), id="added to"),
+        pytest.param(lambda c, i, j: (c.at[j].set(0.0), c[i]), id="cleared"),
+        pytest.param(lambda c, i, j: (c.at[j[0]].set(0.0), c[i]), id="one is written"),
+        pytest.param(lambda c, i, j: (c.at[j].set(0.0), c[i[0]]), id="one is read"),
+        pytest.param(lambda c, i, j: (c.at[i].set(jnp.sin(c[i])), c[j]), id="those, and others"),
+    ],
+)
+@pytest.mark.parametrize("kept", [True, False])
+def test_windows_here_and_there(step, kept, monkeypatch):
+    """At places out of range and twice at one, too."""
+    monkeypatch.setattr(compat, "KEEPS_BARRIERS", kept)
+    places = jnp.array([[0, 5, 5], [4999, 5000, -1], [2, 2, 2], [9999, -9000, 7]], jnp.int32)
+    args = jnp.arange(5000.0), places, places[::-1, ::-1]
+    alone(BARRED, stepping(step), *args, fires=True)
+
+
+def test_windows_that_are_most_of_the_buffer():
+    """(4) The fence would move as much as the copy."""
+    alone(BARRED, stepping(cleared), "f32[8]", "i32[4,8]", "i32[4,8]", fires=False)
+
+
+@pytest.mark.parametrize(
+    ("n", "windows", "fires"), [(2000, 9, True), (1000, 9, False), (2000, 900, False)]
+)
+def test_many_windows_where_barriers_are_dropped(dividing, n, windows, fires):
+    """(4) Each number is divided, and a copy of few takes no longer."""
+    places = f"i32[4,{windows}]"
+    with using(CostModel()):
+        alone(BARRED, stepping(cleared), f"f32[{n}]", places, places, fires=fires)
+
+
+def test_several_windows_by_a_function():
+    """XLA does not write those one by one."""
+    step = lambda c, i, j: (c.at[j].apply(jnp.sin), c[i])
+    alone(BARRED, stepping(step), "f32[32]", "i32[4,3]", "i32[4,3]", fires=False)
+
+
 def test_in_a_while():
     def program(c, i, n):
         def step(state):
@@ -673,14 +746,18 @@ def test_no_copy_for_a_quotient_and_its_reciprocal(kept, monkeypatch):
     assert 2 * memory(optimize(batch), *args) < memory(batch, *args) + 4096
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("kept", {False, compat.KEEPS_BARRIERS})
-def test_the_copy_is_gone(kept, monkeypatch):
+def test_the_copy_is_gone(kept, several, monkeypatch):
     """What it is all for: XLA's program has no copy of the buffer left in the loop, whichever fence
     keeps it away, of those that this XLA heeds.
     """
     monkeypatch.setattr(compat, "KEEPS_BARRIERS", kept)
     program = stepping(lambda c, i, j: (write(c, read(c, i + 1), i), read(c, i, 1)))
     args = jnp.zeros(8192), jnp.arange(4), jnp.arange(4)
+    if several:
+        program = stepping(lambda c, i, j: (c.at[j].set(jnp.sin(c[i + 1])), c[i]))
+        args = args[0], *(jnp.arange(12).reshape(4, 3) for _ in range(2))
     jaxpr = resolve([BARRED]).run(traced(program, *args), "final").jaxpr
 
     def temporary(run):

@@ -162,14 +162,14 @@ def is_updated_in(array: Value, loop: Scan | While) -> bool:
     return any(array is carry.param for carry in loop.carries)
 
 
-def is_handed_on(write: Access, body: Region) -> bool:
+def is_handed_on(write: Op, body: Region) -> bool:
     """Whether a write overwrites a carry as it enters the step, and makes the same carry as it
     leaves.
     """
     loop = body.owner
     assert isinstance(loop, Scan | While)
     return any(
-        _becomes(carry.param, write.array) and _becomes(write.op.result, carry.next)
+        _becomes(carry.param, write.operands[0]) and _becomes(write.result, carry.next)
         for carry in loop.carries
     )
 

@@ -4,25 +4,37 @@ fence pays.
 
 from __future__ import annotations
 
-from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.analysis.windows.window_primitives import WRITES, places
+from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.devices import fence, is_sharded
 from jaxpr_opt.ir.graph import Op, Value
 
 
 def reads_a_window(op: Op) -> bool:
-    """Whether an op reads a window."""
+    """Whether an op reads a window, or gathers several."""
     found = access(op)
-    return found is not None and found.kind == "read"
+    return op.name == "gather" or (found is not None and found.kind == "read")
 
 
-def pays(write: Access, readers: tuple[Op, ...], whole_is_read: bool) -> bool:
+def writes_windows(op: Op) -> bool:
+    """Whether an op writes or adds to a window, or several, with no function of its own."""
+    has_function = op.name == "scatter" and combiner_of(op) is not None
+    return op.name in WRITES and not has_function and not is_sharded(op.operands[0])
+
+
+def pays(write: Op, readers: tuple[Op, ...], whole_is_read: bool) -> bool:
     """Whether a fence around the windows that are read moves less than copying the array."""
     windows = list[Op]()
     for each in filter(reads_a_window, readers):
         if not any(_is_same(each, other) for other in windows):
             windows.append(each)
-    nbytes = sum(each.result.nbytes for each in windows)
-    return cost_model().is_less_fenced(nbytes, write.array.nbytes, whole_is_read=whole_is_read)
+    nbytes, array = sum(each.result.nbytes for each in windows), write.operands[0].nbytes
+    several = sum(each.result.size for each in windows if access(each) is None)
+    if several and fence() == "division" and not cost_model().is_less_divided(several, array):
+        return False
+    return cost_model().is_less_fenced(nbytes, array, whole_is_read=whole_is_read)
 
 
 def _is_same(op: Op, other: Op) -> bool:
@@ -30,13 +42,13 @@ def _is_same(op: Op, other: Op) -> bool:
     return (op.name, op.operands, op.params) == (other.name, other.operands, other.params)
 
 
-def repeats(write: Access, reader: Op) -> bool:
+def repeats(write: Op, reader: Op) -> bool:
     """Whether XLA may repeat the write that made an array in a read of it, because the write had to
     wait for a division and is at another place.
     """
-    made = access(write.array.op) if write.array.op is not None else None
-    waited = made is not None and any(map(waits, made.array.users))
-    return waited and _indices(reader) != write.indices
+    made = write.operands[0].op
+    waited = made is not None and writes_windows(made) and any(map(waits, made.operands[0].users))
+    return waited and _indices(reader) != places(write)
 
 
 def waits(op: Op) -> bool:
@@ -44,10 +56,9 @@ def waits(op: Op) -> bool:
     return reads_a_window(op) and is_fenced_by_division(op.result)
 
 
-def _indices(op: Op) -> tuple[Value, ...]:
+def _indices(op: Op) -> list[Value]:
     """What says where the window is that an op reads."""
-    found = access(op)
-    return found.indices if found is not None else ()
+    return list(op.operands[1:]) if reads_a_window(op) else []
 
 
 def is_fenced_by_division(value: Value) -> bool:
