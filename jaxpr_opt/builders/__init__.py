@@ -6,6 +6,7 @@ reads and writes of windows
 `branch_writes`                                     writes of branches, after their cond
 `whole_writes`                                      writes to windows, as writes to the array
 `summed_windows`, `repeated_rows`                   additions in place, and of equal rows
+`shared_tables`                                     one table for all rows of a batch
 `reduction_privatization`, `sums_in_slots`,         sums in another place, in the old order
 `sums_in_an_array`, `carried_scratch`
 `descent_rows`, `state_rows`                        steps of an optimizer on some rows

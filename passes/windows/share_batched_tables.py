@@ -22,7 +22,10 @@ transpose adds up the cotangents of the copies. Sound when
 2. the removed axes are all that is summed over, the scatter adds to zeros, and no other op reads
    it;
 3. no two windows of one row overlap, unless integers are added: then each element gets the same
-   numbers, added in the order of the rows.
+   numbers, added in the order of the rows. Those of several scatters, one after the other, are of
+   one form. Two of a row are a known distance apart, not less than their size, and in range where
+   they would be clamped; or they are single places, and the program compares them: what a later
+   one adds to the same place is then added to the earlier one's window.
 
 Facts about the indices of a batch (sorted, unique) need not hold across rows, and are dropped.
 
@@ -32,25 +35,16 @@ Source: https://github.com/jax-ml/jax/issues/8409, of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import jax
-from jax import lax
+from typing import ClassVar
 
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.windows.places_apart import are_alike, are_single_places, may_coincide
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
-from jaxpr_opt.analysis.windows.window_primitives import mirrored
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import (
-    axes_of,
-    broadcast_dimensions_of,
-    fill_value_of,
-    mode_of,
-    numbers_of,
-    slice_sizes_of,
-)
+from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of, numbers_of
+from jaxpr_opt.builders.shared_tables import read_of_one, sum_in_one, without
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -67,9 +61,10 @@ class SharedRead(Match):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedSum(Match):
-    """A sum, over batch axes, of what a scatter adds to zeros."""
+    """A sum, over batch axes, of what scatters add to zeros."""
 
-    scatter: Op
+    scatters: tuple[Op, ...]
+    """First to last, each to what the one before it made."""
     axes: tuple[int, ...]
 
 
@@ -89,7 +84,7 @@ class ShareBatchedTables(Pass):
             kept = broadcast_dimensions_of(source)
             axes = tuple(a for a in range(len(source.result.shape)) if a not in kept)
             is_batch = set(axes) <= set(numbers_of(op).operand_batching_dims)
-            if is_batch and table.shape == _without(source.result.shape, axes):  # (1)
+            if is_batch and table.shape == without(source.result.shape, axes):  # (1)
                 says = f"all rows read the same {bytes_text(table.nbytes)}, not a copy each"
                 yield SharedRead(op, says, table, axes, about=op.operands[0])
         if op.name == "reduce_sum" and source is not None and source.name == "scatter-add":
@@ -97,95 +92,58 @@ class ShareBatchedTables(Pass):
             if set(axes) <= set(numbers_of(source).operand_batching_dims):  # (2)
                 one = bytes_text(op.result.nbytes)
                 says = f"all rows add to the same {one}, not each to its own"
-                yield SharedSum(op, says, source, axes, about=source.result)
+                yield SharedSum(op, says, _in_a_row(source), axes, about=source.result)
 
     def refuse(self, match: Match) -> str | None:
         if isinstance(match, SharedRead):
             return None
         assert isinstance(match, SharedSum)
-        base, index, update = match.scatter.operands
+        first, *others = match.scatters
+        base = first.operands[0]
         if uniform(base) != 0:  # (2)
             return f"{base.label} is not zero"
-        if len(match.scatter.result.uses) > 1:  # (2)
-            return f"{match.scatter.result.label} is read elsewhere"
-        is_exact = dtypes.is_integer(base.dtype)
-        piece = Piece(match.scatter, base, update, (index,))
-        if not is_exact and (piece.repeats or not _is_in_order(match)):  # (3)
+        for each in match.scatters:
+            if len(each.result.uses) > 1:  # (2)
+                return f"{each.result.label} is read elsewhere"
+        if any(not are_alike(first, each) for each in others):  # (3)
+            return "windows of several forms are added"
+        is_told = not may_coincide(match.scatters) or are_single_places(first)
+        is_once = is_told and not any(map(_repeats, match.scatters))
+        if not dtypes.is_integer(base.dtype) and not (is_once and _is_in_order(match)):  # (3)
             return "windows of a row may overlap, and the order of the sum would change"
         return None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
         op = match.op
         if isinstance(match, SharedRead):
-            read = _gather(op, match.axes)
+            read = read_of_one(op, match.axes)
             new = rw.typed(read, op.result.aval, match.table, op.operands[1], before=op)
         else:
             assert isinstance(match, SharedSum)
-            _, index, update = match.scatter.operands
-            add = _scatter(match.scatter, match.axes)
-            new = rw.typed(add, op.result.aval, index, update, before=op)
+            add = sum_in_one(match.scatters, match.axes)
+            given = [v for each in match.scatters for v in each.operands[1:]]
+            new = rw.typed(add, op.result.aval, *given, before=op)
         rw.replace(op.result, new)
         rw.erase(op)
 
 
+def _in_a_row(last: Op) -> tuple[Op, ...]:
+    """The scatters that add to what another made, up to one."""
+    found = [last]
+    while (op := found[-1].operands[0].op) is not None and op.name == last.name:
+        found.append(op)
+    return tuple(reversed(found))
+
+
+def _repeats(scatter: Op) -> bool:
+    """Whether two windows of a row may be one."""
+    base, index, update = scatter.operands
+    return Piece(scatter, base, update, (index,)).repeats
+
+
 def _is_in_order(match: SharedSum) -> bool:
     """Whether rows of the index are in the order of the axes that are summed over (3)."""
-    numbers = numbers_of(match.scatter)
+    numbers = numbers_of(match.scatters[0])
     pairs = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     places = [place for axis, place in sorted(pairs) if axis in match.axes]
     return places == sorted(places)
-
-
-def _gather(op: Op, axes: Sequence[int]) -> Any:
-    """The same read of a table without some batch axes."""
-    numbers = _unbatched(numbers_of(op), axes)
-    sizes = _without(slice_sizes_of(op), axes)
-    mode, filler = mode_of(op), fill_value_of(op)
-
-    def read(table: jax.Array, index: jax.Array) -> jax.Array:
-        return lax.gather(table, index, numbers, sizes, mode=mode, fill_value=filler)
-
-    return read
-
-
-def _scatter(op: Op, axes: Sequence[int]) -> Any:
-    """The same additions, to zeros without some batch axes."""
-    array = op.operands[0]
-    shape, mode = _without(array.shape, axes), mode_of(op)
-    where = _unbatched(mirrored(op), axes)
-    numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=where.offset_dims,
-        inserted_window_dims=where.collapsed_slice_dims,
-        scatter_dims_to_operand_dims=where.start_index_map,
-        operand_batching_dims=where.operand_batching_dims,
-        scatter_indices_batching_dims=where.start_indices_batching_dims,
-    )
-
-    def add(index: jax.Array, update: jax.Array) -> jax.Array:
-        zeros = lax.full(shape, 0, array.dtype)
-        return lax.scatter_add(zeros, index, update, numbers, mode=mode)
-
-    return add
-
-
-def _without(sizes: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(n for axis, n in enumerate(sizes) if axis not in axes)
-
-
-def _unbatched(
-    numbers: lax.GatherDimensionNumbers, axes: Sequence[int]
-) -> lax.GatherDimensionNumbers:
-    """Where windows are in an array without some of its batch axes."""
-
-    def moved(kept: Sequence[int]) -> tuple[int, ...]:
-        return tuple(axis - sum(gone < axis for gone in axes) for axis in kept)
-
-    pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
-    left = [(axis, place) for axis, place in pairs if axis not in axes]
-    return lax.GatherDimensionNumbers(
-        offset_dims=numbers.offset_dims,
-        collapsed_slice_dims=moved(numbers.collapsed_slice_dims),
-        start_index_map=moved(numbers.start_index_map),
-        operand_batching_dims=moved([axis for axis, _ in left]),
-        start_indices_batching_dims=tuple(place for _, place in left),
-    )

@@ -20,14 +20,16 @@ and where it is computed by the step, and rows out of range are dropped::
 `vmap` of a ``cond`` or a ``while`` selects between whole carries, and so does ``jnp.where(p,
 ys.at[i].set(y), ys)``: a step that writes one element then touches all. Each case of the select,
 two or those of a ``switch``, may be a chain of writes of windows, as long as all chains start from
-the same array::
+the same array, or a sum of zeros with windows added, which is zeros with all of them added::
 
     select_n p (write (write b i u) j v) (write b k w)
+    select_n p z (add_any (scatter-add z i u) (scatter-add z j v))
 
 Sound when
 
-1. all cases are one array outside the written windows; selects by the same predicate, or by whether
-   it says a certain case, are seen through, because only one of their cases counts;
+1. all cases are one array outside the written windows, in sums up to the sign of zero; selects by
+   the same predicate, or by whether it says a certain case, are seen through, because only one of
+   their cases counts;
 2. where the predicate discards a write, another takes its place, or the write stores the old value,
    adds zero, multiplies by one, takes the minimum with infinity, or is dropped; `Access` covers ops
    of one window per row only, so that no element is written twice, and reads mirror writes, so that

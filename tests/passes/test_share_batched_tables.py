@@ -200,6 +200,106 @@ def test_axes_in_another_order():
     same(sum_of_two_axes((0, 1), (2, 3)), jnp.array([[[0], [4], [4]], [[0], [4], [9]]]))
 
 
+def several_sums(table, places, us, **options):
+    """Each row of the batch adds windows one after the other, to zeros of its own."""
+    made = lax.broadcast(jnp.zeros_like(table), (us[0].shape[0],))
+    for at, u in zip(places, us, strict=True):
+        made = jax.vmap(lambda t, i, u: t.at[i].add(u, **options))(made, at, u)
+    return lax.reduce_sum(made, axes=(0,))
+
+
+def neighbours(i, steps):
+    """Places a known distance apart, in range."""
+    return [jnp.clip(i, 1, 3) + step for step in steps]
+
+
+AT = jnp.array([4, -1, 0, 2, 9, 2, -9], jnp.int32)
+US = [(10.0 ** (jnp.arange(14.0) - k) / 3).reshape(7, 2).astype("float32") for k in range(4)]
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop"])
+@pytest.mark.parametrize("steps", [(0, 1), (0, 1, -1), (1, 0, 0)])
+@pytest.mark.parametrize("wide", [False, True])
+def test_several_sums(mode, steps, wide):
+    """(3) Neighbours, of which no two are one; or, compared, some are. Each element gets the same
+    numbers in the same order.
+    """
+    table = jnp.zeros((5, 2))
+
+    def program(table, i, *us):
+        places = [i + step for step in steps] if wide else neighbours(i, steps)
+        return several_sums(table, places, us, mode=mode, wrap_negative_indices=False)
+
+    same(program, table, AT, *US[: len(steps)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16"])
+@pytest.mark.parametrize("mode", ["clip", "drop"])
+def test_places_that_the_program_compares(dtype, mode):
+    """(3) Nothing is known of where they are: hashes. Two or three of a row may be one place."""
+    places = [AT, AT[::-1], AT.at[1].set(0), jnp.full_like(AT, 2)]
+    us = [u.astype(dtype) for u in US]
+    us[1] = us[1].at[0, 0].set(jnp.nan) if dtype != "int32" else us[1]
+    program = lambda t, *rest: several_sums(t, rest[:4], rest[4:], mode=mode)
+    same(program, jnp.zeros((5, 2), dtype), *places, *us)
+
+
+def test_only_what_may_be_one_place_is_compared():
+    """(3) Neighbours in range are not; nor what is dropped where it is wrapped around."""
+    zeros, u = "f32[5,2]", "f32[7,2]"
+    compared = lambda program, *types: "eq" in alone_text(program, *types)
+    how = {"wrap_negative_indices": False}
+    near = lambda t, i, u, v, **mode: several_sums(t, neighbours(i, (0, 1)), (u, v), **mode, **how)
+    far = lambda t, i, u, v, **mode: several_sums(t, (i, i + 1), (u, v), **mode, **how)
+    args = zeros, "i32[7]", u, u
+    assert not compared(lambda *a: near(*a, mode="clip"), *args)
+    assert not compared(lambda *a: far(*a, mode="drop"), *args)
+    assert compared(lambda *a: far(*a, mode="clip"), *args)
+
+
+def alone_text(program, *types):
+    graph = import_jaxpr(traced(program, *types))
+    assert run_alone((SHARE,), graph).record(SHARE.name, False).rewrites
+    return {op.name for op in graph.walk()}
+
+
+def windows_of_two(t, i, u, v, step):
+    """Windows of two rows: they may overlap in part."""
+    numbers = lax.ScatterDimensionNumbers((1, 2), (), (1,), (0,), (0,))
+    zeros = jnp.zeros((7, 5, 2))
+    at = jnp.clip(i, 0, 1)
+    for place, update in ((at, u), (at + step, v)):
+        zeros = lax.scatter_add(zeros, place[:, None], update, numbers, mode="clip")
+    return lax.reduce_sum(zeros, axes=(0,))
+
+
+@pytest.mark.parametrize("step", [-2, 1, 2])
+def test_windows_that_overlap_in_part(step):
+    """(3) They are no single places: how far they are apart must be known."""
+    program = lambda t, i, u, v: windows_of_two(t, i, u, v, step)
+    types = "f32[5,2]", "i32[7]", "f32[7,2,2]", "f32[7,2,2]"
+    if step == 2:
+        args = jnp.zeros((5, 2)), AT, *(jnp.stack([u, u * 3], 1) for u in US[:2])
+        same(program, *args)
+    else:  # -2 may be clamped
+        check_refuses(SHARE, program, *types, because="windows of a row may overlap")
+
+
+def test_windows_of_several_forms():
+    """(3)"""
+
+    def program(t, i, u, v):
+        made = jax.vmap(lambda t, i, u: t.at[i].add(u, mode="clip"))(
+            lax.broadcast(jnp.zeros_like(t), (7,)), i, u
+        )
+        made = jax.vmap(lambda t, i, v: t.at[i, i].add(v, mode="clip"))(made, i, v)
+        return lax.reduce_sum(made, axes=(0,))
+
+    check_refuses(
+        SHARE, program, "f32[5,2]", "i32[7]", "f32[7,2]", "f32[7]", because="several forms"
+    )
+
+
 @pytest.mark.parametrize("order", ["around grad", "inside grad", "inside vmap"])
 def test_a_batch_of_lookups_under_a_condition(order):
     """No table for each row of the batch."""
@@ -229,3 +329,34 @@ def test_a_batch_of_lookups_under_a_condition(order):
     compiled = jax.jit(ours).lower(*args).compile()
     assert_close(compiled(*args), jax.jit(plain)(*args))
     assert compiled.memory_analysis().temp_size_in_bytes < 3 * args[0].nbytes
+
+
+@pytest.mark.parametrize("order", ["around grad", "inside grad", "inside vmap"])
+def test_a_batch_of_several_lookups_under_a_condition(order):
+    """No table for each row of the batch, whatever places are read."""
+
+    def one(table, ids, ps):
+        def step(h, s):
+            i, p = s
+            return lax.cond(p, lambda: jnp.tanh(h + table[i] * table[ids[0]]), lambda: h), None
+
+        return lax.scan(step, jnp.zeros(4), (ids, ps))[0]
+
+    def loss(one, table, ids, ps):
+        return jnp.sum(jax.vmap(one, (None, 0, 0))(table, ids, ps) ** 2)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    args = (
+        jax.random.normal(keys[0], (999, 4)),
+        jax.random.randint(keys[1], (8, 6), -1, 5),
+        jax.random.bernoulli(keys[2], 0.5, (8, 6)),
+    )
+    plain = jax.grad(lambda *args: loss(one, *args))
+    ours = {
+        "around grad": optimize(plain),
+        "inside grad": jax.grad(optimize(lambda *args: loss(one, *args))),
+        "inside vmap": jax.grad(lambda *args: loss(optimize(one), *args)),
+    }[order]
+    compiled = jax.jit(ours).lower(*args).compile()
+    assert_close(compiled(*args), jax.jit(plain)(*args))
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * args[0].nbytes

@@ -247,6 +247,62 @@ def test_additions():
     )
 
 
+def sums_of_zeros(p, i, j, u):
+    """A cotangent of a table that is read at two places, of rows that a branch takes."""
+    zeros = jnp.zeros((3, 8))
+    add = jax.vmap(lambda z, i, u: z.at[i].add(u, mode="clip", wrap_negative_indices=False))
+    return jnp.where(p[:, None], add(zeros, i, u) + add(zeros, j, 2 * u), zeros)
+
+
+def test_sums_of_zeros_with_windows():
+    """(1) They are one array with several windows added; two of a row may coincide."""
+    check_rewrite(
+        SINK,
+        sums_of_zeros,
+        "bool[3]",
+        "i32[3]",
+        "i32[3]",
+        "f32[3]",
+        simplify=True,
+        diff="""
+            fn (p:bool[3], i:i32[3], j:i32[3], u:f32[3]) {
+              b:f32[3,8] = broadcast_in_dim 0.0
+          -   b1:bool[3,1] = broadcast_in_dim[dims=(0,)] p
+              b2:i32[3,1] = broadcast_in_dim[dims=(0,)] i
+          -   s:f32[3,8] = scatter-add[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=clip] b b2 u
+              m:f32[3] = mul 2.0 u
+              b3:i32[3,1] = broadcast_in_dim[dims=(0,)] j
+          +   b5:f32[3] = broadcast_in_dim 0.0
+          +   s3:f32[3] = select_n p b5 u
+          -   s1:f32[3,8] = scatter-add[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=clip] b b3 m
+          +   s1:f32[3,8] = scatter-add[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=clip] b b2 s3
+          -   a:f32[3,8] = add s s1
+          -   b4:bool[3,8] = broadcast_in_dim b1
+          -   s2:f32[3,8] = select_n b4 b a
+          +   s4:f32[3] = select_n p b5 m
+          +   s5:f32[3,8] = scatter-add[inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=clip] s1 b3 s4
+          -   return s2
+          +   return s5
+            }
+        """,  # noqa: E501
+    )
+    for i, j in (([1, 9, 3], [1, 2, 3]), ([-1, 0, 7], [0, 0, 7])):
+        args = jnp.array([True, False, True]), jnp.array(i), jnp.array(j), jnp.arange(3.0) + 0.1
+        alone(SINK, sums_of_zeros, *args, fires=True)
+
+
+@pytest.mark.parametrize("other", [jnp.ones, jnp.zeros])
+def test_sums_with_another_array(other):
+    """(1) It is added, too; and what is written into zeros is no addition."""
+
+    def added(p, i, u):
+        zeros = jnp.zeros((3, 8))
+        made = zeros.at[jnp.arange(3), i].set(u) + zeros.at[jnp.arange(3), i].add(u) * other((3, 8))
+        return jnp.where(p[:, None], made, zeros)
+
+    alone(SINK, added, "bool[3]", "i32[3]", "f32[3]", fires=False)
+
+
 @pytest.mark.parametrize("how", ["add", "multiply", "min", "max"])
 @pytest.mark.parametrize("dtype", ["int8", "uint32", "bfloat16", "float32"])
 def test_numbers_that_change_nothing(how, dtype):

@@ -14,6 +14,7 @@ one op
 `one_hot`, `predicates`     masks that are true at one place; a mask at a window
 `written_masks`             masks that tell where an array was written to
 `coinciding`                windows that coincide or are disjoint
+`places_apart`              windows at places that the data say, a known distance apart
 `parts`                     parts of one array, each zero where the others are not
 `stencils`                  arrays that are combined with shifted ones
 sums of windows

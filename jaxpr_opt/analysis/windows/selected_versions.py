@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from jaxpr_opt.analysis.values.constants import is_weak, uniform
 from jaxpr_opt.analysis.values.selected_cases import case_within
 from jaxpr_opt.analysis.windows.access import Access, access, combined
 from jaxpr_opt.analysis.windows.window_primitives import neutral
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Op, Scan, Value
-from jaxpr_opt.ir.traits import is_data_movement
+from jaxpr_opt.ir.traits import SUMS, is_data_movement
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,34 @@ def versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[Vers
     yield Version(seen)
     for _ in range(limits.WRITES_IN_A_ROW):
         op = seen.op
-        write = _write(op) if op is not None and op.region is anchor.region else None
-        if write is None or write.kind == "read":  # Condition 1 of sink-select-into-update.
+        made = _made(op) if op is not None and op.region is anchor.region else None
+        if made is None:  # Condition 1 of sink-select-into-update.
             return
-        writes, between = ((case, write), *writes), (*between, *through, write.op)
-        seen, through = _seen_through(write.array, which, case, count)
+        array, write, ops = made
+        writes, between = ((case, write), *writes), (*between, *through, *ops)
+        seen, through = _seen_through(array, which, case, count)
         yield Version(seen, writes, between)
 
 
 def of_array(array: Value, versions: Iterable[Version]) -> Version | None:
     """The first of some versions that is one of an array."""
     return next((each for each in versions if each.array is array), None)
+
+
+def _made(op: Op) -> tuple[Value, Access, tuple[Op, ...]] | None:
+    """What an op writes a window of, or adds to; the window; and the ops that do so, last to first:
+    zeros to which a window is added, added to an array, are that array with the window added.
+    """
+    write = _write(op)
+    if write is not None and write.kind != "read":
+        return write.array, write, (op,)
+    for rest, dense in (op.operands, op.operands[::-1]) if op.name in SUMS else ():
+        added = access(dense.op) if dense.op is not None else None
+        # Condition 1 of sink-select-into-update.
+        is_sum = added is not None and added.kind == "add" and uniform(added.array) == 0
+        if added is not None and is_sum and is_weak(dense) == is_weak(op.result):
+            return rest, added, (op, added.op)
+    return None
 
 
 def _write(op: Op) -> Access | None:
