@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from jaxpr_opt.analysis.values.constants import identity, is_undefined
-from jaxpr_opt.analysis.windows.branch_writes import BranchWrites
-from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value, depending_on, inputs
+from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.analysis.windows.branch_writes import BranchWrites, may_be_early
+from jaxpr_opt.ir.graph import (
+    Cond,
+    Op,
+    Outcome,
+    Region,
+    Value,
+    backward_slice,
+    depending_on,
+    inputs,
+)
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -124,14 +136,28 @@ def _late(branch: Region, versions: list[Value]) -> list[Op]:
 def _pass_on(
     case: int, first: Cond, region: Region, outcomes: list[Outcome], rw: Rewriter
 ) -> list[Outcome]:
-    """The results of the first cond, and what a branch of the second reads of it."""
+    """The results of the first cond, and what a branch of the second reads of it.  Where another
+    write is, all branches say: such numbers are computed again, or zero where they are not known.
+    """
     branch, outcomes = first.branches[case], list(outcomes)
+    places = {v for op in region.walk() if (found := access(op)) for v in found.indices}
+    for value in [v for v in places if branch.defines(v)]:
+        made = backward_slice([value], lambda v: not branch.defines(v))
+        if all(map(may_be_early, made)) and region.first is not None:
+            copies = rw.clone(made, {}, region.first)
+            rw.replace(value, copies[value], lambda use: region.contains(use.op.region))
     for value in {v: None for op in region.walk() for v in op.operands if branch.defines(v)}:
         found = next((each for each in outcomes if each.values[case] is value), None)
         if found is None:
-            cases = [rw.undefined(value.aval, before=each.terminator) for each in first.branches]
+            other = partial(_anywhere, rw) if value in places else rw.undefined
+            cases = [other(value.aval, before=each.terminator) for each in first.branches]
             cases[case] = value
             found = Outcome(rw.new_value(value.aval, value.name), tuple(cases))
             outcomes.append(found)
         rw.replace(value, found.result, lambda use: region.contains(use.op.region))
     return outcomes
+
+
+def _anywhere(rw: Rewriter, aval: Any, *, before: Op) -> Value:
+    """A place at which nothing is written."""
+    return rw.typed(partial(lax.full, aval.shape, 0, aval.dtype), aval, before=before)

@@ -11,7 +11,8 @@ from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
 from jaxpr_opt.testing import check_refuses, check_rewrite
-from tests.loops import alone
+from tests.loops import alone, unspecified
+from tests.prices import EAGER
 
 NARROW = NarrowResiduals()
 
@@ -976,3 +977,26 @@ def test_rows_that_are_not_read_one_by_one(program):
     plain = lambda w, c, xs, ct: rows_multiplied(ct, masks(w, c, xs))
     alone(NARROW, plain, *TYPES, fires=True)
     alone(NARROW, program, *TYPES, fires=False)
+
+
+def test_a_value_that_is_stored_of_taken_steps_only():
+    """(2) What is made of it in all steps is not made of what skipped steps leave unspecified."""
+
+    def program(c, xs):
+        def body(c, x):
+            m, p = c * x, x > 0
+            rows = (
+                lax.cond(p, lambda: m, lambda: unspecified(m)),
+                jnp.broadcast_to(m[:, None], (4, 2)),
+            )
+            return lax.cond(p, lambda: jnp.sin(m), lambda: c), rows
+
+        def back(a, row):
+            x, r, y = row
+            return lax.cond(x > 0, lambda: a * r, lambda: a) + y[:, 0] * y[:, 1], None
+
+        c, rows = lax.scan(body, c, xs)
+        return lax.scan(back, c, (xs, *rows), reverse=True)[0]
+
+    with using(EAGER):
+        alone(NARROW, program, "f32[4]", "f32[6]", fires=True)

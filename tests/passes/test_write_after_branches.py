@@ -6,7 +6,9 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cost.model import using
 from jaxpr_opt.engine.pipeline import Pipeline
+from jaxpr_opt.insight.journal import Journal
 from jaxpr_opt.ir.graph import Cond, Scan, While
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP, DEFAULT
@@ -23,7 +25,8 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
-from tests.loops import alone, memory
+from tests.loops import alone, memory, unspecified
+from tests.prices import EAGER
 
 AFTER = WriteAfterBranches()
 N = 8
@@ -478,6 +481,56 @@ def test_reads_of_what_was_written(case):
     graph = alone(AFTER, stored(READ[case]), jnp.linspace(-1.0, 1.0, N), xs, fires=True)
     conds = [op for op in graph.walk() if isinstance(op, Cond)]
     assert len(conds) > 1 and all(v.shape != (8,) for cond in conds for v in cond.results)
+
+
+def place_read(b, i, x):
+    """A branch reads where it writes next of what it has written."""
+
+    def yes():
+        c = update(b, x, i)
+        return update(c, b[0], (c[3] * 4).astype("int32"))
+
+    return lax.cond(x > 0, lambda: (c := yes(), jnp.sum(c)), lambda: (b, x))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("step", [*READ.values(), place_read], ids=[*READ, "place read"])
+def test_gradients_where_branches_read_what_they_have_written(step, batch):
+    """(2) Where the next window is, is one number in the steps that do not write it."""
+    program = stored(step)
+
+    def loss(b, xs):
+        return sum(jnp.sum(jnp.sin(v)) for v in jax.tree.leaves(program(b, xs)))
+
+    over = (lambda f: jax.vmap(f, (0, None))) if batch else lambda f: f
+    xs = jnp.array([0.3, -1.0, 0.7, 0.2, -0.6, -0.3, 0.0, 0.5])
+    b = jnp.linspace(-1.0, 1.0, 2 * N).reshape(2, N) if batch else jnp.linspace(-1.0, 1.0, N)
+    plain = over(jax.grad(loss, (0, 1)))
+    graph = import_jaxpr(jax.make_jaxpr(plain)(b, xs))
+    with using(EAGER):
+        Pipeline(DEFAULT).apply(graph, Journal(graph.phase))
+    assert_close(jax.tree.leaves(plain(b, xs)), evaluate_exactly(graph, b, xs))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_index_that_is_unspecified_where_nothing_is_written(streamed):
+    """(2) Other passes may take another number for it at each place."""
+
+    def index(p, i):
+        return lax.cond(p, lambda: 7 - i, lambda: unspecified(i))
+
+    def step(b, row):
+        p, i, x = row
+        i = i if streamed else index(p, i)
+        return lax.cond(p, lambda: update(b, x, i), lambda: b), None
+
+    def program(b, masks, xs):
+        i = lax.iota("int32", N)
+        rows = lax.scan(lambda c, row: (c, index(*row)), 0, (masks, i))[1] if streamed else i
+        return lax.scan(step, b, (masks, rows, xs))[0]
+
+    because = "unspecified where nothing is written"
+    check_refuses(AFTER, program, "f32[8]", "bool[8]", "f32[8]", because=because)
 
 
 def test_a_branch_that_prints_is_not_divided():

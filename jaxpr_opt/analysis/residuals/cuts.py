@@ -19,7 +19,7 @@ from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Stack, Value, backward_slice
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Stack, Value, backward_slice, depending_on
 from jaxpr_opt.ir.inputs import inputs
 
 Residual = tuple[Stack, Value]
@@ -77,10 +77,25 @@ def _is_unspecified(known: Known) -> bool:
 
 @remembered
 def available(scan: Scan) -> Mapping[Value, Value]:
-    """Values of a step that are stacked already, each with its stack."""
-    return {value: s.result for s, value in residuals(scan, nests=True)} | {
-        s.value: s.result for s in scan.stacks
-    }
+    """Values of a step that are stacked already, each with its stack.
+
+    The stack of a value that skipped steps leave unspecified does not supply what is read of them.
+    """
+    found = residuals(scan, nests=True)
+    always = [value for stack, value in found if stack.value is value]
+    return {
+        value: stack.result
+        for stack, value in found
+        # Condition 2 of narrow-residuals.
+        if value.region is not scan.body or not _depend_on(value, always)
+    } | {s.value: s.result for s in scan.stacks}
+
+
+def _depend_on(value: Value, others: Iterable[Value]) -> bool:
+    """Whether some values of a step are computed from one of them."""
+    assert value.region is not None
+    made = {each for op in depending_on([value], value.region.ops) for each in op.results}
+    return not made.isdisjoint(others)
 
 
 def outermost(scan: Scan, found: Iterable[Residual]) -> Scan:

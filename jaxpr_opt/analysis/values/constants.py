@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.graph import UNDEFINED, Constant, Value
+from jaxpr_opt.ir.graph import UNDEFINED, Cond, Constant, Scan, Value
 
 _HOST = (np.ndarray, np.generic, int, float, complex)
 _SPREAD = frozenset({
@@ -50,6 +50,38 @@ def _is_numeric(value: Value, kinds: str) -> bool:
 def is_undefined(value: Value) -> bool:
     """Whether a value is undefined, so that any other may replace it."""
     return value.op is not None and value.op.name == UNDEFINED
+
+
+def may_be_undefined(value: Value) -> bool:
+    """Whether a value is undefined in some branch or step, or computed from one that is: its number
+    counts nowhere then, and need not be the same wherever it is read.
+    """
+    pending, seen = [value], {value}
+    while pending:
+        if is_undefined(pending[-1]):
+            return True
+        made_of = [v for v in _made_of(pending.pop()) if v not in seen]
+        pending += made_of
+        seen.update(made_of)
+    return False
+
+
+def _made_of(value: Value) -> list[Value]:
+    """What a value is in each branch or step, or the operands that it is computed from."""
+    op, region = value.op, value.region
+    if isinstance(op, Cond):
+        return list(op.outcomes[value.position].values)
+    if isinstance(op, Scan):
+        return [op.body.outputs[value.position]]
+    if op is not None:
+        return list(op.operands)
+    loop = region.owner if region is not None else None
+    if not isinstance(loop, Scan):
+        return []
+    stream = loop.stream_of(value)
+    if stream is not None:
+        return [stream.operand]
+    return [v for c in loop.carries if c.param is value for v in (c.init, c.next)]
 
 
 def is_weak(value: Value) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jax import lax
 
-from jaxpr_opt.analysis.values.constants import is_undefined, uniform
+from jaxpr_opt.analysis.values.constants import is_undefined, may_be_undefined, uniform
 from jaxpr_opt.analysis.windows.access import Access, writes_in_a_row
 from jaxpr_opt.analysis.windows.selected_versions import is_stored_for_loop_back, is_view
 from jaxpr_opt.bridge.parameters import mode_of
@@ -89,8 +89,11 @@ class BranchWrites:
         if None in self.writes and not (first.is_located or _is_checked(first)):
             return "the index of the write may be out of range"
         # Condition 2 of write-after-branches.
-        if None in self.writes and not all(map(_may_be_early, self.places())):
+        if None in self.writes and not all(map(may_be_early, self.places())):
             return "the index of the write is computed by more than arithmetic"
+        # Condition 2 of write-after-branches.
+        if None in self.writes and any(map(may_be_undefined, first.indices)):
+            return "the index of the write is unspecified where nothing is written"
         if cost_model().is_most(first.nbytes, first.array.nbytes):
             return "the window is most of the array"
         return None
@@ -121,7 +124,7 @@ def _is_checked(write: Access) -> bool:
     return bool(mode_of(write.op) != lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
-def _may_be_early(op: Op) -> bool:
+def may_be_early(op: Op) -> bool:
     """Whether an op of an index may run whatever branch is taken."""
     return is_arithmetic(op) or op.name == "concatenate"
 
