@@ -375,3 +375,16 @@ def test_what_is_infinite_because_of_what_is_unspecified():
 
     graph = import_jaxpr(jax.make_jaxpr(program)(X, X))
     assert check.is_lenient(graph)
+
+
+def test_a_loop_that_may_not_end_on_devices_is_too_large():
+    """Also one that an op has in a parameter: JAX runs it, not NumPy."""
+
+    def solved(x):
+        body = lambda _, r: lax.while_loop(lambda r: jnp.all(r < 9), lambda r: 2 * r, r)
+        return lax.custom_linear_solve(lambda x: 2 * x, x, body, symmetric=True)
+
+    spec = jax.sharding.PartitionSpec("i")
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    on_devices = jax.shard_map(solved, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    assert seed(solved).size < corpus.LARGEST <= seed(on_devices).size
