@@ -275,6 +275,12 @@ def test_written_while_transposed_otherwise():
     assert result.op.name == "transpose"
 
 
+def test_an_argument_that_is_written_to_and_transposed():
+    """(1) Nothing transposed it before."""
+    write = lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)).T
+    alone(REMOVE, write, "f32[2,3]", "f32[1,1]", "i32[]", fires=False)
+
+
 def test_a_reshape_that_divides_an_array_over_devices():
     """(1) What is made of it is divided as well."""
 
