@@ -140,7 +140,8 @@ def _pass_on(
     write is, all branches say: such numbers are computed again, or zero where they are not known.
     """
     branch, outcomes = first.branches[case], list(outcomes)
-    places = {v for op in region.walk() if (found := access(op)) for v in found.indices}
+    accesses = [known for op in region.walk() if (known := access(op)) is not None]
+    places = {v for known in accesses for v in known.indices}
     for value in [v for v in places if branch.defines(v)]:
         made = backward_slice([value], lambda v: not branch.defines(v))
         if all(map(may_be_early, made)) and region.first is not None:

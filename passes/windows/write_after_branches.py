@@ -25,11 +25,12 @@ Other passes do not see that an array which goes through a ``cond`` is only writ
 its cotangent is copied at every branch. Sound when
 
 1. a branch yields a write of one window into an array from outside the cond; the others (at least
-   one) yield that array unchanged, or such a write, of a window of the same size by the same op;
-   zeros are one array;
+   one) yield that array unchanged, or such a write, of a window of the same size by the same op
+   and by indices of the same types; zeros are one array;
 2. a branch that does not write returns the old window, clamped or dropped alike where that is out
-   of range; so the index is computed by ops that may be speculated, and where the write promises to
-   be in range, that is proved (`jaxpr_opt.analysis.windows.access`);
+   of range; so the index is computed by ops that may be speculated, of what is specified in all
+   branches, and where the write promises to be in range, that is proved
+   (`jaxpr_opt.analysis.windows.access`);
 3. nothing else in a branch reads what it writes. Or the branches have no effects and do not
    communicate, so that the cond may become two: what reads the array once it is written to, maybe
    to write to it again, moves into a second cond on the same predicate::

@@ -533,6 +533,14 @@ def test_an_index_that_is_unspecified_where_nothing_is_written(streamed):
     check_refuses(AFTER, program, "f32[8]", "bool[8]", "f32[8]", because=because)
 
 
+def test_branches_with_indices_of_two_types():
+    """(1) The cond could not yield them."""
+    step = lambda b, i, x: lax.cond(
+        x > 0, lambda: update(b, x, i), lambda: update(b, -x, (7 - i).astype("int8"))
+    )
+    check_refuses(AFTER, loop(step), "f32[8]", "f32[8]", because="types of indices")
+
+
 def test_a_branch_that_prints_is_not_divided():
     """(3) It would print in another order."""
 

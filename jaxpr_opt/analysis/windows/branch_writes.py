@@ -84,7 +84,7 @@ class BranchWrites:
         first, *others = self.made
         # Condition 1 of write-after-branches.
         if not all(_are_alike(first, other) for other in others):
-            return "branches write windows of different sizes, or by different ops"
+            return "branches write windows of different sizes, by different ops or types of indices"
         # Condition 2 of write-after-branches.
         if None in self.writes and not (first.is_located or _is_checked(first)):
             return "the index of the write may be out of range"
@@ -132,4 +132,5 @@ def may_be_early(op: Op) -> bool:
 def _are_alike(one: Access, other: Access) -> bool:
     """Whether two writes differ in what they write, and where, only."""
     same = one.op.name == other.op.name and one.op.params == other.op.params
-    return same and one.value.aval == other.value.aval
+    types = [[(v.shape, v.dtype) for v in each.indices] for each in (one, other)]
+    return same and types[0] == types[1] and one.value.aval == other.value.aval
