@@ -612,6 +612,53 @@ def test_a_loop_that_stops_where_nothing_is_written():
     assert find_skip(back) is not None
 
 
+def counting(
+    ends=lambda on, x: on & (x < 103),
+    count=lambda k, on: k + on.astype(jnp.int32),
+    is_taken=lambda t, taken: t < taken,
+    start=0,
+    kept=lambda old, x: old,
+):
+    """A loop that stops for good, and counts its steps; the loop back takes as many."""
+
+    def program(b, at, xs):
+        def forth(c, ix):
+            b, on, k = c
+            i, x = ix
+            old = lax.dynamic_slice(b, (i,), (1,), allow_negative_indices=False)[0]
+            new = put(b, i, lax.select_n(on, kept(old, x), x + b.sum()))
+            return (new, ends(on, x), count(k, on)), b
+
+        (b, _, taken), versions = lax.scan(forth, (b, jnp.bool_(True), jnp.int32(start)), (at, xs))
+        back = lambda a, tv: (jnp.where(is_taken(tv[0], taken), a * 0.5 + tv[1], a), None)
+        return b, lax.scan(back, b, (jnp.arange(6), versions), reverse=True)[0]
+
+    return program
+
+
+def test_as_many_steps_as_the_loop_has_counted():
+    """(4) The loop back skips the steps in which the loop has kept the buffer."""
+    alone(UNDO, counting(), jnp.arange(32.0), *ARRAYS[1:], fires=True)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(counting(is_taken=lambda t, taken: t < taken - 1), id="one less"),
+        pytest.param(counting(is_taken=lambda t, taken: t >= taken), id="the others"),
+        pytest.param(counting(start=-1), id="counted from below zero"),
+        pytest.param(counting(count=lambda k, on: k + 2 * on.astype(jnp.int32)), id="by two"),
+        pytest.param(counting(count=lambda k, on: k + 1), id="all steps"),
+        pytest.param(counting(count=lambda k, on: k - on.astype(jnp.int32)), id="downwards"),
+        pytest.param(counting(ends=lambda on, x: x < 103), id="may go on again"),
+        pytest.param(counting(kept=lambda old, x: x), id="writes in skipped steps"),
+    ],
+)
+def test_other_steps_than_the_loop_has_counted(program):
+    """(4) A step that is skipped may have written to the buffer."""
+    alone(UNDO, program, jnp.arange(32.0), *ARRAYS[1:], fires=False)
+
+
 @pytest.mark.parametrize(
     ("program", "because"),
     [

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxpr_opt.analysis.residuals.counterparts import counterparts
 from jaxpr_opt.analysis.residuals.walks import Walk, walks
-from jaxpr_opt.analysis.steps.masks import steps_mask
+from jaxpr_opt.analysis.steps.masks import steps_mask, takes_as_many
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.expressions import same_expression
@@ -98,6 +98,10 @@ class Versions:
 
     def _is_kept(self, skip: Skip, walk: Walk) -> bool:
         """Whether the carry is as it was after a step that a reading loop skips."""
+        made_by = find_skip(self.scan)
+        counted = made_by is not None and len(walk.pairs) == 1 and takes_as_many(skip, made_by)
+        if counted and made_by is not None and made_by.skipped.keeps(self.carry):
+            return True
         found = counterparts(self.scan, walk.route, ())
         names = found.names if found is not None else {}
         renamed = {there: here for here, there in names.items()}

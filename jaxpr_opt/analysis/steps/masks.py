@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from jaxpr_opt.analysis.steps.assume import Assumed, Splat
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import dimensions_of, starts_of, strides_of
-from jaxpr_opt.ir.graph import Constant, Op, Value
+from jaxpr_opt.ir.graph import Carry, Constant, Op, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,32 @@ def steps_mask(skip: Skip) -> Prefix | None:
         return None
     bound = op.operands[1]
     return None if scan.body.defines(bound) else _rows_below(row.operand, bound)
+
+
+def takes_as_many(skip: Skip, other: Skip) -> bool:
+    """Whether a scan takes exactly the steps that another one, which stops for good, has taken and
+    counted.
+    """
+    mask, scan = first_rows(skip), other.scan
+    if mask is None or mask.coefficients != (1,) or mask.offset or scan.length != skip.scan.length:
+        return False
+    # Condition 4 of undo-carried-writes.
+    if other.kind != "carried" or other.predicate.shape or scan.reverse:
+        return False
+    counter = next((c for c in scan.carries if c.result is mask.bound), None)
+    return counter is not None and _is_zero(counter.init) and _counts(counter, other)
+
+
+def _counts(counter: Carry, skip: Skip) -> bool:
+    """Whether a step that is taken adds one to a carry, and one that is skipped adds nothing."""
+    op, body = counter.next.op, skip.scan.body
+    if op is None or op.name != "add" or counter.param not in op.operands:
+        return False
+    (added,) = [v for v in op.operands if v is not counter.param] or [counter.param]
+    taken = Assumed(body, {skip.predicate: skip.taken_when})
+    ways = taken[added], skip.skipped[added]
+    # Condition 4 of undo-carried-writes.
+    return [each.value for each in ways if isinstance(each, Splat)] == [1, 0]
 
 
 def first_rows(skip: Skip) -> Prefix | None:
