@@ -30,8 +30,12 @@ def has_rows(piece: Piece) -> bool:
     """Whether any two windows of a scatter are equal or disjoint."""
     numbers, sizes = mirrored(piece.op), window_sizes(piece.op)
     shape = piece.result.shape
-    rows = all(sizes[axis] in {1, shape[axis]} for axis in numbers.start_index_map)
-    return rows and not numbers.operand_batching_dims
+    return all(sizes[axis] in {1, shape[axis]} for axis in numbers.start_index_map)
+
+
+def is_batched(piece: Piece) -> bool:
+    """Whether a scatter adds to windows of a batch, each row of it in its part of the array."""
+    return bool(numbers_of(piece.op).operand_batching_dims)
 
 
 def is_less(groups: Iterable[Sequence[Piece]], nbytes: int) -> bool:
@@ -39,18 +43,25 @@ def is_less(groups: Iterable[Sequence[Piece]], nbytes: int) -> bool:
     no longer than moving an array of so many bytes.
     """
     prices, each = cost_model(), [list(group) for group in groups]
-    compared = sum(4 * sum(max(_windows(piece), 1) for piece in group) ** 2 for group in each)
+    compared = sum(
+        4 * sum(max(_windows(piece), 1) for piece in group) ** 2 // max(1, *map(_batch, group))
+        for group in each
+    )
     moved = sum(piece.nbytes for group in each for piece in group)
     return prices.is_sparse(moved, nbytes) and prices.streamed(compared) <= prices.moved(nbytes)
 
 
 def by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
     """For each window, the sum of all updates to its row; equal windows get equal sums."""
-    _, order = _order(piece, update)
-    rows = _rows(piece, index, update)
-    slots = _slots(lax.reshape(_in_range(piece, index), (len(rows), index.shape[-1])))
-    shape = [update.shape[axis] for axis in order]
-    shared = lax.reshape(_total(rows, slots, slots), shape)
+    lead, order = _order(piece, update)
+    batch = numbers_of(piece.op).scatter_indices_batching_dims
+    first = [*batch, *(axis for axis in range(lead) if axis not in batch)]
+    order = [*(order[axis] for axis in first), *order[lead:]]
+    moved = lax.transpose(update, order)
+    where = lax.transpose(_in_range(piece, index), [*first, lead])
+    slots = _slots_in_batch(where, len(batch))
+    rows = lax.reshape(moved, (len(slots), *moved.shape[lead:]))
+    shared = lax.reshape(_total(rows, slots, slots), moved.shape)
     return lax.transpose(shared, [order.index(axis) for axis in range(update.ndim)])
 
 
@@ -103,6 +114,14 @@ def _windows(piece: Piece) -> int:
     return _count(piece.indices[0]) if piece.repeats else 1
 
 
+def _batch(piece: Piece) -> int:
+    """How many rows of a batch an op adds to, each with windows of its own."""
+    if not piece.repeats:
+        return 1
+    shape = piece.indices[0].shape
+    return math.prod(shape[axis] for axis in numbers_of(piece.op).scatter_indices_batching_dims)
+
+
 def _total(rows: jax.Array, own: jax.Array, slots: jax.Array) -> jax.Array:
     """What rows, of which each has its own slot, add to the slot of each window."""
     total = jnp.zeros((len(slots), *rows.shape[1:]), rows.dtype).at[own].add(rows, **_IN_RANGE)
@@ -136,6 +155,17 @@ def _in_range(piece: Piece, index: jax.Array) -> jax.Array:
     last = [min(piece.result.shape[axis] - sizes[axis], most) for axis in axes]
     low, high = np.zeros_like(last, index.dtype), np.asarray(last, index.dtype)
     return jnp.clip(index, low, high)
+
+
+def _slots_in_batch(index: jax.Array, batch: int) -> jax.Array:
+    """For each window of a batch, which is the first like it in the same row of the batch."""
+    count, parts = _count(index), math.prod(index.shape[:batch])
+    if not batch or not count:
+        return _slots(lax.reshape(index, (count, index.shape[-1])))
+    each = count // parts
+    slots = jax.vmap(_slots)(lax.reshape(index, (parts, each, index.shape[-1])))
+    begin = lax.broadcasted_iota(np.int32, slots.shape, 0) * np.int32(each)
+    return lax.reshape(slots + begin, (count,))
 
 
 def _slots(index: jax.Array) -> jax.Array:

@@ -92,6 +92,13 @@ def fence() -> Fence | None:
     return "division" if jax.default_backend() == "cpu" else None
 
 
+def is_quick_if_small() -> bool:
+    """Whether XLA runs a loop over small arrays faster than it starts a few ops: before JAX 0.11 it
+    compiled such a loop as one function on a CPU.
+    """
+    return not compat.KEEPS_BARRIERS and jax.default_backend() == "cpu"
+
+
 def copies_at_constants() -> bool:
     """Whether XLA copies an array for a window at a constant that is read, added to and written.
 

@@ -54,7 +54,9 @@ from jaxpr_opt.analysis.windows.descents import Descent, descent
 from jaxpr_opt.analysis.windows.disjoint_pieces import apart
 from jaxpr_opt.builders import descent_rows
 from jaxpr_opt.builders.repeated_rows import has_rows, is_less
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.devices import is_quick_if_small
 from jaxpr_opt.ir.graph import Op, Phase, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.sizes import bytes_text
@@ -109,6 +111,8 @@ class UpdateRows(Pass):
             return f"{array.label} is new in each step: there is no buffer to update"
         if not is_less([[piece] for piece in found.pieces], array.nbytes):
             return f"the rows together are as large as {array.label}"
+        if is_quick_if_small() and not _is_large(found):
+            return "all elements are added as fast as the ops for rows are started"
         return None
 
     def rewrite(self, match: Update, rw: Rewriter) -> None:
@@ -120,6 +124,15 @@ class UpdateRows(Pass):
             new = _guarded(found, rows, rw)
         rw.replace(op.result, new)
         rw.erase(op)
+
+
+def _is_large(found: Descent) -> bool:
+    """Whether moving the array takes longer than starting the ops that read, sum and write rows:
+    five for each piece.
+    """
+    prices = cost_model()
+    started = prices.started(5 * len(found.pieces))
+    return prices.moved(found.array.nbytes) >= prices.doubtful(started)
 
 
 def _guarded(found: Descent, rows: Sequence[Value], rw: Rewriter) -> Value:

@@ -8,6 +8,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.in_place.update_rows import UpdateRows
 from jaxpr_opt.testing import (
@@ -18,8 +20,29 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.loops import alone
 
 UPDATE = UpdateRows()
+DEAR = CostModel.of_backend("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small_tables():
+    """Programs here are small, and about what is done where it helps."""
+    with using(DEAR.but(kernel=0.0)):
+        yield
+
+
+@pytest.mark.parametrize(("rows", "fires"), [(100, False), (4000, True)])
+def test_small_tables_where_loops_are_one_function(rows, fires, monkeypatch):
+    """Starting the ops for rows takes longer than adding to all elements."""
+    types = f"f32[{rows},2]", *TYPES[1:]
+    for quick in (True, False):
+        monkeypatch.setattr(compat, "KEEPS_BARRIERS", not quick)
+        with using(DEAR):
+            alone(UPDATE, descent(fixed), *types, fires=fires or not quick)
+
+
 IDS = np.array([[4, 4, -1], [7, -99, 4], [120, 120, 130], [0, 1, 2]], np.int32)
 TYPES = "f32[128,2]", "i32[4,3]", "f32[4,3,2]", "f32[4]"
 
@@ -155,6 +178,29 @@ def test_refused(step, because):
         check_refuses(UPDATE, descent(step), *TYPES, because=because)
     graph = import_jaxpr(traced(descent(step), *TYPES), "final")
     assert not run_alone((UPDATE,), graph).record(UPDATE.name, False).rewrites
+
+
+@pytest.mark.parametrize("step", [fixed, scheduled])
+@pytest.mark.parametrize("mode", ["clip", "drop", "promise_in_bounds"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_of_tables(step, mode, shared):
+    """(3) Each has rows of its own, which may be alike within a table and in several."""
+    table, ids, us, rates = arguments()
+    ids = np.clip(ids, 0, 127) if mode == "promise_in_bounds" else ids
+    tables, many = jnp.stack([table, 2 * table]), np.stack([ids, ids[::-1]])
+    axes = (0, 0, None if shared else 0, None)
+    program = descent(step, mode=mode, wrap_negative_indices=False)
+    given = us if shared else jnp.stack([us, 3 * us])
+    same(jax.vmap(program, axes), tables, many, given, rates)
+    twice = jax.vmap(jax.vmap(program, axes), (None, 0, None, None))
+    same(twice, tables, np.stack([many, many + 1]), given, rates)
+
+
+def test_a_large_batch():
+    """Places are compared within a table only."""
+    program = jax.vmap(descent(fixed), (0, 0, 0, None))
+    alone(UPDATE, program, "f32[64,512,2]", "i32[64,4,8]", "f32[64,4,8,2]", "f32[4]", fires=True)
+    alone(UPDATE, descent(fixed), "f32[512,2]", "i32[4,99]", "f32[4,99,2]", "f32[4]", fires=False)
 
 
 def test_windows_may_meet():
