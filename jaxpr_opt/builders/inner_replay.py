@@ -29,11 +29,10 @@ def replay_inner(found: InnerLoop, rw: Rewriter) -> None:
     }
     kept = [again[s.result][0] if s.result in again else s for s in scan.stacks]
     rw.set_scan(scan, stacks=kept)
-    cut = cut_before(copy, [op for op in copies if op is not None], list(again.values()))
-    assert cut is not None
-    make_cut(scan, cut, rw)
-    for op in reversed(copies):
-        if op is not None and not any(v.uses for v in op.results):
+    made = [op for op in copies if op is not None]
+    make_cut(scan, cut_before(copy, made, list(again.values())), rw)
+    for op in reversed(made):
+        if not any(v.uses for v in op.results):
             rw.erase(op)
 
 

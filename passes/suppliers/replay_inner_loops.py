@@ -82,8 +82,6 @@ class ReplayInnerLoops(Pass):
     def refuse(self, match: Replayed) -> str | None:
         inner, model = match.inner, cost_model()
         found = cut_before(inner.loop, inner.path, inner.residuals)
-        if found is None:
-            return "what the loop starts with cannot be stored"  # (2)
         for op in found.ops:
             if not is_speculable(op):  # (2)
                 return f"replaying it would repeat {op.name}"

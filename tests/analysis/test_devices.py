@@ -19,6 +19,7 @@ from jaxpr_opt.passes import RESIDUALS
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
+from jaxpr_opt.passes.suppliers.replay_inner_loops import ReplayInnerLoops
 from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, run_alone, traced
 
@@ -232,6 +233,24 @@ def test_what_is_replayed_where_arrays_are_divided(manual, shift, fires):
     graph = import_jaxpr(traced(on_devices(jax.grad(loss), manual=manual), "f32[64,64]"))
     run_alone(RESIDUALS, graph)
     record = run_alone((ReplaySteps(),), graph).record("replay-steps", False)
+    assert bool(record.rewrites) == fires
+    reasons = [each.reason for each in record.refusals]
+    assert fires or any("XLA may insert a collective into" in each for each in reasons)
+
+
+@pytest.mark.parametrize(("manual", "fires"), [("xy", True), ("x", False)])
+def test_what_runs_again_where_arrays_are_divided(manual, fires):
+    """XLA may add a collective to a step of an inner loop."""
+
+    def loss(c):
+        made = lambda s: (jnp.sin(jnp.sin(jnp.roll(s[0], 1, 1))) * s[0], s[1] + 1)
+        body = lambda s, _: (lax.cond(s[1] < 3, made, lambda s: s, s), None)
+        step = lambda c, _: (lax.scan(body, (c, c[0, 0]), length=256)[0][0], None)
+        return jnp.sum(lax.scan(step, c, length=3)[0])
+
+    graph = import_jaxpr(traced(on_devices(jax.grad(loss), manual=manual), "f32[64,64]"))
+    run_alone(RESIDUALS, graph)
+    record = run_alone((ReplayInnerLoops(),), graph).record("replay-inner-loops", False)
     assert bool(record.rewrites) == fires
     reasons = [each.reason for each in record.refusals]
     assert fires or any("XLA may insert a collective into" in each for each in reasons)

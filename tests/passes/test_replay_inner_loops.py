@@ -9,9 +9,10 @@ from jax import lax
 import jaxpr_opt
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.ir.graph import Cond, Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.replay_inner_loops import ReplayInnerLoops
-from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
-from tests.loops import alone, memory
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
+from tests.loops import alone, memory, unspecified
 from tests.prices import EAGER
 
 INNER = ReplayInnerLoops()
@@ -187,6 +188,29 @@ def test_steps_that_are_read_otherwise():
         return c, rows.sum()
 
     alone(INNER, program, *TYPES, fires=False)
+
+
+def test_a_loop_that_skips_around_it():
+    """Rows of skipped steps are unspecified: any will do."""
+
+    def program(c, limit, xs):
+        def step(c, x):
+            inner = lambda d, _: lax.cond(d[0] < limit, sine, lambda d: (d, d), d)
+            d, rows = lax.scan(inner, c + x, None, length=BOUND)
+            goes = c[1] < limit
+            return jnp.where(goes, d, c), jnp.where(goes, rows, unspecified(rows))
+
+        c, rows = lax.scan(step, c, xs)
+        back = lambda a, rows: lax.scan(lambda a, row: (a * row, None), a, rows, reverse=True)
+        outer = lambda a, rows: (jnp.where(rows[0, 0] > 2, a, back(a, rows)[0]), None)
+        return c, lax.scan(outer, c, rows, reverse=True)[0]
+
+    graph = import_jaxpr(traced(program, *TYPES))
+    with using(EAGER):
+        record = run_alone((INNER,), graph).record(INNER.name, False)
+    assert record.rewrites
+    forward = next(op for op in graph.body.ops if isinstance(op, Scan))
+    assert not any(len(s.result.shape) == 3 for s in forward.stacks)
 
 
 def test_what_may_not_end():

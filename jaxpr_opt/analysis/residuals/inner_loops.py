@@ -62,7 +62,7 @@ def _stored(scan: Scan, skip: Skip) -> InnerLoop | None:
         (stack, value)
         for stack, value in residuals(scan, nests=True)
         # Condition 1 of replay-inner-loops.
-        if stack.value is value and (value in rows or value.op in made)
+        if value in rows or value.op in made
         if all(paired(scan, route) for route, _ in routes(stack.result, nests=True) or ())
     )
     if not found:
@@ -89,7 +89,7 @@ def _is_given(op: Op) -> bool:
     return isinstance(op, Scan | While) or is_discontinuous(op) or op.is_terminator
 
 
-def cut_before(loop: Scan, path: Sequence[Op], found: Sequence[Residual]) -> Cut | None:
+def cut_before(loop: Scan, path: Sequence[Op], found: Sequence[Residual]) -> Cut:
     """Stores what the inner loop and its path read, or what the step starts with: whichever costs
     less.
     """
@@ -103,7 +103,8 @@ def cut_before(loop: Scan, path: Sequence[Op], found: Sequence[Residual]) -> Cut
 
     cuts = (cut(scan, found, keep) for keep in (read.__contains__, is_given))
     known = [each for each in cuts if each is not None]
-    return min(known, key=lambda each: seconds(loop, each), default=None)
+    assert known, "what the path reads is of the step"
+    return min(known, key=lambda each: seconds(loop, each))
 
 
 def seconds(loop: Scan, made: Cut) -> float:
