@@ -100,6 +100,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     "stack_carried_updates._is_constant": {
         "without: and extent.start is not None": "all accesses are located",
     },
+    "branch_writes.BranchWrites.why_not_after": {
+        "without: and None in self.writes": _LESS,
+    },
     "branch_writes.branch_writes": {
         "without: and outcome.result.uses": "what nobody reads is removed",
     },
@@ -131,6 +134,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     },
     "versions._history": {
         "without: or op.region is not scan.body": "outside of the step nothing is the carry",
+    },
+    "versions._is_read": {
+        "without: and found.kind == 'read'": "what writes a window is a view anyway",
     },
     "versions._makes_view": {
         "never: _is_write(op)": _LESS,
