@@ -20,7 +20,7 @@ from rich.console import Console
 from bench import bounded_while, carried_arrays, everyday, libraries, transformer
 from bench.everyday.entry import Entry, summed
 from bench.harness import Program, Row, measure, optimizer
-from bench.limits import OURS, PLAIN, above_plain
+from bench.limits import OURS, PLAIN, above_plain, temporary_bytes
 from bench.sweep import Options
 from examples import bounded_while as nested
 from examples import ragged_rnn
@@ -141,12 +141,21 @@ def compared(group: str, entry: Entry, rounds: int) -> Iterator[Row]:
             found = text(program)
             if found != expected:
                 changed.setdefault(found, program)
-        if changed:
+        if changed and rounds:
             yield from measure([plain, *changed.values()], rounds=rounds)
+        elif changed:
+            yield from map(_held, [plain, *changed.values()])
+
+
+def _held(program: Program) -> Row:
+    """The memory of a program that does not run."""
+    row = Row(name=program.name, group=program.group, size=program.size)
+    row.temp_bytes = temporary_bytes(program.make(), *program.arguments)
+    return row
 
 
 def run(options: Options, console: Console) -> None:
-    """Say what takes more than in plain JAX; `--rounds 0` asks for memory only."""
+    """Say what takes more than in plain JAX; `--rounds 0` only compiles, for the memory."""
     rounds = 10 if options.rounds is None else options.rounds
     count, changes = 0, 0
     for name, entry in entries():

@@ -5,13 +5,11 @@ from __future__ import annotations
 from bench.everyday import layers, ragged, recurrences, sequences, simulations, stencils, tables
 from bench.everyday.entry import Entry as Entry
 
-PROGRAMS: dict[str, Entry] = {
-    **stencils.PROGRAMS,
-    **sequences.PROGRAMS,
-    **tables.PROGRAMS,
-    **layers.PROGRAMS,
-    **simulations.PROGRAMS,
-    **ragged.PROGRAMS,
-    **recurrences.PROGRAMS,
-}
+MODULES = (stencils, sequences, tables, layers, simulations, ragged, recurrences)
+
+PROGRAMS: dict[str, Entry] = {}
 """By name."""
+
+for _module in MODULES:
+    assert PROGRAMS.keys().isdisjoint(_module.PROGRAMS), "two programs have one name"
+    PROGRAMS |= _module.PROGRAMS

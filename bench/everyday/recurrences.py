@@ -175,12 +175,6 @@ def tridiagonalised(a: Array, v: Array) -> Any:
     return lax.fori_loop(0, m, step, (vs, jnp.zeros(m), jnp.zeros(m)))[1:]
 
 
-def shortest_paths(d: Array) -> Array:
-    """Floyd and Warshall's."""
-    step = lambda k, d: jnp.minimum(d, d[:, k][:, None] + d[k])  # noqa: E731
-    return lax.fori_loop(0, len(d), step, abs(d))
-
-
 def traced_back(w: Array, states: Array) -> Array:
     """Temporal differences, with traces of where they come from."""
 
@@ -256,7 +250,6 @@ PROGRAMS: dict[str, Entry] = {
     "factored": entry(factored, positive(24)),
     "eliminated": entry(eliminated, positive(20), normal(20)),
     "tridiagonalised": entry(tridiagonalised, positive(40), normal(40)),
-    "shortest paths": entry(shortest_paths, normal(40, 40)),
     "traced back": entry(traced_back, normal(100), below(100, 60)),
     "leapfrog": entry(leapfrog, normal(20), normal(20, seed=1)),
     "relaxed": entry(relaxed, normal(40), positive(40)),

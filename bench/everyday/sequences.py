@@ -209,7 +209,7 @@ PROGRAMS: dict[str, Entry] = {
     "aligned": entry(aligned, normal(100, 20), below(19, 15) + 1),
     "kalman": entry(kalman, 0.2 * normal(8, 8), normal(50, 8)),
     "delayed": entry(delayed, normal(100, 4), 0.5),
-    "filtered": entry(filtered, normal(500), 0.1 * normal(8)),
+    "filtered in a register": entry(filtered, normal(500), 0.1 * normal(8)),
     "autoregressive": entry(autoregressive, normal(500), 0.1 * normal(8)),
     "running mean": entry(running_mean, normal(200, 16)),
 }

@@ -206,6 +206,6 @@ PROGRAMS: dict[str, Entry] = {
     "mandelbrot": forward(mandelbrot, complex_points(256)),
     "descended": entry(descended, normal(8, 16), 0.2 * normal(16, 16)),
     "queued": entry(queued, abs(normal(200)), abs(normal(200, seed=1))),
-    "remembered": entry(remembered, normal(32), 0.2 * normal(32, 32)),
+    "remembered by keys": entry(remembered, normal(32), 0.2 * normal(32, 32)),
     "history": entry(history, normal(100), 0.1 * normal(100)),
 }

@@ -258,7 +258,7 @@ PROGRAMS: dict[str, Entry] = {
     "evaluated": forward(evaluated, below(3, 32, 100), normal(32, 100)),
     "ranked": forward(ranked, abs(normal(64, 64)) / 64),
     "histogram": entry(histogram, normal(500), below(32, 500)),
-    "eliminated": entry(eliminated, normal(32, 32) + 10 * normal(1, 1)),
+    "eliminated by columns": entry(eliminated, normal(32, 32) + 10 * normal(1, 1)),
     "word vectors": forward(
         word_vectors, normal(4000, 16), below(4000, 50, 8), below(4000, 50, 8, seed=1)
     ),
