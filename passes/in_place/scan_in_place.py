@@ -37,10 +37,12 @@ Sound when
    is an array of zeros with a row in it.
 
 Cost: saves the memory and the time of the copies. The array stays alive as long as the loop runs,
-so it must be alive anyway: a parameter, read again after the loop has begun, or made by a loop and
-not much larger than its copy. What is in the array beside the stack must be smaller than the stack,
-or the loop would hold more than before; an array that the loop reads is not written to. A row whose
-parts are many, and far from each other, is moved faster by a transpose of the array.
+so it must be alive anyway: a parameter, or read again after the loop has begun. Or it takes the
+place of its copy, if it is not much larger and is in memory before: what a loop or a product made,
+or what is transposed, which XLA does in one array to copy it into another. What is in the array
+beside the stack must be smaller than the stack, or the loop would hold more than before; an array
+that the loop reads is not written to. A row whose parts are many, and far from each other, is moved
+faster by a transpose of the array.
 Source: a window that slides over a carried buffer, as `stack-carried-updates` leaves it.
 """
 

@@ -19,7 +19,7 @@ IN_PLACE = ScanInPlace()
 def small_copies(request):
     """Programs here are small."""
     is_small = "as_it_is" not in request.fixturenames
-    with using(CostModel().but(kernel=-1.0) if is_small else CostModel()):
+    with using(CostModel().but(kernel=0.0) if is_small else CostModel()):
         yield
 
 
@@ -146,9 +146,21 @@ def written_to_columns(xs):
     return jnp.ones((3, 9)).at[:, 1:].set(ys.swapaxes(0, 1))
 
 
+def of_columns_that_are_computed(xs):
+    """XLA would transpose what it computes into one array, and copy that into another."""
+    return lax.scan(step, jnp.zeros(3), jnp.sin(xs).swapaxes(0, 1))
+
+
+def of_a_product(xs):
+    """It is in memory before rows of it are copied."""
+    return lax.scan(step, jnp.zeros(3), (xs @ jnp.ones((3, 3)))[1:])
+
+
 @pytest.mark.parametrize(
     ("program", "shape"),
     [
+        (of_columns_that_are_computed, "f32[3,8]"),
+        (of_a_product, "f32[8,3]"),
         (of_columns_of_a_batch, "f32[3,8]"),
         (joined_after_it_is_transposed, "f32[3,8]"),
         (only_transposed, "f32[8,3]"),
@@ -201,6 +213,12 @@ def computed(xs):
     return lax.scan(step, 0.0, jnp.sin(xs)[1:])
 
 
+def of_columns_that_are_computed_twice(xs):
+    """Each reader would compute them by itself."""
+    xs = jnp.sin(xs)
+    return lax.scan(step, xs[:, 0], xs[:, 1:].swapaxes(0, 1))
+
+
 def stacked_and_read(xs):
     ys = lax.scan(step, xs[0], xs)[1]
     return jnp.concatenate([xs[:1], ys]), ys
@@ -225,7 +243,8 @@ def into_transposed_rows(xs):
 def of_much_more(xs):
     """A loop's array, which would be kept for a part of it while others are stacked."""
     ys = lax.scan(step, 0.0, xs)[1]
-    return lax.scan(step, 1.0, lax.rev(ys[:3], (0,)))
+    more = lambda c, x: (c * 0.5 + x, (c, c - x))
+    return lax.scan(more, 1.0, lax.rev(ys[:3], (0,)))
 
 
 def mirrored_across(xs):
@@ -274,6 +293,7 @@ def written_to_a_large_one(xs):
         (put_together_in_a_branch, "f32[8]"),
         (read_elsewhere, "f32[8]"),
         (computed, "f32[8]"),
+        (of_columns_that_are_computed_twice, "f32[3,8]"),
         (stacked_and_read, "f32[8]"),
         (beside_more, "f32[8]"),
         (along_another_axis, "f32[8,3]"),
@@ -291,7 +311,7 @@ def test_a_place_that_the_data_decide():
 
 def test_rows_whose_parts_are_far_from_each_other():
     """They are moved faster by a transpose."""
-    with using(CostModel().but(kernel=-1.0, first_level=128)):
+    with using(CostModel().but(kernel=0.0, first_level=128)):
         alone(IN_PLACE, only_transposed, "f32[8,3]", fires=False)
         alone(IN_PLACE, only_transposed, "f32[8,2]", fires=True)
 
@@ -406,6 +426,7 @@ def transposed_twice(xs):
         (sorted_rows, (3, 400), 1.0),
         (shifted, (2000,), 0.1),
         (transposed_twice, (3, 2000), 0.1),
+        (of_columns_that_are_computed, (3, 2000), 0.6),
         (numbered, (), 0.1),
     ],
 )

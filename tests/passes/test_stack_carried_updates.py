@@ -704,15 +704,27 @@ def test_a_gradient_of_what_was_left_in_place():
     assert memory(jax.grad(optimize(loss)), xs) < 0.65 * plain
 
 
-@pytest.mark.parametrize("size", [8, 350])
+@pytest.mark.parametrize("size", [8, 100])
 def test_a_gradient_in_place_gains_where_the_buffer_is_small(size):
-    """Cost: a second buffer of 4 kB, and no fewer steps."""
+    """Cost: a second buffer that counts, and no fewer steps."""
     alone(
         StackCarriedUpdates(),
         jax.vmap(jax.grad(linear)),
         f"f32[3,{size}]",
-        fires=CostModel().is_hidden(3 * size * 4),
+        fires=CostModel().is_quick(3 * size * 4),
     )
+
+
+def test_a_small_gradient_in_place_takes_no_second_buffer_in_a_batch():
+    """Prefix sums: 24 kB before, plain JAX 9 kB."""
+
+    def loss(xs):
+        put = lambda i, ys: ys.at[i].add(ys[i - 1])
+        return jnp.sum(jnp.sin(lax.fori_loop(1, xs.size, put, xs)))
+
+    rows = jnp.ones((3, 1000))
+    plain = memory(jax.vmap(jax.grad(loss)), rows)
+    assert memory(jax.vmap(jax.grad(optimize(loss))), rows) <= plain
 
 
 def test_a_gradient_takes_no_second_buffer():

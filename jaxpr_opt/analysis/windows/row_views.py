@@ -18,8 +18,9 @@ from jaxpr_opt.bridge.parameters import (
     starts_of,
     strides_of,
 )
+from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value, While
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def rows_of_stream(stream: Stream, scan: Scan) -> Rows | None:
         return None
     if rows.is_counted:
         return rows
-    copied = rows.array is not stream.operand and _is_kept(rows.array, stream.operand, scan)
+    copied = rows.array is not stream.operand and _is_kept(rows, stream.operand, scan)
     return rows if copied and cost_model().are_close(rows.windows) else None
 
 
@@ -155,10 +156,12 @@ def _is_whole(array: Value) -> bool:
     return bool(array.aval.sharding.mesh.empty)
 
 
-def _is_kept(array: Value, copy: Value, scan: Scan) -> bool:
+def _is_kept(rows: Rows, copy: Value, scan: Scan) -> bool:
     """Whether an array is kept until the loop begins, whoever reads it there; or is in memory
-    before it is copied, and keeping it takes no more than both did.
+    before it is copied, and keeping it takes no more than both did.  XLA transposes into one array,
+    and copies that into another.
     """
+    array = rows.array
     if array.op is None:
         return True
     region = scan.region
@@ -169,7 +172,8 @@ def _is_kept(array: Value, copy: Value, scan: Scan) -> bool:
         return True
     stacked = sum(stack.result.nbytes for stack in scan.stacks)
     more = max(min(array.nbytes, stacked) - copy.nbytes, 0)
-    return isinstance(array.op, Scan | While) and cost_model().is_quick(more)
+    is_moved = rows.axis != 0 and len(array.uses) == 1
+    return (is_moved or not is_fused(array.op)) and cost_model().is_quick(more)
 
 
 def place_of_stack(stack: Stack, scan: Scan) -> Place | None:

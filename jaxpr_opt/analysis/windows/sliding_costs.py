@@ -35,7 +35,7 @@ def why_left_in_place(scan: Scan, found: Buffer, window: Window) -> str | None:
     streamed = f"XLA already updates {name} in place; streamed rows would be copied"
     if not window.is_put_together(carry.param.shape):
         return streamed if is_held and window.entering else None
-    small = cost_model().is_hidden(carry.param.nbytes) and _is_touched_by_rows(found, window)
+    small = cost_model().is_quick(carry.param.nbytes) and _is_touched_by_rows(found, window)
     if differentiated and (small or not window.kept):
         return None
     if is_read_outside(carry.result, window.axis, window.held):
