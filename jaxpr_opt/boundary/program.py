@@ -117,6 +117,8 @@ class Program:
     """Whether passes made it what it is: then tidying up what batching makes of it is worth it."""
     has_residuals: bool = False
     """Whether a backward program reads some outputs: their batch axes stay where they are."""
+    is_backward: bool = False
+    """Whether it is the second half of a gradient: it shares memory with the first."""
     _memo: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
@@ -228,7 +230,9 @@ class Program:
         made = Program.optimized(
             jaxpr, self.pipeline, name, None, history, keeps_cleanup=self.changed
         )
-        return replace(made, has_residuals=self.has_residuals, _memo={}), dims_out
+        reads, is_backward = self.has_residuals, self.is_backward
+        made = replace(made, has_residuals=reads, is_backward=is_backward, _memo={})
+        return made, dims_out
 
     @_remembered
     def transposed(self, linear: Mask, nonzero: Mask) -> tuple[Program, Mask]:
@@ -237,7 +241,8 @@ class Program:
         Also says for which linear inputs.
         """
         jaxpr, nonzero_in = self._backward(linear, nonzero)
-        return Program.optimized(jaxpr, self.pipeline, f"transpose({self.name})"), nonzero_in
+        made = Program.optimized(jaxpr, self.pipeline, f"transpose({self.name})")
+        return replace(made, is_backward=True, _memo={}), nonzero_in
 
     @_remembered
     def _backward(self, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
@@ -310,8 +315,9 @@ class Program:
             snapshots = self.pipeline.run(joint, "differentiable").snapshots
             history = self._backward_history(plain, nonzero, nonzero_in, snapshots)
             history = history.guarded(split.forward, split.residuals, split.backward)
+        pipeline, name = self.pipeline.unbudgeted, f"vjp({self.name})"
         linear = LinearMap(
-            Program(backward, self.pipeline.unbudgeted, f"vjp({self.name})", None, history, True),
+            Program(backward, pipeline, name, None, history, changed=True, is_backward=True),
             len(residuals),
             tuple(
                 a.to_tangent_aval()
@@ -346,7 +352,8 @@ class Program:
     def lowered(self) -> Program:
         """The program in the primitives XLA knows, once nothing can ask for another rule."""
         jaxpr = compat.lowered(self.jaxpr)
-        return Program(jaxpr, self.pipeline, self.name, None, self.history, self.changed)
+        made = Program(jaxpr, self.pipeline, self.name, None, self.history, self.changed)
+        return replace(made, is_backward=self.is_backward, _memo={})
 
     @_remembered
     def compiled(self) -> Callable[..., Sequence[Any]]:
@@ -370,7 +377,12 @@ class Program:
     ) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
         """What to compile: the program after the final phase."""
         result = self.pipeline.run(
-            self.jaxpr, "final", divided=divided, donated=donated, name=self.name
+            self.jaxpr,
+            "final",
+            divided=divided,
+            donated=donated,
+            name=self.name,
+            is_backward=self.is_backward,
         )
         if not settings.current().check:
             return result.jaxpr

@@ -105,12 +105,14 @@ class Pipeline:
         divided: bool | None = None,
         donated: frozenset[int] = frozenset(),
         name: str = "fn",
+        is_backward: bool = False,
     ) -> Result:
         """Optimise a closed jaxpr, a program of this name; the result computes the same.
 
         Where passes do no more than tidy up, that is dropped, unless asked for.  `divided`: whether
         XLA may divide arrays over devices; None where only the context can say.  `donated`: the
-        arguments that the caller gives up.
+        arguments that the caller gives up.  `is_backward`: whether it is the second half of a
+        gradient.
         """
         divided = compat_devices.may_be_divided() if divided is None else divided
         by = (self, divided)
@@ -123,7 +125,9 @@ class Pipeline:
             return Result(jaxpr, Journal(phase))
         started = time.perf_counter()
         source = source_of(jaxpr, by)
-        given = functools.partial(self._imported, phase=phase, name=name, donated=donated)
+        given = functools.partial(
+            self._imported, phase=phase, name=name, donated=donated, is_backward=is_backward
+        )
         before = None if source is None else functools.partial(given, source)
         graph, journal, snapshots = self._optimized(
             functools.partial(given, jaxpr),
@@ -144,11 +148,16 @@ class Pipeline:
         return Result(out, journal, tuple(snapshots))
 
     def _imported(
-        self, jaxpr: ClosedJaxpr, phase: Phase, name: str, donated: frozenset[int]
+        self,
+        jaxpr: ClosedJaxpr,
+        phase: Phase,
+        name: str,
+        donated: frozenset[int],
+        is_backward: bool,
     ) -> Graph:
         """The graph of a program some of whose arguments the caller gives up."""
         graph = import_jaxpr(jaxpr, phase=phase, name=name, pipeline=self)
-        graph.given_up = donated
+        graph.given_up, graph.is_backward = donated, is_backward
         return graph
 
     def run_joined(self, halves: Split, num_outputs: int, *, always: bool = False) -> Split | None:

@@ -11,7 +11,6 @@ and results: it adds up `fused_moments`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
@@ -38,6 +37,8 @@ class Moment(NamedTuple):
     """The copy of an operand that is made instead of its results."""
     done: Sequence[Copy] = ()
     """Copies that nobody reads from here on."""
+    over: Value | None = None
+    """What the result is written over, if both are in the room of a result."""
 
 
 def peak_bytes(graph: Graph) -> int:
@@ -89,13 +90,15 @@ def fused_moments(region: Region) -> Iterator[Moment]:
     carried = _carried(region, runs)
     for place, (op, copy, read, done) in enumerate(runs):
         dying = ending.get(place, [])
-        taken, made = dict[Value, None](), tuple[Value, ...]()
+        taken, made, over = dict[Value, None](), tuple[Value, ...](), None
         if copy is None:
-            taken = _taken(op, set(dying)) or _overwritten(op, read, dying)
+            taken = _taken(op, set(dying))
+            if not taken and (over := _overwritten(op, read, dying)) and not _is_shared(over):
+                taken, over = {over: None}, None
             carried |= {value for value in op.results if _place(value, taken) in carried}
             made = tuple(v for v in op.results if v not in found.inside and v not in carried)
         freed = [v for v in dying if v not in taken] + [v for v in made if v not in last]
-        yield Moment(op, made, tuple(taken), tuple(freed), copy, done)
+        yield Moment(op, made, tuple(taken), tuple(freed), copy, done, over)
 
 
 def is_filled_first(value: Value) -> bool:
@@ -159,17 +162,25 @@ def written_over(value: Value) -> Value | None:
     return None
 
 
-def _overwritten(op: Op, arrays: Read, dying: Sequence[Value]) -> dict[Value, None]:
+def _overwritten(op: Op, arrays: Read, dying: Sequence[Value]) -> Value | None:
     """The array that an elementwise op may write its result over, if there is one: what a region
     of an op only yields has a place of its own.
     """
     if op.name not in ELEMENTWISE:
-        return {}
+        return None
     if isinstance(op.parent, Op) and all(user.is_terminator for user in op.result.users):
-        return {}
+        return None
     shape, nbytes = _shape(op.result), op.result.nbytes
     fitting = (v for v in dying if arrays[v] and v.nbytes == nbytes and _shape(v) == shape)
-    return dict.fromkeys(itertools.islice(fitting, 1))
+    return next(fitting, None)
+
+
+def _is_shared(value: Value) -> bool:
+    """Whether an array is in a buffer with others, as what a loop hands on from step to step, and
+    what is written in place: XLA's heap of temporary buffers writes over no such buffer.
+    """
+    op = value.op
+    return op is not None and (bool(op.regions) or op.name in IN_PLACE)
 
 
 def _shape(value: Value) -> tuple[int, ...]:
@@ -203,7 +214,7 @@ def fused_rows(region: Region) -> Iterator[Value]:
 def _peak(region: Region) -> int:
     """The most that the values defined in the region take, with what runs inside their ops."""
     live = peak = room(rows(region))
-    for op, *changes, _, _ in moments(region):
+    for op, *changes, _, _, _ in moments(region):
         made, taken, freed = map(room, changes)
         live += made - taken
         peak = max(peak, live + max(map(_peak, op.regions), default=0))

@@ -45,6 +45,13 @@ class _Buffer:
     nbytes: int
     start: int
     end: int = 0
+    over: _Buffer | None = None
+    """The one that it is written over, in the room of a result."""
+
+    def is_apart(self, other: _Buffer) -> bool:
+        """Whether both may live in one room."""
+        first, last = (self, other) if self.start < other.start else (other, self)
+        return first.end <= last.start or (last.over is first and first.end == last.start + 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,9 +65,7 @@ class _Room:
 
     def is_free(self, buffer: _Buffer) -> bool:
         """Whether a buffer that is no larger fits."""
-        return buffer.end <= self.until and all(
-            buffer.end <= each.start or each.end <= buffer.start for each in self.taken
-        )
+        return buffer.end <= self.until and all(map(buffer.is_apart, self.taken))
 
 
 class _Recorder:
@@ -94,7 +99,7 @@ class _Recorder:
         self.open(early, apart)
         self.written |= dict.fromkeys(self.results.intersection(early), self.now)
         for moment in moments:
-            op, made, taken, freed, copy, done = moment
+            op, made, taken, freed, copy, done, over = moment
             self.result(moment)
             self.close(taken)
             is_loop = isinstance(op, Scan | While)
@@ -104,6 +109,8 @@ class _Recorder:
                 self.buffers.append(_Buffer(scratch, self.now, self.now + 1))
             if is_loop or not op.regions:
                 self.open(made, apart)
+            if over in self.live and op.results[0] in self.live:
+                self.live[op.results[0]].over = self.live[over]
             for each in op.regions:
                 self.region(each, _apart(op, each, apart))
             self.now += 1

@@ -632,6 +632,8 @@ class Graph:
     """Which inputs become which outputs, where a caller gives some up."""
     given_up: frozenset[int] = frozenset()
     """The inputs that the caller donates when the program is compiled, as far as that is known."""
+    is_backward: bool = False
+    """Whether it is the second half of a gradient that is compiled with the first."""
     facts: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What analyses have found out, until the next edit (see `jaxpr_opt.ir.facts`)."""
 

@@ -41,8 +41,10 @@ so it must be alive anyway: a parameter, or read again after the loop has begun.
 place of its copy, if it is not much larger and is in memory before: what a loop or a product made,
 or what is transposed, which XLA does in one array to copy it into another. What is in the array
 beside the stack must be smaller than the stack, or the loop would hold more than before; an array
-that the loop reads is not written to. A row whose parts are many, and far from each other, is moved
-faster by a transpose of the array.
+that the loop reads is not written to. XLA keeps other arrays in the room of a result until that is
+written: it stays free if the program would take more, and in the second half of a gradient for what
+the first has made. A row whose parts are many, and far from each other, is moved faster by a
+transpose of the array.
 Source: a window that slides over a carried buffer, as `stack-carried-updates` leaves it.
 """
 
@@ -61,7 +63,8 @@ from jaxpr_opt.analysis.windows.row_views import Place, Rows, place_of_stack, ro
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.bridge.slicing import read_row, write_row
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized
+from jaxpr_opt.insight.weighing import takes_more
+from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized, program_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import BARRIER, is_pure
 
@@ -90,13 +93,12 @@ class ScanInPlace(Pass):
         if not all(is_sized(v.shape) for v in (*op.operands, *op.results)):
             return
         sources = {s.param: rows for s in op.streams if (rows := rows_of_stream(s, op)) is not None}
-        places = {
-            s.result: place for s in op.stacks if (place := place_of_stack(s, op)) is not None
-        }
-        copies = [*(s.operand for s in op.streams if s.param in sources), *places]
-        if copies:
-            names = ", ".join(value.label for value in copies)
-            yield Copied(op, f"{names}: read or written in place", sources, places)
+        places = _places(op)
+        read = [s.operand for s in op.streams if s.param in sources]
+        for written in (places, {}) if read and places else (places,):
+            if copies := [*read, *written]:
+                names = ", ".join(value.label for value in copies)
+                yield Copied(op, f"{names}: read or written in place", sources, written)
 
     def refuse(self, match: Copied) -> str | None:
         scan = match.op
@@ -107,28 +109,46 @@ class ScanInPlace(Pass):
             is_pure(op) or op.name == BARRIER or op.is_terminator for op in scan.body.walk()
         ):
             return "a step has effects"  # (3)
+        if any(p.is_result for p in match.places.values()) and _takes_more(scan):
+            return "the room of a result, where rows would be written, holds more until then"
         return None
 
     def rewrite(self, match: Copied, rw: Rewriter) -> None:
         scan = match.op
         assert isinstance(scan, Scan)
-        counter = _counter(scan, rw)
-        streams = []
-        for stream in scan.streams:
-            rows = match.sources.get(stream.param)
-            if rows is None:
-                streams.append(stream)
-            elif stream.param.uses:
-                assert scan.body.first is not None
-                row = _row(rows, counter.param, scan.body.first, rw)
-                rw.replace(stream.param, row)
-        stacks = [s for s in scan.stacks if s.result not in match.places]
-        places = {s: match.places[s.result] for s in scan.stacks if s.result in match.places}
-        buffers = [_written(scan, s, place, counter, rw) for s, place in places.items()]
-        carries = [counter, *scan.carries, *buffers]
-        for place, buffer in zip(places.values(), buffers, strict=True):
-            _put_together(place, buffer.result, rw)
-        rw.set_scan(scan, carries=carries, streams=streams, stacks=stacks)
+        _move(scan, match.sources, match.places, rw)
+
+
+def _places(scan: Scan) -> dict[Value, Place]:
+    """What the stacks become a part of."""
+    found = ((s.result, place_of_stack(s, scan)) for s in scan.stacks)
+    return {result: place for result, place in found if place is not None}
+
+
+def _takes_more(scan: Scan) -> bool:
+    """Whether other arrays need the room of the results that the rows would be written to."""
+    program, write = program_of(scan), lambda op, rw: _move(op, {}, _places(op), rw)
+    return program is None or program.is_backward or takes_more(scan, write)
+
+
+def _move(scan: Scan, sources: dict[Value, Rows], places: dict[Value, Place], rw: Rewriter) -> None:
+    """Read rows where they are, and write them where they are wanted."""
+    counter = _counter(scan, rw)
+    streams = []
+    for stream in scan.streams:
+        rows = sources.get(stream.param)
+        if rows is None:
+            streams.append(stream)
+        elif stream.param.uses:
+            assert scan.body.first is not None
+            row = _row(rows, counter.param, scan.body.first, rw)
+            rw.replace(stream.param, row)
+    stacks = [s for s in scan.stacks if s.result not in places]
+    found = {s: places[s.result] for s in scan.stacks if s.result in places}
+    buffers = [_written(scan, s, place, counter, rw) for s, place in found.items()]
+    for place, buffer in zip(found.values(), buffers, strict=True):
+        _put_together(place, buffer.result, rw)
+    rw.set_scan(scan, carries=[counter, *scan.carries, *buffers], streams=streams, stacks=stacks)
 
 
 def _row(rows: Rows, step: Value, before: Op, rw: Rewriter) -> Value:

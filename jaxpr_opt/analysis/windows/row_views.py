@@ -85,6 +85,12 @@ class Place:
     path: tuple[Op, ...] = ()
     """The ops from the stack to the array, which is the result of the last."""
 
+    @property
+    def is_result(self) -> bool:
+        """Whether the array is a result of the program."""
+        users = self.rows.array.users
+        return any(user.is_terminator and user.parent is None for user in users)
+
     def after(self, op: Op, position: int) -> Place | None:
         """The same rows in what an op makes of the array."""
         rows, path, made = self.rows, (*self.path, op), op.results[0]
@@ -172,8 +178,20 @@ def _is_kept(rows: Rows, copy: Value, scan: Scan) -> bool:
         return True
     stacked = sum(stack.result.nbytes for stack in scan.stacks)
     more = max(min(array.nbytes, stacked) - copy.nbytes, 0)
-    is_moved = rows.axis != 0 and len(array.uses) == 1
+    is_moved = rows.axis != 0 and len(array.uses) == 1 and not _is_transposed(array.op)
     return (is_moved or not is_fused(array.op)) and cost_model().is_quick(more)
+
+
+def _is_transposed(op: Op) -> bool:
+    """Whether what an op computes was transposed before: XLA drops a transpose back."""
+    region, seen = op.region, [op]
+    for each in seen:
+        made = (value.op for value in each.operands)
+        near = (m for m in made if m is not None and m.region is region and is_fused(m))
+        seen += (m for m in near if m not in seen)
+        if each.name == "transpose":
+            return True
+    return False
 
 
 def place_of_stack(stack: Stack, scan: Scan) -> Place | None:
