@@ -26,7 +26,11 @@ def into_branch(skip: Skip, rw: Rewriter) -> None:
     outside, moved = _written_outside(skip), ops_of_branch(skip)
     outputs = body.outputs
     kept = {c.next: c.param for c in skip.kept}
-    rows = {s.value: needed_row(skip, s) for s in scan.stacks if s.value not in kept}
+    rows: dict[Value, SkippedRow] = {}
+    for stack in scan.stacks:
+        row = rows.get(stack.value)  # another stack of it may be read elsewhere
+        if stack.value not in kept and (row is None or row.is_unspecified):
+            rows[stack.value] = needed_row(skip, stack)
     rows |= {w.value: _number(skip.skipped[w.value]) for w in outside}
     taken, skipped = rw.new_region(), rw.new_region()
     made = {v for op in moved for v in op.results}

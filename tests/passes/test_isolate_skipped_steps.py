@@ -143,6 +143,26 @@ def test_what_would_be_computed_of_what_is_kept():
         alone(SCALARS, program, "f32[]", fires=True)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_value_that_is_stacked_twice(order):
+    """(2) Nobody reads one of the stacks in skipped steps; the other one is read always."""
+
+    def program(c, xs, masks):
+        def body(c, row):
+            (x, p), r = row, jnp.cos(c)
+            return jnp.where(p, jnp.sin(c) + x, c), (r, r, p)
+
+        c, rows = lax.scan(body, c, (xs, masks))
+        some, every = (rows[k] for k in order)
+        skips = lambda a, row: (jnp.where(row[1], a * row[0], a), None)
+        adds = lambda a, r: (a + r, None)
+        a = lax.scan(skips, c, (some, rows[2]), reverse=True)[0]
+        return a, lax.scan(adds, c, every, reverse=True)[0]
+
+    with using(EAGER):
+        alone(SCALARS, program, *ONE, fires=True)
+
+
 def nest(back, mask=lambda p: p):
     """A loop of such loops, and a loop back of loops back."""
 
