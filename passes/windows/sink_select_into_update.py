@@ -61,6 +61,7 @@ from jaxpr_opt.analysis.steps.discarded_rows import are_discarded, rows_where
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.predicates import predicate_at
 from jaxpr_opt.analysis.windows.selected_versions import (
+    is_made_anew,
     is_stored_for_loop_back,
     of_array,
     versions,
@@ -114,8 +115,8 @@ class SinkSelectIntoUpdate(Pass):
             if None not in found and writes:  # (1)
                 says = "the written window is selected, not the whole array"
                 between = tuple(op for each in found if each is not None for op in each.between)
+                waste: Waste | None = None if _is_no_less(writes, first.array) else "select"
                 args = op, says, first.array, writes, between
-                waste: Waste | None = None if _is_most(writes, first.array) else "select"
                 yield Sinkable(*args, at=writes[-1][1].op, about=op.result, waste=waste)
                 return
 
@@ -128,9 +129,7 @@ class SinkSelectIntoUpdate(Pass):
             return "the predicate is known only after the array has been read"
         if not isinstance(match.base.dtype, np.dtype):
             return f"a window of {match.base.dtype} is read differently than it is written"  # (2)
-        if _is_most(match.writes, match.base):
-            return "the windows are most of the array"
-        return None
+        return _is_no_less(match.writes, match.base)
 
     def rewrite(self, match: Sinkable, rw: Rewriter) -> None:
         anchor, others = match.op, _read_elsewhere(match)
@@ -196,5 +195,12 @@ def _may_be_early(op: Op, match: Sinkable) -> bool:
     return can_move(op) and op not in match.path
 
 
-def _is_most(writes: tuple[tuple[int, Access], ...], array: Value) -> bool:
-    return cost_model().is_most(sum(each.nbytes for _, each in writes), array.nbytes)
+def _is_no_less(writes: tuple[tuple[int, Access], ...], array: Value) -> str | None:
+    """Why selecting windows takes no less than selecting the array; None if it does."""
+    prices = cost_model()
+    if prices.is_most(sum(each.nbytes for _, each in writes), array.nbytes):
+        return "the windows are most of the array"
+    apart = prices.started(2 * len(writes))
+    if prices.elementwise(array) <= apart and is_made_anew(array):
+        return "the array is small, and selected while it is made"
+    return None

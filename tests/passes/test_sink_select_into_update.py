@@ -858,6 +858,19 @@ def test_most_of_the_array():
     check_refuses(SINK, program, *args, because="the windows are most of the array")
 
 
+@pytest.mark.parametrize("make", [jnp.sin, lambda b: jnp.where(b[0] > 0, b, b[::-1])])
+def test_a_small_array_that_is_computed_anew(make):
+    """A game's board, turned and then moved (pgx's 2048): selecting costs nothing beside that."""
+    program = lambda p, b, u, i: lax.select_n(p, made := make(b), update(made, u, i))
+    args = "bool[]", "f32[64]", "f32[1]", "i32[]"
+    check_refuses(SINK, program, *args, because="the array is small, and selected while it is made")
+    carried = lambda p, b, u, i: lax.select_n(p, b, update(b, u, i))
+    large = "bool[]", "f32[100000]", "f32[1]", "i32[]"
+    for each, arguments in ((carried, args), (program, large)):
+        graph = import_jaxpr(traced(each, *arguments), "final")
+        assert run_alone((SINK,), graph).record(SINK.name, False).rewrites
+
+
 def batched_cond(x, start, places):
     """Rows start at steps of their own; the places are the step, or given."""
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.constants import is_undefined, may_be_undefined, uniform
 from jaxpr_opt.analysis.windows.access import Access, writes_in_a_row
-from jaxpr_opt.analysis.windows.selected_versions import is_stored_for_loop_back, is_view
+from jaxpr_opt.analysis.windows.selected_versions import is_reordered, is_stored_for_loop_back
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Cond, Op, Value, backward_slice, depending_on
@@ -52,7 +52,7 @@ class BranchWrites:
             is_stored_for_loop_back(result)
             and not all(map(is_undefined, values))
             and all(
-                is_undefined(value) or any(is_view(value, version) for version in versions)
+                is_undefined(value) or any(is_reordered(value, version) for version in versions)
                 for value, versions in zip(values, self.yielded, strict=True)
             )
             for result, values in self.cond.outcomes

@@ -10,6 +10,8 @@ from jaxpr_opt.analysis.values.selected_cases import case_within
 from jaxpr_opt.analysis.windows.access import Access, access, combined
 from jaxpr_opt.analysis.windows.window_primitives import neutral
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.fusion import is_fused
+from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import SUMS, is_data_movement
 
@@ -81,19 +83,38 @@ def _seen_through(
     return value, selects
 
 
+def is_made_anew(array: Value) -> bool:
+    """Whether what an array is a version of is computed where it is read, as what is selected from
+    several arrays is, too; not carried or stored.
+    """
+    pending, roots = [array], set[Value]()
+    for value in pending:
+        op = value.op
+        write = _write(op) if op is not None else None
+        if write is not None:
+            pending.append(write.array)
+        elif op is not None and op.name == "select_n":
+            pending += [case for case in op.operands[1:] if case not in pending]
+        elif op is not None and is_view(op):
+            pending.append(op.operands[0])
+        else:
+            roots.add(value)
+    return len(roots) > 1 or all(root.op is not None and is_fused(root.op) for root in roots)
+
+
 def is_stored_for_loop_back(version: Value) -> bool:
     """Whether the loop whose step makes a version stacks it, or the same elements in another order,
     and a loop in the other direction reads the stack.
     """
     loop = version.op.parent if version.op is not None else None
     return isinstance(loop, Scan) and any(
-        is_view(stack.value, version)
+        is_reordered(stack.value, version)
         and any(isinstance(op, Scan) and op.reverse != loop.reverse for op in stack.result.users)
         for stack in loop.stacks
     )
 
 
-def is_view(value: Value, version: Value) -> bool:
+def is_reordered(value: Value, version: Value) -> bool:
     """Whether a value is a version of an array, or elements of it in another order."""
     while value is not version:
         if value.op is None or not is_data_movement(value.op) or not value.op.operands:
