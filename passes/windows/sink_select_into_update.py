@@ -61,14 +61,13 @@ from jaxpr_opt.analysis.steps.discarded_rows import are_discarded, rows_where
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.predicates import predicate_at
 from jaxpr_opt.analysis.windows.selected_versions import (
-    is_made_anew,
     is_stored_for_loop_back,
+    no_gain,
     of_array,
     versions,
 )
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
 from jaxpr_opt.builders.selected_writes import write_each_selected, write_selected
-from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.journal import Waste
 from jaxpr_opt.ir.graph import Op, Value, backward_slice, dominates, phase_of
@@ -115,7 +114,7 @@ class SinkSelectIntoUpdate(Pass):
             if None not in found and writes:  # (1)
                 says = "the written window is selected, not the whole array"
                 between = tuple(op for each in found if each is not None for op in each.between)
-                waste: Waste | None = None if _is_no_less(writes, first.array) else "select"
+                waste: Waste | None = None if no_gain(writes, first.array) else "select"
                 args = op, says, first.array, writes, between
                 yield Sinkable(*args, at=writes[-1][1].op, about=op.result, waste=waste)
                 return
@@ -129,7 +128,7 @@ class SinkSelectIntoUpdate(Pass):
             return "the predicate is known only after the array has been read"
         if not isinstance(match.base.dtype, np.dtype):
             return f"a window of {match.base.dtype} is read differently than it is written"  # (2)
-        return _is_no_less(match.writes, match.base)
+        return no_gain(match.writes, match.base)
 
     def rewrite(self, match: Sinkable, rw: Rewriter) -> None:
         anchor, others = match.op, _read_elsewhere(match)
@@ -193,14 +192,3 @@ def _late(match: Sinkable) -> list[Op]:
 def _may_be_early(op: Op, match: Sinkable) -> bool:
     """Whether an op may move before all versions are made."""
     return can_move(op) and op not in match.path
-
-
-def _is_no_less(writes: tuple[tuple[int, Access], ...], array: Value) -> str | None:
-    """Why selecting windows takes no less than selecting the array; None if it does."""
-    prices = cost_model()
-    if prices.is_most(sum(each.nbytes for _, each in writes), array.nbytes):
-        return "the windows are most of the array"
-    apart = prices.started(2 * len(writes))
-    if prices.elementwise(array) <= apart and is_made_anew(array):
-        return "the array is small, and selected while it is made"
-    return None

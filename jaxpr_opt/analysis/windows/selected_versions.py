@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.values.constants import is_weak, uniform
@@ -11,9 +11,10 @@ from jaxpr_opt.analysis.windows.access import Access, access, combined
 from jaxpr_opt.analysis.windows.window_primitives import neutral
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.fusion import is_fused
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.ir.graph import Op, Scan, Value
-from jaxpr_opt.ir.traits import SUMS, is_data_movement
+from jaxpr_opt.ir.traits import SUMS, is_broadcast, is_data_movement
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,20 @@ def _seen_through(
     return value, selects
 
 
-def is_made_anew(array: Value) -> bool:
+def no_gain(writes: Sequence[tuple[int, Access]], array: Value) -> str | None:
+    """Why selecting written windows takes no less than selecting the array; None if it does."""
+    prices = cost_model()
+    if prices.is_most(sum(write.nbytes for _, write in writes), array.nbytes):
+        return "the windows are most of the array"
+    apart = prices.started(2 * len(writes))  # each window is read and written
+    if prices.elementwise(array) <= apart and _is_made_anew(array):
+        return "the array is small, and selected while it is made"
+    return None
+
+
+def _is_made_anew(array: Value) -> bool:
     """Whether what an array is a version of is computed where it is read, as what is selected from
-    several arrays is, too; not carried or stored.
+    several arrays is, too; not carried or stored, nor zeros, which are as good as not made.
     """
     pending, roots = [array], set[Value]()
     for value in pending:
@@ -99,7 +111,9 @@ def is_made_anew(array: Value) -> bool:
             pending.append(op.operands[0])
         else:
             roots.add(value)
-    return len(roots) > 1 or all(root.op is not None and is_fused(root.op) for root in roots)
+    return len(roots) > 1 or all(
+        root.op is not None and is_fused(root.op) and not is_broadcast(root.op) for root in roots
+    )
 
 
 def is_stored_for_loop_back(version: Value) -> bool:
