@@ -25,13 +25,15 @@ Sound when
 
 1. what a step stacks is a row that it streams, to which it writes or adds windows, one after the
    other;
-2. where the windows are is known before the loop, or computed from what is by ops that may run
-   even if the loop takes no step: then the windows of all rows are one window, and are out of range
-   together.
+2. the windows of all rows are written as one window only where its place is known before the loop,
+   or computed from what is by ops that may run even if the loop takes no step: then all are out of
+   range together. Elsewhere the loop stacks their places, too, and each is written where it was, as
+   `vmap` would.
 
 Cost: the windows are stacked, not the rows, of which they are a small part. In a loop only: there
 the array is written to in place.
-Source: the caches of a decoder whose layers are a scan, as in MaxText and `flax.linen.scan`.
+Source: the caches of a decoder whose layers are a scan, as in MaxText and `flax.linen.scan`, where
+each layer has an index of its own.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from jaxpr_opt.bridge.slicing import write_window
 from jaxpr_opt.builders.residual_transfer import stacked
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, backward_slice, dominates
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value, backward_slice, dominates
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_speculable
 
@@ -84,10 +86,7 @@ class WriteAfterLoops(Pass):
                 yield WrittenRows(op, says, stack, stream, writes, about=stack.result)
 
     def refuse(self, match: WrittenRows) -> str | None:
-        scan, writes = match.op, match.writes
-        assert isinstance(scan, Scan)
-        if not all(_is_known_before(write, scan) for write in writes):
-            return "where a window is written changes from row to row"  # (2)
+        writes = match.writes
         if cost_model().is_most(sum(write.nbytes for write in writes), match.stack.value.nbytes):
             return "the windows are most of a row"
         return None
@@ -96,10 +95,13 @@ class WriteAfterLoops(Pass):
         scan, array, after = match.op, match.stream.operand, match.op.next
         assert isinstance(scan, Scan) and after is not None
         for write in match.writes:
-            moved = rw.clone(_places(write, scan), {}, scan)
+            of_rows = () if _is_known_before(write, scan) else _of_steps(write, scan)  # (2)
+            moved = {} if of_rows else rw.clone(_places(write, scan), {}, scan)
+            moved |= {v: stacked(v, scan, rw) for v in of_rows}
             places = (moved.get(v, v) for v in write.indices)
             operands = array, stacked(write.value, scan, rw), *places
-            each = partial(_to_all_rows, write)
+            axes = tuple(0 if v in of_rows else None for v in write.indices)
+            each = partial(_to_all_rows, write, axes)
             array = rw.typed(each, match.stack.result.aval, *operands, before=after)
         rw.replace(match.stack.result, array)
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not match.stack.result])
@@ -108,6 +110,11 @@ class WriteAfterLoops(Pass):
 def _places(write: Access, scan: Scan) -> list[Op]:
     """The ops of a step that compute where the window is."""
     return backward_slice(write.indices, lambda v: not scan.body.defines(v))
+
+
+def _of_steps(write: Access, scan: Scan) -> list[Value]:
+    """What a step knows of where the window is."""
+    return [v for v in write.indices if scan.body.defines(v)]
 
 
 def _is_known_before(write: Access, scan: Scan) -> bool:
@@ -120,11 +127,16 @@ def _is_known_before(write: Access, scan: Scan) -> bool:
 
 
 def _to_all_rows(
-    write: Access, array: jax.Array, values: jax.Array, *indices: jax.Array
+    write: Access,
+    axes: tuple[int | None, ...],
+    array: jax.Array,
+    values: jax.Array,
+    *indices: jax.Array,
 ) -> jax.Array:
-    """The array with a window written to, or added to, at one place in each row."""
-    if write.op.name == "dynamic_update_slice":
+    """The array with a window written to, or added to, in each row: at one place, or where an index
+    of each row, along an axis, says.
+    """
+    if write.op.name == "dynamic_update_slice" and not any(axis == 0 for axis in axes):
         return write_window(array, values, (lax.full_like(indices[0], 0), *indices))
-    axes = 0, 0, *(None for _ in indices)
-    written: jax.Array = jax.vmap(write.again, axes)(array, values, *indices)
+    written: jax.Array = jax.vmap(write.again, (0, 0, *axes))(array, values, *indices)
     return written

@@ -1,5 +1,7 @@
 """Windows that a loop writes into each row of an array are written after the loop."""
 
+# ruff: noqa: E501 - the parameters of a scatter
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -113,37 +115,71 @@ def test_nan():
     alone(AFTER, program, rows, jnp.ones((3, 2)), jnp.array([0, 3, 99, -4, 7]), fires=True)
 
 
-def at_a_place_of_each_row(rows, values, at):
-    """(2)"""
+def at_a_place_of_each_row(write):
+    """(2) As each layer of `flax.linen.scan` has an index of its own."""
 
-    def step(rows, i):
-        def each(_, inputs):
-            row, value, k = inputs
-            return None, put(row, value, k + i)
+    def program(rows, values, at):
+        def step(rows, i):
+            def each(_, inputs):
+                row, value, k = inputs
+                return None, write(row, value, k + i)
 
-        return lax.scan(each, None, (rows, values, jnp.arange(3)))[1], None
+            return lax.scan(each, None, (rows, values, jnp.array([-2, 0, 3])))[1], None
 
-    return lax.scan(step, rows, at)
+        return lax.scan(step, rows, at)
+
+    return program
+
+
+def at_a_place_from_the_data(row, v, i):
+    return put(row, jnp.sum(row) * v, jnp.int32(4 * v[0]))
 
 
 @pytest.mark.parametrize(
-    ("program", "because"),
+    "program",
     [
-        pytest.param(at_a_place_of_each_row, "changes from row to row", id="2"),
-        pytest.param(
-            rows_written(lambda row, v, i: put(row, jnp.sum(row) * v, jnp.int32(v[0]))),
-            "changes from row to row",
-            id="2 from the data",
-        ),
-        pytest.param(
-            rows_written(lambda row, v, i: put(row, row[0] * v, i).at[:6].set(row[2:] * v)),
-            "most of a row",
-            id="cost: most of it",
-        ),
+        *(pytest.param(at_a_place_of_each_row(WRITES[name]), id=name) for name in WRITES),
+        pytest.param(rows_written(at_a_place_from_the_data), id="from the data"),
     ],
 )
-def test_refusals(program, because):
-    check_refuses(AFTER, program, *TYPES, because=because)
+@pytest.mark.parametrize("places", ["i32[5]", jnp.array([0, 7, 99, -4, 1])], ids=["", "far"])
+def test_places_of_rows(program, places):
+    """(2) Clamped, or dropped, each by itself."""
+    alone(AFTER, program, *TYPES[:2], places, fires=True)
+
+
+def test_an_index_of_each_row():
+    check_rewrite(
+        AFTER,
+        at_a_place_of_each_row(put_at),
+        *TYPES,
+        simplify=True,
+        diff="""
+            fn (rows:f32[3,8,2], values:f32[3,2], at:i32[5]) {
+              c:f32[3,8,2] = scan[5] carry(c=rows) xs(x=at) {
+          -     ys:f32[3,8,2] = scan[3] xs(x1=c, x2=values, x3=[-2, 0, 3]) {
+          +     ys1:i32[3,1] = scan[3] xs(x3=[-2, 0, 3]) {
+                  a:i32[] = add x3 x
+                  b:i32[1] = broadcast_in_dim a
+          -       s:f32[8,2] = scatter[update_window_dims=(0,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] x1 b x2
+          -       yield ys(s)
+          +       yield ys(b)
+                }
+          +     s1:f32[3,8,2] = scatter[update_window_dims=(1,), inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] c ys1 values
+          -     yield carry(ys)
+          +     yield carry(s1)
+              }
+              return c
+            }
+        """,
+    )
+
+
+def test_the_windows_are_most_of_a_row():
+    def write(row, v, i):
+        return put(row, row[0] * v, i).at[:6].set(row[2:] * v)
+
+    check_refuses(AFTER, rows_written(write), *TYPES, because="most of a row")
 
 
 def once(rows, values, at):
