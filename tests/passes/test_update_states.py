@@ -231,6 +231,14 @@ def test_windows_that_meet_in_part():
     check_refuses(UPDATE, program, *types, because="overlap in part")
 
 
+def test_a_batch_of_tables():
+    """(3) Each table has rows of its own."""
+    program = jax.vmap(trained(adagrad, mode="drop"))
+    types = ["f32[2,20000,2]"] * 2 + ["i32[2,4,3]", "i32[2,4,2]"]
+    types += ["f32[2,4,3,2]", "f32[2,4,2,2]", "f32[2,4]"]
+    check_refuses(UPDATE, program, *types, because="windows of its own")
+
+
 def test_windows_of_several_shapes():
     """(3)"""
 
