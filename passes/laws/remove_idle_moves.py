@@ -27,21 +27,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from jax import lax
 
 from jaxpr_opt.analysis.values.algebra import Law, Laws, Plainer, involution
 from jaxpr_opt.analysis.values.moves import is_taken_back, keeps_order
+from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places, written_transposed
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
+    combiner_of,
     is_in_order,
     is_resharded,
     padding_of,
     permutation_of,
 )
-from jaxpr_opt.bridge.slicing import write_window
 from jaxpr_opt.ir.graph import Op, Value, phase_of
 from jaxpr_opt.passes.laws.simplify import Identity, Simplify
 
@@ -71,19 +73,20 @@ def transposed_at_once(op: Op) -> Plainer | None:
 
 
 def written_back(op: Op) -> Plainer | None:
-    """A write into a transposed array, whose result is transposed back, is a write into the array
-    of a transposed window.
+    """A write into a transposed array, or an addition, whose result is transposed back, is one into
+    the array, of a transposed window.
     """
     write = op.operands[0].op
-    if write is None or write.name != "dynamic_update_slice":
+    if write is None or write.name not in UPDATE:
         return None
-    array, update, *starts = write.operands
+    if write.name == "scatter" and combiner_of(write):
+        return None
+    array = write.operands[0]
     if array.op is None or not is_taken_back(array.op, op):  # (1)
         return None
-    order = permutation_of(op)
-    there = [starts[axis] for axis in order]
-    moved = lambda x, v, *at: write_window(x, lax.transpose(v, order), at)  # noqa: E731
-    return Plainer(moved, (array.op.operands[0], update, *there))
+    update, at = write.operands[UPDATE[write.name]], places(write)
+    moved = partial(written_transposed, write, permutation_of(op))
+    return Plainer(moved, (array.op.operands[0], update, *at))
 
 
 def keeps_axes(op: Op) -> bool:

@@ -267,6 +267,50 @@ def test_written_while_transposed_at_negative_starts():
         check_rewrite(REMOVE, program, jnp.ones((2, 3)), jnp.zeros((1, 2)), start, diff=diff)
 
 
+SCATTERS = {
+    "rows": lambda a, v, i: a.at[i].set(v[:2]),
+    "elements": lambda a, v, i: a.at[i, 1, i].set(v[:2, 0, 0]),
+    "columns": lambda a, v, i: a.at[:, i, 2:4].set(v[:, :2, 2:4]),
+    "added": lambda a, v, i: a.at[1:3, :, i].add(v[1:3, :, :2]),
+    "dropped": lambda a, v, i: a.at[i].set(v[:2], mode="drop"),
+    "clamped": lambda a, v, i: a.at[:, i].add(v[:, :2], mode="clip"),
+    "in one place each": lambda a, v, i: a.at[i, :, i].set(v[:2, :, 0], unique_indices=True),
+    "of a batch": lambda a, v, i: jax.vmap(lambda x, u, k: x.at[k].set(u))(
+        a, v[:, 0], jnp.arange(a.shape[0]) - 1
+    ),
+    "of a batch along another axis": lambda a, v, i: jax.vmap(
+        lambda x, u, k: x.at[k, 1].add(u), (1, 0, 0), 1
+    )(a, v[0, :, 0], i[0] + jnp.arange(a.shape[1])),
+    "of two batches": lambda a, v, i: jax.vmap(
+        jax.vmap(lambda x, u, k: x.at[k].set(u), (0, 0, None)), (2, 1, 0), 2
+    )(a, v[:, 0], i[1] + jnp.arange(a.shape[2])),
+}
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (2, 1, 0)])
+@pytest.mark.parametrize("write", SCATTERS.values(), ids=SCATTERS)
+def test_scattered_while_transposed(write, order):
+    """(1) What is written is transposed, not the array."""
+    back = [order.index(axis) for axis in range(3)]
+
+    def program(x, v, i):
+        return lax.transpose(write(lax.transpose(x, order), lax.transpose(v, order), i), back)
+
+    x, v = jnp.arange(120.0).reshape(4, 5, 6), -jnp.arange(120.0).reshape(4, 5, 6)
+    for i in ([1, 1], [-1, 9]):
+        graph = alone(REMOVE, program, x, v, jnp.array(i), fires=True)
+        (result,) = graph.body.terminator.operands
+        assert result.op.name in ("scatter", "scatter-add")
+        assert result.op.operands[0].op is None
+
+
+def test_combined_while_transposed():
+    """(1) Other scatters are left as they are."""
+    program = lambda x, i: x.T.at[i].apply(jnp.sin).T
+    graph = alone(REMOVE, program, "f32[2,3]", "i32[2]", fires=False)
+    assert graph.body.terminator.operands[0].op.name == "transpose"
+
+
 def test_written_while_transposed_otherwise():
     """(1) Another transposition back is another array."""
     types = "f32[4,4,4]", "f32[2,3,1]", "i32[]", "i32[]"

@@ -5,6 +5,7 @@ These are facts about one op, whatever its indices are. Where a window is, `acce
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax import lax
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import alike_in_both, mode_of, numbers_of, slice_sizes_of
+from jaxpr_opt.bridge.slicing import write_window
 from jaxpr_opt.ir.graph import Op, Value
 
 UPDATE = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2}
@@ -107,3 +109,37 @@ def written(write: Op, array: jax.Array, value: jax.Array, *at: jax.Array) -> ja
         return lax.dynamic_update_slice(array, value, at, allow_negative_indices=False)
     (index,), numbers = at, numbers_of(write)
     return lax.scatter(array, index, value, numbers, **alike_in_both(write))
+
+
+def written_transposed(
+    write: Op, order: Sequence[int], array: jax.Array, value: jax.Array, *at: jax.Array
+) -> jax.Array:
+    """What the result of a write or an addition is, transposed, if an array is written to that is
+    transposed so already.
+    """
+    if write.name == "dynamic_update_slice":
+        starts = [at[axis] for axis in order]
+        return write_window(array, lax.transpose(value, order), starts)
+    numbers = numbers_of(write)
+    new = {axis: place for place, axis in enumerate(order)}
+    batches = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    pairs = sorted((new[axis], dim) for axis, dim in batches)
+    missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    axes = [axis for axis in range(len(order)) if axis not in missing]
+    dims = dict(zip(axes, numbers.update_window_dims, strict=True))
+    moved = dict(
+        zip(numbers.update_window_dims, (dims[a] for a in order if a in dims), strict=True)
+    )
+    there = lax.ScatterDimensionNumbers(
+        update_window_dims=numbers.update_window_dims,
+        inserted_window_dims=tuple(sorted(new[axis] for axis in numbers.inserted_window_dims)),
+        scatter_dims_to_operand_dims=tuple(
+            new[axis] for axis in numbers.scatter_dims_to_operand_dims
+        ),
+        operand_batching_dims=tuple(axis for axis, _ in pairs),
+        scatter_indices_batching_dims=tuple(dim for _, dim in pairs),
+    )
+    value = lax.transpose(value, [moved.get(dim, dim) for dim in range(value.ndim)])
+    scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
+    (index,) = at
+    return scatter(array, index, value, there, **alike_in_both(write))
