@@ -19,7 +19,7 @@ from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Stack, Value, backward_slice, depending_on
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Stack, Value, backward_slice
 from jaxpr_opt.ir.inputs import inputs
 
 Residual = tuple[Stack, Value]
@@ -83,19 +83,17 @@ def available(scan: Scan) -> Mapping[Value, Value]:
     """
     found = residuals(scan, nests=True)
     always = [value for stack, value in found if stack.value is value]
+    made_of = {v for op in backward_slice(always, _is_outside(scan)) for v in inputs(op)}
     return {
         value: stack.result
         for stack, value in found
         # Condition 2 of narrow-residuals.
-        if value.region is not scan.body or not _depend_on(value, always)
+        if value.region is not scan.body or value not in made_of
     } | {s.value: s.result for s in scan.stacks}
 
 
-def _depend_on(value: Value, others: Iterable[Value]) -> bool:
-    """Whether some values of a step are computed from one of them."""
-    assert value.region is not None
-    made = {each for op in depending_on([value], value.region.ops) for each in op.results}
-    return not made.isdisjoint(others)
+def _is_outside(scan: Scan) -> Callable[[Value], bool]:
+    return lambda value: not scan.body.defines(value)
 
 
 def outermost(scan: Scan, found: Iterable[Residual]) -> Scan:
@@ -182,9 +180,12 @@ def hidden(scan: Scan, found: Sequence[Residual], ops: Iterable[Op]) -> list[Val
     """What ops of a step read of the loops around it that stack residuals again, too: readers of
     the residuals do not know it.
     """
-    nest = outermost(scan, found).body
+    return _hidden(scan, outermost(scan, found), ops)
+
+
+def _hidden(scan: Scan, nest: Scan, ops: Iterable[Op]) -> list[Value]:
     read = dict.fromkeys(v for op in ops for v in inputs(op))
-    return [v for v in read if nest.defines(v) and not scan.body.defines(v)]
+    return [v for v in read if nest.body.defines(v) and not scan.body.defines(v)]
 
 
 def cheapest(
@@ -196,12 +197,12 @@ def cheapest(
     """The cut that costs least. `store` is the price of storing a value, `repeat` that of computing
     an op again; None if that must not be. Of equal cuts, the one that repeats least.
     """
-    body = scan.body
+    body, nest = scan.body, outermost(scan, found)
     residual = {value: None for _, value in found}
 
     def repeat_in_nest(op: Op) -> int | None:
         # Condition 2 of narrow-residuals.
-        return None if hidden(scan, found, [op]) else repeat(op)
+        return None if _hidden(scan, nest, [op]) else repeat(op)
 
     kept = cheapest_leaves(
         residual,
