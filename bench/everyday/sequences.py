@@ -56,6 +56,26 @@ def beam_search(heads: Array, table: Array) -> Any:
     return lax.fori_loop(0, LENGTH - 1, step, start)
 
 
+def scanned_layers(heads: Array, xs: Array) -> Array:
+    """A decoder as `flax.linen.scan` makes it: each layer has a cache and an index of its own."""
+
+    def step(caches: Any, x: Array) -> Any:
+        def layer(x: Array, inputs: Any) -> Any:
+            (query, key, value), (keys, values, t) = inputs
+            keys = lax.dynamic_update_slice(keys, (x @ key)[:, None], (0, t, 0))
+            values = lax.dynamic_update_slice(values, (x @ value)[:, None], (0, t, 0))
+            scores = jnp.einsum("bd,btd->bt", x @ query, keys)
+            scores = jnp.where(jnp.arange(LENGTH) <= t, scores, -jnp.inf)
+            x = x + jnp.einsum("bt,btd->bd", jax.nn.softmax(scores), values)
+            return x, (keys, values, t + 1)
+
+        x, caches = lax.scan(layer, x, (heads, caches))
+        return caches, x
+
+    empty = jnp.zeros((2, 4, LENGTH, WIDTH))
+    return lax.scan(step, (empty, empty, jnp.zeros(2, jnp.int32)), xs)[1]
+
+
 def recurrent(weights: Array, xs: Array) -> Array:
     """An LSTM."""
 
@@ -201,6 +221,9 @@ def running_mean(xs: Array) -> Any:
 PROGRAMS: dict[str, Entry] = {
     "sampling": forward(sampling, HEADS, normal(WORDS, WIDTH), 0),
     "beam search": forward(beam_search, HEADS, normal(WORDS, WIDTH)),
+    "scanned layers": entry(
+        scanned_layers, 0.1 * HEADS.swapaxes(0, 1), 0.1 * normal(LENGTH, 4, WIDTH)
+    ),
     "recurrent": entry(recurrent, normal(48, 64), normal(20, 8, 32)),
     "deep recurrent": entry(deep_recurrent, 0.1 * normal(3, 64, 64), normal(100, 8, 64)),
     "gated": entry(gated, normal(32, 160), normal(20, 8, 32), below(20, 8)),
