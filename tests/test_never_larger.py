@@ -23,7 +23,7 @@ DIFFERENTIATED = [
     "padded heat", "skipped layers", "early exit", "recurrent", "hidden states", "warped",
     "particles", "delayed", "ended", "pondered", "saved", "charted",
     "Levinson-Durbin", "interpolated", "reservoir", "calculator",
-    "moving average", "aligned", "attended until the end", "relaxed", "cascaded",
+    "moving average", "aligned", "attended until the end", "relaxed", "cascaded", "scanned layers",
 ]  # fmt: skip
 """With respect to their first argument."""
 
