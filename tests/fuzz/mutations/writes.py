@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from fuzz.mutations.places import is_plain, ops, visible
+from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Graph, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -19,8 +20,9 @@ def touch(graph: Graph, rw: Rewriter, rng: random.Random) -> bool:
     """Write to an array at an index, or read of it, on its way."""
     for op in ops(graph, rng):
         arrays = [
-            i for i, v in enumerate(op.operands) if is_plain(v) and v.shape and v.shape[0] > 1
-        ]
+            i for i, v in enumerate(op.operands)
+            if is_plain(v) and v.shape and v.shape[0] > 1 and not is_sharded(v)
+        ]  # fmt: skip
         scalars = [
             v for v in visible(op)
             if is_plain(v) and v.shape == () and jnp.issubdtype(v.dtype, jnp.integer)
