@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxpr_opt.analysis.residuals.cuts import Cut, available, hidden
+from jaxpr_opt.analysis.residuals.cuts import Cut, available, hidden, outermost
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, paired, routes
 from jaxpr_opt.builders.fences import from_memory
 from jaxpr_opt.builders.residual_transfer import carried_along, counterpart, drop_unread, stacked
@@ -68,7 +68,7 @@ def _replay(
         value: carried_along(operand, route, rw) for value, operand in known if value in needed
     }
     pairs = paired(scan, route)
-    for value in hidden(scan, cut.residuals, cut.ops):
+    for value in hidden(scan, outermost(scan, cut.residuals), cut.ops):
         assert pairs is not None, "a loop around the step is not paired"
         mapping[value] = counterpart(value, pairs, rw)
     for op, start in _places(last.scan, read, cut):

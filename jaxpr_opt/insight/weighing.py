@@ -18,8 +18,8 @@ def takes_more(op: Op, rewrite: Callable[[Op, Rewriter], None]) -> bool:
     if program is None:
         return False
     copy = copy_graph(program)
-    place = next(i for i, each in enumerate(program.walk()) if each is op)
-    same = next(each for i, each in enumerate(copy.walk()) if i == place)
+    pairs = zip(program.walk(), copy.walk(), strict=True)
+    same = next(there for here, there in pairs if here is op)
     rewrite(same, Rewriter(copy, same))
     more, model = temporary_bytes(copy) - temporary_bytes(program), cost_model()
     return not (model.is_no_line(more) or model.is_quick(more))

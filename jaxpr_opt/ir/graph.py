@@ -169,7 +169,8 @@ class Constant(Value):
         flat = np.asarray(self.value).reshape(-1)
         if not (flat.size and dtypes.is_array(flat.dtype) and (flat == flat[0]).all()):
             return None
-        return flat[0] if len({x.tobytes() for x in flat}) == 1 else None  # 0.0 is not -0.0
+        is_same = flat.tobytes() == flat[:1].tobytes() * flat.size  # 0.0 is not -0.0
+        return flat[0] if is_same else None
 
 
 class Op:

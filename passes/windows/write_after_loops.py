@@ -136,7 +136,7 @@ def _to_all_rows(
     """The array with a window written to, or added to, in each row: at one place, or where an index
     of each row, along an axis, says.
     """
-    if write.op.name == "dynamic_update_slice" and not any(axis == 0 for axis in axes):
+    if write.op.name == "dynamic_update_slice" and 0 not in axes:
         return write_window(array, values, (lax.full_like(indices[0], 0), *indices))
     written: jax.Array = jax.vmap(write.again, (0, 0, *axes))(array, values, *indices)
     return written

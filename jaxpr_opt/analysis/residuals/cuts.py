@@ -83,17 +83,15 @@ def available(scan: Scan) -> Mapping[Value, Value]:
     """
     found = residuals(scan, nests=True)
     always = [value for stack, value in found if stack.value is value]
-    made_of = {v for op in backward_slice(always, _is_outside(scan)) for v in inputs(op)}
+    made_of = {
+        v for op in backward_slice(always, lambda v: not scan.body.defines(v)) for v in inputs(op)
+    }
     return {
         value: stack.result
         for stack, value in found
         # Condition 2 of narrow-residuals.
         if value.region is not scan.body or value not in made_of
     } | {s.value: s.result for s in scan.stacks}
-
-
-def _is_outside(scan: Scan) -> Callable[[Value], bool]:
-    return lambda value: not scan.body.defines(value)
 
 
 def outermost(scan: Scan, found: Iterable[Residual]) -> Scan:
@@ -176,14 +174,10 @@ def cut(scan: Scan, found: Sequence[Residual], keep: Callable[[Value], bool]) ->
     return Cut(tuple(chosen), tuple(stored), tuple(ops), new, cost_model().run(ops))
 
 
-def hidden(scan: Scan, found: Sequence[Residual], ops: Iterable[Op]) -> list[Value]:
-    """What ops of a step read of the loops around it that stack residuals again, too: readers of
-    the residuals do not know it.
+def hidden(scan: Scan, nest: Scan, ops: Iterable[Op]) -> list[Value]:
+    """What ops of a step read of the loops around it, up to the outermost that stacks residuals
+    again: readers of the residuals do not know it.
     """
-    return _hidden(scan, outermost(scan, found), ops)
-
-
-def _hidden(scan: Scan, nest: Scan, ops: Iterable[Op]) -> list[Value]:
     read = dict.fromkeys(v for op in ops for v in inputs(op))
     return [v for v in read if nest.body.defines(v) and not scan.body.defines(v)]
 
@@ -202,7 +196,7 @@ def cheapest(
 
     def repeat_in_nest(op: Op) -> int | None:
         # Condition 2 of narrow-residuals.
-        return None if _hidden(scan, nest, [op]) else repeat(op)
+        return None if hidden(scan, nest, [op]) else repeat(op)
 
     kept = cheapest_leaves(
         residual,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.residuals.cuts import Cut, Residual, cut, hidden, residuals
+from jaxpr_opt.analysis.residuals.cuts import Cut, Residual, cut, hidden, outermost, residuals
 from jaxpr_opt.analysis.residuals.replays import may_skip_others
 from jaxpr_opt.analysis.residuals.stack_consumers import paired, routes
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, predicate_root
@@ -113,7 +113,7 @@ def seconds(loop: Scan, made: Cut) -> float:
     """
     model, scan = cost_model(), loop.parent
     assert isinstance(scan, Scan)
-    outer = sum(v.nbytes for v in hidden(scan, made.residuals, made.ops))
+    outer = sum(v.nbytes for v in hidden(scan, outermost(scan, made.residuals), made.ops))
     stored = model.stored(made.new_bytes + outer) / scan.length
     steps = 1 if _is_stopped(loop) else loop.length
     others = model.run(op for op in made.ops if op is not loop)

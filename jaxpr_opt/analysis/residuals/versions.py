@@ -32,6 +32,8 @@ from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Value
 from jaxpr_opt.ir.traits import is_arithmetic
 from jaxpr_opt.sizes import bytes_text
 
+_History = tuple[tuple[Op, ...], dict[Value, int], str | None]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Versions:
@@ -99,8 +101,12 @@ class Versions:
     def _is_kept(self, skip: Skip, walk: Walk) -> bool:
         """Whether the carry is as it was after a step that a reading loop skips."""
         made_by = find_skip(self.scan)
-        counted = made_by is not None and len(walk.pairs) == 1 and takes_as_many(skip, made_by)
-        if counted and made_by is not None and made_by.skipped.keeps(self.carry):
+        if (
+            made_by is not None
+            and len(walk.pairs) == 1
+            and takes_as_many(skip, made_by)
+            and made_by.skipped.keeps(self.carry)
+        ):
             return True
         found = counterparts(self.scan, walk.route, ())
         names = found.names if found is not None else {}
@@ -137,7 +143,8 @@ def stacked_versions(scan: Scan) -> Iterator[Versions]:
     for carry in scan.carries:
         if carry.is_invariant or _type(carry.param) not in written:
             continue
-        found, narrow = (_stacked(scan, carry, windows) for windows in (False, True))
+        history = _history(scan, carry)
+        found, narrow = (_stacked(scan, carry, history, windows) for windows in (False, True))
         # Where windows that a step chooses are read otherwise, or are little, they stay stacks.
         if narrow.stacks.keys() != found.stacks.keys() and narrow.why_not_undone() is None:
             yield narrow
@@ -145,11 +152,11 @@ def stacked_versions(scan: Scan) -> Iterator[Versions]:
             yield found
 
 
-def _stacked(scan: Scan, carry: Carry, windows: bool) -> Versions:
+def _stacked(scan: Scan, carry: Carry, history: _History, windows: bool) -> Versions:
     """The versions of a carry that a loop stacks; also those of which it stacks `windows` that a
     step chooses.
     """
-    writes, versions, obstacle = _history(scan, carry)
+    writes, versions, obstacle = history
     views = {s: _view(s.value, versions, scan, windows) for s in scan.stacks if s.result.uses}
     found = {s: view for s, view in views.items() if view is not None}
     stacks = {s: versions[version] for s, (version, _) in found.items()}
@@ -184,7 +191,7 @@ def is_undone(value: Value, stored: Value) -> bool:
     return any(_view(value, _history(scan, carry)[1], scan) is not None for carry in carries)
 
 
-def _history(scan: Scan, carry: Carry) -> tuple[tuple[Op, ...], dict[Value, int], str | None]:
+def _history(scan: Scan, carry: Carry) -> _History:
     """The writes from the version that leaves a step to the one that enters it, the versions with
     the number of writes that come after each, and what is no write.
     """
