@@ -163,10 +163,10 @@ def written_over(value: Value) -> Value | None:
 
 
 def _overwritten(op: Op, arrays: Read, dying: Sequence[Value]) -> Value | None:
-    """The array that an elementwise op may write its result over, if there is one: what a region
-    of an op only yields has a place of its own.
+    """The array that an elementwise op may write its result over, if there is one, also with axes
+    that are moved and moved back: what a region of an op only yields has a place of its own.
     """
-    if op.name not in ELEMENTWISE:
+    if op.name not in ELEMENTWISE and op.name != "transpose":
         return None
     if isinstance(op.parent, Op) and all(user.is_terminator for user in op.result.users):
         return None

@@ -55,6 +55,8 @@ Arrays that are put together count as computed one by one: an index of a step an
 A row of a table that the readers have, too, is read again, not stored: of an argument of the
 program, or of an array that is no larger than all rows together. To read a row costs half of
 writing it and reading it back, but a single number is read as a whole cache line.
+An array of which nothing else needs the rows any more would be kept in memory for the readers: its
+rows cost what storing them does.
 
 Where a byte of memory has a price (`optimize(memory=...)`), stacks cost that, too. Then everything
 that may be repeated is repeated, loops included, if that costs less.
@@ -76,9 +78,8 @@ such rows would take memory with the square of the steps; rows of a window would
 of such rows in linear time (a softmax) is recomputed with them; a sum over them is stored, which
 costs less. Shapes do not tell whether another array is as long as the loop.
 
-Source: the masks of a vmapped cond, https://github.com/jax-ml/jax/issues/8239 with a batch; Dao et
-al., "FlashAttention" (arXiv:2205.14135), which stores the sums of attention rows and multiplies
-again.
+Source: a vmapped cond's masks, https://github.com/jax-ml/jax/issues/8239; Dao et al.,
+"FlashAttention" (arXiv:2205.14135), which stores the sums of rows and multiplies again.
 """
 
 from __future__ import annotations

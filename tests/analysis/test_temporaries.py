@@ -158,6 +158,19 @@ def test_what_a_loop_stacks_has_its_memory_from_the_start():
     assert estimated(two_loops, X) == pytest.approx(compiled(two_loops, X), rel=0.1)
 
 
+def turned(x):
+    """Rows of a batch are turned, computed with, and turned back for the next loop."""
+    rows = jax.lax.scan(lambda s, _: (jnp.sin(s), s), x, None, 64)[1]
+    factor = jnp.cos(jnp.sum(rows * rows))
+    rows = 2 * jnp.transpose(jnp.transpose(rows, (1, 0, 2)) * factor, (1, 0, 2))
+    rows = jax.lax.scan(lambda s, row: (s * row, s * row), x, rows)[1]
+    return jnp.transpose(rows, (1, 2, 0))
+
+
+def test_axes_that_are_moved_back_are_written_over_where_they_were():
+    assert estimated(turned, X[:3]) == pytest.approx(compiled(turned, X[:3]), rel=0.1)
+
+
 def adam(p, m, v, tokens):
     """A step of adam of a transformer's layers in a scan, nothing donated."""
     gradient = jax.grad(functools.partial(transformer.loss, scanned=True))(p, tokens)

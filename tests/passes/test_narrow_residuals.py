@@ -349,6 +349,21 @@ def test_what_is_streamed_already():
     )
 
 
+def made(w, c, xs, ct, reads_again):
+    """What the loop streams is an array of the program's own."""
+    ys = jnp.sin(xs)
+    program = forth_and_back(lambda w, c, x, t: x * 2.0 + w[0], lambda g, w, r: g * r)
+    h, back = program(w, c, ys, ct)
+    return h, back, jnp.cos(ys) if reads_again else xs
+
+
+@pytest.mark.parametrize("reads_again", [False, True])
+def test_what_is_streamed_is_gone_when_the_loop_back_runs(reads_again):
+    """Kept in memory for the loop back, it would take as much as the residual does."""
+    program = functools.partial(made, reads_again=reads_again)
+    alone(NARROW, program, *TYPES, fires=reads_again)
+
+
 def rows_of(table, tokens, c, ct):
     """A loop that multiplies with rows of a table, which its transpose reads."""
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
+from jaxpr_opt.bridge.parameters import permutation_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.fusion import is_fused, is_repeated
 from jaxpr_opt.cost.layouts import shape_read
@@ -37,6 +38,10 @@ from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING, is_broadcast, is_pure
 Read = Mapping[Value, bool]
 """Arrays in memory that an op reads, and whether it reads of each only the element at the place of
 the one that it computes."""
+
+Places = tuple[int, ...] | None
+"""Where an op reads an array: the axis that each axis of what it computes lies along, none if they
+are the array's; None if it reads other elements, too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +74,7 @@ class _Fusing:
 
     def __init__(self, region: Region, repeats: bool) -> None:
         self.region, self.repeats = region, repeats
-        self.read: dict[Op, dict[Value, bool]] = {}
+        self.read: dict[Op, dict[Value, Places]] = {}
         self.may: dict[Value, bool] = {}
         self.takes: dict[Op, bool | None] = {}
         owner = region.owner
@@ -92,28 +97,31 @@ class _Fusing:
         for op in ops:
             for value in () if is_view(op) else op.results:
                 if op not in kept or (self._can_be_inside(value) and value not in wanted):
-                    read = map(buffer_of, op.operands)
-                    inside[value] = frozenset[Value]().union(*(inside.get(v, {v}) for v in read))
+                    made_of = map(buffer_of, op.operands)
+                    inside[value] = frozenset[Value]().union(*(inside.get(v, {v}) for v in made_of))
         copied = {v: self._copied_from(v) for op in ops if op in kept for v in self._copied(op)}
-        return Fused({op: self.read[op] for op in ops if op in kept}, inside, copied)
+        read = {op: {v: at == () for v, at in self.read[op].items()} for op in ops if op in kept}
+        return Fused(read, inside, copied)
 
     def _copied_from(self, value: Value) -> Set[Value]:
         """The arrays that a copy of a value is computed from."""
         array = buffer_of(value)
         return {*self._made_of(array)} if self._can_be_inside(array) else {array}
 
-    def _read(self, op: Op) -> dict[Value, bool]:
+    def _read(self, op: Op) -> dict[Value, Places]:
         """The arrays that an op reads, with those of what is computed inside of it."""
-        alike, found = op.name in ELEMENTWISE, dict[Value, bool]()
-        for value in map(buffer_of, inputs(op)):
+        first, found = _places(op), dict[Value, Places]()
+        for operand in inputs(op):
+            value = buffer_of(operand)
             if not self._takes_in(op, value):
-                found[value] = alike and found.get(value, True)
+                found[value] = _both(found, value, first)
                 continue
-            for array, same in self._made_of(value).items():
-                found[array] = alike and same and found.get(array, True)
+            keeps_axes = operand.shape == value.shape
+            for array, then in self._made_of(value).items():
+                found[array] = _both(found, array, _through(first, then, keeps_axes=keeps_axes))
         return found
 
-    def _made_of(self, value: Value) -> Read:
+    def _made_of(self, value: Value) -> Mapping[Value, Places]:
         return {} if value.op is None else self.read[value.op]
 
     def _takes_in(self, op: Op, value: Value) -> bool:
@@ -189,6 +197,30 @@ class _Fusing:
             elif reader in found and model.is_reduced_inside(found[reader], op):
                 found[op] = found[reader]
         return found
+
+
+def _places(op: Op) -> Places:
+    """Where an op reads its operands: an elementwise one where they are, one that moves axes along
+    others.
+    """
+    if op.name == "transpose":
+        return permutation_of(op)
+    return () if op.name in ELEMENTWISE else None
+
+
+def _through(first: Places, then: Places, *, keeps_axes: bool) -> Places:
+    """Where an op reads an array through a value that reads it, and that it may read reshaped."""
+    if first is None or then is None or not (keeps_axes or first == then == ()):
+        return None
+    if not first or not then:
+        return first or then
+    moved = tuple(then[axis] for axis in first)
+    return () if moved == tuple(range(len(moved))) else moved
+
+
+def _both(found: Mapping[Value, Places], array: Value, places: Places) -> Places:
+    """Where an op reads an array that it may read elsewhere, too."""
+    return places if found.get(array, places) == places else None
 
 
 def _is_less(value: Value, made: Value) -> bool:

@@ -13,6 +13,7 @@ what suppliers ask
 `walks`                                           how loops back get a buffer, through nests
 `adjacent_step_stacks`                            rows that the next step stacks
 `register_stacks`                                 rows that enter a shift register
+`kept_alive`                                      what is in memory no longer when they read
 what other passes ask
 `counterparts`                                    what a value of a reader was in the step
 `replays`                                         what it takes to compute steps again

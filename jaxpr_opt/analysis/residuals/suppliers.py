@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.residuals.adjacent_step_stacks import stacked_by_next_step
 from jaxpr_opt.analysis.residuals.cuts import known_to_readers, residuals
+from jaxpr_opt.analysis.residuals.kept_alive import gone_before_readers
 from jaxpr_opt.analysis.residuals.register_stacks import stored_as_rows
 from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.ir.facts import remembered
@@ -34,9 +35,10 @@ class Supplier:
 
 
 def _present(scan: Scan) -> Mapping[Value, int]:
-    """Rows of streams, and of stacks that stay whatever is planned."""
+    """Rows of streams, and of stacks that stay whatever is planned, if they are there anyway."""
     found = residuals(scan, nests=True)
-    return dict.fromkeys(known_to_readers(scan, found) - {value for _, value in found}, 0)
+    known = known_to_readers(scan, found) - {value for _, value in found}
+    return dict.fromkeys(known - gone_before_readers(scan, found), 0)
 
 
 def _restored(scan: Scan) -> Mapping[Value, int]:
