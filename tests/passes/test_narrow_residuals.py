@@ -364,6 +364,16 @@ def test_what_is_streamed_is_gone_when_the_loop_back_runs(reads_again):
     alone(NARROW, program, *TYPES, fires=reads_again)
 
 
+def test_places_of_an_iota():
+    """(3) The sum that is compared has no product in it."""
+
+    def residuals(w, c, x, t):
+        places = lax.iota(jnp.float32, 3)
+        return jnp.where((places + x > 1)[:, None], w, places)
+
+    alone(NARROW, forth_and_back(residuals, lambda g, w, r: g @ r), *TYPES, fires=True)
+
+
 def rows_of(table, tokens, c, ct):
     """A loop that multiplies with rows of a table, which its transpose reads."""
 

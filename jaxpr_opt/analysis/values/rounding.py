@@ -114,7 +114,7 @@ def _is_product(value: Value, body: Region) -> bool:
     while (op := value.op) is not None and value.region is body:
         if op.name in PRODUCTS:
             return True
-        if not (op.name == "neg" or is_data_movement(op)):
+        if not op.operands or not (op.name == "neg" or is_data_movement(op)):
             return False
         value = op.operands[0]
     return False
