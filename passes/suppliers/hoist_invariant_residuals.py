@@ -38,15 +38,17 @@ Sound when
    takes at least one step, so that nothing new is computed. An op that only moves elements of its
    operand (a broadcast, a slice, a transpose) stays where it is read, unless a hoisted op or a
    residual needs it, or it is a small array of more than a few numbers. So do arithmetic on row
-   and column numbers (a causal mask, an identity matrix) and its sums, which XLA folds, and the
-   transpose of a matrix that only products read: they read the matrix.
+   and column numbers (a causal mask, an identity matrix) and its sums, which XLA folds, a little
+   arithmetic on what is repeated, and the transpose of a matrix that only products read: they
+   read the matrix.
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 
 Cost: a residual of n rows becomes one value; an op runs once instead of n times. XLA hoists a
 little arithmetic, too: alone it is no reason to touch a program. It makes a value that only moves
-elements, or is made of numbers alone, where it is read; hoisted, it would take memory as long as
-the loop runs, and each of a few numbers is one more operand of every step.
+elements, or is made of numbers alone, or by a few ops of what is repeated, where it is read;
+hoisted, it would take memory as long as the loop runs, and be read in each step, and each of a few
+numbers is one more operand of every step.
 Source: MLIR's scf loop-invariant code motion; https://github.com/jax-ml/jax/issues/8239 is what
 happens to weights without it on jax 0.10.
 """
@@ -57,21 +59,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.values.invariant_ops import invariant_ops, is_little
 from jaxpr_opt.analysis.values.varying import why_varying
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.outer_values import Repetition, repeated
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Constant, Op, Scan, Stack, Value, While
+from jaxpr_opt.ir.graph import Op, Scan, Stack, While
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import (
-    ARRANGING,
-    REDUCING,
-    can_move,
-    is_arithmetic,
-    is_broadcast,
-    rearranges,
-)
+from jaxpr_opt.ir.traits import is_broadcast
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +100,7 @@ class HoistInvariantResiduals(Pass):
 
     def find(self, op: Op) -> Iterator[Match]:
         assert isinstance(op, Scan | While)
-        leaving = _leaving(op) if isinstance(op, Scan) and op.length > 0 else ()  # (4)
+        leaving = invariant_ops(op) if isinstance(op, Scan) and op.length > 0 else ()  # (4)
         if leaving:
             names = ", ".join(each.name for each in leaving if not is_broadcast(each))
             says = (
@@ -143,56 +139,4 @@ def _is_no_gain(leaving: Iterable[Op]) -> bool:
     made = [v for op in leaving for v in op.results]
     is_small = cost_model().is_quick(max(v.nbytes for v in made))
     is_free = is_small or not any(dtypes.is_inexact(v.dtype) for v in made)
-    return is_free and all(map(_is_little, leaving))
-
-
-def _is_little(op: Op) -> bool:
-    """Whether computing it in every step costs next to nothing, if it is small."""
-    return is_arithmetic(op) or op.name in ARRANGING
-
-
-def _is_view(op: Op) -> bool:
-    """Whether an op moves elements that are best moved where they are read: too many to keep, too
-    few of a small array to pass to each step, or for products, which read what is transposed.
-    """
-    if not rearranges(op):
-        return False
-    model, made = cost_model(), op.results[0]
-    turned = (model.is_read_transposed(each, made) for each in made.users)
-    if not model.is_quick(made.nbytes) or all(turned):
-        return True
-    few = len(op.operands) == 1 and all(model.is_no_line(v.nbytes) for v in op.results)
-    return few and model.is_quick(op.operands[0].nbytes)
-
-
-def _leaving(scan: Scan) -> tuple[Op, ...]:
-    """Ops of the body that need nothing of a step (4)."""
-    leaving: dict[Op, None] = {}
-    waiting: set[Op] = set()  # could leave, but XLA makes them where they are read
-    numbers: set[Op] = set()  # those made of constants alone
-
-    def is_outside(value: Value) -> bool:
-        op = value.op
-        return op in leaving or op in waiting or not scan.body.defines(value)
-
-    def take(values: Iterable[Value]) -> None:
-        for op in (v.op for v in values):
-            if op is not None and op in waiting:
-                waiting.discard(op)
-                take(op.operands)
-                leaving[op] = None
-
-    for op in scan.body.ops:
-        if op.is_terminator:
-            take(op.operands)
-        elif all(map(is_outside, op.operands)) and can_move(op):  # (4)
-            captured = [v for region in op.regions for v in region.captures()]
-            are_known = (isinstance(v, Constant) or v.op in numbers for v in op.operands)
-            if (op.name in REDUCING or _is_little(op)) and all(are_known):
-                numbers.add(op)
-            if is_broadcast(op) or _is_view(op) or op in numbers:
-                waiting.add(op)
-            elif all(map(is_outside, captured)):  # (4)
-                take([*op.operands, *captured])
-                leaving[op] = None
-    return tuple(leaving)
+    return is_free and all(map(is_little, leaving))

@@ -589,6 +589,59 @@ def test_what_is_made_of_constants_stays_beside_what_leaves():
     )
 
 
+def test_a_little_arithmetic_on_what_is_repeated_stays_beside_what_leaves():
+    """(4) Cost: XLA makes it where it is read; hoisted, it would be an array."""
+
+    def program(w, a, xs):
+        def step(c, x):
+            rows, columns = (lax.broadcast_in_dim(a, (16, 16), (axis,)) for axis in (0, 1))
+            return c * jnp.sin(w) + x * (rows * 0.5 + columns), None
+
+        return lax.scan(step, w, xs)[0]
+
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[16,16]",
+        "f32[16]",
+        "f32[8,16,16]",
+        diff="""
+          fn (w:f32[16,16], a:f32[16], xs:f32[8,16,16]) {
+        +   s:f32[16,16] = sin w
+            c:f32[16,16] = scan[8] carry(c=w) xs(x=xs) {
+              b:f32[16,16] = broadcast_in_dim[dims=(0,)] a
+              b1:f32[16,16] = broadcast_in_dim a
+        -     s:f32[16,16] = sin w
+              m:f32[16,16] = mul c s
+              m1:f32[16,16] = mul b 0.5
+              a1:f32[16,16] = add m1 b1
+              m2:f32[16,16] = mul x a1
+              a2:f32[16,16] = add m m2
+              yield carry(a2)
+            }
+            return c
+          }
+        """,
+    )
+
+
+def test_more_arithmetic_on_what_is_repeated_leaves():
+    """(4) Each step would take longer to make it than to read it."""
+
+    def program(w, a, xs):
+        def step(c, x):
+            spread = jnp.broadcast_to(a, (16, 16))
+            for k in range(1, 9):
+                spread = spread * float(k) + 1.0
+            return c * jnp.sin(w) + x * spread, None
+
+        return lax.scan(step, w, xs)[0]
+
+    graph = alone(HOIST, program, "f32[16,16]", "f32[16]", "f32[8,16,16]", fires=True)
+    (loop,) = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert [op.name for op in loop.body.ops] == ["mul", "mul", "add", "yield"]
+
+
 @pytest.mark.parametrize(
     "reduced",
     [

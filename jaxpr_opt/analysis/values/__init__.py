@@ -10,6 +10,7 @@
 `renaming`                            other names of a value
 `enclosing`                           the loop that an op is in, and later readers
 `varying`                             why a value changes from step to step
+`invariant_ops`                       what is better computed once, before a loop
 `origins`                             what cheap ops compute values from
 `linearity`                           linear programs, and loops that carry cotangents
 `rounding`                            what XLA may round otherwise if it is recomputed

@@ -1,0 +1,109 @@
+"""Ops of a loop's step that compute the same in every step, and are better computed before it.
+
+What XLA makes where it is read, at no cost, stays: hoisted, it would be an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.graph import Constant, Op, Scan, Value
+from jaxpr_opt.ir.traits import (
+    ARRANGING,
+    REDUCING,
+    can_move,
+    is_arithmetic,
+    is_broadcast,
+    rearranges,
+)
+
+
+def is_little(op: Op) -> bool:
+    """Whether computing it in every step costs next to nothing, if it is small."""
+    return is_arithmetic(op) or op.name in ARRANGING
+
+
+def invariant_ops(scan: Scan) -> tuple[Op, ...]:
+    """Ops of the body that need nothing of a step, in order."""
+    return _Leaving(scan).found()
+
+
+class _Leaving:
+    """The ops that may leave a body, and those of them that are to."""
+
+    def __init__(self, scan: Scan) -> None:
+        self.scan = scan
+        self.leaving: dict[Op, None] = {}
+        self.waiting: set[Op] = set()
+        """Could leave, but XLA makes them where they are read."""
+        self.numbers: set[Op] = set()
+        """Those made of constants alone."""
+        self.spread: dict[Op, int] = {}
+        """Those made of what is repeated, with how many ops that takes."""
+
+    def found(self) -> tuple[Op, ...]:
+        for op in self.scan.body.ops:
+            if op.is_terminator:
+                self.take(op.operands)
+            # Condition 4 of hoist-invariant-residuals.
+            elif all(map(self.is_outside, op.operands)) and can_move(op):
+                self.decide(op)
+        return tuple(self.leaving)
+
+    def is_outside(self, value: Value) -> bool:
+        """Whether a value is there before the loop, or may be."""
+        op = value.op
+        return op in self.leaving or op in self.waiting or not self.scan.body.defines(value)
+
+    def decide(self, op: Op) -> None:
+        """Whether an op that may leave does."""
+        captured = [v for region in op.regions for v in region.captures()]
+        are_known = (isinstance(v, Constant) or v.op in self.numbers for v in op.operands)
+        if (op.name in REDUCING or is_little(op)) and all(are_known):
+            self.numbers.add(op)
+        if is_broadcast(op) or _is_view(op) or op in self.numbers or self.is_spread(op):
+            self.waiting.add(op)
+        # Condition 4 of hoist-invariant-residuals.
+        elif all(map(self.is_outside, captured)):
+            self.take([*op.operands, *captured])
+            self.leaving[op] = None
+
+    def is_spread(self, op: Op) -> bool:
+        """Whether making its result of what is repeated takes no longer than reading it."""
+        if not is_arithmetic(op) or op.result.size <= 1:
+            return False
+        made = [v.op for v in op.operands if not isinstance(v, Constant)]
+        ops, model = 1, cost_model()
+        for each in made:
+            if each is None or each not in self.waiting:
+                return False
+            if not is_broadcast(each) and each not in self.spread:
+                return False
+            ops += self.spread.get(each, 0)
+        if model.elementwise(op.result, ops) > model.read_windows(op.result.nbytes, 1):
+            return False
+        self.spread[op] = ops
+        return True
+
+    def take(self, values: Iterable[Value]) -> None:
+        """What leaves needs what it is made of."""
+        for op in (v.op for v in values):
+            if op is not None and op in self.waiting:
+                self.waiting.discard(op)
+                self.take(op.operands)
+                self.leaving[op] = None
+
+
+def _is_view(op: Op) -> bool:
+    """Whether an op moves elements that are best moved where they are read: too many to keep, too
+    few of a small array to pass to each step, or for products, which read what is transposed.
+    """
+    if not rearranges(op):
+        return False
+    model, made = cost_model(), op.results[0]
+    turned = (model.is_read_transposed(each, made) for each in made.users)
+    if not model.is_quick(made.nbytes) or all(turned):
+        return True
+    few = len(op.operands) == 1 and all(model.is_no_line(v.nbytes) for v in op.results)
+    return few and model.is_quick(op.operands[0].nbytes)
