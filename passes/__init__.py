@@ -41,6 +41,7 @@ from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.passes.suppliers.stack_choices import StackChoices
 from jaxpr_opt.passes.suppliers.stack_entering_rows import StackEnteringRows
+from jaxpr_opt.passes.suppliers.stack_needed_rows import StackNeededRows
 from jaxpr_opt.passes.suppliers.stack_read_windows import StackReadWindows
 from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
@@ -129,6 +130,8 @@ DEFAULT = (
     (ReplayInnerLoops(), ReplaySteps(), ForwardKnownStacks()),
     (IsolateSkippedSteps("scalars"),),  # loops whose writes have been undone
     (IsolateSkippedSteps(),),
+    # No later pass looks at stacks.
+    (StackNeededRows(),),
     # Loops that skip whole steps have been looked at.
     (SkipUntakenBranches(),),
     # No later pass looks at single scalars, and gradients are to be of vectors.

@@ -45,6 +45,18 @@ def skipped_layers(weights: Any, x: Array, keep: Array) -> Array:
     return lax.scan(layer, x, (weights, keep))[0]
 
 
+def mixed_layers(weights: Array, x: Array) -> Array:
+    """Every fourth layer of a scan is attention, the others are not."""
+
+    def layer(x: Array, given: Any) -> Any:
+        w, attends = given
+        attend = lambda: x + jax.nn.softmax(x @ w @ x.T) @ x  # noqa: E731
+        return lax.cond(attends, attend, lambda: x + jnp.tanh(x @ w)), None
+
+    attends = jnp.arange(len(weights)) % 4 == 3
+    return lax.scan(layer, x, (weights, attends))[0]
+
+
 def early_exit(weights: Any, x: Array) -> Array:
     """Layers until the mean is large enough."""
 
@@ -173,6 +185,7 @@ PROGRAMS: dict[str, Entry] = {
     "plain layers": entry(plain_layers, LAYERS, normal(16, 32)),
     "checkpointed layers": entry(checkpointed_layers, LAYERS, normal(16, 32)),
     "skipped layers": entry(skipped_layers, LAYERS, normal(16, 32), normal(12)),
+    "mixed layers": entry(mixed_layers, 0.1 * normal(12, 32, 32), 0.1 * normal(64, 32)),
     "early exit": entry(early_exit, LAYERS, normal(16, 32)),
     "experts": entry(experts, 0.1 * normal(4, 32, 32), normal(8, 32), below(4, 20)),
     "unrolled": entry(unrolled, LAYERS, normal(16, 32)),

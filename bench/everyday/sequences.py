@@ -103,6 +103,20 @@ def deep_recurrent(weights: Array, xs: Array) -> Array:
     return lax.scan(step, (jnp.zeros_like(xs[0]),) * len(weights), xs)[1]
 
 
+def clockwork(weights: Array, xs: Array) -> Array:
+    """A fast state, and a slow one that changes in every eighth step."""
+
+    def step(state: Any, given: Any) -> Any:
+        (fast, slow), (t, x) = state, given
+        change = lambda: jnp.tanh(slow @ weights[0] + fast @ weights[1])  # noqa: E731
+        slow = lax.cond(t % 8 == 0, change, lambda: slow)
+        fast = jnp.tanh(fast @ weights[2] + slow @ weights[3] + x)
+        return (fast, slow), fast
+
+    zeros = jnp.zeros_like(xs[0])
+    return lax.scan(step, (zeros, zeros), (jnp.arange(len(xs)), xs))[1]
+
+
 def gated(weights: Array, xs: Array, lengths: Array) -> Array:
     """A gated unit over sequences of several lengths, their ends masked."""
 
@@ -226,6 +240,7 @@ PROGRAMS: dict[str, Entry] = {
     ),
     "recurrent": entry(recurrent, normal(48, 64), normal(20, 8, 32)),
     "deep recurrent": entry(deep_recurrent, 0.1 * normal(3, 64, 64), normal(100, 8, 64)),
+    "clockwork": entry(clockwork, 0.2 * normal(4, 32, 32), normal(80, 8, 32)),
     "gated": entry(gated, normal(32, 160), normal(20, 8, 32), below(20, 8)),
     "hidden states": entry(hidden_states, normal(16, 16), normal(16, 8), below(8, 50)),
     "viterbi": forward(viterbi, normal(16, 16), normal(16, 8), below(8, 50)),

@@ -33,6 +33,12 @@ BYTES_OF_INDICES = 4096
 BYTES_COMPARED = 64
 """Bytes of a constant that is compared with others by its contents; larger ones by identity."""
 
+STEPS_KNOWN = 2**16
+"""Steps of a loop whose numbers are computed at compile time, in less than a millisecond an op."""
+
+STATES_OF_A_COUNTER = 512
+"""Numbers that a counter takes before it starts again."""
+
 LEAST_ROWS = 33
 """Carries of a `while` that are kept for its gradient, however large: with them no step of 561 is
 computed more than once again, none of 6545 more than twice."""

@@ -89,6 +89,10 @@ class Rewriter:
         """A literal scalar."""
         return Constant(compat.array_aval((), np.dtype(dtype)), np.dtype(dtype).type(value))
 
+    def array(self, numbers: np.ndarray[Any, Any]) -> Constant:
+        """A literal array."""
+        return Constant(compat.array_aval(numbers.shape, numbers.dtype), numbers)
+
     def replace(self, old: Value, new: Value, where: Callable[[Use], bool] | None = None) -> None:
         """Make the uses of `old` (those for which `where` holds) read `new`.
 

@@ -21,38 +21,18 @@ Cost: every rule removes an op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from jaxpr_opt.analysis.values.constants import is_weak
+from jaxpr_opt.analysis.values.step_numbers import ARITHMETIC
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Constant, Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-
-ARITHMETIC: Mapping[str, Callable[..., Any]] = {
-    "add": np.add,
-    "and": np.bitwise_and,
-    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
-    "convert_element_type": lambda x: x,
-    "eq": np.equal,
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "le": np.less_equal,
-    "lt": np.less,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mul": np.multiply,
-    "ne": np.not_equal,
-    "neg": np.negative,
-    "not": np.invert,
-    "or": np.bitwise_or,
-    "sub": np.subtract,
-    "xor": np.bitwise_xor,
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

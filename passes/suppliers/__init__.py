@@ -5,6 +5,7 @@ AD stacks them all.  Each pass here knows another source, and asks the cost mode
 ===========================  ================================================================
 `hoist-invariant-residuals`  a loop-invariant value: use it directly
 `forward-known-stacks`       a row of an existing array, or affine in the step: read it again
+`stack-needed-rows`          few steps make or read it: store the rows of those
 `stack-read-windows`         only a window of it is read: store the window
 `stack-choices`              one of some outer values: store which
 `share-shifted-stacks`       the next step stores it anyway

@@ -12,6 +12,7 @@ what suppliers ask
 `versions`                                        versions of a buffer, by undoing writes
 `walks`                                           how loops back get a buffer, through nests
 `adjacent_step_stacks`                            rows that the next step stacks
+`needed_rows`                                     steps that make a row, and that read it
 `register_stacks`                                 rows that enter a shift register
 `kept_alive`                                      what is in memory no longer when they read
 what other passes ask

@@ -3,6 +3,7 @@
 ====================================  ======================================================
 `constants`                           numbers that all elements are; undefined and weak types
 `affine`, `induction`, `intervals`    integers as functions of loop steps, and their ranges
+`step_numbers`                        integers of each step, known at compile time
 `algebra`                             laws of single ops
 `selected_cases`                      which case a select takes inside another one
 `expressions`, `value_numbering`      equal expressions; all equal values of a program

@@ -35,6 +35,18 @@ def uniform(value: Value) -> Any:
     return value.scalar if isinstance(value, Constant) else None
 
 
+def captured(array: Constant) -> np.ndarray[Any, Any] | None:
+    """The numbers of a captured array, also if it is on a device; None if this process cannot see
+    them.
+    """
+    numbers = array.value
+    if isinstance(numbers, jax.core.Tracer):
+        return None
+    if isinstance(numbers, jax.Array) and not numbers.is_fully_addressable:
+        return None
+    return np.asarray(numbers)
+
+
 def scalar_of(value: Value) -> Value | None:
     """The scalar that a value is, or repeats in all elements."""
     op = value.op

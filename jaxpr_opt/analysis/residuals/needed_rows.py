@@ -1,0 +1,198 @@
+"""The rows of a stack that are needed, where it is known before the program runs which steps make
+them and which steps read them.
+
+A step that does something every tenth time, ``cond(t % 10 == 0, ...)``, leaves rows for its
+transpose in each step. Only a tenth of them are read. Others repeat the row before: what such a
+step makes is carried unchanged through the next nine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Split, routes
+from jaxpr_opt.analysis.values.constants import is_undefined
+from jaxpr_opt.analysis.values.step_numbers import Numbers, numbers_at, taken_at
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Carry, Cond, Region, Scan, Stack, Value, dominates, is_sized
+from jaxpr_opt.ir.traits import is_speculable
+
+Writers = tuple[tuple[Region, Value], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NeededRows:
+    """`numbers` says for each step in which of `count` rows it leaves what is needed of it.
+
+    Other steps that write do so where a later step writes again, or to a last row that nobody
+    reads.
+    """
+
+    numbers: Numbers
+    count: int
+    reads: tuple[tuple[Route, Value, tuple[Region, ...]], ...]
+    """Each way to a row, the row, and the branches of the reading step that read it, or its body.
+    """
+    writers: Writers
+    """Branches of one cond of the step that write all rows, and what each writes; none if no cond
+    does."""
+
+
+def needed_rows(scan: Scan, stack: Stack) -> NeededRows | None:
+    """Of a stack that loops of as many steps read row by row; None if it is known of no row that it
+    is not needed.
+    """
+    made, ways = steps_of(scan), routes(stack.result, nests=True)
+    # Condition 4 of stack-needed-rows.
+    if made is None or not ways or any(isinstance(hop, Split) for way, _ in ways for hop in way):
+        return None
+    found = [(way, row, *_read(way, row)) for way, row in ways]
+    read = _any([steps for *_, steps in found])
+    wanted = made.in_order(read & made.given(stack.value))
+    starts = made.in_order(~made.repeats(stack.value, 0))
+    if wanted.all() and starts[1:].all():
+        return None
+    starts[0] = True
+    run = np.cumsum(starts) - 1
+    needed: Numbers = np.bincount(run, weights=wanted) > 0
+    numbers: Numbers = (np.cumsum(needed) - needed)[run].astype(np.int32)
+    times = [made.in_order(steps) for steps in (wanted, needed[run] & starts)]
+    writers, writes = made.writers(stack.value, times)
+    last = int(numbers[made.in_order(writes)].max(initial=0))
+    reads = tuple((way, row, regions) for way, row, regions, _ in found)
+    return NeededRows(made.in_order(np.minimum(numbers, last)), last + 1, reads, writers)
+
+
+def _read(way: Route, row: Value) -> tuple[tuple[Region, ...], Numbers]:
+    """The branches that read a row, and the steps that take them."""
+    last = way[-1]
+    assert isinstance(last, Rows)
+    reader = last.scan
+    found: dict[Region, Numbers] = {}
+    for use in row.uses:
+        cond = reader.body.ancestor(use.op)
+        taken = taken_at(cond, reader) if isinstance(cond, Cond) else None
+        # Condition 2 of stack-needed-rows.
+        if taken is None or not isinstance(cond, Cond) or use.op is cond:
+            return (reader.body,), np.ones(reader.length, bool)
+        branch = next(i for i, b in enumerate(cond.branches) if b.contains(use.op.region))
+        found[cond.branches[branch]] = taken == branch
+    return tuple(found), _any(list(found.values()))
+
+
+def _any(steps: list[Numbers]) -> Numbers:
+    found: Numbers = np.logical_or.reduce(steps)
+    return found
+
+
+@remembered
+def steps_of(scan: Scan) -> _Steps | None:
+    """What is known of a loop's steps; None if they are too many."""
+    is_known = is_sized((scan.length,)) and 0 < scan.length <= limits.STEPS_KNOWN
+    return _Steps(scan) if is_known else None
+
+
+class _Steps:
+    """What a loop's steps make of a value, as far as it is known which branches they take; all
+    answers are for each row.
+    """
+
+    def __init__(self, scan: Scan) -> None:
+        self.scan = scan
+        self.found: dict[Value, Numbers] = {}
+        self.always, self.never = np.ones(scan.length, bool), np.zeros(scan.length, bool)
+
+    def in_order(self, rows: Numbers) -> Numbers:
+        """Rows in the order of the steps, or back."""
+        return rows[::-1] if self.scan.reverse else rows
+
+    def writers(self, value: Value, times: list[Numbers]) -> tuple[Writers, Numbers]:
+        """The branches of one cond that are taken at all of some times, and at the fewest others;
+        none if they are taken in every step.  And the steps that take them.
+        """
+        best: tuple[Writers, Numbers] = (), self.always
+        for cond in self.scan.body.ops:
+            if not isinstance(cond, Cond) or not (value.op is cond or dominates(value, cond)):
+                continue
+            taken = taken_at(cond, self.scan)
+            if taken is None:
+                continue
+            for steps in times:
+                chosen = np.unique(taken[steps])
+                writes = np.isin(taken, chosen)
+                if writes.sum() < best[1].sum():
+                    branches = [cond.branches[int(number)] for number in chosen]
+                    best = tuple((each, _left(value, each)) for each in branches), writes
+        return best
+
+    def given(self, value: Value) -> Numbers:
+        """The steps in which a value is specified."""
+        # Condition 1 of stack-needed-rows.
+        left = [taken for case, taken in self._cases(value) if is_undefined(case)]
+        return ~_any([self.never, *left])
+
+    def repeats(self, value: Value, depth: int) -> Numbers:
+        """The steps in which a value is, bit by bit, what it was in the step before."""
+        if not self.scan.body.defines(value):
+            return self.always
+        if value not in self.found:
+            self.found[value] = self.never  # while it is looked for
+            self.found[value] = self._find(value, depth + 1)
+        return self.found[value]
+
+    def _find(self, value: Value, depth: int) -> Numbers:
+        if depth > limits.TERMS_OF_A_SUM:
+            return self.never
+        carry = self.scan.carry_of(value) if value.op is None else None
+        if carry is not None:
+            return self._later(self._kept(carry))
+        kept = [self._kept(c) for c in self.scan.carries if c.next is value]
+        op, none = value.op, self.never
+        if op is None or op.regions or not is_speculable(op) or op.region is not self.scan.body:
+            return _any([none, *kept])
+        alike = self.always
+        for operand in op.operands:
+            alike = alike & self.repeats(operand, depth) if alike is not none else none
+            alike = alike if alike.any() else none
+        # Condition 3 of stack-needed-rows.
+        return _any([alike, *kept])
+
+    def _kept(self, carry: Carry) -> Numbers:
+        """The steps that leave a carry as they found it."""
+        if carry.is_invariant:
+            return self.always
+        cases = self._cases(carry.next)
+        # Condition 3 of stack-needed-rows.
+        return _any([self.never, *(s for v, s in cases if v is carry.param)])
+
+    def _later(self, steps: Numbers) -> Numbers:
+        """The steps after these."""
+        later = self.never.copy()
+        if self.scan.reverse:
+            later[:-1] = steps[1:]
+        else:
+            later[1:] = steps[:-1]
+        return later
+
+    def _cases(self, value: Value) -> list[tuple[Value, Numbers]]:
+        """What a value is in which steps, if that is known of a cond or a select."""
+        op = value.op
+        if op is None or op.region is not self.scan.body:
+            return []
+        if isinstance(op, Cond):
+            taken, cases = taken_at(op, self.scan), op.outcomes[value.position].values
+        elif op.name == "select_n" and not op.operands[0].shape:
+            taken, cases = numbers_at(op.operands[0], self.scan), op.operands[1:]
+        else:
+            return []
+        if taken is None:
+            return []
+        return [(case, taken == number) for number, case in enumerate(cases)]
+
+
+def _left(value: Value, branch: Region) -> Value:
+    """What a value is in a branch, or at its end if it is a result of the branch's cond."""
+    return branch.outputs[value.position] if value.op is branch.owner else value

@@ -1,0 +1,150 @@
+"""Stack the rows that are needed, not one for each step.
+
+Before::
+
+    h, r = scan[100] carry(c=z) xs(t=iota) {
+      d, o = cond t % 10 == 0 { f c } else { yield c, undefined }
+      yield carry(d) ys(o)
+    }
+    g = scan[100, reverse] carry(a=ct) xs(t=iota, o=r) {
+      b = cond t % 10 == 0 { h a o } else { yield a }
+      yield carry(b)
+    }
+
+After::
+
+    h, r = scan[100] carry(c=z, b=undefined[11]) xs(t=iota, k=(iota + 9) / 10) {
+      d, o = cond t % 10 == 0 { f c } else { yield c, undefined }
+      e = dynamic_update_slice b o k
+      yield carry(d, e)
+    }
+    g = scan[100, reverse] carry(a=ct) xs(t=iota, k=(iota + 9) / 10) {
+      b = cond t % 10 == 0 { o = dynamic_slice r k; h a o } else { yield a }
+      yield carry(b)
+    }
+
+What a step does every tenth time is a branch, and JAX stores what the branch leaves for the
+gradient in each step. So for a target network that is copied now and then, layers of several kinds
+in a scan, a slow state. Sound when a row that a step writes is written again by the next step that
+leaves what is read, before anybody reads it:
+
+1. a row of a step in which the value is unspecified is not needed;
+2. nor is the row of a step in which no reader reads it: all its uses are in branches, and it is
+   known at compile time which steps take them;
+3. a step in which the value is what it was in the step before shares its row: a carry that a
+   branch, known likewise, gives back, and what is computed from such carries and outer values;
+4. the stack is read only row by row, in loops or nests of loops of as many steps.
+
+Cost: a number for each step; it fires if at most half of the rows are needed, and these are larger
+than a cache line. A branch that is taken whenever a row is needed writes it; else each step does,
+so not if a loop may stop early. After all other passes that look at stacks, and not before JAX
+differentiates: the derivative of a stack is another stack.
+Source: the residuals of `lax.cond` in `lax.scan`, https://github.com/jax-ml/jax/issues/8239.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from jaxpr_opt.analysis.residuals.needed_rows import NeededRows, needed_rows
+from jaxpr_opt.analysis.residuals.stack_consumers import Rows
+from jaxpr_opt.analysis.steps.skips import Skip, find_skips
+from jaxpr_opt.analysis.values.step_numbers import numbers_at
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.slicing import read_row, write_row
+from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread
+from jaxpr_opt.builders.step_numbers import numbered
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.graph import Carry, Cond, Op, Outcome, Phase, Region, Scan, Stack, Use, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Needed(Match):
+    """A stack, and which of its rows are needed."""
+
+    stack: Stack
+    rows: NeededRows
+
+
+@dataclass(frozen=True)
+class StackNeededRows(Pass):
+    """A stack with a row for each step -> one with the rows that are needed."""
+
+    name: ClassVar[str] = "stack-needed-rows"
+    phase: ClassVar[Phase] = "differentiated"
+    whole_arrays: ClassVar[bool] = True
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[Needed]:
+        assert isinstance(op, Scan)
+        for stack in op.stacks:
+            is_row = dtypes.is_of_bytes(stack.value.dtype)
+            if is_row and not cost_model().is_no_line(stack.value.nbytes):
+                rows = needed_rows(op, stack)  # (1), (2), (3), (4)
+                if rows is not None:
+                    says = f"{rows.count} rows of {stack.value.label} are stored, not {op.length}"
+                    yield Needed(op, says, stack, rows, about=stack.result)
+
+    def refuse(self, match: Needed) -> str | None:
+        scan = match.op
+        assert isinstance(scan, Scan)
+        if cost_model().is_most(match.rows.count, scan.length):
+            return "most of its rows are needed"
+        if not match.rows.writers and any(map(_may_end, find_skips(scan))):
+            return "steps that do nothing would write"
+        return None
+
+    def rewrite(self, match: Needed, rw: Rewriter) -> None:
+        scan, stack, rows = match.op, match.stack, match.rows
+        assert isinstance(scan, Scan)
+        array = _written(scan, stack, rows, rw)
+        for way, row, regions in rows.reads:
+            last = way[-1]
+            assert isinstance(last, Rows)
+            there = carried_along(array, way[:-1], rw)
+            at = numbered(rows.numbers, last.scan, rw)
+            for region in regions:
+                first = region.first
+                assert first is not None
+                found = rw.typed(read_row, row.aval, there, at, before=first)
+                rw.replace(row, found, where=partial(_is_in, region))
+        drop_unread({stack.result}, [way for way, *_ in rows.reads], rw)
+        rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not stack.result])
+
+
+def _may_end(skip: Skip | str) -> bool:
+    """Whether a loop may stop early, where only the data tell."""
+    return isinstance(skip, Skip) and numbers_at(skip.predicate, skip.scan) is None
+
+
+def _is_in(region: Region, use: Use) -> bool:
+    return region.contains(use.op.region)
+
+
+def _written(scan: Scan, stack: Stack, rows: NeededRows, rw: Rewriter) -> Value:
+    """The array of a stack's rows, which the loop carries."""
+    aval = rw.stacked_aval(stack.value, rows.count)
+    param, result = rw.new_value(aval), rw.new_value(aval, stack.result.name)
+    at = numbered(rows.numbers, scan, rw)
+
+    def write(value: Value, end: Op) -> Value:
+        return rw.typed(write_row, aval, param, value, at, before=end)
+
+    array = Carry(rw.undefined(aval, before=scan), param, param, result)
+    rw.set_scan(scan, carries=[*scan.carries, array])
+    written = {branch: write(value, branch.terminator) for branch, value in rows.writers}
+    if written:
+        cond = next(iter(written)).owner
+        assert isinstance(cond, Cond)
+        left = rw.new_value(aval)
+        cases = tuple(written.get(branch, param) for branch in cond.branches)
+        rw.set_cond(cond, [*cond.outcomes, Outcome(left, cases)])
+    else:
+        left = write(stack.value, scan.body.terminator)
+    rw.set_operand(scan.body.terminator, scan.num_carries - 1, left)
+    return result
