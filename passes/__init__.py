@@ -128,7 +128,8 @@ DEFAULT = (
     ),
     # The number of a step is known.
     (ReplayInnerLoops(), ReplaySteps(), ForwardKnownStacks()),
-    (IsolateSkippedSteps("scalars"),),  # loops whose writes have been undone
+    # Loops whose writes have been undone.
+    (IsolateSkippedSteps("scalars", at_last=True),),
     (IsolateSkippedSteps(),),
     # No later pass looks at stacks.
     (StackNeededRows(),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,15 @@ from jaxpr_opt.ir.graph import Op, Region, Scan, Value, reads
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
-def stop_early(skip: Skip, rw: Rewriter) -> None:
-    """Replace a scan by a `while` that runs until no later step is taken."""
+def stop_early(skip: Skip, rw: Rewriter, unread: Set[Value] = frozenset()) -> None:
+    """Replace a scan by a `while` that runs until no later step is taken. Nothing reads the rows of
+    skipped steps of stacks that are `unread`.
+    """
     scan = skip.scan
-    found = (skipped_row(skip, stack) for stack in scan.stacks)
+    found = (
+        SkippedRow() if stack.result in unread else skipped_row(skip, stack)
+        for stack in scan.stacks
+    )
     rows = [each for each in found if isinstance(each, SkippedRow)]  # `refuse` said no others
     stop = _last_step(skip, rw)
     carries, stacks = scan.carries, scan.stacks

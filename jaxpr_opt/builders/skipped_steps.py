@@ -15,7 +15,7 @@ from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.ir.graph import Op, Region, Value, backward_slice
+from jaxpr_opt.ir.graph import Op, Region, Stack, Value, backward_slice
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -83,6 +83,20 @@ def select_kept(skip: Skip, rw: Rewriter) -> None:
             outputs[place] = rw.typed(
                 lax.select_n, stack.value.aval, some, row, stack.value, before=end
             )
+    rw.set_outputs(scan.body, outputs)
+
+
+# Condition 2 of isolate-skipped-steps.
+def leave_unspecified(skip: Skip, stacks: Sequence[Stack], rw: Rewriter) -> None:
+    """Let a skipped step stack anything."""
+    scan, end = skip.scan, skip.scan.body.terminator
+    outputs, gone = list(scan.body.outputs), {stack.result for stack in stacks}
+    some = rw.insert(partial(is_taken, skip), skip.predicate, before=end)
+    for place, stack in enumerate(scan.stacks, scan.num_carries):
+        if stack.result in gone:
+            row = stack.value
+            nothing = rw.undefined(row.aval, before=end)
+            outputs[place] = rw.typed(lax.select_n, row.aval, some, nothing, row, before=end)
     rw.set_outputs(scan.body, outputs)
 
 

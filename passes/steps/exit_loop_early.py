@@ -17,6 +17,9 @@ After::
     r = select(iota < i_n, b, c_n)          # where rows of skipped steps are no one number: with
                                             # that the buffer starts
 
+If only loops that stop as early read the rows, these are stopped at the same time, and the rows of
+skipped steps stay unspecified.
+
 Sound when
 
 1. in a skipped step every carry keeps its value, counters apart, and
@@ -32,7 +35,9 @@ Sound when
 5. nothing differentiates the loop any more (the final phase): a `while` has no transpose,
 6. predicates that are computed before the loop, all at once, are basic arithmetic, comparisons and
    logic, which round for many rows as for one: they compare no sums of products
-   (`jaxpr_opt.analysis.values.rounding`).
+   (`jaxpr_opt.analysis.values.rounding`),
+7. rows of skipped steps are left unspecified only if all that reads them are loops that this pass
+   stops before they come to such a row.
 
 The predicate of a batch is left unchanged where XLA may divide its rows over devices: they would
 communicate before each step.
@@ -46,12 +51,13 @@ Source: jax#8239, jax#2469; Equinox's `bounded` while loop does this by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.residuals.unread_rows import readers
 from jaxpr_opt.analysis.steps.masks import first_rows
-from jaxpr_opt.analysis.steps.skipped_rows import skipped_row
+from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.bridge.parameters import unroll_of
@@ -59,7 +65,7 @@ from jaxpr_opt.builders.early_exit import stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
-from jaxpr_opt.ir.graph import Op, Phase, Scan
+from jaxpr_opt.ir.graph import Op, Phase, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_arithmetic, is_pure, may_depend_on
 
@@ -118,7 +124,31 @@ class ExitLoopEarly(Pass):
 
     def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
         assert isinstance(match.skip, Skip)
-        stop_early(match.skip, rw)
+        with_it, unread = self._unread(match.skip)
+        for each in with_it:
+            stop_early(each, rw)
+        stop_early(match.skip, rw, unread)
+
+    def _unread(self, skip: Skip) -> tuple[list[Skip], Set[Value]]:  # (7)
+        """How loops skip that stop as early, and the stacks that only these read."""
+        stops: dict[Scan, Skip] = {}
+        unread: set[Value] = set()
+        for stack in skip.scan.stacks:
+            row = skipped_row(skip, stack)
+            if not isinstance(row, SkippedRow) or row.value is None:
+                continue
+            found = readers(stack, skip) or ()
+            if found and all(self._stops(each, stops) for each in found):
+                stops |= {each.scan: each for each in found}
+                unread.add(stack.result)
+        return list(stops.values()), unread
+
+    def _stops(self, skip: Skip, stops: Mapping[Scan, Skip]) -> bool:  # (7)
+        """Whether the pass stops a loop, by this predicate."""
+        if skip.scan in stops:
+            return stops[skip.scan].predicate is skip.predicate
+        is_worth = cost_model().is_worth_a_question(skip.scan.body)
+        return is_worth and self.refuse(SkippingLoop(skip.scan, "", skip)) is None
 
 
 def _rounds_alike(skip: Skip) -> bool:  # (6)

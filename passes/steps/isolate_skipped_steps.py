@@ -33,6 +33,9 @@ Sound when
    not store the product: zero divided by zero is NaN. It becomes a branch as well, or, in a batch,
    what it stores is selected.
 
+At last, when no pass looks at residuals any more, rows of skipped steps that hold what such a step
+keeps become unspecified, too: a loop that stops early would have to fill them in.
+
 A write into a buffer that a skipped step leaves unchanged moves after the branch, because XLA
 copies a buffer that a branch writes into.
 
@@ -49,12 +52,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from jaxpr_opt.analysis.residuals.unread_rows import is_by_zeros, needed_row, readers, without_zeros
+from jaxpr_opt.analysis.residuals.unread_rows import (
+    is_by_zeros,
+    kept_for_nobody,
+    needed_row,
+    readers,
+    without_zeros,
+)
 from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, predicate_root
-from jaxpr_opt.builders.skipped_steps import into_branch, ops_of_branch, select_kept
+from jaxpr_opt.builders.skipped_steps import (
+    into_branch,
+    leave_unspecified,
+    ops_of_branch,
+    select_kept,
+)
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
@@ -69,6 +83,8 @@ class SelectedSteps(Match):
 
     skip: Skip
     stacks: tuple[Stack, ...]
+    are_kept: bool = False
+    """Whether these only hold what a skipped step keeps: it becomes no branch for them."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,7 @@ class IsolateSkippedSteps(Pass):
 
     predicates: Literal["scalars", "rows"] = "rows"
     """Which loops: those of one predicate a step, or of one for each row of a batch."""
+    at_last: bool = False  # no pass looks at residuals any more
 
     name: ClassVar[str] = "isolate-skipped-steps"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
@@ -86,8 +103,9 @@ class IsolateSkippedSteps(Pass):
         for skip in _skips(op, self.predicates):  # (1)
             computed = tuple(_computed(skip))
             if computed or (self.predicates == "scalars" and _is_refilled(skip)):
-                says = "a step that is skipped becomes a branch"
-                yield SelectedSteps(op, says, skip, computed)
+                yield SelectedSteps(op, "a skipped step becomes a branch", skip, computed)
+            elif self.at_last and (kept := tuple(kept_for_nobody(skip))):
+                yield SelectedSteps(op, "rows of skipped steps are anything", skip, kept, True)
 
     def refuse(self, match: SelectedSteps) -> str | None:
         skip = match.skip
@@ -104,40 +122,35 @@ class IsolateSkippedSteps(Pass):
         for stack in match.stacks:
             if readers(stack, skip) is None:  # (2, 4)
                 return f"{stack.result.name or stack.result.type} is read in skipped steps"
-        if not all(map(_may_be_branch, _with_it(skip))):  # (3, 5)
+        if not all(map(_may_be_branch, _with_it(match)[0])):  # (3, 5)
             return "a step of a loop that reads its rows cannot become a branch"
         return None
 
     def rewrite(self, match: SelectedSteps, rw: Rewriter) -> None:
-        branches, selecting = _with_it(match.skip), _selecting(match.skip)
-        for skip in (match.skip, *branches):
+        branches, selecting = _with_it(match)
+        if match.are_kept:
+            leave_unspecified(match.skip, match.stacks, rw)
+        for skip in branches if match.are_kept else (match.skip, *branches):
             into_branch(skip, rw)
         for skip in selecting:
             select_kept(skip, rw)
 
 
-def _with_it(skip: Skip) -> tuple[Skip, ...]:  # (5)
-    """How loops skip whose steps must become branches, too, not to compute with what is left
-    out.
+def _with_it(match: SelectedSteps) -> tuple[list[Skip], list[Skip]]:  # (5)
+    """How loops skip whose steps must become branches, too, not to compute with what is left out;
+    and those that must select what they keep, as branches would copy what a batch sums up.
     """
-    return tuple(s for s in _by_zeros(skip) if not _is_batch(skip, s))
+    found = _by_zeros(match)
+    selecting = [each for each in found if _is_batch(match.skip, each)]
+    return [each for each in found if each not in selecting], selecting
 
 
-def _selecting(skip: Skip) -> tuple[Skip, ...]:  # (5)
-    """How loops skip that must select what they keep: branches would copy what a batch sums up."""
-    return tuple(s for s in _by_zeros(skip) if _is_batch(skip, s))
-
-
-def _by_zeros(skip: Skip) -> Iterable[Skip]:
+def _by_zeros(match: SelectedSteps) -> Iterable[Skip]:
     """How loops skip that multiply what is left out with zeros."""
-    found = {
-        other.scan: other
-        for stack in skip.scan.stacks
-        if needed_row(skip, stack).is_unspecified
-        for other in readers(stack, skip) or ()
-        if is_by_zeros(other)
-    }
-    return found.values()
+    skip = match.skip
+    computed = (s for s in skip.scan.stacks if needed_row(skip, s).is_unspecified)
+    found = (readers(s, skip) or () for s in (match.stacks if match.are_kept else computed))
+    return {each.scan: each for group in found for each in group if is_by_zeros(each)}.values()
 
 
 def _is_batch(skip: Skip, other: Skip) -> bool:
@@ -162,8 +175,7 @@ def _skips(scan: Scan, predicates: Literal["scalars", "rows"]) -> list[Skip]:
         return [skip] if skip is not None and skip.predicate.shape else []
     if not cost_model().is_worth_a_question(scan.body):
         return []
-    found = (s for s in find_skips(scan) if isinstance(s, Skip))
-    return [skip for skip in found if skip.predicate.shape == ()]
+    return [s for s in find_skips(scan) if isinstance(s, Skip) and s.predicate.shape == ()]
 
 
 def _computed(skip: Skip) -> Iterator[Stack]:

@@ -249,6 +249,60 @@ def test_rows_of_skipped_steps_are_made_afterwards():
     )
 
 
+def counted(back, **options):
+    """A loop that counts its steps and hands over what they start with, and a loop back."""
+
+    def program(c, bound):
+        def body(carry, _):
+            c, k = carry
+            p = c[0] < bound
+            return (lax.cond(p, lambda c: c + 1, keep, c), k + p.astype(jnp.int32)), c
+
+        (c, k), rows = lax.scan(body, (c, jnp.int32(0)), None, length=5)
+        step = lambda a, row: (lax.cond(row[0] < k, lambda: back(a, row[1]), lambda: a), None)
+        return lax.scan(step, c, (jnp.arange(5), rows), reverse=True, **options)[0]
+
+    return program
+
+
+@pytest.mark.parametrize("bound", [-9.0, 0.0, 2.0, 99.0, jnp.nan])
+def test_rows_that_only_a_loop_that_stops_reads_are_not_made(bound):
+    """(7) The loop back stops, too, and starts at the last step taken."""
+    program = counted(lambda a, row: a * row - 3)
+    graph = alone(EXIT, program, jnp.zeros(3), jnp.float32(bound), fires=True)
+    assert not any(op.name == "select_n" for op in graph.body.ops)
+    assert sum(isinstance(op, While) for op in graph.body.ops) == 2
+
+
+def test_rows_that_loops_of_a_batch_read():
+    """(7) Rows of the predicate say which steps back are skipped; a product with zero counts."""
+
+    def program(c, bounds):
+        def body(c, _):
+            p = c < bounds
+            return jnp.where(p, c + 1, c), (c, p)
+
+        c, rows = lax.scan(body, c, None, length=5)
+        step = lambda a, row: (a + jnp.where(row[1], a, 0.0) * row[0], None)
+        return lax.scan(step, c, rows, reverse=True)[0]
+
+    for bounds in ([0.0, 0.0, 0.0], [1.0, 4.0, 2.0], [9.0, 0.0, 0.0]):
+        alone(EXIT, program, jnp.zeros(3), jnp.asarray(bounds), fires=True)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        counted(lambda a, row: a * row - 3, unroll=2),
+        lambda c, bound: stopping(lambda p, c: c, step=lambda c: c + 1)(c, bound)[1].sum(0),
+    ],
+)
+def test_rows_that_something_else_reads(program):
+    """(7) A loop that does not stop, or a sum: they are as skipped steps would have made them."""
+    graph = alone(EXIT, program, jnp.zeros(3), jnp.float32(2), fires=True)
+    assert any(op.name == "select_n" for op in graph.body.ops)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     "what",

@@ -17,6 +17,7 @@ from tests.prices import EAGER
 
 ISOLATE = IsolateSkippedSteps()
 SCALARS = IsolateSkippedSteps("scalars")
+AT_LAST = IsolateSkippedSteps("scalars", at_last=True)
 TYPES = ("f32[2]", "f32[6,2]", "bool[6,2]")
 
 
@@ -141,6 +142,45 @@ def test_what_would_be_computed_of_what_is_kept():
 
     with using(EAGER):
         alone(SCALARS, program, "f32[]", fires=True)
+
+
+def keeping(back):
+    """A loop that hands over what a skipped step keeps, and a loop back."""
+
+    def program(c):
+        def body(c, _):
+            p = c < 1
+            return jnp.where(p, c + 0.3, c), (c, p)
+
+        c, rows = lax.scan(body, c, None, length=6)
+        return lax.scan(lambda a, row: (back(a, *row), None), c, rows, reverse=True)[0]
+
+    return program
+
+
+def powers(w):
+    """Its gradient multiplies rows by cotangents, which are zero in skipped steps."""
+    body = lambda c, _: (jnp.where(c < 1, w * c, c), None)
+    return lax.scan(body, 0.1 + 0.0 * w, None, length=6)[0]
+
+
+@pytest.mark.parametrize(("program", "branches"), [(keeping(masked), 0), (jax.grad(powers), 1)])
+def test_rows_of_what_a_skipped_step_keeps(program, branches):
+    """(2, 5) At last they are anything; where they are multiplied by zeros, that is in a branch."""
+    with using(EAGER):
+        alone(SCALARS, program, "f32[]", fires=False)
+        graph = alone(AT_LAST, program, "f32[]", fires=True)
+    ops = list(graph.walk())
+    assert any(op.name == UNDEFINED for op in ops)
+    assert sum(isinstance(op, Cond) for op in ops) == branches
+
+
+@pytest.mark.parametrize("back", [lambda a, r, p: a + r, lambda a, r, p: jnp.where(p, a, a * r)])
+def test_rows_of_what_a_skipped_step_keeps_are_read(back):
+    """(2) Then they stay, as do rows of a batch."""
+    with using(EAGER):
+        alone(AT_LAST, keeping(back), "f32[]", fires=False)
+        alone(AT_LAST, keeping(back), "f32[3]", fires=False)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

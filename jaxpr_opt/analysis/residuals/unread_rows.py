@@ -6,14 +6,18 @@ The reading loops may be in a nest, as the stacking loop is: then step `i, j` of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from jaxpr_opt.analysis.residuals.counterparts import counterparts
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.steps.assume import Assumed, Splat
+from jaxpr_opt.analysis.steps.masks import takes_as_many
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.analysis.values.expressions import same_expression
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Stack, Value, depending_on
 from jaxpr_opt.ir.traits import BARRIER, can_move, may_not_end
 
@@ -69,9 +73,12 @@ def _acts(op: Op) -> bool:
 
 
 def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
-    """Whether a loop skips each step whose rows a skipped step has stacked: its predicate is a row
-    of a stack of that loop, or computed alike from the same rows.
+    """Whether a loop skips each step whose rows a skipped step has stacked: it takes as many steps
+    as that loop has counted, or its predicate is a row of a stack of that loop, or computed alike
+    from the same rows.
     """
+    if len(route) == 1 and takes_as_many(other, skip):
+        return True
     found = counterparts(skip.scan, route, ())
     if found is None:
         return False
@@ -92,3 +99,15 @@ def needed_row(skip: Skip, stack: Stack) -> SkippedRow:
     if isinstance(row, str) or (row.ops and readers(stack, skip) is not None):
         return SkippedRow()
     return row
+
+
+def kept_for_nobody(skip: Skip) -> Iterator[Stack]:
+    """The stacks of what a skipped step keeps, of which nobody reads rows of such a step; only of
+    one predicate a step, and where loops that read them may have branches for steps.
+    """
+    for stack in skip.scan.stacks if skip.predicate.shape == () else ():
+        row = skipped_row(skip, stack)
+        # Condition 2 of isolate-skipped-steps.
+        found = readers(stack, skip) if isinstance(row, SkippedRow) and row.value else None
+        if found and all(cost_model().is_worth_a_question(each.scan.body) for each in found):
+            yield stack

@@ -188,7 +188,12 @@ def is_undone(value: Value, stored: Value) -> bool:
     if not isinstance(scan, Scan) or not is_stored_for_loop_back(stored):
         return False
     carries = (c for c in scan.carries if not c.is_invariant and c.param.dtype == value.dtype)
-    return any(_view(value, _history(scan, carry)[1], scan) is not None for carry in carries)
+    histories = (_history(scan, carry) for carry in carries)
+    return any(
+        _view(value, versions, scan) is not None
+        for _, versions, why_not in histories
+        if why_not is None
+    )
 
 
 def _history(scan: Scan, carry: Carry) -> _History:
