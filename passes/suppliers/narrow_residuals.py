@@ -35,7 +35,7 @@ Sound when
    may stack them again;
 2. pure first-order ops make their values. These ops are repeated in the loops that read the stacks,
    from values defined outside all these loops, rows of their streams, and values that are stacked,
-   now or already;
+   now or already, by the loop around, too;
 3. no op that jumps (a comparison, `floor`, a conversion to integers) is repeated together with the
    arithmetic that rounds what it reads. XLA may round otherwise in the other loop: ``x == max(x)``
    would be false everywhere (`jaxpr_opt.analysis.values.rounding`).
@@ -53,10 +53,10 @@ numbers, jax 0.10 and 0.12).
 Arrays that are put together count as computed one by one: an index of a step and an outer array.
 
 A row of a table that the readers have, too, is read again, not stored: of an argument of the
-program, or of an array that is no larger than all rows together. To read a row costs half of
-writing it and reading it back, but a single number is read as a whole cache line.
-An array of which nothing else needs the rows any more would be kept in memory for the readers: its
-rows cost what storing them does.
+program, of an array no larger than all rows together, or of a buffer that the loop around writes
+to, and gets back by `undo-carried-writes`. To read a row costs half of writing it and reading it
+back, but a single number is read as a whole cache line. An array of which nothing else needs the
+rows any more would be kept in memory for the readers: its rows cost what storing them does.
 
 Where a byte of memory has a price (`optimize(memory=...)`), stacks cost that, too. Then everything
 that may be repeated is repeated, loops included, if that costs less.
@@ -129,7 +129,7 @@ class NarrowResiduals(Pass):
         made = [v for _, v in found if prices and v.op and prices.repeat(v.op) is not None]
         if prices is None or not made:
             return
-        narrow = cheapest(op, found, prices.store, prices.repeat)
+        narrow = cheapest(op, found, prices.store, prices.repeat, prices.step.fetched)
         if narrow is not None:
             made = [value for _, value in narrow.residuals]
         verb = "is" if len(made) == 1 else "are"

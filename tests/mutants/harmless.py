@@ -51,9 +51,6 @@ HARMLESS: dict[str, dict[str, str]] = {
         "all, not only if write.op.result is value": _LESS,
         "without: or is_same_window(user, write.op)": _LESS,
     },
-    "isolate_skipped_steps._selecting": {
-        "all, not only if _is_batch(skip, s)": "what has become a branch keeps what it selects",
-    },
     "moves.keeps_order": {
         "never: op.name == 'broadcast_in_dim'": _LESS,
         "never: op.name == 'squeeze'": _LESS,

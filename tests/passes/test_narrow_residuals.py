@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
-from jaxpr_opt.testing import check_refuses, check_rewrite
-from tests.loops import alone, unspecified
+from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite
+from tests.loops import alone, memory, unspecified
 from tests.prices import EAGER
 
 NARROW = NarrowResiduals()
@@ -474,6 +475,66 @@ def test_a_table_that_the_loop_writes():
         return h, lax.scan(lambda g, row: (g * row, None), ct, rows, reverse=True)[0]
 
     alone(NARROW, program, "f32[9,32]", "i32[8]", "f32[32]", "f32[32]", fires=False)
+
+
+def ring(
+    *,
+    row=lambda ring, k, i: ring[(k - i) % 6],
+    write=lambda ring, k, c: ring.at[k % 6].set(c),
+    back=lambda step, g, _: step(g),
+    reverse=True,
+    steps=40,
+):
+    """Each step has a loop that reads rows of a ring, and writes one; a nest of loops back."""
+
+    def program(c, rows, ct):
+        def inner(carry, i):
+            c, rows, k = carry
+            read = row(rows, k, i)
+            return (c - 0.1 * read, rows, k), read
+
+        def outer(carry, k):
+            (c, rows, _), read = lax.scan(inner, (*carry, k), jnp.arange(6))
+            return (c, write(rows, k, c)), (read, k < steps - 3)
+
+        def outer_back(g, given):
+            read, p = given
+            step = lambda g: lax.scan(lambda g, r: (g * r, None), g, read, reverse=True)[0]
+            return back(step, g, p), None
+
+        (c, rows), read = lax.scan(outer, (c, rows), jnp.arange(steps))
+        return c, lax.scan(outer_back, ct, read, reverse=reverse)[0]
+
+    return program
+
+
+RING = "f32[30]", "f32[6,30]", "f32[30]"
+
+
+def test_rows_of_a_buffer_that_the_loop_around_writes_to():
+    """(2) The loop around stacks its versions, of which `undo-carried-writes` leaves one."""
+    graph = alone(NARROW, ring(), *RING, fires=True)
+    first = next(op for op in graph.walk() if isinstance(op, Scan))
+    (inner,) = (op for op in first.body.ops if isinstance(op, Scan))
+    assert {stack.value.dtype.name for stack in inner.stacks} == {"int32"}
+    program, args = ring(), (jnp.arange(30.0) / 9, jnp.ones((6, 30)), jnp.ones(30))
+    assert_same(program, optimize(program), args)
+    assert memory(optimize(program), *args) < memory(program, *args) / 2
+
+
+@pytest.mark.parametrize(
+    ("program", "types"),
+    [
+        (ring(write=lambda ring, k, c: (0.9 * ring).at[k % 6].set(c)), RING),
+        (ring(back=lambda step, g, p: lax.cond(p, step, lambda g: g, g)), RING),
+        (ring(reverse=False), RING),
+        (ring(steps=4), RING),
+        (ring(), ("f32[30]", "f32[60,30]", "f32[30]")),
+    ],
+)
+def test_rows_of_a_buffer_that_cannot_be_undone_for_less(program, types):
+    """(2) It is not only written to, or large, or the loops back do not meet all its versions."""
+    alone(NARROW, program, *types, fires=False)
 
 
 def test_two_readers():

@@ -187,16 +187,19 @@ def cheapest(
     found: Sequence[Residual],
     store: Callable[[Value], int],
     repeat: Callable[[Op], int | None],
+    fetched: Set[Op] = frozenset(),
 ) -> Cut | None:
     """The cut that costs least. `store` is the price of storing a value, `repeat` that of computing
     an op again; None if that must not be. Of equal cuts, the one that repeats least.
+
+    What ops read of the loops around is not known to the readers, unless it is `fetched`.
     """
     body, nest = scan.body, outermost(scan, found)
     residual = {value: None for _, value in found}
 
     def repeat_in_nest(op: Op) -> int | None:
         # Condition 2 of narrow-residuals.
-        return None if hidden(scan, nest, [op]) else repeat(op)
+        return None if op not in fetched and hidden(scan, nest, [op]) else repeat(op)
 
     kept = cheapest_leaves(
         residual,

@@ -6,15 +6,16 @@ op of no kind is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from math import inf, prod
 
 from jaxpr_opt.analysis.residuals.cuts import known_to_readers, residuals
-from jaxpr_opt.analysis.residuals.stack_consumers import routes
+from jaxpr_opt.analysis.residuals.stack_consumers import Route, paired, routes
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
-from jaxpr_opt.analysis.residuals.versions import restored
+from jaxpr_opt.analysis.residuals.versions import restored, undoable
 from jaxpr_opt.analysis.steps.skips import find_skip
+from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.values.rounding import is_discontinuous, rounded
 from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import CostModel, cost_model
@@ -41,6 +42,9 @@ class Step:
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
     windows: Mapping[Op, int]
     """Reads of windows of arrays that the readers have, and of how many."""
+    fetched: Set[Op]
+    """Those of them that read versions of a buffer of the loop around: if its loop back stores
+    each, its writes can be undone."""
     unstable: Set[Op]
     """What must not be repeated, as it may be rounded otherwise, where that makes a difference."""
     skips: bool
@@ -49,14 +53,15 @@ class Step:
 
 def step_of(scan: Scan) -> Step:
     """What the prices of ops of a step depend on."""
-    whole = restored(scan)
+    whole, fetched = restored(scan), _fetched(scan)
     return Step(
         model=cost_model(),
         stacked=stacked_bytes(scan),
         restored=whole,
         spread=_spread(scan),
         long_rows=_long_rows(scan, whole),
-        windows=_windows(scan),
+        windows=_windows(scan) | {op: _number_of_windows(op) for op in fetched},
+        fetched=fetched,
         unstable=_unstable(scan),
         skips=find_skip(scan) is not None,
     )
@@ -190,6 +195,51 @@ def _windows(scan: Scan) -> dict[Op, int]:
         for op in scan.body.ops
         if op.name in READS and _is_at_hand(op.operands[0], op.result.nbytes * scan.length, scan)
     }
+
+
+def _fetched(scan: Scan) -> Set[Op]:
+    """Reads of windows of a buffer that the loop around writes to, where the buffer, and what its
+    writes replace, are much less than the rows that the inner loop would store in all steps.
+    """
+    around = scan.parent
+    if not isinstance(around, Scan) or scan.region is not around.body:
+        return frozenset()
+    reads = [op for op in scan.body.ops if op.name in READS]
+    versions = undoable(around) if reads else {}
+    found = set()
+    for op in reads:
+        array, rows = op.operands[0], op.result.nbytes * scan.length
+        replaced = versions.get(original(array))
+        if replaced is None or array.nbytes > rows or any(map(around.body.defines, _outer(op))):
+            continue
+        held = replaced * around.length + 2 * array.nbytes  # the last version, and one walked back
+        if not cost_model().is_most(held, rows * around.length):
+            found.add(op)
+    return found if found and _is_walked_back(scan, around) else frozenset()
+
+
+def _outer(read: Op) -> Iterable[Value]:
+    """What says where a window is, of what the step that reads it does not compute."""
+    region = read.region
+    return (v for v in read.operands[1:] if region is None or not region.defines(v))
+
+
+def _is_walked_back(scan: Scan, around: Scan) -> bool:
+    """Whether loops read all residuals whose loops around take the steps in the opposite order."""
+    ways = [way for stack, _ in residuals(scan, nests=True) for way in _ways(stack.result)]
+    pairs = [paired(scan, way) for way in ways]
+    return all(
+        each is not None
+        and len(each) > 1
+        and each[1][0] is around
+        and each[1][1].reverse != around.reverse
+        and find_skip(each[1][1]) is None
+        for each in pairs
+    )
+
+
+def _ways(stack: Value) -> Iterator[Route]:
+    return (way for way, _ in routes(stack, nests=True) or ())
 
 
 def _is_at_hand(array: Value, rows: int, scan: Scan) -> bool:

@@ -164,6 +164,23 @@ def _stacked(scan: Scan, carry: Carry, history: _History, windows: bool) -> Vers
     return Versions(scan, carry, writes, stacks, made, obstacle)
 
 
+@remembered
+def undoable(scan: Scan) -> Mapping[Value, int]:
+    """The versions of carries that a step makes by writes alone, and the one that it starts with:
+    the bytes that undoing the writes of a step takes, for each.
+    """
+    found: dict[Value, int] = {}
+    for carry in scan.carries:
+        if carry.is_invariant:
+            continue
+        writes, versions, obstacle = _history(scan, carry)
+        # Condition 1 of undo-carried-writes.
+        if writes and obstacle is None:
+            nbytes = sum(w.operands[UPDATE[w.name]].nbytes for w in writes)
+            found.update(dict.fromkeys(versions, nbytes))
+    return found
+
+
 def is_stacked(version: Value) -> bool:
     """Whether a loop around stacks a value of its step."""
     loop = version.region.owner if version.region is not None else None
