@@ -33,12 +33,15 @@ leaves what is read, before anybody reads it:
    known at compile time which steps take them;
 3. a step in which the value is what it was in the step before shares its row: a carry that a
    branch, known likewise, gives back, and what is computed from such carries and outer values;
-4. the stack is read only row by row, in loops or nests of loops of as many steps.
+4. the stack is read only row by row, in loops or nests of loops of as many steps; or by slices
+   alone (``states[-1]``, ``samples[burn::20]``), which nothing else need be read of;
+5. the rows of a slice are a slice of the needed rows, too.
 
-Cost: a number for each step; it fires if at most half of the rows are needed, and these are larger
-than a cache line. A branch that is taken whenever a row is needed writes it; else each step does,
-so not if a loop may stop early. After all other passes that look at stacks, and not before JAX
-differentiates: the derivative of a stack is another stack.
+Cost: a number for each step, unless one row is needed; it fires if at most half of the rows are
+needed, these are larger than a cache line, and storing the others takes longer than so many steps
+of a loop that does nothing. A branch that is taken whenever a row is needed writes it; else each
+step does, so not if a loop may stop early. After all other passes that look at stacks, and not
+before JAX differentiates: the derivative of a stack is another stack.
 Source: the residuals of `lax.cond` in `lax.scan`, https://github.com/jax-ml/jax/issues/8239.
 """
 
@@ -48,6 +51,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
+
+import jax
+from jax import lax
 
 from jaxpr_opt.analysis.residuals.needed_rows import NeededRows, needed_rows
 from jaxpr_opt.analysis.residuals.stack_consumers import Rows
@@ -93,8 +99,12 @@ class StackNeededRows(Pass):
     def refuse(self, match: Needed) -> str | None:
         scan = match.op
         assert isinstance(scan, Scan)
-        if cost_model().is_most(match.rows.count, scan.length):
+        row, count = match.stack.value.nbytes, match.rows.count
+        if cost_model().is_most(count, scan.length):
             return "most of its rows are needed"
+        saved = cost_model().kept(row * (scan.length - count), row * scan.length)
+        if count > 1 and saved < cost_model().loop_seconds(scan.length, 0):
+            return "finding the rows takes as long as storing all"
         if not match.rows.writers and any(map(_may_end, find_skips(scan))):
             return "steps that do nothing would write"
         return None
@@ -113,8 +123,24 @@ class StackNeededRows(Pass):
                 assert first is not None
                 found = rw.typed(read_row, row.aval, there, at, before=first)
                 rw.replace(row, found, where=partial(_is_in, region))
+        for op, part in rows.slices:
+            read = partial(_slice, part.start, part.stop, part.step)
+            rw.replace(op.result, rw.typed(read, op.result.aval, array, before=op))
+            _drop(op, rw)
         drop_unread({stack.result}, [way for way, *_ in rows.reads], rw)
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not stack.result])
+
+
+def _slice(start: int, stop: int, step: int, array: jax.Array) -> jax.Array:
+    return lax.slice_in_dim(array, start, stop, step)
+
+
+def _drop(op: Op, rw: Rewriter) -> None:
+    """Erase a slice, and those that it is a slice of, unless others read them."""
+    source = op.operands[0].op
+    rw.erase(op)
+    if source is not None and source.name == "slice" and not source.result.uses:
+        _drop(source, rw)
 
 
 def _may_end(skip: Skip | str) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.cost.model import using
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.stack_needed_rows import StackNeededRows
@@ -58,6 +58,14 @@ def rows_stored(fun, *args):
     loops = [op for op in graph.walk() if isinstance(op, Scan)]
     arrays = {v for op in loops for v in op.results if op is not loops[-1]}
     return sorted(v.shape[0] for v in arrays if len(v.shape) == 2)
+
+
+def rows_stored_at_all(fun, *args):
+    """How many rows the array of the only loop has."""
+    graph = import_jaxpr(traced(fun, *args), NEEDED.phase)
+    run_alone((NEEDED,), graph)
+    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    return loop.results[1].shape[0]
 
 
 def same(fun, *args):
@@ -266,6 +274,89 @@ def test_numbers_of_branches_out_of_range():
         return lax.scan(lambda a, g: (pick(a, g[1], g[0]), None), last, (ts, rows), reverse=True)[0]
 
     same(chosen, X)
+
+
+def states(x, *, length=STEPS, reverse=False):
+    """All states of a loop."""
+    step = lambda c, _: (jnp.sin(c), jnp.sin(c) * 2.0)
+    return lax.scan(step, x, length=length, reverse=reverse)[1]
+
+
+def test_the_last_state():
+    """(4) Every step writes to one row."""
+    check_rewrite(
+        NEEDED,
+        lambda x: states(x)[-1],
+        "f32[3]",
+        simplify=True,
+        diff="""
+          fn (x:f32[3]) {
+        +   u:f32[1,3] = undefined
+        -   c:f32[3], ys:f32[12,3] = scan[12] carry(c=x) {
+        +   c:f32[3], c1:f32[1,3] = scan[12] carry(c=x, c1=u) {
+              s:f32[3] = sin c
+              m:f32[3] = mul s 2.0
+        +     b:f32[1,3] = broadcast_in_dim m
+        -     yield carry(s) ys(m)
+        +     yield carry(s, b)
+            }
+        -   s:f32[1,3] = slice[11:, :] ys
+        -   s1:f32[3] = squeeze s
+        +   s1:f32[3] = squeeze c1
+            return s1
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "count"),
+    [
+        (lambda ys: ys[2::3], 4),
+        (lambda ys: ys[::4], 4),  # and a row for the steps after the last
+        (lambda ys: ys[4:][::3], 4),
+        (lambda ys: (ys[-1], ys[5]), 2),
+        (lambda ys: (ys[8:], ys[9::2]), 4),
+        (lambda ys: (ys[3], ys[3:6][::2]), 3),
+    ],
+)
+def test_slices(read, count):
+    """(4) Rows that no slice has are not there."""
+    made = lambda x: sum(jnp.sum(v) for v in jax.tree.leaves(read(states(x))))
+    assert rows_stored_at_all(made, X) == count
+    same(made, X)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda ys: (ys[-1], ys.sum()),
+        lambda ys: ys[-1, 1:],
+        lambda ys: ys[2:],
+        lambda ys: (ys[::4], ys[2:4]),
+    ],
+)
+def test_slices_and_other_reads(read):
+    """(4, 5) Others read all rows; or what a slice has is no slice of what is needed."""
+    made = lambda x: sum(jnp.sum(v) for v in jax.tree.leaves(read(states(x))))
+    assert rows_stored_at_all(made, X) == STEPS
+    same(made, X)
+
+
+def test_small_rows_of_short_steps():
+    """Where its row is, is one more number of a step; not if there is only one row."""
+    with using(CostModel()):
+        check_refuses(NEEDED, lambda x: states(x)[::4], "f32[64]", because="finding the rows takes")
+        assert rows_stored_at_all(lambda x: states(x)[-1], jnp.ones(64)) == 1
+        assert rows_stored_at_all(lambda x: states(x)[::4], jnp.ones(1024)) == 4
+
+
+def test_slices_of_a_loop_that_runs_back():
+    """(4) Its rows are made last first."""
+    made = lambda x: states(x, reverse=True)[:2].sum()
+    same(made, X)
+    same(lambda x: states(x, reverse=True)[0], X)
+    same(lambda x: states(x, reverse=True)[::5], X)
 
 
 def test_rows_in_a_nest():

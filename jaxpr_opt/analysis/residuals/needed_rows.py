@@ -15,9 +15,10 @@ import numpy as np
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Split, routes
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.analysis.values.step_numbers import Numbers, numbers_at, taken_at
+from jaxpr_opt.bridge.parameters import starts_of, strides_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Carry, Cond, Region, Scan, Stack, Value, dominates, is_sized
+from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Stack, Value, dominates, is_sized
 from jaxpr_opt.ir.traits import is_speculable
 
 Writers = tuple[tuple[Region, Value], ...]
@@ -36,21 +37,29 @@ class NeededRows:
     reads: tuple[tuple[Route, Value, tuple[Region, ...]], ...]
     """Each way to a row, the row, and the branches of the reading step that read it, or its body.
     """
+    slices: tuple[tuple[Op, range], ...]
+    """Or the slices that are read, and of which rows among those."""
     writers: Writers
     """Branches of one cond of the step that write all rows, and what each writes; none if no cond
     does."""
 
 
 def needed_rows(scan: Scan, stack: Stack) -> NeededRows | None:
-    """Of a stack that loops of as many steps read row by row; None if it is known of no row that it
-    is not needed.
+    """Of a stack that loops of as many steps read row by row, or of which slices are read; None if
+    it is known of no row that it is not needed.
     """
-    made, ways = steps_of(scan), routes(stack.result, nests=True)
+    made = steps_of(scan)
+    sliced = _sliced(stack.result, np.arange(scan.length)) if made is not None else ()
+    ways = routes(stack.result, nests=True) if not sliced else ()
     # Condition 4 of stack-needed-rows.
-    if made is None or not ways or any(isinstance(hop, Split) for way, _ in ways for hop in way):
+    if any(isinstance(hop, Split) for way, _ in ways or () for hop in way):
         return None
-    found = [(way, row, *_read(way, row)) for way, row in ways]
-    read = _any([steps for *_, steps in found])
+    found = [(way, row, *_read(way, row)) for way, row in ways or ()]
+    # Condition 4 of stack-needed-rows.
+    if made is None or not (found or sliced):
+        return None
+    taken = [np.isin(np.arange(scan.length), rows) for _, rows in sliced]
+    read = _any([*taken, *(steps for *_, steps in found)])
     wanted = made.in_order(read & made.given(stack.value))
     starts = made.in_order(~made.repeats(stack.value, 0))
     if wanted.all() and starts[1:].all():
@@ -62,8 +71,31 @@ def needed_rows(scan: Scan, stack: Stack) -> NeededRows | None:
     times = [made.in_order(steps) for steps in (wanted, needed[run] & starts)]
     writers, writes = made.writers(stack.value, times)
     last = int(numbers[made.in_order(writes)].max(initial=0))
+    rows = made.in_order(np.minimum(numbers, last))
+    parts = [(op, _evenly(rows[taken])) for op, taken in sliced]
+    slices = tuple((op, part) for op, part in parts if part is not None)
     reads = tuple((way, row, regions) for way, row, regions, _ in found)
-    return NeededRows(made.in_order(np.minimum(numbers, last)), last + 1, reads, writers)
+    # Condition 5 of stack-needed-rows.
+    return NeededRows(rows, last + 1, reads, slices, writers) if len(slices) == len(parts) else None
+
+
+def _sliced(array: Value, rows: Numbers) -> tuple[tuple[Op, Numbers], ...]:
+    """The slices that are read of an array, and the rows of each; none if other ops read it."""
+    found: list[tuple[Op, Numbers]] = []
+    for op in array.users:
+        # Condition 4 of stack-needed-rows.
+        if op.name != "slice" or op.result.shape[1:] != array.shape[1:] or not op.result.size:
+            return ()
+        taken = rows[starts_of(op)[0] :: strides_of(op)[0]][: op.result.shape[0]]
+        found += _sliced(op.result, taken) or ((op, taken),)
+    return tuple(found)
+
+
+def _evenly(rows: Numbers) -> range | None:
+    """Rows that follow each other at one distance; None if they do not."""
+    every = int(rows[1] - rows[0]) if len(rows) > 1 else 1
+    found = range(int(rows[0]), int(rows[-1]) + 1, every) if every > 0 else None
+    return found if found is not None and np.array_equal(found, rows) else None
 
 
 def _read(way: Route, row: Value) -> tuple[tuple[Region, ...], Numbers]:
