@@ -55,6 +55,7 @@ def optimize(
     skip: Sequence[str] = (),
     donate: Donate = None,
     memory: str | float | None = None,
+    reassociate: bool = False,
     **jit_options: Any,
 ) -> Optimized[P, R]: ...
 @overload
@@ -65,6 +66,7 @@ def optimize(
     skip: Sequence[str] = (),
     donate: Donate = None,
     memory: str | float | None = None,
+    reassociate: bool = False,
     **jit_options: Any,
 ) -> Callable[[Callable[P, R]], Optimized[P, R]]: ...
 @boundary
@@ -75,6 +77,7 @@ def optimize(
     skip: Sequence[str] = (),
     donate: Donate = None,
     memory: str | float | None = None,
+    reassociate: bool = False,
     **jit_options: Any,
 ) -> Any:
     """Optimise the program of a function and jit it; works above and below `jax.grad`.
@@ -90,6 +93,8 @@ def optimize(
       memory: the temporary memory that the compiled program may take on each device: bytes, as
         ``"2 GiB"``, a fraction of what it takes otherwise, as ``0.25``, or ``"minimal"``.  Values
         that a gradient stores are then recomputed, as far as the budget requires.
+      reassociate: whether sums may be computed in another order, so that results are rounded
+        otherwise: what a loop adds up may then be mapped or multiplied once, after the loop.
       **jit_options: keyword arguments of `jax.jit`.  `donate_argnums` and `donate_argnames` limit
         which arguments `donate` may choose from; without `donate` they are donated as by `jax.jit`,
         but an unusable donation is an error.
@@ -110,6 +115,7 @@ def optimize(
     """
     if fun is None:
         given = {"passes": passes, "skip": skip, "donate": donate, "memory": memory}
+        given["reassociate"] = reassociate
         return functools.partial(optimize, **given, **jit_options)
     if not callable(fun):
         raise TypeError(f"optimize: fun must be callable, got {fun!r}")
@@ -122,7 +128,7 @@ def optimize(
         return _plain(fun, donate, jit_options)
     from jaxpr_opt.engine import registry
 
-    pipeline = registry.resolve(passes, skip, memory)
+    pipeline = registry.resolve(passes, skip, memory, reassociate=reassociate)
     inner = unwrap(fun)
     if inner is not None and inner.pipeline == pipeline and not jit_options and donate is None:
         return fun

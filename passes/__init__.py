@@ -31,6 +31,7 @@ from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
+from jaxpr_opt.passes.sums.map_sums_once import MapSumsOnce
 from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
@@ -100,11 +101,16 @@ WINDOWS = (
     SliceKnownWindows(),
 )
 
+REORDERING = (MapSumsOnce(),)
+"""What runs only under `optimize(reassociate=True)`."""
+
 DEFAULT = (
     # Residuals that need not be: outer values, dummies of untaken branches.  They leave a nest of
     # loops level by level, and no other pass has to look at each.
     CLEANUP,
     OUTWARDS,
+    # Sums in another order, where the user allows it.
+    REORDERING,
     # What is made and used under one predicate.  Arrays that a loop reads and writes a
     # window at a time.
     (*RESIDUALS, *WINDOWS, FuseBranches(), PushRematIntoBranches()),

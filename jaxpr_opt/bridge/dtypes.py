@@ -64,6 +64,12 @@ def is_inexact(dtype: Any) -> bool:
 
 
 @functools.cache
+def precision(dtype: Any) -> int:
+    """How many bits of the fraction of its numbers a dtype holds."""
+    return int(jnp.finfo(dtype).nmant)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
 def limits(dtype: Any) -> tuple[int, int]:
     """The least and the greatest integer of a dtype of integers, of any width."""
     info = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]

@@ -56,7 +56,7 @@ class Pass:
     """Base class of passes; subclasses are frozen dataclasses, their options are fields.
 
     Contract: a verified graph in, a verified graph out, computing the same values bit for bit when
-    evaluated equation by equation (up to the sign of zero).
+    evaluated equation by equation (up to the sign of zero); up to rounding if it reorders sums.
     """
 
     name: ClassVar[str]
@@ -82,6 +82,10 @@ class Pass:
     """Whether it runs only where each device holds whole arrays.  Such a pass makes a program read
     or write windows of arrays, or read them in other loops; XLA gathers an array that is divided
     over devices to read a window of it, and for each of the loops."""
+
+    reorders: ClassVar[bool] = False
+    """Whether it changes the order of sums, so that results are rounded otherwise.  Such a pass
+    runs only under `optimize(reassociate=True)`, or where it is named."""
 
     def looks_at(self, names: Collection[str]) -> bool:
         """Whether it may find something in straight-line code of ops of these names."""

@@ -41,24 +41,38 @@ def available() -> dict[str, Pass]:
 
 
 def default_pipeline() -> Pipeline:
-    """The library's pipeline, in the order `jaxpr_opt.passes` declares."""
+    """The library's pipeline, in the order `jaxpr_opt.passes` declares, without passes that change
+    the order of sums.
+    """
+    return _library(reassociate=False)
+
+
+@functools.cache
+def _library(*, reassociate: bool) -> Pipeline:
     library = importlib.import_module(LIBRARY)
-    return Pipeline(library.DEFAULT, library.MEMORY)
+    stages = (
+        tuple(each for each in stage if reassociate or not each.reorders)
+        for stage in library.DEFAULT
+    )
+    return Pipeline(tuple(filter(None, stages)), library.MEMORY)
 
 
 def library_passes() -> tuple[Pass, ...]:
-    """Every pass of the library: those of its pipeline, and those for arguments that callers
-    donate.
+    """Every pass of the library: those of its pipeline, those that change the order of sums, and
+    those for arguments that callers donate.
     """
     donation: tuple[Pass, ...] = importlib.import_module(LIBRARY).DONATION
-    return (*default_pipeline().passes, *donation)
+    return (*_library(reassociate=True).passes, *donation)
 
 
 @functools.cache
 def _resolved(
-    passes: tuple[str | Pass, ...] | None, skip: tuple[str, ...], memory: Budget | None
+    passes: tuple[str | Pass, ...] | None,
+    skip: tuple[str, ...],
+    memory: Budget | None,
+    reassociate: bool,
 ) -> Pipeline:
-    pipeline = replace(default_pipeline(), memory=memory)
+    pipeline = replace(_library(reassociate=reassociate), memory=memory)
     if passes is not None:
         chosen = tuple(each if isinstance(each, Pass) else named(each) for each in passes)
         trades = pipeline.trades if memory is not None else ()
@@ -72,15 +86,18 @@ def resolve(
     passes: Sequence[str | Pass] | None = None,
     skip: Sequence[str] = (),
     memory: str | float | None = None,
+    *,
+    reassociate: bool = False,
 ) -> Pipeline:
     """The pipeline of these passes only (default: the library's), without those named in `skip`,
-    within a memory budget: if none is given, that of the environment.
+    within a memory budget: if none is given, that of the environment.  `reassociate`: with those
+    that change the order of sums.
 
     Names may be written with dashes or underscores.
 
     Raises:
       TypeError: `passes` or `skip` is not a sequence of names or passes, or a pass is of a second
-        copy of the library.
+        copy of the library; `reassociate` is not a bool.
       ValueError: a name is not that of a pass, or the budget is none.
     """
     budget = _budget_of_environment()
@@ -90,6 +107,8 @@ def resolve(
         omitted = argument == "passes" and given is None
         if not omitted and not _is_sequence_of_passes(given):
             raise TypeError(f"optimize: {argument} must be a list of pass names, got {given!r}")
+    if not isinstance(reassociate, bool):
+        raise TypeError(f"optimize: reassociate must be True or False, got {reassociate!r}")
     for each in passes or ():
         if isinstance(each, Pass):
             _check_copy(each)
@@ -97,6 +116,7 @@ def resolve(
         None if passes is None else tuple(passes),
         tuple(getattr(n, "name", n) for n in skip),
         budget,
+        reassociate,
     )
 
 

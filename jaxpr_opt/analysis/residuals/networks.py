@@ -31,6 +31,7 @@ def cheapest_leaves(
     operands: Callable[[N], Iterable[V]],
     store: Callable[[V], int | None],
     repeat: Callable[[N], int | None],
+    stay: Callable[[N], int] | None = None,
 ) -> set[V]:
     """The values to store, so that the needed ones can be computed from them, at the least price.
     Where two choices cost the same, less is repeated.
@@ -41,6 +42,7 @@ def cheapest_leaves(
       operands: The values that an op reads.
       store: The price of storing a value; None if that is impossible.
       repeat: The price of computing an op again; None if that is impossible.
+      stay: The price of an op that is not repeated, as what it makes is stored; by default none.
     """
     values = dict.fromkeys(needed)
     if not values:
@@ -58,6 +60,8 @@ def cheapest_leaves(
             continue
         price = repeat(op)
         network.add_edge(_SOURCE, op, **_bound(price))
+        if stay is not None:
+            network.add_edge(op, _SINK, capacity=stay(op))
         read = {} if price is None else dict.fromkeys(operands(op))
         pending.extend(v for v in read if v not in values)
         values.update(read)

@@ -6,7 +6,7 @@ The backward program that JAX derives from its own rules is linear in the cotang
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from jaxpr_opt.analysis.values.constants import uniform
@@ -74,6 +74,17 @@ def _of_cotangents(scan: Scan) -> Kinds:
         if not lost:
             return kinds
         moving = [c for c in moving if c not in lost]
+
+
+def linear_operands(op: Op, is_fixed: Callable[[Value], bool]) -> list[Value] | None:
+    """The operands of an op without regions that are not fixed, if its results are linear in all
+    of them together; None if they are not.
+    """
+    if op.regions:
+        return None
+    moving = [v for v in op.operands if not is_fixed(v)]
+    kinds = [LINEAR if v in moving else ZERO if uniform(v) == 0 else FIXED for v in op.operands]
+    return moving if moving and _is_linear_in(op, kinds) else None
 
 
 class Kinds:
