@@ -31,6 +31,8 @@ from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
+from jaxpr_opt.passes.sums.add_scaled_rows import AddScaledRows
+from jaxpr_opt.passes.sums.join_nested_sums import JoinNestedSums
 from jaxpr_opt.passes.sums.map_sums_once import MapSumsOnce
 from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
@@ -101,7 +103,7 @@ WINDOWS = (
     SliceKnownWindows(),
 )
 
-REORDERING = (MapSumsOnce(),)
+REORDERING = (MapSumsOnce(), JoinNestedSums(), AddScaledRows())
 """What runs only under `optimize(reassociate=True)`."""
 
 DEFAULT = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,14 @@ def new_row(found: Descent, piece: Piece, rw: Rewriter) -> Value:
     return rw.insert(partial(_stepped, found), old, update, *scalars, before=op)
 
 
+def new_term(found: Descent, piece: Piece, rw: Rewriter) -> Value:
+    """What is to be added to the array where a piece adds to it."""
+    made = rw.insert(
+        partial(_term_of_rows, found), piece.update, *found.scalars.values(), before=found.op
+    )
+    return made if found.op.name != "sub" else rw.insert(lax.neg, made, before=found.op)
+
+
 def with_rows(
     found: Descent, array: Value, rows: Sequence[Value], before: Op, rw: Rewriter
 ) -> Value:
@@ -37,21 +45,52 @@ def with_rows(
     return array
 
 
+def with_terms(
+    found: Descent, array: Value, terms: Sequence[Value], before: Op, rw: Rewriter
+) -> Value:
+    """The array with what each piece adds to it."""
+    for piece, term in zip(found.pieces, terms, strict=True):
+        operands = (array, term, *piece.indices)
+        array = rw.typed(piece.add, found.op.result.aval, *operands, before=before)
+    return array
+
+
+def guarded(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -> Value:
+    """What `write` makes of the array before an op; if a zero gradient changes other elements, too,
+    of what that makes of it.
+    """
+    op = found.op
+    kept, changed = rw.new_region(), rw.new_region()
+    # Condition 2 of update-rows.
+    zero = rw.insert(partial(_term_of_zero, found), *found.scalars.values(), before=op)
+    everywhere = partial(_stepped_everywhere, found)
+    whole = rw.insert(everywhere, found.array, zero, before=changed.terminator)
+    for branch, array in ((kept, found.array), (changed, whole)):
+        rw.set_outputs(branch, [write(array, branch.terminator)])
+    keeps = rw.insert(lambda x: x == 0, zero, before=op)
+    return rw.new_cond(keeps, [changed, kept], like=op, before=op).result
+
+
 def _stepped(found: Descent, old: Any, update: Any, *scalars: Any) -> Any:
     """The step of rows: all ops are elementwise."""
+    return _ending(found, old, _term_of_rows(found, update, *scalars))
+
+
+def _term_of_rows(found: Descent, update: Any, *scalars: Any) -> Any:
+    """What is added, or subtracted, where the gradient is these rows."""
     made = {found.dense: update}
     for value, scalar in zip(found.scalars, scalars, strict=True):
         made[value] = lax.broadcast(scalar, update.shape) if value.shape else scalar
-    return _ending(found, old, _followed(found, made))
+    return _followed(found, made)
 
 
-def step_from_zero(found: Descent, *scalars: Any) -> Any:
+def _term_of_zero(found: Descent, *scalars: Any) -> Any:
     """What is added, or subtracted, where the gradient is zero."""
     made: dict[Value, Any] = {found.dense: jnp.zeros((), found.dense.dtype)}
     return _followed(found, made | dict(zip(found.scalars, scalars, strict=True)))
 
 
-def stepped_everywhere(found: Descent, array: Any, term: Any) -> Any:
+def _stepped_everywhere(found: Descent, array: Any, term: Any) -> Any:
     """The array with one number added to all elements, or subtracted."""
     return _ending(found, array, lax.broadcast(term, array.shape))
 
@@ -60,7 +99,7 @@ def _followed(found: Descent, made: dict[Value, Any]) -> Any:
     """The term that is added or subtracted, from what its ops read."""
     for op in found.path:
         made[op.result] = _again(op, [made[v] for v in op.operands])
-    return made[found.path[-1].result]
+    return made[found.term]
 
 
 def _ending(found: Descent, array: Any, term: Any) -> Any:

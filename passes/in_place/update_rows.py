@@ -42,9 +42,8 @@ Source: sparse gradients of embeddings, as `torch.nn.Embedding(sparse=True)` has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import ClassVar
 
@@ -85,7 +84,7 @@ class UpdateRows(Pass):
         pairs = [op.operands] if op.name == "sub" else [op.operands, op.operands[::-1]]
         for array, term in pairs:
             found = descent(op, array, term)
-            if found is not None:
+            if found is not None and found.path:
                 few = bytes_text(sum(piece.nbytes for piece in found.pieces))
                 says = f"{few} of {array.label} are updated, not {bytes_text(array.nbytes)}"
                 yield Update(op, says, found, about=op.result)
@@ -118,10 +117,12 @@ class UpdateRows(Pass):
     def rewrite(self, match: Update, rw: Rewriter) -> None:
         op, found = match.op, match.descent
         rows = [descent_rows.new_row(found, piece, rw) for piece in found.pieces]
-        if not found.unknown:  # (2)
-            new = descent_rows.with_rows(found, found.array, rows, op, rw)
-        else:
-            new = _guarded(found, rows, rw)
+
+        def write(array: Value, before: Op) -> Value:
+            return descent_rows.with_rows(found, array, rows, before, rw)
+
+        guarded = descent_rows.guarded if found.unknown else None  # (2)
+        new = guarded(found, write, rw) if guarded else write(found.array, op)
         rw.replace(op.result, new)
         rw.erase(op)
 
@@ -133,18 +134,3 @@ def _is_large(found: Descent) -> bool:
     prices = cost_model()
     started = prices.started(5 * len(found.pieces))
     return prices.moved(found.array.nbytes) >= prices.doubtful(started)
-
-
-def _guarded(found: Descent, rows: Sequence[Value], rw: Rewriter) -> Value:
-    """The array with new rows, and all else unchanged if a zero gradient changes nothing (2)."""
-    op = found.op
-    kept, changed = rw.new_region(), rw.new_region()
-    zero = rw.insert(
-        partial(descent_rows.step_from_zero, found), *found.scalars.values(), before=op
-    )
-    everywhere = partial(descent_rows.stepped_everywhere, found)
-    whole = rw.insert(everywhere, found.array, zero, before=changed.terminator)
-    for branch, array in ((kept, found.array), (changed, whole)):
-        rw.set_outputs(branch, [descent_rows.with_rows(found, array, rows, branch.terminator, rw)])
-    keeps = rw.insert(lambda x: x == 0, zero, before=op)
-    return rw.new_cond(keeps, [changed, kept], like=op, before=op).result

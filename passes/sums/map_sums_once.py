@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jax import lax
 
@@ -91,19 +91,20 @@ class MapSumsOnce(Pass):
     def rewrite(self, match: SumOfMaps, rw: Rewriter) -> None:
         scan, found = match.op, match.found
         assert isinstance(scan, Scan) and scan.next is not None
-        carry, after = found.accumulator.carry, scan.next
+        old, after = found.accumulator.carry, scan.next
+        kept = [carry for carry in scan.carries if carry.result is not old.result]
         added = [_added_up(leaf, scan, rw) for leaf in found.leaves]
-        of_sums = {leaf: each.result for leaf, each in zip(found.leaves, added, strict=True)}
-        mapped = rw.clone(found.ops, dict(of_sums), after)
-        total = None if uniform(carry.init) == 0 else carry.init
-        for term in found.accumulator.terms:
-            terms = [mapped[term]] if total is None else [total, mapped[term]]
-            total = rw.typed(lambda *v: lax.add(*v) if v[1:] else v[0], term.aval, *terms, before=after)
-        assert total is not None
-        _drop(found, scan, rw)
-        others = [c for c in scan.carries if c.result is not carry.result]
-        rw.replace(carry.result, total)
-        rw.set_scan(scan, carries=[*others, *added])
+        sums = {leaf: carry.result for leaf, carry in zip(found.leaves, added, strict=True)}
+        mapped = rw.clone(found.ops, sums, after)
+        start = [] if uniform(old.init) == 0 else [old.init]
+        total, *terms = [*start, *(mapped[term] for term in found.accumulator.terms)]
+        for term in terms:
+            total = rw.typed(lax.add, old.result.aval, total, term, before=after)
+        rw.replace(old.result, total)
+        rw.set_scan(scan, carries=[*kept, *added])
+        for op in (*reversed(found.accumulator.sums), *reversed(found.ops)):
+            if not any(v.uses for v in op.results):
+                rw.erase(op)
 
 
 def _text(found: MappedSum) -> str:
@@ -116,11 +117,3 @@ def _added_up(value: Value, scan: Scan, rw: Rewriter) -> Carry:
     param, result = rw.new_value(value.aval, value.name), rw.new_value(value.aval, value.name)
     plus = rw.typed(lax.add, value.aval, param, value, before=scan.body.terminator)
     return Carry(zeros, param, plus, result)
-
-
-def _drop(found: MappedSum, scan: Scan, rw: Rewriter) -> None:
-    """Add nothing to a carry any more."""
-    carry, *_ = [c for c in scan.carries if c.result is found.accumulator.carry.result]
-    rw.replace(carry.next, carry.param)
-    for op in reversed(found.accumulator.sums):
-        rw.erase(op)

@@ -26,6 +26,11 @@ class Descent:
     """Ops from the sum of the pieces to what is added, in order."""
 
     @property
+    def term(self) -> Value:
+        """What is added, or subtracted."""
+        return self.path[-1].result if self.path else self.dense
+
+    @property
     def scalars(self) -> dict[Value, Value]:
         """Operands on the way that repeat a scalar, with the scalar."""
         made = {self.dense, *(op.result for op in self.path)}
@@ -41,9 +46,9 @@ class Descent:
 def descent(op: Op, array: Value, term: Value) -> Descent | None:
     """The descent that an op makes of an array and a term; None if the term is none."""
     dense, path = _linear(term)
-    chain = added(dense) if path else None
+    chain = added(dense)
     # Condition 1 of update-rows.
-    if chain is None or not chain.starts_at_zero:
+    if not chain.starts_at_zero:
         return None
     pieces = tuple(link for link in chain.links if isinstance(link, Piece))
     return Descent(op, array, dense, pieces, path) if len(pieces) == len(chain.links) else None
