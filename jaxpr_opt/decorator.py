@@ -103,7 +103,7 @@ def optimize(
       A jitted function; without `fun`, a decorator.
 
     Raises:
-      TypeError: `fun` cannot be called, or an argument is unknown.
+      TypeError: `fun` cannot be called, `reassociate` is no bool, or an argument is unknown.
       ValueError: an argument is invalid; the message names it, and what is expected.
 
     Example:
@@ -115,8 +115,7 @@ def optimize(
     """
     if fun is None:
         given = {"passes": passes, "skip": skip, "donate": donate, "memory": memory}
-        given["reassociate"] = reassociate
-        return functools.partial(optimize, **given, **jit_options)
+        return functools.partial(optimize, **given, reassociate=reassociate, **jit_options)
     if not callable(fun):
         raise TypeError(f"optimize: fun must be callable, got {fun!r}")
     if donate not in (None, "matched", "auto"):
@@ -124,6 +123,7 @@ def optimize(
     _check_jit_options(jit_options)
     if memory is not None:
         parse_budget(memory, "optimize: memory")
+    settings.check_reassociate(reassociate, "optimize")
     if settings.current().disable or not guard.is_open():
         return _plain(fun, donate, jit_options)
     from jaxpr_opt.engine import registry

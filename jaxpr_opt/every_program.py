@@ -43,7 +43,10 @@ _LOOPS = 512
 
 @contextlib.contextmanager
 def everywhere(
-    *, passes: Sequence[str | Pass] | None = None, skip: Sequence[str] = ()
+    *,
+    passes: Sequence[str | Pass] | None = None,
+    skip: Sequence[str] = (),
+    reassociate: bool = False,
 ) -> Iterator[None]:
     """Optimise every program that this thread compiles or differentiates in a block.
 
@@ -56,9 +59,10 @@ def everywhere(
     Args:
       passes: names of passes, or passes, to run instead of the default pipeline.
       skip: names of passes to leave out.
+      reassociate: whether sums may be computed in another order (see `optimize`).
 
     Raises:
-      TypeError: `passes` or `skip` is not a sequence of names or passes.
+      TypeError: `passes` or `skip` is not a sequence of names or passes; `reassociate` is no bool.
       ValueError: a name is not that of a pass.
 
     Example:
@@ -66,12 +70,13 @@ def everywhere(
       ...     jax.jit(jnp.sin)(0.0).item()
       0.0
     """
+    settings.check_reassociate(reassociate, "everywhere")
     if not guard.is_open():
         yield
         return
     from jaxpr_opt.engine import registry
 
-    scope = _scope()(registry.resolve(passes, skip))
+    scope = _scope()(registry.resolve(passes, skip, reassociate=reassociate))
     with _installed(), scope:
         yield
 

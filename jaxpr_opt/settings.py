@@ -9,7 +9,8 @@
 =====================  ====================================================================
 
 ``JAXPR_OPT_MEMORY`` is the memory budget of programs that are optimised without one (see
-`jaxpr_opt.optimize`).  ``JAXPR_OPT_EVERYWHERE`` is read once, when `jaxpr_opt` is imported (see
+`jaxpr_opt.optimize`); ``JAXPR_OPT_REASSOCIATE`` lets all compute sums in another order.
+``JAXPR_OPT_EVERYWHERE`` is read once, when `jaxpr_opt` is imported (see
 `jaxpr_opt.everywhere`).
 
 A switch is on unless it is unset, empty, ``0``, ``false``, ``no`` or ``off``.  Tests set them with
@@ -69,8 +70,17 @@ def is_on(value: str) -> bool:
 MEMORY = "JAXPR_OPT_MEMORY"
 """The memory budget of programs that are optimised without one."""
 
-KNOWN = (*_VARIABLES.values(), "JAXPR_OPT_EVERYWHERE", MEMORY)
+REASSOCIATE = "JAXPR_OPT_REASSOCIATE"
+"""Whether all programs may compute sums in another order."""
+
+KNOWN = (*_VARIABLES.values(), "JAXPR_OPT_EVERYWHERE", MEMORY, REASSOCIATE)
 """Every variable of the environment that is read."""
+
+
+def check_reassociate(given: object, who: str) -> None:
+    """Raise `TypeError` for what is neither True nor False."""
+    if not isinstance(given, bool):
+        raise TypeError(f"{who}: reassociate={given!r}: expected True or False")
 
 
 def check_environment() -> None:

@@ -23,6 +23,9 @@ from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.passes.mark_donated_buffers import MarkDonatedBuffers
 from jaxpr_opt.passes.pack_scalars import PackScalars
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
+from jaxpr_opt.passes.reassociating.add_scaled_rows import AddScaledRows
+from jaxpr_opt.passes.reassociating.join_nested_sums import JoinNestedSums
+from jaxpr_opt.passes.reassociating.map_sums_once import MapSumsOnce
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
 from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
 from jaxpr_opt.passes.steps.count_steps import CountSteps
@@ -31,9 +34,6 @@ from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
-from jaxpr_opt.passes.sums.add_scaled_rows import AddScaledRows
-from jaxpr_opt.passes.sums.join_nested_sums import JoinNestedSums
-from jaxpr_opt.passes.sums.map_sums_once import MapSumsOnce
 from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
@@ -49,6 +49,7 @@ from jaxpr_opt.passes.suppliers.stack_read_windows import StackReadWindows
 from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
+from jaxpr_opt.passes.windows.compute_read_rows import ComputeReadRows
 from jaxpr_opt.passes.windows.expand_combining_scatters import ExpandCombiningScatters
 from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
 from jaxpr_opt.passes.windows.join_consecutive_rows import JoinConsecutiveRows
@@ -95,6 +96,7 @@ WINDOWS = (
     WriteAfterLoops(),
     WriteToWholeArrays(),
     NarrowReads(),
+    ComputeReadRows(),
     AccumulateSparseCotangents(),
     NarrowCarriedArrays(),
     TraceBackRows(),
@@ -103,7 +105,7 @@ WINDOWS = (
     SliceKnownWindows(),
 )
 
-REORDERING = (MapSumsOnce(), JoinNestedSums(), AddScaledRows())
+REORDERING = (ComputeReadRows("all"), MapSumsOnce(), JoinNestedSums(), AddScaledRows())
 """What runs only under `optimize(reassociate=True)`."""
 
 DEFAULT = (

@@ -236,6 +236,10 @@ class CostModel:
             pending += op.operands
         return False
 
+    def is_made_where_read(self, op: Op) -> bool:
+        """Whether XLA computes an op where what it makes is read, and no more of it than is."""
+        return is_fused(op) or op.name in TRANSCENDENTAL
+
     def is_read_again(self, nbytes: int) -> bool:
         """Whether XLA reads a window again for each reduction of it."""
         return nbytes < self.device.reread

@@ -83,9 +83,12 @@ class Pass:
     or write windows of arrays, or read them in other loops; XLA gathers an array that is divided
     over devices to read a window of it, and for each of the loops."""
 
-    reorders: ClassVar[bool] = False
-    """Whether it changes the order of sums, so that results are rounded otherwise.  Such a pass
-    runs only under `optimize(reassociate=True)`, or where it is named."""
+    @property
+    def reassociates(self) -> bool:
+        """Whether it changes the order of sums, so that results are rounded otherwise.  Such a pass
+        runs only under `optimize(reassociate=True)`, or where it is named.
+        """
+        return False
 
     def looks_at(self, names: Collection[str]) -> bool:
         """Whether it may find something in straight-line code of ops of these names."""

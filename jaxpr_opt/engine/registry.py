@@ -41,20 +41,24 @@ def available() -> dict[str, Pass]:
 
 
 def default_pipeline() -> Pipeline:
-    """The library's pipeline, in the order `jaxpr_opt.passes` declares, without passes that change
-    the order of sums.
+    """The library's pipeline, in the order `jaxpr_opt.passes` declares; without passes that change
+    the order of sums, unless the environment allows it.
     """
-    return _library(reassociate=False)
+    return _library(reassociate=_may_reassociate())
 
 
 @functools.cache
 def _library(*, reassociate: bool) -> Pipeline:
     library = importlib.import_module(LIBRARY)
     stages = (
-        tuple(each for each in stage if reassociate or not each.reorders)
+        tuple(each for each in stage if reassociate or not each.reassociates)
         for stage in library.DEFAULT
     )
     return Pipeline(tuple(filter(None, stages)), library.MEMORY)
+
+
+def _may_reassociate() -> bool:
+    return settings.is_on(os.environ.get(settings.REASSOCIATE, ""))
 
 
 def library_passes() -> tuple[Pass, ...]:
@@ -91,13 +95,13 @@ def resolve(
 ) -> Pipeline:
     """The pipeline of these passes only (default: the library's), without those named in `skip`,
     within a memory budget: if none is given, that of the environment.  `reassociate`: with those
-    that change the order of sums.
+    that change the order of sums, which the environment may allow, too.
 
     Names may be written with dashes or underscores.
 
     Raises:
       TypeError: `passes` or `skip` is not a sequence of names or passes, or a pass is of a second
-        copy of the library; `reassociate` is not a bool.
+        copy of the library.
       ValueError: a name is not that of a pass, or the budget is none.
     """
     budget = _budget_of_environment()
@@ -107,8 +111,6 @@ def resolve(
         omitted = argument == "passes" and given is None
         if not omitted and not _is_sequence_of_passes(given):
             raise TypeError(f"optimize: {argument} must be a list of pass names, got {given!r}")
-    if not isinstance(reassociate, bool):
-        raise TypeError(f"optimize: reassociate must be True or False, got {reassociate!r}")
     for each in passes or ():
         if isinstance(each, Pass):
             _check_copy(each)
@@ -116,7 +118,7 @@ def resolve(
         None if passes is None else tuple(passes),
         tuple(getattr(n, "name", n) for n in skip),
         budget,
-        reassociate,
+        reassociate or _may_reassociate(),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxpr_opt.analysis.values.constants import scalar_of
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
 from jaxpr_opt.ir.graph import Constant, Op, Value
-from jaxpr_opt.ir.traits import SCALING
+from jaxpr_opt.ir.traits import SCALING, SUMS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,15 +43,26 @@ class Descent:
         return any(_known(scalar) is None for scalar in self.scalars.values())
 
 
-def descent(op: Op, array: Value, term: Value) -> Descent | None:
-    """The descent that an op makes of an array and a term; None if the term is none."""
+def descent(op: Op, array: Value, term: Value, *, summed: bool = False) -> Descent | None:
+    """The descent that an op makes of an array and a term; None if the term is none.  `summed`:
+    also of a sum of several sums of pieces.
+    """
     dense, path = _linear(term)
+    pieces = _pieces(dense, summed)
+    return None if pieces is None else Descent(op, array, dense, pieces, path)
+
+
+def _pieces(dense: Value, summed: bool) -> tuple[Piece, ...] | None:
+    """The pieces that an array is the sum of; None if it is not zero elsewhere."""
     chain = added(dense)
     # Condition 1 of update-rows.
-    if not chain.starts_at_zero:
+    if chain.starts_at_zero:
+        pieces = tuple(link for link in chain.links if isinstance(link, Piece))
+        return pieces if len(pieces) == len(chain.links) else None
+    if not summed or dense.op is None or dense.op.name not in SUMS:
         return None
-    pieces = tuple(link for link in chain.links if isinstance(link, Piece))
-    return Descent(op, array, dense, pieces, path) if len(pieces) == len(chain.links) else None
+    first, second = (_pieces(each, summed) for each in dense.op.operands)
+    return None if first is None or second is None else first + second
 
 
 def _linear(term: Value) -> tuple[Value, tuple[Op, ...]]:

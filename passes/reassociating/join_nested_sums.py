@@ -66,7 +66,10 @@ class JoinNestedSums(Pass):
     name: ClassVar[str] = "join-nested-sums"
     primitives: ClassVar[frozenset[str]] = SUMS
     needs: ClassVar[frozenset[str]] = frozenset({"scan"})
-    reorders: ClassVar[bool] = True
+
+    @property
+    def reassociates(self) -> bool:
+        return True
 
     def find(self, op: Op) -> Iterator[SumOfLoop]:
         if not is_in_a_loop(op):
@@ -78,7 +81,9 @@ class JoinNestedSums(Pass):
             for accumulator in accumulators(loop):
                 carry = accumulator.carry
                 if carry.result is term and uniform(carry.init) == 0:  # (1)
-                    says = f"a loop adds to {total.label}, not to {bytes_text(term.nbytes)} of zeros"
+                    says = (
+                        f"a loop adds to {total.label}, not to {bytes_text(term.nbytes)} of zeros"
+                    )
                     yield SumOfLoop(op, says, loop, carry, total, about=op.result)
 
     def refuse(self, match: SumOfLoop) -> str | None:

@@ -65,16 +65,19 @@ class AddScaledRows(Pass):
 
     name: ClassVar[str] = "add-scaled-rows"
     whole_arrays: ClassVar[bool] = True
-    reorders: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = frozenset({"add", "add_any", "sub"})
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
+
+    @property
+    def reassociates(self) -> bool:
+        return True
 
     def find(self, op: Op) -> Iterator[ScaledRows]:
         if loop_of(op) is None or not dtypes.is_inexact(op.result.dtype):
             return
         pairs = [op.operands] if op.name == "sub" else [op.operands, op.operands[::-1]]
         for array, term in pairs:
-            found = descent(op, array, term)  # (1)
+            found = descent(op, array, term, summed=True)  # (1)
             if found is not None:
                 few = bytes_text(sum(piece.nbytes for piece in found.pieces))
                 says = f"{few} are added to {array.label}, not {bytes_text(array.nbytes)}"

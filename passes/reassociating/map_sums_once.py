@@ -67,7 +67,10 @@ class MapSumsOnce(Pass):
 
     name: ClassVar[str] = "map-sums-once"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
-    reorders: ClassVar[bool] = True
+
+    @property
+    def reassociates(self) -> bool:
+        return True
 
     def find(self, op: Op) -> Iterator[SumOfMaps]:
         assert isinstance(op, Scan)

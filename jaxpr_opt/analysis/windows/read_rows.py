@@ -1,0 +1,116 @@
+"""Which ops need to compute only some rows, because no others of what they lead to are read.
+
+From the read backwards, an op needs to compute a part of its result if all its readers need the
+same part; which part of its operands it then needs, `row_axes` says.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.analysis.windows.selections import Selection
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.ir.devices import is_sharded
+from jaxpr_opt.ir.graph import Op, Region, Value
+from jaxpr_opt.ir.traits import CUMULATIVE, ELEMENTWISE, REDUCING
+
+SHAPED = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}
+"""Ops of which a parameter is the shape of the result."""
+_BY_ROW = frozenset({"concatenate", "dot_general", "rev", "sort", "squeeze", "transpose"})
+_ALIKE = (ELEMENTWISE - {"name"}) | REDUCING | CUMULATIVE | _BY_ROW
+"""Ops whose parameters are the same where they compute fewer rows."""
+_SUMMING = frozenset(
+    {"cumlogsumexp", "cumprod", "cumsum", "dot_general", "reduce_prod", "reduce_sum"}
+)
+
+Part = dict[int, int]
+"""Of an array, the axes along which the parts lie, each with that axis of what the selection reads;
+no axes: all of the array."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadRows:
+    """Ops that need to compute some rows only, as a selection reads no others."""
+
+    selection: Selection
+    ops: dict[Op, tuple[Part, ...]]
+    """In program order; for each, the part of each operand that it needs."""
+    needed: dict[Value, Part]
+    """The part of the result of each."""
+
+
+def read_rows(selection: Selection, *, rounds: bool) -> ReadRows | None:
+    """The ops that lead to what a selection reads and need to compute only some rows; None if there
+    are none.  `rounds`: also those that may round a row otherwise where there are fewer.
+    """
+    region, found = selection.op.region, dict[Op, tuple[Part, ...]]()
+    needed = {selection.array: {axis: axis for axis in (*selection.sizes, *selection.batch)}}
+    conflicts: set[Value] = set()
+    pending = _Makers(region)
+    pending.add(selection.array)
+    for op in pending:
+        result = op.result
+        if result in conflicts or not needed[result] or (may_round(op) and not rounds):
+            continue
+        users = (use.op for use in result.uses)
+        if not all(user is selection.op or user in found for user in users):
+            continue
+        parts = _parts(op, needed[result], selection)
+        if parts is None:
+            continue
+        found[op] = parts
+        for value, part in zip(op.operands, parts, strict=True):
+            if needed.setdefault(value, part) != part:
+                conflicts.add(value)
+            pending.add(value)
+    of_results = {op.result: needed[op.result] for op in found}
+    return ReadRows(selection, dict(reversed(found.items())), of_results) if found else None
+
+
+class _Makers:
+    """The ops of one result in a region that make values, each once, last to first."""
+
+    def __init__(self, region: Region | None) -> None:
+        self._region = region
+        self._heap: list[tuple[int, int, Op]] = []
+        self._seen: set[Op] = set()
+
+    def add(self, value: Value) -> None:
+        op = value.op
+        if op is None or op in self._seen or len(op.results) > 1 or op.region is not self._region:
+            return
+        assert op.region is not None
+        self._seen.add(op)
+        heapq.heappush(self._heap, (-op.region.order(op), len(self._seen), op))
+
+    def __iter__(self) -> Iterator[Op]:
+        while self._heap:
+            yield heapq.heappop(self._heap)[-1]
+
+
+def may_round(op: Op) -> bool:
+    """Whether an op may add the numbers of a row in another order where there are fewer rows."""
+    return op.name in _SUMMING and dtypes.is_inexact(op.result.dtype)
+
+
+def _parts(op: Op, part: Part, selection: Selection) -> tuple[Part, ...] | None:
+    """Which part of each operand the part of a result depends on; None if that is not known."""
+    if op.name not in _ALIKE and op.name not in SHAPED:
+        return None
+    if any(map(is_sharded, (op.result, *op.operands))):
+        return None
+    found = []
+    for position, value in enumerate(op.operands):
+        axes = ((axis, row_axis(op, position, axis)) for axis in range(len(value.shape)))
+        rows = {axis: part[to] for axis, to in axes if to is not None and to in part}
+        if not any(at in selection.sizes for at in rows.values()):
+            rows = {}
+        elif tuple(at for at in rows.values() if at in selection.batch) != selection.batch:
+            return None  # its rows are not those of the batch, or in another order
+        found.append(rows)
+    reached = {at for rows in found for at in rows.values()}
+    is_known = op.name == "broadcast_in_dim" or reached == set(part.values())
+    return tuple(found) if is_known else None

@@ -1,0 +1,325 @@
+"""Only the rows that are read are computed."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxpr_opt import optimize
+from jaxpr_opt.passes.windows.compute_read_rows import ComputeReadRows
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from tests.loops import alone, memory
+
+EXACT, ALL = ComputeReadRows(), ComputeReadRows("all")
+
+
+def read(x, *starts, sizes):
+    """Without what JAX puts in for negative indices."""
+    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+
+
+def test_a_layer_for_one_row():
+    """(1) Each op keeps the rows apart."""
+
+    def program(x, w, i):
+        return read(jnp.tanh(x @ w), i, 0, sizes=(1, 4))
+
+    check_rewrite(
+        ALL,
+        program,
+        "f32[8,3]",
+        "f32[3,4]",
+        "i32[]",
+        diff="""
+              fn (x:f32[8,3], w:f32[3,4], i:i32[]) {
+            -   d:f32[8,4] = dot_general x w
+            -   t:f32[8,4] = tanh d
+            -   d1:f32[1,4] = dynamic_slice t i 0
+            +   d2:f32[1,3] = dynamic_slice x i 0
+            +   d3:f32[1,4] = dot_general d2 w
+            +   t1:f32[1,4] = tanh d3
+            -   return d1
+            +   return t1
+              }
+        """,
+    )
+
+
+def test_a_value_that_is_read_twice_is_computed_once():
+    """(2) A softmax reads its input and its sum; both need the same rows."""
+
+    def program(x, w, i):
+        y = x @ w
+        e = jnp.exp(y - lax.broadcast_in_dim(jnp.max(y, 1), (8, 4), (0,)))
+        return read(e / lax.broadcast_in_dim(jnp.sum(e, 1), (8, 4), (0,)), i, 0, sizes=(2, 4))
+
+    check_rewrite(
+        ALL,
+        program,
+        "f32[8,3]",
+        "f32[3,4]",
+        "i32[]",
+        diff="""
+              fn (x:f32[8,3], w:f32[3,4], i:i32[]) {
+            -   d:f32[8,4] = dot_general x w
+            -   r:f32[8] = reduce_max[axes=(1,)] d
+            -   b:f32[8,4] = broadcast_in_dim[dims=(0,)] r
+            -   s:f32[8,4] = sub d b
+            -   e:f32[8,4] = exp s
+            -   r1:f32[8] = reduce_sum[axes=(1,)] e
+            -   b1:f32[8,4] = broadcast_in_dim[dims=(0,)] r1
+            -   d1:f32[8,4] = div e b1
+            -   d2:f32[2,4] = dynamic_slice d1 i 0
+            +   d3:f32[2,3] = dynamic_slice x i 0
+            +   d4:f32[2,4] = dot_general d3 w
+            +   r2:f32[2] = reduce_max[axes=(1,)] d4
+            +   b2:f32[2,4] = broadcast_in_dim[dims=(0,)] r2
+            +   s1:f32[2,4] = sub d4 b2
+            +   e1:f32[2,4] = exp s1
+            +   r3:f32[2] = reduce_sum[axes=(1,)] e1
+            +   b3:f32[2,4] = broadcast_in_dim[dims=(0,)] r3
+            +   d5:f32[2,4] = div e1 b3
+            -   return d2
+            +   return d5
+              }
+        """,
+    )
+
+
+def test_exact_ops_by_default():
+    """A maximum is the same however many rows there are."""
+
+    def program(q, s):
+        return read(jnp.argmax(q * 2, axis=1), s, sizes=(1,))
+
+    check_rewrite(
+        EXACT,
+        program,
+        "f32[8,4]",
+        "i32[]",
+        diff="""
+              fn (q:f32[8,4], s:i32[]) {
+            -   m:f32[8,4] = mul q 2.0
+            -   a:i32[8] = argmax[axes=(1,)] m
+            -   d:i32[1] = dynamic_slice a s
+            +   d1:f32[1,4] = dynamic_slice q s 0
+            +   m1:f32[1,4] = mul d1 2.0
+            +   a1:i32[1] = argmax[axes=(1,)] m1
+            -   return d
+            +   return a1
+              }
+        """,
+    )
+
+
+def test_a_column_of_a_product():
+    """(1) Its rows are columns of the right factor."""
+
+    def program(x, w, i):
+        return read(x @ w, 0, i, sizes=(8, 1))
+
+    check_rewrite(
+        ALL,
+        program,
+        "f32[8,3]",
+        "f32[3,4]",
+        "i32[]",
+        diff="""
+              fn (x:f32[8,3], w:f32[3,4], i:i32[]) {
+            -   d:f32[8,4] = dot_general x w
+            -   d1:f32[8,1] = dynamic_slice d 0 i
+            +   d2:f32[3,1] = dynamic_slice w 0 i
+            +   d3:f32[8,1] = dot_general x d2
+            -   return d1
+            +   return d3
+              }
+        """,
+    )
+
+
+def test_rows_at_several_places():
+    """(1) Rows are picked by a gather, clamped where they are out of range."""
+
+    def program(x, w, ids):
+        return jnp.take(x @ w, ids, axis=0, mode="clip")
+
+    check_rewrite(
+        ALL,
+        program,
+        "f32[8,3]",
+        "f32[3,4]",
+        "i32[2]",
+        diff="""
+              fn (x:f32[8,3], w:f32[3,4], ids:i32[2]) {
+            -   d:f32[8,4] = dot_general x w
+                b:i32[2,1] = broadcast_in_dim[dims=(0,)] ids
+            -   g:f32[2,4] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 4), mode=clip] d b
+            +   g1:f32[2,3] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 3), mode=clip] x b
+            +   d1:f32[2,4] = dot_general g1 w
+            -   return g
+            +   return d1
+              }
+        """,  # noqa: E501
+    )
+
+
+def test_a_batch_with_places_of_their_own():
+    """(1) A slice in each row of a batch: the rows of the operands are those of the batch, too."""
+
+    def program(x, w, i):
+        return jax.vmap(lambda x, i: read(x @ w, i, 0, sizes=(1, 4)))(x, i)
+
+    check_rewrite(
+        ALL,
+        program,
+        "f32[5,8,3]",
+        "f32[3,4]",
+        "i32[5]",
+        diff="""
+              fn (x:f32[5,8,3], w:f32[3,4], i:i32[5]) {
+            -   d:f32[5,8,4] = dot_general x w
+                b:i32[5,1] = broadcast_in_dim[dims=(0,)] i
+                b1:i32[5,1] = broadcast_in_dim 0
+                c:i32[5,2] = concatenate[dimension=1] b b1
+            -   g:f32[5,1,4] = gather[offset_dims=(1, 2), start_index_map=(1, 2), operand_batching_dims=(0,), start_indices_batching_dims=(0,), slice_sizes=(1, 1, 4), unique_indices, indices_are_sorted, mode=clip] d c
+            +   s:i32[5,1] = slice[:, :1] c
+            +   g1:f32[5,1,3] = gather[offset_dims=(1, 2), start_index_map=(1,), operand_batching_dims=(0,), start_indices_batching_dims=(0,), slice_sizes=(1, 1, 3), mode=clip] x s
+            +   d1:f32[5,1,4] = dot_general g1 w
+            -   return g
+            +   return d1
+              }
+        """,  # noqa: E501
+    )
+
+
+def test_a_broadcast_gets_another_shape():
+    def program(x, w, i):
+        return read(lax.broadcast_in_dim(jnp.max(x, 1), (8, 4), (0,)) + w, i, 0, sizes=(2, 4))
+
+    check_rewrite(
+        EXACT,
+        program,
+        "f32[8,3]",
+        "f32[8,4]",
+        "i32[]",
+        diff="""
+              fn (x:f32[8,3], w:f32[8,4], i:i32[]) {
+            -   r:f32[8] = reduce_max[axes=(1,)] x
+            -   b:f32[8,4] = broadcast_in_dim[dims=(0,)] r
+            -   a:f32[8,4] = add b w
+            +   d1:f32[2,3] = dynamic_slice x i 0
+            +   r1:f32[2] = reduce_max[axes=(1,)] d1
+            +   b1:f32[2,4] = broadcast_in_dim[dims=(0,)] r1
+            -   d:f32[2,4] = dynamic_slice a i 0
+            +   d:f32[2,4] = dynamic_slice w i 0
+            +   a1:f32[2,4] = add b1 d
+            -   return d
+            +   return a1
+              }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, i: read(lax.cummax(x, 0), i, 0, sizes=(1, 3)),
+        lambda x, i: read(jnp.sort(x, 0), i, 0, sizes=(1, 3)),
+        lambda x, i: read(jnp.max(x, 1).reshape(2, 4), i, 0, sizes=(1, 4)),
+        lambda x, i: read(jnp.max(x, 1)[::-1], i, sizes=(1,)),
+    ],
+)
+def test_rows_that_depend_on_others_are_left(program):
+    """(1)"""
+    alone(EXACT, program, "f32[8,3]", "i32[]", fires=False)
+
+
+def test_rows_that_are_filled_are_left():
+    """(1) What a maximum makes of what fills a row out of range is not what fills its result."""
+
+    def program(x, ids):
+        return jnp.take(jnp.max(x, 1), ids, mode="fill", fill_value=7)
+
+    alone(EXACT, program, "f32[8,3]", "i32[2]", fires=False)
+
+
+def test_a_batch_of_places_in_one_array_is_left():
+    """(1) The maximum has no rows of the batch."""
+
+    def program(x, i):
+        copies = jnp.broadcast_to(jnp.max(x, 1), (4, 8))
+        return jax.vmap(lambda row, j: read(row, j, sizes=(1,)))(copies, i)
+
+    alone(EXACT, program, "f32[8,3]", "i32[4]", fires=False)
+
+
+def test_other_readers_need_the_whole():
+    """(2)"""
+
+    def program(q, s):
+        best = jnp.max(q, axis=1)
+        return read(best, s, sizes=(1,)), -best
+
+    alone(EXACT, program, "f32[8,4]", "i32[]", fires=False)
+
+
+def test_two_slices_need_different_rows():
+    """(2)"""
+
+    def program(q, s):
+        best = jnp.max(q, axis=1)
+        return read(best, s, sizes=(1,)) + read(best, 7 - s, sizes=(1,))
+
+    alone(EXACT, program, "f32[8,4]", "i32[]", fires=False)
+
+
+def test_what_a_loop_needs_of_all_steps_is_left_outside():
+    """(2) The maxima are computed once; each step reads one of them."""
+
+    def program(q, states):
+        best = jnp.max(q, axis=1)
+        return lax.scan(lambda c, s: (c + read(best, s, sizes=(1,)), ()), jnp.zeros(1), states)[0]
+
+    alone(EXACT, program, "f32[8,4]", "i32[5]", fires=False)
+
+
+def test_most_of_an_array_is_computed_as_a_whole():
+    check_refuses(
+        EXACT,
+        lambda q, s: read(jnp.max(q, axis=1), s, sizes=(7,)),
+        "f32[8,4]",
+        "i32[]",
+        because="most of",
+    )
+
+
+def test_sums_are_left_unless_the_user_allows_another_order():
+    """Of eight rows a library may add up several at once."""
+
+    def program(x, i):
+        return read(x.sum(1), i, sizes=(1,))
+
+    alone(EXACT, program, "f32[8,4]", "i32[]", fires=False)
+    alone(EXACT, program, "i32[8,4]", "i32[]", fires=True)
+    x = jnp.cos(jnp.arange(32.0)).reshape(8, 4)
+    allowed = optimize(program, reassociate=True)
+    assert "f32[8] = reduce_sum" not in str(jax.make_jaxpr(allowed)(x, 3))
+    assert_close(allowed(x, 3), program(x, 3))
+
+
+def test_a_sampler_computes_one_row_of_its_head():
+    """The logits of all positions are never made."""
+    x, w = jnp.cos(jnp.arange(64.0 * 32)).reshape(64, 32), jnp.ones((32, 256))
+
+    def sample(x, w):
+        def step(token, t):
+            logits = jnp.tanh(x + token) @ w
+            return 0.1 * logits[t].max(), None
+
+        return lax.scan(step, 0.0, jnp.arange(63))[0]
+
+    allowed = optimize(sample, reassociate=True)
+    assert_close(allowed(x, w), sample(x, w))
+    assert memory(allowed, x, w) < memory(jax.jit(sample), x, w) / 8
+    gradient = jax.jit(jax.grad(allowed, 1))
+    assert_close(gradient(x, w), jax.grad(sample, 1)(x, w))
