@@ -16,6 +16,7 @@ what suppliers ask
 `register_stacks`                                 rows that enter a shift register
 `kept_alive`                                      what is in memory no longer when they read
 what other passes ask
+`mapped_sums`                                     what to add up in place of linear maps of it
 `counterparts`                                    what a value of a reader was in the step
 `replays`                                         what it takes to compute steps again
 `inner_loops`                                     loops of a step that may stop early

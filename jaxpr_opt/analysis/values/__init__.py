@@ -14,6 +14,7 @@
 `invariant_ops`                       what is better computed once, before a loop
 `origins`                             what cheap ops compute values from
 `linearity`                           linear programs, and loops that carry cotangents
+`accumulators`                        carries to which steps only add
 `rounding`                            what XLA may round otherwise if it is recomputed
 `live_values`                         values that are read
 ====================================  ======================================================
