@@ -238,9 +238,79 @@ def test_rows_that_are_filled_are_left():
     """(1) What a maximum makes of what fills a row out of range is not what fills its result."""
 
     def program(x, ids):
-        return jnp.take(jnp.max(x, 1), ids, mode="fill", fill_value=7)
+        return jnp.max(x, 1).at[ids].get(mode="fill", fill_value=7)
 
     alone(EXACT, program, "f32[8,3]", "i32[2]", fires=False)
+    batched = jax.vmap(program)
+    alone(EXACT, batched, "f32[5,8,3]", "i32[5]", fires=False)
+
+
+def gathered(offset, collapsed, indexed, sizes):
+    numbers = lax.GatherDimensionNumbers(offset, collapsed, indexed)
+    return lambda x, ids: lax.gather(jnp.max(x, 2), ids, numbers, sizes, mode="clip")
+
+
+@pytest.mark.parametrize(
+    ("program", "index"),
+    [
+        (gathered((1,), (0,), (0,), (1, 6)), "i32[2,1]"),
+        (gathered((0,), (1,), (1,), (8, 1)), "i32[2,1]"),
+    ],
+)
+def test_rows_that_a_gather_picks(program, index):
+    """(1)"""
+    graph = alone(EXACT, program, "f32[8,6,3]", index, fires=True)
+    assert not any(op.result.shape == (8, 6) for op in graph.walk() if not op.is_terminator)
+
+
+@pytest.mark.parametrize(
+    ("program", "index"),
+    [
+        (gathered((), (0, 1), (0, 1), (1, 1)), "i32[2,2]"),  # elements, not rows
+        (gathered((2,), (0,), (0,), (1, 6)), "i32[2,1,1]"),  # along two axes
+        (gathered((0,), (1,), (1,), (8, 1)), "i32[2,1,1]"),
+        (gathered((1,), (1,), (1,), (8, 1)), "i32[2,1]"),  # the axis comes first
+        (gathered((1,), (0,), (0,), (1, 2)), "i32[2,1]"),  # and only a part of another axis
+        (gathered((1, 2), (), (0,), (2, 6)), "i32[2,1]"),  # slices that may overlap
+    ],
+)
+def test_other_gathers_are_left(program, index):
+    """(1)"""
+    alone(EXACT, program, "f32[8,6,3]", index, fires=False)
+
+
+def test_rows_and_columns_of_one_array_are_different_parts():
+    """(2)"""
+
+    def program(x, i):
+        best = jnp.max(x, 2)
+        return read(best + best.T, i, 0, sizes=(1, 8))
+
+    graph = alone(EXACT, program, "f32[8,8,3]", "i32[]", fires=True)
+    assert any(op.name == "reduce_max" and op.result.shape == (8, 8) for op in graph.walk())
+
+
+def test_a_factor_that_all_rows_need_is_computed_whole():
+    """(2)"""
+
+    def program(x, w, i):
+        return read(x @ jnp.max(w, 2), i, 0, sizes=(1, 4))
+
+    graph = alone(EXACT, program, "i32[8,3]", "i32[3,4,5]", "i32[]", fires=True)
+    shapes = {op.name: op.result.shape for op in graph.walk() if op.results}
+    assert (shapes["dot_general"], shapes["reduce_max"]) == ((1, 4), (3, 4))
+
+
+def test_an_axis_that_a_broadcast_adds():
+    """(1)"""
+
+    def program(x, w, j):
+        best = jnp.max(lax.broadcast_in_dim(w, (8, 4, 3), (1, 2)) * x, 2)
+        return read(best, j, 0, sizes=(1, 4))
+
+    graph = alone(EXACT, program, "f32[8,4,3]", "f32[4,3]", "i32[]", fires=True)
+    shapes = {op.name: op.result.shape for op in graph.walk() if op.results}
+    assert shapes["broadcast_in_dim"] == (1, 4, 3)
 
 
 def test_a_batch_of_places_in_one_array_is_left():

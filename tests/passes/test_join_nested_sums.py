@@ -68,16 +68,31 @@ def test_other_sums_are_left(step, reason):
 
 
 def test_another_type_is_refused():
-    """(2)"""
+    """(2) A number of Python has a weak type."""
 
     def program(xs):
         def step(c, x):
-            s = inner(jnp.zeros(4, jnp.float16), x.astype(jnp.float16))
-            return lax.add_p.bind(c, s.astype(jnp.float32)), ()
+            weak = jnp.where(x[0] > 0, 1.0, 2.0)
+            s, _ = lax.scan(lambda s, y: (s + y, ()), jnp.float32(0), x)
+            return lax.add(weak, s), c
 
-        return lax.scan(step, jnp.ones(4), xs)[0]
+        return lax.scan(step, jnp.float32(0), xs)
 
-    alone(JOIN, program, "f32[3,5,4]", fires=False)
+    check_refuses(JOIN, program, "f32[3,5]", because="is a ~f32[]")
+
+
+def test_another_sum_of_the_loop_is_left():
+    """(1) Only what the sum reads goes on with it."""
+
+    def program(xs):
+        def step(c, x):
+            start = (jnp.zeros(4), jnp.zeros(4))
+            (s, t), _ = lax.scan(lambda s, y: ((s[0] + y, s[1] + y * y), ()), start, x)
+            return c + t, s
+
+        return lax.scan(step, jnp.ones(4), xs)
+
+    alone(JOIN, program, "f32[3,5,4]", fires=True)
 
 
 def test_a_loop_that_does_more_than_add_is_left():

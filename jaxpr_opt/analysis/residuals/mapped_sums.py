@@ -44,7 +44,7 @@ class MappedSum:
 def mapped_sum(scan: Scan, accumulator: Accumulator) -> MappedSum | None:
     """What is better added up than the terms themselves; None if there is nothing."""
     is_fixed = _fixed(scan)
-    maps = _linear_ops(scan, accumulator, is_fixed)
+    maps = _linear_ops(accumulator, is_fixed)
     if not maps:
         return None
     elsewhere = {op for op in maps if not _is_only_added(op, maps, accumulator)}
@@ -95,16 +95,18 @@ def _fixed(scan: Scan) -> Callable[[Value], bool]:
 
 
 def _linear_ops(
-    scan: Scan, accumulator: Accumulator, is_fixed: Callable[[Value], bool]
+    accumulator: Accumulator, is_fixed: Callable[[Value], bool]
 ) -> dict[Op, list[Value]]:
     """The ops of a step that lead to its terms and are linear in what changes, and what that is."""
     found: dict[Op, list[Value]] = {}
     pending = list(accumulator.terms)
     while pending:
         op = pending.pop().op
-        if op is None or op in found or op.region is not scan.body or not can_move(op):
+        if op is None or op in found or not can_move(op):
             continue
+        # Condition 2 of map-sums-once.
         moving = linear_operands(op, is_fixed)
+        # Condition 4 of map-sums-once.
         if moving is None or not all(_is_as_exact(v, accumulator.carry.param) for v in moving):
             continue
         found[op] = moving

@@ -24,28 +24,26 @@ class Accumulator:
 def accumulators(scan: Scan) -> Iterator[Accumulator]:
     """The carries of numbers that are no integers to which a loop only adds."""
     for carry in scan.carries:
-        found = _accumulator(scan, carry) if dtypes.is_inexact(carry.param.dtype) else None
+        found = _accumulator(carry) if dtypes.is_inexact(carry.param.dtype) else None
         if found is not None:
             yield found
 
 
-def _accumulator(scan: Scan, carry: Carry) -> Accumulator | None:
+def _accumulator(carry: Carry) -> Accumulator | None:
     sums: list[Op] = []
     terms: list[Value] = []
     value = carry.param
     while True:
-        uses = list(value.uses)
-        if len(uses) != 1 or uses[0].op.region is not scan.body:
+        # Condition 1 of map-sums-once.
+        if len(value.uses) != 1:
             return None
-        op, position = uses[0]
+        ((op, position),) = value.uses
         if op.is_terminator:
-            is_next = bool(sums) and value is carry.next
-            return Accumulator(carry, tuple(sums), tuple(terms)) if is_next else None
-        if op.name not in SUMS or op.result.aval != value.aval:
-            return None
-        term = op.operands[1 - position]
-        if term.shape != value.shape:
+            # Condition 1 of map-sums-once.
+            return Accumulator(carry, tuple(sums), tuple(terms)) if value is carry.next else None
+        # Condition 1 of map-sums-once.
+        if op.name not in SUMS:
             return None
         sums.append(op)
-        terms.append(term)
+        terms.append(op.operands[1 - position])
         value = op.result

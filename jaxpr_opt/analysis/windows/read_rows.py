@@ -53,10 +53,12 @@ def read_rows(selection: Selection, *, rounds: bool) -> ReadRows | None:
     pending.add(selection.array)
     for op in pending:
         result = op.result
-        if result in conflicts or not needed[result] or (may_round(op) and not rounds):
+        if not needed[result] or (may_round(op) and not rounds):
             continue
         users = (use.op for use in result.uses)
-        if not all(user is selection.op or user in found for user in users):
+        is_read_alike = all(user is selection.op or user in found for user in users)
+        # Condition 2 of compute-read-rows.
+        if result in conflicts or not is_read_alike:
             continue
         parts = _parts(op, needed[result], selection)
         if parts is None:
@@ -108,9 +110,11 @@ def _parts(op: Op, part: Part, selection: Selection) -> tuple[Part, ...] | None:
         rows = {axis: part[to] for axis, to in axes if to is not None and to in part}
         if not any(at in selection.sizes for at in rows.values()):
             rows = {}
+        # Condition 1 of compute-read-rows.
         elif tuple(at for at in rows.values() if at in selection.batch) != selection.batch:
             return None  # its rows are not those of the batch, or in another order
         found.append(rows)
     reached = {at for rows in found for at in rows.values()}
+    # Condition 1 of compute-read-rows.
     is_known = op.name == "broadcast_in_dim" or reached == set(part.values())
     return tuple(found) if is_known else None

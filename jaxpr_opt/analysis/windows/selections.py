@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jax import lax
 
-from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.bridge.parameters import mode_of, numbers_of, slice_sizes_of
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
@@ -36,47 +36,49 @@ class Selection:
 
 def selection(op: Op) -> Selection | None:
     """What an op reads of its first operand; None if that is no part along some axes."""
-    array = op.operands[0]
-    if op.name not in {"dynamic_slice", "gather", "slice"} or is_sharded(array):
+    rule = _RULES.get(op.name)
+    if rule is None or is_sharded(op.operands[0]) or not is_sized(op.operands[0].shape):
         return None
-    if not is_sized(array.shape):
-        return None
-    found = _slice(op) or (_picked(op) if op.name == "gather" else None)
+    found = rule(op)
     return found if found is not None and found.sizes else None
 
 
 def _slice(op: Op) -> Selection | None:
     read = access(op)
-    if read is None or (op.name == "gather" and not _is_in_range(op)):
+    return None if read is None else Selection(op, read.array, _narrowed(read))
+
+
+def _gather(op: Op) -> Selection | None:
+    # Condition 1 of compute-read-rows.
+    if mode_of(op) == lax.GatherScatterMode.FILL_OR_DROP:
         return None
-    sizes = zip(read.sizes, read.array.shape, strict=True)
-    narrowed = {axis: size for axis, (size, n) in enumerate(sizes) if size < n}
-    if op.name != "gather":
-        return Selection(op, read.array, narrowed)
-    numbers = numbers_of(op)
+    read, numbers = access(op), numbers_of(op)
+    if read is None:
+        return _picked(op)
     of_index = list(numbers.start_indices_batching_dims)
-    in_order = of_index == sorted(of_index)
     batch = tuple(numbers.operand_batching_dims)
-    return Selection(op, read.array, narrowed, batch) if in_order else None
+    in_order = of_index == sorted(of_index)
+    return Selection(op, read.array, _narrowed(read), batch) if in_order else None
+
+
+def _narrowed(read: Access) -> dict[int, int]:
+    sizes = zip(read.sizes, read.array.shape, strict=True)
+    return {axis: size for axis, (size, n) in enumerate(sizes) if size < n}
 
 
 def _picked(op: Op) -> Selection | None:
     """A gather of whole rows along one axis, which is where the places are in the result."""
     numbers, (array, index) = numbers_of(op), op.operands
-    if len(numbers.start_index_map) != 1 or len(index.shape) != 2 or not _is_in_range(op):
+    # Condition 1 of compute-read-rows.
+    if len(numbers.start_index_map) != 1 or len(index.shape) != 2:
         return None
     (axis,) = numbers.start_index_map
     others = tuple(each for each in range(len(array.shape)) if each != axis)
     whole = tuple(1 if each == axis else n for each, n in enumerate(array.shape))
-    if (
-        tuple(numbers.collapsed_slice_dims) != (axis,)
-        or tuple(numbers.offset_dims) != others
-        or slice_sizes_of(op) != whole
-    ):
+    # Condition 1 of compute-read-rows.
+    if tuple(numbers.offset_dims) != others or slice_sizes_of(op) != whole:
         return None
     return Selection(op, array, {axis: index.shape[0]}, picks=True)
 
 
-def _is_in_range(gather: Op) -> bool:
-    """Whether what is read are elements of the array, wherever the index points to."""
-    return bool(mode_of(gather) != lax.GatherScatterMode.FILL_OR_DROP)
+_RULES = {"dynamic_slice": _slice, "gather": _gather, "slice": _slice}
