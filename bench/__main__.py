@@ -10,8 +10,9 @@ from rich.console import Console
 from bench.sweep import Options
 
 BENCHMARKS = (
-    "bounded_while", "ragged_rnn", "carried_arrays", "pipeline_share", "growth", "residuals",
-    "corpus", "predictions", "while_gradients", "memory", "memory_unrolled", "frontier", "tutorial",
+    "bounded_while", "ragged_rnn", "carried_arrays", "reassociate", "pipeline_share", "growth",
+    "residuals", "corpus", "predictions", "while_gradients", "memory", "memory_unrolled",
+    "frontier", "tutorial",
 )  # fmt: skip
 
 
