@@ -29,6 +29,7 @@ hence deterministic.  Only `rewriter` and the importer may write a field of thes
 from __future__ import annotations
 
 import functools
+import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -764,3 +765,24 @@ def backward_slice(roots: Iterable[Value], stop: Callable[[Value], bool]) -> lis
         stack.append((value, True))
         stack.extend((v, False) for v in reversed(inputs(op)))
     return list(order)
+
+
+class Makers:
+    """The ops of one result in a region that make values, each once, last to first."""
+
+    def __init__(self, region: Region | None) -> None:
+        self._region = region
+        self._heap: list[tuple[int, int, Op]] = []
+        self._seen: set[Op] = set()
+
+    def add(self, value: Value) -> None:
+        op = value.op
+        if op is None or op in self._seen or len(op.results) > 1 or op.region is not self._region:
+            return
+        assert op.region is not None
+        self._seen.add(op)
+        heapq.heappush(self._heap, (-op.region.order(op), len(self._seen), op))
+
+    def __iter__(self) -> Iterator[Op]:
+        while self._heap:
+            yield heapq.heappop(self._heap)[-1]

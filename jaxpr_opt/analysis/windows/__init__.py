@@ -30,6 +30,7 @@ arrays that a loop carries
 `shift_registers`           carries that drop rows at one end and take some at the other
 `rings`                     shift registers that could be rings
 `histories`                 buffers whose rows each step rearranges
+`last_rows`                 stacks of which the last row is read, streams of which the first counts
 `row_views`                 streams and stacks that are part of a larger array
 ==========================  ================================================================
 """

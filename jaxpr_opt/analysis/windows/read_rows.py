@@ -6,15 +6,13 @@ same part; which part of its operands it then needs, `row_axes` says.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.selections import Selection
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.ir.devices import is_sharded
-from jaxpr_opt.ir.graph import Op, Region, Value
+from jaxpr_opt.ir.graph import Makers, Op, Value
 from jaxpr_opt.ir.traits import CUMULATIVE, ELEMENTWISE, REDUCING
 
 SHAPED = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}
@@ -49,7 +47,7 @@ def read_rows(selection: Selection, *, rounds: bool) -> ReadRows | None:
     region, found = selection.op.region, dict[Op, tuple[Part, ...]]()
     needed = {selection.array: {axis: axis for axis in (*selection.sizes, *selection.batch)}}
     conflicts: set[Value] = set()
-    pending = _Makers(region)
+    pending = Makers(region)
     pending.add(selection.array)
     for op in pending:
         result = op.result
@@ -70,27 +68,6 @@ def read_rows(selection: Selection, *, rounds: bool) -> ReadRows | None:
             pending.add(value)
     of_results = {op.result: needed[op.result] for op in found}
     return ReadRows(selection, dict(reversed(found.items())), of_results) if found else None
-
-
-class _Makers:
-    """The ops of one result in a region that make values, each once, last to first."""
-
-    def __init__(self, region: Region | None) -> None:
-        self._region = region
-        self._heap: list[tuple[int, int, Op]] = []
-        self._seen: set[Op] = set()
-
-    def add(self, value: Value) -> None:
-        op = value.op
-        if op is None or op in self._seen or len(op.results) > 1 or op.region is not self._region:
-            return
-        assert op.region is not None
-        self._seen.add(op)
-        heapq.heappush(self._heap, (-op.region.order(op), len(self._seen), op))
-
-    def __iter__(self) -> Iterator[Op]:
-        while self._heap:
-            yield heapq.heappop(self._heap)[-1]
 
 
 def may_round(op: Op) -> bool:

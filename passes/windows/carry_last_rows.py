@@ -1,0 +1,106 @@
+"""Carry what the last step stacks, where no other row of the stack is read.
+
+Before::
+
+    h, ys = scan[8] carry(h=h0) xs(x=xs) {
+      h1 = f h x
+      y = dot_general h1 w
+      yield carry(h1) ys(y)
+    }
+    r = slice[7:8] ys
+
+After::
+
+    h = scan[8] carry(h=h0) xs(x=xs) {
+      h1 = f h x
+      yield carry(h1)
+    }
+    y = dot_general h w
+    r = reshape y
+
+The outputs of a recurrent layer of which a classifier reads the last; the trajectory of a
+simulation whose end is wanted. In the gradient, the cotangents of all rows are zeros but for the
+last: a loop back reads zeros in each step, and adds them. Sound when
+
+1. the stack: all its readers read slices of the row of the last step;
+2. what only the row is computed from moves after the loop, if it is computed from what the loop
+   carries to the end, from rows of streams, and from outer values, without effects; otherwise the
+   loop carries the row: no step reads it, so that it may start as anything;
+3. the loop takes a step;
+4. a stream of a loop: its rows are zero but for that of the first step, which starts the carry
+   instead, as the row is only added to the carry, and the step reads nothing else of the carry:
+   c + 0 is c, up to the sign of zero.
+
+Cost: a row instead of all; what is computed of it, once. It fires if the stack exceeds a cache
+line.
+Source: `outputs[-1]` of `flax.linen.RNN`, `haiku.dynamic_unroll` and their like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.windows.last_rows import FirstRow, LastRow, first_row, last_row
+from jaxpr_opt.builders.last_rows import only_row, started
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.graph import Op, Scan
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.sizes import bytes_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stacked(Match):
+    """A stack of which the last row is read."""
+
+    found: LastRow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Streamed(Match):
+    """A stream of zeros but for the first row."""
+
+    found: FirstRow
+
+
+@dataclass(frozen=True)
+class CarryLastRows(Pass):
+    """A stack of which the last row is read -> that row, carried."""
+
+    name: ClassVar[str] = "carry-last-rows"
+    whole_arrays: ClassVar[bool] = True
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[Match]:
+        assert isinstance(op, Scan)
+        if op.length == 0:  # (3)
+            return
+        for stack in op.stacks:
+            last = last_row(op, stack)  # (1, 2)
+            if last is not None:
+                of_all = bytes_text(stack.result.nbytes)
+                says = f"{stack.value.label}: the last row is carried, {of_all} are not stacked"
+                yield Stacked(op, says, last, about=stack.result)
+        for stream in op.streams:
+            first = first_row(op, stream)  # (4)
+            if first is not None:
+                of_all = bytes_text(stream.operand.nbytes)
+                says = f"{stream.param.label}: the first row starts the loop, {of_all} are not read"
+                yield Streamed(op, says, first, about=stream.operand)
+
+    def refuse(self, match: Match) -> str | None:
+        assert isinstance(match, Stacked | Streamed) and match.about is not None
+        if cost_model().is_no_line(match.about.nbytes):
+            return f"{match.about.label} is small"
+        return None
+
+    def rewrite(self, match: Match, rw: Rewriter) -> None:
+        scan = match.op
+        assert isinstance(scan, Scan)
+        if isinstance(match, Stacked):
+            only_row(match.found, scan, rw)
+        else:
+            assert isinstance(match, Streamed)
+            started(match.found, scan, rw)
