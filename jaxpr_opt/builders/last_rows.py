@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from jax import lax
 
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.analysis.windows.last_rows import FirstRow, LastRow
+from jaxpr_opt.analysis.windows.last_rows import FirstRow, LastRow, LastValue
 from jaxpr_opt.bridge.slicing import read_window
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
+from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -20,35 +22,60 @@ def only_row(found: LastRow, scan: Scan, rw: Rewriter) -> None:
     assert after is not None
     value = found.stack.value
     if found.after is None:
-        carry = _carried(value, scan, rw)
-        value = carry.result
+        value = _carried(value, scan, rw).result
     else:
-        ends = {c.next: c.result for c in scan.carries}
-        last = 0 if scan.reverse else scan.length - 1
-        for stream in scan.streams:
-            if stream.param is value or any(stream.param in op.operands for op in found.after):
-                ends[stream.param] = _row(stream.operand, last, after, rw)
-        value = rw.clone(found.after, ends, after)[value]
+        value = _computed(value, found.after, scan, rw)
     row = rw.reshape(value, (1, *value.shape), before=after)
     for read in found.reads:
-        part = partial(_part, read)
-        made = rw.typed(part, read.op.result.aval, row, *read.indices, before=read.op)
+        made = row
+        if read.sizes != row.shape:
+            part = partial(_part, read)
+            made = rw.typed(part, read.op.result.aval, row, *read.indices, before=read.op)
         rw.replace(read.op.result, made)
         rw.erase(read.op)
     rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not found.stack.result])
 
 
+def only_value(found: LastValue, scan: Scan, rw: Rewriter) -> None:
+    """Compute a carry that no step reads after the loop."""
+    others = [c for c in scan.carries if c.result is not found.carry.result]
+    value = _computed(found.carry.next, found.after, scan, rw)
+    rw.replace(found.carry.result, value)
+    rw.set_scan(scan, carries=others)
+
+
 def started(found: FirstRow, scan: Scan, rw: Rewriter) -> None:
-    """Start a carry with the first row of a stream."""
+    """Start carries with what the first step makes of the first row of a stream."""
     first = scan.length - 1 if scan.reverse else 0
-    row = _row(found.stream.operand, first, scan, rw)
-    old = found.carry
-    init = rw.typed(lax.add, old.init.aval, old.init, row, before=scan)
-    rw.replace(found.plus.result, old.param)
-    rw.erase(found.plus)
-    carries = [c._replace(init=init) if c.param is old.param else c for c in scan.carries]
+    read = {found.stream.param, *(v for op in found.before for v in inputs(op))}
+    at_first = {c.param: c.init for c in scan.carries}
+    for stream in scan.streams:
+        if stream.param in read:
+            at_first[stream.param] = _row(stream.operand, first, scan, rw)
+    made = rw.clone(found.before, at_first, scan)
+    inits = {}
+    for plus, carry, term in found.sums:
+        inits[carry.param] = rw.typed(lax.add, carry.init.aval, carry.init, made[term], before=scan)
+        rw.replace(plus.result, carry.param)
+        rw.erase(plus)
+    for op in reversed(found.before):
+        if not any(result.uses for result in op.results):
+            rw.erase(op)
+    carries = [c._replace(init=inits.get(c.param, c.init)) for c in scan.carries]
     streams = [s for s in scan.streams if s.param is not found.stream.param]
     rw.set_scan(scan, carries=carries, streams=streams)
+
+
+def _computed(value: Value, ops: Sequence[Op], scan: Scan, rw: Rewriter) -> Value:
+    """What a value is in the last step, computed after the loop."""
+    after, last = scan.next, 0 if scan.reverse else scan.length - 1
+    assert after is not None
+    read = {value, *(v for op in ops for v in inputs(op))}
+    ends = {c.next: c.result for c in scan.carries}
+    for stream in scan.streams:
+        if stream.param in read:
+            ends[stream.param] = _row(stream.operand, last, after, rw)
+    return rw.clone(ops, ends, after).get(value, value)
 
 
 def _carried(value: Value, scan: Scan, rw: Rewriter) -> Carry:

@@ -23,13 +23,14 @@ simulation whose end is wanted. In the gradient, the cotangents of all rows are 
 last: a loop back reads zeros in each step, and adds them. Sound when
 
 1. the stack: all its readers read slices of the row of the last step;
-2. what only the row is computed from moves after the loop, if it is computed from what the loop
-   carries to the end, from rows of streams, and from outer values, without effects; otherwise the
-   loop carries the row: no step reads it, so that it may start as anything;
+2. the ops that only the row needs, or only a carry that no step reads, move after the loop if they
+   read what the loop carries to the end, rows of streams, and outer values, and have no effects;
+   otherwise the loop carries the row: no step reads it, so that it may start as anything;
 3. the loop takes a step;
-4. a stream of a loop: its rows are zero but for that of the first step, which starts the carry
-   instead, as the row is only added to the carry, and the step reads nothing else of the carry:
-   c + 0 is c, up to the sign of zero.
+4. a stream: its rows are zero but for that of the first step, and a step only adds it to carries
+   that it reads nothing else of, or something that is linear in it: c + 0 is c, up to the sign of
+   zero. Then the carries start with that. What is linear in zero is zero only in a loop of
+   cotangents, whose zeros are symbolic, and what the first step computes has no effects.
 
 Cost: a row instead of all; what is computed of it, once. It fires if the stack exceeds a cache
 line.
@@ -42,8 +43,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.windows.last_rows import FirstRow, LastRow, first_row, last_row
-from jaxpr_opt.builders.last_rows import only_row, started
+from jaxpr_opt.analysis.windows.last_rows import (
+    FirstRow,
+    LastRow,
+    LastValue,
+    first_row,
+    last_row,
+    last_value,
+)
+from jaxpr_opt.builders.last_rows import only_row, only_value, started
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan
@@ -56,6 +64,13 @@ class Stacked(Match):
     """A stack of which the last row is read."""
 
     found: LastRow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carried(Match):
+    """A carry that no step reads."""
+
+    found: LastValue
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +98,11 @@ class CarryLastRows(Pass):
                 of_all = bytes_text(stack.result.nbytes)
                 says = f"{stack.value.label}: the last row is carried, {of_all} are not stacked"
                 yield Stacked(op, says, last, about=stack.result)
+        for carry in op.carries:
+            value = last_value(op, carry)  # (2)
+            if value is not None:
+                says = f"{carry.next.label}: no step reads it, computed once after the loop"
+                yield Carried(op, says, value, about=carry.result)
         for stream in op.streams:
             first = first_row(op, stream)  # (4)
             if first is not None:
@@ -91,6 +111,9 @@ class CarryLastRows(Pass):
                 yield Streamed(op, says, first, about=stream.operand)
 
     def refuse(self, match: Match) -> str | None:
+        if isinstance(match, Carried):
+            is_free = cost_model().run(match.found.after) <= cost_model().started(1)
+            return "it takes no longer than starting an op" if is_free else None
         assert isinstance(match, Stacked | Streamed) and match.about is not None
         if cost_model().is_no_line(match.about.nbytes):
             return f"{match.about.label} is small"
@@ -101,6 +124,8 @@ class CarryLastRows(Pass):
         assert isinstance(scan, Scan)
         if isinstance(match, Stacked):
             only_row(match.found, scan, rw)
+        elif isinstance(match, Carried):
+            only_value(match.found, scan, rw)
         else:
             assert isinstance(match, Streamed)
             started(match.found, scan, rw)

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jaxpr_opt.analysis.values.linearity import carries_cotangents, linear_operands
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
-from jaxpr_opt.ir.graph import Carry, Makers, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.analysis.windows.scatter_chains import Piece, Pieces, added
+from jaxpr_opt.ir.graph import (
+    Carry,
+    Makers,
+    Op,
+    Region,
+    Scan,
+    Stack,
+    Stream,
+    Value,
+    backward_slice,
+)
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import SUMS, can_move
+
+_MOVING = frozenset({"convert_element_type", "copy", "neg", "reshape", "squeeze", "transpose"})
+"""What makes zeros of zeros of one array, and keeps rows apart."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,12 +39,22 @@ class LastRow:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LastValue:
+    """A carry that no step reads, and what computes it after the loop, in order."""
+
+    carry: Carry
+    after: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FirstRow:
-    """A stream whose rows are zero but for that of the first step; `plus` adds them to a carry."""
+    """A stream whose rows are zero but for that of the first step."""
 
     stream: Stream
-    carry: Carry
-    plus: Op
+    sums: tuple[tuple[Op, Carry, Value], ...]
+    """Where a step adds to a carry what it makes of the row: the addition, the carry, the term."""
+    before: tuple[Op, ...]
+    """What computes the terms of the first step, in order."""
 
 
 def last_row(scan: Scan, stack: Stack) -> LastRow | None:
@@ -40,14 +67,74 @@ def last_row(scan: Scan, stack: Stack) -> LastRow | None:
         if read is None or use.position != 0 or not _is_row(read, place):
             return None
         reads.append(read)
-    return LastRow(stack, tuple(reads), _after(scan, stack)) if reads else None
+    after = _after(scan, stack.value, stack.result)
+    return LastRow(stack, tuple(reads), after) if reads else None
+
+
+def last_value(scan: Scan, carry: Carry) -> LastValue | None:
+    """How a loop gets by without a carry; None if a step reads it, or it is not computed later."""
+    if carry.param.uses or not carry.result.uses or not scan.body.defines(carry.next):
+        return None
+    after = _after(scan, carry.next, carry.result)
+    return LastValue(carry, after) if after else None
 
 
 def first_row(scan: Scan, stream: Stream) -> FirstRow | None:
-    """Which carry the first row of a stream is added to; None if there are others, or readers."""
-    if len(stream.param.uses) != 1:
+    """What a loop may start with instead of reading a stream; None if other rows of it count."""
+    place = scan.length - 1 if scan.reverse else 0
+    # Condition 4 of carry-last-rows.
+    if not stream.param.uses or not _is_zero_but_for(stream.operand, 0, place):
         return None
-    ((plus, position),) = stream.param.uses
+    sums = _sums(scan, stream)
+    if not sums:
+        return None
+    ops = backward_slice([term for _, _, term in sums], lambda v: not scan.body.defines(v))
+    # Condition 4 of carry-last-rows.
+    return FirstRow(stream, tuple(sums), tuple(ops)) if all(map(can_move, ops)) else None
+
+
+def _sums(scan: Scan, stream: Stream) -> list[tuple[Op, Carry, Value]] | None:
+    """The carries to which a step adds what it makes of a row, if that is zero for zeros, and it
+    makes nothing else of the row.
+    """
+    moving, found = {stream.param}, list[tuple[Op, Carry, Value]]()
+    for op in _in_order(scan.body, stream.param, moving):
+        ((position, value), *others) = ((i, v) for i, v in enumerate(op.operands) if v in moving)
+        carry = _summed(scan, op, position) if not others else None
+        if carry is not None:
+            found.append((op, carry, value))
+            continue
+        linear = linear_operands(op, lambda v: v not in moving)
+        # Condition 4 of carry-last-rows.
+        if linear is None or op.is_terminator or not carries_cotangents(scan):
+            return None
+        moving.update(op.results)
+    return found
+
+
+def _in_order(region: Region, value: Value, moving: set[Value]) -> Iterator[Op]:
+    """The ops of a region that read a value, or results of them that are then in `moving`."""
+    heap: list[tuple[int, Op]] = []
+    seen: set[Op] = set()
+
+    def add(value: Value) -> None:
+        for use in value.uses:
+            op = region.ancestor(use.op)
+            if op is not None and op not in seen:
+                seen.add(op)
+                heapq.heappush(heap, (region.order(op), op))
+
+    add(value)
+    while heap:
+        _, op = heapq.heappop(heap)
+        yield op
+        for result in op.results:
+            if result in moving:
+                add(result)
+
+
+def _summed(scan: Scan, plus: Op, position: int) -> Carry | None:
+    """The carry that an op adds something to, and that a step reads for nothing else."""
     if plus.name not in SUMS or plus.region is not scan.body:
         return None
     param = plus.operands[1 - position]
@@ -55,20 +142,27 @@ def first_row(scan: Scan, stream: Stream) -> FirstRow | None:
     # Condition 4 of carry-last-rows.
     if carry is None or len(param.uses) != 1 or plus.result.aval != param.aval:
         return None
-    chain = added(stream.operand)
-    place = scan.length - 1 if scan.reverse else 0
-    # Condition 4 of carry-last-rows.
-    if not chain.starts_at_zero or not all(_adds_row(link, place) for link in chain.links):
-        return None
-    return FirstRow(stream, carry, plus)
+    return carry
 
 
-def _adds_row(link: object, place: int) -> bool:
-    """Whether something is added to the row at a place only."""
-    extent = next(iter(link.window), None) if isinstance(link, Piece) else None
-    if extent is None or extent.start is None or not extent.start.is_constant:
+def _is_zero_but_for(value: Value, axis: int, place: int) -> bool:
+    """Whether an array is zero but for the row at a place along an axis."""
+    chain, op = added(value), value.op
+    if chain.starts_at_zero:
+        return all(_adds_row(link, axis, place) for link in chain.links)
+    if op is None or op.name not in _MOVING or len(op.operands) != 1:
         return False
-    return bool(extent.start.offset == place and extent.size == 1)
+    of_operand = (a for a in range(len(op.operands[0].shape)) if row_axis(op, 0, a) == axis)
+    found = next(of_operand, None)
+    return found is not None and _is_zero_but_for(op.operands[0], found, place)
+
+
+def _adds_row(link: Piece | Pieces, axis: int, place: int) -> bool:
+    """Whether something is added to the row at a place only."""
+    if not isinstance(link, Piece) or not link.window:
+        return False
+    start, size = link.window[axis].start, link.window[axis].size
+    return start is not None and start.is_constant and start.offset == place and size == 1
 
 
 def _is_row(read: Access, place: int) -> bool:
@@ -77,10 +171,12 @@ def _is_row(read: Access, place: int) -> bool:
     return is_known and row.size == 1 and row.start is not None and row.start.offset == place
 
 
-def _after(scan: Scan, stack: Stack) -> tuple[Op, ...] | None:
-    """The ops that only the row needs, if what they read is known after the loop."""
+def _after(scan: Scan, value: Value, result: Value) -> tuple[Op, ...] | None:
+    """The ops that a value of the last step is needed from for one result only, if what they read
+    is known after the loop.
+    """
     own: dict[Op, None] = {}
-    position = scan.results.index(stack.result)
+    position = scan.results.index(result)
 
     def is_own(op: Op) -> bool:
         users = ((scan.body.ancestor(use.op), use) for use in op.result.uses)
@@ -90,20 +186,17 @@ def _after(scan: Scan, stack: Stack) -> tuple[Op, ...] | None:
         )
 
     makers = Makers(scan.body)
-    makers.add(stack.value)
+    makers.add(value)
     for op in makers:
         if is_own(op):
             own[op] = None
-            for value in inputs(op):
-                makers.add(value)
+            for operand in inputs(op):
+                makers.add(operand)
     made = {op.result for op in own}
-    leaves = [v for op in own for v in inputs(op) if v not in made] if own else [stack.value]
+    leaves = [v for op in own for v in inputs(op) if v not in made] if own else [value]
+    known = {c.next for c in scan.carries if c.result is not result} | {
+        s.param for s in scan.streams
+    }
     # Condition 2 of carry-last-rows.
-    return tuple(reversed(own)) if all(_is_known_after(v, scan) for v in leaves) else None
-
-
-def _is_known_after(value: Value, scan: Scan) -> bool:
-    """Whether what a value is in the last step is known after a loop."""
-    if not scan.body.defines(value) or scan.stream_of(value) is not None:
-        return True
-    return any(carry.next is value for carry in scan.carries)
+    is_known = all(v in known or not scan.body.defines(v) for v in leaves)
+    return tuple(reversed(own)) if is_known else None
