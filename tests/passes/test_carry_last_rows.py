@@ -265,6 +265,7 @@ def test_effects_stay_in_the_loop():
         lambda c, x: (jnp.sin(c + x), x.sum()),  # the row is read elsewhere
         lambda c, x: (jnp.sin(c + x) + c, 0.0),  # and so is the carry
         lambda c, x: (c * x, 0.0),
+        lambda c, x: (lax.cond(c[0] > 0, lambda c: c + x, jnp.sin, c), 0.0),
         lambda c, x: (c + jnp.cos(x), 0.0),
         lambda c, x: (c + 2 * x, 0.0),  # no loop of cotangents: an infinite factor is possible
     ],

@@ -99,10 +99,10 @@ def _sums(scan: Scan, stream: Stream) -> list[tuple[Op, Carry, Value]] | None:
     """
     moving, found = {stream.param}, list[tuple[Op, Carry, Value]]()
     for op in _in_order(scan.body, stream.param, moving):
-        ((position, value), *others) = ((i, v) for i, v in enumerate(op.operands) if v in moving)
-        carry = _summed(scan, op, position) if not others else None
+        read = [(position, v) for position, v in enumerate(op.operands) if v in moving]
+        carry = _summed(scan, op, read[0][0]) if len(read) == 1 else None
         if carry is not None:
-            found.append((op, carry, value))
+            found.append((op, carry, read[0][1]))
             continue
         linear = linear_operands(op, lambda v: v not in moving)
         # Condition 4 of carry-last-rows.
