@@ -19,6 +19,7 @@ from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Stack, Value, depending_on
+from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import BARRIER, can_move, may_not_end
 
 
@@ -47,6 +48,7 @@ def _reader(row: Value, route: Route, skip: Skip) -> Skip | None:
         if isinstance(other, Skip)
         # Condition 2 of isolate-skipped-steps.
         and all(isinstance(other.skipped[s.value], Splat) for s in last.scan.stacks)
+        and not _asks(other, row)
         and _skips_with(other, skip, route)
     )
     return next(found, None)
@@ -70,6 +72,12 @@ def without_zeros(skip: Skip) -> Assumed:
 def _acts(op: Op) -> bool:
     """Whether it matters what an op reads, even if nobody reads what it makes."""
     return op.name != BARRIER and (not can_move(op) or may_not_end(op))
+
+
+# Condition 2 of isolate-skipped-steps.
+def _asks(skip: Skip, row: Value) -> bool:
+    """Whether a loop needs a row to tell which steps it skips."""
+    return row is skip.predicate or any(row in inputs(op) for op in skip.slice)
 
 
 def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
