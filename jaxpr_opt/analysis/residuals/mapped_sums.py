@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.residuals.networks import cheapest_leaves
+from jaxpr_opt.analysis.residuals.networks import cheapest_leaves, price
 from jaxpr_opt.analysis.values.accumulators import Accumulator
 from jaxpr_opt.analysis.values.linearity import linear_operands
 from jaxpr_opt.analysis.windows.scatter_chains import added
@@ -18,9 +18,6 @@ from jaxpr_opt.bridge import compat, dtypes
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Scan, Value, backward_slice
 from jaxpr_opt.ir.traits import can_move
-
-_PARTS = 1e15
-"""Prices of a network are integers: in parts of a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +59,9 @@ def mapped_sum(scan: Scan, accumulator: Accumulator) -> MappedSum | None:
         accumulator.terms,
         lambda v: v.op if v.op in maps else None,
         lambda op: maps[op],
-        lambda v: round(_PARTS * summed(v)),
-        lambda op: round(_PARTS * model.run([op]) / scan.length),
-        lambda op: round(_PARTS * stays(op)),
+        lambda v: price(summed(v)),
+        lambda op: price(model.run([op]) / scan.length),
+        lambda op: price(stays(op)),
     )
     if not leaves.isdisjoint(accumulator.terms):
         return None
@@ -104,10 +101,12 @@ def _linear_ops(
         op = pending.pop().op
         if op is None or op in found or not can_move(op):
             continue
-        # Condition 2 of map-sums-once.
         moving = linear_operands(op, is_fixed)
+        # Condition 2 of map-sums-once.
+        if moving is None:
+            continue
         # Condition 4 of map-sums-once.
-        if moving is None or not all(_is_as_exact(v, accumulator.carry.param) for v in moving):
+        if not all(_is_as_exact(v, accumulator.carry.param) for v in moving):
             continue
         found[op] = moving
         pending.extend(moving)

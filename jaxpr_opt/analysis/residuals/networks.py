@@ -25,6 +25,11 @@ N = TypeVar("N", bound=Hashable)
 _SOURCE, _SINK = "source", "sink"
 
 
+def price(seconds: float) -> int:
+    """A price for a network, where it is an integer."""
+    return round(seconds * 1e15)
+
+
 def cheapest_leaves(
     needed: Iterable[V],
     maker: Callable[[V], N | None],
@@ -58,11 +63,11 @@ def cheapest_leaves(
         network.add_edge(_SOURCE if op is None else op, value, **_bound(store(value)))
         if op is None or _SOURCE in network.pred[op]:
             continue
-        price = repeat(op)
-        network.add_edge(_SOURCE, op, **_bound(price))
+        again = repeat(op)
+        network.add_edge(_SOURCE, op, **_bound(again))
         if stay is not None:
             network.add_edge(op, _SINK, capacity=stay(op))
-        read = {} if price is None else dict.fromkeys(operands(op))
+        read = {} if again is None else dict.fromkeys(operands(op))
         pending.extend(v for v in read if v not in values)
         values.update(read)
         network.add_edges_from((v, op) for v in read)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 from jaxpr_opt.analysis.residuals.cuts import available, known_to_readers, outermost, residuals
+from jaxpr_opt.analysis.residuals.networks import price
 from jaxpr_opt.analysis.residuals.repeated_ops import Step, repeated_seconds, step_of
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
 from jaxpr_opt.cost.prediction import runs
@@ -43,18 +44,14 @@ class Prices:
         seconds = model.kept(nbytes, self.step.stacked)
         held = model.held(nbytes) / self.runs
         if value in self.computed:
-            return _units(seconds + held - model.elementwise(value, ops=2))
+            return price(seconds + held - model.elementwise(value, ops=2))
         is_new = not (self.step.skips or value in self.present)
-        return _units(held + (model.doubtful(seconds) if is_new else seconds))
+        return price(held + (model.doubtful(seconds) if is_new else seconds))
 
     def repeat(self, op: Op) -> int | None:
         """To run an op again; None if it may not, or should not, be run again."""
         seconds = repeated_seconds(self.step, op)
-        return None if seconds == inf else _units(seconds)
-
-
-def _units(seconds: float) -> int:
-    return round(seconds * 1e15)
+        return None if seconds == inf else price(seconds)
 
 
 def residual_prices(scan: Scan) -> Prices:
