@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
 from jaxpr_opt import optimize
 from jaxpr_opt.passes.windows.carry_last_rows import CarryLastRows
@@ -224,6 +226,7 @@ def test_a_network_of_which_the_last_output_counts(outputs):
         lambda ys: ys[0],
         lambda ys: ys[-1] + ys[3],
         lambda ys: ys[-2:],
+        lambda ys: ys[::7],
         lambda ys: (ys[-1], ys),
     ],
 )
@@ -277,6 +280,50 @@ def test_rows_of_zeros_that_count_are_streamed(step):
         return lax.scan(step, ct, jnp.zeros((8, 40)).at[0].set(row))
 
     alone(CARRY, program, "f32[40]", "f32[40]", fires=False)
+
+
+def with_rule(backward):
+    """The gradient of a loop whose outputs have a derivative of their own; the last one counts."""
+
+    @jax.custom_vjp
+    def output(h):
+        return 2 * h
+
+    output.defvjp(lambda h: (2 * h, h), backward)
+
+    def loss(h0, xs):
+        def step(h, x):
+            h = jnp.sin(h + x)
+            return h, output(h)
+
+        return (lax.scan(step, h0, xs)[1][-1] ** 2).sum()
+
+    return jax.grad(loss)
+
+
+def test_a_derivative_that_is_not_linear_is_taken_in_each_step():
+    """(4) It makes something of zeros."""
+    gradient = with_rule(lambda h, ct: (jnp.cos(ct) * h,))
+    h0, xs = jnp.ones(40), jnp.cos(jnp.arange(320.0)).reshape(8, 40)
+    assert_close(optimize(gradient)(h0, xs), gradient(h0, xs))
+
+
+def test_a_derivative_with_effects_is_taken_in_each_step():
+    """(4)"""
+    told = []
+
+    def backward(h, ct):
+        kind = jax.ShapeDtypeStruct(h.shape, h.dtype)
+        return (ct * io_callback(lambda h: told.append(1) or np.asarray(h), kind, h),)
+
+    gradient = with_rule(backward)
+    h0, xs = jnp.ones(40), jnp.ones((8, 40))
+    wanted = jax.jit(gradient)(h0, xs)
+    jax.effects_barrier()
+    assert len(told) == 8
+    assert_close(optimize(gradient)(h0, xs), wanted)
+    jax.effects_barrier()
+    assert len(told) == 16
 
 
 @pytest.mark.parametrize("place", [1, 7])

@@ -76,6 +76,6 @@ def cheapest_leaves(
     return {value for value in values if value in behind and maker(value) not in behind}
 
 
-def _bound(price: int | None) -> dict[str, int]:
+def _bound(most: int | None) -> dict[str, int]:
     """The attribute of an edge; without it the edge has no bound."""
-    return {} if price is None else {"capacity": price}
+    return {} if most is None else {"capacity": most}

@@ -64,7 +64,7 @@ def last_row(scan: Scan, stack: Stack) -> LastRow | None:
     for use in stack.result.uses:
         read = access(use.op) if use.op.name in {"dynamic_slice", "slice"} else None
         # Condition 1 of carry-last-rows.
-        if read is None or use.position != 0 or not _is_row(read, place):
+        if read is None or not _is_row(read, place):
             return None
         reads.append(read)
     after = _after(scan, stack.value, stack.result)
@@ -83,7 +83,7 @@ def first_row(scan: Scan, stream: Stream) -> FirstRow | None:
     """What a loop may start with instead of reading a stream; None if other rows of it count."""
     place = scan.length - 1 if scan.reverse else 0
     # Condition 4 of carry-last-rows.
-    if not stream.param.uses or not _is_zero_but_for(stream.operand, 0, place):
+    if not _is_zero_but_for(stream.operand, 0, place):
         return None
     sums = _sums(scan, stream)
     if not sums:
@@ -106,7 +106,7 @@ def _sums(scan: Scan, stream: Stream) -> list[tuple[Op, Carry, Value]] | None:
             continue
         linear = linear_operands(op, lambda v: v not in moving)
         # Condition 4 of carry-last-rows.
-        if linear is None or op.is_terminator or not carries_cotangents(scan):
+        if linear is None or not carries_cotangents(scan):
             return None
         moving.update(op.results)
     return found
@@ -140,9 +140,7 @@ def _summed(scan: Scan, plus: Op, position: int) -> Carry | None:
     param = plus.operands[1 - position]
     carry = scan.carry_of(param) if param.owner is scan.body else None
     # Condition 4 of carry-last-rows.
-    if carry is None or len(param.uses) != 1 or plus.result.aval != param.aval:
-        return None
-    return carry
+    return carry if len(param.uses) == 1 else None
 
 
 def _is_zero_but_for(value: Value, axis: int, place: int) -> bool:
