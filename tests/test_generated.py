@@ -2,7 +2,7 @@
 
 A program is evaluated equation by equation before and after both phases, on arguments that make its
 loops take no step, some, and all.  Costs are set so that every rewrite that is sound pays, and what
-is unspecified reads as garbage.  ``JAXPR_OPT_EXAMPLES=10000`` searches for longer.
+is unspecified reads as garbage.  ``TEST_EXAMPLES=10000`` searches for longer.
 """
 
 import functools
@@ -42,7 +42,7 @@ from tests.generate import (
 )
 from tests.prices import EAGER, AddedElsewhere
 
-EXAMPLES = int(os.environ.get("JAXPR_OPT_EXAMPLES", "0"))
+EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "0"))
 STEPS = [(0, -9.0), (2, 0.7), (100, 50.0)]
 """`(n, bound)`: loops that take no step, some, all."""
 

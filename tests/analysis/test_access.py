@@ -18,7 +18,7 @@ from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 from tests.watch import watch
 
-EXAMPLES = int(os.environ.get("JAXPR_OPT_EXAMPLES", "0"))
+EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "0"))
 SLOW = list(hypothesis.HealthCheck)
 I32 = np.int32
 

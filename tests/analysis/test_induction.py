@@ -19,7 +19,7 @@ from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import random_inputs, traced
 from tests.watch import watch
 
-EXAMPLES = int(os.environ.get("JAXPR_OPT_EXAMPLES", "0"))
+EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "0"))
 SLOW = list(hypothesis.HealthCheck)
 I32, I64, I8, U8 = np.int32, np.int64, np.int8, np.uint8
 
