@@ -295,11 +295,17 @@ class _Shelf:
         """The fastest that fits, or else the smallest of the last, and of what there is now."""
         most = -1 if limit is None else limit
         last = self.offers[-limits.LAST_OFFERS :]
-        for offer in self.offers:
+        for place, offer in enumerate(self.offers):
             may_fit = offer.nbytes <= most or (limit is not None and offer in last)
-            if may_fit and self.made(offer).nbytes <= most:
+            if may_fit and self.made(offer).nbytes <= most and not self._computes_more(place):
                 return self.made(offer)
         return min([first, *map(self.made, last)], key=lambda each: each.nbytes)
+
+    def _computes_more(self, place: int) -> bool:
+        """Whether an offer turns out to compute more than a smaller one, now that it is made."""
+        offer, smaller = self.offers[place], self.offers[place + 1 :]
+        flops = self.made(offer).flops or 0
+        return offer.part < 1 and any(each.part == 1 and _flops(each) < flops for each in smaller)
 
     def frontier(self, first: Candidate) -> tuple[Candidate, ...]:
         """All of them that take less than what is faster."""
