@@ -232,6 +232,18 @@ def running_mean(xs: Array) -> Any:
     return lax.scan(step, (0.0, zeros, zeros), xs)[1]
 
 
+def classified(weights: Any, xs: Array) -> Array:
+    """A recurrent layer that returns the outputs of all steps, batch first; the last one counts."""
+    w, head = weights
+
+    def step(h: Array, x: Array) -> Any:
+        h = jnp.tanh(h @ w + x)
+        return h, jnp.tanh(h @ head)
+
+    outputs = lax.scan(step, jnp.zeros(xs.shape[1:]), xs)[1]
+    return jnp.swapaxes(outputs, 0, 1)[:, -1]
+
+
 PROGRAMS: dict[str, Entry] = {
     "sampling": forward(sampling, HEADS, normal(WORDS, WIDTH), 0),
     "beam search": forward(beam_search, HEADS, normal(WORDS, WIDTH)),
@@ -249,5 +261,8 @@ PROGRAMS: dict[str, Entry] = {
     "delayed": entry(delayed, normal(100, 4), 0.5),
     "filtered in a register": entry(filtered, normal(500), 0.1 * normal(8)),
     "autoregressive": entry(autoregressive, normal(500), 0.1 * normal(8)),
+    "classified": entry(
+        classified, (0.2 * normal(32, 32), normal(32, 64, seed=1)), normal(60, 8, 32)
+    ),
     "running mean": entry(running_mean, normal(200, 16)),
 }

@@ -244,7 +244,18 @@ def calculator(literals: Array, ops: Array) -> Array:
     return lax.scan(step, (jnp.zeros(len(literals)), 0), (literals, ops))[1]
 
 
+def greedy(values: Array, places: Array) -> Array:
+    """A policy for all states, of which each step asks one, and values that learn."""
+
+    def step(values: Array, place: Array) -> Any:
+        action = jnp.argmax(values * jnp.float32(0.5), axis=1)[place]
+        return values.at[place, action].add(-0.1), action
+
+    return lax.scan(step, values, places)[1]
+
+
 PROGRAMS: dict[str, Entry] = {
+    "greedy": forward(greedy, normal(200, 16), below(200, 100)),
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
     "warped": entry(warped, normal(40), normal(40, seed=1)),
     "common subsequence": forward(common_subsequence, below(4, 40), below(4, 50, seed=1)),
