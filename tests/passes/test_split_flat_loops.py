@@ -11,9 +11,9 @@ from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
-from tests.loops import alone
+from tests.loops import alone, memory
 
-SPLIT = SplitFlatLoops(even_small=True)
+SPLIT = SplitFlatLoops(all_rings=True)
 N, M = 4, 6
 
 
@@ -227,7 +227,28 @@ def test_a_ring_has_to_be_large(size, fires):
 
         return lax.scan(step, jnp.zeros((2, size)), (jnp.arange(12), xs))
 
-    alone(SplitFlatLoops(), program, jnp.arange(12.0), fires=fires)
+    alone(SplitFlatLoops(), program, jnp.arange(12.0), fires=fires, phase="final")
+
+
+@pytest.mark.parametrize("each", [lambda f: f, jax.vmap])
+def test_a_ring_of_which_there_is_a_gradient(each):
+    """Cost: its writes are undone, and that stores less than two loops."""
+
+    def loss(xs):
+        def step(ring, here):
+            k, x = here
+            ring = ring.at[k % 3].set(jnp.tanh(x * ring[k % 3]))
+            return ring, ring[k % 3].sum()
+
+        return lax.scan(step, jnp.ones((3, 1024)), (jnp.arange(60), xs))[1].sum()
+
+    xs = jnp.arange(120.0).reshape(2, 60)
+    xs = xs if each is jax.vmap else xs[0]
+    because = "writes to a ring are undone for less"
+    check_refuses(SplitFlatLoops(), each(jax.grad(loss)), xs, because=because)
+    plain = memory(each(jax.grad(loss)), xs)
+    assert memory(each(jax.grad(jaxpr_opt.optimize(loss))), xs) < plain
+    assert memory(jaxpr_opt.optimize(each(jax.grad(loss))), xs) < plain
 
 
 def test_gradients():
