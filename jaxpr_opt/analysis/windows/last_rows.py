@@ -170,8 +170,8 @@ def _is_row(read: Access, place: int) -> bool:
 
 
 def _after(scan: Scan, value: Value, result: Value) -> tuple[Op, ...] | None:
-    """The ops that a value of the last step is needed from for one result only, if what they read
-    is known after the loop.
+    """The ops that compute a value for this result alone, in order, if all that they read of the
+    last step is known after the loop; else None.
     """
     own: dict[Op, None] = {}
     position = scan.results.index(result)
