@@ -107,16 +107,16 @@ WINDOWS = (
     SliceKnownWindows(),
 )
 
-REORDERING = (ComputeReadRows("all"), MapSumsOnce(), JoinNestedSums(), AddScaledRows())
+REASSOCIATING = (ComputeReadRows("all"), MapSumsOnce(), JoinNestedSums(), AddScaledRows())
 """What runs only under `optimize(reassociate=True)`."""
 
-DEFAULT = (
+STAGES = (
     # Residuals that need not be: outer values, dummies of untaken branches.  They leave a nest of
     # loops level by level, and no other pass has to look at each.
     CLEANUP,
     OUTWARDS,
     # Sums in another order, where the user allows it.
-    REORDERING,
+    REASSOCIATING,
     # What is made and used under one predicate.  Arrays that a loop reads and writes a
     # window at a time.
     (*RESIDUALS, *WINDOWS, FuseBranches(), PushRematIntoBranches()),
@@ -158,6 +158,8 @@ DEFAULT = (
     # Last: it makes `while` loops, and only the steps of a scan have known numbers.
     (ScanInPlace(), EliminateDeadCode()),
 )
+
+DEFAULT = tuple(stage for stage in STAGES if stage is not REASSOCIATING)
 
 MEMORY = (
     ReplaySteps(),

@@ -50,11 +50,7 @@ def default_pipeline() -> Pipeline:
 @functools.cache
 def _library(*, reassociate: bool) -> Pipeline:
     library = importlib.import_module(LIBRARY)
-    stages = (
-        tuple(each for each in stage if reassociate or not each.reassociates)
-        for stage in library.DEFAULT
-    )
-    return Pipeline(tuple(filter(None, stages)), library.MEMORY)
+    return Pipeline(library.STAGES if reassociate else library.DEFAULT, library.MEMORY)
 
 
 def _may_reassociate() -> bool:

@@ -37,10 +37,10 @@ Sound when
 4. an op: all its operands are defined outside, it has no effects and is no collective, and the loop
    takes at least one step, so that nothing new is computed. An op that only moves elements of its
    operand (a broadcast, a slice, a transpose) stays where it is read, unless a hoisted op or a
-   residual needs it, or it is a small array of more than a few numbers. So do arithmetic on row
-   and column numbers (a causal mask, an identity matrix) and its sums, which XLA folds, a little
-   arithmetic on what is repeated, and the transpose of a matrix that only products read: they
-   read the matrix.
+   residual needs it, or it is a small array of more than a few numbers. So do a reshape, which
+   moves nothing, arithmetic on row and column numbers (a causal mask, an identity matrix) and its
+   sums, which XLA folds, a little arithmetic on what is repeated, and the transpose of a matrix
+   that only products read: they read the matrix.
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 

@@ -625,6 +625,20 @@ def test_a_little_arithmetic_on_what_is_repeated_stays_beside_what_leaves():
     )
 
 
+def test_a_reshape_stays():
+    """(4) It moves nothing; before the loop it would be one more operand of every step."""
+
+    def program(bias, w, xs):
+        def step(c, x):
+            return c + x @ jnp.sin(w) + jnp.reshape(bias, (1, 40)), ()
+
+        return lax.scan(step, jnp.zeros((2, 40)), xs)[0]
+
+    graph = alone(HOIST, program, "f32[40]", "f32[3,40]", "f32[8,2,3]", fires=True)
+    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    assert "reshape" in {op.name for op in loop.walk()}
+
+
 def test_more_arithmetic_on_what_is_repeated_leaves():
     """(4) Each step would take longer to make it than to read it."""
 

@@ -18,6 +18,9 @@ from jaxpr_opt.ir.traits import (
     rearranges,
 )
 
+_SAME_BUFFER = frozenset({"reshape", "squeeze"})
+"""Only the shape is another: nothing is moved."""
+
 
 def is_little(op: Op) -> bool:
     """Whether computing it in every step costs next to nothing, if it is small."""
@@ -99,6 +102,8 @@ def _is_view(op: Op) -> bool:
     """Whether an op moves elements that are best moved where they are read: too many to keep, too
     few of a small array to pass to each step, or for products, which read what is transposed.
     """
+    if op.name in _SAME_BUFFER:
+        return True
     if not rearranges(op):
         return False
     model, made = cost_model(), op.results[0]
