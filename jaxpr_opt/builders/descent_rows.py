@@ -55,11 +55,13 @@ def with_terms(
     return array
 
 
-def guarded(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -> Value:
+def updated(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -> Value:
     """What `write` makes of the array before an op; if a zero gradient changes other elements, too,
     of what that makes of it.
     """
     op = found.op
+    if not found.unknown:
+        return write(found.array, op)
     kept, changed = rw.new_region(), rw.new_region()
     # Condition 2 of update-rows.
     zero = rw.insert(partial(_term_of_zero, found), *found.scalars.values(), before=op)

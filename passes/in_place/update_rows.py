@@ -47,9 +47,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
 
-from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
-from jaxpr_opt.analysis.windows.buffers import is_updated_in
-from jaxpr_opt.analysis.windows.descents import Descent, descent
+from jaxpr_opt.analysis.values.enclosing import loop_of
+from jaxpr_opt.analysis.windows.descents import Descent, descent, why_not_in_place
 from jaxpr_opt.analysis.windows.disjoint_pieces import apart
 from jaxpr_opt.builders import descent_rows
 from jaxpr_opt.builders.repeated_rows import has_rows, is_less
@@ -90,24 +89,15 @@ class UpdateRows(Pass):
                 yield Update(op, says, found, about=op.result)
 
     def refuse(self, match: Update) -> str | None:
-        op, found, array = match.op, match.descent, match.descent.array
-        for value in (found.dense, *(each.result for each in found.path)):
-            if len(value.uses) > 1:  # (1)
-                return f"{value.label} is read elsewhere"
-        if array.aval != op.result.aval:
-            return f"the sum is a {op.result.exact_type}, what is updated a {array.exact_type}"
+        found, array = match.descent, match.descent.array
         for piece in found.pieces:
             if piece.repeats and not has_rows(piece):  # (3)
                 return "windows may overlap in part"
         for one, two in combinations(found.pieces, 2):
             if not apart(one.window, two.window):  # (4)
                 return "windows of two ops may overlap"
-        if is_read_after(array, op):
-            return f"{array.label} is read afterwards, so XLA would copy it"
-        loop = loop_of(op)
-        assert loop is not None
-        if not is_updated_in(array, loop):
-            return f"{array.label} is new in each step: there is no buffer to update"
+        if (reason := why_not_in_place(found)) is not None:  # (1)
+            return reason
         if not is_less([[piece] for piece in found.pieces], array.nbytes):
             return f"the rows together are as large as {array.label}"
         if is_quick_if_small() and not _is_large(found):
@@ -121,9 +111,7 @@ class UpdateRows(Pass):
         def write(array: Value, before: Op) -> Value:
             return descent_rows.with_rows(found, array, rows, before, rw)
 
-        guarded = descent_rows.guarded if found.unknown else None  # (2)
-        new = guarded(found, write, rw) if guarded else write(found.array, op)
-        rw.replace(op.result, new)
+        rw.replace(op.result, descent_rows.updated(found, write, rw))  # (2)
         rw.erase(op)
 
 

@@ -40,9 +40,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
-from jaxpr_opt.analysis.windows.buffers import is_updated_in
-from jaxpr_opt.analysis.windows.descents import Descent, descent
+from jaxpr_opt.analysis.values.enclosing import loop_of
+from jaxpr_opt.analysis.windows.descents import Descent, descent, why_not_in_place
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders import descent_rows
 from jaxpr_opt.cost.model import cost_model
@@ -84,18 +83,9 @@ class AddScaledRows(Pass):
                 yield ScaledRows(op, says, found, about=op.result)
 
     def refuse(self, match: ScaledRows) -> str | None:
-        op, found, array = match.op, match.descent, match.descent.array
-        for value in (found.dense, *(each.result for each in found.path)):
-            if len(value.uses) > 1:  # (1)
-                return f"{value.label} is read elsewhere"
-        if array.aval != op.result.aval:
-            return f"the sum is a {op.result.exact_type}, what is updated a {array.exact_type}"
-        if is_read_after(array, op):
-            return f"{array.label} is read afterwards, so XLA would copy it"
-        loop = loop_of(op)
-        assert loop is not None
-        if not is_updated_in(array, loop):
-            return f"{array.label} is new in each step: there is no buffer to update"
+        found, array = match.descent, match.descent.array
+        if (reason := why_not_in_place(found)) is not None:  # (1)
+            return reason
         if not cost_model().is_sparse(sum(p.nbytes for p in found.pieces), array.nbytes):
             return f"the rows together are as large as {array.label}"
         return None
@@ -107,7 +97,5 @@ class AddScaledRows(Pass):
         def write(array: Value, before: Op) -> Value:
             return descent_rows.with_terms(found, array, terms, before, rw)
 
-        guarded = descent_rows.guarded if found.unknown else None  # (2)
-        new = guarded(found, write, rw) if guarded else write(found.array, op)
-        rw.replace(op.result, new)
+        rw.replace(op.result, descent_rows.updated(found, write, rw))  # (2)
         rw.erase(op)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxpr_opt.analysis.values.constants import scalar_of
+from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
+from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
 from jaxpr_opt.ir.graph import Constant, Op, Value
 from jaxpr_opt.ir.traits import SCALING, SUMS
@@ -50,6 +52,23 @@ def descent(op: Op, array: Value, term: Value, *, summed: bool = False) -> Desce
     dense, path = _linear(term)
     pieces = _pieces(dense, summed)
     return None if pieces is None else Descent(op, array, dense, pieces, path)
+
+
+def why_not_in_place(found: Descent) -> str | None:
+    """Why XLA would not update the array in its buffer, if only rows were written."""
+    op, array = found.op, found.array
+    # Condition 1 of update-rows.
+    for value in (found.dense, *(each.result for each in found.path)):
+        if len(value.uses) > 1:
+            return f"{value.label} is read elsewhere"
+    if array.aval != op.result.aval:
+        return f"the sum is a {op.result.exact_type}, what is updated a {array.exact_type}"
+    if is_read_after(array, op):
+        return f"{array.label} is read afterwards, so XLA would copy it"
+    loop = loop_of(op)
+    if loop is None or not is_updated_in(array, loop):
+        return f"{array.label} is new in each step: there is no buffer to update"
+    return None
 
 
 def _pieces(dense: Value, summed: bool) -> tuple[Piece, ...] | None:
