@@ -12,6 +12,7 @@ from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.stack_needed_rows import StackNeededRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
+from tests.loops import alone
 from tests.passes.dummies import anything
 from tests.prices import EAGER
 
@@ -152,6 +153,27 @@ def test_made_in_some_steps_and_read_in_all():
 
     assert rows_stored(masked, X) == [4]
     same(masked, X)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_loop_that_is_given_rows_and_reads_none(order):
+    """(2) Another one reads those of some steps."""
+
+    def back(a, given):
+        t, row = given
+        return lax.cond(third(t), lambda: a + row, lambda: a), None
+
+    def run(x):
+        ts = lax.iota(np.int32, STEPS)
+        last, rows = lax.scan(lambda c, _: (c * 2.0, jnp.sin(c)), x, ts)
+        for reads in order:
+            step = back if reads else lambda a, _: (a * 0.5, None)
+            last = lax.scan(step, last, (ts, rows), reverse=True)[0]
+        return last
+
+    alone(NEEDED, run, "f32[3]", fires=True)
+    assert rows_stored(run, X) == [4]
+    same(run, X)
 
 
 def test_made_in_all_steps_and_read_in_some():

@@ -112,7 +112,7 @@ def _read(way: Route, row: Value) -> tuple[tuple[Region, ...], Numbers]:
             return (reader.body,), np.ones(reader.length, bool)
         branch = next(i for i, b in enumerate(cond.branches) if b.contains(use.op.region))
         found[cond.branches[branch]] = taken == branch
-    return tuple(found), _any(list(found.values()))
+    return tuple(found), _any([np.zeros(reader.length, bool), *found.values()])
 
 
 def _any(steps: list[Numbers]) -> Numbers:
