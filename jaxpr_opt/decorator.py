@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_JITTED = type(jax.jit(lambda: None))
 _DONATED = ("donate_argnums", "donate_argnames")
 
 Donate = Literal["matched", "auto"] | None
@@ -45,6 +44,8 @@ class Origin(NamedTuple):
 
 
 _origins: WeakKeyDictionary[Any, Origin] = WeakKeyDictionary()
+_kinds: set[type] = set()
+"""The types of these functions."""
 
 
 @overload
@@ -168,26 +169,29 @@ def _jitted(
 ) -> Any:
     """`fun`, whose program the pipeline optimises, as a jitted function."""
     from jaxpr_opt.boundary import wrapping
-    from jaxpr_opt.donation import strict
-    from jaxpr_opt.donation.calling import Donating
 
-    check = strict.check(fun, jit_options) if checked else None
+    check = None
+    if checked:
+        from jaxpr_opt.donation import strict
+
+        check = strict.check(fun, jit_options)
     fun, wrapped = wrapping.wrapped(fun, pipeline, check)
     made: Any
     if donate is None:
         made = wrapping.jitted(wrapped, jit_options)
     else:
+        from jaxpr_opt.donation.calling import Donating
+
         variants = wrapped.once((donate, *sorted(jit_options.items())), dict)
         made = Donating(wrapped, donate, jit_options, variants)
+    _kinds.add(type(made))
     _origins[made] = Origin(fun, pipeline, jit_options)  # which keeps the function as long
     return made
 
 
 def unwrap(fun: Callable[..., Any]) -> Origin | None:
     """What an optimised function was made from; None if it is not one."""
-    from jaxpr_opt.donation.calling import Donating
-
-    if not isinstance(fun, _JITTED | Donating):  # `functools.wraps` copies attributes: they lie
+    if type(fun) not in _kinds:  # `functools.wraps` copies attributes: they lie
         return None
     return _origins.get(fun)
 

@@ -395,9 +395,8 @@ def test_diff_against_another_function():
 
 
 def test_public_names():
-    names = {
-        n for n, value in vars(jaxpr_opt).items() if n[0] != "_" and not inspect.ismodule(value)
-    }
+    public = {n: getattr(jaxpr_opt, n) for n in dir(jaxpr_opt) if n[0] != "_"}
+    names = {n for n, value in public.items() if not inspect.ismodule(value)}
     assert names == {
         "Frontier",
         "GraphDiff",

@@ -6,6 +6,8 @@ which lists do where sets would not.  Nothing is timed.
 
 import cProfile
 import gc
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -317,6 +319,26 @@ def test_origins_are_counted_once_and_compared_in_bytes():
     origins = Origins(graph.outputs)
     assert [origins.are_smaller(v) for v in graph.outputs] == [True, True, False, False, True]
     assert origins.of(graph.outputs[:2]) == [graph.inputs[2]]
+
+
+# ---------------------------------------------------------------- modules that are loaded
+
+OPTIMIZED = """
+import jaxpr_opt, sys
+before = {name for name in sys.modules if name.startswith("jaxpr_opt.")}
+jaxpr_opt.optimize(lambda x: x + 1)(1)
+unneeded = ("jaxpr_opt.lint", "jaxpr_opt.reports", "jaxpr_opt.donation", "rich", "networkx")
+print(len(before) < 20, [name for name in unneeded if name in sys.modules])
+import jaxpr_opt.lint.options
+print(jaxpr_opt.lint.__name__, jaxpr_opt.explain.__name__, type(jaxpr_opt.lint).__name__)
+"""
+
+
+def test_what_only_reports_need_is_imported_when_one_is_asked_for():
+    """The package `lint` does not take the place of the function of this name, either."""
+    command = [sys.executable, "-c", OPTIMIZED]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.stdout.splitlines() == ["True []", "lint explain function"], made.stderr
 
 
 # ---------------------------------------------------------------- what no pass looks at

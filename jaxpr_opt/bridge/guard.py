@@ -25,6 +25,7 @@ from typing import TypeVar
 import jax
 
 from jaxpr_opt import settings
+from jaxpr_opt.bridge.interpreter_stack import uncollected
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
@@ -163,8 +164,9 @@ def _is_known(version: Sequence[int]) -> bool:
 def _import() -> Exception | None:
     """What goes wrong when the engine is imported."""
     try:
-        for module in ("jaxpr_opt.boundary.rules", "jaxpr_opt.boundary.wrapping"):
-            importlib.import_module(module)
+        with uncollected():
+            for module in ("jaxpr_opt.boundary.rules", "jaxpr_opt.boundary.wrapping"):
+                importlib.import_module(module)
     except Exception as error:  # noqa: BLE001  whatever an unknown JAX makes of it
         return error
     return None

@@ -19,6 +19,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from jaxpr_opt import settings
+from jaxpr_opt.bridge.interpreter_stack import uncollected
 from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.memory.budget import Budget, parse_budget
@@ -49,7 +50,8 @@ def default_pipeline() -> Pipeline:
 
 @functools.cache
 def _library(*, reassociate: bool) -> Pipeline:
-    library = importlib.import_module(LIBRARY)
+    with uncollected():
+        library = importlib.import_module(LIBRARY)
     return Pipeline(library.STAGES if reassociate else library.DEFAULT, library.MEMORY)
 
 
