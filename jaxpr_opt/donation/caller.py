@@ -26,6 +26,7 @@ import functools
 import gc
 import itertools
 import logging
+import operator
 import sys
 import sysconfig
 import weakref
@@ -193,34 +194,44 @@ def _frame_references(frame: FrameType) -> int:
 def shared(value: Any, arrays: list[Any]) -> str:
     """What leads to something inside `value`, other than `value` itself; empty if nothing does.
 
-    Adds what arrays there are to `arrays`.
+    Adds what arrays there are to `arrays`.  There may be many containers: those of one depth are
+    looked at together.
     """
     if weakref.getweakrefcount(value):
         return "has weak references"
     if type(value) is compat.Array:
         arrays.append(value)
         return ""
-    children = _children(value)
-    if children is None:
-        return "holds arrays in an unknown way"
+    level = [value]
+    while level:
+        children = _children(level)
+        if children is None:
+            children = _children([*filter(_has_arrays, level)])
+        if children is None:
+            return "holds arrays in an unknown way"
+        if any(_has_arrays(children[i]) for i in _elsewhere(children)):
+            return "holds something that is referred to elsewhere"
+        kinds = [*map(type, children)]
+        arrays += itertools.compress(children, map(operator.is_, kinds, _EVERY))
+        level = [*itertools.compress(children, map(operator.is_not, kinds, _EVERY))]
+    return ""
+
+
+_EVERY = itertools.repeat(compat.Array)
+
+
+def _has_arrays(value: Any) -> bool:
+    """Whether a caller has to give it up: numbers, None, and what is empty may be anywhere."""
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
+
+
+def _elsewhere(children: list[Any]) -> list[int]:
+    """The positions of those to which something else leads than their containers."""
     counts = _child_references(children)
-    if set(map(type, children)) == {compat.Array}:
-        alone = set(counts) == {EXPECTED.child} and not any(map(weakref.getweakrefcount, children))
-        arrays += children
-    else:
-        weak = map(weakref.getweakrefcount, children)
-        alone = all(map(_is_alone, children, counts, weak, itertools.repeat(arrays)))
-    return "" if alone else "holds something that is referred to elsewhere"
-
-
-def _is_alone(child: Any, count: int, weak: int, arrays: list[Any]) -> bool:
-    """Whether nothing but its container leads to a child, or to the arrays in it."""
-    if type(child) is compat.Array:
-        arrays.append(child)
-        return count == EXPECTED.child and not weak
-    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(child)):
-        return count == EXPECTED.child and not shared(child, arrays)
-    return True  # numbers, None, and what is empty
+    weak = [*map(weakref.getweakrefcount, children)]
+    if not any(weak) and counts.count(EXPECTED.child) == len(counts):
+        return []
+    return [i for i, n in enumerate(counts) if weak[i] or n != EXPECTED.child]
 
 
 def _child_references(children: list[Any]) -> list[int]:
@@ -228,26 +239,37 @@ def _child_references(children: list[Any]) -> list[int]:
     return [*map(sys.getrefcount, children)]
 
 
-def _children(value: Any) -> list[Any] | None:
-    """What is directly in a pytree, if `value` is what refers to each of them; else None."""
-    if type(value) in (list, tuple):
-        return list(value)
-    if type(value) is dict:
-        return list(value.values())
-    flattened = jax.tree_util.default_registry.flatten_one_level(value)
-    if flattened is None:
-        return []
-    children = list(flattened[0])
-    del flattened
-    held: list[Any] = []
-    if hasattr(value, "__dict__"):
-        attributes = value.__dict__  # as objects have it, whoever asked for it has it for good
-        if sys.getrefcount(attributes) != EXPECTED.attributes:
-            return None
-        held += attributes.values()
-    held += gc.get_referents(value)
-    direct = set(map(id, held))
-    return children if direct.issuperset(map(id, children)) else None
+def _children(values: list[Any]) -> list[Any] | None:
+    """What is directly in some pytrees, if these are what refers to each of them; else None.
+
+    What one of them says is in it, another may refer to: all of them are given up, or none.
+    """
+    children: list[Any] = []
+    others: list[Any] = []
+    for value in values:
+        if type(value) is dict:
+            children += value.values()
+        elif type(value) in (list, tuple):
+            children += value
+        else:
+            others.append(value)
+    flattened = [*map(jax.tree_util.default_registry.flatten_one_level, others)]
+    holders = [*itertools.compress(others, flattened)]  # the others are leaves
+    made = [*itertools.chain.from_iterable(map(_FIRST, filter(None, flattened)))]
+    return [*children, *made] if _are_held(made, holders) else None
+
+
+_FIRST = operator.itemgetter(0)
+
+
+def _are_held(children: list[Any], holders: list[Any]) -> bool:
+    """Whether objects refer to each of their children themselves."""
+    known = map(getattr, holders, itertools.repeat("__dict__"), itertools.repeat(None))
+    attributes = [*filter(None, known)]  # an object has them for good once somebody has asked
+    if not {EXPECTED.attributes}.issuperset(map(sys.getrefcount, attributes)):
+        return False
+    held = gc.get_referents(*holders, *attributes)
+    return set(map(id, held)).issuperset(map(id, children))
 
 
 def understood() -> bool:

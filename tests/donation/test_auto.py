@@ -159,6 +159,25 @@ def in_an_object_whose_attributes_were_looked_at():
     return before, state.weights
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layers:
+    first: State
+    rest: dict
+
+
+def in_containers_of_many_kinds():
+    """One of which holds no arrays, and is referred to elsewhere."""
+    settings = {"count": [1, None], "by": State(2, 3)}
+    rest = {"a": State(make(), 1), "b": [State(make(), 2)], "c": Pair(make(), settings)}
+    state = [Layers(State(make(), 7), rest), settings]
+    del rest
+    before = place(state[0].rest["b"][0].weights)
+    state = update(state, 1.0)
+    assert settings["by"].count == 3
+    return before, state[0].rest["b"][0].weights
+
+
 class Pair(collections.namedtuple("Pair", "a b")):
     __slots__ = ()
 
@@ -186,6 +205,7 @@ GIVEN_UP = [
     in_a_dataclass,
     in_an_object_whose_attributes_were_looked_at,
     in_a_named_tuple,
+    in_containers_of_many_kinds,
 ]
 
 
@@ -730,6 +750,20 @@ def in_an_object_that_does_not_hold_it():
     state = Forgetful()
     state = update(state, 1.0)
     return REMEMBERED.pop()
+
+
+def in_one_of_several_objects_that_does_not_hold_it():
+    REMEMBERED[:] = [make()]
+    state = [State(make(), 0), Forgetful()]
+    state = update(state, 1.0)
+    return REMEMBERED.pop()
+
+
+def in_one_of_several_dataclasses():
+    state = {"a": State(make(), 0), "b": State(make(), 0)}
+    kept = state["b"].weights
+    state = update(state, 1.0)
+    return kept
 
 
 def as_an_alias_on_the_device():
