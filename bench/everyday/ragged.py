@@ -269,6 +269,26 @@ def attended_until_the_end(weights: Array, x: Array, length: Array) -> Array:
     return lax.scan(step, (0, x, jnp.zeros((2, 64, 32))), None, length=64)[1]
 
 
+def marched(grid: Array, origins: Array, directions: Array) -> Array:
+    """Rays through a grid of densities and colours, each until it is opaque."""
+    grid = jnp.asarray(grid)
+
+    def one(origin: Array, direction: Array) -> Array:
+        def step(state: Any, t: Array) -> Any:
+            through, colour, goes_on = state
+            cell = jnp.clip(32 * (origin + direction * t / 64), 0, 31).astype(int)
+            seen = grid[cell[0], cell[1], cell[2]]
+            left = jnp.exp(-0.2 * jax.nn.softplus(seen[0]))
+            new = colour + through * (1 - left) * jax.nn.sigmoid(seen[1:])
+            old = (through, colour)
+            through, colour = kept_where(~goes_on, old, (through * left, new))
+            return (through, colour, goes_on & (through > 0.05)), None
+
+        return lax.scan(step, (1.0, jnp.zeros(3), True), jnp.arange(64))[0][1]
+
+    return jax.vmap(one)(origins, directions)
+
+
 PROGRAMS: dict[str, Entry] = {
     "ended": entry(ended, 0.1 * normal(96, 64), normal(8, 64, 32), 4 + below(12, 8)),
     "pondered": entry(pondered, 0.3 * normal(32, 32), normal(32, 32)),
@@ -285,5 +305,8 @@ PROGRAMS: dict[str, Entry] = {
     "remembered": entry(remembered, 0.2 * normal(3, 32, 32), normal(8, 48, 32), 4 + below(40, 8)),
     "attended until the end": entry(
         attended_until_the_end, 0.2 * normal(2, 32, 32), normal(32), np.int32(50)
+    ),
+    "marched": entry(
+        marched, normal(32, 32, 32, 4), 0.1 * np.abs(normal(128, 3)), 0.5 + 0.1 * normal(128, 3)
     ),
 }

@@ -15,8 +15,10 @@ from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.ir.graph import Op, Region, Stack, Value, backward_slice
+from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
+from jaxpr_opt.ir.graph import Carry, Op, Region, Stack, Value, backward_slice, dominates
 from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import SUMS
 
 
 def into_branch(skip: Skip, rw: Rewriter) -> None:
@@ -70,7 +72,12 @@ def select_kept(skip: Skip, rw: Rewriter) -> None:
     written = {original(write.array) for write in skip.blanks}
     kept = {carry.param for carry in skip.kept} - written
     for place, carry in enumerate(scan.carries):
-        if carry.param in kept and not plain.keeps(carry):
+        if carry.param not in kept or plain.keeps(carry):
+            continue
+        pieces = _pieces(carry, skip)
+        for piece in pieces:
+            _add_nothing(skip, piece, rw)
+        if not pieces:
             outputs[place] = rw.typed(
                 lax.select_n, carry.next.aval, some, carry.param, carry.next, before=end
             )
@@ -84,6 +91,42 @@ def select_kept(skip: Skip, rw: Rewriter) -> None:
                 lax.select_n, stack.value.aval, some, row, stack.value, before=end
             )
     rw.set_outputs(scan.body, outputs)
+
+
+def _pieces(carry: Carry, skip: Skip) -> tuple[Piece, ...]:
+    """What a step only adds to windows of a carry, where it knows by then whether it is taken: XLA
+    adds in place, and would copy an array that is selected as a whole.
+    """
+    chains = [added(term) for term in _terms(carry.next)]
+    links = [link for chain in chains for link in chain.links]
+    pieces = tuple(link for link in links if isinstance(link, Piece))
+    roots = [chain.root for chain in chains if not chain.starts_at_zero]
+    is_sum = roots == [carry.param] and len(pieces) == len(links)
+    return pieces if is_sum and all(_is_selected_apart(each, skip) for each in pieces) else ()
+
+
+def _terms(value: Value) -> list[Value]:
+    """What is added up."""
+    op = value.op
+    if op is None or op.name not in SUMS or len(value.uses) != 1:
+        return [value]
+    return [term for operand in op.operands for term in _terms(operand)]
+
+
+def _is_selected_apart(piece: Piece, skip: Skip) -> bool:
+    """Whether a step can select what it adds to a window, which is less than the array."""
+    op = piece.op
+    is_alone = piece.update in op.operands and len(op.result.uses) == 1
+    return is_alone and piece.nbytes < op.result.nbytes and dominates(skip.predicate, op)
+
+
+def _add_nothing(skip: Skip, piece: Piece, rw: Rewriter) -> None:
+    """Let a skipped step add zeros."""
+    op, update = piece.op, piece.update
+    some = rw.insert(partial(is_taken, skip), skip.predicate, before=op)
+    zeros = rw.typed(partial(lax.full, update.shape, 0, update.dtype), update.aval, before=op)
+    selected = rw.typed(lax.select_n, update.aval, some, zeros, update, before=op)
+    rw.set_operand(op, op.operands.index(update), selected)
 
 
 # Condition 2 of isolate-skipped-steps.

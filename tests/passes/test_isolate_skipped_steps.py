@@ -428,6 +428,61 @@ def test_what_a_batch_keeps_of_products_with_zeros(argnums):
     assert not any(isinstance(op, Cond) for op in back.body.ops)
 
 
+def looked_up(w, c, xs, masks):
+    """Each row of the batch reads a place of its own."""
+    at = (xs[:, :, 0].astype(int) * 7) % 6
+
+    def row(c, x, i, p):
+        def step(c, row):
+            x, i, p = row
+            return jnp.where(p, (c + w[i]) / (jnp.abs(c) + x), c), None
+
+        return lax.scan(step, c, (x, i, p))[0]
+
+    return jnp.sum(jax.vmap(row)(c, xs, at, masks))
+
+
+def put_together(w, c, xs, masks):
+    """A step reads what is at a known place, twice."""
+
+    def row(c, xs, mask):
+        def step(c, row):
+            x, p = row
+            return jnp.where(p, (c + w[1]) / (jnp.abs(c) + x) + w[4] * c, c), None
+
+        return lax.scan(step, c, (xs, mask))[0]
+
+    return jnp.sum(jax.vmap(row)(c, xs, masks))
+
+
+def whole_and_part(w, c, xs, masks):
+    """All of it is read, too."""
+
+    def row(c, xs, mask):
+        def step(c, row):
+            x, p = row
+            return jnp.where(p, (c + w[1]) / (jnp.abs(c) + x) + jnp.sum(w * w) * c, c), None
+
+        return lax.scan(step, c, (xs, mask))[0]
+
+    return jnp.sum(jax.vmap(row)(c, xs, masks))
+
+
+@pytest.mark.parametrize(
+    ("program", "selects"),
+    [(rooted, 0), (looked_up, 0), (put_together, 0), (whole_and_part, 1)],
+)
+def test_what_a_batch_adds_to_windows(program, selects):
+    """(5) What is added is selected, not the sums: XLA would copy these in each step."""
+    masks = (jnp.arange(6) % 5 < 2) & (jnp.arange(3)[:, None] < 2)
+    xs = jnp.arange(1.0, 91.0).reshape(3, 6, 5)
+    args = jnp.arange(1.0, 7.0), jnp.ones((3, 5)), xs, masks
+    graph = alone(ISOLATE, jax.grad(program), *args, fires=True)
+    back = [op for op in graph.walk() if isinstance(op, Scan)][1]
+    whole = [op for op in back.body.ops if op.name == "select_n" and op.result.shape == (6,)]
+    assert len(whole) == selects
+
+
 @jax.custom_vjp
 def settling(w, c, xs, masks):
     """A loop of a batch whose rule counts the steps back, and gives something for each."""
