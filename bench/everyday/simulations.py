@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from bench.everyday.entry import Entry, entry, forward, normal
+from bench.everyday.entry import Entry, below, entry, forward, normal
 
 
 def particles(x: Array, v: Array) -> Any:
@@ -51,6 +51,24 @@ def guarded_steps(policy: Array, states: Array) -> Array:
         return lax.scan(step, state, None, length=100)[0]
 
     return jax.vmap(play)(states)
+
+
+def commanded(weights: Array, states: Array, seeds: Array) -> Array:
+    """Robots that follow a command, which is drawn anew now and then."""
+
+    def follow(state: Array, seed: Array) -> Array:
+        def step(carried: Any, _: None) -> Any:
+            x, command, age, seed = carried
+            seed, drawn = jax.random.split(seed)
+            new = jnp.tanh(weights @ jax.random.normal(drawn, x.shape))
+            command = jnp.where(age > 50, new, command)
+            age = jnp.where(age > 50, 0, age + 1)
+            return (x + 0.05 * jnp.sin(command - x), command, age, seed), None
+
+        begun = state, state, 0, jax.random.PRNGKey(seed)
+        return lax.scan(step, begun, None, length=200)[0][0]
+
+    return jax.vmap(follow)(states, seeds)
 
 
 def runge_kutta(weights: Array, y: Array) -> Array:
@@ -197,6 +215,7 @@ PROGRAMS: dict[str, Entry] = {
     "particles": entry(particles, normal(16, 3), normal(16, 3)),
     "games": entry(games, normal(16, 16), normal(32, 16)),
     "guarded steps": entry(guarded_steps, normal(16, 16), normal(32, 16)),
+    "commanded": entry(commanded, 0.1 * normal(64, 64), normal(8, 64), below(99, 8)),
     "Runge-Kutta": entry(runge_kutta, 0.2 * normal(32, 32), normal(8, 32)),
     "chain": entry(chain, normal(8), 0),
     "resampled": entry(resampled, normal(64), 0, normal(30)),

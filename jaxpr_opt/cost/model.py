@@ -274,6 +274,12 @@ class CostModel:
         asked += self.moved(nbytes)
         return max(self.run(ops), self.repeated(ops)) >= self.device.unsure * (asked + rest)
 
+    def is_worth_branches(self, saved: float, nbytes: int) -> bool:
+        """Whether a step saves more by taking a branch, where that is known to save so many
+        seconds, than asking and writing so many bytes for it takes.
+        """
+        return saved > self.device.step + self.moved(nbytes)
+
     def step_seconds(self, body: Region) -> float:
         """Seconds of a step of a loop, by what its ops make, of an array that is written in place
         the window, and what its products read; infinite if there is a loop inside.

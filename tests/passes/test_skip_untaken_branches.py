@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.graph import Cond
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.testing import (
@@ -26,6 +27,8 @@ from tests.prices import FREE
 SKIP = SkipUntakenBranches()
 CHEAP = CostModel(dataclasses.replace(FREE, unsure=0.0))
 """Asking costs nothing."""
+KNOWN = CostModel(dataclasses.replace(FREE, line=64))
+"""Nor does a branch, where the steps that take it are known; numbers stay in registers."""
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +148,173 @@ def scalar(p, x):
 def in_a_while(p, x):
     """The loop asks."""
     return lax.while_loop(lambda c: jnp.any(c[:, 0] < 2), lambda c: chosen(p, jnp.exp(c), c + 1), x)
+
+
+def every(case, other=lambda c, t: c, steps=7, when=lambda t: t % 3 == 1):
+    """A step that takes one case now and then."""
+
+    def program(x):
+        def step(c, t):
+            return jnp.where(when(t), case(c, t), other(c, t)) * 0.5, c
+
+        return lax.scan(step, x, jnp.arange(steps))
+
+    return program
+
+
+def test_what_a_step_selects_every_third_time():
+    """(1) It is known of the steps that a branch saves; both cases move."""
+    with using(KNOWN):
+        check_rewrite(
+            SKIP,
+            every(lambda c, t: jnp.sin(c), lambda c, t: jnp.cos(c)),
+            "f32[32]",
+            simplify=True,
+            diff="""
+            fn (x:f32[32]) {
+              i:i32[7] = iota
+              c:f32[32], ys:f32[7,32] = scan[7] carry(c=x) xs(x=i) {
+                r:i32[] = rem x 3
+                e:bool[] = eq r 1
+          -     s:f32[32] = sin c
+          -     c1:f32[32] = cos c
+          -     s1:f32[32] = select_n e c1 s
+          +     r1:f32[32] = cond e {
+          +       s:f32[32] = sin c
+          +       yield s
+          +     } else {
+          +       c1:f32[32] = cos c
+          +       yield c1
+          +     }
+          -     m:f32[32] = mul s1 0.5
+          +     m:f32[32] = mul r1 0.5
+                yield carry(m) ys(c)
+              }
+              return c, ys
+            }
+        """,
+        )
+
+
+def counted(x):
+    """A counter that starts again, what is always selected is a constant, and so is a number."""
+
+    def step(state, _):
+        c, k, last = state
+        now = k == 2
+        found = jnp.where(now, jnp.sum(jnp.exp(c)), -1.0)
+        c = jnp.where(now, jnp.zeros(c.shape), jnp.sin(c) + last)
+        return (c, jnp.where(now, 0, k + 1), found), c
+
+    return lax.scan(step, (x, 0, 0.0), length=8)
+
+
+def both(x):
+    """What a branch reads is made in it again, where XLA would have made it there."""
+
+    def step(c, t):
+        d = c[:, None] + c * 2
+        p = t % 2 == 0
+        new = jnp.where(p, jnp.sum(jnp.exp(d), 1), c)
+        return new * jnp.max(d, 1), jnp.where(p, jnp.tanh(d), d)
+
+    return lax.scan(step, x, jnp.arange(5))
+
+
+def within(x):
+    """A loop in a case, and a select that another case reads."""
+
+    def step(c, t):
+        p = t == 3
+        inner = jnp.where(p, lax.fori_loop(0, 3, lambda i, c: jnp.sin(c), c), c)
+        return jnp.where(p, jnp.exp(inner), c) * 0.5, t
+
+    return lax.scan(step, x, jnp.arange(5))
+
+
+KNOWN_STEPS = [
+    every(lambda c, t: jnp.exp(c) * t),
+    every(lambda c, t: jnp.exp(c), lambda c, t: jnp.zeros(c.shape)),
+    every(lambda c, t: jnp.ones(c.shape), lambda c, t: jnp.exp(c)),
+    counted,
+    both,
+    within,
+]
+
+
+@pytest.mark.parametrize("program", KNOWN_STEPS)
+@pytest.mark.parametrize(
+    "x", [jnp.linspace(-9.0, 9.0, 20), jnp.array([jnp.nan, jnp.inf, -0.0, 1e30] * 5)]
+)
+def test_the_same_bits_of_known_steps(program, x):
+    """(1) Of steps that take the one case, and of those that take the other."""
+    before, after = (import_jaxpr(traced(program, x), "final") for _ in range(2))
+    with using(KNOWN):
+        assert run_alone((SKIP,), after).record(SKIP.name, False).rewrites
+    assert_same_bits(evaluate_exactly(before, x), evaluate_exactly(after, x))
+
+
+def test_a_number_stays_outside():
+    """A counter is no result of the branch."""
+    graph = import_jaxpr(traced(counted, "f32[64]"), "final")
+    with using(KNOWN):
+        run_alone((SKIP,), graph)
+    (cond,) = (op for op in graph.walk() if isinstance(op, Cond))
+    assert all(result.dtype == jnp.float32 for result in cond.results)
+
+
+def weak_in_known_steps(case):
+    number = lambda c: lax.broadcast(jnp.exp(2.0), c.shape)
+
+    def program(x):
+        def step(c, t):
+            cases = (number(c), jnp.sin(c))
+            cases = cases if case else cases[::-1]
+            which = jnp.broadcast_to(t % 2 == 0, c.shape)
+            return lax.select(which, *cases), None
+
+        return lax.scan(step, x, jnp.arange(4))[0]
+
+    return program
+
+
+@pytest.mark.parametrize("case", [0, 1])
+def test_a_case_of_another_type_in_known_steps(case):
+    """(1) Of either case."""
+    with using(KNOWN):
+        check_refuses(SKIP, weak_in_known_steps(case), "f32[32]", because="what is selected a")
+
+
+def small(x):
+    """A few numbers: asking takes longer."""
+    return every(lambda c, t: jnp.sin(c))(x)[0]
+
+
+def always(x):
+    """Most steps take the case that costs."""
+    return every(lambda c, t: jnp.sin(c), when=lambda t: t != 3, steps=999)(x)[0]
+
+
+def told(x):
+    """Only the data say which steps take it."""
+
+    def step(c, t):
+        return jnp.where(c[0] > t, jnp.sin(c), c) * 0.5, None
+
+    return lax.scan(step, x, jnp.arange(9))[0]
+
+
+@pytest.mark.parametrize(("program", "size"), [(small, 4), (always, 999), (told, 999)])
+def test_a_branch_that_is_not_worth_it(program, size):
+    graph = import_jaxpr(traced(program, f"f32[{size}]"), "final")
+    with using(CostModel()):
+        assert not run_alone((SKIP,), graph).record(SKIP.name, False).rewrites
+
+
+def test_a_branch_that_is_worth_it():
+    graph = import_jaxpr(traced(every(lambda c, t: jnp.exp(jnp.sin(c))), "f32[4096]"), "final")
+    with using(CostModel()):
+        assert run_alone((SKIP,), graph).record(SKIP.name, False).rewrites
 
 
 def skipping(p, x):
