@@ -83,6 +83,11 @@ class Pass:
     or write windows of arrays, or read them in other loops; XLA gathers an array that is divided
     over devices to read a window of it, and for each of the loops."""
 
+    unspecified: ClassVar[bool] = False
+    """Whether it leaves values unspecified that are read, though nothing comes of them.  Such a
+    pass does not run on what JAX is about to differentiate: a derivative might multiply zero by
+    them."""
+
     @property
     def reassociates(self) -> bool:
         """Whether it changes the order of sums, so that results are rounded otherwise.  Such a pass

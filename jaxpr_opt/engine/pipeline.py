@@ -238,8 +238,9 @@ class Pipeline:
             return run.snapshots
         # By identity: passes without options are equal in hash, and slow to be told apart.
         run.idle_since |= {id(each): 0 for each in self.passes if _is_idle(each, state)}
+        differentiates_next = state == "cleaned" and graph.phase == "differentiated"
         for stage in self._early:
-            run.stage(stage)
+            run.stage([p for p in stage if not (differentiates_next and p.unspecified)])
         if self.memory is not None and (graph.phase == "final" or graph.cotangents):
             self._spend(self.memory, run, make, before)
         for stage in self.stages[len(self._early) :]:

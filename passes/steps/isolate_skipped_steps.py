@@ -31,19 +31,17 @@ Sound when
    row holds;
 5. a step of those loops that multiplies the skipped values by zeros, as a transposed one does, does
    not store the product: zero divided by zero is NaN. It becomes a branch as well, or, in a batch,
-   what it stores is selected.
+   what it stores is selected;
+6. JAX does not differentiate the loops any more: it would multiply zeros by functions of the row.
 
 At last, when no pass looks at residuals any more, rows of skipped steps that hold what such a step
 keeps become unspecified, too: a loop that stops early would have to fill them in.
-
-A write into a buffer that a skipped step leaves unchanged moves after the branch, because XLA
-copies a buffer that a branch writes into.
+A write into a buffer that a skipped step leaves unchanged moves after the branch: XLA would copy.
 
 It fires only if a stack would otherwise keep the loop from stopping early, and not where XLA may
-divide the rows of the batch over devices, which would have to communicate in every step. In a loop
-that is not batched, the steps become branches before its residuals are optimised, if they take
-longer than evaluating the predicate; but after `undo-carried-writes`, if that stores less, as it
-does not see writes in branches.
+divide the rows of the batch over devices, which would communicate in every step. In a loop that is
+not batched, steps that take longer than the predicate become branches before its residuals are
+optimised; but after `undo-carried-writes`, if that stores less: it sees no writes in branches.
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ from jaxpr_opt.builders.skipped_steps import (
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
-from jaxpr_opt.ir.graph import Cond, Op, Scan, Stack
+from jaxpr_opt.ir.graph import Cond, Op, Phase, Scan, Stack
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import can_move, may_depend_on
 
@@ -96,6 +94,8 @@ class IsolateSkippedSteps(Pass):
     at_last: bool = False  # no pass looks at residuals any more
 
     name: ClassVar[str] = "isolate-skipped-steps"
+    phase: ClassVar[Phase] = "differentiated"
+    unspecified: ClassVar[bool] = True  # (6)
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Op) -> Iterator[SelectedSteps]:

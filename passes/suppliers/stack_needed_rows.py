@@ -83,6 +83,7 @@ class StackNeededRows(Pass):
 
     name: ClassVar[str] = "stack-needed-rows"
     phase: ClassVar[Phase] = "differentiated"
+    unspecified: ClassVar[bool] = True
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 

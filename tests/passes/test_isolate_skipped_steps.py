@@ -10,8 +10,9 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.insight.journal import collect_journals
 from jaxpr_opt.ir.graph import TERMINATOR, UNDEFINED, Cond, Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
-from jaxpr_opt.testing import check_refuses
+from jaxpr_opt.testing import assert_close, check_refuses, run_alone, traced
 from tests.loops import alone, unspecified
 from tests.prices import EAGER
 
@@ -591,3 +592,50 @@ def test_rows_that_a_branch_would_not_leave_out(row, is_read):
 
     with using(EAGER):
         alone(SCALARS, program, "f32[]", "i32[]", fires=False)
+
+
+def smoothed(how, made, read):
+    """A masked loop, and a masked loop back that reads its rows as long as they are finite."""
+
+    def program(c, bound):
+        def body(c, _):
+            p, v = c[0] < bound, jnp.sin(c) ** 2 + 0.3
+            new = (
+                jnp.where(p, c + v, c) if how == "where" else lax.cond(p, lambda: c + v, lambda: c)
+            )
+            return new, (c if made == "kept" else v * 2, p)
+
+        def back(a, each):
+            row, p = each
+            taken = lambda: a * jnp.log(row) + a if read == "log" else a / row
+            return (
+                jnp.where(p, taken(), a) if how == "where" else lax.cond(p, taken, lambda: a)
+            ), None
+
+        c, rows = lax.scan(body, c, None, length=9)
+        return lax.scan(back, c, rows, reverse=True)[0].sum()
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("how", "made", "read"),
+    [("where", "kept", "log"), ("where", "made", "over"), ("cond", "kept", "over")],
+)
+def test_what_jax_differentiates_later(how, made, read):
+    """(6) In a batch, it multiplies zeros by functions of the rows of steps that others take."""
+    program = smoothed(how, made, read)
+    cs, bounds = jnp.ones((3, 4)), jnp.array([1.5, 9.0, 3.0])
+    loss = lambda f: lambda c, bounds: jnp.sum(jax.vmap(f)(c, bounds))
+    ways = [
+        lambda f: jax.grad(loss(f)),
+        lambda f: jax.grad(loss(jax.checkpoint(f))),
+        lambda f: jax.grad(lambda *args: jnp.sum(jax.vmap(jax.grad(f))(*args) ** 2)),
+    ]
+    with using(EAGER):
+        optimized = optimize(program)
+        for way in ways:
+            assert_close(jax.jit(way(program))(cs, bounds), jax.jit(way(optimized))(cs, bounds))
+        final = import_jaxpr(traced(program, cs[0], bounds[0]), "final")
+        run_alone((AT_LAST if made == "kept" else SCALARS,), final)
+    assert any(op.name == UNDEFINED for op in final.walk())
