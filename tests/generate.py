@@ -6,6 +6,7 @@
     step    ::= Keep | Grow | Bend | Stir | Count | Toggle | Write | Look | Draw | Turn | Halve
               | Name | Say | Then(step, step) | If(test, step, step, how) | Loop(step, ...)
               | Checkpoint(step, policy) | Custom(step, rule) | Alias | Capture(step)
+              | Hand(test, step, rows, reader, ...)
     test    ::= Below | Small | Flag | Masked | Early | Never | Not(test) | Both(test, test)
 
 A step maps a state, a dictionary of arrays of several dtypes, to the next one, and may emit an
@@ -489,6 +490,120 @@ class Loop:
         return {**state, "x": state["x"] + 0.1 * total[0]}
 
 
+Row = Literal["before", "after", "made", "test", "count", "row"]
+Reader = Literal[
+    "back", "back", "on", "twice", "again", "split", "shift", "data", "while", "sum", "max", "sort",
+    "cumsum", "last", "where", "cond", "custom"
+]  # fmt: skip
+Asks = Literal["test", "counted", "late", "anew", "mask", "not"]
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A loop that skips steps and hands rows over, and what reads them: a loop that skips the same
+    steps (or nearly), one that does not, or all kinds of other ops.
+    """
+
+    test: Test
+    step: Step
+    how: Literal["cond", "done", "select"]
+    rows: tuple[Row, ...]
+    reader: Reader
+    asks: Asks
+    uses: Literal["times", "plus", "log", "over", "sqrt"]
+    kind: Literal["scan", "reverse"] = "scan"
+
+    def __call__(self, state, env):
+        def body(both, row):
+            (old, k), inner = both, env._replace(**row, above=env.time)
+            p = self.test(old, inner)
+            new = If(self.test, self.step, Keep(), self.how)(old, inner)[0]
+            made = {"before": old["x"], "after": new["x"], "made": jnp.sin(old["x"]) * env.w,
+                    "test": p, "count": k, "row": inner.row}  # fmt: skip
+            return (new, k + p.astype(jnp.int32)), {name: made[name] for name in self.rows}
+
+        rows = {"row": env.xs, "flag": env.mask, "time": env.t}
+        start, reverse = (state, jnp.int32(0)), self.kind == "reverse"
+        (state, k), given = lax.scan(body, start, rows, reverse=reverse)
+        given = {"time": lax.iota(jnp.int32, ROWS), **given}
+        return {**state, "x": self._read(state, env, k, given)}, ()
+
+    def _read(self, state, env, k, given):
+        x, numbers = state["x"], given["time"]
+        whole = self._numbers(given) * jnp.ones((ROWS, WIDTH))
+
+        def step(a, row):
+            return self._step(a, row, state, env, k), None
+
+        def loop(a, rows, back=False):
+            return lax.scan(step, a, rows, reverse=back)[0]
+
+        match self.reader:
+            case "on" | "back":
+                return loop(x, given, self.reader == "back")
+            case "twice":
+                return loop(x, given, True) + lax.scan(lambda a, r: (a * r, None), x, whole)[0]
+            case "again":
+                again = lambda a, w: (loop(a * w, given, True), None)
+                return lax.scan(again, x, env.w)[0]
+            case "split":
+                halves = {name: a.reshape(2, ROWS // 2, *a.shape[1:]) for name, a in given.items()}
+                return lax.scan(lambda a, rows: (loop(a, rows), None), x, halves)[0]
+            case "shift" | "data":
+                at = lax.argmax(env.xs, 0, jnp.int32)[0] if self.reader == "data" else ROWS - 1
+                moved = {name: a[(at + numbers) % ROWS] for name, a in given.items()}
+                return loop(x, {**moved, "time": numbers})
+            case "while":
+                go_on = lambda both: both[0] < jnp.minimum(k + 1, ROWS)
+                row = lambda t: {name: a[t] for name, a in given.items()}
+                body = lambda both: (both[0] + 1, step(both[1], row(both[0]))[0])
+                return lax.while_loop(go_on, body, (0, x))[1]
+        return x + self._whole(whole, x, env, k)
+
+    def _whole(self, rows, x, env, k):
+        """What ops of all rows make of them."""
+        match self.reader:
+            case "where":
+                return jnp.where(jnp.arange(ROWS)[:, None] < k, rows, 0.0).sum(0)
+            case "cond":
+                return lax.cond(rows[-1, 0] < env.bound, lambda: x, lambda: rows[-2])
+            case "custom":
+                total = jax.custom_vjp(lambda a: a.sum(0))
+                total.defvjp(lambda a: (a.sum(0), a), lambda a, g: (a * g,))
+                return total(rows)
+            case "last":
+                return rows[-1] * rows[0]
+            case "sort":
+                return jnp.sort(rows, 0)[2]
+            case "cumsum":
+                return jnp.cumsum(rows, 0)[-2]
+            case "max" | "sum":
+                return getattr(rows, self.reader)(0)
+
+    def _numbers(self, row):
+        return sum((row[n] for n in self.rows if n in ("before", "after", "made", "row")), 1.0)
+
+    def _step(self, a, row, state, env, k):
+        v = self._numbers(row)
+        way = {
+            "times": lambda: a * v + 1, "plus": lambda: a + v, "log": lambda: a * jnp.log(v) + a,
+            "over": lambda: a / v, "sqrt": lambda: a * jnp.sqrt(v) + v,
+        }[self.uses]  # fmt: skip
+        match self.asks:
+            case "counted" | "late":
+                p = row["time"] < k - (self.asks == "late")
+            case "test" if "test" in row:
+                p = row["test"]
+            case "anew":
+                again = {**state, "x": row.get("before", row.get("after", a))}
+                p = self.test(again, env._replace(time=row["time"]))
+            case "mask":
+                p = env.mask[row["time"]]
+            case _:
+                return way()
+        return jnp.where(p, way(), a) if self.how == "select" else lax.cond(p, way, lambda: a)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A step that is recomputed in the transpose."""
@@ -654,6 +769,22 @@ def _nests(draw: Any, inner: st.SearchStrategy[Any]) -> Any:
 
 
 STEPS = st.recursive(SIMPLE, _compound, max_leaves=5)
+
+HAND = st.builds(
+    Hand,
+    TESTS,
+    st.builds(Then, SIMPLE, st.sampled_from([Count(1), Grow()])),
+    st.sampled_from(["cond", "cond", "done", "select", "select"]),
+    st.sets(st.sampled_from(get_args(Row)), min_size=1, max_size=4).map(lambda s: (*sorted(s),)),
+    st.sampled_from(get_args(Reader)),
+    st.sampled_from(["test", "test", "counted", *get_args(Asks)]),
+    st.sampled_from(["times", "plus", "log", "over", "sqrt"]),
+    st.sampled_from(["scan", "scan", "scan", "reverse"]),
+)
+
+HANDS = st.builds(Recipe, HAND | HAND | st.builds(Loop, HAND, st.just(2), nested=st.booleans()))
+"""Loops that hand over rows, of which those of skipped steps may be read."""
+
 RECIPES = st.builds(
     Recipe,
     _loops(STEPS) | _nests(STEPS) | STEPS,

@@ -25,6 +25,7 @@ from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
 from tests.generate import (
     BUFFERS,
+    HANDS,
     LOG,
     NAMES,
     RECIPES,
@@ -223,9 +224,12 @@ def check_close(recipe, mode, how):
 
 
 @quiet
-def check_decorated(recipe, mode, how):
-    """`grad(optimize(f))` and its like, compiled, are `grad(f)` up to rounding."""
-    fun, ours = (batched(MODES[mode](f), how) for f in (recipe, optimize(recipe)))
+def check_decorated(recipe, mode, how, inside=False):
+    """`grad(optimize(f))` and its like, compiled, are `grad(f)` up to rounding; batched last, or
+    `inside` what is differentiated.
+    """
+    whole = lambda f: MODES[mode](batched(f, how)) if inside else batched(MODES[mode](f), how)
+    fun, ours = map(whole, (recipe, optimize(recipe)))
     sets = list(inputs(how))
     theirs, ours = jax.jit(fun), jax.jit(ours)
     try:
@@ -304,6 +308,22 @@ def test_the_same_bits_in_a_batch(mode, count, eager, monkeypatch):
         check_exact(recipe, mode, how, monkeypatch)
 
     search()
+
+
+@pytest.mark.parametrize(("mode", "count"), [("values", 4), ("grad", 6), ("jvp", 2), ("hvp", 1)])
+def test_rows_that_loops_hand_over(mode, count, eager, monkeypatch):
+    @examples(count)
+    @given(HANDS, st.sampled_from(["none", "none", "state", "steps", "all"]))
+    def search(recipe, how):
+        check_exact(recipe, mode, how, monkeypatch)
+
+    search()
+
+
+@examples(6)
+@given(HANDS, st.sampled_from(["grad", "hvp"]), st.sampled_from(["state", "steps", "all"]))
+def test_derivatives_of_a_batch_of_an_optimized_function(eager, recipe, mode, how):
+    check_decorated(recipe, mode, how, inside=True)
 
 
 @pytest.mark.parametrize(("mode", "count"), [("values", 8), ("grad", 8), ("jvp", 3), ("hvp", 2)])

@@ -129,7 +129,7 @@ def _replaced(take: Callable[..., None]) -> Iterator[None]:
 
 def recipes(count: int, rng: random.Random) -> list[tuple[Callable[..., Any], Any]]:
     """That many random recipes, and arguments to trace them on."""
-    from tests.generate import BUFFERS, NAMES, RECIPES, TABLES, arguments
+    from tests.generate import BUFFERS, HANDS, NAMES, RECIPES, TABLES, arguments
 
     drawn: list[Any] = []
 
@@ -142,7 +142,7 @@ def recipes(count: int, rng: random.Random) -> list[tuple[Callable[..., Any], An
         phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    @hypothesis.given(st.one_of(RECIPES, BUFFERS, TABLES, NAMES))
+    @hypothesis.given(st.one_of(RECIPES, BUFFERS, TABLES, NAMES, HANDS))
     def draw(recipe: Any) -> None:
         drawn.append(recipe)
 
