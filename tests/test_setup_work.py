@@ -20,6 +20,7 @@ from jax import lax
 import jaxpr_opt
 import jaxpr_opt.passes
 from jaxpr_opt import settings
+from jaxpr_opt.analysis.steps import skips
 from jaxpr_opt.analysis.values.origins import Origins
 from jaxpr_opt.bridge import compat, compat_ad, compat_repeats
 from jaxpr_opt.engine import pipeline, split
@@ -398,6 +399,27 @@ def test_selects_of_rows_are_looked_at(program):
     """Truth values of rows are broadcast, by their axes or others, or are numbers."""
     jaxpr = jax.make_jaxpr(program)(jnp.ones(3, bool), jnp.ones((3, 4)))
     assert compat.ROWS in compat.primitive_names(jaxpr)
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("chooses", [False, True])
+def test_steps_that_choose_nothing_are_not_asked_what_they_skip(order, chooses, monkeypatch):
+    """No value of them is looked at under a predicate, and no kind of what they carry is sought."""
+    asked = []
+    for name in ("Assumable", "carries_cotangents"):
+        plain = getattr(skips, name)
+        noted = lambda *args, of=plain, **options: asked.append(of) or of(*args, **options)
+        monkeypatch.setattr(skips, name, noted)
+
+    def f(x):
+        def step(c, row):
+            c = jnp.where(c > 2.0, c, jnp.sin(c) * row) if chooses else jnp.sin(c) * row
+            return c, c
+
+        return jnp.sum(lax.scan(step, x[0], x)[1])
+
+    order(f).lower(jnp.ones(4))
+    assert bool(asked) == chooses
 
 
 def test_a_pass_that_finds_what_it_does_not_need_is_an_error():

@@ -111,7 +111,9 @@ class Census:
             return []
         named = each.primitives
         names = self.named if named is None else named.intersection(self.named)
-        found = [p for name in names for p in self.named[name] if isinstance(p[1], each.anchors)]
+        found = [p for name in names for p in self.named[name]]
+        if Op not in each.anchors:
+            found = [p for p in found if isinstance(p[1], each.anchors)]
         return [op for _, op in sorted(found)]
 
 
@@ -175,13 +177,15 @@ def _judged(each: Pass, op: Op, journal: Journal) -> Iterator[tuple[Match, str |
     """What a pass finds at an op, each match with why it is left; nothing more where that depends
     on a size that is a symbol.
     """
-    with contextlib.suppress(jax.errors.InconclusiveDimensionOperation):
+    try:
         for match in each.find(op):
             if match.is_refused and not journal.with_refusals:
                 continue
             reason = each.refuse(match) or _why_undivided(each, op)
             if reason is None or journal.with_refusals:
                 yield match, reason
+    except jax.errors.InconclusiveDimensionOperation:
+        return
 
 
 def _rewrite_one(

@@ -1,6 +1,7 @@
 """The minimum cut is the cheapest choice, and sources that cost nothing may be used before it."""
 
 import random
+import sys
 from itertools import chain, combinations
 from math import inf
 
@@ -83,3 +84,11 @@ def test_where_two_choices_cost_the_same_less_is_repeated():
         repeat={"sin": 1}.get,
     )
     assert kept == {"y"}
+
+
+def test_where_nothing_may_be_repeated_no_network_is_solved(monkeypatch):
+    """Which is an import that most programs never need."""
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    for step in map(Step, range(30)):
+        step.repeated = dict.fromkeys(step.operands)
+        assert step.cut(step.needed) == set(step.needed)

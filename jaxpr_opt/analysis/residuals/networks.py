@@ -50,27 +50,29 @@ def cheapest_leaves(
       stay: The price of an op that is not repeated, as what it makes is stored; by default none.
     """
     values = dict.fromkeys(needed)
-    if not values:
-        return set()
-    import networkx as nx  # 0.2 s, and most programs have nothing to cut
-
-    network = nx.DiGraph()
-    network.add_edges_from((value, _SINK) for value in values)
+    edges: list[tuple[Hashable, Hashable, dict[str, int]]] = [(v, _SINK, {}) for v in values]
+    again: dict[N, int | None] = {}
     pending = list(values)
     while pending:
         value = pending.pop()
         op = maker(value)
-        network.add_edge(_SOURCE if op is None else op, value, **_bound(store(value)))
-        if op is None or _SOURCE in network.pred[op]:
+        edges.append((_SOURCE if op is None else op, value, _bound(store(value))))
+        if op is None or op in again:
             continue
-        again = repeat(op)
-        network.add_edge(_SOURCE, op, **_bound(again))
+        again[op] = most = repeat(op)
+        edges.append((_SOURCE, op, _bound(most)))
         if stay is not None:
-            network.add_edge(op, _SINK, capacity=stay(op))
-        read = {} if again is None else dict.fromkeys(operands(op))
+            edges.append((op, _SINK, _bound(stay(op))))
+        read = {} if most is None else dict.fromkeys(operands(op))
         pending.extend(v for v in read if v not in values)
         values.update(read)
-        network.add_edges_from((v, op) for v in read)
+        edges.extend((v, op, {}) for v in read)
+    if all(most is None for most in again.values()):
+        return set(values)
+    import networkx as nx  # 0.1 s, and most programs have nothing to cut
+
+    network = nx.DiGraph()
+    network.add_edges_from(edges)
     solve = nx.algorithms.flow.boykov_kolmogorov  # half the time of the default
     _, (_, behind) = nx.minimum_cut(network, _SOURCE, _SINK, flow_func=solve)
     return {value for value in values if value in behind and maker(value) not in behind}

@@ -89,10 +89,11 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
     counters = tuple(_counters(scan))
     counting = {c.param for c, _ in counters}
     keeping = [c for c in scan.carries if c.param not in counting]
-    if not keeping or not all(map(may_keep, keeping)):
+    candidates = _candidates(scan)
+    if not candidates or not keeping or not all(map(may_keep, keeping)):
         return
     step = Assumable(scan.body, linear=carries_cotangents(scan))
-    for predicate in _candidates(scan):
+    for predicate in candidates:
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
             blanks = _blanks(scan, keeping, skipped)

@@ -102,7 +102,7 @@ class Numbering:
 
     def sketch(self, op: Op) -> Hashable:
         """What the op computes, roughly: ops that compute the same have the same."""
-        operands = (None if isinstance(v, Constant) else self.leader.get(v, v) for v in op.operands)
+        operands = [None if isinstance(v, Constant) else self.leader.get(v, v) for v in op.operands]
         return (op.name, *operands)
 
     def first(self, op: Op, alike: _Alike) -> Op:
