@@ -44,6 +44,11 @@ class Plan:
     lanes: bool = False
     """Whether several devices run the program in step."""
 
+    @property
+    def rounds(self) -> bool:
+        """Whether sums may come in another order."""
+        return any(each.reassociates for each in self.pipeline.passes)
+
     def runner(self, *args: Any, **options: Any) -> Any:
         """What runs it in NumPy."""
         return (Lanes if self.lanes else Evaluator)(*args, **options)
@@ -151,6 +156,7 @@ def compare(
     outcome, run = outcome or Outcome(), Evaluator if plan is None else plan.runner
     old, new, lenient = run(before), run(after, steps=MAX_STEPS_AFTER), is_lenient(before)
     other = run(before, OTHER_GARBAGE) if has_unspecified(before) else None
+    rounds = plan is not None and plan.rounds
     for args in arguments:
         try:
             want, said = heard(old, args)
@@ -166,7 +172,7 @@ def compare(
             return None
         try:
             got, repeated = heard(new, args)
-            wrong = difference(want, said, got, repeated, lenient=lenient)
+            wrong = difference(want, said, got, repeated, lenient=lenient, rounds=rounds)
         except EndlessError:  # and would not in JAX
             found = Difference("values", "it does not end", args)
             return found if is_valid(before) else None
@@ -175,12 +181,17 @@ def compare(
         if wrong is not None and plan is not None and plan.lanes:
             return Difference("values", wrong, args) if is_valid(before) else None
         if wrong is not None:
-            return confirmed(before, after, args, outcome)
+            return confirmed(before, after, args, outcome, rounds=rounds)
     return None
 
 
 def confirmed(
-    before: Graph, after: Graph, args: Sequence[Any], outcome: Outcome | None = None
+    before: Graph,
+    after: Graph,
+    args: Sequence[Any],
+    outcome: Outcome | None = None,
+    *,
+    rounds: bool = False,
 ) -> Difference | None:
     """How two programs differ on some arguments, as JAX evaluates them op by op."""
     outcome = outcome or Outcome()
@@ -204,7 +215,7 @@ def confirmed(
             got, repeated = heard(lambda a: evaluate_exactly(jaxpr, *a), args)
     except Exception as error:  # noqa: BLE001 - what it does is the find
         return Difference("fault", f"cannot be run: {type(error).__name__}: {error}", args)
-    wrong = difference(want, said, got, repeated, is_lenient(before))
+    wrong = difference(want, said, got, repeated, is_lenient(before), rounds=rounds)
     if wrong is None:
         outcome.unconfirmed = True
         return None
@@ -234,9 +245,17 @@ def heard(fun: Any, args: Sequence[Any]) -> tuple[list[Any], list[float]]:
 
 
 def difference(
-    want: Sequence[Any], said: list[float], got: Sequence[Any], repeated: list[float], lenient: bool
+    want: Sequence[Any],
+    said: list[float],
+    got: Sequence[Any],
+    repeated: list[float],
+    lenient: bool,
+    *,
+    rounds: bool = False,
 ) -> str | None:
-    """The first output that is not the same, up to the sign of zero and the kind of NaN."""
+    """The first output that is not the same, up to the sign of zero and the kind of NaN; if it
+    `rounds`, up to rounding.
+    """
     if not np.array_equal(said, repeated, equal_nan=True):
         return f"said {said} and says {repeated}"
     for index, (x, y) in enumerate(zip(want, got, strict=True)):
@@ -249,6 +268,9 @@ def difference(
                 same |= np.isinf(a) & np.isinf(b)
             if lenient and jnp.issubdtype(a.dtype, jnp.inexact):
                 same |= ~np.isfinite(a)
+            if rounds and a.shape == b.shape and a.dtype.kind == "f":
+                scale = np.abs(a[np.isfinite(a)]).max(initial=1.0)
+                same |= np.isclose(a, b, rtol=1e-3, atol=1e-3 * scale)
         if not np.all(same):
             return f"output {index} is wrong: it was\n{a}\nand is\n{b}"
     return None
