@@ -185,4 +185,4 @@ def _compared(
 ) -> check.Difference | None:
     if plan.lanes:
         return check.compare(graph, after, [args], plan=plan)
-    return check.confirmed(graph, after, args)
+    return check.confirmed(graph, after, args, rounds=plan.rounds)
