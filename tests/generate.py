@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from hypothesis import strategies as st
 from jax import lax
 
@@ -642,6 +643,10 @@ class Custom:
         return {**state, "x": custom(state["x"], state, env)}, ()
 
 
+FLAGS = np.arange(ROWS) % 3 != 1
+NUMBERS = np.arange(ROWS, dtype=np.int32)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A whole program: flat arguments in, a dictionary of arrays out."""
@@ -654,10 +659,14 @@ class Recipe:
     """of what kind,"""
     returned: Literal["whole", "row"] = "whole"
     """and what is wanted of it in the end."""
+    captured: bool = False
+    """Whether the flags and the numbers of rows are tables that the program captures."""
 
     def __call__(self, *args: Any) -> dict[str, Any]:
         x, w, xs, mask, n, bound = args
         numbers = lax.iota(jnp.int32, ROWS)
+        if self.captured:
+            mask, numbers = jnp.asarray(FLAGS), jnp.asarray(NUMBERS)
         env = Env(w, xs, mask, numbers, n, bound, xs[0], mask[0], numbers[0], numbers[0])
         state = {
             "x": x,
@@ -790,6 +799,7 @@ RECIPES = st.builds(
     _loops(STEPS) | _nests(STEPS) | STEPS,
     st.sampled_from(["int32"] * 4 + ["int8", "uint8"]),
     st.sampled_from(["zeros", "rows"]),
+    captured=st.sampled_from([False, False, True]),
 )
 
 STRAIGHT = st.builds(
@@ -826,6 +836,7 @@ BUFFERS = st.builds(
     st.sampled_from(["zeros", "rows", "zeros", "rows", "nan"]),
     st.sampled_from(["float32"] * 5 + ["int32", "bool", "complex64"]),
     st.sampled_from(["whole", "row"]),
+    st.sampled_from([False, False, True]),
 )
 """Loops that write a buffer in every step."""
 
@@ -844,6 +855,7 @@ TABLES = st.builds(
         )
     ),
     start=st.sampled_from(["zeros", "rows"]),
+    captured=st.sampled_from([False, False, True]),
 )
 """Loops of loops that read a table anywhere, and fill another row by row."""
 

@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, no_effects
 from jax.interpreters import ad
 
 from jaxpr_opt import settings
+from jaxpr_opt.analysis.values.constants import on_host
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED
 from jaxpr_opt.boundary.program import (
@@ -22,8 +23,9 @@ from jaxpr_opt.boundary.program import (
     optimized_linear_p,
     optimized_p,
 )
-from jaxpr_opt.bridge import compat, compat_ad, guard
+from jaxpr_opt.bridge import compat, compat_ad, dtypes, guard
 from jaxpr_opt.bridge.compat_ad import NO_REFS, Mask, Refs
+from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.pipeline import Pipeline
 
 
@@ -34,12 +36,20 @@ def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any])
         return list(jaxpr_as_fun(jaxpr)(*args))
 
     def optimized() -> list[Any]:
-        closed, constants = compat_ad.hoist_constants(jaxpr)
+        closed, constants = compat_ad.hoist_unknown(jaxpr, _is_known)
         if compat_ad.uses_references(closed) or compat.has_high_types(closed):
             return plain()
         return Program.optimized(closed, pipeline, name)(*constants, *args)
 
     return guard.attempt(optimized, plain, name)
+
+
+def _is_known(constant: Any) -> bool:
+    """Whether passes may read a captured array: what a step does may depend on its numbers."""
+    dtype = getattr(constant, "dtype", None)  # what is no array may be captured, too
+    if not dtypes.is_integral(dtype) or constant.size > limits.STEPS_KNOWN:
+        return False
+    return on_host(constant) is not None
 
 
 # ---------------------------------------------------------------- rules of ``optimized``

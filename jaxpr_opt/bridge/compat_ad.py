@@ -56,6 +56,29 @@ def hoist_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     return ClosedJaxpr(_pe.convert_constvars_jaxpr(jaxpr.jaxpr), ()), constants
 
 
+def bind_constants(jaxpr: ClosedJaxpr, constants: Sequence[Any]) -> ClosedJaxpr:
+    """The jaxpr, which has no constants, with its first inputs as constants."""
+    if not constants:
+        return jaxpr
+    if compat.JAXPRS_ARE_CLOSED:
+        closed: Any = jaxpr
+        return closed.with_consts(constants)  # type: ignore[no-any-return]
+    inner = _pe.convert_invars_to_constvars(jaxpr.jaxpr, len(constants))
+    return ClosedJaxpr(inner, list(constants))
+
+
+def hoist_unknown(
+    jaxpr: ClosedJaxpr, is_known: Callable[[Any], bool]
+) -> tuple[ClosedJaxpr, list[Any]]:
+    """The jaxpr with those of its constants that are not known as first inputs, and these."""
+    jaxpr, constants = hoist_constants(jaxpr)
+    known = [i for i, constant in enumerate(constants) if is_known(constant)]
+    if not known:
+        return jaxpr, constants
+    bound = bind_constants(_inputs_first(jaxpr, known), [constants[i] for i in known])
+    return bound, [constant for i, constant in enumerate(constants) if i not in set(known)]
+
+
 def uses_references(jaxpr: ClosedJaxpr) -> bool:
     """Whether the program makes, reads or writes mutable arrays."""
     opened = compat.open_jaxpr(jaxpr)
@@ -180,10 +203,16 @@ def linearize(jaxpr: ClosedJaxpr, nonzero: Mask, *, is_vjp: bool) -> Linearized:
             *order[plain : len(order) - structured],
         ]
         tangent = _reorder_inputs(tangent, order)
-    if constants:
-        forward = _bind_first(forward, constants)
-        tangent, residuals = _bind_constant_residuals(tangent, residuals, constants)
-    return Linearized(forward, tangent, tuple(residuals), tuple(nonzero_out))
+    return bound(Linearized(forward, tangent, tuple(residuals), tuple(nonzero_out)), constants)
+
+
+def bound(halves: Linearized, constants: Sequence[Any]) -> Linearized:
+    """The halves of a program of which the first inputs are to be constants."""
+    if not constants:
+        return halves
+    forward = bind_constants(halves.forward, constants)
+    tangent, residuals = _bind_constant_residuals(halves.tangent, halves.residuals, constants)
+    return halves._replace(forward=forward, tangent=tangent, residuals=residuals)
 
 
 def _reorder_inputs(jaxpr: ClosedJaxpr, order: Sequence[int]) -> ClosedJaxpr:
@@ -195,33 +224,30 @@ def _reorder_inputs(jaxpr: ClosedJaxpr, order: Sequence[int]) -> ClosedJaxpr:
     )
 
 
-def _bind_first(jaxpr: ClosedJaxpr, constants: Sequence[Any]) -> ClosedJaxpr:
-    run = jaxpr_as_fun(jaxpr)
-    return compat.trace(lambda *args: run(*constants, *args), jaxpr.in_avals[len(constants) :])
-
-
 def _bind_constant_residuals(
     tangent: ClosedJaxpr, residuals: Sequence[tuple[str, int]], constants: Sequence[Any]
-) -> tuple[ClosedJaxpr, list[tuple[str, int]]]:
+) -> tuple[ClosedJaxpr, tuple[tuple[str, int], ...]]:
     """Residuals that are constants of the program become constants of its tangent."""
     count = len(constants)
     bound = {
         k: constants[i] for k, (kind, i) in enumerate(residuals) if kind == "input" and i < count
     }
-    left = [
+    left = tuple(
         (kind, i - count if kind == "input" else i)
         for k, (kind, i) in enumerate(residuals)
         if k not in bound
-    ]
-    run = jaxpr_as_fun(tangent)
+    )
+    return bind_constants(_inputs_first(tangent, list(bound)), list(bound.values())), left
 
-    def program(*args: Any) -> list[Any]:
-        rest = iter(args)
-        return run(*(bound[k] if k in bound else next(rest) for k in range(len(tangent.in_avals))))  # type: ignore[no-any-return]
 
-    return compat.trace(
-        program, [a for k, a in enumerate(tangent.in_avals) if k not in bound]
-    ), left
+def _inputs_first(jaxpr: ClosedJaxpr, first: Sequence[int]) -> ClosedJaxpr:
+    """The jaxpr, which has no constants, with some of its inputs before all others."""
+    inner: Any = getattr(jaxpr, "jaxpr", jaxpr)
+    order = [*first, *(i for i in range(len(inner.invars)) if i not in set(first))]
+    names = inner.debug_info.arg_names
+    info = inner.debug_info._replace(arg_names=names and tuple(names[i] for i in order))
+    made = inner.replace(invars=[inner.invars[i] for i in order], debug_info=info)
+    return made if compat.JAXPRS_ARE_CLOSED else ClosedJaxpr(made, ())
 
 
 def transpose(jaxpr: ClosedJaxpr, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
@@ -275,12 +301,15 @@ class Partial(NamedTuple):
 
 def partial_eval(jaxpr: ClosedJaxpr, unknown: Mask) -> Partial:
     """Split a program by what depends on its unknown inputs."""
-    assert not jaxpr.consts, "constants must be inputs here"
+    jaxpr, constants = hoist_constants(jaxpr)
+    unknown = (*(False for _ in constants), *unknown)
     known, staged, unknown_out, _, forwards = _pe.partial_eval_jaxpr_nounits_fwd(
         jaxpr, unknown, False
     )
     kept = iter(range(len(unknown_out) - sum(unknown_out), len(known.out_avals)))
     residuals = tuple(("output", next(kept)) if i is None else ("input", i) for i in forwards)
+    known = bind_constants(known, constants)
+    staged, residuals = _bind_constant_residuals(staged, residuals, constants)
     return Partial(known, staged, tuple(unknown_out), residuals)
 
 

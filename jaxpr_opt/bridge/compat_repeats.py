@@ -66,10 +66,12 @@ class _UnknownError(Exception):
 
 def linearize(jaxpr: ClosedJaxpr, nonzero: compat_ad.Mask, *, is_vjp: bool) -> compat_ad.Linearized:
     """As `compat_ad.linearize`."""
-    units = _units(jaxpr)
+    hoisted, constants = compat_ad.hoist_constants(jaxpr)
+    units = _units(hoisted)
     try:
         if units is not None:
-            return _linearized(jaxpr, units, nonzero, is_vjp)
+            moving = (*(False for _ in constants), *nonzero)
+            return compat_ad.bound(_linearized(hoisted, units, moving, is_vjp), constants)
     except _UnknownError:
         pass
     return compat_ad.linearize(jaxpr, nonzero, is_vjp=is_vjp)
@@ -80,10 +82,13 @@ def batch(
 ) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     """As `compat_ad.batch`."""
     is_plain = axis.spmd_name is None and axis.explicit_mesh_axis is None
-    units = _units(jaxpr) if is_plain else None
+    hoisted, constants = compat_ad.hoist_constants(jaxpr)
+    units = _units(hoisted) if is_plain else None
     try:
         if units is not None:
-            return _batched(jaxpr, units, axis, dims, first=first)
+            spread = (*(None for _ in constants), *dims)
+            made, dims_out = _batched(hoisted, units, axis, spread, first=first)
+            return compat_ad.bind_constants(made, constants), dims_out
     except _UnknownError:
         pass
     return compat_ad.batch(jaxpr, axis, dims, first=first)

@@ -26,6 +26,13 @@ def array_text(array: Any) -> str:
     return type_text(jax.core.ShapedArray(array.shape, array.dtype))
 
 
+def is_on_host(value: Any) -> bool:
+    """Whether a captured value is a number or an array that Python holds, not a device."""
+    if isinstance(value, int | float | complex):
+        return True
+    return hasattr(value, "__array__") and not isinstance(value, jax.Array)  # nor a tracer
+
+
 def is_array(dtype: Any) -> bool:
     """Whether elements are numbers or truth values, not keys of random numbers or `float0`."""
     return isinstance(dtype, np.dtype) and dtype != jax.dtypes.float0

@@ -163,9 +163,7 @@ class Constant(Value):
         return self._scalar
 
     def _looked_at(self) -> Any:
-        if self.nbytes > 256 or not isinstance(
-            self.value, np.ndarray | np.generic | int | float | complex | bool
-        ):
+        if self.nbytes > 256 or not dtypes.is_on_host(self.value):
             return None
         flat = np.asarray(self.value).reshape(-1)
         if not (flat.size and dtypes.is_array(flat.dtype) and (flat == flat[0]).all()):

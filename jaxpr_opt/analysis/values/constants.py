@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import UNDEFINED, Cond, Constant, Scan, Value
 
-_HOST = (np.ndarray, np.generic, int, float, complex)
 _SPREAD = frozenset({
     "broadcast_in_dim", "copy", "dynamic_slice", "reshape", "rev", "slice",
     "squeeze", "transpose",
@@ -39,12 +39,21 @@ def captured(array: Constant) -> np.ndarray[Any, Any] | None:
     """The numbers of a captured array, also if it is on a device; None if this process cannot see
     them.
     """
-    numbers = array.value
+    return on_host(array.value)
+
+
+def on_host(numbers: Any) -> np.ndarray[Any, Any] | None:
+    """The same for what was captured."""
     if isinstance(numbers, jax.core.Tracer):
         return None
     if isinstance(numbers, jax.Array) and not numbers.is_fully_addressable:
         return None
     return np.asarray(numbers)
+
+
+def captured_indices(array: Constant) -> np.ndarray[Any, Any] | None:
+    """The numbers of a captured array that is small enough to look at all of them."""
+    return captured(array) if 0 < array.nbytes <= limits.BYTES_OF_INDICES else None
 
 
 def scalar_of(value: Value) -> Value | None:
@@ -115,8 +124,6 @@ def identity(value: Value) -> Hashable:
     if not isinstance(value, Constant):
         return value
     number = value.value
-    if value.nbytes > limits.BYTES_COMPARED or not isinstance(
-        number, np.ndarray | np.generic | int | float | complex
-    ):
+    if value.nbytes > limits.BYTES_COMPARED or not dtypes.is_on_host(number):
         return id(number)
     return (value.aval, np.asarray(number, value.dtype).tobytes())

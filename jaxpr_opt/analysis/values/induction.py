@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jaxpr_opt.analysis.values.affine import RULES, Affine, reshaped, spread, stacked
-from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.constants import captured_indices, uniform
 from jaxpr_opt.analysis.values.intervals import (
     COMPARISONS,
     INTERVALS,
@@ -267,10 +267,8 @@ class _Search:
 
     def _bounds_of(self, value: Value, depth: int) -> Interval | None:
         if isinstance(value, Constant):
-            small = (
-                isinstance(value.value, np.ndarray) and 0 < value.nbytes <= limits.BYTES_OF_INDICES
-            )
-            return span(value.value.flat) if small else _uniform_bounds(value)
+            numbers = captured_indices(value)
+            return span(numbers.flat) if numbers is not None else _uniform_bounds(value)
         op = value.op
         if op is None or isinstance(op, Scan):
             source = _source(value)
@@ -389,8 +387,8 @@ def _in_steps(table: Affine, nest: Nest) -> Affine:
 
 def _progression(array: Constant) -> Affine | None:
     """A captured array in which each axis counts by a step of its own: ``np.arange(8)``."""
-    numbers = array.value
-    if not isinstance(numbers, np.ndarray) or not 0 < numbers.nbytes <= limits.BYTES_OF_INDICES:
+    numbers = captured_indices(array)
+    if numbers is None:
         return None
     first, axes = int(numbers.flat[0]), range(numbers.ndim)
     along = [numbers[tuple(slice(None) if d == axis else 0 for d in axes)] for axis in axes]
