@@ -71,6 +71,20 @@ def commanded(weights: Array, states: Array, seeds: Array) -> Array:
     return jax.vmap(follow)(states, seeds)
 
 
+def infected(rates: Array, people: Array) -> Array:
+    """The most that are ill at any age and place, of an epidemic whose states are all returned."""
+
+    def step(state: Array, _: None) -> Any:
+        ill = jax.nn.softmax(rates[1]) @ state[2]
+        flow = 0.1 * jnp.stack([rates[0, 0, 0] * ill * state[0], 0.2 * state[1], 0.1 * state[2]])
+        none = jnp.zeros((1, *ill.shape))
+        state = state - jnp.concatenate([flow, none]) + jnp.concatenate([none, flow])
+        return state, state
+
+    states = lax.scan(step, people, None, length=200)[1]
+    return jnp.max(states[:, 2], axis=(1, 2))
+
+
 def runge_kutta(weights: Array, y: Array) -> Array:
     """Of fourth order, so many steps, all kept."""
     f = lambda y: jnp.tanh(y @ weights)  # noqa: E731
@@ -216,6 +230,7 @@ PROGRAMS: dict[str, Entry] = {
     "games": entry(games, normal(16, 16), normal(32, 16)),
     "guarded steps": entry(guarded_steps, normal(16, 16), normal(32, 16)),
     "commanded": entry(commanded, 0.1 * normal(64, 64), normal(8, 64), below(99, 8)),
+    "infected": entry(infected, 0.1 * abs(normal(2, 10, 10)), abs(normal(4, 10, 20))),
     "Runge-Kutta": entry(runge_kutta, 0.2 * normal(32, 32), normal(8, 32)),
     "chain": entry(chain, normal(8), 0),
     "resampled": entry(resampled, normal(64), 0, normal(30)),

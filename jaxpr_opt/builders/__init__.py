@@ -19,6 +19,7 @@ loops
 `packed_step`                                       a step with vectors
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers
 what loops store
+`mapped_rows`                                       what is made of the rows of a stack
 `residual_transfer`, `recomputed_residuals`         stacks for other loops, and what they recompute
 `inner_replay`                                      a loop of a step, run again
 `undone_writes`                                     writes that a loop back undoes

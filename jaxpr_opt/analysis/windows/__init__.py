@@ -31,6 +31,7 @@ arrays that a loop carries
 `rings`                     shift registers that could be rings
 `histories`                 buffers whose rows each step rearranges
 `last_rows`                 stacks of which the last row is read, streams of which the first counts
+`row_readers`               ops that make something smaller of each row of a stack
 `row_views`                 streams and stacks that are part of a larger array
 ==========================  ================================================================
 """
