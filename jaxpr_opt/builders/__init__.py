@@ -15,7 +15,7 @@ loops
 `narrow_carry`, `sliding_rows`, `ring_rows`,        a loop that carries less of an array
 `traced_rows`, `register_windows`
 `merged_loop`, `split_loop`, `peeling`              one loop of two, two of one
-`early_exit`, `skipped_steps`                       loops that skip steps
+`early_exit`, `skipped_steps`, `any_row`            loops that skip steps; is any row taken
 `packed_step`                                       a step with vectors
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers
 what loops store

@@ -15,6 +15,7 @@ from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.slicing import read_row, write_row
+from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, reads
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -153,16 +154,24 @@ def _predicate(skip: Skip, inits: list[Value], stop: Value, rw: Rewriter) -> Reg
         return lax.ge(i, np.int32(0)) if scan.reverse else lax.lt(i, b)
 
     def and_taken(go_on: jax.Array, p: jax.Array) -> jax.Array:
-        return lax.bitwise_and(go_on, lax.reduce_or(_is_taken(skip, p), range(p.ndim)))
+        return lax.bitwise_and(go_on, any_true(_is_taken(skip, p)))
 
     go_on = rw.insert(in_range, row, stop, before=end)
     if skip.kind == "carried":
         mapping = dict(zip((c.param for c in scan.carries), region.params[1:], strict=False))
         rw.clone(skip.slice, mapping, end)
-        taken = mapping.get(skip.predicate, skip.predicate)
+        taken = _in_less_time(mapping.get(skip.predicate, skip.predicate), region, rw)
         go_on = rw.insert(and_taken, go_on, taken, before=end)
     rw.set_outputs(region, [go_on])
     return region
+
+
+def _in_less_time(taken: Value, region: Region, rw: Rewriter) -> Value:
+    """A truth value; whether any of many is true, as `any_true` computes it."""
+    op = taken.op
+    if op is None or op.region is not region or op.name != "reduce_or" or taken.shape:
+        return taken
+    return rw.insert(any_true, op.operands[0], before=op) if op.operands[0].dtype == bool else taken
 
 
 def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> Region:

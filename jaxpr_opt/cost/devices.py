@@ -87,6 +87,11 @@ class Device:
     """Bytes of the cache of first level of a core."""
     reread: int = 16384
     """Bytes of a window that XLA reads again for each reduction, instead of copying it first."""
+    reduces_one_by_one: bool = False
+    """Whether it takes longer to reduce truth values than to combine arrays of them."""
+    reduced_together: int = 32
+    """Truth values that such a device reduces in no time, and parts of an array that XLA combines
+    in one op."""
 
 
 CPU = Device(
@@ -110,6 +115,7 @@ CPU = Device(
     jumps=True,
     near=4 << 20,
     nearby=0.028e-9,
+    reduces_one_by_one=True,
 )
 """XLA:CPU.
 
@@ -127,6 +133,8 @@ CPU = Device(
   transposing the array before and after the loop, if a row has at most 256 cache lines, and in 0.8
   to 5 times the time if it has 1024.
 - A window of 16 kB that is reduced is copied first, if it is written, too; a smaller one is not.
+- Asking in each step whether any of 1024 truth values is true takes 0.17 to 0.23 us, and 0.01 to
+  0.05 us if halves of them are combined first; of 8192, 1.0 to 1.5 us and at most 0.2.
 - A `dynamic_update_slice` of an array of 100 to 10,000 elements that was computed just before takes
   1 to 14 times as long as computing the array, and then writing the window.
 """

@@ -280,6 +280,13 @@ class CostModel:
         """
         return saved > self.device.step + self.moved(nbytes)
 
+    def halvings(self, numbers: int) -> int:
+        """How often halves of so many truth values are combined before the rest is reduced."""
+        if not self.device.reduces_one_by_one:
+            return 0
+        most = max(numbers // self.device.reduced_together, 1)
+        return min(most.bit_length() - 1, self.device.reduced_together.bit_length() - 1)
+
     def step_seconds(self, body: Region) -> float:
         """Seconds of a step of a loop, by what its ops make, of an array that is written in place
         the window, and what its products read; infinite if there is a loop inside.

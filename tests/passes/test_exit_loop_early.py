@@ -2,11 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxpr_opt import optimize
+from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.ir.graph import Scan, While
@@ -628,3 +630,35 @@ def test_both_loops_of_a_gradient_stop(inside):
     loops = [op for op in graph.walk() if isinstance(op, Scan | While)]
     assert [type(op) for op in loops] == [While, While]
     assert_same(gradient, jax.grad(loss), args, grad=False)
+
+
+# ---------------------------------------------------------------- asking a batch
+
+
+@pytest.mark.parametrize("size", [1, 31, 64, 65, 127, 1000, 2049])
+def test_halves_of_a_predicate_hold_each_of_its_elements(size):
+    asked = jax.jit(any_true)
+    none = np.zeros(size, bool)
+    assert not asked(none)
+    for place in {0, size // 3, size // 2, (size - 1) // 2, size - 1}:
+        assert asked(np.arange(size) == place)
+
+
+def test_a_large_batch_is_asked_by_halves():
+    """XLA:CPU reduces truth values one by one, but combines arrays of them in vectors."""
+    program = masked_walk()
+    batch = jnp.linspace(0.0, 2.0, 100)
+    graph, _ = observe.optimized(program, (batch,), {})
+    (loop,) = (op for op in graph.walk() if isinstance(op, While))
+    (asked,) = (op for op in loop.predicate.ops if op.name == "reduce_or")
+    assert asked.operands[0].shape == (50,)
+    np.testing.assert_array_equal(optimize(program)(batch), jax.jit(program)(batch))
+
+
+def masked_walk():
+    def step(c, _):
+        x, on = c
+        x = jnp.where(on, x + jnp.tanh(jnp.sin(x)) ** 2, x)
+        return (x, on & (x < 2.5)), None
+
+    return lambda x: lax.scan(step, (x, jnp.ones(x.shape, bool)), None, length=64)[0][0]
