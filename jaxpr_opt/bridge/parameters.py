@@ -225,6 +225,19 @@ def is_resharded(op: Equation) -> bool:
     return op.params.get("sharding") is not None
 
 
+_SIZES = {"gather": "slice_sizes", "reshape": "new_sizes", "slice": "limit_indices"}
+
+
+def of_one_row(op: Equation, axis: int, to: int) -> dict[str, Any]:
+    """The parameters of an op that makes rows along one axis of rows along another, for one row."""
+    name = _SIZES.get(op.name)
+    if name is None:
+        return dict(op.params)
+    sizes = list(_read(op, name))
+    sizes[to if op.name == "reshape" else axis] = 1
+    return {**op.params, name: tuple(sizes)}
+
+
 def axes_of(op: Equation) -> tuple[int, ...]:
     """The axes that are reduced."""
     return tuple(_read(op, "axes"))

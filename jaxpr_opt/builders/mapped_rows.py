@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.row_readers import RowReader, made_before
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, limits_of, slice_sizes_of
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, of_one_row
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -45,14 +45,8 @@ def map_rows(scan: Scan, stack: Stack, readers: tuple[RowReader, ...], rw: Rewri
 
 def _made(op: Op, axis: int, to: int, made: dict[Value, Value], end: Op, rw: Rewriter) -> Value:
     """What an op makes of one row, which lies along an axis."""
-    primitive, params = op.primitive, dict(op.params)
+    primitive, params = op.primitive, of_one_row(op, axis, to)
     assert primitive is not None
-    if op.name == "reshape":
-        params["new_sizes"] = _one(op.result.shape, to)
-    elif op.name == "slice":
-        params["limit_indices"] = _one(limits_of(op), axis)
-    elif op.name == "gather":
-        params["slice_sizes"] = _one(slice_sizes_of(op), axis)
     scan = end.parent
     assert isinstance(scan, Scan)
     operands = [made[v] if v in made else _outer(op, v, to, scan, rw) for v in op.operands]
@@ -73,13 +67,10 @@ def _outer(op: Op, value: Value, to: int, scan: Scan, rw: Rewriter) -> Value:
         rw.move(each, scan)
     if given is value or made is None:
         return value
-    shape, dims = _one(value.shape, to), broadcast_dimensions_of(made)
+    shape, dims = list(value.shape), broadcast_dimensions_of(made)
+    shape[to] = 1
 
     def spread(x: jax.Array) -> jax.Array:
         return lax.broadcast_in_dim(x, shape, dims)
 
     return rw.typed(spread, value.aval, given, before=scan.body.terminator)
-
-
-def _one(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return tuple(1 if at == axis else n for at, n in enumerate(sizes))
