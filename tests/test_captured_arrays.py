@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt import Pipeline, optimize
-from jaxpr_opt.bridge import compat_ad, dtypes
+from jaxpr_opt import Pipeline, optimize, settings
+from jaxpr_opt.boundary import rules
+from jaxpr_opt.bridge import compat_ad
+from jaxpr_opt.cost import limits
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.laws.simplify import Simplify
 
@@ -68,24 +70,58 @@ def test_transformations():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), way(g), way(f))
 
 
+def with_rule(kind):
+    """The sine, with a rule for its derivative that captures an array of its own."""
+    scale = jnp.linspace(1.0, 2.0, X.size)
+    f = getattr(jax, f"custom_{kind}")(jnp.sin)
+    if kind == "jvp":
+        f.defjvp(lambda primals, tangents: (f(*primals), tangents[0] * scale))
+    else:
+        f.defvjp(lambda x: (jnp.sin(x), x * scale), lambda res, ct: (ct * res,))
+    return f
+
+
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_a_rule_may_capture_arrays_too(kind):
+    """Which are constants of what JAX makes of the program, beside the known ones."""
+    sine, gains = with_rule(kind), np.array([1, 3, 2])
+
+    def f(x):
+        step = lambda c, gain: (jnp.where(gain > 1, sine(c), c) * gain, None)
+        return jnp.sum(lax.scan(step, x, jnp.asarray(gains))[0])
+
+    ways = {
+        "gradient": lambda f: jax.grad(f)(X),
+        "batch": lambda f: jax.vmap(jax.grad(f))(jnp.stack([X, -X])),
+        "recomputed": lambda f: jax.grad(lambda x: jax.checkpoint(f)(jnp.sin(x)))(X),
+    }
+    if kind == "jvp":
+        ways["linear"] = lambda f: jax.linearize(f, X)[1](X)
+    with settings.override(strict=True):
+        for way in ways.values():
+            np.testing.assert_allclose(way(optimize(f)), way(f), rtol=1e-5)
+
+
 def test_which_arrays_are_known():
-    """None that is large, none on devices of other processes, no keys, no floats, no tracers."""
+    """None that is large, no keys, no floats, no tracers."""
     table, place, key = jnp.arange(3), np.arange(3, dtype=np.uint8), jax.random.key(0)
     mask, factor = np.array([True, False, True]), np.arange(3.0, dtype=np.float32)
+    many = np.zeros(limits.STEPS_KNOWN + 1, np.int16)
 
     def f(x):
         drawn = jax.random.normal(key, (3,))
-        return x[table] + x[place] * jnp.asarray(mask) + drawn * factor
+        return x[table] + x[place] * jnp.asarray(mask) + drawn * factor + jnp.asarray(many)[:3]
 
     jaxpr = jax.make_jaxpr(f)(jnp.ones(3))
-    is_known = lambda constant: dtypes.is_integral(constant.dtype)
-    left, hoisted = compat_ad.hoist_unknown(jaxpr, is_known)
+    left, hoisted = compat_ad.hoist_unknown(jaxpr, rules._is_known)
     kinds = lambda arrays: sorted(str(array.dtype) for array in arrays)
-    assert kinds(hoisted) == ["float32", "key<fry>"]
+    assert kinds(hoisted) == ["float32", "int16", "key<fry>"]
     assert kinds([*left.consts, *hoisted]) == kinds(jaxpr.consts)
-    assert all(map(is_known, left.consts))
     made = jax.core.eval_jaxpr(getattr(left, "jaxpr", left), left.consts, *hoisted, jnp.ones(3))
     np.testing.assert_array_equal(made[0], f(jnp.ones(3)))
+    seen = []
+    jax.jit(lambda x: (seen.append(rules._is_known(x)), x)[1])(jnp.arange(3))
+    assert seen == [False]
 
 
 def test_a_table_that_is_traced_is_an_argument():

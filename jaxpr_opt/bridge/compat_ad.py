@@ -25,7 +25,7 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib import xla_client as _xla
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive
 
 from jaxpr_opt.bridge import compat, compat_devices, compat_guard, guard
 from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
@@ -57,14 +57,16 @@ def hoist_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def bind_constants(jaxpr: ClosedJaxpr, constants: Sequence[Any]) -> ClosedJaxpr:
-    """The jaxpr, which has no constants, with its first inputs as constants."""
+    """The jaxpr with its first inputs as constants, beside its own."""
     if not constants:
         return jaxpr
+    jaxpr, own = hoist_constants(jaxpr)
+    constants = [*own, *constants]
     if compat.JAXPRS_ARE_CLOSED:
         closed: Any = jaxpr
         return closed.with_consts(constants)  # type: ignore[no-any-return]
     inner = _pe.convert_invars_to_constvars(jaxpr.jaxpr, len(constants))
-    return ClosedJaxpr(inner, list(constants))
+    return ClosedJaxpr(inner, constants)
 
 
 def hoist_unknown(
@@ -72,11 +74,9 @@ def hoist_unknown(
 ) -> tuple[ClosedJaxpr, list[Any]]:
     """The jaxpr with those of its constants that are not known as first inputs, and these."""
     jaxpr, constants = hoist_constants(jaxpr)
-    known = [i for i, constant in enumerate(constants) if is_known(constant)]
-    if not known:
-        return jaxpr, constants
-    bound = bind_constants(_inputs_first(jaxpr, known), [constants[i] for i in known])
-    return bound, [constant for i, constant in enumerate(constants) if i not in set(known)]
+    known = {i: constant for i, constant in enumerate(constants) if is_known(constant)}
+    bound = bind_constants(_inputs_first(jaxpr, known), [*known.values()])
+    return bound, [constant for i, constant in enumerate(constants) if i not in known]
 
 
 def uses_references(jaxpr: ClosedJaxpr) -> bool:
@@ -202,26 +202,19 @@ def linearize(jaxpr: ClosedJaxpr, nonzero: Mask, *, is_vjp: bool) -> Linearized:
             *order[len(order) - structured :],
             *order[plain : len(order) - structured],
         ]
-        tangent = _reorder_inputs(tangent, order)
-    return bound(Linearized(forward, tangent, tuple(residuals), tuple(nonzero_out)), constants)
+        tangent = _inputs_in_order(tangent, order)
+    return bind_in_halves(
+        Linearized(forward, tangent, tuple(residuals), tuple(nonzero_out)), constants
+    )
 
 
-def bound(halves: Linearized, constants: Sequence[Any]) -> Linearized:
+def bind_in_halves(halves: Linearized, constants: Sequence[Any]) -> Linearized:
     """The halves of a program of which the first inputs are to be constants."""
     if not constants:
         return halves
     forward = bind_constants(halves.forward, constants)
     tangent, residuals = _bind_constant_residuals(halves.tangent, halves.residuals, constants)
     return halves._replace(forward=forward, tangent=tangent, residuals=residuals)
-
-
-def _reorder_inputs(jaxpr: ClosedJaxpr, order: Sequence[int]) -> ClosedJaxpr:
-    avals = jaxpr.in_avals
-    back = {old: new for new, old in enumerate(order)}
-    run = jaxpr_as_fun(jaxpr)
-    return compat.trace(
-        lambda *args: run(*(args[back[i]] for i in range(len(order)))), [avals[i] for i in order]
-    )
 
 
 def _bind_constant_residuals(
@@ -237,17 +230,24 @@ def _bind_constant_residuals(
         for k, (kind, i) in enumerate(residuals)
         if k not in bound
     )
-    return bind_constants(_inputs_first(tangent, list(bound)), list(bound.values())), left
+    return bind_constants(_inputs_first(tangent, bound), [*bound.values()]), left
 
 
-def _inputs_first(jaxpr: ClosedJaxpr, first: Sequence[int]) -> ClosedJaxpr:
-    """The jaxpr, which has no constants, with some of its inputs before all others."""
+def _inputs_first(jaxpr: ClosedJaxpr, first: Mapping[int, Any]) -> ClosedJaxpr:
+    """The jaxpr with some of its inputs before all others."""
+    others = (i for i in range(len(jaxpr.in_avals)) if i not in first)
+    return _inputs_in_order(jaxpr, [*first, *others]) if first else jaxpr
+
+
+def _inputs_in_order(jaxpr: ClosedJaxpr, order: Sequence[int]) -> ClosedJaxpr:
+    """The jaxpr with its inputs in another order."""
     inner: Any = getattr(jaxpr, "jaxpr", jaxpr)
-    order = [*first, *(i for i in range(len(inner.invars)) if i not in set(first))]
-    names = inner.debug_info.arg_names
-    info = inner.debug_info._replace(arg_names=names and tuple(names[i] for i in order))
+    info = inner.debug_info
+    names = info.arg_names or ()
+    if len(names) == len(order):
+        info = info._replace(arg_names=tuple(names[i] for i in order))
     made = inner.replace(invars=[inner.invars[i] for i in order], debug_info=info)
-    return made if compat.JAXPRS_ARE_CLOSED else ClosedJaxpr(made, ())
+    return made if compat.JAXPRS_ARE_CLOSED else ClosedJaxpr(made, jaxpr.consts)
 
 
 def transpose(jaxpr: ClosedJaxpr, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:

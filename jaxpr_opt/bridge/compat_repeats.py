@@ -71,7 +71,7 @@ def linearize(jaxpr: ClosedJaxpr, nonzero: compat_ad.Mask, *, is_vjp: bool) -> c
     try:
         if units is not None:
             moving = (*(False for _ in constants), *nonzero)
-            return compat_ad.bound(_linearized(hoisted, units, moving, is_vjp), constants)
+            return compat_ad.bind_in_halves(_linearized(hoisted, units, moving, is_vjp), constants)
     except _UnknownError:
         pass
     return compat_ad.linearize(jaxpr, nonzero, is_vjp=is_vjp)
