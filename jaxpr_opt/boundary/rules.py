@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, no_effects
 from jax.interpreters import ad
 
 from jaxpr_opt import settings
-from jaxpr_opt.analysis.values.constants import on_host
+from jaxpr_opt.analysis.values.constants import fetched
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED
 from jaxpr_opt.boundary.program import (
@@ -49,7 +49,7 @@ def _is_known(constant: Any) -> bool:
     dtype = getattr(constant, "dtype", None)  # what is no array may be captured, too
     if not dtypes.is_integral(dtype) or constant.size > limits.STEPS_KNOWN:
         return False
-    return on_host(constant) is not None
+    return fetched(constant) is not None
 
 
 # ---------------------------------------------------------------- rules of ``optimized``

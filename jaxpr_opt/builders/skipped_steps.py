@@ -15,6 +15,7 @@ from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access
+from jaxpr_opt.analysis.windows.parts import summands
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
 from jaxpr_opt.ir.graph import Carry, Op, Region, Stack, Value, backward_slice, dominates
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -97,7 +98,7 @@ def _pieces(carry: Carry, skip: Skip) -> tuple[Piece, ...]:
     """What a step only adds to windows of a carry, where it knows by then whether it is taken: XLA
     adds in place, and would copy an array that is selected as a whole.
     """
-    chains = [added(term) for term in _terms(carry.next)]
+    chains = [added(term) for term in _terms(carry)]
     links = [link for chain in chains for link in chain.links]
     pieces = tuple(link for link in links if isinstance(link, Piece))
     roots = [chain.root for chain in chains if not chain.starts_at_zero]
@@ -105,12 +106,12 @@ def _pieces(carry: Carry, skip: Skip) -> tuple[Piece, ...]:
     return pieces if is_sum and all(_is_selected_apart(each, skip) for each in pieces) else ()
 
 
-def _terms(value: Value) -> list[Value]:
-    """What is added up."""
-    op = value.op
-    if op is None or op.name not in SUMS or len(value.uses) != 1:
-        return [value]
-    return [term for operand in op.operands for term in _terms(operand)]
+def _terms(carry: Carry) -> list[Value]:
+    """What a step adds up to make the next carry."""
+    op = carry.next.op
+    if op is None or op.name not in SUMS or len(carry.next.uses) != 1:
+        return [carry.next]
+    return summands(op, carry.param)[1]
 
 
 def _is_selected_apart(piece: Piece, skip: Skip) -> bool:

@@ -39,7 +39,7 @@ def assert_close(first: Any, second: Any, what: str = "values", rtol: float | No
     Example:
       >>> assert_close(jnp.float32(1), jnp.float32(1.0000001))
     """
-    _compare(first, second, what, functools.partial(_close, rtol=rtol))
+    _compare(first, second, what, functools.partial(close, rtol=rtol))
 
 
 def assert_same_derivatives(
@@ -112,7 +112,7 @@ def _same(first: Array, second: Array) -> Array:
     return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
 
 
-def _close(first: Array, second: Array, rtol: float | None) -> Array:
+def close(first: Array, second: Array, rtol: float | None = None) -> Array:
     """Which elements agree: by `rtol` of the largest there is, or up to rounding."""
     if not _is_inexact(first.dtype):
         return _same(first, second)

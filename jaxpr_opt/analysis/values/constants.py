@@ -36,14 +36,12 @@ def uniform(value: Value) -> Any:
 
 
 def captured(array: Constant) -> np.ndarray[Any, Any] | None:
-    """The numbers of a captured array, also if it is on a device; None if this process cannot see
-    them.
-    """
-    return on_host(array.value)
+    """The numbers of a captured array, also if it is on a device."""
+    return fetched(array.value)
 
 
-def on_host(numbers: Any) -> np.ndarray[Any, Any] | None:
-    """The same for what was captured."""
+def fetched(numbers: Any) -> np.ndarray[Any, Any] | None:
+    """The numbers that a program captured as these; None if this process cannot see them."""
     if isinstance(numbers, jax.core.Tracer):
         return None
     if isinstance(numbers, jax.Array) and not numbers.is_fully_addressable:

@@ -26,10 +26,6 @@ class RowReader:
     def result(self) -> Value:
         return self.ops[-1][0].result
 
-    @property
-    def axis(self) -> int:
-        return self.ops[-1][1]
-
 
 def row_readers(scan: Scan, stack: Stack) -> tuple[RowReader, ...] | None:
     """What reads a stack, if all of it makes something smaller of each row."""
@@ -73,7 +69,7 @@ def _rows_of(op: Op, value: Value, axis: int, scan: Scan) -> int | None:
     to = axes.pop() if len(axes) == 1 else None
     # Condition 1 of map-stacked-rows.
     others = [(i, v) for i, v in enumerate(op.operands) if v is not value]
-    is_known = all(is_same_for_rows(op, i, v, to, scan) for i, v in others)
+    is_known = all(_is_same_for_rows(op, i, v, to, scan) for i, v in others)
     return to if to is not None and is_known else None
 
 
@@ -89,7 +85,7 @@ def _is_by_row(op: Op) -> bool:
 
 
 # Condition 3 of map-stacked-rows.
-def is_same_for_rows(op: Op, position: int, value: Value, to: int | None, scan: Scan) -> bool:
+def _is_same_for_rows(op: Op, position: int, value: Value, to: int | None, scan: Scan) -> bool:
     """Whether an operand can be there before the loop, and is the same for each row."""
     if not _has_rows(op, position, to):
         return made_before(value, scan) is not None
@@ -110,10 +106,4 @@ def made_before(value: Value, scan: Scan) -> list[Op] | None:
         return []
     ops = backward_slice([value], lambda v: dominates(v, scan))
     is_free = all(op is not scan and op.region is scan.region and can_move(op) for op in ops)
-    return (
-        ops if ops and is_free and not any(scan in map(_maker, op.operands) for op in ops) else None
-    )
-
-
-def _maker(value: Value) -> Op | None:
-    return value.op
+    return ops if ops and is_free else None
