@@ -1,0 +1,20 @@
+"""Read the row of a step where it is, in place of a stream."""
+
+from __future__ import annotations
+
+from jax import lax
+
+from jaxpr_opt.analysis.windows.row_views import Rows
+from jaxpr_opt.bridge.slicing import read_row
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+
+
+def row_of_step(rows: Rows, step: Value, before: Op, rw: Rewriter) -> Value:
+    """The row that a stream hands to a step of that number."""
+    if not rows.is_counted:
+        read = lambda array, step: read_row(array, rows.number(step), rows.axis)  # noqa: E731
+        return rw.insert(read, rows.array, step, before=before)
+    dtype = rows.array.dtype
+    count = lambda step: lax.convert_element_type(rows.number(step), dtype)  # noqa: E731
+    return rw.insert(count, step, before=before)
