@@ -55,6 +55,7 @@ from jaxpr_opt.passes.windows.expand_combining_scatters import ExpandCombiningSc
 from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
 from jaxpr_opt.passes.windows.join_consecutive_rows import JoinConsecutiveRows
 from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
+from jaxpr_opt.passes.windows.make_streamed_rows import MakeStreamedRows
 from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
@@ -100,6 +101,7 @@ WINDOWS = (
     NarrowReads(),
     ComputeReadRows(),
     CarryLastRows(),
+    MakeStreamedRows(),
     AccumulateSparseCotangents(),
     NarrowCarriedArrays(),
     TraceBackRows(),
@@ -145,7 +147,7 @@ STAGES = (
     (IsolateSkippedSteps("scalars", at_last=True),),
     (IsolateSkippedSteps(),),
     # No later pass looks at stacks.
-    (StackNeededRows(), MapStackedRows()),
+    (StackNeededRows(), MapStackedRows(), MakeStreamedRows()),
     # Loops that skip whole steps have been looked at.
     (SkipUntakenBranches(),),
     # No later pass looks at single scalars, and gradients are to be of vectors.

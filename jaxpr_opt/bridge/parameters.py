@@ -225,16 +225,28 @@ def is_resharded(op: Equation) -> bool:
     return op.params.get("sharding") is not None
 
 
-_SIZES = {"gather": "slice_sizes", "reshape": "new_sizes", "slice": "limit_indices"}
+_SIZES = {
+    "broadcast_in_dim": "shape",
+    "gather": "slice_sizes",
+    "reshape": "new_sizes",
+    "slice": "limit_indices",
+}
+_OF_RESULT = frozenset({"broadcast_in_dim", "reshape"})
+"""Ops that say the sizes of the result, not those of what they read."""
 
 
-def of_one_row(op: Equation, axis: int, to: int) -> dict[str, Any]:
-    """The parameters of an op that makes rows along one axis of rows along another, for one row."""
+def of_one_row(op: Equation, axis: int | None, to: int) -> dict[str, Any]:
+    """The parameters of an op that makes rows along one axis of rows along another, for one row.
+
+    No axis: the op reads all of its first operand for each row.
+    """
     name = _SIZES.get(op.name)
     if name is None:
         return dict(op.params)
     sizes = list(_read(op, name))
-    sizes[to if op.name == "reshape" else axis] = 1
+    at = to if op.name in _OF_RESULT else axis
+    if at is not None:
+        sizes[at] = 1
     return {**op.params, name: tuple(sizes)}
 
 

@@ -21,6 +21,9 @@ OPS_BESIDE_A_COND = 32
 ROWS_CARRIED = 8
 """Rows of an array that a loop carries as values of their own."""
 
+OPS_OF_A_ROW = 32
+"""Ops, one after the other, that a step makes a row by."""
+
 LEVELS_COMPARED = 3
 """How far back scalars are compared to find those that are computed alike."""
 

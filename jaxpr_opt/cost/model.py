@@ -303,12 +303,6 @@ class CostModel:
         is_fused = nbytes <= self.device.fused_bytes
         return steps * (self.device.fused_step if is_fused else self.device.step)
 
-    def is_faster_by_rows(self, rows: int, nbytes: int) -> bool:
-        """Whether a loop that writes so many rows takes less time than making their whole array of
-        so many bytes anew.
-        """
-        return self.loop_seconds(rows, nbytes) < self.moved(nbytes)
-
     def block(self, size: int) -> int:
         """How many rows of so many elements can be tested in a time that a loop's step hides."""
         elements = self.device.visible * self.device.step / self.device.predicate
@@ -337,6 +331,12 @@ class CostModel:
     def repeated(self, items: Iterable[Op | Region]) -> float:
         """Seconds to compute ops once more, fused with what reads them; infinite if not known."""
         return sum(self._computed(cost(item)) for item in items)
+
+    def apart(self, items: Iterable[Op]) -> float:
+        """Seconds to compute functions of numbers one step at a time: one core does, and where few
+        are fused with other ops, one by one.
+        """
+        return self.device.lanes * self.repeated(items)
 
     def elementwise(self, value: Value, ops: int = 1) -> float:
         """Seconds of so many ops of basic arithmetic, or movement, that make such a value."""

@@ -80,7 +80,7 @@ def _is_exact(op: Op) -> bool:
 @remembered
 def _is_unstable(value: Value, body: Region) -> bool:
     """Whether a value that a step makes may be rounded otherwise where it is made again."""
-    return any(not _is_stable(op, body) for op in _makers(value, body))
+    return any(not is_stable(op, body) for op in _makers(value, body))
 
 
 def _makers(value: Value, body: Region) -> Iterator[Op]:
@@ -96,10 +96,12 @@ def _makers(value: Value, body: Region) -> Iterator[Op]:
         seen.update(new)
 
 
-def _is_stable(op: Op, body: Region) -> bool:
+def is_stable(op: Op, body: Region) -> bool:
     """Whether an op gives the same bits wherever it runs on the same bits."""
     if op.name in SUMS or op.name == "sub":
         return not adds_product(op, body)
+    if op.name == "convert_element_type" and not dtypes.is_inexact(op.operands[0].dtype):
+        return True
     return _is_exact(op) or op.name in {"div", "mul"}
 
 
