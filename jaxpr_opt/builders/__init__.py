@@ -4,6 +4,7 @@
 reads and writes of windows
 `narrow_reads`, `coinciding`, `selected_writes`     a window of a result, of another's window
 `read_rows`, `last_rows`                            the rows of results that are read, of stacks
+`streamed_rows`                                     the row of a step, in place of a stream
 `branch_writes`                                     writes of branches, after their cond
 `whole_writes`                                      writes to windows, as writes to the array
 `summed_windows`, `repeated_rows`                   additions in place, and of equal rows
@@ -19,7 +20,7 @@ loops
 `packed_step`                                       a step with vectors
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers
 what loops store
-`mapped_rows`, `streamed_rows`                      of the rows of a stack; the rows of a stream
+`mapped_rows`, `made_rows`                          of the rows of a stack; the rows of a stream
 `residual_transfer`, `recomputed_residuals`         stacks for other loops, and what they recompute
 `inner_replay`                                      a loop of a step, run again
 `undone_writes`                                     writes that a loop back undoes

@@ -13,16 +13,24 @@ from jax import lax
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.windows.row_views import Rows, rows_of_stream
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.slicing import read_row, write_row
+from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.any_row import any_true
+from jaxpr_opt.builders.streamed_rows import row_of_step
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, reads
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
-def stop_early(skip: Skip, rw: Rewriter, unread: Set[Value] = frozenset()) -> None:
-    """Replace a scan by a `while` that runs until no later step is taken. Nothing reads the rows of
-    skipped steps of stacks that are `unread`.
+def stop_early(
+    skip: Skip, rw: Rewriter, unread: Set[Value] = frozenset(), steps: Value | None = None
+) -> Value:
+    """Replace a scan by a `while` that runs until no later step is taken: one of the first `steps`,
+    if that is known. Nothing reads the rows of skipped steps of stacks that are `unread`.
+
+    Returns:
+      How many rows are among those that were run; of a loop in reverse, as many as it began with.
     """
     scan = skip.scan
     found = (
@@ -30,7 +38,7 @@ def stop_early(skip: Skip, rw: Rewriter, unread: Set[Value] = frozenset()) -> No
         for stack in scan.stacks
     )
     rows = [each for each in found if isinstance(each, SkippedRow)]  # `refuse` said no others
-    stop = _last_step(skip, rw)
+    stop = _last_step(skip, rw) if steps is None else steps
     carries, stacks = scan.carries, scan.stacks
     inits = _inits(skip, stop, rows, rw)
     predicate = _predicate(skip, inits, stop, rw)
@@ -43,9 +51,9 @@ def stop_early(skip: Skip, rw: Rewriter, unread: Set[Value] = frozenset()) -> No
         loop.results[1 + len(carries) :],
     )
     kept = _in_skipped_steps(skip, body, finals, rw)
-    steps = {c.param: step for c, step in skip.counters}
+    advances = {c.param: step for c, step in skip.counters}
     for carry, final in zip(carries, finals, strict=True):
-        step = steps.get(carry.param)
+        step = advances.get(carry.param)
         rw.replace(
             carry.result,
             final if step is None else _count(carry.init, step, scan.length, scan, rw),
@@ -54,6 +62,7 @@ def stop_early(skip: Skip, rw: Rewriter, unread: Set[Value] = frozenset()) -> No
     for stack, buffer, skipped in zip(stacks, buffers, rows, strict=True):
         rw.replace(stack.result, _refilled(skip, buffer, skipped, kept, done, rw))
     rw.erase(scan)
+    return done
 
 
 def _last_step(skip: Skip, rw: Rewriter) -> Value:
@@ -188,7 +197,9 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> R
         rw.replace(skip.predicate, taken, lambda use: use.op not in refilling)
     reading = reads(scan.body.ops)
     rows = [
-        rw.insert(read_row, s.operand, row, before=end) if s.param in reading else s.param
+        row_of_step(rows_of_stream(s, scan) or Rows(s.operand), row, end, rw)
+        if s.param in reading
+        else s.param
         for s in scan.streams
     ]
     outputs = rw.inline(scan.body, [*region.params[1 : n + 1], *rows], end)
@@ -238,10 +249,33 @@ def _refilled(
         assert skipped.constant is not None
         value = rw.scalar(skipped.constant.value, buffer.dtype)
 
+    downwards = scan.reverse and skip.kind == "carried"
+    if cost_model().is_faster_by_rows(scan.length, buffer.nbytes):
+        low, high = done, rw.scalar(scan.length, np.int32)
+        if downwards:
+            low = rw.scalar(0, np.int32)
+            high = rw.insert(lambda d: lax.add(d, np.int32(1)), done, before=scan)
+        return _written_again(scan, buffer, value, low, high, rw)
+
     def fill(rows: jax.Array, d: jax.Array, row: jax.Array) -> jax.Array:
         number = lax.broadcasted_iota(np.int32, rows.shape, 0)
-        ran = (lax.gt if scan.reverse and skip.kind == "carried" else lax.lt)(number, d)
+        ran = (lax.gt if downwards else lax.lt)(number, d)
         axes = range(rows.ndim - row.ndim, rows.ndim)
         return lax.select(ran, rows, lax.broadcast_in_dim(row, rows.shape, axes))
 
     return rw.typed(fill, buffer.aval, buffer, done, value, before=scan)
+
+
+def _written_again(
+    scan: Scan, buffer: Value, row: Value, low: Value, high: Value, rw: Rewriter
+) -> Value:
+    """The buffer with a row at all places from `low` to `high`; no other place is copied."""
+    inits = [low, buffer]
+    predicate, body = rw.new_region(inits), rw.new_region(inits)
+    go_on = rw.insert(lax.lt, predicate.params[0], high, before=predicate.terminator)
+    rw.set_outputs(predicate, [go_on])
+    (i, rows), end = body.params, body.terminator
+    written = rw.typed(write_row, rows.aval, rows, row, i, before=end)
+    following = rw.insert(lambda i: lax.add(i, np.int32(1)), i, before=end)
+    rw.set_outputs(body, [following, written])
+    return rw.new_while(predicate, body, inits, like=scan, before=scan).results[1]

@@ -303,6 +303,12 @@ class CostModel:
         is_fused = nbytes <= self.device.fused_bytes
         return steps * (self.device.fused_step if is_fused else self.device.step)
 
+    def is_faster_by_rows(self, rows: int, nbytes: int) -> bool:
+        """Whether a loop that writes so many rows takes less time than making their whole array of
+        so many bytes anew.
+        """
+        return self.loop_seconds(rows, nbytes) < self.moved(nbytes)
+
     def block(self, size: int) -> int:
         """How many rows of so many elements can be tested in a time that a loop's step hides."""
         elements = self.device.visible * self.device.step / self.device.predicate

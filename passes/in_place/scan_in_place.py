@@ -61,7 +61,8 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.row_views import Place, Rows, place_of_stack, rows_of_stream
 from jaxpr_opt.bridge.parameters import unroll_of
-from jaxpr_opt.bridge.slicing import read_row, write_row
+from jaxpr_opt.bridge.slicing import write_row
+from jaxpr_opt.builders.streamed_rows import row_of_step
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.weighing import takes_more
 from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized, program_of
@@ -141,7 +142,7 @@ def _move(scan: Scan, sources: dict[Value, Rows], places: dict[Value, Place], rw
             streams.append(stream)
         elif stream.param.uses:
             assert scan.body.first is not None
-            row = _row(rows, counter.param, scan.body.first, rw)
+            row = row_of_step(rows, counter.param, scan.body.first, rw)
             rw.replace(stream.param, row)
     stacks = [s for s in scan.stacks if s.result not in places]
     found = {s: places[s.result] for s in scan.stacks if s.result in places}
@@ -149,16 +150,6 @@ def _move(scan: Scan, sources: dict[Value, Rows], places: dict[Value, Place], rw
     for place, buffer in zip(found.values(), buffers, strict=True):
         _put_together(place, buffer.result, rw)
     rw.set_scan(scan, carries=[counter, *scan.carries, *buffers], streams=streams, stacks=stacks)
-
-
-def _row(rows: Rows, step: Value, before: Op, rw: Rewriter) -> Value:
-    """The row of a step, as a value of the body."""
-    if not rows.is_counted:
-        read = lambda array, step: read_row(array, rows.number(step), rows.axis)  # noqa: E731
-        return rw.insert(read, rows.array, step, before=before)
-    dtype = rows.array.dtype
-    count = lambda step: lax.convert_element_type(rows.number(step), dtype)  # noqa: E731
-    return rw.insert(count, step, before=before)
 
 
 def _counter(scan: Scan, rw: Rewriter) -> Carry:

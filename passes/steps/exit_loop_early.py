@@ -96,6 +96,10 @@ class ExitLoopEarly(Pass):
             yield SkippingLoop(op, f"a loop of at most {op.length} steps {what}", skip)
 
     def refuse(self, match: SkippingLoop) -> str | None:
+        return self._refuse(match, is_counted=False)
+
+    def _refuse(self, match: SkippingLoop, is_counted: bool) -> str | None:
+        """The reason against it; if `is_counted`, the steps are known without its predicates."""
         skip, scan = match.skip, match.op
         assert isinstance(scan, Scan)
         if isinstance(skip, str):  # (1, 2)
@@ -112,7 +116,7 @@ class ExitLoopEarly(Pass):
             )
         if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):  # (3)
             return "a step has effects"
-        if skip.kind == "upfront" and first_rows(skip) is None:
+        if not is_counted and skip.kind == "upfront" and first_rows(skip) is None:
             if not _rounds_alike(skip):  # (6)
                 return "its predicates may round differently when computed all at once"
             if not cost_model().is_worth_questions(scan.body, skip.predicate):
@@ -125,9 +129,9 @@ class ExitLoopEarly(Pass):
     def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
         assert isinstance(match.skip, Skip)
         with_it, unread = self._unread(match.skip)
+        steps = stop_early(match.skip, rw, unread)
         for each in with_it:
-            stop_early(each, rw)
-        stop_early(match.skip, rw, unread)
+            stop_early(each, rw, steps=steps if _is_counted(each, match.skip) else None)
 
     def _unread(self, skip: Skip) -> tuple[list[Skip], Set[Value]]:  # (7)
         """How loops skip that stop as early, and the stacks that only these read."""
@@ -138,17 +142,27 @@ class ExitLoopEarly(Pass):
             if not isinstance(row, SkippedRow) or row.value is None:
                 continue
             found = readers(stack, skip) or ()
-            if found and all(self._stops(each, stops) for each in found):
+            if found and all(self._stops(each, skip, stops) for each in found):
                 stops |= {each.scan: each for each in found}
                 unread.add(stack.result)
         return list(stops.values()), unread
 
-    def _stops(self, skip: Skip, stops: Mapping[Scan, Skip]) -> bool:  # (7)
-        """Whether the pass stops a loop, by this predicate."""
-        if skip.scan in stops:
-            return stops[skip.scan].predicate is skip.predicate
-        is_worth = cost_model().is_worth_a_question(skip.scan.body)
-        return is_worth and self.refuse(SkippingLoop(skip.scan, "", skip)) is None
+    def _stops(self, other: Skip, skip: Skip, stops: Mapping[Scan, Skip]) -> bool:  # (7)
+        """Whether the pass stops a loop that reads rows, by this predicate."""
+        if other.scan in stops:
+            return stops[other.scan].predicate is other.predicate
+        match, is_counted = SkippingLoop(other.scan, "", other), _is_counted(other, skip)
+        is_worth = cost_model().is_worth_a_question(other.scan.body)
+        return is_worth and self._refuse(match, is_counted) is None
+
+
+def _is_counted(reader: Skip, skip: Skip) -> bool:
+    """Whether a loop of which no step is taken but where this one took one begins with the steps
+    that were counted here.
+    """
+    counts = skip.kind == "upfront" or not skip.scan.reverse
+    is_asked = reader.kind == "upfront" and first_rows(reader) is None
+    return counts and is_asked and skip.scan.region is reader.scan.region
 
 
 def _rounds_alike(skip: Skip) -> bool:  # (6)

@@ -49,7 +49,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.windows.streamed_rows import StreamedRows, streamed_rows
-from jaxpr_opt.builders.streamed_rows import make_rows
+from jaxpr_opt.builders.made_rows import make_rows
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan, Value, is_sized

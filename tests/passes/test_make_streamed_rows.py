@@ -274,8 +274,8 @@ def given(x, b):
 
 
 REFUSED = [
-    also_read, also_captured, carried, from_outside, cumulative, mixed, shifted, merged, multiplied, multiplied_by_row,
-    drawn, rounded_twice, one_step, given,
+    also_read, also_captured, carried, from_outside, cumulative, mixed, shifted, merged, multiplied,
+    multiplied_by_row, drawn, rounded_twice, one_step, given,
 ]  # fmt: skip
 
 
