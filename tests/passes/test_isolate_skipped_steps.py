@@ -184,6 +184,50 @@ def test_rows_of_what_a_skipped_step_keeps_are_read(back):
         alone(AT_LAST, keeping(back), "f32[3]", fires=False)
 
 
+def counted_on(offset=3, *, first=3, count=lambda p: p.astype(jnp.int32), start=0):
+    """A loop that goes on counting where another has stopped, and a loop back over its steps."""
+
+    def program(c, bound):
+        def taken(c, k, counted):
+            p = c[0] < bound
+            return jnp.where(p, c + 1, c), k + counted(p)
+
+        before = lambda carry, _: (taken(*carry, count), None)
+        then = lambda carry, _: (taken(*carry, lambda p: p.astype(jnp.int32)), carry[0])
+        state, _ = lax.scan(before, (c, jnp.int32(start)), None, length=first)
+        (c, k), rows = lax.scan(then, state, None, length=5)
+        numbers = lax.slice(lax.iota(jnp.int32, 12), (offset,), (offset + 5,))
+        back = lambda a, row: (lax.cond(row[0] < k, lambda: a * row[1] - 3, lambda: a), None)
+        return lax.scan(back, c, (numbers, rows), reverse=True)[0]
+
+    return program
+
+
+@pytest.mark.parametrize("bound", [-9.0, 0.0, 2.0, 3.0, 5.0, 99.0, jnp.nan])
+@pytest.mark.parametrize("offset", [3, 4])
+def test_rows_of_a_loop_that_goes_on_counting(bound, offset):
+    """(2) As many steps were counted before as there are numbers before the loop's, or fewer."""
+    with using(EAGER):
+        alone(AT_LAST, counted_on(offset), jnp.zeros(3), jnp.float32(bound), fires=True)
+
+
+@pytest.mark.parametrize("bound", [2.0, 5.0])
+@pytest.mark.parametrize(
+    "program",
+    [
+        counted_on(2),
+        counted_on(first=4),
+        counted_on(start=2),
+        counted_on(count=lambda p: 2 * p.astype(jnp.int32)),
+        counted_on(count=lambda p: 7),
+    ],
+)
+def test_rows_of_a_loop_that_goes_on_from_more(bound, program):
+    """(2) More may have been counted: the loop back reads rows of steps that were skipped."""
+    with using(EAGER):
+        alone(AT_LAST, program, jnp.zeros(3), jnp.float32(bound), fires=False)
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_value_that_is_stacked_twice(order):
     """(2) Nobody reads one of the stacks in skipped steps; the other one is read always."""

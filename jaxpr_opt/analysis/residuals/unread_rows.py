@@ -13,7 +13,7 @@ import numpy as np
 from jaxpr_opt.analysis.residuals.counterparts import counterparts
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.steps.assume import Assumed, Splat
-from jaxpr_opt.analysis.steps.masks import takes_as_many
+from jaxpr_opt.analysis.steps.masks import takes_no_more
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.analysis.values.expressions import same_expression
@@ -81,11 +81,11 @@ def _asks(skip: Skip, row: Value) -> bool:
 
 
 def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
-    """Whether a loop skips each step whose rows a skipped step has stacked: it takes as many steps
-    as that loop has counted, or its predicate is a row of a stack of that loop, or computed alike
+    """Whether a loop skips each step whose rows a skipped step has stacked: it takes no more steps
+    than that loop has counted, or its predicate is a row of a stack of that loop, or computed alike
     from the same rows.
     """
-    if len(route) == 1 and takes_as_many(other, skip):
+    if len(route) == 1 and takes_no_more(other, skip):
         return True
     found = counterparts(skip.scan, route, ())
     if found is None:

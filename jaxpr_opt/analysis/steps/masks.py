@@ -15,7 +15,7 @@ from jaxpr_opt.analysis.steps.assume import Assumed, Splat
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import dimensions_of, starts_of, strides_of
-from jaxpr_opt.ir.graph import Carry, Constant, Op, Value
+from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,58 @@ def takes_as_many(skip: Skip, other: Skip) -> bool:
     """Whether a scan takes exactly the steps that another one, which stops for good, has taken and
     counted.
     """
-    mask, scan = first_rows(skip), other.scan
-    if mask is None or mask.coefficients != (1,) or mask.offset or scan.length != skip.scan.length:
+    mask, counter = first_rows(skip), _counter(skip, other)
+    # Condition 4 of undo-carried-writes.
+    return counter is not None and _is_zero(counter.init) and mask is not None and not mask.offset
+
+
+def takes_no_more(skip: Skip, other: Skip) -> bool:
+    """Whether a scan takes no steps but those that another one, which stops for good, has taken:
+    that may go on counting where loops before it have counted as many steps as they have, at most.
+    """
+    mask, counter = first_rows(skip), _counter(skip, other)
+    if mask is None or counter is None:
         return False
+    most = _most(counter.init)
+    # Condition 2 of isolate-skipped-steps.
+    return most is not None and most <= mask.offset
+
+
+def _counter(skip: Skip, other: Skip) -> Carry | None:
+    """What counts the steps that a scan which stops for good has taken, if that is what another
+    compares the numbers of its steps with.
+    """
+    mask, scan = first_rows(skip), other.scan
+    if mask is None or mask.coefficients != (1,) or scan.length != skip.scan.length:
+        return None
     # Condition 4 of undo-carried-writes.
     if other.kind != "carried" or other.predicate.shape or scan.reverse:
-        return False
+        return None
     counter = next((c for c in scan.carries if c.result is mask.bound), None)
-    return counter is not None and _is_zero(counter.init) and _counts(counter, other)
+    return counter if counter is not None and _counts(counter, other) else None
+
+
+def _most(count: Value) -> int | None:
+    """What a count of the steps of loops, one after the other, is at most; None if it is none."""
+    if _is_zero(count):
+        return 0
+    scan = count.op
+    if not isinstance(scan, Scan):
+        return None
+    counter = next((c for c in scan.carries if c.result is count), None)
+    if counter is None or not _adds_one_at_most(counter):
+        return None
+    before = _most(counter.init)
+    return None if before is None else before + scan.length
+
+
+def _adds_one_at_most(counter: Carry) -> bool:
+    """Whether a step adds a truth value to what it carries."""
+    op = counter.next.op
+    if op is None or op.name != "add" or counter.param not in op.operands:
+        return False
+    made = [v.op for v in op.operands if v is not counter.param]
+    return [m.operands[0].dtype for m in made if m and m.name == "convert_element_type"] == [bool]
 
 
 def _counts(counter: Carry, skip: Skip) -> bool:
