@@ -20,16 +20,25 @@ def replay_in_segments(found: Replay, length: int, rw: Rewriter) -> None:
     """Compute residuals again in segments of so many steps, from the carries these start with."""
     if rest := found.scan.length % length:
         found = without_last(found, rest, rw)
+    rows = [_stacked(found.scan, value, rw) for value in found.told]
     places = [found.scan.stacks.index(stack) for stack in found.stacks]
     streams = [found.scan.streams.index(stream) for stream in found.streams]
     carries = [found.scan.carries.index(carry) for carry in found.carries]
     outer, flat = _in_segments(found.scan, length, rw)
     residuals = [flat[place] for place in places]
     given = [outer.streams[n].operand for n in streams]
+    given += [outer.stacks[place].result for place in rows]
     given += [_starts(outer, n, rw) for n in carries]
     for reader in found.readers:
         _read_again(reader, found, residuals, given, length, rw)
     _drop(outer, residuals, rw)
+
+
+def _stacked(scan: Scan, value: Value, rw: Rewriter) -> int:
+    """The place among the stacks of a loop of one that stacks a value."""
+    stack = Stack(value, rw.new_value(rw.stacked_aval(value, scan.length), value.name))
+    rw.set_scan(scan, stacks=[*scan.stacks, stack])
+    return len(scan.stacks) - 1
 
 
 def _starts(outer: Scan, carry: int, rw: Rewriter) -> Value:
@@ -72,9 +81,12 @@ def _read_again(
 def _replayed(
     found: Replay, given: Sequence[Value], length: int, before: Op, rw: Rewriter
 ) -> tuple[Value, ...]:
-    """The residuals of a segment, from rows of streams and the carries that it starts with."""
-    rows, starts = given[: len(found.streams)], given[len(found.streams) :]
-    params = [*(c.param for c in found.carries), *(s.param for s in found.streams)]
+    """The residuals of a segment, from rows of streams, what tells which steps are taken, and the
+    carries that it starts with.
+    """
+    count = len(found.streams) + len(found.told)
+    rows, starts = given[:count], given[count:]
+    params = [*(c.param for c in found.carries), *(s.param for s in found.streams), *found.told]
     region = rw.new_region(params)
     mapping = dict(zip(params, region.params, strict=True))
     rw.clone(found.ops, mapping, region.terminator)

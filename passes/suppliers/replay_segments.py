@@ -27,10 +27,12 @@ Sound when
 
 1. the residuals are read row by row only, by loops in the same region as the one that stacks them;
 2. what they depend on in a step has no effects and does not communicate: it is computed once more.
-   Random keys are data, and come out the same.
+   Random keys are data, and come out the same;
+3. the steps that were taken are taken again, and no other: a loop that skips steps is told which by
+   their predicates, which are stored, a truth value for each step. Computed again, a comparison of
+   what XLA may round otherwise might say something else (condition 4 of `replay-steps`).
 
 Where XLA may divide arrays over devices, nothing changes: the reshaped axis may be the divided one.
-Loops that skip steps are left to `replay-steps`.
 
 Cost: nothing is done unless memory has a price (`optimize(memory=...)`). Then the lengths of the
 segments and the number of levels minimise the price of the stored bytes plus the seconds of the
@@ -46,7 +48,6 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.residuals.replays import Replay, replay
-from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import known_seconds, runs
@@ -87,11 +88,9 @@ class ReplaySegments(Pass):
         yield Segments(op, says, found, length, at=largest.value.op, about=largest.result)
 
     def refuse(self, match: Segments) -> str | None:
-        if find_skip(match.replay.scan) is not None:
-            return "the loop skips steps"
         if match.length == 1 and _cut(match.replay) is None:
             return "the loop stores nothing but its carries"
-        return match.replay.why_not()  # (2)
+        return match.replay.why_not()  # (2, 3)
 
     def rewrite(self, match: Segments, rw: Rewriter) -> None:
         full = _cut(match.replay) if match.length == 1 else None
@@ -112,4 +111,4 @@ def _length(found: Replay) -> int | None:
 
 def _cut(found: Replay) -> Cut | None:
     """The cut at the inputs of a step; None if nothing is computed again from there."""
-    return cut(found.scan, residuals(found.scan), keep=lambda _: False)
+    return cut(found.scan, residuals(found.scan), keep=found.told.__contains__)  # (3)

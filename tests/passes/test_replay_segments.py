@@ -324,10 +324,77 @@ def test_condition_2_collectives():
     check_refuses(SEGMENTS, program, "f32[4]", "f32[4]", because=because)
 
 
-def test_loops_that_skip():
-    """They are left to `replay-steps`."""
+def until_close(c, w, length=16):
+    """Value and gradient of a loop of which all that follows a small step is skipped."""
+
+    def run(c, w):
+        def step(state, _):
+            c, is_done = state
+            new = sines(c, w)[0]
+            is_close = jnp.abs(new - c).max() < 0.1
+            return (jnp.where(is_done, c, new), is_done | is_close), None
+
+        return lax.scan(step, (c, False), length=length)[0][0]
+
+    out, pull = jax.vjp(run, c, w)
+    return out, pull(out)
+
+
+def in_branches(c, w):
+    """The same, where a branch takes the step, while a number is small."""
+    step = lambda c, w: (lax.cond(c[0] < 0.9, lambda c: sines(c, w)[0], keep, c), None)
+    return gradient(step)(c, w)
+
+
+def of_lengths(c, w):
+    """The same, where the number of steps is known before."""
+
+    def run(c, w):
+        step = lambda c, t: (jnp.where(t < 5, sines(c, w)[0], c), None)
+        return lax.scan(step, c, jnp.arange(16))[0]
+
+    out, pull = jax.vjp(run, c, w)
+    return out, pull(out)
+
+
+@pytest.mark.parametrize("program", [until_close, in_branches, of_lengths])
+def test_loops_that_skip(program):
+    """A segment skips the steps again that the loop has skipped."""
+    graph = alone(SEGMENTS, program, "f32[4]", "f32[4]", fires=True)
+    assert lengths(graph) == [4, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("steps", "found"), [(17, [4, 4, 1, 1, 4, 4, 4]), (64, [4, 16, *6 * [4]])])
+def test_more_steps_that_may_be_skipped(steps, found):
+    """Steps that are left over, and two levels."""
+    program = lambda c, w: until_close(c, w, steps)
+    graph = alone(SEGMENTS, program, "f32[4]", "f32[4]", fires=True)
+    assert lengths(graph) == found
+
+
+def test_a_batch_of_loops_that_skip():
+    """Each row has a predicate of its own."""
+    alone(SEGMENTS, jax.vmap(until_close), "f32[3,4]", "f32[3,4]", fires=True)
+
+
+@pytest.mark.parametrize("steps", [16, 17, 64])
+def test_condition_3_predicates_are_not_computed_again(steps):
+    """A comparison of what may be rounded otherwise runs in the loop that skips, and nowhere."""
+    program = lambda c, w: until_close(c, w, steps)
+    graph = alone(SEGMENTS, program, "f32[4]", "f32[4]", fires=True)
+    first, *others = [op for op in graph.body.ops if isinstance(op, Scan)]
+    last = others[-1]
+    asked = lambda loop: [op for op in loop.walk() if op.name == "reduce_max"]
+    assert asked(first) and not asked(last)
+
+
+def test_condition_3_a_predicate_that_a_branch_makes():
+    """With it, the branch makes a residual."""
 
     def step(c, w):
-        return lax.cond(c[0] < 9.0, lambda c: sines(c, w)[0], keep, c), None
+        sine = lambda c: (c[0] < 9.0, jnp.sin(c))
+        goes_on, x = lax.cond(w[0] > 0, sine, lambda c: (c[1] < 9.0, c), c)
+        return lax.cond(goes_on, lambda c: sines(c * x, w)[0], keep, c), None
 
-    check_refuses(SEGMENTS, gradient(step), "f32[4]", "f32[4]", because="the loop skips steps")
+    because = "an op makes the predicate of the steps that are taken, and something else"
+    check_refuses(SEGMENTS, gradient(step), "f32[4]", "f32[4]", because=because)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.steps.assume import Splat
-from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.steps.skips import Skip, find_skip
 from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value, backward_slice, reads
@@ -28,6 +28,8 @@ class Replay:
     """The streams that they depend on."""
     ops: tuple[Op, ...]
     """The part of the step that they depend on, in order."""
+    told: tuple[Value, ...]
+    """Truth values that say which steps are skipped, and might say otherwise if replayed."""
 
     @property
     def carried(self) -> int:
@@ -49,6 +51,9 @@ class Replay:
 
     def why_not(self) -> str | None:
         """Why the steps must not be computed again; None if they may."""
+        # Condition 3 of replay-segments.
+        if any(value.op in self.ops for value in self.told):
+            return "an op makes the predicate of the steps that are taken, and something else"
         for op in self.ops:
             # Condition 2 of replay-segments.
             if not all(each.is_terminator or is_pure(each) for each in op.walk()):
@@ -66,10 +71,23 @@ def replay(scan: Scan) -> Replay | None:
     if not found:
         return None
     readers = dict.fromkeys(op for stack in found for op in _readers(scan, stack))
-    carries, ops = _needed(scan, [stack.value for stack in found])
+    told = _told(scan, found)
+    carries, ops = _needed(scan, [stack.value for stack in found], told)
     used = reads(ops) | {s.value for s in found} | {carry.next for carry in carries}
     streams = tuple(stream for stream in scan.streams if stream.param in used)
-    return Replay(scan, tuple(readers), tuple(found), carries, streams, ops)
+    return Replay(scan, tuple(readers), tuple(found), carries, streams, ops, told)
+
+
+def _told(scan: Scan, residuals: Iterable[Stack]) -> tuple[Value, ...]:
+    """The truth values of a step that are stored beside its residuals."""
+    skip = find_skip(scan)
+    if skip is None:
+        return ()
+    # Condition 3 of replay-segments.
+    told = dict.fromkeys(s.value for s in residuals if may_skip_others(s.value, skip))
+    if skip.kind == "carried" or may_skip_others(skip.predicate, skip):
+        told[skip.predicate] = None
+    return tuple(told)
 
 
 def _readers(scan: Scan, stack: Stack) -> tuple[Scan, ...]:
@@ -88,21 +106,21 @@ def _reads_rows(op: Op, array: Value) -> bool:
     )
 
 
-def _needed(scan: Scan, values: Iterable[Value]) -> tuple[tuple[Carry, ...], tuple[Op, ...]]:
-    """The carries that values of a step depend on, in this step or an earlier one, and the ops."""
+def _needed(
+    scan: Scan, values: Iterable[Value], told: Sequence[Value]
+) -> tuple[tuple[Carry, ...], tuple[Op, ...]]:
+    """The carries that values of a step depend on, in this step or an earlier one, and the ops; of
+    what is told nothing is computed.
+    """
     roots, carries = list(values), dict[Carry, None]()
     while True:
-        ops = backward_slice(roots, lambda value: not scan.body.defines(value))
-        more = [c for c in _carries(scan, roots, ops) if c not in carries]
+        ops = backward_slice(roots, lambda value: value in told or not scan.body.defines(value))
+        used = reads(ops).union(roots).difference(told)
+        more = [c for c in scan.carries if c.param in used and c not in carries]
         if not more:
             return tuple(carries), tuple(ops)
         carries.update(dict.fromkeys(more))
         roots.extend(carry.next for carry in more)
-
-
-def _carries(scan: Scan, roots: Sequence[Value], ops: Sequence[Op]) -> Iterator[Carry]:
-    used = reads(ops).union(roots)
-    return (carry for carry in scan.carries if carry.param in used)
 
 
 def may_skip_others(value: Value, skip: Skip) -> bool:
