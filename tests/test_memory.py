@@ -416,3 +416,33 @@ def test_inside_a_shard_map():
     fitted = optimize(program, memory=0.125)
     assert memory(fitted, W, H) <= 1.1 * 0.125 * memory(optimize(program), W, H)
     assert_close(jax.jit(program)(W, H), fitted(W, H))
+
+
+def until(n):
+    """A loop of unknown length, whose carry is an array of 64 kB."""
+
+    def loss(w, x):
+        step = lambda state: (state[0] + 1, jnp.tanh(state[1] @ w))
+        return jnp.sum(lax.while_loop(lambda state: state[0] < n, step, (0, x))[1] ** 2)
+
+    return loss
+
+
+@pytest.mark.parametrize("steps", [5, 60])
+def test_a_loop_of_unknown_length_keeps_fewer_carries(steps):
+    """As many as fit; the gradient is the same, and the least is less than any budget."""
+    w, x = 0.1 * jax.random.normal(jax.random.key(0), (64, 64)), jnp.ones((256, 64))
+    gradient = lambda given: jax.jit(jax.grad(optimize(until(steps), memory=given)))
+    expected, sizes = gradient(None)(w, x), [memory(gradient(None), w, x)]
+    for given in (30 * x.nbytes, 16 * x.nbytes, "minimal"):
+        sizes.append(memory(gradient(given), w, x))
+        np.testing.assert_array_equal(gradient(given)(w, x), expected)
+        assert given == "minimal" or sizes[-1] <= given
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_loops_of_unknown_length_share_a_budget():
+    w, x = 0.1 * jax.random.normal(jax.random.key(0), (64, 64)), jnp.ones((256, 64))
+    twice = lambda w, x: until(20)(w, x) + until(30)(w, x + 1.0)
+    gradient = jax.grad(optimize(twice, memory=40 * x.nbytes))
+    assert memory(gradient, w, x) <= 40 * x.nbytes

@@ -28,6 +28,7 @@ from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.graph import While, is_sized
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.memory.budget import Budget
 
 T = TypeVar("T")
 Function = Callable[..., Any]
@@ -43,9 +44,11 @@ def with_reverse_mode(jaxpr: ClosedJaxpr, pipeline: Any = None) -> ClosedJaxpr:
         return jaxpr
     graph = import_jaxpr(jaxpr, pipeline=pipeline)
     rw = Rewriter(graph)
-    for op in graph.walk():
-        if isinstance(op, While) and _can_be_kept(op):
-            rw.set_rows(op, _rows(op))
+    loops = [op for op in graph.walk() if isinstance(op, While) and _can_be_kept(op)]
+    memory = None if pipeline is None else pipeline.memory
+    room = None if memory is None else _room(memory, len(loops))
+    for op in loops:
+        rw.set_rows(op, _rows(op, room))
     return export(graph, jaxpr.out_avals) if rw.edits else jaxpr
 
 
@@ -87,10 +90,22 @@ def _can_be_kept(loop: While) -> bool:
     )
 
 
-def _rows(loop: While) -> int:
-    """As many as there is room for."""
+def _room(memory: Budget, loops: int) -> int | None:
+    """Bytes that a budget leaves for the carries of each of so many loops; None if it does not say.
+
+    The rest is for what a step of the gradient takes.  A part of what the program takes without a
+    budget says nothing: how much that is depends on these carries.
+    """
+    if memory.part is not None:
+        return None
+    return (memory.nbytes or 0) // (limits.PARTS_OF_A_BUDGET * max(loops, 1))
+
+
+def _rows(loop: While, room: int | None) -> int:
+    """As many as XLA fills at once, but no more than a budget has room for, if there is one."""
     carried = [c.param for c in loop.carries if not c.is_invariant]
     if not all(is_sized(v.shape) for v in carried):
         return limits.LEAST_ROWS
-    room = limits.BYTES_OF_ROWS // max(sum(v.nbytes for v in carried), 1)
-    return min(max(room, limits.LEAST_ROWS), limits.MOST_ROWS)
+    carry = max(sum(v.nbytes for v in carried), 1)
+    rows = min(max(limits.BYTES_OF_ROWS // carry, limits.LEAST_ROWS), limits.MOST_ROWS)
+    return rows if room is None else min(rows, max(room // carry, limits.FEWEST_ROWS))

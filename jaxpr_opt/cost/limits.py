@@ -54,6 +54,13 @@ BYTES_OF_ROWS = 2**18
 """Bytes of carries that are kept if there are more than the least: XLA fills them in some
 microseconds, however few steps are taken."""
 
+FEWEST_ROWS = 8
+"""Carries that are kept however small a memory budget is: with them no step of 36 is computed more
+than once again, none of 330 more than three times, none of 3432 more than six times."""
+
+PARTS_OF_A_BUDGET = 2
+"""The carries of loops may take one part of a memory budget; what a step takes has the other."""
+
 CUTS = 96
 """Places at which straight-line code may be divided into segments that are computed again."""
 
