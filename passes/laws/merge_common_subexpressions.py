@@ -27,8 +27,9 @@ Sound when
    NaN, and -0.0 differs from 0.0;
 3. the one that stays dominates the other. No `Remat` is between them, whose purpose is to
    recompute; nor a `Call`, which captures nothing;
-4. an op that only broadcasts (a broadcast, an iota) is merged within its region only: made where it
-   is read it costs nothing, carried into a loop it takes memory;
+4. an op that only broadcasts (a broadcast, an iota), and arithmetic on that, is merged within its
+   region only: made where it is read it costs nothing, carried into a loop it takes memory. What is
+   computed of it and of other values is merged as if it were one value in all regions;
 5. two slots of a structured op are one if they hold the same value: streams of one operand, stacks
    of one value, results with the same value in every branch, carries with the same `init` and the
    same `next`.

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
@@ -318,6 +319,115 @@ def test_broadcast_stays_where_it_is_read():
           }
         """,
     )
+
+
+def test_what_is_made_of_a_broadcast_is_there_already():
+    """(4) It is compared as if the broadcasts were one value: they stay, and nobody reads them."""
+
+    def program(w, b, xs):
+        return lax.scan(lambda c, x: (c - x + w * b, None), w * b, xs)[0]
+
+    check_rewrite(
+        CSE,
+        program,
+        "f32[4,3]",
+        "f32[3]",
+        "f32[8]",
+        diff="""
+          fn (w:f32[4,3], b:f32[3], xs:f32[8]) {
+            b1:f32[1,3] = broadcast_in_dim b
+            m:f32[4,3] = mul w b1
+            c:f32[4,3] = scan[8] carry(c=m) xs(x=xs) {
+              s:f32[4,3] = sub c x
+              b1:f32[1,3] = broadcast_in_dim b
+        -     m:f32[4,3] = mul w b1
+              a:f32[4,3] = add s m
+              yield carry(a)
+            }
+            return c
+          }
+        """,
+    )
+
+
+def _masked(w, n):
+    return jnp.where(jnp.arange(4)[:, None] + n < 3, jnp.exp(w), 0.0)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        pytest.param(lambda f, c: lax.fori_loop(0, 3, lambda _, c: c + f(), c), id="a loop"),
+        pytest.param(lambda f, c: lax.cond(c[0, 0] > 0, lambda: c + f(), lambda: c), id="a branch"),
+        pytest.param(
+            lambda f, c: lax.while_loop(
+                lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + f()), (0, c)
+            )[1],
+            id="a while",
+        ),
+    ],
+)
+def test_what_is_masked_by_arithmetic_on_numbers(inside):
+    """(4) The mask stays where it is read, the function is not computed again."""
+
+    def program(w, n):
+        return inside(lambda: _masked(w, n), _masked(w, n))
+
+    graph = alone(CSE, program, "f32[4,3]", "i32[]", fires=True)
+    ops = [op for op in graph.walk() if op.region is not graph.body]
+    assert not any(op.name in {"exp", "select_n"} for op in ops)
+
+
+@pytest.mark.parametrize(
+    ("again", "merges"),
+    [
+        pytest.param(lambda w, b: w * b, True, id="the same"),
+        pytest.param(lambda w, b: w * b[:, None], False, id="along another axis"),
+        pytest.param(lambda w, b: w * (b + 1.0), False, id="of another value"),
+        pytest.param(lambda w, b: w * jnp.broadcast_to(b[0], (3, 3)), False, id="of one element"),
+    ],
+)
+def test_what_is_made_of_another_broadcast(again, merges):
+    """(2) Other broadcasts are other values."""
+
+    def program(w, b):
+        return lax.fori_loop(0, 3, lambda _, c: c + again(w, b), w * b)
+
+    graph = alone(CSE, program, "f32[3,3]", "f32[3]", fires=merges)
+    ops = [op for op in graph.walk() if op.region is not graph.body]
+    assert any(op.name == "mul" for op in ops) != merges
+
+
+def test_arithmetic_on_broadcasts_stays_where_it_is_read():
+    """(4) A mask is not carried into the loop."""
+
+    def program(n, xs):
+        mask = jnp.arange(4)[:, None] + 1 < jnp.arange(3)[None, :] * 2
+
+        def step(c, x):
+            mask = jnp.arange(4)[:, None] + 1 < jnp.arange(3)[None, :] * 2
+            return jnp.where(mask, c * x, c), None
+
+        return lax.scan(step, jnp.where(mask, n, 0.0), xs)[0]
+
+    graph = alone(CSE, program, "f32[4,3]", "f32[8]", fires=False)
+    (loop,) = (op for op in graph.walk() if op.name == "scan")
+    assert any(op.name == "lt" for op in loop.body.ops)
+
+
+def test_broadcasts_of_a_branch_are_merged_in_it():
+    """(4) Where another region has the same, too."""
+
+    def program(w, b, p):
+        def branch():
+            return jnp.broadcast_to(b, (4, 3)) * jnp.sin(w) + jnp.broadcast_to(b, (4, 3)) * w
+
+        return lax.cond(p, branch, lambda: w) + jnp.broadcast_to(b, (4, 3))
+
+    graph = alone(CSE, program, "f32[4,3]", "f32[3]", "bool[]", fires=True)
+    (cond,) = (op for op in graph.walk() if op.name == "cond")
+    branches = [[op.name for op in region.ops] for region in cond.regions]
+    assert sum(names.count("broadcast_in_dim") for names in branches) == 1
 
 
 def test_effects_are_not_merged():

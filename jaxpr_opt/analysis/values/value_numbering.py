@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxpr_opt.analysis.values.constants import identity
 from jaxpr_opt.ir.graph import Call, Constant, Op, Region, Remat, Scan, Value, While
-from jaxpr_opt.ir.traits import is_broadcast, is_mergeable
+from jaxpr_opt.ir.traits import is_arithmetic, is_broadcast, is_mergeable
 
 
 class _Alike:
@@ -38,6 +38,10 @@ class Numbering:
     def __init__(self) -> None:
         self.leader: dict[Value, Value] = {}
         self.ops: list[Op] = []
+        self.repeats: dict[Value, Value] = {}
+        """What is repeated in some region, and arithmetic on it, by an equal value of any region:
+        it may stay where it is, and what is made of it be read elsewhere."""
+        self.repeated: dict[Hashable, Value] = {}
 
     def visit(self, region: Region, seen: Scope) -> None:
         """Number a region; `seen` are the ops that are in scope."""
@@ -47,6 +51,8 @@ class Numbering:
                 self.inside(op, seen)
             # Condition 1 of merge-common-subexpressions.
             elif is_mergeable(op):
+                if is_broadcast(op) or self.is_arithmetic_on_repeated(op):
+                    self.repeats[op.result] = self.repeated.setdefault(self.key(op), op.result)
                 alike = seen.setdefault(self.sketch(op), _Alike())
                 first = self.first(op, alike)
                 if first is not op:
@@ -98,12 +104,11 @@ class Numbering:
     def of(self, value: Value) -> Hashable:
         """What the value is, for comparison (2)."""
         # Condition 2 of merge-common-subexpressions.
-        return self.leader.get(value) or identity(value)
+        return self.repeats.get(value) or self.leader.get(value) or identity(value)
 
     def sketch(self, op: Op) -> Hashable:
         """What the op computes, roughly: ops that compute the same have the same."""
-        operands = [None if isinstance(v, Constant) else self.leader.get(v, v) for v in op.operands]
-        return (op.name, *operands)
+        return (op.name, *(None if isinstance(v, Constant) else self.of(v) for v in op.operands))
 
     def first(self, op: Op, alike: _Alike) -> Op:
         """The one of these ops that computes the same; the op itself, now one of them, if none
@@ -114,7 +119,23 @@ class Numbering:
             return op
         if not alike.by_key:
             alike.by_key[self.key(alike.alone)] = alike.alone
-        return alike.by_key.setdefault(self.key(op), op)
+        key = self.key(op)
+        first = alike.by_key.setdefault(key, op)
+        if first.region is not op.region and self.is_made_where_read(op):
+            return alike.by_key.setdefault((key, op.region), op)
+        return first
+
+    def is_made_where_read(self, op: Op) -> bool:
+        """Whether an op stays in its region: it costs nothing there."""
+        # Condition 4 of merge-common-subexpressions.
+        return is_broadcast(op) or (
+            op.results[0] in self.repeats and any(v.region is op.region for v in op.operands)
+        )
+
+    def is_arithmetic_on_repeated(self, op: Op) -> bool:
+        """Whether an op computes with what is repeated, and nothing else."""
+        read = [v for v in op.operands if not isinstance(v, Constant)]
+        return bool(read) and is_arithmetic(op) and all(v in self.repeats for v in read)
 
     def key(self, op: Op) -> Hashable:
         """What the op computes, for comparison (1); the op itself if its parameters cannot be
@@ -135,8 +156,6 @@ class Numbering:
             params,
             *(self.of(v) for v in op.operands),
             *(v.aval for v in op.results),
-            # Condition 4 of merge-common-subexpressions.
-            op.region if is_broadcast(op) else None,
         )
 
 
