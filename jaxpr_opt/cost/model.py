@@ -23,6 +23,7 @@ from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.scratch import scratch_bytes
 from jaxpr_opt.cost.work import WRITES
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
+from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import TRANSCENDENTAL, is_broadcast, rearranges
 
 
@@ -249,6 +250,15 @@ class CostModel:
     def is_worth_a_question(self, body: Region) -> bool:
         """Whether a step takes longer than testing before it whether to go on."""
         return self.step_seconds(body) >= self.device.step
+
+    def asks_in_no_time(self, scan: Scan, predicate: Value) -> bool:
+        """Whether a loop is compiled as one function, in which one number more is tested before a
+        step while others are computed, and its steps are so many that it is noticed if they end.
+        """
+        touched = sum(v.nbytes for v in inputs(scan)) + sum(map(_made, scan.body.walk()))
+        if predicate.size > 1 or touched > self.device.fused_bytes:
+            return False
+        return self.loop_seconds(scan.length, touched) >= self.device.step
 
     def is_worth_questions(self, body: Region, predicate: Value) -> bool:
         """Whether a step takes so much longer than computing its predicate, with those of all

@@ -87,9 +87,9 @@ class ExitLoopEarly(Pass):
 
     def find(self, op: Op) -> Iterator[SkippingLoop]:
         assert isinstance(op, Scan)
-        if not cost_model().is_worth_a_question(op.body):
-            return
         for skip in find_skips(op):
+            if not _is_asked(op, skip):
+                continue
             what = (
                 "starts at the last step taken" if op.reverse else "stops after the last step taken"
             )
@@ -152,8 +152,18 @@ class ExitLoopEarly(Pass):
         if other.scan in stops:
             return stops[other.scan].predicate is other.predicate
         match, is_counted = SkippingLoop(other.scan, "", other), _is_counted(other, skip)
-        is_worth = cost_model().is_worth_a_question(other.scan.body)
-        return is_worth and self._refuse(match, is_counted) is None
+        return _is_asked(other.scan, other) and self._refuse(match, is_counted) is None
+
+
+def _is_asked(scan: Scan, skip: Skip | str) -> bool:
+    """Whether asking before each step whether to go on takes no longer than a step; in a loop of
+    few numbers, if no rows of skipped steps have to be made.
+    """
+    model = cost_model()
+    if model.is_worth_a_question(scan.body):
+        return True
+    is_free = isinstance(skip, Skip) and model.asks_in_no_time(scan, skip.predicate)
+    return is_free and not scan.stacks
 
 
 def _is_counted(reader: Skip, skip: Skip) -> bool:

@@ -79,7 +79,7 @@ def test_loops_that_do_not(step):
     [
         (lambda x, i, r, p, n: (both(x[0] < r[0], x + r, x), i), "mixes carries with streams"),
         (lambda x, i, r, p, n: (both(x[0] < i, x + r, x), i + 1), "mixes carries with streams"),
-        (lambda x, i, r, p, n: (both(p & (x[0] < 1), x + r, x), i), "mixes carries with streams"),
+        (lambda x, i, r, p, n: (both(p ^ (x[0] < 1), x + r, x), i), "mixes carries with streams"),
         (
             lambda x, i, r, p, n: (
                 both(lax.while_loop(lambda c: c < 0, lambda c: c + 1, x[0]) < 1, x + r, x), i),
@@ -91,6 +91,22 @@ def test_predicates_that_are_no_reason_to_stop(step, because):
     found = list(find_skips(carrying(step)))
     assert found
     assert all(isinstance(each, str) and because in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("mask", "kinds"),
+    [
+        (lambda x, p: p & (x[0] < 1), ["upfront", "carried"]),
+        (lambda x, p: ~(p | (x[0] < 1)), ["upfront", "carried"]),
+        (lambda x, p: ~p & ((x[0] < 1) & (x[1] < x[2])), ["upfront", "carried", "carried"]),
+        (lambda x, p: p | (x[0] < 1), []),
+        (lambda x, p: p ^ (x[0] < 1), []),
+    ],
+)
+def test_parts_of_predicates(mask, kinds):
+    """What is false of a conjunction, or true of what is negated, skips a step by itself."""
+    found = find_skips(carrying(lambda x, i, r, p, n: (both(mask(x, p), x + r, x), i)))
+    assert [each.kind for each in found if not isinstance(each, str)][-len(kinds) :] == kinds
 
 
 def writing(began, value, at, *, fun=lambda ys: ys):

@@ -408,7 +408,7 @@ LOW, LISTED = (lambda c, _: c[0] < 1), (lambda _, row: row)
 @pytest.mark.parametrize(
     ("each", "program"),
     [
-        pytest.param(CARRIED, by(LOW, lambda c, row: (c[0] < 1) & row), id="mixed"),
+        pytest.param(CARRIED, by(LOW, lambda c, row: (c[0] < 1) ^ row), id="mixed"),
         pytest.param(CARRIED, by(LOW, LISTED), id="known before"),
         pytest.param(UPFRONT, by(LISTED, LOW), id="not known before"),
         pytest.param(CARRIED, by(LOW, lambda c, _: c[0] >= 1, inner_is_done=True), id="done"),

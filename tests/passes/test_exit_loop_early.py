@@ -661,6 +661,24 @@ def test_a_step_that_is_cheaper_than_the_question(real_questions):
     alone(EXIT, stopping(), "f32[9000]", "f32[]", fires=True)
 
 
+@pytest.mark.parametrize("what", [None, lambda c: c])
+@pytest.mark.parametrize(("rows", "length"), [(3, 90), (3, 5), (99_999, 90)])
+def test_many_steps_of_few_numbers(real_questions, rows, length, what):
+    """Asking costs nothing where XLA compiles the loop as one function, unless rows of skipped
+    steps are to be made.
+    """
+
+    def program(c, table, bound):
+        def body(c, _):
+            step = lambda c: c + table[0]
+            return lax.cond(c < bound, step, keep, c), what and what(c)
+
+        return lax.scan(body, c, None, length=length)
+
+    fires = what is None and (rows, length) == (3, 90)
+    alone(EXIT, program, jnp.float32(0), jnp.ones(rows), jnp.float32(20), fires=fires)
+
+
 def test_steps_that_are_cheaper_than_all_their_predicates(real_questions):
     """A prefix sum by doubling: each element has a predicate of its own, in every step."""
 
@@ -677,7 +695,7 @@ def test_steps_that_are_cheaper_than_all_their_predicates(real_questions):
     alone(EXIT, wide, "f32[300]", fires=True)
 
 
-@pytest.mark.parametrize(("width", "fires"), [(3, False), (3000, True)])
+@pytest.mark.parametrize(("width", "fires"), [(140, False), (3000, True)])
 def test_a_step_that_writes_to_a_large_array_in_place(real_questions, width, fires):
     """It costs the window."""
 

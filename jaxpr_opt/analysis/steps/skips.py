@@ -176,7 +176,7 @@ def predicate_root(value: Value) -> Value:
 
 def _candidates(scan: Scan) -> list[Value]:
     """Bools of the body that choose: selectors of its conds, masks of its selects; conds first.
-    Then the carries that these are made of: ``or done (lt error bound)``.
+    Then the truth values that these are made of by logic: ``or done (lt error bound)``.
     """
     conds: dict[Value, None] = {}
     selects: dict[Value, None] = {}
@@ -188,18 +188,17 @@ def _candidates(scan: Scan) -> list[Value]:
         if root.dtype == bool and root.region is scan.body and not isinstance(root, Constant):
             (conds if isinstance(op, Cond) else selects)[root] = None
     found = conds | selects
-    return list(found | dict.fromkeys(_carried_in(scan, found)))
+    return list(found | dict.fromkeys(_parts(scan, found)))
 
 
-def _carried_in(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:
-    """The truth values that a scan carries of which predicates are made by logic."""
-    carried = {c.param for c in scan.carries}
+def _parts(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:
+    """The truth values of the body of which predicates are made by logic."""
     pending = list(predicates)
     for value in pending:
-        if value in carried:
-            yield value
-        elif value.op is not None and value.op.name in ("and", "not", "or"):
-            pending += [v for v in value.op.operands if v.region is scan.body]
+        if value.op is not None and value.op.name in ("and", "not", "or"):
+            parts = [v for v in value.op.operands if v.region is scan.body]
+            yield from parts
+            pending += parts
 
 
 def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
