@@ -38,7 +38,6 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.windows.row_readers import RowReader, row_readers
-from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.mapped_rows import map_rows
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -69,8 +68,7 @@ class MapStackedRows(Pass):
         if not is_sized((op.length,)) or op.length < 2:
             return
         for stack in op.stacks:
-            is_row = dtypes.is_of_bytes(stack.value.dtype)
-            readers = row_readers(op, stack) if is_row else None  # (1, 2, 3)
+            readers = row_readers(op, stack)  # (1, 2, 3)
             if readers is not None:
                 size = bytes_text(_nbytes(readers))
                 says = f"of {stack.value.label}, {size} are stacked, which are read of all rows"

@@ -120,7 +120,16 @@ def narrow(x):
     return stacked(x).astype(jnp.float16)[:, 0]
 
 
-PROGRAMS = [column, picked, best, compared, spread, twice, turned, counted, mapped, flat, narrow]
+def keys(x):
+    """A key is a row, too."""
+    step = lambda k, _: (jax.random.split(k, 1)[0], jax.random.split(k, 3))
+    found = lax.scan(step, jax.random.key(jnp.isfinite(x[0, 0]).astype(int)), length=5)[1]
+    return jax.random.key_data(found[:, 1])
+
+
+PROGRAMS = [
+    column, picked, best, compared, spread, twice, turned, counted, mapped, flat, narrow, keys,
+]  # fmt: skip
 X = [jnp.linspace(-2.0, 3.0, 12).reshape(4, 3), jnp.array([[jnp.nan, jnp.inf, -0.0]] * 4)]
 
 
@@ -186,10 +195,11 @@ def labelled(x):
     return jnp.take_along_axis(stacked(x), places, axis=1)
 
 
-def keys(x):
-    step = lambda k, _: (jax.random.split(k, 1)[0], jax.random.split(k, 3))
-    found = lax.scan(step, jax.random.key(x[0, 0].astype(int)), length=5)[1]
-    return jax.random.uniform(found[0, 0]), jax.random.key_data(found[:, 0])
+def placed(x):
+    """The same, as an op reads it: the places are of another shape than what is there."""
+    dims = lax.GatherDimensionNumbers((1,), (1,), (1,), (0,), (0,))
+    places = lax.broadcast_in_dim(x[0, 0].astype(int) % 4, (5, 1), ())
+    return lax.gather(stacked(x), places, dims, (1, 1, 3), mode="clip")
 
 
 def sorted_rows(x):
@@ -214,7 +224,7 @@ def wide(x):
         scaled,
         of_others,
         labelled,
-        keys,
+        placed,
         sorted_rows,
         wide,
     ],
@@ -225,10 +235,19 @@ def test_not_looked_at(program):
     assert not run_alone((MAP,), graph).record(MAP.name, False).rewrites
 
 
-def test_rows_of_an_argument():
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        pytest.param(lambda z: z, "f32[5,4,3]", id="as it is"),
+        pytest.param(lambda z: z.reshape(5, 4, 3), "f32[60]", id="reshaped"),
+        pytest.param(lambda z: jnp.flip(z, 0), "f32[5,4,3]", id="turned round"),
+        pytest.param(lambda z: lax.cumsum(z, 0), "f32[5,4,3]", id="of rows before"),
+    ],
+)
+def test_rows_of_an_argument(rows, shape):
     """(3) Each row with one of its own."""
-    program = lambda x, z: jnp.max(stacked(x) * z, axis=1)
-    graph = import_jaxpr(traced(program, X[0], "f32[5,4,3]"), "final")
+    program = lambda x, z: jnp.max(stacked(x) * rows(z), axis=1)
+    graph = import_jaxpr(traced(program, X[0], shape), "final")
     assert not run_alone((MAP,), graph).record(MAP.name, False).rewrites
 
 
