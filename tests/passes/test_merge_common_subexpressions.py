@@ -415,6 +415,18 @@ def test_arithmetic_on_broadcasts_stays_where_it_is_read():
     assert any(op.name == "lt" for op in loop.body.ops)
 
 
+def test_arithmetic_on_an_outer_broadcast_is_there_already():
+    """(4) It stays for the sake of what is repeated in its region only."""
+
+    def program(b, xs):
+        wide = jnp.broadcast_to(b, (4, 3))
+        return lax.scan(lambda c, x: (c * x + wide * 2.0, None), wide * 2.0, xs)[0]
+
+    graph = alone(CSE, program, "f32[3]", "f32[8]", fires=True)
+    (loop,) = (op for op in graph.walk() if op.name == "scan")
+    assert [op.name for op in loop.body.ops] == ["mul", "add", "yield"]
+
+
 def test_broadcasts_of_a_branch_are_merged_in_it():
     """(4) Where another region has the same, too."""
 

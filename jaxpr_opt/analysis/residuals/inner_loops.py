@@ -86,7 +86,7 @@ def _is_given(op: Op) -> bool:
     stopped, and a comparison says what it said.
     """
     # Condition 3 of replay-inner-loops.
-    return isinstance(op, Scan | While) or is_discontinuous(op) or op.is_terminator
+    return isinstance(op, Scan | While) or is_discontinuous(op)
 
 
 def cut_before(loop: Scan, path: Sequence[Op], found: Sequence[Residual]) -> Cut:
