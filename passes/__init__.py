@@ -50,6 +50,7 @@ from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
 from jaxpr_opt.passes.windows.carry_last_rows import CarryLastRows
+from jaxpr_opt.passes.windows.carry_picked_rows import CarryPickedRows
 from jaxpr_opt.passes.windows.compute_read_rows import ComputeReadRows
 from jaxpr_opt.passes.windows.expand_combining_scatters import ExpandCombiningScatters
 from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
@@ -101,6 +102,7 @@ WINDOWS = (
     NarrowReads(),
     ComputeReadRows(),
     CarryLastRows(),
+    CarryPickedRows(),
     MakeStreamedRows(),
     AccumulateSparseCotangents(),
     NarrowCarriedArrays(),

@@ -31,6 +31,7 @@ arrays that a loop carries
 `rings`                     shift registers that could be rings
 `histories`                 buffers whose rows each step rearranges
 `last_rows`                 stacks of which the last row is read, streams of which the first counts
+`picked_rows`               stacks of which one row is read, at a place that the data say
 `row_readers`               ops that make something smaller of each row of a stack
 `streamed_rows`             ops before a loop that make what it streams, row by row
 `row_views`                 streams and stacks that are part of a larger array

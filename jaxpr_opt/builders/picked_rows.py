@@ -1,0 +1,107 @@
+"""A loop that carries the rows of a stack that are picked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.windows.picked_rows import Pick, PickedRows
+from jaxpr_opt.bridge import compat
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+
+
+def carry_rows(found: PickedRows, scan: Scan, rw: Rewriter) -> None:
+    """Keep each row that is picked when a step makes it."""
+    for op in found.moved:
+        rw.move(op, scan)
+    row = found.stack.value
+    carries = list(scan.carries)
+    for pick in found.picks:
+        place = _place(pick, row.shape, scan, rw)
+        start = rw.typed(lambda: lax.full(row.shape, 0, row.dtype), row.aval, before=scan)
+        param, result = (rw.new_value(start.aval, row.name) for _ in range(2))
+        end = scan.body.terminator
+        step = rw.step(scan, before=end)
+
+        def kept(step: jax.Array, place: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+            return lax.select(
+                lax.broadcast_in_dim(place == step, old.shape, range(old.ndim)), new, old
+            )
+
+        carries = [*scan.carries, Carry(start, param, param, result)]
+        rw.set_scan(scan, carries=carries)
+        value = rw.typed(kept, start.aval, step, place, param, row, before=scan.body.terminator)
+        rw.set_operand(scan.body.terminator, scan.num_carries - 1, value)
+        _read(pick, result, rw)
+    rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not found.stack.result])
+
+
+def _place(pick: Pick, shape: tuple[int, ...], scan: Scan, rw: Rewriter) -> Value:
+    """The step whose row is read, in each row of a batch."""
+    last = scan.length - 1
+
+    def place(index: jax.Array) -> jax.Array:
+        if pick.component is not None:
+            index = lax.index_in_dim(index, pick.component, index.ndim - 1, keepdims=False)
+        most = min(last, int(np.iinfo(index.dtype).max))
+        number = lax.convert_element_type(
+            lax.clamp(_like(0, index), index, _like(most, index)), np.int32
+        )
+        order = [at for at, _ in sorted(pick.batch, key=lambda pair: pair[1])]
+        rest = [at for at in range(index.ndim) if at not in order]
+        sizes = {axis: index.shape[at] for at, axis in pick.batch}
+        spread = [sizes.get(axis, 1) for axis in range(len(shape))]
+        return lax.reshape(lax.transpose(number, [*order, *rest]), spread)
+
+    return rw.insert(place, pick.index, before=scan)
+
+
+def _like(number: int, index: jax.Array) -> Any:
+    return np.asarray(number, index.dtype)
+
+
+def _read(pick: Pick, row: Value, rw: Rewriter) -> None:
+    """Read the only row that there is, as the rows of the stack were read."""
+    op, before = pick.op, pick.op
+    array = rw.reshape(row, (1, *row.shape), before=before)
+    for turn in pick.turned:
+        array = _again(turn, [array], before, rw)
+    places = [_only(pick, v, rw) if v is pick.index else v for v in op.operands[1:]]
+    rw.replace(op.result, _again(op, [array, *places], before, rw))
+    rw.erase(op)
+    for turn in reversed(pick.turned):
+        if not turn.result.uses and turn.region is not None:
+            rw.erase(turn)
+
+
+def _only(pick: Pick, index: Value, rw: Rewriter) -> Value:
+    """The index of the only row, or one out of range if it was: the row may be filled in, and have
+    no gradient.
+    """
+    if pick.component is None:
+        return rw.scalar(0, index.dtype)
+    length = pick.op.operands[0].shape[pick.axis]
+
+    def only(index: jax.Array) -> jax.Array:
+        most = min(length - 1, int(np.iinfo(index.dtype).max))
+        is_out = lax.bitwise_or(lax.lt(index, _like(0, index)), lax.gt(index, _like(most, index)))
+        place = lax.select(is_out, lax.full_like(index, 1), lax.full_like(index, 0))
+        is_place = lax.broadcasted_iota(np.int32, index.shape, index.ndim - 1) == pick.component
+        return lax.select(is_place, place, index)
+
+    return rw.insert(only, index, before=pick.op)
+
+
+def _again(op: Op, operands: list[Value], before: Op, rw: Rewriter) -> Value:
+    primitive, params = op.primitive, op.params
+    assert primitive is not None
+
+    def compute(*values: Any) -> Any:
+        (result,) = compat.bind(primitive, values, params)
+        return result
+
+    return rw.typed(compute, op.result.aval, *operands, before=before)
