@@ -265,6 +265,11 @@ def padding_of(op: Equation) -> Sequence[tuple[int, int, int]]:
     return tuple(_read(op, "padding_config"))
 
 
+def window_padding_of(op: Equation) -> Sequence[tuple[int, int]]:
+    """What is put before and after the elements of each dimension of what is read by windows."""
+    return tuple(_read(op, "padding"))
+
+
 def window_dimensions_of(op: Equation) -> tuple[int, ...]:
     """The sizes of the window that is reduced."""
     return tuple(_read(op, "window_dimensions"))

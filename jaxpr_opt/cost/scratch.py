@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from jaxpr_opt.bridge.parameters import dimension_of
+from math import prod
+
+from jaxpr_opt.bridge.parameters import dimension_of, window_padding_of
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.traits import CUMULATIVE, SCATTERING, is_broadcast
 
 THREEFRY_WORDS = 3
 """Words of 32 bits for each random number: the function goes from one pair of arrays to another."""
+
+BYTES_OF_A_NUMBER = 4
+"""Bytes of the number of an element along an axis."""
 
 BLOCK = 16
 """Numbers of a row that are summed up as a block, if it has more; then the sums of blocks are."""
@@ -25,10 +30,24 @@ def scratch_bytes(op: Op) -> int:
             return 0
         is_written_over = row.op is not None and len(row.uses) == 1
         return nbytes // BLOCK + (0 if is_written_over else nbytes)
+    if op.name == "select_and_scatter_add":
+        return _of_selected(op)
     if op.name in SCATTERING:
         updates = op.operands[2]
         return updates.nbytes if updates.op is not None and is_broadcast(updates.op) else 0
     return 0
+
+
+def _of_selected(op: Op) -> int:
+    """For the gradient of a maximum over windows: arrays of the number along each axis of each
+    element, what is selected of each window and where it is, and a padded copy.
+    """
+    source, operand = op.operands
+    sides = zip(operand.shape, window_padding_of(op), strict=True)
+    padded = prod(low + size + high for size, (low, high) in sides)
+    numbers = BYTES_OF_A_NUMBER * len(operand.shape) * (padded + source.size)
+    copy = padded * operand.dtype.itemsize if padded > operand.size else 0
+    return numbers + 2 * source.nbytes + copy
 
 
 def _is_threefry(key: Value) -> bool:

@@ -125,6 +125,29 @@ def test_what_an_op_needs_while_it_runs(name, program, args):
     assert estimated(program, *args) == pytest.approx(compiled(program, *args), abs=2.1 * KB)
 
 
+def pooled(x, size, padding="VALID"):
+    """The gradient of the largest numbers of windows."""
+    window = (1, *(size,) * (x.ndim - 2), 1)
+    largest = lambda x: jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, padding)
+    out, pull = jax.vjp(largest, x)
+    return pull(jnp.sin(out))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "padding"),
+    [
+        ((4, 16, 16, 8), 2, "VALID"),
+        ((4, 64, 8), 8, "VALID"),
+        ((2, 8, 8, 8, 4), 2, "VALID"),
+        ((4, 16, 16, 8), 3, "SAME"),
+    ],
+)
+def test_the_gradient_of_the_largest_of_windows(shape, size, padding):
+    """Each element's number along each axis is an array."""
+    program, x = functools.partial(pooled, size=size, padding=padding), jnp.ones(shape)
+    assert estimated(program, x) == pytest.approx(compiled(program, x), rel=0.15)
+
+
 def accumulated(x):
     """A loop that adds a product to what it carries, in steps that are computed again."""
     step = jax.checkpoint(lambda total, row: total + jnp.sin(row[:, None] @ row[None]) @ x)
