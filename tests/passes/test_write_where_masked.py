@@ -178,6 +178,25 @@ def test_selects(step):
         ),
         pytest.param(
             lambda c, at: lax.select_n(
+                lax.eq(jnp.zeros(N, "int32").at[at].set(at), jnp.zeros(N, "int32")),
+                c,
+                jnp.zeros(N),
+            ),
+            id="(2) a number may be what is around it, and clears",
+        ),
+        pytest.param(
+            lambda c, at: lax.select_n(jnp.zeros(N, bool).at[at].set(c[at] > 1), c, jnp.zeros(N)),
+            id="(2) truth values of the step",
+        ),
+        pytest.param(
+            lambda c, at: lax.select_n(c > 1, c, jnp.zeros(N)), id="(1) nothing is written"
+        ),
+        pytest.param(
+            lambda c, at: lax.select_n(lax.eq(at[0] * jnp.arange(N), 0), jnp.zeros(N), c),
+            id="(1) nothing is written, numbers are compared",
+        ),
+        pytest.param(
+            lambda c, at: lax.select_n(
                 lax.eq(numbered(at), jnp.full(N, 9, "uint32")), jnp.zeros(N), c
             ),
             id="(2) the mask is false everywhere",
@@ -208,7 +227,7 @@ def test_selects(step):
         ),
         pytest.param(
             lambda c, at: lax.select_n(
-                lax.eq(jnp.zeros(N, "int32").at[at].apply(lambda x: x + 1), 0), jnp.zeros(N), c
+                lax.eq(jnp.ones(N, "int32").at[at].apply(lambda x: 2 * x - 1), 1), c, jnp.zeros(N)
             ),
             id="(1) a function of what is there",
         ),
@@ -232,6 +251,15 @@ def test_selects(step):
 def test_refusals(step):
     places = jnp.array([[0, 5, 39], [1, 1, 40], [99, -50, 7]], jnp.int32)
     alone(WRITE, lambda c, p: loop(step, c, p), jnp.linspace(1.0, 2.0, N), places, fires=False)
+
+
+def test_a_carried_mask():
+    """(1) Nothing in the step writes it, as it is or compared."""
+    step = lambda c, _: (lax.select_n(c[1], c[0], jnp.zeros(N)), c[1])
+    count = lambda c, _: (lax.select_n(lax.eq(c[1], 0), c[0], jnp.zeros(N)), c[1])
+    for each, kind in ((step, "bool[40]"), (count, "i32[40]")):
+        program = lambda c, m, xs, each=each: loop(each, (c, m), xs)
+        alone(WRITE, program, "f32[40]", kind, "f32[5]", fires=False)
 
 
 @pytest.mark.parametrize("shown", [False, True])
