@@ -141,5 +141,15 @@ HARMLESS: dict[str, dict[str, str]] = {
     "versions._view": {
         "without: or not scan.body.contains(op.region)": "outside are no versions",
     },
+    "write_where_masked.WriteWhereMasked.find": {
+        "without: or mask is None": "it has no routes then",
+        "without: and users": "rows that nobody reads may go",
+    },
+    "written_masks._compared": {
+        "without: and write.name == 'scatter'": "other writes have no function of their own",
+    },
+    "written_masks._is": {
+        "never: values is None": "of a whole number at least the limits of its type are known",
+    },
 }
 """By module and function: the mutant, and why it does no harm."""

@@ -227,7 +227,7 @@ def test_selects(step):
         ),
         pytest.param(
             lambda c, at: lax.select_n(
-                lax.eq(jnp.ones(N, "int32").at[at].apply(lambda x: 2 * x - 1), 1), c, jnp.zeros(N)
+                lax.eq(jnp.ones(N, "int32").at[at].apply(lambda x: 2 * x - 1), 1), jnp.zeros(N), c
             ),
             id="(1) a function of what is there",
         ),

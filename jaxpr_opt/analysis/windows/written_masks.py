@@ -43,7 +43,7 @@ def _compared(array: Value, number: int, *, negated: bool) -> WrittenMask | None
     if write is None or write.name not in UPDATE or write.name == "scatter-add":
         return None
     # Condition 1 of write-where-masked.
-    if combiner_of(write) or is_sharded(array):
+    if (write.name == "scatter" and combiner_of(write)) or is_sharded(array):
         return None
     base, values = uniform(write.operands[0]), _range(write.operands[UPDATE[write.name]])
     elsewhere = None if base is None else int(base) == number
