@@ -446,3 +446,29 @@ def test_loops_of_unknown_length_share_a_budget():
     twice = lambda w, x: until(20)(w, x) + until(30)(w, x + 1.0)
     gradient = jax.grad(optimize(twice, memory=40 * x.nbytes))
     assert memory(gradient, w, x) <= 40 * x.nbytes
+
+
+def solved_in_each_step(a, b):
+    """Time steps, each with a solver that stops early."""
+
+    def refined(state, _):
+        x, is_done = state
+        new = jnp.tanh(x @ a + b)
+        is_close = jnp.abs(new - x).max() < 1e-3
+        return (jnp.where(is_done, x, new), is_done | is_close), None
+
+    def step(x, _):
+        x = lax.scan(refined, (0.5 * x, False), length=30)[0][0]
+        return x, x.mean()
+
+    x, means = lax.scan(step, jnp.zeros_like(b), length=40)
+    return (x**2).sum() + means.sum()
+
+
+def test_a_program_that_is_small_before_memory_is_traded_is_taken():
+    """Without what is traded where there is no budget it fits, and nothing more is done to it."""
+    a, b = 0.05 * jax.random.normal(jax.random.key(0), (64, 64)), jnp.ones((8, 64))
+    without = memory(optimize(jax.grad(solved_in_each_step)), a, b)
+    fitted = optimize(jax.grad(solved_in_each_step), memory=0.25)
+    assert memory(fitted, a, b) <= 0.25 * without
+    np.testing.assert_allclose(jax.jit(fitted)(a, b), jax.grad(solved_in_each_step)(a, b), 1e-4)

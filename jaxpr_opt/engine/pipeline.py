@@ -259,7 +259,8 @@ class Pipeline:
             before = make
         others = functools.partial(self._untraded, run.graph, before)
         made = plan(run.graph, memory, Trading(self.trades), others)
-        if made.chosen.journal.touched:
+        # One of the others may be taken as it is.
+        if made.chosen.journal.touched or made.chosen.nbytes < made.frontier[0].nbytes:
             run.adopt(made.chosen)
         if not made.is_met and (memory.nbytes is not None or _has_backward(run.graph)):
             tell_unmet(made, memory, run.graph)
