@@ -175,7 +175,12 @@ def stretched(t, i, u):
     return jax.vmap(read)(lax.broadcast_in_dim(t[:1], (ROWS, 5, 2), (1, 2)), i)
 
 
-@pytest.mark.parametrize("program", [other_axis, own_tables, stretched])
+def chosen(t, i, u):
+    """A copy is chosen: the axis along which the table is repeated is none of the batch."""
+    return lax.broadcast(t, (ROWS,)).at[i].get(mode="clip")
+
+
+@pytest.mark.parametrize("program", [other_axis, own_tables, stretched, chosen])
 def test_not_looked_at(program):
     """(1, 2)"""
     graph = import_jaxpr(traced(program, "f32[5,2]", "i32[3]", "f32[3,2]"))
@@ -257,19 +262,36 @@ def test_only_what_may_be_one_place_is_compared():
     assert compared(lambda *a: far(*a, mode="clip"), *args)
 
 
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param(lambda i, j: (i, j[:7] + 1), id="of two arrays"),
+        pytest.param(lambda i, j: (i, i[::-1] + 1), id="of an array and its reverse"),
+        pytest.param(lambda i, j: (j[:7], j[1:] + 1), id="of two slices"),
+    ],
+)
+def test_places_of_other_numbers_are_compared(places):
+    """(3) They are no known distance apart, though one is more by a number."""
+    how = {"mode": "drop", "wrap_negative_indices": False}
+    program = lambda t, i, j, u, v: several_sums(t, places(i, j), (u, v), **how)
+    args = jnp.zeros((5, 2)), AT, jnp.array([3, 4, -2, 1, 8, 1, 9, 0], jnp.int32), *US[:2]
+    same(program, *args)
+    assert "eq" in alone_text(program, "f32[5,2]", "i32[7]", "i32[8]", "f32[7,2]", "f32[7,2]")
+
+
 def alone_text(program, *types):
     graph = import_jaxpr(traced(program, *types))
     assert run_alone((SHARE,), graph).record(SHARE.name, False).rewrites
     return {op.name for op in graph.walk()}
 
 
-def windows_of_two(t, i, u, v, step):
+def windows_of_two(t, i, u, v, step, mode="clip"):
     """Windows of two rows: they may overlap in part."""
     numbers = lax.ScatterDimensionNumbers((1, 2), (), (1,), (0,), (0,))
     zeros = jnp.zeros((7, 5, 2))
     at = jnp.clip(i, 0, 1)
-    for place, update in ((at, u), (at + step, v)):
-        zeros = lax.scatter_add(zeros, place[:, None], update, numbers, mode="clip")
+    for place, update in ((at + jnp.asarray(step, i.dtype), u), (at, v)):
+        zeros = lax.scatter_add(zeros, place[:, None], update, numbers, mode=mode)
     return lax.reduce_sum(zeros, axes=(0,))
 
 
@@ -283,6 +305,28 @@ def test_windows_that_overlap_in_part(step):
         same(program, *args)
     else:  # -2 may be clamped
         check_refuses(SHARE, program, *types, because="windows of a row may overlap")
+
+
+def test_places_that_come_back():
+    """(3) Of few bits: 255 more is one less, as it is wrapped around."""
+    program = lambda t, i, u, v: windows_of_two(t, i, u, v, 255, "drop")
+    types = "f32[5,2]", "u8[7]", "f32[7,2,2]", "f32[7,2,2]"
+    check_refuses(SHARE, program, *types, because="windows of a row may overlap")
+
+
+@pytest.mark.parametrize("dtype", ["u8[7]", "i16[7]"])
+def test_places_of_few_bits_are_not_compared(dtype):
+    """(3) How they are clamped is not known."""
+
+    def program(t, i, u, v):
+        numbers = lax.ScatterDimensionNumbers((1,), (1,), (1,), (0,), (0,))
+        zeros = jnp.zeros((7, 5, 2))
+        for place, update in ((i, u), (i * i, v)):
+            zeros = lax.scatter_add(zeros, place[:, None], update, numbers, mode="clip")
+        return lax.reduce_sum(zeros, axes=(0,))
+
+    because = "windows of a row may overlap"
+    check_refuses(SHARE, program, "f32[5,2]", dtype, "f32[7,2]", "f32[7,2]", because=because)
 
 
 def test_windows_of_several_forms():
