@@ -8,6 +8,7 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.devices import is_quick_if_small
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.make_streamed_rows import MakeStreamedRows
@@ -43,6 +44,7 @@ def summed(*streams, reverse=False, start=0.0):
     return lax.scan(step, start, streams, reverse=reverse)
 
 
+@pytest.mark.skipif(is_quick_if_small(), reason="not before JAX differentiates")
 def test_outer_products():
     def program(x, b):
         u = lax.broadcast_in_dim(x, (5, 4, 3), (0, 1)) * lax.broadcast_in_dim(b, (5, 4, 3), (0, 2))
@@ -175,7 +177,7 @@ def test_the_same_bits(program, args, phase):
     before, after = (import_jaxpr(traced(program, *args), phase) for _ in range(2))
     ran = run_alone((MAKE,), after).record(MAKE.name, False).rewrites
     assert_same_bits(evaluate_exactly(before, *args), evaluate_exactly(after, *args))
-    assert ran
+    assert bool(ran) == (phase == "final" or not is_quick_if_small())
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

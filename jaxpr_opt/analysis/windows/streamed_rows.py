@@ -10,7 +10,7 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.ir.devices import is_sharded
-from jaxpr_opt.ir.graph import Op, Region, Scan, Value, is_sized, phase_of
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value, is_sized, program_of
 from jaxpr_opt.ir.traits import ELEMENTWISE, is_arithmetic, is_broadcast
 
 _MOVING = frozenset({
@@ -188,7 +188,13 @@ class _Rows:
 def _reads_for_gradient(op: Op) -> bool:
     """Whether the gradient would add to an array in each step, not once for all."""
     is_read = op.name == "gather" and dtypes.is_inexact(op.result.dtype)
-    return is_read and phase_of(op) == "differentiable"
+    return is_read and is_to_be_differentiated(op)
+
+
+def is_to_be_differentiated(op: Op) -> bool:
+    """Whether JAX may still differentiate an op, which is in no gradient yet."""
+    program = program_of(op)
+    return program is not None and program.phase != "final" and not program.has_gradient
 
 
 def _is_new(value: Value, axis: int | None) -> bool:
