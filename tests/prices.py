@@ -7,7 +7,15 @@ from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
 
 FREE = dataclasses.replace(
-    CPU, step=0.0, fused_step=0.0, line=0, predicate=0.0, pointers=2, registers=0, vector=1.0
+    CPU,
+    step=0.0,
+    fused_step=0.0,
+    line=0,
+    predicate=0.0,
+    pointers=2,
+    registers=0,
+    vector=1.0,
+    starts_each=False,
 )
 """Steps take no time, so that whatever a step moves takes longer; two scalars are many."""
 

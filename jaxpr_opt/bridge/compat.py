@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jaxlib.version
 from jax._src import ad_util as _ad_util
 from jax._src import array as _array
 from jax._src import config as _config
@@ -32,18 +31,6 @@ from jaxpr_opt.bridge.guard import UnknownJaxError
 from jaxpr_opt.frames import Frame, is_installed, is_machinery
 
 _trace_ctx, _DynamicJaxprTrace = _core.trace_ctx, _pe.DynamicJaxprTrace  # asked in every call
-
-_XLA: tuple[int, ...] = jaxlib.version.__version_info__
-
-KEEPS_BARRIERS: bool = _XLA >= (0, 11)
-"""Whether XLA keeps an `optimization_barrier` until it has placed its copies."""
-
-ADDS_AT_CONSTANTS: bool = _XLA >= (0, 12)
-"""Whether XLA:CPU adds in place to a window of an array that is at a constant."""
-
-COMPILES_LOOPS_WHOLE: bool = _XLA >= (0, 12)
-"""Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step,
-too."""
 
 JAXPRS_ARE_CLOSED: bool = issubclass(Jaxpr, ClosedJaxpr)
 """Whether a jaxpr has its constants with it: there is one class of them since JAX 0.11."""

@@ -1,5 +1,6 @@
 """What JAX's private parts say of devices: which axes of a mesh are manual, whether XLA may divide
-arrays over devices without a word in their types, and which arguments' memory it may use.
+arrays over devices without a word in their types, which arguments' memory it may use, and what its
+versions do otherwise.
 """
 
 from __future__ import annotations
@@ -8,9 +9,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jaxlib.version
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib.mlir import ir as _ir
 from jax._src.sharding_impls import SPMDAxisContext as _SPMDAxisContext
+
+_XLA: tuple[int, ...] = jaxlib.version.__version_info__
+
+KEEPS_BARRIERS: bool = _XLA >= (0, 11)
+"""Whether XLA keeps an `optimization_barrier` until it has placed its copies."""
+
+ADDS_AT_CONSTANTS: bool = _XLA >= (0, 12)
+"""Whether XLA:CPU adds in place to a window of an array that is at a constant."""
+
+COMPILES_LOOPS_WHOLE: bool = _XLA >= (0, 12)
+"""Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step,
+too."""
 
 
 def manual_axes(ctx: Any) -> dict[str, bool]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxpr_opt.bridge import compat_devices
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -79,6 +81,9 @@ class Device:
     jumps: bool = False
     """Whether a loop that makes an array, and writes a window of it, takes a jump for each element:
     then it computes no elements together."""
+    starts_each: bool = False
+    """Whether ops of a loop over small arrays are started one by one, unless they touch few bytes
+    in all."""
     near: int = 0
     """Bytes that stay in a cache of each core, if that is known."""
     nearby: float = 0.0
@@ -113,6 +118,7 @@ CPU = Device(
     turned=1 / 2.5e9,
     breadth_first=True,
     jumps=True,
+    starts_each=not compat_devices.COMPILES_LOOPS_WHOLE,
     near=4 << 20,
     nearby=0.028e-9,
     reduces_one_by_one=True,

@@ -11,7 +11,7 @@ from typing import Literal
 
 import jax
 
-from jaxpr_opt.bridge import compat, compat_devices
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.bridge.parameters import checks_vma, mesh_of, newly_manual_axes_of
 from jaxpr_opt.ir.graph import Call, Op, Value, enclosing_shard_map, program_of
 
@@ -87,7 +87,7 @@ def fence() -> Fence | None:
     Since JAX 0.11 a barrier does.  Before, XLA dropped barriers first; on a CPU it does not fuse
     divisions again and again, as other devices may.
     """
-    if compat.KEEPS_BARRIERS:
+    if compat_devices.KEEPS_BARRIERS:
         return "barrier"
     return "division" if jax.default_backend() == "cpu" else None
 
@@ -96,7 +96,7 @@ def is_quick_if_small() -> bool:
     """Whether XLA runs a loop over small arrays faster than it starts a few ops: before JAX 0.11 it
     compiled such a loop as one function on a CPU.
     """
-    return not compat.KEEPS_BARRIERS and jax.default_backend() == "cpu"
+    return not compat_devices.KEEPS_BARRIERS and jax.default_backend() == "cpu"
 
 
 def copies_at_constants() -> bool:
@@ -105,9 +105,9 @@ def copies_at_constants() -> bool:
     It makes a `slice` of the read; before JAX 0.12 a fusion on a CPU wrote in place only what it
     read by a `dynamic_slice`.
     """
-    return not compat.ADDS_AT_CONSTANTS and jax.default_backend() == "cpu"
+    return not compat_devices.ADDS_AT_CONSTANTS and jax.default_backend() == "cpu"
 
 
 def compile_loops_whole() -> bool:
     """Whether XLA:CPU compiles a loop whose steps read rows of scalars to one function."""
-    return compat.COMPILES_LOOPS_WHOLE
+    return compat_devices.COMPILES_LOOPS_WHOLE

@@ -20,6 +20,13 @@ DIRECT = AccumulateSparseCotangents()
 ALWAYS = AddedElsewhere()
 
 
+@pytest.fixture(autouse=True)
+def loops_are_functions():
+    """Programs here are small: XLA compiles a loop of theirs as one function."""
+    with using(CostModel().but(starts_each=False)):
+        yield
+
+
 def looped(step):
     """A loop that carries an array and gets rows and indices."""
 
@@ -228,6 +235,24 @@ def test_the_piece_is_read_elsewhere():
 def test_the_accumulator_is_read_afterwards():
     """It would be copied before the write."""
     check_refuses(DIRECT, with_rows(seen), *TYPES, because="is read afterwards")
+
+
+@pytest.mark.parametrize("starts_each", [False, True])
+@pytest.mark.parametrize(("rows", "windows"), [(8, 1), (8, 5), (9000, 5)])
+def test_windows_of_a_small_array(starts_each, rows, windows):
+    """Where each is an op that is started by itself, they take longer than one sum (JAX 0.10: a
+    cascade of filters, five times plain JAX's time).
+    """
+
+    def step(c, u, i):
+        for k in range(1, windows + 1):
+            c = c + dense(c, u * k, 5 * i + k)
+        return c
+
+    types = f"i32[{rows},2]", "i32[3,1,2]", "i32[3]"
+    with using(CostModel().but(starts_each=starts_each)):
+        fires = (rows, windows) != (8, 5) or not starts_each
+        alone(DIRECT, looped(step), *types, fires=fires)
 
 
 @pytest.mark.parametrize(("points", "fires"), [(1, True), (2, True), (3, False)])

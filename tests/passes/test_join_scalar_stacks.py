@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.ir.graph import Scan
@@ -20,7 +20,7 @@ JOIN = JoinScalarStacks()
 @pytest.fixture(autouse=True)
 def few_stacks(monkeypatch):
     """Programs here are small, and about what is done where it helps."""
-    monkeypatch.setattr(compat, "COMPILES_LOOPS_WHOLE", True)
+    monkeypatch.setattr(compat_devices, "COMPILES_LOOPS_WHOLE", True)
     with using(EAGER):
         yield
 
@@ -190,7 +190,7 @@ def test_few_stacks_stay(pointers, fires):
 
 def test_before_xla_compiled_such_loops_whole(monkeypatch):
     """Cost: each op of the loop would be called by itself."""
-    monkeypatch.setattr(compat, "COMPILES_LOOPS_WHOLE", False)
+    monkeypatch.setattr(compat_devices, "COMPILES_LOOPS_WHOLE", False)
     program = lambda xs: total(stacks(xs, jnp.sin, jnp.tanh)[1])
     check_refuses(JOIN, program, "f32[8]", because="runs a loop that reads rows op by op")
 

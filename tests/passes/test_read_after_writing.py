@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.passes.in_place.read_after_writing import ReadAfterWriting
@@ -20,7 +20,7 @@ CACHE = ("f32[8]", "f32[4]")
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Programs here are small, and about what is done where it helps."""
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", True)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", True)
     with using(EAGER):
         yield
 
@@ -28,7 +28,7 @@ def small_buffers(monkeypatch):
 @pytest.fixture
 def dividing(monkeypatch):
     """A version of XLA that drops barriers before it fuses, on a CPU."""
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", False)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", False)
 
 
 def read(c, i, n=2):
@@ -176,7 +176,7 @@ FIRES = {
 @pytest.mark.parametrize("divided", [False, True])
 @pytest.mark.parametrize("case", FIRES)
 def test_others(case, divided, monkeypatch):
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", not divided)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", not divided)
     args = ("f32[3,8]", "f32[3,4]") if case == "in a batch" else CACHE
     alone(FENCED, FIRES[case], *args, fires=True)
 
@@ -286,12 +286,12 @@ def test_not_on_other_devices(dividing, monkeypatch):
     check_refuses(FENCED, stepping(cached), *CACHE, because="drops barriers")
 
 
-@pytest.mark.parametrize("kept", {False, compat.KEEPS_BARRIERS})
+@pytest.mark.parametrize("kept", {False, compat_devices.KEEPS_BARRIERS})
 def test_the_copy_is_gone(kept, monkeypatch):
     """What it is all for: XLA's program has no copy of the buffer left in the loop, whichever fence
     keeps it away, of those that this XLA heeds.
     """
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", kept)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", kept)
     args = jnp.zeros((1024, 8)), jnp.ones((4, 8))
 
     def step(c, x, t):

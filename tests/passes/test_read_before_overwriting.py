@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.passes.in_place.read_before_overwriting import ReadBeforeOverwriting
@@ -22,7 +22,7 @@ PLACES = ("f32[8]", "i32[4]", "i32[4]")
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Programs here are small, and about what is done where it helps."""
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", True)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", True)
     with using(EAGER):
         yield
 
@@ -265,7 +265,7 @@ def test_several_windows():
 @pytest.mark.parametrize("kept", [True, False])
 def test_windows_here_and_there(step, kept, monkeypatch):
     """At places out of range and twice at one, too."""
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", kept)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", kept)
     places = jnp.array([[0, 5, 5], [4999, 5000, -1], [2, 2, 2], [9999, -9000, 7]], jnp.int32)
     args = jnp.arange(5000.0), places, places[::-1, ::-1]
     alone(BARRED, stepping(step), *args, fires=True)
@@ -488,7 +488,7 @@ def test_a_small_buffer_of_which_all_is_read(size, fires):
 @pytest.fixture
 def dividing(monkeypatch):
     """A version of XLA that drops barriers before it fuses, on a CPU."""
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", False)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", False)
 
 
 def divisions(graph):
@@ -738,21 +738,21 @@ def columns(a, x):
     return lax.scan(step, (a, x), jnp.arange(64))[0]
 
 
-@pytest.mark.parametrize("kept", {False, compat.KEEPS_BARRIERS})
+@pytest.mark.parametrize("kept", {False, compat_devices.KEEPS_BARRIERS})
 def test_no_copy_for_a_quotient_and_its_reciprocal(kept, monkeypatch):
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", kept)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", kept)
     batch = jax.vmap(columns, (None, 0))
     args = jnp.eye(64) + 1, jnp.ones((3, 64))
     assert 2 * memory(optimize(batch), *args) < memory(batch, *args) + 4096
 
 
 @pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("kept", {False, compat.KEEPS_BARRIERS})
+@pytest.mark.parametrize("kept", {False, compat_devices.KEEPS_BARRIERS})
 def test_the_copy_is_gone(kept, several, monkeypatch):
     """What it is all for: XLA's program has no copy of the buffer left in the loop, whichever fence
     keeps it away, of those that this XLA heeds.
     """
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", kept)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", kept)
     program = stepping(lambda c, i, j: (write(c, read(c, i + 1), i), read(c, i, 1)))
     args = jnp.zeros(8192), jnp.arange(4), jnp.arange(4)
     if several:

@@ -9,7 +9,7 @@ from jax.experimental import io_callback
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.ir.exporter import export
@@ -32,7 +32,7 @@ def dear_memory():
 @pytest.fixture
 def barriers(monkeypatch):
     """A version of XLA that keeps barriers."""
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", True)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", True)
 
 
 def layers(count, f=jnp.tanh, width=8):
@@ -182,7 +182,7 @@ def test_a_higher_price_takes_no_more_memory():
 
 def test_what_waits_where_barriers_are_dropped(monkeypatch):
     """Arrays are chosen by bits of what comes first; derivatives go through."""
-    monkeypatch.setattr(compat, "KEEPS_BARRIERS", False)
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", False)
     program, types = layers(6)
     before, after = both(program, types)
     assert count(after, "population_count") == count(after, "optimization_barrier") > 0

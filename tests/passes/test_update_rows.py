@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.in_place.update_rows import UpdateRows
@@ -38,7 +38,7 @@ def test_small_tables_where_loops_are_one_function(rows, fires, monkeypatch):
     """Starting the ops for rows takes longer than adding to all elements."""
     types = f"f32[{rows},2]", *TYPES[1:]
     for quick in (True, False):
-        monkeypatch.setattr(compat, "KEEPS_BARRIERS", not quick)
+        monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", not quick)
         with using(DEAR):
             alone(UPDATE, descent(fixed), *types, fires=fires or not quick)
 
