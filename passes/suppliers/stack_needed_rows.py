@@ -33,9 +33,10 @@ leaves what is read, before anybody reads it:
    known at compile time which steps take them;
 3. a step in which the value is what it was in the step before shares its row: a carry that a
    branch, known likewise, gives back, and what is computed from such carries and outer values;
-4. the stack is read only row by row, in loops or nests of loops of as many steps; or by slices
-   alone (``states[-1]``, ``samples[burn::20]``), which nothing else need be read of;
-5. the rows of a slice are a slice of the needed rows, too.
+4. the stack is read only row by row, in loops or nests of loops of as many steps; or by slices and
+   gathers alone, of whole rows at places that are known and in range (``states[-1]``,
+   ``samples[burn::20]``, ``states[::-1][:5]``, ``states[np.array([0, 50, 199])]``);
+5. the rows of a slice are a slice of the needed rows, too, or of their reverse.
 
 Cost: a number for each step, unless one row is needed; it fires if at most half of the rows are
 needed, these are larger than a cache line, and storing the others takes longer than so many steps
@@ -58,7 +59,7 @@ from jax import lax
 from jaxpr_opt.analysis.residuals.needed_rows import NeededRows, needed_rows
 from jaxpr_opt.analysis.residuals.stack_consumers import Rows
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
-from jaxpr_opt.analysis.values.step_numbers import numbers_at
+from jaxpr_opt.analysis.values.step_numbers import Numbers, numbers_at
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.slicing import read_row, write_row
 from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread
@@ -124,23 +125,36 @@ class StackNeededRows(Pass):
                 assert first is not None
                 found = rw.typed(read_row, row.aval, there, at, before=first)
                 rw.replace(row, found, where=partial(_is_in, region))
-        for op, part in rows.slices:
-            read = partial(_slice, part.start, part.stop, part.step)
-            rw.replace(op.result, rw.typed(read, op.result.aval, array, before=op))
+        for op, part in rows.picks:
+            rw.replace(op.result, _picked(op, array, part, rw))
             _drop(op, rw)
         drop_unread({stack.result}, [way for way, *_ in rows.reads], rw)
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not stack.result])
 
 
-def _slice(start: int, stop: int, step: int, array: jax.Array) -> jax.Array:
-    return lax.slice_in_dim(array, start, stop, step)
+def _picked(op: Op, array: Value, rows: Numbers, rw: Rewriter) -> Value:
+    """What a slice or gather reads, of the rows that are needed."""
+    if op.name == "gather":
+        index = op.operands[1]
+        places = rw.array(rows.astype(index.dtype).reshape(index.shape))
+        mapping = {op.operands[0]: array, index: places}
+        rw.clone([op], mapping, op)
+        return mapping[op.result]
+    return rw.typed(partial(_slice, rows), op.result.aval, array, before=op)
+
+
+def _slice(rows: Numbers, array: jax.Array) -> jax.Array:
+    every = int(rows[1] - rows[0]) if len(rows) > 1 else 1
+    low, high = int(rows.min()), int(rows.max()) + 1
+    found = lax.slice_in_dim(array, low, high, abs(every))
+    return found if every > 0 else lax.rev(found, (0,))
 
 
 def _drop(op: Op, rw: Rewriter) -> None:
-    """Erase a slice, and those that it is a slice of, unless others read them."""
+    """Erase a read, and what it is a part of, unless others read that."""
     source = op.operands[0].op
     rw.erase(op)
-    if source is not None and source.name == "slice" and not source.result.uses:
+    if source is not None and source.name in ("rev", "slice") and not source.result.uses:
         _drop(source, rw)
 
 

@@ -365,6 +365,56 @@ def test_slices_and_other_reads(read):
     same(made, X)
 
 
+AT = np.array([0, 5, 11])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("read", "rows"),
+    [
+        (lambda ys: ys[AT], {0, 5, 11}),
+        (lambda ys: ys[np.array([5, 5, -1])], {5, 11}),
+        (lambda ys: ys[AT.astype(np.uint8)], {0, 5, 11}),
+        (lambda ys: jnp.take(ys, AT, axis=0), {0, 5, 11}),
+        (lambda ys: ys[np.array([[0, 11], [5, 5]])], {0, 5, 11}),
+        (lambda ys: ys[::-1][AT], {0, 6, 11}),
+        (lambda ys: ys[::-1][:5], {7, 8, 9, 10, 11}),
+        (lambda ys: ys[2:][np.array([1, 0])], {2, 3}),
+        (lambda ys: (ys[AT], ys[-2:]), {0, 5, 10, 11}),
+    ],
+)
+def test_gathers_at_known_places(read, rows, reverse):
+    """(4) Rows at the places of a captured array, in any order; and those of the reverse. Steps
+    after the last that is read write to one more row.
+    """
+    made = lambda x: sum(jnp.sum(v) for v in jax.tree.leaves(read(states(x, reverse=reverse))))
+    others = {0 if reverse else STEPS - 1} - rows
+    assert rows_stored_at_all(made, X) == len(rows) + len(others)
+    same(made, X)
+    each = lambda x: read(states(x, reverse=reverse))
+    alone(NEEDED, each, X, fires=True)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda ys, at: ys[at],
+        lambda ys, at: ys[AT, :2],
+        lambda ys, at: ys[AT, AT[:, None] % 3],
+        lambda ys, at: (ys[AT], ys.sum()),
+        lambda ys, at: jnp.take(ys, AT + 1, axis=0, mode="fill"),
+        lambda ys, at: jnp.take(ys, AT + 1, axis=0, mode="clip"),
+        lambda ys, at: ys.at[AT].get(indices_are_sorted=True),
+        lambda ys, at: ys.at[AT].get(unique_indices=True),
+        lambda ys, at: ys.T[:, AT],
+    ],
+)
+def test_gathers_of_other_rows(read):
+    """(4) At places of the data, of parts of rows, out of range, or of which more is promised."""
+    made = lambda x, at: sum(jnp.nansum(v) for v in jax.tree.leaves(read(states(x), at)))
+    alone(NEEDED, made, X, jnp.asarray(AT), fires=False)
+
+
 def test_small_rows_of_short_steps():
     """Where its row is, is one more number of a step; not if there is only one row."""
     with using(CostModel()):

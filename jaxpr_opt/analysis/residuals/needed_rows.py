@@ -14,8 +14,17 @@ import numpy as np
 
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Split, routes
 from jaxpr_opt.analysis.values.constants import is_undefined
-from jaxpr_opt.analysis.values.step_numbers import Numbers, numbers_at, taken_at
-from jaxpr_opt.bridge.parameters import starts_of, strides_of
+from jaxpr_opt.analysis.values.step_numbers import Numbers, known_numbers, numbers_at, taken_at
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import (
+    dimensions_of,
+    has_unique_indices,
+    numbers_of,
+    slice_sizes_of,
+    starts_of,
+    strides_of,
+    unsorted,
+)
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Stack, Value, dominates, is_sized
@@ -37,28 +46,28 @@ class NeededRows:
     reads: tuple[tuple[Route, Value, tuple[Region, ...]], ...]
     """Each way to a row, the row, and the branches of the reading step that read it, or its body.
     """
-    slices: tuple[tuple[Op, range], ...]
-    """Or the slices that are read, and of which rows among those."""
+    picks: tuple[tuple[Op, Numbers], ...]
+    """Or the slices and gathers that are read, and of which rows among those."""
     writers: Writers
     """Branches of one cond of the step that write all rows, and what each writes; none if no cond
     does."""
 
 
 def needed_rows(scan: Scan, stack: Stack) -> NeededRows | None:
-    """Of a stack that loops of as many steps read row by row, or of which slices are read; None if
-    it is known of no row that it is not needed.
+    """Of a stack that loops of as many steps read row by row, or of which rows are read at known
+    places; None if it is known of no row that it is not needed.
     """
     made = steps_of(scan)
-    sliced = _sliced(stack.result, np.arange(scan.length)) if made is not None else ()
-    ways = routes(stack.result, nests=True) if not sliced else ()
+    picked = _picked(stack.result, np.arange(scan.length)) if made is not None else ()
+    ways = routes(stack.result, nests=True) if not picked else ()
     # Condition 4 of stack-needed-rows.
     if any(isinstance(hop, Split) for way, _ in ways or () for hop in way):
         return None
     found = [(way, row, *_read(way, row)) for way, row in ways or ()]
     # Condition 4 of stack-needed-rows.
-    if made is None or not (found or sliced):
+    if made is None or not (found or picked):
         return None
-    taken = [np.isin(np.arange(scan.length), rows) for _, rows in sliced]
+    taken = [np.isin(np.arange(scan.length), rows) for _, rows in picked]
     read = _any([*taken, *(steps for *_, steps in found)])
     wanted = made.in_order(read & made.given(stack.value))
     starts = made.in_order(~made.repeats(stack.value, 0))
@@ -72,30 +81,61 @@ def needed_rows(scan: Scan, stack: Stack) -> NeededRows | None:
     writers, writes = made.writers(stack.value, times)
     last = int(numbers[made.in_order(writes)].max(initial=0))
     rows = made.in_order(np.minimum(numbers, last))
-    parts = [(op, _evenly(rows[taken])) for op, taken in sliced]
-    slices = tuple((op, part) for op, part in parts if part is not None)
+    picks = tuple((op, rows[taken]) for op, taken in picked)
     reads = tuple((way, row, regions) for way, row, regions, _ in found)
     # Condition 5 of stack-needed-rows.
-    return NeededRows(rows, last + 1, reads, slices, writers) if len(slices) == len(parts) else None
+    is_read_alike = all(op.name == "gather" or _is_even(part) for op, part in picks)
+    return NeededRows(rows, last + 1, reads, picks, writers) if is_read_alike else None
 
 
-def _sliced(array: Value, rows: Numbers) -> tuple[tuple[Op, Numbers], ...]:
-    """The slices that are read of an array, and the rows of each; none if other ops read it."""
+def _picked(array: Value, rows: Numbers) -> tuple[tuple[Op, Numbers], ...]:
+    """The slices and gathers that are read of an array, maybe of its reverse, and the rows of each;
+    none if other ops read it, or rows in part.
+    """
     found: list[tuple[Op, Numbers]] = []
-    for op in array.users:
+    for op, position in array.uses:
+        if op.name == "gather" and position == 0:
+            places = _places(op)
+            # Condition 4 of stack-needed-rows.
+            if places is None:
+                return ()
+            found.append((op, rows[places]))
+            continue
         # Condition 4 of stack-needed-rows.
-        if op.name != "slice" or op.result.shape[1:] != array.shape[1:] or not op.result.size:
+        if op.name == "slice" and op.result.shape[1:] == array.shape[1:] and op.result.size:
+            taken = rows[starts_of(op)[0] :: strides_of(op)[0]][: op.result.shape[0]]
+        elif op.name == "rev" and dimensions_of(op) == (0,):
+            taken = rows[::-1]
+        else:
             return ()
-        taken = rows[starts_of(op)[0] :: strides_of(op)[0]][: op.result.shape[0]]
-        found += _sliced(op.result, taken) or ((op, taken),)
+        found += _picked(op.result, taken) or ((op, taken),)
     return tuple(found)
 
 
-def _evenly(rows: Numbers) -> range | None:
-    """Rows that follow each other at one distance; None if they do not."""
-    every = int(rows[1] - rows[0]) if len(rows) > 1 else 1
-    found = range(int(rows[0]), int(rows[-1]) + 1, every) if every > 0 else None
-    return found if found is not None and np.array_equal(found, rows) else None
+def _places(gather: Op) -> Numbers | None:
+    """The rows that a gather reads, all of each; None if that is not known, if one is out of range,
+    or if more is promised of their order.
+    """
+    array, index = gather.operands
+    numbers = numbers_of(gather)
+    is_of_rows = (
+        numbers.collapsed_slice_dims == numbers.start_index_map == (0,)
+        and not numbers.operand_batching_dims
+        and slice_sizes_of(gather) == (1, *array.shape[1:])
+    )
+    is_in_any_order = unsorted(gather) == gather.params and not has_unique_indices(gather)
+    is_known = is_of_rows and is_in_any_order and dtypes.is_integer(index.dtype)
+    places = known_numbers(index) if is_known else None
+    if places is None or not places.size:
+        return None
+    places = places.astype(np.int64)
+    return places if (places >= 0).all() and (places < array.shape[0]).all() else None
+
+
+def _is_even(rows: Numbers) -> bool:
+    """Whether rows follow each other at one distance."""
+    distances = np.unique(np.diff(rows))
+    return len(distances) < 2 and 0 not in distances
 
 
 def _read(way: Route, row: Value) -> tuple[tuple[Region, ...], Numbers]:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxpr_opt.analysis.values.constants import captured, uniform
+from jaxpr_opt.analysis.values.constants import captured, captured_indices, uniform
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import is_in_order
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import memory
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_slice, is_sized
@@ -51,6 +52,34 @@ def numbers_at(value: Value, scan: Scan) -> Numbers | None:
     if not is_sized((scan.length,)) or not 0 < scan.length <= limits.STEPS_KNOWN:
         return None
     return _Search(scan).rows(value, 0)
+
+
+def known_numbers(value: Value, depth: int = 0) -> Numbers | None:
+    """The integers or truth values of an array, in row-major order: a captured one, or computed
+    from such; None if they are not known.
+    """
+    number = uniform(value) if is_sized(value.shape) else None
+    if number is not None:
+        return np.full(value.size, number, value.dtype)
+    if isinstance(value, Constant):
+        found = captured_indices(value) if dtypes.is_integral(value.dtype) else None
+        return found.reshape(-1) if found is not None else None
+    op = value.op
+    if op is None or depth > limits.WAY_TO_AN_INDEX:
+        return None
+    if op.name in ("broadcast_in_dim", "reshape"):
+        source = op.operands[0]
+        is_same = source.size == value.size and (op.name != "reshape" or is_in_order(op))
+        return known_numbers(source, depth + 1) if is_same else None
+    return _computed(op, [_as_many(v, value.size, depth + 1) for v in op.operands])
+
+
+def _as_many(value: Value, size: int, depth: int) -> Numbers | None:
+    """So many numbers, if that is how many a value has, or if it repeats one."""
+    found = known_numbers(value, depth)
+    if found is None or len(found) == size:
+        return found
+    return np.full(size, found[0]) if len(found) == 1 else None
 
 
 def taken_at(cond: Cond, scan: Scan) -> Numbers | None:
