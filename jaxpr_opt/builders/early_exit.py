@@ -270,6 +270,10 @@ def _written_again(
     scan: Scan, buffer: Value, row: Value, low: Value, high: Value, rw: Rewriter
 ) -> Value:
     """The buffer with a row at all places from `low` to `high`; no other place is copied."""
+    aval = rw.row_aval(buffer)
+    if row.shape != aval.shape:  # one number
+        full = partial(lax.broadcast_in_dim, shape=aval.shape, broadcast_dimensions=())
+        row = rw.typed(full, aval, row, before=scan)
     inits = [low, buffer]
     predicate, body = rw.new_region(inits), rw.new_region(inits)
     go_on = rw.insert(lax.lt, predicate.params[0], high, before=predicate.terminator)
