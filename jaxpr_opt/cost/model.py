@@ -191,12 +191,13 @@ class CostModel:
         than adding dense arrays with these windows in them, all in one sum.
 
         In place each window is read, its addend too, and it is written.  The sum reads the addends,
-        reads and writes the array, and looks at each of its elements once for every window.  The
-        sum is one op, the windows are as many as there are.
+        reads and writes the array, and looks at each of its elements once for every window.  Of a
+        tiny array the sum is one op, the windows are as many as there are.
         """
         added = sum(windows)
         looks = len(windows) * _number(array.size) * self.device.arithmetic
-        more = self.started(len(windows) - 1) if self.device.starts_each else 0.0
+        is_apart = self.device.starts_each and self.is_no_line(array.nbytes)
+        more = self.started(len(windows) - 1) if is_apart else 0.0
         return self.moved(3 * added) + more < self.moved(added + 2 * array.nbytes) + looks
 
     def is_less_fenced(self, windows: int, array: int, *, whole_is_read: bool) -> bool:
