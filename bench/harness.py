@@ -150,7 +150,7 @@ def _set_up(program: Program, row: Row, setups: int) -> Callable[[], Any] | None
     if row.temp_bytes > MEMORY_LIMIT:
         row.note = f"not run: needs {row.temp_bytes / 1e9:.0f} GB"
         return None
-    return lambda: jax.tree.map(lambda x: x.block_until_ready(), compiled(*program.arguments))
+    return lambda: jax.block_until_ready(compiled(*program.arguments))
 
 
 def _compare_results(runs: Sequence[tuple[Program, Row, Callable[[], Any]]]) -> None:
