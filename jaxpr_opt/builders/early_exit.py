@@ -251,11 +251,11 @@ def _refilled(
 
     downwards = scan.reverse and skip.kind == "carried"
     if cost_model().is_faster_by_rows(scan.length, buffer.nbytes):
-        first, length = rw.scalar(0, np.int32), rw.scalar(scan.length, np.int32)
-        if not downwards:
-            return _written_again(scan, buffer, value, done, length, rw)
-        end = rw.insert(lambda d: lax.add(d, np.int32(1)), done, before=scan)
-        return _written_again(scan, buffer, value, first, end, rw)
+        bounds: tuple[Value, Value] = done, rw.scalar(scan.length, np.int32)
+        if downwards:
+            end = rw.insert(lambda d: lax.add(d, np.int32(1)), done, before=scan)
+            bounds = rw.scalar(0, np.int32), end
+        return _written_again(scan, buffer, value, *bounds, rw)
 
     def fill(rows: jax.Array, d: jax.Array, row: jax.Array) -> jax.Array:
         number = lax.broadcasted_iota(np.int32, rows.shape, 0)

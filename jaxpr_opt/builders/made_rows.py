@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.streamed_rows import Row, StreamedRows
-from jaxpr_opt.bridge import compat
 from jaxpr_opt.bridge.parameters import dimension_of, of_one_row
 from jaxpr_opt.builders.residual_transfer import streamed
+from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -60,16 +58,9 @@ class _Step:
         assert op is not None and parts is not None
         if op.name == "iota" and axis is not None:
             return self._numbers(op, axis)
-        operands, primitive, params = [self.row(part) for part in parts], op.primitive, op.params
-        assert primitive is not None
-        if axis is not None:
-            params = of_one_row(op, parts[0].axis, axis)
-
-        def compute(*values: Any) -> Any:
-            (result,) = compat.bind(primitive, values, params)
-            return result
-
-        return self.rw.typed(compute, op.result.aval, *operands, before=self.before)
+        operands = [self.row(part) for part in parts]
+        params = None if axis is None else of_one_row(op, parts[0].axis, axis)
+        return on_others(op, operands, self.rw, before=self.before, params=params)
 
     def _numbers(self, op: Op, axis: int) -> Value:
         along, aval = dimension_of(op), op.result.aval

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 from jax import lax
 
 from jaxpr_opt.analysis.windows.row_readers import RowReader, made_before
-from jaxpr_opt.bridge import compat
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, of_one_row
+from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -45,17 +43,10 @@ def map_rows(scan: Scan, stack: Stack, readers: tuple[RowReader, ...], rw: Rewri
 
 def _made(op: Op, axis: int, to: int, made: dict[Value, Value], end: Op, rw: Rewriter) -> Value:
     """What an op makes of one row, which lies along an axis."""
-    primitive, params = op.primitive, of_one_row(op, axis, to)
-    assert primitive is not None
     scan = end.parent
     assert isinstance(scan, Scan)
     operands = [made[v] if v in made else _outer(op, v, to, scan, rw) for v in op.operands]
-
-    def compute(*values: Any) -> Any:
-        (result,) = compat.bind(primitive, values, params)
-        return result
-
-    return rw.typed(compute, op.result.aval, *operands, before=end)
+    return on_others(op, operands, rw, before=end, params=of_one_row(op, axis, to))
 
 
 def _outer(op: Op, value: Value, to: int, scan: Scan, rw: Rewriter) -> Value:

@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.picked_rows import Pick, PickedRows
-from jaxpr_opt.bridge import compat
-from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
+from jaxpr_opt.builders.same_op import on_others
+from jaxpr_opt.ir.graph import Carry, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -19,38 +19,33 @@ def carry_rows(found: PickedRows, scan: Scan, rw: Rewriter) -> None:
     for op in found.moved:
         rw.move(op, scan)
     row = found.stack.value
-    carries = list(scan.carries)
     for pick in found.picks:
         place = _place(pick, row.shape, scan, rw)
         start = rw.typed(lambda: lax.full(row.shape, 0, row.dtype), row.aval, before=scan)
         param, result = (rw.new_value(start.aval, row.name) for _ in range(2))
-        end = scan.body.terminator
-        step = rw.step(scan, before=end)
+        step = rw.step(scan, before=scan.body.terminator)
 
         def kept(step: jax.Array, place: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
             return lax.select(
                 lax.broadcast_in_dim(place == step, old.shape, range(old.ndim)), new, old
             )
 
-        carries = [*scan.carries, Carry(start, param, param, result)]
-        rw.set_scan(scan, carries=carries)
-        value = rw.typed(kept, start.aval, step, place, param, row, before=scan.body.terminator)
-        rw.set_operand(scan.body.terminator, scan.num_carries - 1, value)
+        rw.set_scan(scan, carries=[*scan.carries, Carry(start, param, param, result)])
+        end = scan.body.terminator
+        value = rw.typed(kept, start.aval, step, place, param, row, before=end)
+        rw.set_operand(end, scan.num_carries - 1, value)
         _read(pick, result, rw)
     rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not found.stack.result])
 
 
 def _place(pick: Pick, shape: tuple[int, ...], scan: Scan, rw: Rewriter) -> Value:
     """The step whose row is read, in each row of a batch."""
-    last = scan.length - 1
 
     def place(index: jax.Array) -> jax.Array:
         if pick.component is not None:
             index = lax.index_in_dim(index, pick.component, index.ndim - 1, keepdims=False)
-        most = min(last, int(np.iinfo(index.dtype).max))
-        number = lax.convert_element_type(
-            lax.clamp(_like(0, index), index, _like(most, index)), np.int32
-        )
+        clamped = lax.clamp(_like(0, index), index, _last(scan.length, index))
+        number = lax.convert_element_type(clamped, np.int32)
         order = [at for at, _ in sorted(pick.batch, key=lambda pair: pair[1])]
         rest = [at for at in range(index.ndim) if at not in order]
         sizes = {axis: index.shape[at] for at, axis in pick.batch}
@@ -64,14 +59,19 @@ def _like(number: int, index: jax.Array) -> Any:
     return np.asarray(number, index.dtype)
 
 
+def _last(length: int, index: jax.Array) -> Any:
+    """The last of so many places, or the last that an index can say."""
+    return _like(min(length - 1, int(np.iinfo(index.dtype).max)), index)
+
+
 def _read(pick: Pick, row: Value, rw: Rewriter) -> None:
     """Read the only row that there is, as the rows of the stack were read."""
-    op, before = pick.op, pick.op
-    array = rw.reshape(row, (1, *row.shape), before=before)
+    op = pick.op
+    array = rw.reshape(row, (1, *row.shape), before=op)
     for turn in pick.turned:
-        array = _again(turn, [array], before, rw)
+        array = on_others(turn, [array], rw, before=op)
     places = [_only(pick, v, rw) if v is pick.index else v for v in op.operands[1:]]
-    rw.replace(op.result, _again(op, [array, *places], before, rw))
+    rw.replace(op.result, on_others(op, [array, *places], rw, before=op))
     rw.erase(op)
     for turn in reversed(pick.turned):
         if not turn.result.uses and turn.region is not None:
@@ -87,21 +87,10 @@ def _only(pick: Pick, index: Value, rw: Rewriter) -> Value:
     length = pick.op.operands[0].shape[pick.axis]
 
     def only(index: jax.Array) -> jax.Array:
-        most = min(length - 1, int(np.iinfo(index.dtype).max))
-        is_out = lax.bitwise_or(lax.lt(index, _like(0, index)), lax.gt(index, _like(most, index)))
+        is_below = lax.lt(index, _like(0, index))
+        is_out = lax.bitwise_or(is_below, lax.gt(index, _last(length, index)))
         place = lax.select(is_out, lax.full_like(index, 1), lax.full_like(index, 0))
         is_place = lax.broadcasted_iota(np.int32, index.shape, index.ndim - 1) == pick.component
         return lax.select(is_place, place, index)
 
     return rw.insert(only, index, before=pick.op)
-
-
-def _again(op: Op, operands: list[Value], before: Op, rw: Rewriter) -> Value:
-    primitive, params = op.primitive, op.params
-    assert primitive is not None
-
-    def compute(*values: Any) -> Any:
-        (result,) = compat.bind(primitive, values, params)
-        return result
-
-    return rw.typed(compute, op.result.aval, *operands, before=before)

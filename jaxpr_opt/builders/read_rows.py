@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 from jax import lax
@@ -12,9 +11,9 @@ from jax import lax
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.read_rows import SHAPED, Part, ReadRows
 from jaxpr_opt.analysis.windows.selections import Selection
-from jaxpr_opt.bridge import compat
 from jaxpr_opt.bridge.parameters import mode_of, numbers_of
 from jaxpr_opt.bridge.slicing import read_window
+from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -93,13 +92,5 @@ def _computed(
     op: Op, part: Part, operands: Sequence[Value], found: ReadRows, rw: Rewriter
 ) -> Value:
     """A part of what an op computes, from parts of its operands."""
-    params, primitive = op.params, op.primitive
-    assert primitive is not None
-    if op.name in SHAPED:
-        params = {**params, SHAPED[op.name]: _shape(op.result, part, found)}
-
-    def compute(*values: Any) -> Any:
-        (made,) = compat.bind(primitive, values, params)
-        return made
-
-    return rw.typed(compute, op.result.aval, *operands, before=found.selection.op)
+    shape = {SHAPED[op.name]: _shape(op.result, part, found)} if op.name in SHAPED else {}
+    return on_others(op, operands, rw, before=found.selection.op, params={**op.params, **shape})

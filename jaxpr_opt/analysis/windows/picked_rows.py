@@ -45,21 +45,20 @@ def picked_rows(scan: Scan, stack: Stack) -> PickedRows | None:
     if is_sharded(stack.result):
         return None
     order = tuple(range(len(stack.result.shape)))
-    picks = list(_picks(stack.result, (), order))
+    found = list(_picks(stack.result, (), order))
+    picks = tuple(pick for pick in found if pick is not None)
     # Condition 1 of carry-picked-rows.
-    if not picks or any(pick is None for pick in picks):
+    if not picks or len(picks) < len(found):
         return None
     moved: dict[Op, None] = {}
     for pick in picks:
-        is_number = pick is not None and dtypes.is_integer(pick.index.dtype)
         # Condition 2 of carry-picked-rows.
-        ops = made_before(pick.index, scan) if pick is not None and is_number else None
+        ops = made_before(pick.index, scan) if dtypes.is_integer(pick.index.dtype) else None
         if ops is None:
             return None
         moved.update(dict.fromkeys(ops))
     assert scan.region is not None
-    in_order = sorted(moved, key=scan.region.order)
-    return PickedRows(stack, tuple(p for p in picks if p is not None), tuple(in_order))
+    return PickedRows(stack, picks, tuple(sorted(moved, key=scan.region.order)))
 
 
 def _picks(array: Value, turned: tuple[Op, ...], axes: tuple[int, ...]) -> Iterator[Pick | None]:
