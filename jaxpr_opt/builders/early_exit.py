@@ -13,6 +13,7 @@ from jax import lax
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.values.constants import is_weak, strong
 from jaxpr_opt.analysis.windows.row_views import Rows, rows_of_stream
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.slicing import write_row
@@ -54,10 +55,10 @@ def stop_early(
     advances = {c.param: step for c, step in skip.counters}
     for carry, final in zip(carries, finals, strict=True):
         step = advances.get(carry.param)
-        rw.replace(
-            carry.result,
-            final if step is None else _count(carry.init, step, scan.length, scan, rw),
-        )
+        end = final if step is None else _count(carry.init, step, scan.length, scan, rw)
+        if is_weak(end) and not is_weak(carry.result):  # it begins as a weak type
+            end = rw.insert(strong, end, before=scan)
+        rw.replace(carry.result, end)
     done = stop if skip.kind == "upfront" else row
     for stack, buffer, skipped in zip(stacks, buffers, rows, strict=True):
         rw.replace(stack.result, _refilled(skip, buffer, skipped, kept, done, rw))

@@ -37,7 +37,12 @@ Sound when
    logic, which round for many rows as for one: they compare no sums of products
    (`jaxpr_opt.analysis.values.rounding`),
 7. rows of skipped steps are left unspecified only if all that reads them are loops that this pass
-   stops before they come to such a row.
+   stops before they come to such a row,
+8. where (1) does not hold of a carry, either nothing reads what becomes of it and the predicate
+   does not depend on it: after the last step taken it does not matter. Or the loop runs in reverse,
+   its predicates are known before it, and the carry is the number that it began with, which a
+   skipped step leaves so (a cotangent up to the sign of zero): nothing happens before the first
+   step taken. That is so where a mask drops the loss of a step, but not its state.
 
 The predicate of a batch is left unchanged where XLA may divide its rows over devices: they would
 communicate before each step.
@@ -58,14 +63,14 @@ from typing import ClassVar
 from jaxpr_opt.analysis.residuals.unread_rows import readers
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.steps.skips import Skip, find_skips
+from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
 from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.early_exit import stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
-from jaxpr_opt.ir.graph import Op, Phase, Scan, Value
+from jaxpr_opt.ir.graph import Op, Phase, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_arithmetic, is_pure, may_depend_on
 
@@ -87,7 +92,7 @@ class ExitLoopEarly(Pass):
 
     def find(self, op: Op) -> Iterator[SkippingLoop]:
         assert isinstance(op, Scan)
-        for skip in find_skips(op):
+        for skip in (*find_skips(op), *find_ends(op)):
             if not _is_asked(op, skip):
                 continue
             what = (
@@ -122,8 +127,9 @@ class ExitLoopEarly(Pass):
             if not cost_model().is_worth_questions(scan.body, skip.predicate):
                 return "all its predicates take about as long as its steps"
         for stack in scan.stacks:
-            if isinstance(reason := skipped_row(skip, stack), str):  # (4)
-                return reason
+            row = skipped_row(skip, stack)
+            if isinstance(row, str) and not self._stopping(stack, skip, {}):  # (4, 7)
+                return row
         return None
 
     def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
@@ -139,13 +145,19 @@ class ExitLoopEarly(Pass):
         unread: set[Value] = set()
         for stack in skip.scan.stacks:
             row = skipped_row(skip, stack)
-            if not isinstance(row, SkippedRow) or row.value is None:
+            if isinstance(row, SkippedRow) and row.value is None:
                 continue
-            found = readers(stack, skip) or ()
-            if found and all(self._stops(each, skip, stops) for each in found):
+            if found := self._stopping(stack, skip, stops):
                 stops |= {each.scan: each for each in found}
                 unread.add(stack.result)
         return list(stops.values()), unread
+
+    def _stopping(
+        self, stack: Stack, skip: Skip, stops: Mapping[Scan, Skip]
+    ) -> tuple[Skip, ...]:  # (7)
+        """The loops that read the rows of a stack, if the pass stops them all."""
+        found = readers(stack, skip, ends=True) or ()
+        return found if all(self._stops(each, skip, stops) for each in found) else ()
 
     def _stops(self, other: Skip, skip: Skip, stops: Mapping[Scan, Skip]) -> bool:  # (7)
         """Whether the pass stops a loop that reads rows, by this predicate."""

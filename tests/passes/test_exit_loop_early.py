@@ -740,6 +740,201 @@ def test_both_loops_of_a_gradient_stop(inside):
     assert_same(gradient, jax.grad(loss), args, grad=False)
 
 
+# ---------------------------------------------------------------- masks that drop a part of a step
+
+
+def masked_loss(
+    what=lambda h, total: total, *, seen=lambda i, n, h: i < n, stacked=None, **options
+):
+    """The state of a network goes on, its loss is counted in the first steps only."""
+
+    def program(h, xs, n):
+        def body(carry, row):
+            (h, total), (i, x) = carry, row
+            h = jnp.sin(h) * x
+            loss = jnp.where(seen(i, n, h), h, 0.0)
+            return (h, total + loss), stacked and stacked(h, loss)
+
+        rows = lax.iota(jnp.int32, 5), xs
+        carry, ys = lax.scan(body, (h, jnp.zeros(3)), rows, **options)
+        return what(*carry), ys
+
+    return program
+
+
+def test_a_state_of_which_nothing_is_read_after_the_last_step_taken():
+    """(8) The mask drops the loss of a step, not its state."""
+    check_rewrite(
+        EXIT,
+        masked_loss(),
+        *KNOWN,
+        simplify=True,
+        diff="""
+          fn (h:f32[3], xs:f32[5,3], n:i32[]) {
+        -   i:i32[5] = iota
+            b:f32[3] = broadcast_in_dim 0.0
+        -   c:f32[3], c1:f32[3] = scan[5] carry(c=h, c1=b) xs(x=i, x1=xs) {
+        -     s:f32[3] = sin c
+        -     m:f32[3] = mul s x1
+        -     l:bool[] = lt x n
+        -     b:f32[3] = broadcast_in_dim 0.0
+        -     s1:f32[3] = select_n l b m
+        -     a:f32[3] = add c1 s1
+        -     yield carry(m, a)
+        -   }
+        +   c2:i32[] = clamp 0 n 5
+        +   s2:i32[] = sub c2 c2
+        +   c3:i32[], c4:f32[3], c5:f32[3] = while carry(c3=s2, h1=h, c4=b) {
+        +     l1:bool[] = lt c3 c2
+        +     yield l1
+        +   } do {
+        +     d:f32[1,3] = dynamic_slice xs c3 0
+        +     s2:f32[3] = squeeze d
+        +     s:f32[3] = sin h1
+        +     m1:f32[3] = mul s s2
+        +     a1:f32[3] = add c4 m1
+        +     a2:i32[] = add c3 1
+        +     yield carry(a2, m1, a1)
+        +   }
+        -   return c1
+        +   return c5
+          }
+        """,
+    )
+
+
+def discounted(seen=lambda i, n: i < n, start=0.0, otherwise=0.0, what=lambda c, y: None):
+    """Returns, from the last step to the first, of an episode that ends early."""
+
+    def program(xs, n):
+        def body(c, row):
+            i, x = row
+            c = jnp.where(seen(i, n), jnp.sin(c) + x, otherwise)
+            return c, what(c, x)
+
+        rows = lax.iota(jnp.int32, 5), xs
+        return lax.scan(body, jnp.full(3, start, jnp.float32), rows, reverse=True)
+
+    return program
+
+
+RETURNS = ("f32[5,3]", "i32[]")
+
+
+def test_a_number_that_a_loop_begins_with_until_the_first_step_taken():
+    """(8) Before the first step taken, in reverse, the carry is what it began with."""
+    check_rewrite(
+        EXIT,
+        discounted(),
+        *RETURNS,
+        simplify=True,
+        diff="""
+          fn (xs:f32[5,3], n:i32[]) {
+        -   i:i32[5] = iota
+            b:f32[3] = broadcast_in_dim 0.0
+        -   c:f32[3] = scan[5, reverse] carry(c=b) xs(x=i, x1=xs) {
+        -     l:bool[] = lt x n
+        -     s:f32[3] = sin c
+        -     a:f32[3] = add s x1
+        -     b:f32[3] = broadcast_in_dim 0.0
+        -     s1:f32[3] = select_n l b a
+        -     yield carry(s1)
+        -   }
+        +   c1:i32[] = clamp 0 n 5
+        +   s2:i32[] = sub c1 1
+        +   c2:i32[], c3:f32[3] = while carry(c1=s2, c2=b) {
+        +     g:bool[] = ge c1 0
+        +     yield g
+        +   } do {
+        +     d:f32[1,3] = dynamic_slice xs c1 0
+        +     s2:f32[3] = squeeze d
+        +     s:f32[3] = sin c2
+        +     a1:f32[3] = add s s2
+        +     s3:i32[] = sub c1 1
+        +     yield carry(s3, a1)
+        +   }
+        -   return c
+        +   return c3
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize("n", [-3, 0, 1, 4, 5, 100])
+@pytest.mark.parametrize("holes", [False, True])
+def test_how_many_steps_count(n, holes):
+    """(2, 4, 8) Steps between that are not taken are run; rows of the others are made anew."""
+    seen = (lambda i, n, *h: (i < n) & (i != 1)) if holes else (lambda i, n, *h: i < n)
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
+    alone(EXIT, masked_loss(seen=seen), xs[0], xs, jnp.int32(n), fires=True)
+    alone(EXIT, masked_loss(seen=seen, stacked=lambda h, y: y), xs[0], xs, jnp.int32(n), fires=True)
+    alone(EXIT, discounted(seen), xs, jnp.int32(n), fires=True)
+    alone(EXIT, discounted(seen, what=lambda c, x: c), xs, jnp.int32(n), fires=True)
+    alone(EXIT, discounted(seen, start=2.0, otherwise=2.0), xs, jnp.int32(n), fires=True)
+
+
+def test_a_carry_that_begins_as_a_weak_type():
+    """What it ends as is of the type that a step makes."""
+
+    def program(xs, n):
+        step = lambda c, row: (jnp.where(row[0] < n, c + row[1], 0.0), None)
+        return lax.scan(step, jnp.full(3, 0.0), (lax.iota(jnp.int32, 5), xs), reverse=True)
+
+    alone(EXIT, program, *RETURNS, fires=True)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        masked_loss(lambda h, total: (h, total)),
+        masked_loss(seen=lambda i, n, h: h < 0.5),
+        masked_loss(reverse=True),
+    ],
+)
+def test_a_state_that_matters(program):
+    """(8) It is read after the loop, it makes the predicate, or the loop is in reverse."""
+    alone(EXIT, program, *KNOWN, fires=False)
+
+
+@pytest.mark.parametrize(("start", "otherwise"), [(1.0, 0.0), (0.0, 1.0), (0.0, -0.0), (-0.0, 0.0)])
+def test_a_number_that_a_skipped_step_changes(start, otherwise):
+    """(8) The sign of zero counts where nothing was transposed."""
+    alone(EXIT, discounted(start=start, otherwise=otherwise), *RETURNS, fires=False)
+
+
+def test_rows_of_a_state_that_goes_on():
+    """(4) Someone reads them."""
+    program = masked_loss(stacked=lambda h, loss: h)
+    check_refuses(EXIT, program, *KNOWN, because="from one skipped step to the")
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_both_loops_of_the_gradient_of_masked_losses(real_questions, batched):
+    """(7, 8) The forward loop leaves out rows that the loop back, which begins later, does not
+    read.
+    """
+
+    def loss(w, xs, length):
+        def step(carry, row):
+            (h, total), (x, t) = carry, row
+            h = jnp.tanh(w @ h + x)
+            return (h, total + jnp.where(t < length, jnp.sum(h**2), 0.0)), None
+
+        return lax.scan(step, (jnp.zeros(64), 0.0), (xs, jnp.arange(len(xs))))[0][1]
+
+    def total(w, xs, lengths):
+        return jax.vmap(loss, (None, 0, 0))(w, xs, lengths).sum()
+
+    xs = jnp.asarray(np.random.default_rng(1).normal(size=(3, 40, 64)), jnp.float32)
+    f, args = (total, (xs, jnp.asarray([2, 9, 1]))) if batched else (loss, (xs[0], jnp.int32(7)))
+    args = jnp.eye(64) / 2, *args
+    graph, _ = observe.optimized(optimize(jax.value_and_grad(f)), args, {})
+    loops = [op for op in graph.walk() if isinstance(op, Scan | While)]
+    assert [type(op) for op in loops] == [While, While]
+    for gradient in (optimize(jax.grad(f)), jax.grad(optimize(f))):
+        assert_same(gradient, jax.grad(f), args, grad=False)
+
+
 # ---------------------------------------------------------------- asking a batch
 
 

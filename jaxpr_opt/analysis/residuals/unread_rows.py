@@ -15,7 +15,7 @@ from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.steps.assume import Assumed, Splat
 from jaxpr_opt.analysis.steps.masks import takes_no_more
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.steps.skips import Skip, find_skips
+from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Stack, Value, depending_on
@@ -23,28 +23,30 @@ from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import BARRIER, can_move, may_not_end
 
 
-def readers(stack: Stack, skip: Skip) -> tuple[Skip, ...] | None:
+def readers(stack: Stack, skip: Skip, *, ends: bool = False) -> tuple[Skip, ...] | None:
     """How the loops that read a stack of the loop of `skip` skip, row by row, so that they make
-    nothing of the rows of skipped steps; None if something else reads it.
+    nothing of the rows of skipped steps; None if something else reads it. `ends`: nothing of those
+    after the last step that is taken.
     """
     if not stack.result.uses:
         return ()
     ways = routes(stack.result, nests=True)
-    found = [_reader(row, route, skip) for route, row in ways or ()]
+    found = [_reader(row, route, skip, ends) for route, row in ways or ()]
     known = tuple(each for each in found if each is not None)
     return known if ways is not None and len(known) == len(found) else None
 
 
-def _reader(row: Value, route: Route, skip: Skip) -> Skip | None:
+def _reader(row: Value, route: Route, skip: Skip, ends: bool) -> Skip | None:
     """How the loop at the end of one route skips."""
     last = route[-1]
     assert isinstance(last, Rows)
     # Condition 4 of isolate-skipped-steps.
     if any(map(_acts, depending_on({row}, last.scan.body.ops))):
         return None
+    skips = (*find_skips(last.scan), *(find_ends(last.scan) if ends else ()))
     found = (
         other
-        for other in find_skips(last.scan)
+        for other in skips
         if isinstance(other, Skip)
         # Condition 2 of isolate-skipped-steps.
         and all(isinstance(other.skipped[s.value], Splat) for s in last.scan.stacks)

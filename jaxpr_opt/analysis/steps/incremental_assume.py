@@ -12,21 +12,27 @@ from collections import defaultdict
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
-from jaxpr_opt.analysis.steps.assume import Assumed, Known
+from jaxpr_opt.analysis.steps.assume import Assumed, Known, Splat
 from jaxpr_opt.ir.graph import Op, Region, Value
 
 
 class Assumable(Assumed):
-    """A region's values without facts, and which ops asked about each of them."""
+    """A region's values without facts, or under those given, and which ops asked about each."""
 
-    def __init__(self, region: Region, *, linear: bool = False) -> None:
+    def __init__(
+        self,
+        region: Region,
+        facts: Mapping[Value, bool | Splat] | None = None,
+        *,
+        linear: bool = False,
+    ) -> None:
         self.ops: list[Op] = []
         """The ops of the region, without those of regions in it, in program order."""
         self.asked: defaultdict[Value, dict[int, None]] = defaultdict(dict)
         """The places of the ops that asked about a value, or of which a region did."""
         self.region, self.linear = region, linear
         self._walking = True
-        super().__init__(region, {}, linear=linear)
+        super().__init__(region, facts or {}, linear=linear)
         self._walking = False
 
     def under(self, facts: Mapping[Value, bool]) -> Assumed:

@@ -21,16 +21,25 @@ A mask of numbers alone, those of its elements and of steps, chooses among eleme
 
 A carry also keeps its value under a write of its initial number into a window that no other step
 writes: `ys.at[t].set(where(t < length, y, 0))`, where `ys` starts as zeros.
+
+Where a scan does not skip, its *ends* may: the steps after the last one that is taken may change
+carries of which nothing is read, as the state of a network in steps of which a mask drops the loss.
+A scan in reverse may have no effect before the first step that is taken, because there its carries
+are what they began with, as the cotangents of that state: zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
+
+import numpy as np
 
 from jaxpr_opt.analysis.steps.assume import Assumed, Splat, may_keep
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
+from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.renaming import original
@@ -71,6 +80,10 @@ class Skip:
     """The body's values in a skipped step."""
     blanks: tuple[Access, ...] = ()
     """Writes that leave a carry alone in a skipped step: there they write what it began with."""
+    dropped: tuple[Carry, ...] = ()
+    """Carries that a skipped step changes: nothing reads what they are after the last step taken,
+    nor does what skipped steps keep depend on them. Of `find_ends` only.
+    """
 
     @property
     def kept(self) -> tuple[Carry, ...]:
@@ -109,6 +122,71 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
             else:
                 yield kind
             break
+
+
+@remembered
+def find_ends(scan: Scan) -> tuple[Skip, ...]:
+    """The first way in which a scan skips all steps after the last one taken, or, in reverse, all
+    before the first one, whose predicates are then known upfront; but not those between. None if it
+    skips steps.
+    """
+    if any(isinstance(each, Skip) for each in find_skips(scan)):
+        return ()
+    return tuple(islice(_ends(scan), 1))
+
+
+def _ends(scan: Scan) -> Iterator[Skip]:
+    counters = tuple(_counters(scan))
+    counting = {c.param for c, _ in counters}
+    keeping = [c for c in scan.carries if c.param not in counting]
+    candidates = _candidates(scan)
+    if not candidates:
+        return
+    # Condition 8 of exit-loop-early.
+    began = dict(_numbers(keeping)) if scan.reverse else {}
+    must = [c for c in keeping if scan.reverse or c.result.uses]
+    if not all(c.param in began or may_keep(c) for c in must):
+        return
+    step = Assumable(scan.body, began, linear=carries_cotangents(scan))
+    for predicate in candidates:
+        for taken_when in (True, False):
+            skipped = step.under({predicate: not taken_when})
+            if not all(_stays(c, skipped, began.get(c.param), step.linear) for c in must):
+                continue
+            kind, ops = _kind(scan, predicate, counting)
+            rest = () if scan.reverse else (c for c in keeping if not c.result.uses)
+            lost = tuple(c for c in rest if not skipped.keeps(c))
+            asked = {v for op in ops for v in inputs(op)} | {predicate}
+            is_told = kind == "upfront" or (kind == "carried" and not scan.reverse)
+            # Condition 8 of exit-loop-early.
+            if (
+                is_told
+                and not any(c.param in asked for c in lost)
+                and not _is_of_numbers(predicate)
+            ):
+                args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
+                yield Skip(*args, dropped=lost)  # type: ignore[arg-type]
+            break
+
+
+def _numbers(carries: Iterable[Carry]) -> Iterator[tuple[Value, Splat]]:
+    """The carries that begin as one number, with that."""
+    for carry in carries:
+        number = uniform(carry.init)
+        if number is not None:
+            yield carry.param, Splat(np.asarray(number, carry.init.dtype)[()])
+
+
+def _stays(carry: Carry, skipped: Assumed, began: Splat | None, linear: bool) -> bool:
+    """Whether a skipped step leaves a carry alone, or as the number that it began with; a cotangent
+    up to the sign of zero.
+    """
+    if began is None:
+        return skipped.keeps(carry)
+    known = skipped[carry.next]
+    if not isinstance(known, Splat) or known.value != began.value:
+        return False
+    return linear or not began.is_zero or bool(np.signbit(known.value) == np.signbit(began.value))
 
 
 def _blanks(scan: Scan, keeping: Iterable[Carry], skipped: Assumed) -> tuple[Access, ...] | None:
