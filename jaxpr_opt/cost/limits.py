@@ -85,6 +85,9 @@ LAST_OFFERS = 3
 ARRAYS_FUSED = 64
 """Arrays that ops read which are taken for one fusion."""
 
+PLACES_FUSED = 15
+"""Places at which one fusion computes an op, at most."""
+
 LEAST_BUFFER = 1 / 1024
 """Of a program's memory, the least that a buffer takes for which a place is looked for."""
 

@@ -73,6 +73,85 @@ def test_what_is_made_of_two_arrays_is_computed_once_where_it_is_one():
     assert arrays(program, X, "f32[64]")["sin"] == ["x", "y"]
 
 
+def _recur(p, q):
+    return p[0] * q[0], q[0] * p[1] + q[1]
+
+
+def test_what_one_loop_reads_twice_is_computed_there_once():
+    """Also a tanh; of an op that computes nothing that is needed, no array is made."""
+
+    def program(x):
+        y = jnp.tanh(x @ x)
+        jnp.cos(y) @ x
+        return (y * jnp.exp(y)) @ x
+
+    assert arrays(program, X)["mul"] == ["dot_general"]
+    assert "tanh" not in arrays(program, X)
+    both = lambda x: (jnp.cos(jnp.tanh(x)) @ x, jnp.sin(jnp.tanh(x)) @ x)
+    assert "tanh" not in arrays(both, X)
+
+    def shared(x):
+        y = jnp.tanh(x)
+        return jnp.cos(y) @ x, jnp.sin(y) @ x
+
+    assert arrays(shared, X)["tanh"] == ["x"]
+
+
+def test_what_puts_arrays_together_is_computed_at_one_place():
+    """The rows are read at two places of one loop, or by two loops."""
+    padded = lambda x: jnp.pad(jnp.sort(x), ((1, 0), (0, 0)))
+    assert "pad" not in arrays(lambda x: jnp.sin(padded(x)) + 1.0, X)
+    read = {"places": lambda y: y[:64] * y[1:], "loops": lambda y: (jnp.sin(y), jnp.cos(y))}
+    for program in read.values():
+        assert "pad" in arrays(lambda x, program=program: program(padded(x)), X)
+
+
+def test_what_would_be_computed_at_many_places_is_in_memory():
+    """Each halving reads what the one before makes at two places."""
+
+    def halved(times):
+        def program(x):
+            y = jnp.sort(x)
+            for _ in range(times):
+                y = y[::2] + y[1::2] * 2.0
+            return y
+
+        return arrays(program, "f32[256,64]")["add"]
+
+    assert halved(3) == ["sort"]
+    assert halved(6) == ["add"]
+
+
+GATHERED = {
+    "products so far": (lambda x: lax.associative_scan(jnp.multiply, x), (512, 256)),
+    "gradient of sums so far": (
+        jax.grad(lambda x: (lax.associative_scan(jnp.add, jnp.sin(x)) ** 2).sum()),
+        (1024, 64),
+    ),
+    "gradient of a linear recurrence": (
+        jax.grad(lambda x: (lax.associative_scan(_recur, (jax.nn.sigmoid(x), x))[1] ** 2).sum()),
+        (256, 128),
+    ),
+    "gradient of gelus of a convolution": (
+        jax.grad(lambda x: (jax.nn.gelu(lax.conv(x, x[:8, :, :3, :3], (1, 1), "SAME")) ** 2).sum()),
+        (8, 8, 32, 32),
+    ),
+    "a derivative of a gradient": (
+        lambda x: jax.jvp(jax.grad(lambda x: (jnp.tanh(x @ x) ** 2).sum()), (x,), (x,))[1],
+        (128, 128),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_the_estimate_of_what_is_read_at_several_places(name):
+    """It was 0 to 2 times the temporary memory."""
+    program, shape = GATHERED[name]
+    x = jnp.ones(shape)
+    graph = import_jaxpr(jax.make_jaxpr(program)(x), "final")
+    assert temporary_bytes(graph) == pytest.approx(memory(program, x), rel=0.25)
+
+
 def test_halves_are_read_where_they_are():
     """No half of an array that a product makes is an array, unless a product reads it."""
 

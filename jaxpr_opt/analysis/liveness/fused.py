@@ -4,7 +4,7 @@ XLA computes an op inside its reader, if it can (`jaxpr_opt.cost.fusion`): then 
 an array, and its operands stay alive until then.
 
 - Elementwise ops and data movement are computed inside such readers: inside each of them if that is
-  cheap, otherwise only if there is one.
+  cheap, otherwise only if all are computed in one loop (`jaxpr_opt.analysis.liveness.loops`).
 - A row that a loop reads of an array is read there by its elementwise readers.
 - A reduction takes in what only it reads, and what only that reads.  (XLA:CPU calls a library for
   it: what that does not know is in memory, and so is what numbers of other types come from.)
@@ -22,7 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import islice
 
+from jaxpr_opt.analysis.liveness.loops import Loop, Loops
 from jaxpr_opt.bridge.parameters import permutation_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.fusion import is_fused, is_repeated
@@ -80,7 +82,11 @@ class _Fusing:
         owner = region.owner
         streams = owner.streams if isinstance(owner, Scan) else ()
         self.rows = {stream.param for stream in streams}
+        self.dead = _dead(region)
         self.reduced = self._reduced()
+        self.loops = Loops(self._loop)
+        for op in reversed(list(region.ops)):
+            self._place(op)
 
     def found(self) -> Fused:
         """What is in memory, and what is not."""
@@ -138,7 +144,7 @@ class _Fusing:
         if takes is not None:
             return takes
         if op in self.reduced:
-            return value.op in self.reduced and _reader(value) is op
+            return value.op in self.reduced and self._reader(value) is op
         return value in self._copied(op) or cost_model().is_read_transposed(op, value)
 
     def _copied(self, op: Op) -> Set[Value]:
@@ -155,23 +161,54 @@ class _Fusing:
 
     def _can_be_inside(self, value: Value) -> bool:
         """Whether a value is made by an op that may be computed inside of another."""
-        if value not in self.may:
-            self.may[value] = self._may_be_inside(value)
-        return self.may[value]
-
-    def _may_be_inside(self, value: Value) -> bool:
-        op = value.op
         if value in self.rows:
-            return all(self._fuses(each, value) for each in _readers(value))
-        if op is None or op.regions or value.region is not self.region:
+            if value not in self.may:
+                self.may[value] = all(self._fuses(each, value) for each in self._readers(value))
+            return self.may[value]
+        if not self.may.get(value, False):
             return False
-        if is_broadcast(op):
+        assert value.op is not None
+        return is_broadcast(value.op) or len(self.read[value.op]) <= limits.ARRAYS_FUSED
+
+    def _place(self, op: Op) -> None:
+        """Decide whether an op is computed inside of its readers, for which that is decided."""
+        may = not (op.is_terminator or op.regions or is_view(op)) and is_pure(op)
+        for value in op.results if may and (is_broadcast(op) or is_fused(op)) else ():
+            found = self.loops.of(value, self._reads(value))
+            if is_broadcast(op) or (found is not None and self._may_be_inside(value, len(found))):
+                self.may[value] = True
+                self.loops.inside(op, found or {})
+        if not all(value in self.may for value in op.results):
+            self.loops.made(op)
+
+    def _may_be_inside(self, value: Value, loops: int) -> bool:
+        """Whether the readers of a value, in so many loops, compute it inside of them."""
+        if self._reader(value) is not None or self._is_repeated(value):
             return True
-        if op.is_terminator or not (is_fused(op) and is_pure(op)):
-            return False
-        if len(self.read[op]) > limits.ARRAYS_FUSED:
-            return False
-        return _reader(value) is not None or self._is_repeated(value)
+        return loops == 1 and all(self._fuses(each, value) for each in self._readers(value))
+
+    def _loop(self, op: Op, value: Value) -> Loop | None:
+        """The loop of a reader that computes a value inside of it."""
+        if op not in self.loops.places or not self._fuses(op, value):
+            return None
+        return op if self.takes[op] is not None or op in self.reduced else (op, value)
+
+    def _readers(self, value: Value) -> Iterator[Op]:
+        """The ops that read a value, maybe through views."""
+        return (use.op for use in self._reads(value))
+
+    def _reads(self, value: Value) -> Iterator[Use]:
+        """The uses of a value, maybe through views."""
+        for use in value.uses:
+            if is_view(use.op):
+                yield from self._reads(use.op.results[use.position])
+            elif use.op not in self.dead:
+                yield use
+
+    def _reader(self, value: Value) -> Op | None:
+        """The only op that reads a value, once, maybe through views; None if there is not one."""
+        found = [*islice(self._reads(value), 2)]
+        return found[0].op if len(found) == 1 else None
 
     def _is_repeated(self, value: Value) -> bool:
         """Whether a value is computed once for each that reads it: it is cheap, and made of one
@@ -185,18 +222,30 @@ class _Fusing:
 
     def _is_made_for_each(self, value: Value) -> bool:
         """Whether all that reads a value can be fused with it, or reads it in another shape."""
-        return all(self._fuses(use.op, value) or _is_reshaped(use, value) for use in _reads(value))
+        return all(
+            self._fuses(use.op, value) or _is_reshaped(use, value) for use in self._reads(value)
+        )
 
     def _reduced(self) -> dict[Op, Op]:
         """The reductions, and the ops that are computed while what comes of them is reduced."""
         model, found = cost_model(), dict[Op, Op]()
         for op in reversed(list(self.region.ops)):
-            reader = _reader(op.result) if len(op.results) == 1 and is_fused(op) else None
+            reader = self._reader(op.result) if len(op.results) == 1 and is_fused(op) else None
             if op.name in REDUCING:
                 found[op] = op
             elif reader in found and model.is_reduced_inside(found[reader], op):
                 found[op] = found[reader]
         return found
+
+
+def _dead(region: Region) -> set[Op]:
+    """The ops that compute nothing that is needed."""
+    dead = set[Op]()
+    for op in reversed(list(region.ops)):
+        users = (user for value in op.results for user in value.users)
+        if is_pure(op) and not (op.is_terminator or op.regions) and dead.issuperset(users):
+            dead.add(op)
+    return dead
 
 
 def _places(op: Op) -> Places:
@@ -230,31 +279,7 @@ def _is_less(value: Value, made: Value) -> bool:
     return sum(n != 1 for n in value.shape) < sum(n != 1 for n in made.shape)
 
 
-def _readers(value: Value) -> Iterator[Op]:
-    """The ops that read a value, maybe through views."""
-    return (use.op for use in _reads(value))
-
-
-def _reads(value: Value) -> Iterator[Use]:
-    """The uses of a value, maybe through views."""
-    for use in value.uses:
-        if is_view(use.op):
-            yield from _reads(use.op.results[use.position])
-        else:
-            yield use
-
-
 def _is_reshaped(use: Use, value: Value) -> bool:
     """Whether what an op reads of a value has another shape."""
     read = use.op.operands[use.position]
     return shape_read(use.op, read) != value.shape
-
-
-def _reader(value: Value) -> Op | None:
-    """The only op that reads a value, maybe through views; None if there is not one."""
-    while len(value.uses) == 1:
-        (use,) = value.uses
-        if not is_view(use.op):
-            return use.op
-        value = use.op.results[use.position]
-    return None
