@@ -12,6 +12,7 @@ FREE = dataclasses.replace(
     fused_step=0.0,
     line=0,
     predicate=0.0,
+    question=0.0,
     pointers=2,
     registers=0,
     vector=1.0,

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
+from jaxpr_opt.analysis.steps.questions import is_known_in_steps
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.values.constants import is_weak, strong
@@ -20,15 +21,20 @@ from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.builders.streamed_rows import row_of_step
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Op, Region, Scan, Value, reads
+from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Value, reads
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
 def stop_early(
-    skip: Skip, rw: Rewriter, unread: Set[Value] = frozenset(), steps: Value | None = None
+    skip: Skip,
+    rw: Rewriter,
+    unread: Set[Value] = frozenset(),
+    steps: Value | None = None,
+    every: int = 1,
 ) -> Value:
     """Replace a scan by a `while` that runs until no later step is taken: one of the first `steps`,
-    if that is known. Nothing reads the rows of skipped steps of stacks that are `unread`.
+    if that is known; it asks before `every` so many steps, which divide the number of all. Nothing
+    reads the rows of skipped steps of stacks that are `unread`.
 
     Returns:
       How many rows are among those that were run; of a loop in reverse, as many as it began with.
@@ -40,18 +46,21 @@ def stop_early(
     )
     rows = [each for each in found if isinstance(each, SkippedRow)]  # `refuse` said no others
     stop = _last_step(skip, rw) if steps is None else steps
+    if every > 1 and not isinstance(stop, Constant):
+        stop = rw.insert(partial(_whole, every), stop, before=scan)
     carries, stacks = scan.carries, scan.stacks
     inits = _inits(skip, stop, rows, rw)
     predicate = _predicate(skip, inits, stop, rw)
     refilling = {op for each in rows for op in each.all_ops()}
-    body = _body(skip, inits, refilling, rw)
+    once = _body(skip, inits, refilling, every, rw)
+    body = once if every == 1 else _repeated(once, every, scan, rw)
     loop = rw.new_while(predicate, body, inits, like=scan, before=scan)
     row, finals, buffers = (
         loop.results[0],
         loop.results[1 : 1 + len(carries)],
         loop.results[1 + len(carries) :],
     )
-    kept = _in_skipped_steps(skip, body, finals, rw)
+    kept = _in_skipped_steps(skip, once, finals, rw)
     advances = {c.param: step for c, step in skip.counters}
     for carry, final in zip(carries, finals, strict=True):
         step = advances.get(carry.param)
@@ -85,6 +94,11 @@ def _last_step(skip: Skip, rw: Rewriter) -> Value:
         return lax.reduce_max(lax.select(taken, after, lax.broadcast(np.int32(0), (n,))), (0,))
 
     return rw.insert(last, masks, before=scan)
+
+
+def _whole(every: int, rows: jax.Array) -> jax.Array:
+    """The next multiple of a number."""
+    return lax.mul(lax.div(lax.add(rows, np.int32(every - 1)), np.int32(every)), np.int32(every))
 
 
 def _is_taken(skip: Skip, predicate: jax.Array) -> jax.Array:
@@ -184,16 +198,17 @@ def _in_less_time(taken: Value, region: Region, rw: Rewriter) -> Value:
     return rw.insert(any_true, op.operands[0], before=op) if op.operands[0].dtype == bool else taken
 
 
-def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> Region:
+def _body(skip: Skip, inits: list[Value], refilling: set[Op], every: int, rw: Rewriter) -> Region:
     """One step: rows of streams are sliced, rows of stacks written.
 
-    Its predicate is true, except to the ops that are going to compute what skipped steps stack.
+    Its predicate is true where each step is asked, except to the ops that are going to compute what
+    skipped steps stack.
     """
     scan, n = skip.scan, skip.scan.num_carries
     region = rw.new_region(inits)
     row, end = region.params[0], region.terminator
     # Condition 2 of exit-loop-early.
-    if skip.predicate.shape == () and (skip.kind == "carried" or first_rows(skip) is not None):
+    if every == 1 and is_known_in_steps(skip):
         taken = rw.constant(np.bool_(skip.taken_when), skip.predicate.aval)
         rw.replace(skip.predicate, taken, lambda use: use.op not in refilling)
     reading = reads(scan.body.ops)
@@ -212,6 +227,15 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], rw: Rewriter) -> R
     onward = lax.sub if scan.reverse else lax.add
     following = rw.insert(lambda i: onward(i, np.int32(1)), row, before=end)
     rw.set_outputs(region, [following, *outputs[:n], *written])
+    return region
+
+
+def _repeated(step: Region, times: int, like: Scan, rw: Rewriter) -> Region:
+    """So many steps."""
+    region = rw.new_region(step.params)
+    params, end = region.params, region.terminator
+    loop = partial(rw.new_scan, length=times, reverse=False, like=like, before=end)
+    rw.set_outputs(region, loop(step, params, [], []).results)
     return region
 
 

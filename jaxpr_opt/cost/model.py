@@ -11,7 +11,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
+from sys import maxsize
 from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
@@ -252,7 +253,21 @@ class CostModel:
 
     def is_worth_a_question(self, body: Region) -> bool:
         """Whether a step takes longer than testing before it whether to go on."""
-        return self.step_seconds(body) >= self.device.step
+        return self.steps_a_question(body) == 1
+
+    def steps_a_question(self, body: Region) -> int:
+        """How many steps take so much longer than asking whether to go on that it is worth it
+        though maybe none is skipped.
+        """
+        seconds, asked = self.step_seconds(body), self.device.unsure * self.device.question
+        if seconds >= asked:
+            return 1
+        return ceil(asked / seconds) if seconds else maxsize
+
+    @property
+    def asks_the_host(self) -> bool:
+        """Whether the host decides whether a loop goes on."""
+        return self.device.asks_the_host
 
     def asks_in_no_time(self, scan: Scan, predicate: Value) -> bool:
         """Whether a loop is compiled as one function, in which one number more is tested before a
@@ -283,15 +298,18 @@ class CostModel:
         than writing so many bytes for a branch, and than the rest, that it is worth it though
         maybe one always is.
         """
-        asked = self.device.predicate * _number(predicate.size) + self.device.step
-        asked += self.moved(nbytes)
+        asked = self.device.predicate * _number(predicate.size) + self._branch(nbytes)
         return max(self.run(ops), self.repeated(ops)) >= self.device.unsure * (asked + rest)
 
     def is_worth_branches(self, saved: float, nbytes: int) -> bool:
         """Whether a step saves more by taking a branch, where that is known to save so many
         seconds, than asking and writing so many bytes for it takes.
         """
-        return saved > self.device.step + self.moved(nbytes)
+        return saved > self._branch(nbytes)
+
+    def _branch(self, nbytes: int) -> float:
+        """Seconds to wait for what a predicate says, to begin, and to write so many bytes."""
+        return self.device.question + self.device.step + self.moved(nbytes)
 
     def halvings(self, numbers: int) -> int:
         """How often halves of so many truth values are combined before the rest is reduced."""

@@ -42,14 +42,16 @@ Sound when
    does not depend on it: after the last step taken it does not matter. Or the loop runs in reverse,
    its predicates are known before it, and the carry is the number that it began with, which a
    skipped step leaves so (a cotangent up to the sign of zero): nothing happens before the first
-   step taken. That is so where a mask drops the loss of a step, but not its state.
+   step taken. That is so where a mask drops the loss of a step, but not its state,
+9. a loop that asks after several steps only takes the others as they were, skipped or not, and
+   their number divides that of all.
 
 The predicate of a batch is left unchanged where XLA may divide its rows over devices: they would
 communicate before each step.
 
 A reverse scan visits its last row first, so it *starts* at the last step that is taken: the
 transpose of a loop that stopped early. A loop whose steps are cheaper than the predicate is left
-unchanged.
+unchanged. Where the host decides whether a loop goes on (a GPU), it asks after several steps.
 
 Source: jax#8239, jax#2469; Equinox's `bounded` while loop does this by hand.
 """
@@ -62,6 +64,7 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.unread_rows import readers
 from jaxpr_opt.analysis.steps.masks import first_rows
+from jaxpr_opt.analysis.steps.questions import is_counted, is_read_by_rows, steps_a_question
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
 from jaxpr_opt.analysis.values.rounding import may_differ
@@ -93,7 +96,7 @@ class ExitLoopEarly(Pass):
     def find(self, op: Op) -> Iterator[SkippingLoop]:
         assert isinstance(op, Scan)
         for skip in (*find_skips(op), *find_ends(op)):
-            if not _is_asked(op, skip):
+            if steps_a_question(op, skip) is None:
                 continue
             what = (
                 "starts at the last step taken" if op.reverse else "stops after the last step taken"
@@ -101,10 +104,10 @@ class ExitLoopEarly(Pass):
             yield SkippingLoop(op, f"a loop of at most {op.length} steps {what}", skip)
 
     def refuse(self, match: SkippingLoop) -> str | None:
-        return self._refuse(match, is_counted=False)
+        return self._refuse(match, knows_steps=False)
 
-    def _refuse(self, match: SkippingLoop, is_counted: bool) -> str | None:
-        """The reason against it; if `is_counted`, the steps are known without its predicates."""
+    def _refuse(self, match: SkippingLoop, knows_steps: bool) -> str | None:
+        """The reason against it; if `knows_steps`, the steps are known without its predicates."""
         skip, scan = match.skip, match.op
         assert isinstance(scan, Scan)
         if isinstance(skip, str):  # (1, 2)
@@ -121,7 +124,7 @@ class ExitLoopEarly(Pass):
             )
         if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):  # (3)
             return "a step has effects"
-        if not is_counted and skip.kind == "upfront" and first_rows(skip) is None:
+        if not knows_steps and skip.kind == "upfront" and first_rows(skip) is None:
             if not _rounds_alike(skip):  # (6)
                 return "its predicates may round differently when computed all at once"
             if not cost_model().is_worth_questions(scan.body, skip.predicate):
@@ -134,10 +137,12 @@ class ExitLoopEarly(Pass):
 
     def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
         assert isinstance(match.skip, Skip)
+        every = steps_a_question(match.skip.scan, match.skip) or 1
         with_it, unread = self._unread(match.skip)
-        steps = stop_early(match.skip, rw, unread)
+        steps = stop_early(match.skip, rw, unread, every=every)
         for each in with_it:
-            stop_early(each, rw, steps=steps if _is_counted(each, match.skip) else None)
+            counted = steps if is_counted(each, match.skip) else None
+            stop_early(each, rw, steps=counted, every=every)
 
     def _unread(self, skip: Skip) -> tuple[list[Skip], Set[Value]]:  # (7)
         """How loops skip that stop as early, and the stacks that only these read."""
@@ -157,34 +162,17 @@ class ExitLoopEarly(Pass):
     ) -> tuple[Skip, ...]:  # (7)
         """The loops that read the rows of a stack, if the pass stops them all."""
         found = readers(stack, skip, ends=True) or ()
+        if steps_a_question(skip.scan, skip) != 1 and not is_read_by_rows(stack, found):
+            return ()
         return found if all(self._stops(each, skip, stops) for each in found) else ()
 
     def _stops(self, other: Skip, skip: Skip, stops: Mapping[Scan, Skip]) -> bool:  # (7)
         """Whether the pass stops a loop that reads rows, by this predicate."""
         if other.scan in stops:
             return stops[other.scan].predicate is other.predicate
-        match, is_counted = SkippingLoop(other.scan, "", other), _is_counted(other, skip)
-        return _is_asked(other.scan, other) and self._refuse(match, is_counted) is None
-
-
-def _is_asked(scan: Scan, skip: Skip | str) -> bool:
-    """Whether asking before each step whether to go on takes no longer than a step; in a loop of
-    few numbers, if no rows of skipped steps have to be made.
-    """
-    model = cost_model()
-    if model.is_worth_a_question(scan.body):
-        return True
-    is_free = isinstance(skip, Skip) and model.asks_in_no_time(scan, skip.predicate)
-    return is_free and not scan.stacks
-
-
-def _is_counted(reader: Skip, skip: Skip) -> bool:
-    """Whether a loop of which no step is taken but where this one took one begins with the steps
-    that were counted here.
-    """
-    counts = skip.kind == "upfront" or not skip.scan.reverse
-    is_asked = reader.kind == "upfront" and first_rows(reader) is None
-    return counts and is_asked and skip.scan.region is reader.scan.region
+        match = SkippingLoop(other.scan, "", other)
+        is_asked = steps_a_question(other.scan, other) is not None
+        return is_asked and self._refuse(match, is_counted(other, skip)) is None
 
 
 def _rounds_alike(skip: Skip) -> bool:  # (6)

@@ -170,11 +170,11 @@ def _skips(scan: Scan, predicates: Literal["scalars", "rows"]) -> list[Skip]:
     """The ways in which a scan that stacks skips, under such predicates."""
     if not scan.stacks:
         return []
-    if predicates == "rows":
-        skip = find_skip(scan)
-        return [skip] if skip is not None and skip.predicate.shape else []
-    if not cost_model().is_worth_a_question(scan.body):
+    is_asked = predicates == "scalars" or cost_model().asks_the_host
+    if is_asked and not cost_model().is_worth_a_question(scan.body):
         return []
+    if predicates == "rows":
+        return [s for s in (find_skip(scan),) if s is not None and s.predicate.shape]
     return [s for s in find_skips(scan) if isinstance(s, Skip) and s.predicate.shape == ()]
 
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from jaxpr_opt.analysis.residuals.cuts import Cut, Residual, cut, hidden, outermost, residuals
 from jaxpr_opt.analysis.residuals.replays import may_skip_others
 from jaxpr_opt.analysis.residuals.stack_consumers import paired, routes
-from jaxpr_opt.analysis.steps.skips import Skip, find_skip, predicate_root
+from jaxpr_opt.analysis.steps.questions import asks_by_branch, steps_a_question
+from jaxpr_opt.analysis.steps.skips import Skip, find_skip
 from jaxpr_opt.analysis.values.rounding import is_discontinuous
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Cond, Op, Scan, Value, While, backward_slice, depending_on
+from jaxpr_opt.ir.graph import Op, Scan, Value, While, backward_slice, depending_on
 from jaxpr_opt.ir.inputs import inputs
 
 
@@ -121,12 +122,6 @@ def seconds(loop: Scan, made: Cut) -> float:
 
 
 def _is_stopped(loop: Scan) -> bool:
-    """Whether a loop that skips is left early: a branch says so, or asking before each step is
-    worth it.
-    """
+    """Whether a loop that skips is left early: a branch says so, or asking is worth it."""
     skip = find_skip(loop)
-    branches = (op for op in loop.body.ops if isinstance(op, Cond))
-    is_branch = skip is not None and any(
-        predicate_root(op.selector) is skip.predicate for op in branches
-    )
-    return is_branch or cost_model().is_worth_a_question(loop.body)
+    return skip is not None and (asks_by_branch(skip) or steps_a_question(loop, skip) is not None)

@@ -5,6 +5,7 @@
 `assume`, `incremental_assume` what values become if a predicate is known
 `skipped_rows`                 what a scan stacks in steps that do nothing
 `masks`                        predicates that are true in the first steps only
+`questions`                    how often a loop that skips asks whether to go on
 `loop_nests`                   loops of loops that can be one loop
 `flat_loops`                   loops over all cells of a table, which can be nests
 `selected_work`                ops that run for one case of a select

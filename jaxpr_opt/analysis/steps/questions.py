@@ -1,0 +1,67 @@
+"""How often a loop that skips steps is worth asking whether to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxpr_opt.analysis.steps.masks import first_rows
+from jaxpr_opt.analysis.steps.skips import Skip, predicate_root
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.graph import Cond, Scan, Stack, While
+
+
+def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
+    """After how many steps a loop asks, a divisor of their number; None if that is not worth it.
+
+    Where the host decides, it waits for the device each time: then the loop runs several steps in
+    between, skipped ones too, unless a branch of each step waits already. A loop of few numbers is
+    asked in no time, if no rows of skipped steps have to be made.
+    """
+    model = cost_model()
+    wanted = model.steps_a_question(scan.body)
+    if wanted == 1 or isinstance(skip, str):
+        return 1 if wanted == 1 else None
+    if not model.asks_the_host:
+        is_free = not scan.stacks and model.asks_in_no_time(scan, skip.predicate)
+        return 1 if is_free else None
+    if asks_by_branch(skip):
+        return 1
+    if isinstance(scan.parent, While):  # which asks, too
+        return None
+    # Condition 9 of exit-loop-early.
+    return next((k for k in range(wanted, scan.length // 2 + 1) if scan.length % k == 0), None)
+
+
+def asks_by_branch(skip: Skip) -> bool:
+    """Whether each step has a branch on the predicate, which a loop that asks does without."""
+    conds = (op for op in skip.scan.body.ops if isinstance(op, Cond))
+    return is_known_in_steps(skip) and any(
+        predicate_root(op.selector) is skip.predicate for op in conds
+    )
+
+
+def is_known_in_steps(skip: Skip) -> bool:
+    """Whether the predicate of each step that a loop takes is true if it stops at the first that is
+    not taken.
+    """
+    scalar = skip.predicate.shape == ()
+    return scalar and (skip.kind == "carried" or first_rows(skip) is not None)
+
+
+def is_counted(reader: Skip, skip: Skip) -> bool:
+    """Whether a loop of which no step is taken but where this one took one begins with the steps
+    that were counted here.
+    """
+    counts = skip.kind == "upfront" or not skip.scan.reverse
+    is_asked = reader.kind == "upfront" and first_rows(reader) is None
+    return counts and is_asked and skip.scan.region is reader.scan.region
+
+
+# Condition 7 of exit-loop-early.
+def is_read_by_rows(stack: Stack, readers: Sequence[Skip]) -> bool:
+    """Whether loops read a stack row by row, so that several of their steps read rows of as many
+    steps.
+    """
+    loops, rows = {each.scan for each in readers}, stack.result.shape[0]
+    is_alike = all(scan.length == rows for scan in loops)
+    return is_alike and all(use.op in loops for use in stack.result.uses)
