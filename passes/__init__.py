@@ -27,6 +27,7 @@ from jaxpr_opt.passes.reassociating.add_scaled_rows import AddScaledRows
 from jaxpr_opt.passes.reassociating.join_nested_sums import JoinNestedSums
 from jaxpr_opt.passes.reassociating.map_sums_once import MapSumsOnce
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
+from jaxpr_opt.passes.steps.begin_at_cotangents import BeginAtCotangents
 from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
 from jaxpr_opt.passes.steps.count_steps import CountSteps
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
@@ -156,7 +157,7 @@ STAGES = (
     (PackScalars(),),
     RESIDUALS,
     # When nothing can differentiate any more.
-    (UpdateRows(), UpdateStates(), ExitLoopEarly(), AddInPlace(), *CLEANUP),
+    (UpdateRows(), UpdateStates(), ExitLoopEarly(), BeginAtCotangents(), AddInPlace(), *CLEANUP),
     (JoinScalarStacks(),),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),

@@ -83,7 +83,9 @@ def _last_step(skip: Skip, rw: Rewriter) -> Value:
     first = first_rows(skip)
     if first is not None:
         return rw.insert(partial(_rows_below, first, n), first.bound, before=scan)
-    rows = {s.param: s.operand for s in scan.streams}
+    asked = reads(skip.slice) | {skip.predicate}
+    streams = (s for s in scan.streams if s.param in asked)
+    rows = {s.param: _view_of_its_own(s.operand, scan, rw) for s in streams}
     for carry, step in skip.counters:
         rows[carry.param] = _count(carry.init, step, None, scan, rw)
     masks = rw.vectorize(skip.slice, skip.predicate, rows, length=n, before=scan)
@@ -99,6 +101,16 @@ def _last_step(skip: Skip, rw: Rewriter) -> Value:
 def _whole(every: int, rows: jax.Array) -> jax.Array:
     """The next multiple of a number."""
     return lax.mul(lax.div(lax.add(rows, np.int32(every - 1)), np.int32(every)), np.int32(every))
+
+
+def _view_of_its_own(array: Value, scan: Scan, rw: Rewriter) -> Value:
+    """An array; where it is a view, another one, so that the loop can read what the view is of."""
+    op = array.op
+    if op is None or op.name not in ("rev", "slice", "transpose") or op.region is not scan.region:
+        return array
+    made: dict[Value, Value] = {}
+    rw.clone([op], made, scan)
+    return made[array]
 
 
 def _is_taken(skip: Skip, predicate: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@
 `split-flat-loops`       a loop over all cells becomes rows of cells
 `count-steps`            one count of steps replaces a predicate per step
 `exit-loop-early`        a loop stops when its remaining steps do nothing
+`begin-at-cotangents`    a transposed loop begins at the first cotangent that is not zero
 `isolate-skipped-steps`  a step that may be skipped becomes a branch
 `skip-untaken-branches`  a batched branch that no row takes is not computed
 `fuse-branches`          two conds on one predicate become one

@@ -4,6 +4,7 @@
 `skips`                        the predicate under which a step does nothing
 `assume`, `incremental_assume` what values become if a predicate is known
 `skipped_rows`                 what a scan stacks in steps that do nothing
+`zero_rows`                    cotangents of a loop that may begin with rows of zeros
 `masks`                        predicates that are true in the first steps only
 `questions`                    how often a loop that skips asks whether to go on
 `loop_nests`                   loops of loops that can be one loop

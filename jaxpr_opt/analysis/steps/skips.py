@@ -169,6 +169,25 @@ def _ends(scan: Scan) -> Iterator[Skip]:
             break
 
 
+def as_begun(scan: Scan, zeros: Iterable[Value]) -> tuple[Assumed, tuple[tuple[Carry, Value], ...]]:
+    """The body's values in a step in which carries, counters apart, are still the numbers that they
+    began with, and some rows are zeros; and the counters.
+    """
+    counters = tuple(_counters(scan))
+    counting = {c.param for c, _ in counters}
+    began = dict(_numbers(c for c in scan.carries if c.param not in counting))
+    rows = {v: Splat(np.zeros((), v.dtype)[()]) for v in zeros}
+    return Assumed(scan.body, {**began, **rows}, linear=carries_cotangents(scan)), counters
+
+
+def stays(scan: Scan, values: Assumed, counters: Iterable[tuple[Carry, Value]]) -> bool:
+    """Whether carries, counters apart, are after such a step what they were before it."""
+    counting = {c.param for c, _ in counters}
+    keeping = [c for c in scan.carries if c.param not in counting]
+    began, linear = dict(_numbers(keeping)), carries_cotangents(scan)
+    return all(_stays(c, values, began.get(c.param), linear) for c in keeping)
+
+
 def _numbers(carries: Iterable[Carry]) -> Iterator[tuple[Value, Splat]]:
     """The carries that begin as one number, with that."""
     for carry in carries:

@@ -1,0 +1,93 @@
+"""Rows of cotangents that may be zeros: of losses that a mask drops, or that nothing picks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpr_opt.analysis.steps.assume import Assumed
+from jaxpr_opt.analysis.steps.skips import as_begun, find_ends, find_skips, stays
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.linearity import carries_cotangents
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Stream, Value
+
+_VIEWS = frozenset({
+    "and", "broadcast_in_dim", "convert_element_type", "copy", "not", "or", "reshape", "rev",
+    "slice", "squeeze", "transpose",
+})  # fmt: skip
+_SUMS = frozenset({"add", "add_any", "concatenate", "sub"})
+"""Zero only where all operands are."""
+_COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ZeroRows:
+    """Streams of a transposed loop, and what its step makes of rows of zeros at the start."""
+
+    scan: Scan
+    streams: tuple[Stream, ...]
+    values: Assumed
+    counters: tuple[tuple[Carry, Value], ...]
+
+
+@remembered
+def zero_rows(scan: Scan) -> ZeroRows | None:
+    """The streams of a transposed loop in reverse that may begin with rows of zeros, with which a
+    step changes nothing; None if there are none, or the loop says itself which steps it takes.
+    """
+    # Condition 1 of begin-at-cotangents.
+    if not scan.reverse or not carries_cotangents(scan):
+        return None
+    seen: dict[Value, bool] = {}
+    streams = tuple(s for s in scan.streams if _may_be_zero(s.operand, seen))
+    if not streams or find_skips(scan) or find_ends(scan):
+        return None
+    values, counters = as_begun(scan, (s.param for s in streams))
+    # Condition 2 of begin-at-cotangents.
+    if not stays(scan, values, counters):
+        return None
+    return ZeroRows(scan, streams, values, counters)
+
+
+def _may_be_zero(array: Value, seen: dict[Value, bool], depth: int = 0) -> bool:
+    """Whether what makes an array leaves rows zero that data tell."""
+    op = array.op
+    if op is None or op.regions or not dtypes.is_float(array.dtype) or depth > limits.OPS_OF_A_ROW:
+        return False
+    if array not in seen:
+        seen[array] = False
+        made = (_may_be_zero(v, seen, depth + 1) for v in op.operands)
+        together = all if op.name in _SUMS else any
+        seen[array] = _leaves_zeros(op) or (bool(op.operands) and together(made))
+    return seen[array]
+
+
+def _leaves_zeros(op: Op) -> bool:
+    """Whether an op makes zeros where a mask of whole numbers, or an index, says so."""
+    if op.name == "select_n":
+        has_zeros = any(uniform(case) == 0 for case in op.operands[1:])
+        return has_zeros and _is_counted(op.operands[0])
+    if op.name in ("dynamic_update_slice", "scatter", "scatter-add"):
+        start = op.operands[2] if op.name == "dynamic_update_slice" else op.operands[1]
+        return uniform(op.operands[0]) == 0 and not isinstance(start, Constant)
+    return op.name == "mul" and any(
+        v.op is not None and _is_counted(v) and v.size > 1 for v in op.operands
+    )
+
+
+def _is_counted(mask: Value) -> bool:
+    """Whether truth values, or numbers made of them, compare whole numbers, or are given."""
+    pending, is_mask = [mask], False
+    for value in pending:
+        op = value.op
+        is_mask |= value.dtype == bool
+        if op is not None and op.name in _VIEWS:
+            pending += [v for v in op.operands if uniform(v) is None and v not in pending]
+        elif op is not None and op.name in _COMPARISONS:
+            if not dtypes.is_integral(op.operands[0].dtype):
+                return False
+        elif value.dtype != bool or op is not None:
+            return False
+    return is_mask
