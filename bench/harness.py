@@ -3,6 +3,10 @@
 A machine's speed drifts over a run, so programs that are compared are timed in one run, in rounds:
 in each, every program runs once, in an order shuffled anew, and its least time counts. What
 cannot run says so in its row; no row is left out.
+
+A CPU runs them in the caller's thread. By default XLA does so with programs of fewer than 1000
+operations, a loop's step counted once, and hands all others to a thread: that takes 35 us where a
+core has to wake, and tells nothing of the program.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+jax.config.update("jax_cpu_enable_async_dispatch", False)  # read when JAX starts its CPU
 
 MEMORY_LIMIT = 8e9
 """Programs that ask for more temporary bytes than this are compiled, and not run."""
