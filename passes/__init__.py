@@ -26,6 +26,7 @@ from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.reassociating.add_scaled_rows import AddScaledRows
 from jaxpr_opt.passes.reassociating.join_nested_sums import JoinNestedSums
 from jaxpr_opt.passes.reassociating.map_sums_once import MapSumsOnce
+from jaxpr_opt.passes.select_padded_numbers import SelectPaddedNumbers
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
 from jaxpr_opt.passes.steps.begin_at_cotangents import BeginAtCotangents
 from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
@@ -158,7 +159,7 @@ STAGES = (
     RESIDUALS,
     # When nothing can differentiate any more.
     (UpdateRows(), UpdateStates(), ExitLoopEarly(), BeginAtCotangents(), AddInPlace(), *CLEANUP),
-    (JoinScalarStacks(),),
+    (JoinScalarStacks(), SelectPaddedNumbers()),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),
     # Last: it makes `while` loops, and only the steps of a scan have known numbers.

@@ -241,6 +241,12 @@ class CostModel:
             pending += op.operands
         return False
 
+    def is_padded_one_by_one(self, row: int) -> bool:
+        """Whether no elements of a row of so many are computed together if all but one are the
+        filler of a pad.
+        """
+        return self.device.jumps and row >= self.device.row
+
     def is_made_where_read(self, op: Op) -> bool:
         """Whether XLA computes an op where what it makes is read, and no more of it than is."""
         return is_fused(op) or op.name in TRANSCENDENTAL
