@@ -149,7 +149,7 @@ IN_SEVERAL = {
 @pytest.mark.parametrize("case", IN_SEVERAL)
 def test_writes_in_several_branches(case):
     """(1, 2) Each says where; no branch yields the array."""
-    graph = alone(AFTER, loop(IN_SEVERAL[case]), "f32[8]", "f32[8]", fires=True)
+    graph = alone(AFTER, loop(IN_SEVERAL[case]), "f32[8]", "f32[8]", fires=True, phase="final")
     conds = [op for op in graph.walk() if isinstance(op, Cond)]
     assert all(v.shape != (8,) for cond in conds for v in cond.results)
 
@@ -170,7 +170,7 @@ def test_places_out_of_range(case):
     write = OUT_OF_RANGE[case]
     program = loop(lambda b, i, x: lax.cond(x > 0, lambda: write(b, i, x), lambda: b))
     b, xs = jnp.linspace(-1.0, 1.0, N), jnp.array([2.0, -1.0, 9.0, 3.0, -20.0, -3.0, 0.0, 5.0])
-    alone(AFTER, program, b, xs, fires=True)
+    alone(AFTER, program, b, xs, fires=True, phase="final")
 
 
 def test_a_promise_to_be_in_range_is_kept():
@@ -199,7 +199,7 @@ PROMISES = {
 def test_promises_that_hold(case):
     """(2) It is in range anyway, or whichever branch is taken promises it."""
     xs = jnp.array([2.0, -1.0, 7.0, 3.0, -6.0, -3.0, 0.0, 5.0])
-    alone(AFTER, loop(PROMISES[case]), jnp.linspace(-1.0, 1.0, N), xs, fires=True)
+    alone(AFTER, loop(PROMISES[case]), jnp.linspace(-1.0, 1.0, N), xs, fires=True, phase="final")
 
 
 def large(read):
@@ -216,7 +216,15 @@ def test_what_xla_writes_in_place_stays():
     """Cost: each step would move the window."""
     types = "f32[40,5000]", "f32[8]"
     check_refuses(AFTER, large(read=False), *types, because="XLA already writes it in place")
-    alone(AFTER, large(read=True), *types, fires=True)
+    alone(AFTER, large(read=True), *types, fires=True, phase="final")
+
+
+def test_what_may_be_differentiated():
+    """Cost: the cotangent of what a branch reads would be made of zeros, and added as a whole."""
+    step = loop(IN_SEVERAL["in both"])
+    check_refuses(AFTER, step, "f32[8]", "f32[8]", because="JAX would add windows to zeros")
+    gradient = jax.grad(lambda b, xs: jnp.sum(jnp.sin(step(b, xs)[0])))
+    alone(AFTER, gradient, "f32[8]", "f32[8]", fires=True)
 
 
 @pytest.mark.parametrize("stored", ["before", "after", None])
@@ -608,7 +616,7 @@ def test_a_branch_of_a_branch():
 
     program = loop(step)
     jaxpr = traced(program, "f32[8]", "f32[8]")
-    graph = import_jaxpr(jaxpr)
+    graph = import_jaxpr(jaxpr, "final")
     run_alone((*CLEANUP, AFTER), graph)
     conds = [op for op in graph.walk() if isinstance(op, Cond)]
     assert len(conds) == 2
