@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.questions import is_known_in_steps
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
@@ -31,10 +32,11 @@ def stop_early(
     unread: Set[Value] = frozenset(),
     steps: Value | None = None,
     every: int = 1,
+    feeders: Sequence[Scan] = (),
 ) -> Value:
     """Replace a scan by a `while` that runs until no later step is taken: one of the first `steps`,
     if that is known; it asks before `every` so many steps, which divide the number of all. Nothing
-    reads the rows of skipped steps of stacks that are `unread`.
+    reads the rows of skipped steps of stacks that are `unread`. The `feeders` make as many rows.
 
     Returns:
       How many rows are among those that were run; of a loop in reverse, as many as it began with.
@@ -48,6 +50,9 @@ def stop_early(
     stop = _last_step(skip, rw) if steps is None else steps
     if every > 1 and not isinstance(stop, Constant):
         stop = rw.insert(partial(_whole, every), stop, before=scan)
+    for each in feeders:
+        rw.move(each, scan)
+        stop_early(_of_all(each, rw), rw, {s.result for s in each.stacks}, stop, every)
     carries, stacks = scan.carries, scan.stacks
     inits = _inits(skip, stop, rows, rw)
     predicate = _predicate(skip, inits, stop, rw)
@@ -73,6 +78,12 @@ def stop_early(
         rw.replace(stack.result, _refilled(skip, buffer, skipped, kept, done, rw))
     rw.erase(scan)
     return done
+
+
+def _of_all(scan: Scan, rw: Rewriter) -> Skip:
+    """The steps of a loop that says of none that it is skipped: all are taken."""
+    always = rw.constant(np.bool_(True), jax.core.ShapedArray((), np.bool_))
+    return Skip(scan, always, True, "upfront", (), (), Assumed(scan.body, {}))
 
 
 def _last_step(skip: Skip, rw: Rewriter) -> Value:

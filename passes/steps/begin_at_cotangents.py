@@ -29,7 +29,8 @@ until it comes to the first row that is not: no step before that does anything. 
 4. what such a step stacks is a number, or computed from outer values and what the loop begins with;
 5. nothing differentiates the loop any more (the final phase): a `while` has no transpose.
 
-A loop that says itself which steps it takes is left to `exit-loop-early`.
+A loop that says itself which steps it takes is left to `exit-loop-early`, whose condition 10 says
+which loops make no more rows than this one reads.
 
 Cost: testing all rows, once. It fires if a step takes much longer than testing its row, and what
 makes the cotangents leaves rows of zeros where a mask of whole numbers, or an index, says so.
@@ -46,6 +47,7 @@ from typing import ClassVar
 import jax
 from jax import lax
 
+from jaxpr_opt.analysis.residuals.unread_rows import feeders
 from jaxpr_opt.analysis.steps.skipped_rows import skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.zero_rows import ZeroRows, zero_rows
@@ -117,7 +119,9 @@ class BeginAtCotangents(Pass):
         is_taken = rw.insert(_any_is_not_zero, *rows, before=first)
         ops = backward_slice([is_taken], lambda v: v.region is not found.scan.body)
         args = found.scan, is_taken, True, "upfront", tuple(ops), found.counters, found.values
-        stop_early(Skip(*args), rw)  # type: ignore[arg-type]
+        skip = Skip(*args)  # type: ignore[arg-type]
+        worth = cost_model().is_worth_a_question
+        stop_early(skip, rw, feeders=[each for each in feeders(skip) if worth(each.body)])
 
 
 def _any_is_not_zero(*rows: jax.Array) -> jax.Array:

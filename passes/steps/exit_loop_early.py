@@ -44,7 +44,9 @@ Sound when
    skipped step leaves so (a cotangent up to the sign of zero): nothing happens before the first
    step taken. That is so where a mask drops the loss of a step, but not its state,
 9. a loop that asks after several steps only takes the others as they were, skipped or not, and
-   their number divides that of all.
+   their number divides that of all,
+10. a loop of which this one reads all that is read, row by row, makes as many rows as this one
+    reads: it runs forward, makes no row that tells which steps are taken, and (3) holds of it.
 
 The predicate of a batch is left unchanged where XLA may divide its rows over devices: they would
 communicate before each step.
@@ -62,7 +64,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.residuals.unread_rows import readers
+from jaxpr_opt.analysis.residuals.unread_rows import feeders, readers
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.questions import is_counted, is_read_by_rows, steps_a_question
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
@@ -131,7 +133,7 @@ class ExitLoopEarly(Pass):
                 return "all its predicates take about as long as its steps"
         for stack in scan.stacks:
             row = skipped_row(skip, stack)
-            if isinstance(row, str) and not self._stopping(stack, skip, {}):  # (4, 7)
+            if isinstance(row, str) and stack.result not in self._unread(skip)[1]:  # (4, 7)
                 return row
         return None
 
@@ -139,7 +141,8 @@ class ExitLoopEarly(Pass):
         assert isinstance(match.skip, Skip)
         every = steps_a_question(match.skip.scan, match.skip) or 1
         with_it, unread = self._unread(match.skip)
-        steps = stop_early(match.skip, rw, unread, every=every)
+        feeding = [each for each in feeders(match.skip) if _is_worth(each, every)]
+        steps = stop_early(match.skip, rw, unread, every=every, feeders=feeding)
         for each in with_it:
             counted = steps if is_counted(each, match.skip) else None
             stop_early(each, rw, steps=counted, every=every)
@@ -173,6 +176,11 @@ class ExitLoopEarly(Pass):
         match = SkippingLoop(other.scan, "", other)
         is_asked = steps_a_question(other.scan, other) is not None
         return is_asked and self._refuse(match, is_counted(other, skip)) is None
+
+
+def _is_worth(scan: Scan, every: int) -> bool:
+    """Whether a loop whose steps are counted is worth asking after so many."""
+    return cost_model().steps_a_question(scan.body) <= every
 
 
 def _rounds_alike(skip: Skip) -> bool:  # (6)

@@ -74,6 +74,7 @@ def known(
 
 
 KNOWN = ("f32[3]", "f32[5,3]", "i32[]")
+XS = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
 
 def test_a_loop_stops_after_the_last_step_taken():
@@ -909,9 +910,10 @@ def test_rows_of_a_state_that_goes_on():
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_both_loops_of_the_gradient_of_masked_losses(real_questions, batched):
-    """(7, 8) The forward loop leaves out rows that the loop back, which begins later, does not
-    read.
+@pytest.mark.parametrize("differentiated", [jax.grad, jax.value_and_grad])
+def test_both_loops_of_the_gradient_of_masked_losses(real_questions, batched, differentiated):
+    """(7, 8, 10) The forward loop leaves out rows that the loop back, which begins later, does not
+    read; without the loss it does not say itself which steps count.
     """
 
     def loss(w, xs, length):
@@ -928,11 +930,119 @@ def test_both_loops_of_the_gradient_of_masked_losses(real_questions, batched):
     xs = jnp.asarray(np.random.default_rng(1).normal(size=(3, 40, 64)), jnp.float32)
     f, args = (total, (xs, jnp.asarray([2, 9, 1]))) if batched else (loss, (xs[0], jnp.int32(7)))
     args = jnp.eye(64) / 2, *args
-    graph, _ = observe.optimized(optimize(jax.value_and_grad(f)), args, {})
+    graph, _ = observe.optimized(optimize(differentiated(f)), args, {})
     loops = [op for op in graph.walk() if isinstance(op, Scan | While)]
     assert [type(op) for op in loops] == [While, While]
     for gradient in (optimize(jax.grad(f)), jax.grad(optimize(f))):
         assert_same(gradient, jax.grad(f), args, grad=False)
+
+
+# ---------------------------------------------------------------- loops that only make rows
+
+
+def fed(
+    what=lambda g, h, ys: g,
+    *,
+    seen=lambda i, y, n: i < n,
+    made=lambda h, x, n: jnp.sin(h) * x,
+    **options,
+):
+    """A loop makes rows, another one reads the first of them, from the last to the first."""
+
+    def program(h, xs, n):
+        step = lambda h, x: ((y := made(h, x, n)), y)
+        h, ys = lax.scan(step, h, xs, **options)
+        back = lambda g, row: (jnp.where(seen(*row, n), g * row[1] + 1.0, g), None)
+        g = lax.scan(back, jnp.ones(3), (lax.iota(jnp.int32, 5), ys), reverse=True)[0]
+        return what(g, h, ys)
+
+    return program
+
+
+def test_a_loop_that_makes_rows_for_a_loop_that_begins_late():
+    """(10) It makes as many as that one reads."""
+    check_rewrite(
+        EXIT,
+        fed(),
+        *KNOWN,
+        simplify=True,
+        diff="""
+          fn (h:f32[3], xs:f32[5,3], n:i32[]) {
+        -   c:f32[3], ys:f32[5,3] = scan[5] carry(c=h) xs(x=xs) {
+        -     s:f32[3] = sin c
+        -     m:f32[3] = mul s x
+        -     yield carry(m) ys(m)
+        -   }
+            b:f32[3] = broadcast_in_dim 1.0
+        -   i:i32[5] = iota
+        -   c1:f32[3] = scan[5, reverse] carry(c=b) xs(x=i, x1=ys) {
+        -     l:bool[] = lt x n
+        -     m:f32[3] = mul c x1
+        -     a:f32[3] = add m 1.0
+        -     s:f32[3] = select_n l c a
+        -     yield carry(s)
+        -   }
+        +   c2:i32[] = clamp 0 n 5
+        +   s1:i32[] = sub c2 c2
+        +   u:f32[5,3] = undefined
+        +   c3:i32[], c4:f32[3], c5:f32[5,3] = while carry(c3=s1, h1=h, c4=u) {
+        +     l1:bool[] = lt c3 c2
+        +     yield l1
+        +   } do {
+        +     d:f32[1,3] = dynamic_slice xs c3 0
+        +     s1:f32[3] = squeeze d
+        +     s:f32[3] = sin h1
+        +     m1:f32[3] = mul s s1
+        +     b1:f32[1,3] = broadcast_in_dim m1
+        +     d1:f32[5,3] = dynamic_update_slice c4 b1 c3 0
+        +     a1:i32[] = add c3 1
+        +     yield carry(a1, m1, d1)
+        +   }
+        +   s2:i32[] = sub c2 1
+        +   c6:i32[], c7:f32[3] = while carry(c2=s2, c3=b) {
+        +     g:bool[] = ge c2 0
+        +     yield g
+        +   } do {
+        +     d:f32[1,3] = dynamic_slice c5 c2 0
+        +     s1:f32[3] = squeeze d
+        +     m1:f32[3] = mul c3 s1
+        +     a1:f32[3] = add m1 1.0
+        +     s2:i32[] = sub c2 1
+        +     yield carry(s2, a1)
+        +   }
+        -   return c1
+        +   return c7
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize("n", [-3, 0, 1, 4, 5, 100])
+def test_how_many_rows_are_made(n):
+    """(10) Rows between that are not read are made, too."""
+    for seen in (lambda i, y, n: i < n, lambda i, y, n: (i < n) & (i != 1)):
+        graph = alone(EXIT, fed(seen=seen), XS[0], XS, jnp.int32(n), fires=True)
+        assert sum(isinstance(op, While) for op in graph.body.ops) == 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(fed(lambda g, h, ys: (g, h)), id="its state is read"),
+        pytest.param(fed(lambda g, h, ys: (g, ys.sum())), id="its rows are read elsewhere"),
+        pytest.param(fed(seen=lambda i, y, n: y > 0.5), id="its rows say which are read"),
+        pytest.param(fed(reverse=True), id="it runs in reverse"),
+        pytest.param(fed(unroll=2), id="it asks to be unrolled"),
+        pytest.param(
+            fed(made=lambda h, x, n: (jax.debug.print("{}", x), jnp.sin(h) * x)[1]),
+            id="it has effects",
+        ),
+    ],
+)
+def test_loops_that_make_all_rows(program):
+    """(10)"""
+    graph = alone(EXIT, program, *KNOWN, fires=True)
+    assert [type(op) for op in graph.body.ops if isinstance(op, Scan | While)][:1] == [Scan]
 
 
 # ---------------------------------------------------------------- asking a batch

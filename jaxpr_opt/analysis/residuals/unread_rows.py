@@ -17,10 +17,11 @@ from jaxpr_opt.analysis.steps.masks import takes_no_more
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
 from jaxpr_opt.analysis.values.expressions import same_expression
+from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Op, Stack, Value, depending_on
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Value, depending_on, reads
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import BARRIER, can_move, may_not_end
+from jaxpr_opt.ir.traits import BARRIER, can_move, is_pure, may_depend_on, may_not_end
 
 
 def readers(stack: Stack, skip: Skip, *, ends: bool = False) -> tuple[Skip, ...] | None:
@@ -54,6 +55,36 @@ def _reader(row: Value, route: Route, skip: Skip, ends: bool) -> Skip | None:
         and _skips_with(other, skip, route)
     )
     return next(found, None)
+
+
+def feeders(skip: Skip) -> tuple[Scan, ...]:
+    """The loops that make nothing but rows for a loop whose last step is known before it: they may
+    stop, or begin, with it.
+    """
+    if skip.kind != "upfront":
+        return ()
+    made = (stream.operand.op for stream in skip.scan.streams)
+    found = dict.fromkeys(op for op in made if isinstance(op, Scan))
+    return tuple(op for op in found if _only_feeds(op, skip))
+
+
+def _only_feeds(scan: Scan, skip: Skip) -> bool:
+    reader, asked = skip.scan, reads(skip.slice) | {skip.predicate}
+    # Condition 10 of exit-loop-early.
+    if scan.region is not reader.region or scan.reverse or unroll_of(scan) != 1:
+        return False
+    for use in [use for result in scan.results for use in result.uses]:
+        # Condition 10 of exit-loop-early.
+        if use.op is not reader or use.position < reader.num_carries:
+            return False
+        # Condition 10 of exit-loop-early.
+        if reader.body.params[use.position] in asked:
+            return False
+    # Condition 10 of exit-loop-early.
+    if not may_depend_on(skip.predicate, scan.body.ops, scan):
+        return False
+    # Condition 10 of exit-loop-early.
+    return all(is_pure(op) or op.is_terminator for op in scan.body.walk())
 
 
 def is_by_zeros(skip: Skip) -> bool:
