@@ -176,7 +176,7 @@ GPU = Device(
 
 The special function units of 132 multiprocessors give 16 results each at 1.76 GHz.
 
-- XLA launches five or more kernels of a step together: one of 4, 6 or 12 kernels and a counter takes
+- XLA launches five or more kernels of a step together: a step of 4, 6 or 12 and a counter takes
   4.7, 6.5 or 10.4 us.  Fewer it launches one by one: 8.9 us for one kernel, 13.8 for two.
 - A loop that goes on while a number is true, and a branch, take 13 us more: the device hands the
   number to the host, which waits for it.
