@@ -70,6 +70,7 @@ from jaxpr_opt.analysis.steps.questions import is_counted, is_read_by_rows, step
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
 from jaxpr_opt.analysis.values.rounding import may_differ
+from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.early_exit import stop_early
 from jaxpr_opt.cost.model import cost_model
@@ -114,10 +115,8 @@ class ExitLoopEarly(Pass):
         assert isinstance(scan, Scan)
         if isinstance(skip, str):  # (1, 2)
             return skip
-        if scan.length < 2:
-            return f"the loop has {scan.length} steps only"
-        if unroll_of(scan) != 1:
-            return "the scan asks to be unrolled"
+        if (reason := _why_run(skip)) is not None:
+            return reason
         if not may_depend_on(skip.predicate, scan.body.ops, scan):  # (3)
             return "a step has collectives, or XLA may insert some, so every device must run it"
         if has_divided_rows(skip.predicate, scan):
@@ -176,6 +175,16 @@ class ExitLoopEarly(Pass):
         match = SkippingLoop(other.scan, "", other)
         is_asked = steps_a_question(other.scan, other) is not None
         return is_asked and self._refuse(match, is_counted(other, skip)) is None
+
+
+def _why_run(skip: Skip) -> str | None:
+    """Why all steps of a loop are to be run."""
+    if skip.scan.length < 2:
+        return f"the loop has {skip.scan.length} steps only"
+    numbers = numbers_at(skip.predicate, skip.scan)
+    if numbers is not None and bool(numbers[-1]) == skip.taken_when:
+        return "it takes its last step"
+    return None if unroll_of(skip.scan) == 1 else "the scan asks to be unrolled"
 
 
 def _is_worth(scan: Scan, every: int) -> bool:

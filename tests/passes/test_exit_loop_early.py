@@ -573,6 +573,23 @@ def test_only_when_nothing_differentiates_any_more():
     assert resolve([EXIT]).run(jaxpr, "final").changed
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_loop_that_is_known_to_take_its_last_step(last, reverse):
+    """There is nothing to gain; the numbers are those of an array that the program captured."""
+    kinds = np.asarray([1, 0, 1, 0, last])
+
+    def program(c, xs):
+        def body(c, row):
+            kind, x = row
+            return lax.cond(kind == 1, lambda: c + x, lambda: c), None
+
+        return lax.scan(body, c, (kinds, xs), reverse=reverse)[0]
+
+    graph = alone(EXIT, program, "f32[3]", "f32[5,3]", fires=not last)
+    assert any(isinstance(op, While) for op in graph.body.ops) != last
+
+
 @pytest.mark.parametrize(
     ("options", "because"), [({"unroll": 2}, "asks to be unrolled"), ({"length": 1}, "1 steps")]
 )
