@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from jaxpr_opt.analysis.liveness.across_peak import Turn, is_free
 from jaxpr_opt.analysis.liveness.rematerialization import Dropping, Segment
@@ -96,6 +97,9 @@ def recompute(turn: Turn, parts: Sequence[Again], rw: Rewriter) -> None:
     signals = {
         part.first: signal for part, signal in zip(parts, _signals(turn, parts), strict=True)
     }
+    if tuple(turn.region.ops) != turn.ops:
+        for op, after in reversed([*pairwise(turn.ops[turn.at :])]):
+            rw.move(op, after)
     now: dict[Value, Value] = {}
     narrow = _narrow(turn, sorted(signals))
     for place in range(turn.at, len(turn.ops)):

@@ -9,10 +9,13 @@ from jax import lax
 
 from bench import memory as bench_memory
 from bench import memory_unrolled
+from jaxpr_opt import optimize
 from jaxpr_opt.analysis.liveness.fused import fused
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.insight.temporaries import temporary_bytes
 from jaxpr_opt.ir.graph import Constant
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.memory.planner import collect_plans
 from jaxpr_opt.testing import traced
 from tests.loops import memory
 
@@ -95,6 +98,29 @@ def test_what_one_loop_reads_twice_is_computed_there_once():
         return jnp.cos(y) @ x, jnp.sin(y) @ x
 
     assert arrays(shared, X)["tanh"] == ["x"]
+
+
+def test_nothing_is_fused_through_a_barrier(monkeypatch):
+    """What goes through one is an array, where XLA keeps barriers."""
+
+    def program(x):
+        y = lax.optimization_barrier(jnp.sort(x) + 1.0)
+        return jnp.sin(y) @ x, jnp.cos(y) @ x
+
+    for keeps, read in ((True, ["add"]), (False, ["sort"])):
+        monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", keeps)
+        assert arrays(program, X)["sin"] == read
+
+
+@pytest.mark.parametrize("part", [0.5, 0.3, "minimal"])
+def test_the_estimate_of_what_a_budget_buys(part):
+    """It was 1.8 times of what the smallest transformer takes, which was warned about."""
+    net = dict(memory_unrolled._nets(8))["transformer"]
+    loss = functools.partial(memory_unrolled._loss, net.layers, memory_unrolled.ByHand())
+    made, given = optimize(jax.grad(loss), memory=part), (net.weights, net.start)
+    with collect_plans() as plans:
+        made.lower(*given)
+    assert plans[-1].chosen.nbytes == pytest.approx(memory(made, *given), rel=0.25)
 
 
 def test_what_puts_arrays_together_is_computed_at_one_place():

@@ -9,6 +9,7 @@ from jax.experimental import io_callback
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxpr_opt.analysis.liveness.across_peak import turn
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.insight.liveness import peak_bytes
@@ -161,6 +162,31 @@ def test_a_segment_at_a_time():
     assert 36 < count(after, "tanh") < 48
     assert count(after, "optimization_barrier") > 3
     assert peak_bytes(after) < 0.5 * peak_bytes(before)
+    assert_same_values(before, after)
+
+
+@pytest.mark.usefixtures("barriers")
+def test_a_layer_is_computed_again_where_it_is_read_in_memory():
+    """Comparisons that stand right behind the peak are computed inside of what reads them."""
+
+    def program(x, *weights):
+        kept = []
+        for w in weights:
+            x = jnp.tanh(x @ w)
+            kept.append(x)
+        x = jnp.sort(x) * jnp.sort(jnp.sin(x))
+        total = jnp.sum(x)
+        masks = [each * total > 0.0 for each in kept]
+        for w, each, mask in zip(weights[::-1], kept[::-1], masks[::-1], strict=True):
+            x = jnp.where(mask, x, 0.0) * each @ w
+        return x
+
+    before, after = both(program, ["f32[64,8]"] + ["f32[8,8]"] * 24)
+    found = turn(before.body)
+    for op in found.ops[found.at :]:
+        if op.name == "gt":
+            assert found.ops[found.place[op] + 1].name == "select_n"
+    assert count(after, "optimization_barrier") > 3
     assert_same_values(before, after)
 
 

@@ -23,6 +23,7 @@ class Turn:
 
     region: Region
     ops: tuple[Op, ...]
+    """In order; behind the peak, what is computed inside of others stands before the first."""
     place: Mapping[Op, int]
     at: int
     """The place after that of the op that runs at the peak."""
@@ -35,11 +36,11 @@ class Turn:
 
     def copied_to(self, region: Region) -> Turn:
         """The same of a copy of the region."""
-        ops = tuple(region.ops)
+        of = dict(zip(self.region.ops, region.ops, strict=True))
         same = dict(zip(self.region.params, region.params, strict=True))
-        for old, new in zip(self.ops, ops, strict=True):
+        for old, new in of.items():
             same.update(zip(old.results, new.results, strict=True))
-        of = dict(zip(self.ops, ops, strict=True))
+        ops = tuple(of[op] for op in self.ops)
         read = {
             of[op]: {same.get(value, value): alike for value, alike in arrays.items()}
             for op, arrays in self.fused.read.items()
@@ -89,10 +90,34 @@ def turn(region: Region) -> Turn:
     temporary = {v: places[-1] for v, places in used.items() if v not in results}
     live = _live(temporary, place, len(ops))
     at = 1 + max(range(len(ops)), key=live.__getitem__)
+    ops = _sunk(ops, at, found)
+    place = {op: i for i, op in enumerate(ops)}
+    used = _places_read(found, place)
+    temporary = {v: places[-1] for v, places in used.items() if v not in results}
     late = {v: tuple(p for p in places if p >= at) for v, places in used.items()}
     readers = {v: places for v, places in late.items() if places and _made(v, place) < at}
     others = {v: last for v, last in temporary.items() if _made(v, place) >= at}
     return Turn(region, ops, place, at, readers, _live(others, place, len(ops)), found)
+
+
+def _sunk(ops: Sequence[Op], at: int, found: Fused) -> tuple[Op, ...]:
+    """Ops, of which those behind the peak that are computed inside of others, from what is made
+    before it, stand before the first of these: nothing is read for them earlier.
+    """
+    region, early, sinking = ops[0].region, set(ops[:at]), set[Op]()
+    assert region is not None
+    for op in ops[at:]:
+        is_inside = is_free(op) or all(value in found.inside for value in op.results)
+        if op.is_terminator or op.regions or not (is_inside and is_pure(op)):
+            continue
+        if any(v.op in early or v.op in sinking for v in op.operands):
+            sinking.add(op)
+    place = {op: (i, i) for i, op in enumerate(ops)}
+    for op in reversed([op for op in ops if op in sinking]):
+        users = (region.ancestor(use.op) for value in op.results for use in value.uses)
+        first = min((place[user][0] for user in users if user is not None), default=place[op][0])
+        place[op] = first, place[op][1]
+    return tuple(sorted(ops, key=place.__getitem__))
 
 
 def _places_read(found: Fused, place: Mapping[Op, int]) -> dict[Value, list[int]]:

@@ -32,10 +32,11 @@ from jaxpr_opt.cost.layouts import shape_read
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.ops import PRODUCTS
 from jaxpr_opt.cost.reuse import buffer_of, is_view
+from jaxpr_opt.ir.devices import fence
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Use, Value
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING, is_broadcast, is_pure
+from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, REDUCING, is_broadcast, is_pure
 
 Read = Mapping[Value, bool]
 """Arrays in memory that an op reads, and whether it reads of each only the element at the place of
@@ -183,9 +184,12 @@ class _Fusing:
 
     def _may_be_inside(self, value: Value, loops: int) -> bool:
         """Whether the readers of a value, in so many loops, compute it inside of them."""
+        if _is_fenced(value):
+            return False
         if self._reader(value) is not None or self._is_repeated(value):
             return True
-        return loops == 1 and all(self._fuses(each, value) for each in self._readers(value))
+        is_once = self.repeats and loops == 1
+        return is_once and all(self._fuses(each, value) for each in self._readers(value))
 
     def _loop(self, op: Op, value: Value) -> Loop | None:
         """The loop of a reader that computes a value inside of it."""
@@ -246,6 +250,16 @@ def _dead(region: Region) -> set[Op]:
         if is_pure(op) and not (op.is_terminator or op.regions) and dead.issuperset(users):
             dead.add(op)
     return dead
+
+
+def _is_fenced(value: Value) -> bool:
+    """Whether a value goes through an optimization barrier, which XLA keeps and fuses nothing
+    through.
+    """
+    if fence() != "barrier":
+        return False
+    views = (use for use in value.uses if is_view(use.op))
+    return any(use.op.name == BARRIER or _is_fenced(use.op.results[use.position]) for use in views)
 
 
 def _places(op: Op) -> Places:
