@@ -821,7 +821,9 @@ def test_a_state_of_which_nothing_is_read_after_the_last_step_taken():
     )
 
 
-def discounted(seen=lambda i, n: i < n, start=0.0, otherwise=0.0, what=lambda c, y: None):
+def discounted(
+    seen=lambda i, n: i < n, start=0.0, otherwise=0.0, what=lambda c, y: None, *, reverse=True
+):
     """Returns, from the last step to the first, of an episode that ends early."""
 
     def program(xs, n):
@@ -831,7 +833,7 @@ def discounted(seen=lambda i, n: i < n, start=0.0, otherwise=0.0, what=lambda c,
             return c, what(c, x)
 
         rows = lax.iota(jnp.int32, 5), xs
-        return lax.scan(body, jnp.full(3, start, jnp.float32), rows, reverse=True)
+        return lax.scan(body, jnp.full(3, start, jnp.float32), rows, reverse=reverse)
 
     return program
 
@@ -907,11 +909,26 @@ def test_a_carry_that_begins_as_a_weak_type():
         masked_loss(lambda h, total: (h, total)),
         masked_loss(seen=lambda i, n, h: h < 0.5),
         masked_loss(reverse=True),
+        lambda h, xs, n: discounted(reverse=False)(xs, n),
+        lambda h, xs, n: until(h, xs),
+        masked_loss(seen=lambda i, n, h: jnp.arange(3) + i < 6),
     ],
 )
 def test_a_state_that_matters(program):
-    """(8) It is read after the loop, it makes the predicate, or the loop is in reverse."""
+    """(8) It is read after the loop, it makes the predicate, or the loop is in reverse; or it is
+    forward, and the carry is what it began with; or numbers of elements say what counts.
+    """
     alone(EXIT, program, *KNOWN, fires=False)
+
+
+def until(h, xs):
+    """The loss counts while the state that goes on is small: it may be small again."""
+
+    def body(carry, _):
+        h, total = carry
+        return (jnp.sin(3.0 * h), total + jnp.where(h[0] < 0.5, h, 0.0)), None
+
+    return lax.scan(body, (h, jnp.zeros(3)), None, length=5)[0][1]
 
 
 @pytest.mark.parametrize(("start", "otherwise"), [(1.0, 0.0), (0.0, 1.0), (0.0, -0.0), (-0.0, 0.0)])
