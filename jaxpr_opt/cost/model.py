@@ -389,6 +389,14 @@ class CostModel:
         """Seconds of one such op on numbers that no vector instruction computes together."""
         return self.device.lanes * self.elementwise(value)
 
+    def is_short(self, row: int) -> bool:
+        """Whether rows have so few numbers that those of one are not computed together."""
+        return 1 < row < self.device.row
+
+    def by_places(self, value: Value) -> float:
+        """Seconds of an op that makes such a value of several arrays, all read in another order."""
+        return self.device.place * _number(value.size)
+
     def started(self, ops: int) -> float:
         """Seconds to start so many ops, in a loop of which each is called by itself."""
         return self.device.kernel * ops

@@ -35,6 +35,21 @@ def forth_and_back(residuals, transposed):
 TYPES = "f32[3,3]", "f32[3]", "f32[8,3]", "f32[3]"
 
 
+@pytest.mark.parametrize(("n", "fires"), [(3, False), (15, False), (16, True)])
+def test_differences_of_pairs(n, fires):
+    """The cost: rows of few numbers are computed number by number."""
+
+    def apart(w, c, x, t):
+        points = t.reshape(-1, n)
+        return points[:, None] - points
+
+    program = forth_and_back(apart, lambda g, w, r: g + jnp.sum(r, (0, 1))[0])
+    size = 9 * n
+    types = f"f32[{size},{size}]", f"f32[{size}]", f"f32[8,{size}]", f"f32[{size}]"
+    with using(CostModel()):
+        alone(NARROW, program, *types, fires=fires)
+
+
 def test_mask_before_it_is_spread():
     """(2) Three bytes of mask a step, in place of nine masked weights."""
 

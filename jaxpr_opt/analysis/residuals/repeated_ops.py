@@ -21,7 +21,7 @@ from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.ir.graph import Constant, Op, Scan, Value, program_of
-from jaxpr_opt.ir.traits import is_arithmetic, is_speculable
+from jaxpr_opt.ir.traits import is_arithmetic, is_broadcast, is_speculable
 
 READS = frozenset({"dynamic_slice", "gather"})
 """Primitives that read windows."""
@@ -82,8 +82,25 @@ def _fused(step: Step, op: Op) -> float | None:
     # Condition 2 of narrow-residuals.
     if not is_arithmetic(op):
         return None
-    is_spread = op.results[0] in step.spread
-    return (step.model.one_by_one if is_spread else step.model.elementwise)(op.results[0])
+    made = op.results[0]
+    if _is_of_pairs(op) and step.model.is_short(made.shape[-1]):
+        return step.model.by_places(made)
+    return (step.model.one_by_one if made in step.spread else step.model.elementwise)(made)
+
+
+def _is_of_pairs(op: Op) -> bool:
+    """Whether an op combines rows of one array with rows of another, each with several, as in
+    ``x[:, None] - y``.
+    """
+    made = op.results[0]
+    return len(made.shape) > 1 and sum(_repeats_rows(v, made) for v in op.operands) > 1
+
+
+def _repeats_rows(value: Value, made: Value) -> bool:
+    """Whether rows of an array are repeated in what is made of it."""
+    if value.size == made.size and value.op is not None and is_broadcast(value.op):
+        value = next(iter(value.op.operands), value)
+    return value.size < made.size and value.shape[-1:] == made.shape[-1:]
 
 
 def _read_again(step: Step, op: Op) -> float | None:
