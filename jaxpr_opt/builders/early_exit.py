@@ -55,6 +55,8 @@ def stop_early(
         stop_early(_of_all(each, rw), rw, {s.result for s in each.stacks}, stop, every)
     carries, stacks = scan.carries, scan.stacks
     inits = _inits(skip, stop, rows, rw)
+    if _is_carried_along(skip):
+        inits.append(_predicate_of([c.init for c in carries], skip, scan, rw))
     predicate = _predicate(skip, inits, stop, rw)
     refilling = {op for each in rows for op in each.all_ops()}
     once = _body(skip, inits, refilling, every, rw)
@@ -63,7 +65,7 @@ def stop_early(
     row, finals, buffers = (
         loop.results[0],
         loop.results[1 : 1 + len(carries)],
-        loop.results[1 + len(carries) :],
+        loop.results[1 + len(carries) :][: len(stacks)],
     )
     kept = _in_skipped_steps(skip, once, finals, rw)
     advances = {c.param: step for c, step in skip.counters}
@@ -205,12 +207,31 @@ def _predicate(skip: Skip, inits: list[Value], stop: Value, rw: Rewriter) -> Reg
 
     go_on = rw.insert(in_range, row, stop, before=end)
     if skip.kind == "carried":
-        mapping = dict(zip((c.param for c in scan.carries), region.params[1:], strict=False))
-        rw.clone(skip.slice, mapping, end)
-        taken = _in_less_time(mapping.get(skip.predicate, skip.predicate), region, rw)
+        along, given = _is_carried_along(skip), region.params[1:]
+        known = given[-1] if along else _predicate_of(given, skip, end, rw)
+        taken = _in_less_time(known, region, rw)
         go_on = rw.insert(and_taken, go_on, taken, before=end)
     rw.set_outputs(region, [go_on])
     return region
+
+
+def _is_carried_along(skip: Skip) -> bool:
+    """Whether each step computes the predicate of the next, which otherwise the question and the
+    step would both compute: a batch knows its rows only, so the step needs it.
+    """
+    is_needed = skip.kind == "carried" and skip.predicate.shape != ()
+    return is_needed and cost_model().is_worth_carrying(skip.predicate, skip.slice)
+
+
+def _predicate_of(carries: Sequence[Value], skip: Skip, before: Op, rw: Rewriter) -> Value:
+    """The predicate of a step that starts with such carries."""
+    params = (c.param for c in skip.scan.carries)
+    return _cloned(skip, dict(zip(params, carries, strict=False)), before, rw)
+
+
+def _cloned(skip: Skip, mapping: dict[Value, Value], before: Op, rw: Rewriter) -> Value:
+    rw.clone(skip.slice, mapping, before)
+    return mapping.get(skip.predicate, skip.predicate)
 
 
 def _in_less_time(taken: Value, region: Region, rw: Rewriter) -> Value:
@@ -234,6 +255,8 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], every: int, rw: Re
     if every == 1 and is_known_in_steps(skip):
         taken = rw.constant(np.bool_(skip.taken_when), skip.predicate.aval)
         rw.replace(skip.predicate, taken, lambda use: use.op not in refilling)
+    if _is_carried_along(skip):
+        rw.replace(skip.predicate, region.params[-1], lambda use: use.op not in refilling)
     reading = reads(scan.body.ops)
     rows = [
         row_of_step(rows_of_stream(s, scan) or Rows(s.operand), row, end, rw)
@@ -242,14 +265,17 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], every: int, rw: Re
         for s in scan.streams
     ]
     outputs = rw.inline(scan.body, [*region.params[1 : n + 1], *rows], end)
-    buffers = region.params[n + 1 :]
     written = [
         rw.typed(write_row, b.aval, b, v, row, before=end)
-        for b, v in zip(buffers, outputs[n:], strict=True)
+        for b, v in zip(region.params[n + 1 :], outputs[n:], strict=False)
     ]
     onward = lax.sub if scan.reverse else lax.add
     following = rw.insert(lambda i: onward(i, np.int32(1)), row, before=end)
-    rw.set_outputs(region, [following, *outputs[:n], *written])
+    results = [following, *outputs[:n], *written]
+    if _is_carried_along(skip):
+        mapping = dict(zip(region.params[1:], outputs[:n], strict=False))
+        results.append(_cloned(skip, mapping, end, rw))
+    rw.set_outputs(region, results)
     return region
 
 
@@ -274,6 +300,8 @@ def _in_skipped_steps(
     mapping: dict[Value, Value] = {skip.predicate: false}
     for old, new, final in zip(skip.scan.body.params, body.params[1:], values, strict=False):
         mapping[old] = mapping[new] = final
+    if _is_carried_along(skip):
+        mapping[body.params[-1]] = false
     return mapping
 
 

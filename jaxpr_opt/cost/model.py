@@ -284,6 +284,12 @@ class CostModel:
             return False
         return self.loop_seconds(scan.length, touched) >= self.device.step
 
+    def is_worth_carrying(self, value: Value, ops: Sequence[Op]) -> bool:
+        """Whether making a value once more, by these ops, takes longer than handing it on to the
+        next step.
+        """
+        return self.repeated(ops) > self.moved(value.nbytes)
+
     def is_worth_questions(self, body: Region, predicate: Value) -> bool:
         """Whether a step takes so much longer than computing its predicate, with those of all
         steps before the loop, that it is worth it though maybe no step is skipped.

@@ -35,7 +35,7 @@ from jaxpr_opt.ir.graph import (
     is_sized,
 )
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.ir.traits import ELEMENTWISE, MOVING, TRANSCENDENTAL
+from jaxpr_opt.ir.traits import ELEMENTWISE, MOVING, is_transcendental
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def _first_order(op: Op) -> Cost:
         bytes=moved,
         products=flops if op.name in PRODUCTS else 0,
         turned=flops if _is_turned(op) else 0,
-        functions=flops if op.name in TRANSCENDENTAL else 0,
+        functions=flops if is_transcendental(op) else 0,
     )
 
 

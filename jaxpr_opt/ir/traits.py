@@ -290,11 +290,14 @@ def is_arithmetic(op: Op) -> bool:
     """Whether repeating the op costs nothing beside reading its operands: movement, basic
     arithmetic.
     """
-    if op.name in TRANSCENDENTAL_IF_COMPLEX and np.issubdtype(
-        op.operands[0].dtype, np.complexfloating
-    ):
-        return False
-    return is_cheap(op) and op.name not in TRANSCENDENTAL
+    return is_cheap(op) and not is_transcendental(op)
+
+
+def is_transcendental(op: Op) -> bool:
+    """Whether an element of an elementwise op takes as long as moving ten."""
+    if op.name in TRANSCENDENTAL_IF_COMPLEX:
+        return bool(np.issubdtype(op.operands[0].dtype, np.complexfloating))
+    return op.name in TRANSCENDENTAL
 
 
 def same_in_vectors(op: Op) -> bool:

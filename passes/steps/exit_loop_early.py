@@ -48,12 +48,12 @@ Sound when
 10. a loop of which this one reads all that is read, row by row, makes as many rows as this one
     reads: it runs forward, makes no row that tells which steps are taken, and (3) holds of it.
 
-The predicate of a batch is left unchanged where XLA may divide its rows over devices: they would
-communicate before each step.
+A batch whose rows XLA may divide over devices is left: they would communicate before each step.
 
 A reverse scan visits its last row first, so it *starts* at the last step that is taken: the
 transpose of a loop that stopped early. A loop whose steps are cheaper than the predicate is left
-unchanged. Where the host decides whether a loop goes on (a GPU), it asks after several steps.
+unchanged. Where the host decides whether a loop goes on (a GPU), it asks after several steps. A
+step of a batch computes a costly predicate of the next: question and step would both compute it.
 
 Source: jax#8239, jax#2469; Equinox's `bounded` while loop does this by hand.
 """

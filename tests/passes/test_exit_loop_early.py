@@ -30,6 +30,15 @@ class Whole(Eager):
         return False
 
 
+class Along(Eager):
+    """A predicate takes longer than handing it on."""
+
+    __slots__ = ()
+
+    def is_worth_carrying(self, value, ops):
+        return True
+
+
 @pytest.fixture(autouse=True)
 def cheap_questions():
     """Programs here are small: asking whether to go on is free."""
@@ -1109,3 +1118,101 @@ def masked_walk():
         return (x, on & (x < 2.5)), None
 
     return lambda x: lax.scan(step, (x, jnp.ones(x.shape, bool)), None, length=64)[0][0]
+
+
+def leaving(what=lambda p, z: None, **options):
+    """Steps until each point has left; `what` is stacked."""
+
+    def program(z, c):
+        def step(z, x):
+            p = jnp.abs(z) <= 2
+            return jnp.where(p, z * z + c + x, z), what(p, z)
+
+        return lax.scan(step, z, jnp.zeros(6), **options)
+
+    return program
+
+
+def test_the_predicate_of_a_batch_is_handed_on():
+    """Each step computes that of the next; the question and the step read it."""
+    with using(Along(FREE)):
+        check_rewrite(
+            EXIT,
+            lambda z, c: leaving()(z, c)[0],
+            jnp.zeros(3),
+            jnp.array([0.1, 1.0, 3.0]),
+            diff="""
+              fn (z:f32[3], c:f32[3]) {
+                b:f32[6] = broadcast_in_dim 0.0
+            -   c1:f32[3] = scan[6] carry(c1=z) xs(x=b) {
+            -     a:f32[3] = abs c1
+            -     l:bool[3] = le a 2.0
+            -     m:f32[3] = mul c1 c1
+            -     a1:f32[3] = add m c
+            -     a2:f32[3] = add a1 x
+            -     s:f32[3] = select_n l c1 a2
+            -     yield carry(s)
+            -   }
+            +   s1:i32[] = sub 6 6
+            +   a3:f32[3] = abs z
+            +   l1:bool[3] = le a3 2.0
+            +   c2:i32[], c3:f32[3], c4:bool[3] = while carry(c2=s1, z1=z, c3=l1) {
+            +     l1:bool[] = lt c2 6
+            +     e:bool[3] = eq c3 True
+            +     r:bool[] = reduce_or[axes=(0,)] e
+            +     a3:bool[] = and l1 r
+            +     yield a3
+            +   } do {
+            +     d:f32[1] = dynamic_slice b c2
+            +     s1:f32[] = squeeze d
+            +     a:f32[3] = abs z1
+            +     l:bool[3] = le a 2.0
+            +     m:f32[3] = mul z1 z1
+            +     a1:f32[3] = add m c
+            +     a3:f32[3] = add a1 s1
+            +     s2:f32[3] = select_n c3 z1 a3
+            +     a4:i32[] = add c2 1
+            +     a5:f32[3] = abs s2
+            +     l1:bool[3] = le a5 2.0
+            +     yield carry(a4, s2, l1)
+            +   }
+            -   return c1
+            +   return c3
+              }
+            """,
+        )
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda p, z: (p, z),
+        lambda p, z: ~p,
+        lambda p, z: p.astype(jnp.float32) * z,
+        lambda p, z: jnp.where(p, z, 7),
+        lambda p, z: jnp.abs(z) + jnp.any(p),
+    ],
+)
+def test_what_a_batch_stacks_that_hands_on_its_predicate(what, reverse):
+    """(4) Rows of skipped steps are made of a predicate that is false."""
+    for c in ([0.1, 1.0, 3.0], [9.0, 9.0, 9.0], [0.0, 0.0, 0.0], [jnp.nan, 1.0, 2.0]):
+        with using(Along(FREE)):
+            program = leaving(what, reverse=reverse)
+            alone(EXIT, program, jnp.zeros(3), jnp.array(c), fires=True)
+
+
+def test_only_a_predicate_that_takes_long_is_handed_on(real_questions):
+    """To compare numbers again takes no longer than moving truth values; an absolute value of
+    complex numbers does.
+    """
+
+    def carried(program, *args):
+        (loop,) = (op for op in alone(EXIT, program, *args, fires=True).walk() if is_while(op))
+        return [carry.param.dtype for carry in loop.carries].count(np.dtype(bool))
+
+    is_while = lambda op: isinstance(op, While)
+    program = lambda z, c: leaving()(z, c)[0]
+    c = jnp.linspace(0.1, 3.0, 20_000)
+    assert carried(program, jnp.zeros(c.shape), c) == 0
+    assert carried(program, jnp.zeros(c.shape, jnp.complex64), c + 0j) == 1

@@ -30,6 +30,15 @@ class Host(Eager):
         return 2
 
 
+class Along(Host):
+    """A predicate takes longer than handing it on."""
+
+    __slots__ = ()
+
+    def is_worth_carrying(self, value, ops):
+        return True
+
+
 @pytest.fixture(autouse=True)
 def a_host():
     with using(Host(FREE)):
@@ -131,8 +140,10 @@ def test_a_loop_that_asks_before_two_steps():
 def test_steps_until_all_rows_are_done(bound, reverse, what):
     """(9) Rows of skipped steps, of a block that has begun and of those after it."""
     program = masked(what, reverse=reverse)
-    graph = alone(EXIT, program, jnp.zeros(3), jnp.ones((6, 3)), jnp.float32(bound), fires=True)
-    assert 2 in loops(graph)
+    for prices in (Host(FREE), Along(FREE)):
+        with using(prices):
+            args = jnp.zeros(3), jnp.ones((6, 3)), jnp.float32(bound)
+            assert 2 in loops(alone(EXIT, program, *args, fires=True))
 
 
 @pytest.mark.parametrize("n", [-3, 0, 1, 2, 3, 5, 6, 100])
