@@ -589,6 +589,30 @@ def test_what_is_made_of_constants_stays_beside_what_leaves():
     )
 
 
+@pytest.mark.parametrize(("given", "stays"), [(False, True), (True, False)])
+def test_a_mask_of_places_stays(given, stays):
+    """(4) Cost: what is made of row numbers is made where it is read, also if these are numbered
+    before the loop. A mask of what is given leaves.
+    """
+
+    def program(w, lengths, xs):
+        places = jnp.arange(16)
+        ends = (lengths if given else places) * 3 % 7
+
+        def step(c, x):
+            here = places[:, None] * 3 % 5 >= ends[None, :] * 3 % 5
+            return jnp.where(here, c * jnp.sin(w), x), None
+
+        return lax.scan(step, jnp.zeros((16, 16)), xs)[0]
+
+    args = jnp.ones((16, 16)), jnp.arange(16), jnp.ones((8, 16, 16))
+    graph = alone(HOIST, program, *args, fires=True)
+    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    names = {op.name for op in loop.body.ops}
+    assert ("ge" in names) == stays
+    assert "sin" not in names
+
+
 def test_a_little_arithmetic_on_what_is_repeated_stays_beside_what_leaves():
     """(4) Cost: XLA makes it where it is read; hoisted, it would be an array."""
 

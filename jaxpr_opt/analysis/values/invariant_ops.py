@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Constant, Op, Scan, Value
 from jaxpr_opt.ir.traits import (
@@ -62,7 +63,7 @@ class _Leaving:
     def decide(self, op: Op) -> None:
         """Whether an op that may leave does."""
         captured = [v for region in op.regions for v in region.captures()]
-        are_known = (isinstance(v, Constant) or v.op in self.numbers for v in op.operands)
+        are_known = (v.op in self.numbers or _is_of_numbers(v) for v in op.operands)
         if (op.name in REDUCING or is_little(op)) and all(are_known):
             self.numbers.add(op)
         if is_broadcast(op) or _is_view(op) or op in self.numbers or self.is_spread(op):
@@ -96,6 +97,20 @@ class _Leaving:
                 self.waiting.discard(op)
                 self.take(op.operands)
                 self.leaving[op] = None
+
+
+def _is_of_numbers(value: Value) -> bool:
+    """Whether a value is made of constants alone, by few ops that cost next to nothing."""
+    pending, seen = [value], set[Op]()
+    while pending and len(seen) <= limits.WAY_TO_AN_INDEX:
+        each = pending.pop()
+        if isinstance(each, Constant) or each.op in seen:
+            continue
+        if each.op is None or not is_little(each.op):
+            return False
+        seen.add(each.op)
+        pending += each.op.operands
+    return not pending
 
 
 def _is_view(op: Op) -> bool:
