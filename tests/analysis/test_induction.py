@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.analysis.values.affine import Affine
 from jaxpr_opt.analysis.values.induction import affine, bounds, component, decide
 from jaxpr_opt.ir.graph import Scan
@@ -750,3 +751,25 @@ def test_whatever_is_said_of_random_programs_is_so():
 def test_a_slice_of_a_scalar():
     """Rows of a list are scalars, and what is read of them is a slice."""
     assert told(lambda i: lax.slice(i, (), ()), "i32[]") == [None]
+
+
+@pytest.mark.parametrize("rest", [0, 1])
+def test_what_asks_for_another_remainder(rest):
+    """`sign(x) != sign(n) and x % n != 0` is never true of numbers without a sign; with another
+    remainder it is, at zero.
+    """
+
+    def program(b, xs):
+        def step(c, row):
+            i, x = row
+            three = jnp.int32(3)
+            asks = (lax.sign(i) != lax.sign(three)) & (lax.rem(i, three) != rest)
+            return lax.dynamic_update_index_in_dim(c, x, jnp.where(asks, 1, i), 0), None
+
+        return lax.scan(step, b, (jnp.arange(8), xs))[0]
+
+    args = jnp.zeros(8), jnp.arange(1.0, 9.0)
+    np.testing.assert_array_equal(optimize(program)(*args), jax.jit(program)(*args))
+    (loop,) = (op for op in import_jaxpr(traced(program, *args)).walk() if isinstance(op, Scan))
+    (asked,) = (op for op in loop.body.ops if op.name == "and")
+    assert decide(asked.result) == (None if rest else False)

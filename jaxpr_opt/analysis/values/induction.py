@@ -312,11 +312,12 @@ class _Search:
         if op.name != "and" or signs is None or rest is None:
             return False
         of_divisor = next(t.operands[1] for t in tests if t.operands[0].op is signs)
+        of_rest = next(t.operands[1] for t in tests if t.operands[0].op is rest)
         (x,), (divided, n) = signs.operands, rest.operands
         low, least = self.bounds(x, depth), self.bounds(n, depth)
         is_positive = self.bounds(of_divisor, depth) == (1, 1)
         known = low is not None and low[0] >= 0 and least is not None and least[0] > 0
-        return divided is x and is_positive and known
+        return divided is x and is_positive and known and self.bounds(of_rest, depth) == (0, 0)
 
     def cases(self, select: Op, depth: int) -> Sequence[Value]:
         """Those cases of a `select_n` that are ever taken, so far as is known."""
