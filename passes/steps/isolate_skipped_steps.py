@@ -60,7 +60,7 @@ from jaxpr_opt.analysis.residuals.unread_rows import (
 from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, predicate_root
+from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, has_branch
 from jaxpr_opt.builders.skipped_steps import (
     into_branch,
     leave_unspecified,
@@ -70,7 +70,7 @@ from jaxpr_opt.builders.skipped_steps import (
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
-from jaxpr_opt.ir.graph import Cond, Op, Phase, Scan, Stack
+from jaxpr_opt.ir.graph import Op, Phase, Scan, Stack
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import can_move, may_depend_on
 
@@ -190,8 +190,7 @@ def _is_refilled(skip: Skip) -> bool:
     """Whether a skipped step would stack for nobody what can be computed of what it keeps, and no
     branch of the predicate does that already.
     """
-    conds = (op for op in skip.scan.body.ops if isinstance(op, Cond))
-    if any(predicate_root(op.selector) is skip.predicate for op in conds):
+    if has_branch(skip):
         return False
     return any(
         readers(stack, skip) is not None

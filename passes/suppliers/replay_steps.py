@@ -71,14 +71,14 @@ from typing import ClassVar
 from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.residuals.replays import may_skip_others, replay
 from jaxpr_opt.analysis.residuals.stack_consumers import routes
-from jaxpr_opt.analysis.steps.skips import find_skip, predicate_root
+from jaxpr_opt.analysis.steps.skips import find_skip, has_branch
 from jaxpr_opt.analysis.windows.stencils import meets_neighbours
 from jaxpr_opt.builders.peeling import copied, in_two
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_divided
-from jaxpr_opt.ir.graph import Cond, Op, Scan
+from jaxpr_opt.ir.graph import Op, Scan
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import TRANSCENDENTAL, is_pointwise, is_speculable
 from jaxpr_opt.sizes import bytes_text
@@ -147,8 +147,7 @@ def _takes_all_steps(scan: Scan, cut: Cut) -> bool:
     """Whether skipped steps are computed, as a select chooses, and no loop stops to save them."""
     skip, model = find_skip(scan), cost_model()
     assert skip is not None
-    conds = (op for op in scan.body.ops if isinstance(op, Cond))
-    if any(predicate_root(op.selector) is skip.predicate for op in conds):
+    if has_branch(skip):
         return False
     users = (user for stack, _ in cut.residuals for user in stack.result.users)
     loops = {op for op in (scan, *users) if isinstance(op, Scan)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxpr_opt.analysis.steps.masks import first_rows
-from jaxpr_opt.analysis.steps.skips import Skip, predicate_root
+from jaxpr_opt.analysis.steps.skips import Skip, has_branch
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Cond, Scan, Stack, While
+from jaxpr_opt.ir.graph import Scan, Stack, While
 
 
 def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
@@ -34,10 +34,7 @@ def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
 
 def asks_by_branch(skip: Skip) -> bool:
     """Whether each step has a branch on the predicate, which a loop that asks does without."""
-    conds = (op for op in skip.scan.body.ops if isinstance(op, Cond))
-    return is_known_in_steps(skip) and any(
-        predicate_root(op.selector) is skip.predicate for op in conds
-    )
+    return is_known_in_steps(skip) and has_branch(skip)
 
 
 def is_known_in_steps(skip: Skip) -> bool:

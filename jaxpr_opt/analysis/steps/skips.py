@@ -271,6 +271,12 @@ def predicate_root(value: Value) -> Value:
     return value
 
 
+def has_branch(skip: Skip) -> bool:
+    """Whether each step has a branch on the predicate."""
+    conds = (op for op in skip.scan.body.ops if isinstance(op, Cond))
+    return any(predicate_root(op.selector) is skip.predicate for op in conds)
+
+
 def _candidates(scan: Scan) -> list[Value]:
     """Bools of the body that choose: selectors of its conds, masks of its selects; conds first.
     Then the truth values that these are made of by logic: ``or done (lt error bound)``.
