@@ -70,8 +70,9 @@ def _read(pick: Pick, row: Value, rw: Rewriter) -> None:
     array = rw.reshape(row, (1, *row.shape), before=op)
     for turn in pick.turned:
         array = on_others(turn, [array], rw, before=op)
-    places = [_only(pick, v, rw) if v is pick.index else v for v in op.operands[1:]]
-    rw.replace(op.result, on_others(op, [array, *places], rw, before=op))
+    operands = [array, *op.operands[1:]]
+    operands[pick.position] = _only(pick, pick.index, rw)
+    rw.replace(op.result, on_others(op, operands, rw, before=op))
     rw.erase(op)
     for turn in reversed(pick.turned):
         if not turn.result.uses and turn.region is not None:

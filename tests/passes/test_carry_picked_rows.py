@@ -107,6 +107,12 @@ def single(h, xs, n):
     return stacked(h, xs)[n[1], 1:3]
 
 
+def diagonal(h, xs, n):
+    """One number says where the slice starts along two axes."""
+    start = n[0], n[0], 0
+    return lax.dynamic_slice(stacked(h, xs), start, (1, 2, 8), allow_negative_indices=False)
+
+
 def several(h, xs, n):
     """Two readers."""
     ys = stacked(h, xs)
@@ -119,8 +125,8 @@ def integers(h, xs, n):
 
 
 PROGRAMS = [
-    at_each_length, along, filled, clipped, across, mapped, mapped_places, single, several,
-    integers,
+    at_each_length, along, filled, clipped, across, mapped, mapped_places, single, diagonal,
+    several, integers,
 ]  # fmt: skip
 H, XS = jnp.linspace(-2.0, 3.0, 32).reshape(4, 8), jnp.cos(jnp.arange(192.0)).reshape(6, 4, 8)
 PLACES = [jnp.array([1, 6, 3, 4]), jnp.array([0, 7, -2, 100])]

@@ -29,6 +29,11 @@ class Pick:
     batch: tuple[tuple[int, int], ...]
     """Axes of the index, each with the axis of a row of the stack along which its places are."""
 
+    @property
+    def position(self) -> int:
+        """Which operand the index is: a slice may start at one number along several axes."""
+        return 1 if self.component is not None else 1 + self.axis
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PickedRows:
