@@ -62,8 +62,21 @@ def is_alike(a, b):
         (lambda p, x: jnp.broadcast_to(p, (3,)).any(), False),
         (lambda p, x: lax.clamp(0, p.astype(jnp.int32), 1) != 0, False),
         (lambda p, x: p.astype(jnp.float32), 0.0),
+        (lambda p, x: x - jnp.where(p, x, 0.0).sum(), "x"),
+        (lambda p, x: x + jnp.cumsum(jnp.where(p, x, 0.0)), "x"),
+        (lambda p, x: x * jnp.where(p, x, 1.0).prod(), "x"),
+        (lambda p, x: jnp.maximum(x, jnp.where(p, x, -jnp.inf).max()), "x"),
+        (lambda p, x: jnp.minimum(jnp.where(p, x, jnp.inf), x), "x"),
+        (lambda p, x: x.at[jnp.array([0, 5])].add(jnp.where(p, x[0], 0.0)), "x"),
+        (lambda p, x: x.at[1].multiply(jnp.where(p, x[0], 1.0)), "x"),
+        (lambda p, x: x.at[1].max(jnp.where(p, x[0], -jnp.inf)), "x"),
         # Of these nothing is known.
         (lambda p, x: x * 2, None),
+        (lambda p, x: x + jnp.where(p, x, 1.0).sum(), None),
+        (lambda p, x: x * jnp.where(p, x, 2.0).prod(), None),
+        (lambda p, x: jnp.maximum(x, jnp.where(p, x, 0.0).max()), None),
+        (lambda p, x: x.at[1].add(jnp.where(p, x[0], 1.0)), None),
+        (lambda p, x: x.at[1].set(jnp.where(p, x[0], 0.0)), None),
         (lambda p, x: x * jnp.where(p, x, 0.0), None),
         (lambda p, x: lax.cond(x[0] < 1, lambda: x * 2, lambda: x), None),
         (lambda p, x: jnp.broadcast_to(p, (0,)).all(), None),
@@ -81,6 +94,29 @@ def test_both_branches_of_a_cond_nothing_is_known_about():
     fun = lambda p, x: lax.cond(x[0] < 1, lambda: jnp.where(p, x * 2, x), lambda: x)
     assert known(fun) == "x"
     assert known(fun, fact=True) is None
+
+
+@pytest.mark.parametrize(
+    ("made", "fact", "what"),
+    [
+        (lambda p, q: (p | q).any(), False, [False, False]),
+        (lambda p, q: (p & ~q).all(), True, [True, False]),
+        (
+            lambda p, q: jnp.broadcast_to((p[None] | q)[:, :, None], (1, 3, 2)),
+            False,
+            [False, False],
+        ),
+        (lambda p, q: (p & q).any(), False, [None, None]),
+        (lambda p, q: (p | q).all(), True, [None, None]),
+        (lambda p, q: p.all() ^ q.all(), False, [None, None]),
+        (lambda p, q: (p.astype(int) + q).any(), False, [None, None]),
+    ],
+)
+def test_what_a_predicate_is_made_of(made, fact, what):
+    graph = import_jaxpr(traced(made, "bool[3]", "bool[3]"))
+    assumed = Assumed(graph.body, {graph.outputs[0]: fact})
+    found = (assumed[value] for value in graph.inputs)
+    assert [known.value if isinstance(known, Splat) else None for known in found] == what
 
 
 def test_constants_have_the_precision_of_their_type():

@@ -980,6 +980,29 @@ def test_both_loops_of_the_gradient_of_masked_losses(real_questions, batched, di
         assert_same(gradient, jax.grad(f), args, grad=False)
 
 
+@pytest.mark.parametrize("summed", [jnp.add, jnp.subtract])
+def test_losses_of_a_batch_that_the_step_sums_up(real_questions, summed):
+    """(1, 7) A sum of masked losses is zero; the loop back counts the steps that the mask counts,
+    with numbers of another type.
+    """
+
+    def loss(w, xs, lengths):
+        def step(t, carry):
+            h, total = carry
+            total = summed(total, jnp.where(t < lengths, (h**2).sum(1), 0.0).sum())
+            return jnp.where((t < lengths)[:, None], jnp.tanh(h @ w + xs[:, t]), h), total
+
+        return lax.fori_loop(0, xs.shape[1], step, (jnp.zeros((3, 64)), 0.0))[1]
+
+    xs = jnp.asarray(np.random.default_rng(1).normal(size=(3, 40, 64)), jnp.float32)
+    for lengths in ([2, 9, 1], [40, 1, 50], [0, 0, 0]):
+        args = jnp.eye(64) / 2, xs, jnp.asarray(lengths)
+        graph, _ = observe.optimized(optimize(jax.grad(loss)), args, {})
+        loops = [op for op in graph.walk() if isinstance(op, Scan | While)]
+        assert [type(op) for op in loops] == [While, While]
+        assert_same(optimize(jax.grad(loss)), jax.grad(loss), args, grad=False)
+
+
 # ---------------------------------------------------------------- loops that only make rows
 
 

@@ -7,6 +7,7 @@ The reading loops may be in a nest, as the stacking loop is: then step `i, j` of
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from jaxpr_opt.analysis.steps.masks import takes_no_more
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
 from jaxpr_opt.analysis.values.expressions import same_expression
+from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value, depending_on, reads
@@ -116,7 +118,7 @@ def _asks(skip: Skip, row: Value) -> bool:
 def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
     """Whether a loop skips each step whose rows a skipped step has stacked: it takes no more steps
     than that loop has counted, or its predicate is a row of a stack of that loop, or computed alike
-    from the same rows.
+    from the same rows and the numbers of steps.
     """
     if len(route) == 1 and takes_no_more(other, skip):
         return True
@@ -130,8 +132,16 @@ def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
         return True
     renamed = {there: param for param, there in found.names.items()}
     return other.taken_when == skip.taken_when and same_expression(
-        skip.predicate, other.predicate, renamed
+        skip.predicate, other.predicate, renamed, partial(_is_counted_alike, skip.scan, other.scan)
     )
+
+
+def _is_counted_alike(scan: Scan, other: Scan, number: Value, its: Value) -> bool:
+    """Whether a loop has a number in each step that another one has in the step of the same row."""
+    counted, its_counted = numbers_at(number, scan), numbers_at(its, other)
+    if counted is None or its_counted is None or number.dtype != its.dtype:
+        return False
+    return np.array_equal(counted, its_counted)
 
 
 def needed_row(skip: Skip, stack: Stack) -> SkippedRow:

@@ -3,7 +3,8 @@
 `Assumed(region, {p: False})` answers, for every value in the region, what it equals in a step in
 which `p` is false everywhere: itself, another value, or a `Splat` (all elements one known scalar).
 It handles conds on the predicate, selects (batched ones too), masks derived from it, sums with a
-splat of zero, and writes of the old value or out of range.
+splat of zero and what else has a neutral element, reductions of such elements, and writes of the
+old value or out of range.
 
 With `linear=True` a product with a zero is zero. That holds for cotangents only, whose zeros are
 symbolic: JAX itself drops ``0 * residual`` whenever it knows the zero while tracing. Do not use it
@@ -22,7 +23,7 @@ from jax.lax import GatherScatterMode
 
 from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.window_primitives import UPDATE
+from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, UPDATE, WRITES, neutral
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import first_right_side_of, has_numbers, mode_of, numbers_of
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Value
@@ -34,13 +35,31 @@ RESHAPING = frozenset({
 })  # fmt: skip
 
 
-_WRITES = frozenset({"dynamic_update_slice", "scatter"})
+_WRITES = WRITES | SCATTERS
 
-_FORWARDING = frozenset({"add", "add_any", "convert_element_type", "select_n", "sub", *_WRITES})
+_COMBINES = {"add": "add", "add_any": "add", "max": "max", "min": "min", "mul": "mul"}
+"""Ops of two operands, of which one may be neutral, by how they combine them."""
+
+_REDUCES = {
+    "cummax": "max", "cummin": "min", "cumprod": "mul", "cumsum": "add",
+    "reduce_prod": "mul", "reduce_sum": "add",
+}  # fmt: skip
+"""Ops that combine elements of one operand: neutral ones make the same."""
+
+_FORWARDING = frozenset({
+    *_COMBINES, *_WRITES, "convert_element_type", "select_n", "sub",
+})  # fmt: skip
 """First-order ops that may be found to be one of their operands, not a splat."""
 
 _LAYING = frozenset({"broadcast_in_dim", "reshape", "squeeze"})
 """Ops that keep the order of the elements, if they keep their number."""
+
+
+_TELLING = {
+    False: _LAYING | {"copy", "not", "or", "reduce_or"},
+    True: _LAYING | {"and", "copy", "not", "reduce_and"},
+}
+"""Ops of truth values of which a result tells what all operands are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +91,7 @@ class Assumed:
     ) -> None:
         self._known: dict[Value, Known] = {
             value: fact if isinstance(fact, Splat) else Splat(np.bool_(fact))
-            for value, fact in facts.items()
+            for value, fact in _implied(facts).items()
         }
         self._linear = linear
         self._around = around
@@ -159,8 +178,12 @@ class Assumed:
         return result if found is None else _typed(found, result)
 
     def _writes_nothing(self, op: Op, known: list[Known]) -> bool:
-        """Whether a write is dropped, or writes what is there."""
+        """Whether a write is dropped, or writes what is there, or combines it with what is
+        neutral.
+        """
         array, where = op.operands[0], known[1]
+        if op.name in SCATTERS and _is(known[-1], neutral(op)):
+            return True
         if op.name == "scatter" and isinstance(where, Splat) and 0 not in op.operands[1].shape:
             drops = mode_of(op) == GatherScatterMode.FILL_OR_DROP
             if drops and int(where.value) >= max(array.shape):
@@ -178,6 +201,23 @@ class Assumed:
                 return False
             value = self[source]
         return False
+
+
+def _implied(facts: Mapping[Value, bool | Splat]) -> Mapping[Value, bool | Splat]:
+    """Facts, and what they say of the truth values that theirs are made of: where none of several
+    is true, each is false.
+    """
+    found = dict(facts)
+    pending = [(value, fact) for value, fact in facts.items() if isinstance(fact, bool)]
+    for value, fact in pending:
+        op = value.op
+        if op is None or value.dtype != bool or op.name not in _TELLING[fact]:
+            continue
+        known = fact != (op.name == "not")
+        told = [v for v in op.operands if v.dtype == bool and v not in found]
+        found |= dict.fromkeys(told, known)
+        pending += [(v, known) for v in told]
+    return found
 
 
 def _mirrors(read: Access, write: Access) -> bool:
@@ -241,11 +281,18 @@ def _selected(_: Op, known: list[Known]) -> Known | None:
     return cases[0] if all(_same(cases[0], other) for other in cases[1:]) else None
 
 
-def _sum(_: Op, known: list[Known]) -> Known | None:
+def _combined(op: Op, known: list[Known]) -> Known | None:
+    """One operand where the other is neutral."""
     a, b = known
-    if _is_zero(a):
+    nothing = dtypes.neutral(op.result.dtype, _COMBINES[op.name])
+    if _is(a, nothing):
         return b
-    return a if _is_zero(b) else None
+    return a if _is(b, nothing) else None
+
+
+def _reduced(op: Op, known: list[Known]) -> Known | None:
+    nothing = dtypes.neutral(op.result.dtype, _REDUCES[op.name])
+    return known[0] if _is(known[0], nothing) else None
 
 
 def _difference(_: Op, known: list[Known]) -> Known | None:
@@ -280,8 +327,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(RESHAPING, _splat_of_first),
     **dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or"), _splat_of_first),
     **dict.fromkeys(("name", "stop_gradient"), _splat_of_first),
-    "add": _sum,
-    "add_any": _sum,
+    **dict.fromkeys(_COMBINES, _combined),
+    **dict.fromkeys(_REDUCES, _reduced),
     "and": _logical(np.logical_and, absorbing=False),
     "concatenate": _joined,
     "stack": _joined,
@@ -318,6 +365,10 @@ def _same(a: Known, b: Known) -> bool:
 
 def _is_zero(known: Known) -> bool:
     return isinstance(known, Splat) and known.is_zero
+
+
+def _is(known: Known, number: Any) -> bool:
+    return number is not None and isinstance(known, Splat) and bool(known.value == number)
 
 
 def _vanishes(op: Op, known: list[Known]) -> bool:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jaxpr_opt.analysis.values.constants import identity
 from jaxpr_opt.ir.graph import Value
 from jaxpr_opt.ir.traits import is_mergeable
 
 
-def same_expression(a: Value, b: Value, renamed: Mapping[Value, Value]) -> bool:
-    """Whether two values are the same pure first-order ops on the same leaves, once values in
-    `renamed` are replaced in the first.
+def same_expression(
+    a: Value,
+    b: Value,
+    renamed: Mapping[Value, Value],
+    alike: Callable[[Value, Value], bool] = lambda _, __: False,
+) -> bool:
+    """Whether two values are the same pure first-order ops on the same leaves, or on such as are
+    `alike`, once values in `renamed` are replaced in the first.
     """
     pending, seen = [(a, b)], {(a, b)}
     while pending:
         left, right = pending.pop()
-        if identity(renamed.get(left, left)) == identity(right):
+        if identity(renamed.get(left, left)) == identity(right) or alike(left, right):
             continue
         if not _same_op(left, right):
             return False
