@@ -20,17 +20,18 @@ from jaxpr_opt.bridge.parameters import dimension_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Scan, While
+from jaxpr_opt.ir.devices import fence
+from jaxpr_opt.ir.graph import Scan
 
 
 def why_left_in_place(scan: Scan, found: Buffer, window: Window) -> str | None:
     """Why the array should stay as it is: XLA updates it in place, and would otherwise make two."""
     carry = found.carry
     name, differentiated = carry.param.name or "the buffer", is_differentiated(scan)
-    if copied_by(found) is not None:
-        if differentiated or not _is_small_in_a_loop(scan, found, window):
-            return None
-        return f"the loop around would take {name} apart, and join it, for a few small copies"
+    if copied_by(found) is not None and (
+        differentiated or _is_stacked(scan, found) or not _is_fenced(found)
+    ):
+        return None
     is_held = not differentiated and is_made_by_a_loop(carry.init)
     streamed = f"XLA already updates {name} in place; streamed rows would be copied"
     if not window.is_put_together(carry.param.shape):
@@ -49,17 +50,15 @@ def why_left_in_place(scan: Scan, found: Buffer, window: Window) -> str | None:
     return None
 
 
-def _is_small_in_a_loop(scan: Scan, found: Buffer, window: Window) -> bool:
-    """Whether copying an array in each step takes less time than starting the ops that take it
-    apart before the loop, and join it after, in each step of a loop around.
-    """
-    carry, prices = found.carry, cost_model()
-    around = scan.region.owner if scan.region is not None else None
-    if not isinstance(around, Scan | While) or not around.body.defines(carry.init):
-        return False
-    ops = 2 * max(window.unit, window.kept)
-    copies = sum(each.kind != "read" for each in found.accesses)
-    return scan.length * copies * prices.moved(carry.param.nbytes) < prices.started(ops)
+def _is_stacked(scan: Scan, found: Buffer) -> bool:
+    """Whether the loop stacks anyway what it writes."""
+    writes = [each.value for each in found.accesses if each.kind == "write"]
+    return any(stack.value in writes for stack in scan.stacks)
+
+
+def _is_fenced(found: Buffer) -> bool:
+    """Whether a fence orders all reads before the writes in the end, so that XLA copies nothing."""
+    return fence() is not None and all(a.op.region is found.loop.body for a in found.accesses)
 
 
 def _is_touched_by_rows(found: Buffer, window: Window) -> bool:
