@@ -19,7 +19,8 @@ from jaxpr_opt.ir.graph import Call, Cond, Constant, Op, Remat, Use, Value
 from jaxpr_opt.ir.inputs import inputs
 
 VIEWS = frozenset({
-    "bitcast_convert_type", "name", "optimization_barrier", "reshape", "squeeze", "stop_gradient",
+    "bitcast_convert_type", "copy", "name", "optimization_barrier", "reshape", "squeeze",
+    "stop_gradient",
 })  # fmt: skip
 """Every result is an operand's buffer, perhaps under another type."""
 

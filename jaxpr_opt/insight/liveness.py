@@ -20,7 +20,7 @@ from jaxpr_opt.cost.layouts import Copy, shape_made, shape_read
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import buffer_of, is_view
 from jaxpr_opt.ir.graph import Constant, Graph, Op, Region, Scan, Value, While
-from jaxpr_opt.ir.traits import ELEMENTWISE, IN_PLACE, SCATTERING, is_broadcast
+from jaxpr_opt.ir.traits import ELEMENTWISE, IN_PLACE, SCATTERING, is_broadcast, is_foreign
 
 
 class Moment(NamedTuple):
@@ -72,9 +72,9 @@ def moments(region: Region) -> Iterator[Moment]:
         yield Moment(op, op.results, tuple(taken), tuple(freed))
 
 
-def fused_moments(region: Region) -> Iterator[Moment]:
+def fused_moments(region: Region, outer: Iterable[Value] = ()) -> Iterator[Moment]:
     """The same of a program that XLA has fused, in the order in which it runs it: what is computed
-    inside of other ops is left out.
+    inside of other ops is left out.  Some outer values may be read here last.
 
     A fusion may write what it computes over an array that ends there.  What a step writes over what
     its loop carries is left out, too: it lives in the result of the loop.
@@ -83,7 +83,7 @@ def fused_moments(region: Region) -> Iterator[Moment]:
     runs = list(scheduled(region, found))
     last = {array: place for place, run in enumerate(runs) for array in run.read}
     ending: dict[int, list[Value]] = {}
-    own = {value for op in region.ops for value in op.results}.union(fused_rows(region))
+    own = {value for op in region.ops for value in op.results}.union(fused_rows(region), outer)
     for value, place in last.items():
         if value in own:
             ending.setdefault(place, []).append(value)
@@ -157,8 +157,12 @@ def written_over(value: Value) -> Value | None:
         return None
     if op.name in IN_PLACE:
         return buffer_of(op.operands[0])
+    if op.name == "sort":
+        return buffer_of(op.operands[value.position])
     if isinstance(op, Scan | While):
         return next((buffer_of(c.init) for c in op.carries if c.result is value), None)
+    if is_foreign(op):
+        return next((buffer_of(each) for each in op.operands if each.aval == value.aval), None)
     return None
 
 
@@ -224,9 +228,8 @@ def _peak(region: Region) -> int:
 
 def _taken(op: Op, dying: Set[Value]) -> dict[Value, None]:
     """Dying operands whose room the results take over, in order."""
-    operands: Iterable[Value] = ()
-    if op.name in IN_PLACE:
-        operands = op.operands[:1]
-    elif isinstance(op, Scan | While):
-        operands = (carry.init for carry in op.carries)
-    return dict.fromkeys(v for v in map(buffer_of, operands) if v in dying)
+    if isinstance(op, Scan | While):
+        before: Iterable[Value | None] = (buffer_of(carry.init) for carry in op.carries)
+    else:
+        before = map(written_over, op.results)
+    return dict.fromkeys(v for v in before if v is not None and v in dying)

@@ -27,7 +27,7 @@ from jaxpr_opt.insight.liveness import (
     room,
     written_over,
 )
-from jaxpr_opt.ir.graph import Graph, Op, Region, Scan, Value, While
+from jaxpr_opt.ir.graph import Graph, Op, Region, Remat, Scan, Value, While
 
 
 def temporary_bytes(graph: Graph) -> int:
@@ -89,12 +89,12 @@ class _Recorder:
                 rooms.append(_Room(value.nbytes, until))
         return rooms
 
-    def region(self, region: Region, apart: Set[Value]) -> None:
-        """What a region makes, but for some values."""
+    def region(self, region: Region, apart: Set[Value], outer: Iterable[Value] = ()) -> None:
+        """What a region makes, but for some values; some outer ones are read there last."""
         model, present = cost_model(), list(fused_rows(region))
         self.open(present, apart)
         apart = apart | _stacked(region)
-        moments = list(fused_moments(region))
+        moments = list(fused_moments(region, outer))
         early = [value for moment in moments for value in moment.made if is_filled_first(value)]
         self.open(early, apart)
         self.written |= dict.fromkeys(self.results.intersection(early), self.now)
@@ -112,7 +112,7 @@ class _Recorder:
             if over in self.live and op.results[0] in self.live:
                 self.live[op.results[0]].over = self.live[over]
             for each in op.regions:
-                self.region(each, _apart(op, each, apart))
+                self.region(each, _apart(op, each, apart), freed if isinstance(op, Remat) else ())
             self.now += 1
             if op.regions and not is_loop:
                 self.open(made, apart)

@@ -247,6 +247,17 @@ def _names_collective(name: str) -> bool:
     return name.removesuffix("_start").removesuffix("_done") in COLLECTIVE
 
 
+def is_foreign(op: Op) -> bool:
+    """Whether nothing is known of the op's primitive, as of one that is no part of JAX."""
+    known = op.name in LOCAL or op.name in TRANSPARENT or _names_collective(op.name)
+    return not (known or op.regions or op.is_terminator) and is_pure(op) and not _calls(op.name)
+
+
+def _calls(name: str) -> bool:
+    """Whether a primitive runs code that is not XLA's."""
+    return name.endswith(("callback", "call"))
+
+
 def is_pure(op: Op) -> bool:
     """Whether the op itself may be removed, duplicated or moved about in its region: no effects,
     nothing to stay next to.

@@ -119,10 +119,98 @@ def test_a_reduction_runs_after_what_else_reads_its_operand():
         ("of few", lambda x: jnp.cumsum(x, 1), (jnp.ones((512, 16)),)),
         ("one number to many places", lambda x: x.at[PLACES].add(1.0), (X,)),
         ("into zeros", lambda x: jnp.zeros((64, 64)).at[PLACES].add(2 * x), (X,)),
+        ("sorted where it is", lambda x: jnp.sort(jnp.sin(x)) @ x, (X,)),
+        ("sorted twice", lambda x: jnp.sort(jnp.sort(jnp.sin(x)), 0) @ x, (X,)),
+        ("sorted with others", lambda x: jax.lax.sort((jnp.sin(x), 2 * x))[1] @ x, (X,)),
+        ("copied by name only", lambda x: (jnp.copy(x @ x) @ x) @ jnp.copy(x), (X,)),
     ],
 )
 def test_what_an_op_needs_while_it_runs(name, program, args):
     assert estimated(program, *args) == pytest.approx(compiled(program, *args), abs=2.1 * KB)
+
+
+def table(x):
+    """Rows that a loop picks, each after the one before."""
+
+    def step(total, place):
+        total = jnp.tanh(0.9 * total + x[place])
+        return total, None
+
+    return jnp.sum(jax.lax.scan(step, x[0], PLACES)[0])
+
+
+def bands(x):
+    """A loop that reads windows."""
+
+    def step(total, place):
+        window = jax.lax.dynamic_slice(x, (place, 0), (2, 64))
+        return jnp.tanh(0.9 * total + window), None
+
+    return jnp.sum(jax.lax.scan(step, jnp.zeros((2, 64)), PLACES % 32)[0])
+
+
+def columns(x):
+    """A loop that reads columns."""
+
+    def step(total, place):
+        return jnp.tanh(0.9 * total + x[:, place]), None
+
+    return jnp.sum(jax.lax.scan(step, x[0], PLACES)[0])
+
+
+@pytest.mark.parametrize("program", [table, bands, columns])
+def test_a_window_of_zeros_is_added_where_it_belongs(program):
+    """A cotangent of one row is no array of all rows."""
+    gradient = jax.grad(program)
+    assert estimated(gradient, X) == pytest.approx(compiled(gradient, X), abs=4 * KB)
+
+
+def late(x):
+    """What is small to compute goes through a barrier, and is read last."""
+    y = x @ x
+    scaled, other = jax.lax.optimization_barrier((2 * y, jnp.sin(y) @ x))
+    for _ in range(3):
+        other = jnp.tanh(other @ x)
+    return (other * jnp.tanh(scaled)) @ y
+
+
+def fenced_twice(x):
+    """The same of values that go through two barriers."""
+    y, z = x @ x, x @ x.T
+    both = jax.lax.optimization_barrier((y + z, y - z))
+    plus, minus = jax.lax.optimization_barrier((both[0] * 2, both[1]))
+    return ((y @ z) @ (plus * minus)) @ z
+
+
+@pytest.mark.parametrize("program", [late, fenced_twice])
+def test_what_goes_through_a_barrier_is_an_array_where_the_device_keeps_barriers(program):
+    assert estimated(program, X) == pytest.approx(compiled(program, X), abs=KB)
+
+
+def dense(x, w):
+    """A layer of two products."""
+    return jnp.tanh(jnp.tanh(x @ w) @ w), None
+
+
+def attention(x, w):
+    """A layer that reads its input at its end, too."""
+    return jax.nn.softmax(jnp.tanh(x @ w) @ w.T) @ w + x, None
+
+
+def gated(x, w):
+    """A layer of which parts are read late."""
+    gate, value = jax.nn.sigmoid(x @ w), jnp.tanh(x @ w.T)
+    return x * (1 - gate) + (gate * value) @ w, None
+
+
+@pytest.mark.parametrize("layer", [dense, attention, gated])
+@pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable])
+def test_what_a_recomputed_step_reads_is_there_until_its_last_op_that_does(layer, policy):
+    def loss(x, weights):
+        return jnp.sum(jax.lax.scan(jax.checkpoint(layer, policy=policy), x, weights)[0] ** 2)
+
+    gradient, args = jax.grad(loss, argnums=(0, 1)), (jnp.ones((256, 64)), jnp.stack((X,) * 6))
+    assert estimated(gradient, *args) == pytest.approx(compiled(gradient, *args), rel=0.12)
 
 
 def pooled(x, size, padding="VALID"):

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from jaxpr_opt.analysis.liveness.loops import Loop, Loops
+from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.bridge.parameters import permutation_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.fusion import is_fused, is_repeated
@@ -36,7 +37,7 @@ from jaxpr_opt.ir.devices import fence
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Use, Value
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, REDUCING, is_broadcast, is_pure
+from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, REDUCING, SUMS, is_broadcast, is_pure
 
 Read = Mapping[Value, bool]
 """Arrays in memory that an op reads, and whether it reads of each only the element at the place of
@@ -95,7 +96,7 @@ class _Fusing:
         self.read.update((op, self._read(op)) for op in ops)
         wanted, kept = set[Value](), set[Op]()
         for op in reversed(ops):
-            if op.is_terminator or not is_pure(op) or not wanted.isdisjoint(op.results):
+            if op.is_terminator or _stays(op) or not wanted.isdisjoint(op.results):
                 kept.add(op)
                 wanted.update(self.read[op])
         inside: dict[Value, Set[Value]] = {
@@ -174,13 +175,22 @@ class _Fusing:
     def _place(self, op: Op) -> None:
         """Decide whether an op is computed inside of its readers, for which that is decided."""
         may = not (op.is_terminator or op.regions or is_view(op)) and is_pure(op)
-        for value in op.results if may and (is_broadcast(op) or is_fused(op)) else ():
+        for value in op.results if may and self._is_fused(op) else ():
             found = self.loops.of(value, self._reads(value))
             if is_broadcast(op) or (found is not None and self._may_be_inside(value, len(found))):
                 self.may[value] = True
                 self.loops.inside(op, found or {})
         if not all(value in self.may for value in op.results):
             self.loops.made(op)
+
+    def _is_fused(self, op: Op) -> bool:
+        """Whether an op may be computed inside of others; a window that is written to zeros is
+        added where it belongs.
+        """
+        if op.name != "dynamic_update_slice":
+            return is_broadcast(op) or is_fused(op)
+        reader = self._reader(op.result)
+        return uniform(op.operands[0]) == 0 and reader is not None and reader.name in SUMS
 
     def _may_be_inside(self, value: Value, loops: int) -> bool:
         """Whether the readers of a value, in so many loops, compute it inside of them."""
@@ -250,6 +260,11 @@ def _dead(region: Region) -> set[Op]:
         if is_pure(op) and not (op.is_terminator or op.regions) and dead.issuperset(users):
             dead.add(op)
     return dead
+
+
+def _stays(op: Op) -> bool:
+    """Whether an op runs whether or not its results are read; some devices drop barriers."""
+    return not is_pure(op) and (op.name != BARRIER or fence() == "barrier")
 
 
 def _is_fenced(value: Value) -> bool:
