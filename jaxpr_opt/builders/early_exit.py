@@ -22,7 +22,7 @@ from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.builders.streamed_rows import row_of_step
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Value, reads
+from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Stream, Value, reads
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -33,10 +33,12 @@ def stop_early(
     steps: Value | None = None,
     every: int = 1,
     feeders: Sequence[Scan] = (),
+    one_by_one: bool = False,
 ) -> Value:
     """Replace a scan by a `while` that runs until no later step is taken: one of the first `steps`,
     if that is known; it asks before `every` so many steps, which divide the number of all. Nothing
     reads the rows of skipped steps of stacks that are `unread`. The `feeders` make as many rows.
+    `one_by_one`, another loop asks of each row, from the last to the first, until one is taken.
 
     Returns:
       How many rows are among those that were run; of a loop in reverse, as many as it began with.
@@ -47,7 +49,8 @@ def stop_early(
         for stack in scan.stacks
     )
     rows = [each for each in found if isinstance(each, SkippedRow)]  # `refuse` said no others
-    stop = _last_step(skip, rw) if steps is None else steps
+    find = _last_found if one_by_one else _last_step
+    stop = find(skip, rw) if steps is None else steps
     if every > 1 and not isinstance(stop, Constant):
         stop = rw.insert(partial(_whole, every), stop, before=scan)
     for each in feeders:
@@ -109,6 +112,36 @@ def _last_step(skip: Skip, rw: Rewriter) -> Value:
         return lax.reduce_max(lax.select(taken, after, lax.broadcast(np.int32(0), (n,))), (0,))
 
     return rw.insert(last, masks, before=scan)
+
+
+def _last_found(skip: Skip, rw: Rewriter) -> Value:
+    """The same, by a loop that goes on as long as the row before is of no step that is taken."""
+    scan = skip.scan
+    inits = [rw.scalar(scan.length, np.int32)]
+    predicate, body = rw.new_region(inits), rw.new_region(inits)
+    (rows,), end = predicate.params, predicate.terminator
+    row = rw.insert(_before, rows, before=end)
+    asked = reads(skip.slice) | {skip.predicate}
+    known = {s.param: _row(s, row, scan, end, rw) for s in scan.streams if s.param in asked}
+    taken = _cloned(skip, known, end, rw)
+
+    def is_skipped(rows: jax.Array, taken: jax.Array) -> jax.Array:
+        left = lax.gt(rows, np.int32(0))
+        return lax.bitwise_and(left, lax.bitwise_not(any_true(_is_taken(skip, taken))))
+
+    rw.set_outputs(predicate, [rw.insert(is_skipped, rows, taken, before=end)])
+    before = rw.insert(_before, body.params[0], before=body.terminator)
+    rw.set_outputs(body, [before])
+    return rw.new_while(predicate, body, inits, like=scan, before=scan).results[0]
+
+
+def _before(row: jax.Array) -> jax.Array:
+    return lax.sub(row, np.int32(1))
+
+
+def _row(stream: Stream, row: Value, scan: Scan, before: Op, rw: Rewriter) -> Value:
+    """The row of a stream."""
+    return row_of_step(rows_of_stream(stream, scan) or Rows(stream.operand), row, before, rw)
 
 
 def _whole(every: int, rows: jax.Array) -> jax.Array:
@@ -258,12 +291,7 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], every: int, rw: Re
     if _is_carried_along(skip):
         rw.replace(skip.predicate, region.params[-1], lambda use: use.op not in refilling)
     reading = reads(scan.body.ops)
-    rows = [
-        row_of_step(rows_of_stream(s, scan) or Rows(s.operand), row, end, rw)
-        if s.param in reading
-        else s.param
-        for s in scan.streams
-    ]
+    rows = [_row(s, row, scan, end, rw) if s.param in reading else s.param for s in scan.streams]
     outputs = rw.inline(scan.body, [*region.params[1 : n + 1], *rows], end)
     written = [
         rw.typed(write_row, b.aval, b, v, row, before=end)

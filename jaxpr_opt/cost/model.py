@@ -297,6 +297,13 @@ class CostModel:
         asked = self.device.predicate * _number(predicate.size)
         return self.step_seconds(body) >= self.device.unsure * asked
 
+    def is_worth_a_search(self, body: Region, predicate: Value) -> bool:
+        """Whether a step takes longer than one of a loop that looks for the last step that is to be
+        taken, by its predicate.
+        """
+        asked = self.device.predicate * _number(predicate.size) + self.device.step
+        return not self.asks_the_host and self.step_seconds(body) > asked
+
     def is_worth_loops(self, more: int, seconds: float) -> bool:
         """Whether saving so many seconds is worth so many more loops, though maybe no step that is
         taken saves any.

@@ -32,8 +32,13 @@ until it comes to the first row that is not: no step before that does anything. 
 A loop that says itself which steps it takes is left to `exit-loop-early`, whose condition 10 says
 which loops make no more rows than this one reads.
 
-Cost: testing all rows, once. It fires if a step takes much longer than testing its row, and what
-makes the cotangents leaves rows of zeros where a mask of whole numbers, or an index, says so.
+Cost: testing all rows, once, if a step takes much longer than testing its row; if it takes longer
+at all, testing one row after another, from the last, until one is not zero::
+
+    last = while carry(l=n) { and (gt l 0) (all (eq ct[l - 1] 0)) } { yield l - 1 }
+
+It fires if what makes the cotangents leaves rows of zeros where a mask of whole numbers, or an
+index, says so.
 Source: padded sequences, whose loss is computed after the scan, as in `flax.nnx.RNN`.
 """
 
@@ -56,7 +61,7 @@ from jaxpr_opt.builders.early_exit import stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
-from jaxpr_opt.ir.graph import Op, Phase, Scan, backward_slice
+from jaxpr_opt.ir.graph import Op, Phase, Scan, Stream, backward_slice
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_pure, may_depend_on
 
@@ -104,8 +109,8 @@ class BeginAtCotangents(Pass):
                 return "a step has collectives, so every device must run it"
             if has_divided_rows(stream.param, scan):
                 return "XLA may divide the rows over devices, which would ask each other"
-            if not cost_model().is_worth_questions(scan.body, stream.param):
-                return "testing all rows takes about as long as the steps"
+            if not _is_tested_at_once(scan, stream) and not _is_tested_alone(scan, stream):
+                return "testing a row takes about as long as a step"
         for stack in scan.stacks:
             if isinstance(reason := skipped_row(skip, stack), str):  # (4)
                 return reason
@@ -121,7 +126,17 @@ class BeginAtCotangents(Pass):
         args = found.scan, is_taken, True, "upfront", tuple(ops), found.counters, found.values
         skip = Skip(*args)  # type: ignore[arg-type]
         worth = cost_model().is_worth_a_question
-        stop_early(skip, rw, feeders=[each for each in feeders(skip) if worth(each.body)])
+        feeding = [each for each in feeders(skip) if worth(each.body)]
+        at_once = all(_is_tested_at_once(found.scan, stream) for stream in found.streams)
+        stop_early(skip, rw, feeders=feeding, one_by_one=not at_once)
+
+
+def _is_tested_at_once(scan: Scan, stream: Stream) -> bool:
+    return cost_model().is_worth_questions(scan.body, stream.param)
+
+
+def _is_tested_alone(scan: Scan, stream: Stream) -> bool:
+    return cost_model().is_worth_a_search(scan.body, stream.param)
 
 
 def _any_is_not_zero(*rows: jax.Array) -> jax.Array:

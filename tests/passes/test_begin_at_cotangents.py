@@ -13,7 +13,7 @@ from jaxpr_opt.passes.steps.begin_at_cotangents import BeginAtCotangents
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite
 from tests.loops import alone
-from tests.prices import EAGER
+from tests.prices import EAGER, FREE, Eager
 
 BEGIN = BeginAtCotangents()
 ARGS = ("f32[3]", "f32[6,3]", "i32[]")
@@ -97,6 +97,78 @@ def test_losses_that_a_mask_drops_after_the_loop():
     )
 
 
+class Searching(Eager):
+    """Testing all rows takes long."""
+
+    def is_worth_questions(self, body, predicate):
+        return False
+
+
+SEARCHING = Searching(FREE)
+
+
+def test_rows_are_tested_one_by_one():
+    """From the last one, until one is not zero."""
+    with using(SEARCHING):
+        check_rewrite(
+            BEGIN,
+            gradient(wrt=1, through=lambda h, w: 2.0 * h),
+            *ARGS,
+            simplify=True,
+            diff="""
+                fn (w:f32[3], xs:f32[6,3], n:i32[]) {
+                  i:i32[6] = iota
+                  b:i32[6,1] = broadcast_in_dim[dims=(0,)] i
+                  l:bool[6,1] = lt b n
+                  b1:bool[6,3] = broadcast_in_dim l
+                  b2:f32[6,3] = broadcast_in_dim 1.0
+                  b3:f32[6,3] = broadcast_in_dim 0.0
+                  s:f32[6,3] = select_n b1 b3 b2
+                  b4:f32[3] = broadcast_in_dim 0.0
+              -   c:f32[3], ys:f32[6,3] = scan[6, reverse] carry(c=b4) xs(x=s) {
+              -     a:f32[3] = add_any c x
+              -     m:f32[3] = mul 2.0 a
+              -     yield carry(m) ys(a)
+              -   }
+              +   c1:i32[] = while carry(c1=6) {
+              +     s1:i32[] = sub c1 1
+              +     d:f32[1,3] = dynamic_slice s s1 0
+              +     s2:f32[3] = squeeze d
+              +     r:f32[] = reduce_max[axes=(0,)] s2
+              +     n1:bool[] = ne r 0.0
+              +     r1:f32[] = reduce_min[axes=(0,)] s2
+              +     n2:bool[] = ne r1 0.0
+              +     o:bool[] = or n1 n2
+              +     g:bool[] = gt c1 0
+              +     r2:bool[] = reduce_or o
+              +     n3:bool[] = not r2
+              +     a1:bool[] = and g n3
+              +     yield a1
+              +   } do {
+              +     s1:i32[] = sub c1 1
+              +     yield carry(s1)
+              +   }
+              +   s1:i32[] = sub c1 1
+              +   c2:i32[], c3:f32[3], c4:f32[6,3] = while carry(c1=s1, c2=b4, c3=b3) {
+              +     g:bool[] = ge c1 0
+              +     yield g
+              +   } do {
+              +     d:f32[1,3] = dynamic_slice s c1 0
+              +     s1:f32[3] = squeeze d
+              +     a1:f32[3] = add_any c2 s1
+              +     m1:f32[3] = mul 2.0 a1
+              +     b5:f32[1,3] = broadcast_in_dim a1
+              +     d1:f32[6,3] = dynamic_update_slice c3 b5 c1 0
+              +     s2:i32[] = sub c1 1
+              +     yield carry(s2, m1, d1)
+              +   }
+              -   return ys
+              +   return c4
+                }
+            """,
+        )
+
+
 OUTPUTS = {
     "masked": masked,
     "masked by numbers": lambda ys, n: ys * (jnp.arange(len(ys)) < n)[:, None].astype(ys.dtype),
@@ -110,19 +182,24 @@ OUTPUTS = {
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 100])
 @pytest.mark.parametrize("of", OUTPUTS.values(), ids=OUTPUTS)
 @pytest.mark.parametrize("wrt", [0, 1])
-def test_how_many_rows_are_not_zero(of, n, wrt):
+@pytest.mark.parametrize("prices", [EAGER, SEARCHING], ids=["at once", "one by one"])
+def test_how_many_rows_are_not_zero(of, n, wrt, prices):
     """(2, 4) Whatever is differentiated: what each step adds, or what it stacks."""
-    alone(BEGIN, gradient(of, wrt=wrt), XS[0], XS, jnp.int32(n), fires=True)
+    with using(prices):
+        alone(BEGIN, gradient(of, wrt=wrt), XS[0], XS, jnp.int32(n), fires=True)
 
 
-def test_rows_that_are_no_numbers():
+@pytest.mark.parametrize("prices", [EAGER, SEARCHING], ids=["at once", "one by one"])
+def test_rows_that_are_no_numbers(prices):
     """They are not zero."""
     for number in (jnp.nan, jnp.inf, -jnp.inf, -1e-45):
         of = lambda ys, n, number=number: masked(ys * number, n)
-        alone(BEGIN, gradient(of), XS[0], XS, jnp.int32(3), fires=True)
+        with using(prices):
+            alone(BEGIN, gradient(of), XS[0], XS, jnp.int32(3), fires=True)
 
 
-def test_two_arrays_of_cotangents():
+@pytest.mark.parametrize("prices", [EAGER, SEARCHING], ids=["at once", "one by one"])
+def test_two_arrays_of_cotangents(prices):
     """Rows of both are zero."""
 
     def loss(w, xs, n, m):
@@ -135,7 +212,8 @@ def test_two_arrays_of_cotangents():
 
     for n, m in ((1, 4), (5, 0), (0, 0), (6, 5)):
         args = XS[0], XS, jnp.int32(n), jnp.int32(m)
-        alone(BEGIN, jax.grad(loss), *args, fires=True)
+        with using(prices):
+            alone(BEGIN, jax.grad(loss), *args, fires=True)
 
 
 def by_hand(ct, ys, n):
@@ -204,6 +282,17 @@ def test_while_it_may_be_differentiated():
 def test_a_step_that_is_cheaper_than_the_question():
     with using(CostModel()):
         alone(BEGIN, gradient(), *ARGS, fires=False)
+
+
+def test_a_row_takes_as_long_to_test_as_a_step():
+    """A step that only adds up rows."""
+
+    def loss(h, xs, n):
+        return masked(lax.scan(lambda h, x: ((y := h + x), y), h, xs)[1], n).sum()
+
+    with using(CostModel()):
+        args = "f32[3000]", "f32[6,3000]", "i32[]"
+        check_refuses(BEGIN, jax.grad(loss), *args, because="as long as a step")
 
 
 @pytest.mark.parametrize("inside", [True, False])
