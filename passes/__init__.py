@@ -20,6 +20,7 @@ from jaxpr_opt.passes.laws.merge_common_subexpressions import MergeCommonSubexpr
 from jaxpr_opt.passes.laws.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.laws.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.laws.simplify import Simplify
+from jaxpr_opt.passes.make_factors_once import MakeFactorsOnce
 from jaxpr_opt.passes.mark_donated_buffers import MarkDonatedBuffers
 from jaxpr_opt.passes.pack_scalars import PackScalars
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
@@ -159,7 +160,7 @@ STAGES = (
     RESIDUALS,
     # When nothing can differentiate any more.
     (UpdateRows(), UpdateStates(), ExitLoopEarly(), BeginAtCotangents(), AddInPlace(), *CLEANUP),
-    (JoinScalarStacks(), SelectPaddedNumbers()),
+    (JoinScalarStacks(), SelectPaddedNumbers(), MakeFactorsOnce()),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),
     # Last: it makes `while` loops, and only the steps of a scan have known numbers.

@@ -1,0 +1,105 @@
+"""Compute a factor of an outer product once, instead of for each element of the product.
+
+Before::
+
+    c = concatenate a b
+    d = dot_general[contract=x] c e
+
+After::
+
+    c = concatenate a b
+    o = optimization_barrier c
+    d = dot_general[contract=x] o e
+
+The gradient of ``x @ w`` for one row `x` is an outer product, as that of a recurrent network for
+one sequence: XLA multiplies element by element, and computes in that loop whatever simple ops make
+the factors, once for each element of the product. It puts parts together by jumps, so that it
+computes no elements at once either. Sound, as a fence is the identity for everyone but XLA. It pays
+where
+
+1. the product sums over nothing: else XLA calls a library, and the factors are in memory;
+2. the factor is made in the step of a loop, by ops that XLA repeats where they are read, and
+   repeating them takes longer than starting one op more.
+
+Cost: one op a step, which writes the factor; none if another product reads it. The gradient of an
+LSTM for one sequence (200 steps of 16 to 64 numbers) takes 0.2 to 0.6 of the time of plain JAX (jax
+0.10 and 0.12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.builders.fences import barrier, can_be_divided, division
+from jaxpr_opt.cost.fusion import is_repeated
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.devices import fence
+from jaxpr_opt.ir.graph import Op, Phase, Value, is_in_a_loop, is_sized
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_data_movement, rearranges
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeated(Match):
+    """A product, one of its factors, and the ops that XLA would compute again for each element."""
+
+    factor: Value
+    ops: list[Op]
+
+
+@dataclass(frozen=True)
+class MakeFactorsOnce(Pass):
+    """What is computed for each element of an outer product -> for each element of a factor."""
+
+    name: ClassVar[str] = "make-factors-once"
+    phase: ClassVar[Phase] = "final"
+    primitives: ClassVar[frozenset[str]] = frozenset({"dot_general"})
+
+    def find(self, op: Op) -> Iterator[Repeated]:
+        if not is_in_a_loop(op) or not is_sized(op.result.shape):
+            return
+        if not _sums_nothing(op):  # (1)
+            return
+        for factor in dict.fromkeys(op.operands):
+            ops = _repeated(factor, op)
+            if ops:
+                says = f"{ops[0].name} is computed once, not for each element of a product"
+                yield Repeated(op, says, factor, ops, about=factor)
+
+    def refuse(self, match: Repeated) -> str | None:
+        factor, model = match.factor, cost_model()
+        times = match.op.result.size / max(factor.size, 1) - 1
+        seconds = times * model.repeated(match.ops)
+        if seconds <= model.doubtful(model.started(1) + model.moved(factor.nbytes)):
+            return "computing it again takes no longer than an op more"  # (2)
+        if fence() is None or not can_be_divided(factor):
+            return f"nothing keeps XLA from computing {factor.label} again"
+        return None
+
+    def rewrite(self, match: Repeated, rw: Rewriter) -> None:
+        made = match.factor.op
+        assert made is not None and made.next is not None
+        (barrier if fence() == "barrier" else division)(rw, [match.factor], made.next)
+
+
+def _sums_nothing(product: Op) -> bool:
+    """Whether XLA computes a product element by element, as an outer product (1)."""
+    (summed, _), _ = product.params["dimension_numbers"]
+    return all(product.operands[0].shape[axis] == 1 for axis in summed)
+
+
+def _repeated(factor: Value, product: Op) -> list[Op]:
+    """The ops of a step that make a factor, and that XLA repeats (2), if they compute."""
+    ops: list[Op] = []
+    pending = [factor]
+    for value in pending:
+        op = value.op
+        if op is None or op.region is not product.region or op in ops or not is_repeated(op):
+            continue
+        ops.append(op)
+        pending += op.operands
+    moves = all(is_data_movement(op) or rearranges(op) for op in ops)
+    return [] if moves else ops
