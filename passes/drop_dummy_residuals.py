@@ -26,8 +26,7 @@ After::
       yield carry(d) ys(w)
     }
 
-The untaken branch yields a dummy, JAX's `empty`, for every residual of the taken one. Nothing reads
-the dummy. Sound when
+The untaken branch yields a dummy, JAX's `empty`, for residuals of the taken one. Sound when
 
 1. the result is unspecified in every branch but those that agree on one value; then it may be that
    value in all branches. If it is unspecified in all, it is unspecified. A select with an
@@ -35,8 +34,8 @@ the dummy. Sound when
 2. the value is defined outside the cond, or cheap ops that may be speculated make it from such
    values (they are repeated before the cond, and none of them jumps where XLA may round what it
    reads otherwise there, `jaxpr_opt.analysis.values.rounding`); or
-3. the result is read inside a branch of a cond on the same predicate. There it is what its own cond
-   yields in that branch, which must be defined outside, or be moved data of such a value.
+3. the result is read inside a branch of a cond on the same predicate, of as many branches. There
+   it is what its own cond yields in that branch, defined outside or moved from there.
 
 Cost: the value must be the same at every step of the loop around the cond, so that it is never
 stacked. A value that changes stays unspecified in steps that do not need it, because such a step
@@ -169,7 +168,8 @@ def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
 
 def _reads_in_branch(cond: Cond) -> Iterator[tuple[Use, Value, Op]]:
     """Reads of results inside branches of other conds on the same selector (3)."""
-    others = [op for op in cond.selector.users if isinstance(op, Cond) and op is not cond]
+    conds = [op for op in cond.selector.users if isinstance(op, Cond) and op is not cond]
+    others = [op for op in conds if op.chooses_with(cond)]  # (3)
     for outcome in cond.outcomes if others else ():
         for use in outcome.result.uses:
             branch = _branch(use, others)

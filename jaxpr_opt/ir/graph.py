@@ -585,6 +585,13 @@ class Cond(Op):
         per_branch = zip(*(branch.outputs for branch in self.regions), strict=True)
         return tuple(map(Outcome, self.results, per_branch))
 
+    def chooses_with(self, other: Cond) -> bool:
+        """Whether it takes the branch of the same number as another one, always.
+
+        Conds on one number may have more branches, or fewer.
+        """
+        return self.selector is other.selector and len(self.branches) == len(other.branches)
+
     def defines(self, value: Value) -> bool:
         """Whether a value is defined in a branch."""
         return any(branch.defines(value) for branch in self.branches)

@@ -20,7 +20,8 @@ Sound when
 2. the operands of the second are defined before the first, or made by ops that can move there; only
    inside its branches may it read results of the first, and there they are what the same branch
    yielded;
-3. in a program that is to be split into a forward and a backward half, both are of one half.
+3. in a program that is to be split into a forward and a backward half, both are of one half;
+4. both choose by one value, and have as many branches.
 
 Cost: it pays if the second reads results of the first, or if only cheap ops are between them.
 Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` around the step.
@@ -123,7 +124,7 @@ def _previous(cond: Cond) -> Cond | None:
     assert cond.region is not None
     region, found = cond.region, None
     for op in cond.selector.users:
-        if isinstance(op, Cond) and op.region is region and op.selector is cond.selector:
+        if isinstance(op, Cond) and op.region is region and op.chooses_with(cond):  # (4)
             earlier = region.order(op) < region.order(cond)
             if earlier and (found is None or region.order(found) < region.order(op)):
                 found = op

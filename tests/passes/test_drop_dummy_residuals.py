@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.ir.graph import Cond
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
-from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 from tests.passes.dummies import anything
 
@@ -251,6 +252,20 @@ def test_result_that_is_made_in_its_branch():
         return d, lax.cond(p, lambda: w * r, lambda: w)
 
     alone(DROP, program, "bool[]", "f32[3]", "f32[3]", fires=False)
+
+
+def test_result_read_in_a_branch_that_its_own_cond_has_not():
+    """(3) The number is in range of both, so neither clamps it."""
+
+    def program(w, c):
+        def step(c, t):
+            d, r = lax.switch(t, [lambda: (c * w, w), lambda: (c, w), lambda: (c, c)])
+            return lax.switch(t, [lambda k=k: d * r + k for k in range(4)]), None
+
+        return lax.scan(step, c, jnp.arange(3))[0]
+
+    w, c = jnp.arange(3.0), jnp.ones(3)
+    assert_close(optimize(program)(w, c), jax.jit(program)(w, c))
 
 
 def test_a_value_of_another_type():

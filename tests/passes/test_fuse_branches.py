@@ -7,7 +7,7 @@ from jax import lax
 
 import jaxpr_opt
 from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.passes.dummies import anything
 
 FUSE = FuseBranches()
@@ -241,3 +241,18 @@ def test_the_halves_of_a_program_that_is_split_stay_apart():
     got, pulled = jax.vjp(jaxpr_opt.optimize(branch), x)
     assert jnp.array_equal(got, expected)
     assert jnp.allclose(pulled(ct)[0], pull(ct)[0])
+
+
+def test_conds_of_more_branches_on_one_number():
+    """(4) Its range makes the clamps of both one value, which takes branches of one number."""
+    branches = [jnp.sin, jnp.cos, lambda x: 2 * x, lambda x: x - 1]
+
+    def program(x):
+        def step(c, t):
+            b = lax.switch(t, branches, c)
+            return lax.switch(t, branches[:3], b) + b, b
+
+        return lax.scan(step, x, jnp.arange(3))
+
+    x = jnp.arange(1.0, 4.0)
+    assert_close(jaxpr_opt.optimize(program)(x), jax.jit(program)(x))
