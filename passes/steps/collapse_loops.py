@@ -30,8 +30,8 @@ Sound when
 3. rows stacked in skipped steps are unspecified, or the same one value in both loops;
 4. a value stacked once per outer step is a function of its carries, so that it can be taken from
    every `m`-th inner step;
-5. neither loop has effects or asks to be unrolled, the inner one takes steps, and both run in the
-   same direction.
+5. neither loop has effects or asks to be unrolled, the inner one takes steps, both run in the
+   same direction, and an int32, in which JAX counts, holds the steps of both.
 
 A carry that restarts in every outer step (a partial sum, such as the gradient of what all steps
 share) prevents the merge: it would sum in another order.

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_same_bits, check_refuses, check_rewrite
 from tests.loops import alone, keep, unspecified
 
 CARRIED, UPFRONT = CollapseLoops(), CollapseLoops("upfront")
 
 
-def nest(*, inner=None, outer=None, seen=lambda c, b: c[0] < b, body=jnp.sin, **options):
+def nest(*, inner=None, outer=None, seen=lambda c, b: c[0] < b, body=jnp.sin, times=3, **options):
     """``scan[3]{cond(p, scan[4]{cond(q, body, identity)}, identity)}``, parts of it replaced."""
     p, q = outer or seen, inner or seen
 
@@ -26,7 +27,7 @@ def nest(*, inner=None, outer=None, seen=lambda c, b: c[0] < b, body=jnp.sin, **
             loop = lambda c: lax.scan(step, c, None, length=4, **options)[0]
             return lax.cond(p(c, bound), loop, keep, c), None
 
-        return lax.scan(level, c, None, length=3)[0]
+        return lax.scan(level, c, None, length=times)[0]
 
     return program
 
@@ -728,6 +729,14 @@ def test_what_an_outer_step_ends_with_is_stacked():
 def test_loops_that_are_not_alike(program, because):
     """(5) Unrolled on request, in opposite directions, with effects."""
     check_refuses(CARRIED, program, "f32[3]", "f32[]", because=because)
+
+
+def test_more_steps_than_an_int32_counts():
+    """(5)"""
+    program = nest(seen=lambda c, b: c[0] < b, body=lambda c: c + 1, times=2**30)
+    c, bound = jnp.zeros(3), jnp.float32(5)
+    assert_same_bits(optimize(program)(c, bound), c + 5)
+    check_refuses(CARRIED, program, c, bound, because="more steps than JAX counts")
 
 
 def test_an_outer_loop_of_no_steps():

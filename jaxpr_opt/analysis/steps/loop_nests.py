@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from jaxpr_opt.analysis.steps.assume import Assumed, Known, Splat
 from jaxpr_opt.analysis.steps.masks import Prefix, implies, prefix, steps_mask, tested_value
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.analysis.values.expressions import same_expression
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import UNDEFINED, Carry, Op, Scan, Stack, Value, backward_slice, reads
@@ -49,6 +52,9 @@ def one_loop(outer: Scan, nest: Nest) -> OneLoop | str:
     # Condition 5 of collapse-loops.
     if not inner.length or outer.reverse != inner.reverse:
         return "the inner loop is empty, or the two run in opposite directions"
+    # Condition 5 of collapse-loops.
+    if not dtypes.holds(np.int32, outer.length * inner.length):
+        return "one loop would take more steps than JAX counts"
     # Condition 5 of collapse-loops.
     if any(unroll_of(loop) != 1 for loop in (outer, inner)):
         return "the scan asks to be unrolled"
