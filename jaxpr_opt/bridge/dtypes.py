@@ -89,6 +89,12 @@ def holds(dtype: Any, number: int) -> bool:
     return least <= number <= most
 
 
+def converted(numbers: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """Numbers in another dtype.  XLA says nothing of those that it cannot hold."""
+    with np.errstate(all="ignore"):
+        return np.asarray(numbers).astype(dtype)
+
+
 def wrapped(dtype: Any, number: int) -> Any:
     """An integer as a scalar of a dtype of integers, wrapped around as XLA computes with it."""
     least, most = limits(dtype)

@@ -305,3 +305,11 @@ WRITES = [
 def test_writes_of_what_is_there(fun, expected):
     """Or out of range."""
     assert known(fun, "bool[]", "f32[3]", "i32[]", "i32[1]") == expected
+
+
+def test_what_another_type_does_not_hold():
+    """It is infinite, as XLA makes it, and NumPy does not warn."""
+    half = lambda p, x: jnp.where(p, x, 1e6).astype(jnp.float16)
+    assert known(half) == np.inf
+    assert known(lambda p, x: jnp.where(p, x, jnp.full(3, 10**6).astype(jnp.float16))) == np.inf
+    assert known(lambda p, x: jnp.where(p, x, jnp.nan).astype(int)) is None

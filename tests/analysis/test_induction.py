@@ -17,7 +17,7 @@ from jaxpr_opt.analysis.values.affine import Affine
 from jaxpr_opt.analysis.values.induction import affine, bounds, component, decide
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.testing import random_inputs, traced
+from jaxpr_opt.testing import assert_same_bits, random_inputs, traced
 from tests.watch import watch
 
 EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "0"))
@@ -773,3 +773,20 @@ def test_what_asks_for_another_remainder(rest):
     (loop,) = (op for op in import_jaxpr(traced(program, *args)).walk() if isinstance(op, Scan))
     (asked,) = (op for op in loop.body.ops if op.name == "and")
     assert decide(asked.result) == (None if rest else False)
+
+
+@pytest.mark.parametrize("first", [0, 2**63 + 1, 2**64 - 9])
+def test_numbers_that_no_index_is(first):
+    """NumPy does not add those of 64 bits to others."""
+    numbers = np.array([first, first + 4, first + 8], np.uint64)
+
+    def program(x):
+        def step(c, _):
+            c = (c[0] + jnp.where(numbers > x, x, numbers), c[1] + jnp.uint64(1))
+            return c, lax.cond(c[1] % 2 == 0, lambda: c[1], lambda: x)
+
+        return lax.scan(step, (numbers, jnp.uint64(first)), None, length=6)
+
+    with jax.enable_x64(True):
+        x = jnp.uint64(2**63 + 4)
+        assert_same_bits(optimize(program)(x), jax.jit(program)(x))

@@ -263,7 +263,7 @@ def _converted(op: Op, known: list[Known]) -> Known | None:
     if not isinstance(value, Splat):
         return value
     exact = dtypes.is_array(dtype) and not _may_overflow(value.value, dtype)
-    return Splat(np.asarray(value.value).astype(dtype)[()]) if exact else None
+    return Splat(dtypes.converted(value.value, dtype)[()]) if exact else None
 
 
 def _may_overflow(value: Any, dtype: np.dtype[Any]) -> bool:

@@ -31,7 +31,7 @@ def uniform(value: Value) -> Any:
         number = uniform(source) if _is_numeric(source, "biu") else None
         if number is None or not _is_numeric(value, "biuf"):
             return None
-        return np.asarray(number, source.dtype).astype(value.dtype)[()]
+        return dtypes.converted(np.asarray(number, source.dtype), value.dtype)[()]
     return value.scalar if isinstance(value, Constant) else None
 
 

@@ -389,13 +389,18 @@ def _in_steps(table: Affine, nest: Nest) -> Affine:
 def _progression(array: Constant) -> Affine | None:
     """A captured array in which each axis counts by a step of its own: ``np.arange(8)``."""
     numbers = captured_indices(array)
-    if numbers is None:
+    if numbers is None or not all(map(_is_index, span(numbers.flat))):
         return None
     first, axes = int(numbers.flat[0]), range(numbers.ndim)
     along = [numbers[tuple(slice(None) if d == axis else 0 for d in axes)] for axis in axes]
     strides = tuple(int(line[1]) - first if len(line) > 1 else 0 for line in along)
     counted = sum(np.indices(numbers.shape)[d] * strides[d] for d in axes) + first
     return Affine(first, strides) if np.array_equal(counted, numbers) else None
+
+
+def _is_index(number: int) -> bool:
+    """Whether an index could be a number, so that NumPy may compute with differences of such."""
+    return dtypes.holds(np.int32, number) or dtypes.holds(np.uint32, number)
 
 
 def _is_made_by(value: Value, name: str) -> bool:

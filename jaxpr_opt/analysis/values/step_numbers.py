@@ -133,7 +133,9 @@ class _Search:
         if found is None or not found.steps.keys() <= {self.scan}:
             return None
         factor = found.strides[0] if value.shape else found.steps.get(self.scan, 0)
-        return (found.offset + factor * np.arange(self.scan.length)).astype(value.dtype)
+        factor, offset = (dtypes.wrapped(value.dtype, n) for n in (factor, found.offset))
+        rows: Numbers = np.arange(self.scan.length).astype(value.dtype) * factor + offset
+        return rows
 
     def _of_param(self, value: Value, depth: int) -> Numbers | None:
         stream = self.scan.stream_of(value)
@@ -182,7 +184,7 @@ def _computed(op: Op, numbers: list[Numbers | None]) -> Numbers | None:
     known = [each for each in numbers if each is not None]
     if len(known) < len(numbers) or len(op.results) != 1 or op.effects:
         return None
-    if not dtypes.is_integral(op.result.dtype):
+    if not all(dtypes.is_integral(v.dtype) for v in (*op.operands, op.result)):
         return None
     made: Any = None
     with np.errstate(over="ignore"):
