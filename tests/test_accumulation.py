@@ -187,6 +187,37 @@ def with_sine(x):
     return jnp.sin(x), x
 
 
+def of_branches(u):
+    """A sum with what a conditional makes, which could add to an array by itself."""
+    return zeros() + u + lax.cond(u[0] > 0, lambda: put(zeros(), u, FIRST), zeros)
+
+
+def scattered(a):
+    """An array that is added to, and that is added."""
+    return a.at[jnp.array([2, 0, 1, 3])].add(a)
+
+
+def written(a):
+    """The same, by a slice that is all of it."""
+    start = np.int32(0), np.int32(0)
+    whole = lax.dynamic_slice_p.bind(a, *start, slice_sizes=a.shape)
+    return lax.dynamic_update_slice_p.bind(a, whole + a, *start)
+
+
+def test_a_gradient_of_two_arguments_that_is_added_to_one_ref():
+    """Both have the same gradient."""
+
+    def f(x, y):
+        z = x + y
+        return jnp.sum(lax.cond(z[0] > 0, jnp.sin, jnp.cos, z)) + jnp.sum(z**3)
+
+    ref, args = jax.new_ref(U), (U, 3 * U)
+    _, rest = jax.vjp(optimize(f), *args)[1].with_refs(ref, jax.ad.GradValue())(1.0)
+    of_x, of_y = jax.grad(f, (0, 1))(*args)
+    np.testing.assert_allclose(rest, of_y, rtol=1e-6)
+    np.testing.assert_allclose(ref[...], U + of_x, rtol=1e-6)
+
+
 def test_a_window_in_zeros():
     f = lambda u, i: ((), lax.dynamic_update_slice(zeros(), u[None], (i, np.int32(0))))
     for i in (1, -1, -9, 9):  # from the end, and out of range
@@ -225,6 +256,10 @@ def test_what_is_added_in_place(f):
         lambda u, xs: lax.scan(lambda c, x: (c + c, None), put(zeros(), u, FIRST), xs)[0],  # (4)
         lambda u, xs: lax.scan(lambda c, x: (put(c, u, x), None), zeros() + u, xs)[0] * 1.5,  # (1)
         lambda u, xs: lax.scan(lambda c, x: (c, put(zeros(), u, x)), u, xs)[1][0],  # a stack
+        lambda u, xs: (of_branches(u),) * 2,  # (2)
+        lambda u, xs: jnp.add(*(of_branches(u),) * 2),  # (2)
+        lambda u, xs: scattered(of_branches(u)),  # (2)
+        lambda u, xs: written(of_branches(u)),  # (2)
     ],
 )
 def test_what_is_added_as_it_is(f):

@@ -10,7 +10,7 @@ instead, through loops and branches. Conditions:
 
 1. an op that makes the result adds to an array: a sum, a scatter that adds, a window that is read,
    added to and written back;
-2. nothing else reads the array it adds to;
+2. nothing else reads the array it adds to, nor does the op read it for something else;
 3. an op that computes more than the result (a loop, a conditional) comes after what it adds to;
 4. in every step a carry is itself plus something that does not depend on it.
 
@@ -57,11 +57,14 @@ class _Sums:
         self.rw = rw
 
     def of(self, base: Value, value: Value, readers: Sequence[Op], before: Op) -> Value:
-        """`base + value`, right before an op; `readers` are those that need `value` no more."""
+        """`base + value`, right before an op; `readers` are those that need `value` no more, if
+        each reads it once.
+        """
         is_alike = compat.same_type(base.aval, value.aval)
         if uniform(value) == 0 and is_alike:
             return base
-        is_free = is_alike and set(value.users) <= set(readers)  # (2)
+        read = [use.op for use in value.uses]
+        is_free = is_alike and len(set(read)) == len(read) and set(read) <= set(readers)  # (2)
         rule = self.rule(value.op) if is_free else None
         made = rule(base, value, before) if rule is not None else None
         return self.rw.insert(lax.add, base, value, before=before) if made is None else made
@@ -87,11 +90,13 @@ class _Sums:
             base = self.of(base, term, [reader], before)
         return base
 
-    def scattered(self, base: Value, value: Value, before: Op) -> Value:
+    def scattered(self, base: Value, value: Value, before: Op) -> Value | None:
         """`base + a.at[i].add(u)`."""
         op = value.op
         assert op is not None
         array = op.operands[0]
+        if op.operands.count(array) > 1:  # (2)
+            return None
         mapping = {array: self.of(base, array, [op], before)}
         return self.rw.clone([op], mapping, before)[value]
 
@@ -103,7 +108,7 @@ class _Sums:
         if uniform(array) == 0:
             return self.rw.insert(_added_window, base, window, *start, before=before)
         access = _read_added_written(op)
-        if access is None:
+        if access is None or sum(each.operands.count(array) for each in access) > 2:  # (2)
             return None
         mapping = {array: self.of(base, array, access, before)}
         return self.rw.clone(access, mapping, before)[value]
