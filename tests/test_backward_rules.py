@@ -98,6 +98,7 @@ LINEAR = {
     "a matrix product": lambda a, b, c: jnp.outer(c, c) @ a,
     "a choice by what is fixed": lambda a, b, c: jnp.where(c > 0, a, -b),
     "rows": lambda a, b, c: a.at[1].add(b[0]).at[2].set(b[1])[jnp.arange(2)],
+    "rows, or zero": lambda a, b, c: a.at[c.astype(int)].get(mode="fill", fill_value=0.0),
     "a loop": lambda a, b, c: lax.scan(lambda s, x: (s * x[1] + x[0], s), 0.0, (a, c)),
     "a number of steps that is fixed": lambda a, b, c: lax.while_loop(
         lambda s: s[0] < c[0], lambda s: (s[0] + 1, s[1] + a), (0, b)
@@ -106,6 +107,7 @@ LINEAR = {
     "a call": lambda a, b, c: jax.checkpoint(lambda a: a * jnp.cos(c))(a),
 }
 OTHERS = {
+    "rows, or another number": lambda a, b, c: a.at[c.astype(int)].get(mode="fill", fill_value=1.0),
     "an offset": lambda a, b, c: a + 1,
     "what is fixed": lambda a, b, c: c,
     "a product": lambda a, b, c: a * b,

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from jax.lax import GatherScatterMode
+
 from jaxpr_opt.bridge.guard import UnknownJaxError
 
 
@@ -149,6 +151,12 @@ def mode_of(op: Equation) -> Any:
 def fill_value_of(op: Equation) -> Any:
     """What a gather gives where it is out of range; None for what JAX gives by itself."""
     return _read(op, "fill_value")
+
+
+def filled_by(gather: Equation) -> Any:
+    """What a gather gives where it is out of range; zero if that is an element of the array."""
+    fills = mode_of(gather) == GatherScatterMode.FILL_OR_DROP
+    return fill_value_of(gather) if fills else 0
 
 
 def has_unique_indices(op: Equation) -> bool:

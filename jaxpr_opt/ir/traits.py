@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge.parameters import filled_by
 from jaxpr_opt.ir.devices import is_divided, is_manual, is_partly_manual, is_replicated
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import TERMINATOR, UNDEFINED, Call, Cond, Op, Remat, Value, While
@@ -125,7 +126,7 @@ LINEAR_IN = {
     "reduce_precision": "all", "split": "all", "stack": "all", "unstack": "all",
     "custom_linear_solve": "right sides", "triangular_solve": "last", "tridiagonal_solve": "last",
 }  # fmt: skip
-"""Which operands must be zero for the results to be (symbolically) zero."""
+"""Which operands must be zero for the results to be (symbolically) zero; see `linear_in`."""
 
 SCALING = frozenset({"mul", "div", "neg", "convert_element_type", "copy", "reduce_precision"})
 """Elementwise, and zero for a zero, but for what another operand, a scalar, may be."""
@@ -183,6 +184,15 @@ UNREPEATABLE = frozenset({"rng_uniform"})
 """The same operands need not give the same result."""
 
 _FIXED = ANCHORED | UNREPEATABLE | {TERMINATOR}
+
+
+def linear_in(op: Op) -> str | None:
+    """Which operands must be zero for the results to be, but for NaN where a gather reads nothing;
+    None if that is another number, or nobody knows.
+    """
+    filler = filled_by(op) if op.name == "gather" else 0
+    is_linear = filler is not None and (filler == 0 or bool(np.isnan(filler)))
+    return LINEAR_IN.get(op.name) if is_linear else None
 
 
 def is_broadcast(op: Op) -> bool:

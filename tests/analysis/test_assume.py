@@ -313,3 +313,20 @@ def test_what_another_type_does_not_hold():
     assert known(half) == np.inf
     assert known(lambda p, x: jnp.where(p, x, jnp.full(3, 10**6).astype(jnp.float16))) == np.inf
     assert known(lambda p, x: jnp.where(p, x, jnp.nan).astype(int)) is None
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        ({"mode": "fill", "fill_value": 0.0}, 0.0),
+        ({"mode": "clip"}, 0.0),
+        ({"mode": "fill", "fill_value": 3.0}, None),
+        ({"mode": "fill", "fill_value": np.nan}, None),
+    ],
+)
+def test_zeros_that_are_read_out_of_range(of, expected):
+    """Another number may be there."""
+    read = lambda p, x, i: jnp.where(p, x, 0.0).at[i].get(**of)
+    assert known(read, "bool[]", "f32[3]", "i32[2]", linear=True) == expected
+    within = lambda p, x: jnp.where(p, x, 0.0).at[jnp.int32(2)].get(**of)
+    assert known(within, linear=True) == (None if of.get("fill_value") == 3.0 else 0.0)

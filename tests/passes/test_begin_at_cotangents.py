@@ -11,7 +11,7 @@ from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan, While
 from jaxpr_opt.passes.steps.begin_at_cotangents import BeginAtCotangents
 from jaxpr_opt.reports import observe
-from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_close, assert_same, check_refuses, check_rewrite
 from tests.loops import alone
 from tests.prices import EAGER, FREE, Eager
 
@@ -324,3 +324,18 @@ def test_the_loss_of_padded_sequences(inside, batched):
         loops = [type(op) for op in graph.walk() if isinstance(op, Scan | While)]
         assert loops == [Scan, While]
         assert_same(back, jax.grad(f), args, grad=False)
+
+
+def test_a_rule_that_reads_out_of_range():
+    """(2) Of rows of zeros it makes another number."""
+    double = jax.custom_vjp(lambda h: 2 * h)
+    read = lambda ct: ct + ct.at[jnp.array([0, 1, 9])].get(mode="fill", fill_value=3.0)
+    double.defvjp(lambda h: (2 * h, None), lambda _, ct: (read(ct),))
+
+    def loss(h, n):
+        ys = lax.scan(lambda h, _: (double(h),) * 2, h, None, length=6)[1]
+        return masked(ys, n).sum()
+
+    expected = jax.grad(loss)(XS[0], 2)
+    for made in (jax.grad(optimize(loss)), optimize(jax.grad(loss))):
+        assert_close(made(XS[0], 2), expected)

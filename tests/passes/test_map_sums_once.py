@@ -13,6 +13,7 @@ from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_al
 from tests.loops import alone
 
 MAP = MapSumsOnce()
+FAR = jnp.arange(64) * 2
 
 
 def summed(term):
@@ -143,6 +144,7 @@ def test_carries_that_change_places_are_left():
         (lambda w, x: jnp.sin(w @ x), ["dot_general", "sin"]),
         (lambda w, x: (w * x) @ x, ["dot_general"]),  # x twice
         (lambda w, x: w @ x + w[0], ["dot_general"]),  # affine
+        (lambda w, x: (w @ x).at[FAR].get(mode="fill", fill_value=7.0), ["dot_general"]),
         (lambda w, x: jnp.where(x > 0, w @ x, 0), ["dot_general", "select_n"]),
     ],
 )

@@ -25,9 +25,15 @@ from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, UPDATE, WRITES, neutral
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import first_right_side_of, has_numbers, mode_of, numbers_of
+from jaxpr_opt.bridge.parameters import (
+    filled_by,
+    first_right_side_of,
+    has_numbers,
+    mode_of,
+    numbers_of,
+)
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Value
-from jaxpr_opt.ir.traits import BARRIER, LINEAR_IN
+from jaxpr_opt.ir.traits import BARRIER, linear_in
 
 RESHAPING = frozenset({
     "broadcast_in_dim", "copy", "reshape", "rev", "slice", "split", "squeeze", "transpose",
@@ -128,8 +134,8 @@ class Assumed:
             return self._scan(op) if self._linear else []
         if op.name == BARRIER:
             return [self[v] for v in op.operands]
-        told = op.name in _RULES or op.name in _WRITES or (self._linear and op.name in LINEAR_IN)
-        if not told or op.regions or op.effects:
+        told = op.name in _RULES or op.name in _WRITES
+        if not (told or (self._linear and linear_in(op))) or op.regions or op.effects:
             return []
         known = [self[v] for v in op.operands]
         return [self._first_order(op, result, known) for result in op.results]
@@ -371,15 +377,21 @@ def _is(known: Known, number: Any) -> bool:
     return number is not None and isinstance(known, Splat) and bool(known.value == number)
 
 
+def _is_filled_by_zero(gather: Op) -> bool:
+    """Whether a gather of zeros gives zeros, also where it is out of range."""
+    read = access(gather)
+    return bool(filled_by(gather) == 0) or (read is not None and read.is_located)
+
+
 def _vanishes(op: Op, known: list[Known]) -> bool:
     """Whether a linear op's results are zero because enough of its operands are."""
-    rule = LINEAR_IN.get(op.name)
+    rule = linear_in(op)
     if rule == "any":
         return any(_is_zero(k) for k in known)
     if rule == "all":
         return bool(known) and all(_is_zero(k) for k in known)
     if rule == "first":
-        return _is_zero(known[0])
+        return _is_zero(known[0]) and (op.name != "gather" or _is_filled_by_zero(op))
     if rule == "cases":
         return all(_is_zero(k) for k in known[1:])
     if rule == "last":

@@ -24,7 +24,7 @@ from jaxpr_opt.ir.graph import (
     Value,
     While,
 )
-from jaxpr_opt.ir.traits import BARRIER, LINEAR_IN
+from jaxpr_opt.ir.traits import BARRIER, linear_in
 
 
 class Kind(Enum):
@@ -186,7 +186,7 @@ def _is_linear_in(op: Op, kinds: Sequence[Kind]) -> bool:
     """Whether an op without regions is linear in those of its operands that move: (3) in all
     together, (4) in one of them, or (5) in some, while the others are fixed.
     """
-    rule = _RULES.get(op.name)
+    rule = linear_in(op) or _OTHERS.get(op.name)
     if rule is None or OTHER in kinds or MOVING.isdisjoint(kinds):
         return False
     if rule == "any":
@@ -212,11 +212,11 @@ def _linear_operands(rule: str, op: Op) -> Sequence[int]:
 
 
 _SCATTERS = {"scatter", "scatter-add"}
-_RULES = LINEAR_IN | {"select_if_vmap": "cases"} | dict.fromkeys(
+_OTHERS = {"select_if_vmap": "cases"} | dict.fromkeys(
     (
         "all_gather", "all_gather_invariant", "all_to_all", "pbroadcast", "ppermute", "psum",
         "psum_invariant", "pvary", "reduce_scatter",
     ),
     "all",
 )  # fmt: skip
-"""In which operands ops are linear."""
+"""In which operands other ops are linear."""
