@@ -160,9 +160,14 @@ class Access:
 
 @remembered
 def access(op: Op) -> Access | None:
-    """The window that an op reads, writes or adds to; None if it does not, or in another way."""
+    """The window that an op reads, writes or adds to; None if it does not, or in another way, or
+    if the window has no elements.
+    """
     rule = _RULES.get(op.name)
-    return rule(op) if rule is not None and not is_sharded(op.operands[0]) else None
+    found: Access | None = None
+    if rule is not None and not is_sharded(op.operands[0]):
+        found = rule(op)
+    return None if found is None or 0 in found.sizes else found
 
 
 @remembered
