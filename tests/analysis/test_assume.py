@@ -107,6 +107,7 @@ def test_both_branches_of_a_cond_nothing_is_known_about():
             [False, False],
         ),
         (lambda p, q: (p & q).any(), False, [None, None]),
+        (lambda p, q: jnp.broadcast_to((p | q).any(), (0,)), False, [None, None]),
         (lambda p, q: (p | q).all(), True, [None, None]),
         (lambda p, q: p.all() ^ q.all(), False, [None, None]),
         (lambda p, q: (p.astype(int) + q).any(), False, [None, None]),

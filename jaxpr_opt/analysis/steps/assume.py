@@ -211,13 +211,13 @@ class Assumed:
 
 def _implied(facts: Mapping[Value, bool | Splat]) -> Mapping[Value, bool | Splat]:
     """Facts, and what they say of the truth values that theirs are made of: where none of several
-    is true, each is false.
+    is true, each is false.  A fact about no elements says nothing.
     """
     found = dict(facts)
     pending = [(value, fact) for value, fact in facts.items() if isinstance(fact, bool)]
     for value, fact in pending:
         op = value.op
-        if op is None or value.dtype != bool or op.name not in _TELLING[fact]:
+        if op is None or value.dtype != bool or op.name not in _TELLING[fact] or not value.size:
             continue
         known = fact != (op.name == "not")
         told = [v for v in op.operands if v.dtype == bool and v not in found]
