@@ -26,6 +26,9 @@ COMPILES_LOOPS_WHOLE: bool = _XLA >= (0, 12)
 """Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step,
 too."""
 
+MULTIPLIES_BFLOAT16: bool = _XLA >= (0, 12)
+"""Whether XLA:CPU has products of `bfloat16` that round as they go."""
+
 
 def manual_axes(ctx: Any) -> dict[str, bool]:
     """The axes of the mesh in an equation's context that have more than one device, and whether

@@ -3,6 +3,10 @@
 A product reads its left operand as batches, rows and terms, and its right one as batches, terms and
 columns.  An operand whose axes are in another order is copied first.  If the last two of a matrix,
 or of a batch of them, only change places, it is read as it is.
+
+Of numbers of 16 bits XLA:CPU makes copies of 32 bits, and a result of 32 bits, which is rounded
+where it is read; but for products of `bfloat16` whose left operand has the terms last, maybe in a
+copy.
 """
 
 from __future__ import annotations
@@ -11,8 +15,15 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
+from jaxpr_opt.bridge.compat_devices import MULTIPLIES_BFLOAT16
 from jaxpr_opt.bridge.parameters import numbers_of, permutation_of
 from jaxpr_opt.ir.graph import Op, Value
+
+NARROW = frozenset({"bfloat16", "float16"})
+"""Types of 16 bits."""
+
+WIDE = 4
+"""Bytes of a number of 32 bits."""
 
 Shape = tuple[int, ...]
 Order = tuple[int, ...]
@@ -24,20 +35,52 @@ class Copy(NamedTuple):
 
     of: Value
     order: Order
+    is_wide: bool = False
+    """Whether the copy has 32 bits for each number of 16."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copy."""
+        return WIDE * self.of.size if self.is_wide else self.of.nbytes
 
 
 def copies(op: Op) -> list[Copy]:
     """The operands of a product or convolution that are copied first."""
+    wide = is_widened(op)
     if op.name == "conv_general_dilated":
         return [
-            Copy(operand, tuple(spec))
+            Copy(operand, tuple(spec), wide)
             for operand, spec, is_last in zip(
                 op.operands, numbers_of(op), features_last(op), strict=False
             )
-            if not is_last
+            if wide or not is_last
         ]
     read = zip(op.operands, _orders(op), strict=True) if op.name == "dot_general" else ()
-    return [Copy(v, order) for v, order in read if not _is_read_there(v, order, op)]
+    there = [(v, order, _is_read_there(v, order, op)) for v, order in read]
+    return [
+        Copy(v, tuple(range(len(order))) if is_there else order, wide)
+        for v, order, is_there in there
+        if wide or not is_there
+    ]
+
+
+def is_widened(op: Op) -> bool:
+    """Whether a product or convolution of numbers of 16 bits is computed of copies of 32."""
+    if op.name not in {"conv_general_dilated", "dot_general"}:
+        return False
+    types = {operand.dtype.name for operand in op.operands}
+    if types != {"bfloat16"} or op.name != "dot_general":
+        return not types.isdisjoint(NARROW)
+    is_known = MULTIPLIES_BFLOAT16 or op.result.dtype.name not in NARROW
+    left, terms, order = op.operands[0], numbers_of(op)[0][0], next(_orders(op))
+    is_last = tuple(terms) == tuple(range(len(left.shape)))[-len(terms) :]
+    return not is_known or (not is_last and _is_read_there(left, order, op))
+
+
+def bytes_made(value: Value) -> int:
+    """Bytes of a value as an op makes it."""
+    is_wide = value.op is not None and value.dtype.name in NARROW and is_widened(value.op)
+    return WIDE * value.size if is_wide else value.nbytes
 
 
 def is_read_transposed(op: Op, value: Value) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU, Device
 from jaxpr_opt.cost.fusion import is_fused, is_reduced_inside, kernels
-from jaxpr_opt.cost.layouts import Copy, copies, is_read_transposed
+from jaxpr_opt.cost.layouts import Copy, bytes_made, copies, is_read_transposed
 from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.scratch import scratch_bytes
@@ -80,6 +80,10 @@ class CostModel:
         has run.
         """
         return copies(op) if self.device.copies_operands else []
+
+    def made(self, value: Value) -> int:
+        """Bytes of a value as an op makes it."""
+        return bytes_made(value) if self.device.copies_operands else value.nbytes
 
     def is_read_transposed(self, op: Op, value: Value) -> bool:
         """Whether a product reads a matrix where the one is that it is the transpose of."""

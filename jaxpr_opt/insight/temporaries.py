@@ -104,7 +104,7 @@ class _Recorder:
             self.close(taken)
             is_loop = isinstance(op, Scan | While)
             if copy is not None:
-                self.live[copy] = _Buffer(copy.of.nbytes, self.now)
+                self.live[copy] = _Buffer(copy.nbytes, self.now)
             elif scratch := model.scratch(op):
                 self.buffers.append(_Buffer(scratch, self.now, self.now + 1))
             if is_loop or not op.regions:
@@ -131,9 +131,10 @@ class _Recorder:
 
     def open(self, values: Iterable[Value], apart: Set[Value]) -> None:
         """Values are made now."""
+        model = cost_model()
         for value in values:
-            if value not in apart and value not in self.live and (nbytes := room([value])):
-                self.live[value] = _Buffer(nbytes, self.now)
+            if value not in apart and value not in self.live and room([value]):
+                self.live[value] = _Buffer(model.made(value), self.now)
 
     def close(self, values: Iterable[Value | Copy]) -> None:
         """Values, and copies of some, are not read any more."""

@@ -213,6 +213,50 @@ def test_what_a_recomputed_step_reads_is_there_until_its_last_op_that_does(layer
     assert estimated(gradient, *args) == pytest.approx(compiled(gradient, *args), rel=0.12)
 
 
+def contracted(*numbers):
+    """A product between elementwise ops, by the axes that are summed up and those of a batch."""
+    return lambda x, y: jnp.sin(jax.lax.dot_general(jnp.sin(x), jnp.sin(y), numbers))
+
+
+def convolved(x, y):
+    """A convolution between elementwise ops."""
+    kinds = ("NHWC", "HWIO", "NHWC")
+    image, filters = jnp.sin(x), jnp.sin(y)
+    made = jax.lax.conv_general_dilated(image, filters, (1, 1), "SAME", dimension_numbers=kinds)
+    return jnp.sin(made)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("program", "shapes"),
+    [
+        (contracted(((1,), (0,)), ((), ())), [(128, 64), (64, 32)]),
+        (contracted(((1,), (1,)), ((), ())), [(128, 64), (32, 64)]),
+        (contracted(((0,), (0,)), ((), ())), [(64, 128), (64, 32)]),
+        (contracted(((2,), (1,)), ((0,), (0,))), [(8, 32, 64), (8, 64, 32)]),
+        (contracted(((1,), (1,)), ((0,), (0,))), [(8, 64, 32), (8, 64, 32)]),
+        (contracted(((0, 1), (0, 1)), ((), ())), [(8, 16, 64), (8, 16, 32)]),
+        (convolved, [(8, 16, 16, 16), (3, 3, 16, 16)]),
+    ],
+)
+def test_products_of_16_bits_are_computed_of_copies_of_32(program, shapes, dtype):
+    args = [jnp.ones(shape, dtype) for shape in shapes]
+    assert estimated(program, *args) == pytest.approx(compiled(program, *args), rel=0.02, abs=KB)
+
+
+def mixed(layers, x):
+    """A network of layers that compute in 16 bits, with weights of 32."""
+    for w in layers:
+        x = jnp.tanh(x @ w.astype(x.dtype))
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def test_the_gradient_of_layers_in_16_bits():
+    args = [X] * 4, jnp.ones((256, 64), jnp.bfloat16)
+    gradient = jax.grad(mixed)
+    assert estimated(gradient, *args) == pytest.approx(compiled(gradient, *args), rel=0.25)
+
+
 def pooled(x, size, padding="VALID"):
     """The gradient of the largest numbers of windows."""
     window = (1, *(size,) * (x.ndim - 2), 1)
