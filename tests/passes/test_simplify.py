@@ -332,6 +332,17 @@ def test_numbers_out_of_range():
     assert left_of(program, "i32[3]", *["f32[3,3]"] * 2).count("select_n") == 2
 
 
+def test_selects_of_more_cases_by_one_number():
+    """The last case is also that of larger numbers."""
+
+    def program(n, x, y):
+        outer = lax.select_n(n, x, y, lax.select_n(n, y, x))
+        inner = lax.select_n(n, x, lax.select_n(n, x, y, 2 * x, 2 * y))
+        return outer, inner
+
+    assert left_of(program, "i32[3]", *["f32[3]"] * 2).count("select_n") == 4
+
+
 def test_parts_of_a_sum():
     """Each is zero where the other is not: a cotangent, put together again."""
 

@@ -27,15 +27,17 @@ def case_within(select: Op, which: Value, case: int, count: int) -> int | None:
     """The case that a select takes wherever `which` says one of the `count` cases of another; None
     if that is not known.
     """
-    own = select.operands[0]
+    own, alike = select.operands[0], len(select.operands) - 1 == count
     if own is which:
-        return case
+        # Condition 1 of sink-select-into-update.
+        return case if alike else None
     (root, axes), (other, others) = spread(own), spread(which)
     # Condition 1 of sink-select-into-update.
     if axes != others:
         return None
     if root is other:
-        return case
+        # Condition 1 of sink-select-into-update.
+        return case if alike else None
     test = root.op
     # Condition 1 of sink-select-into-update.
     if test is None or test.name != "eq" or test.operands[0] is not other:

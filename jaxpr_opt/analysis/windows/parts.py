@@ -51,17 +51,18 @@ def _part(value: Value) -> tuple[Value, Value, frozenset[int]] | None:
 
 def joined(parts: Sequence[Part]) -> Value | None:
     """The array that is split into these parts, or into parts of parts."""
-    cases: dict[tuple[Value, Value], list[int]] = {}
+    cases: dict[tuple[Value, Value, int], list[int]] = {}
     pending = [(each.whole, each.which, each.cases, each.before) for each in parts]
     while pending:
         whole, which, chosen, before = pending.pop()
-        found = cases.setdefault((whole, which), [])
-        found += chosen
         assert before.op is not None
+        count = len(before.op.operands) - 1
+        found = cases.setdefault((whole, which, count), [])
+        found += chosen
         # Condition 1 of join-selected-parts.
-        if sorted(found) != list(range(len(before.op.operands) - 1)):
+        if sorted(found) != list(range(count)):
             continue
-        del cases[whole, which]
+        del cases[whole, which, count]
         if not pending and not cases:
             return whole
         around = _part(whole)
