@@ -13,6 +13,7 @@ FREE = dataclasses.replace(
     line=0,
     predicate=0.0,
     question=0.0,
+    tested=0.0,
     pointers=2,
     registers=0,
     vector=1.0,

@@ -58,11 +58,12 @@ def stop_early(
         stop_early(_of_all(each, rw), rw, {s.result for s in each.stacks}, stop, every)
     carries, stacks = scan.carries, scan.stacks
     inits = _inits(skip, stop, rows, rw)
-    if _is_carried_along(skip):
+    along = _is_carried_along(skip, every)
+    if along:
         inits.append(_predicate_of([c.init for c in carries], skip, scan, rw))
-    predicate = _predicate(skip, inits, stop, rw)
+    predicate = _predicate(skip, inits, stop, along, rw)
     refilling = {op for each in rows for op in each.all_ops()}
-    once = _body(skip, inits, refilling, every, rw)
+    once = _body(skip, inits, refilling, every, along, rw)
     body = once if every == 1 else _repeated(once, every, scan, rw)
     loop = rw.new_while(predicate, body, inits, like=scan, before=scan)
     row, finals, buffers = (
@@ -70,7 +71,7 @@ def stop_early(
         loop.results[1 : 1 + len(carries)],
         loop.results[1 + len(carries) :][: len(stacks)],
     )
-    kept = _in_skipped_steps(skip, once, finals, rw)
+    kept = _in_skipped_steps(skip, once, finals, along, rw)
     advances = {c.param: step for c, step in skip.counters}
     for carry, final in zip(carries, finals, strict=True):
         step = advances.get(carry.param)
@@ -224,7 +225,7 @@ def _buffer(skipped: SkippedRow, aval: Any, before: Op, rw: Rewriter) -> Value:
     return rw.typed(full, aval, number, before=before)
 
 
-def _predicate(skip: Skip, inits: list[Value], stop: Value, rw: Rewriter) -> Region:
+def _predicate(skip: Skip, inits: list[Value], stop: Value, along: bool, rw: Rewriter) -> Region:
     """Whether row `row` is to be run: it is in range and, if that is known in the loop only,
     its step is taken.
     """
@@ -240,7 +241,7 @@ def _predicate(skip: Skip, inits: list[Value], stop: Value, rw: Rewriter) -> Reg
 
     go_on = rw.insert(in_range, row, stop, before=end)
     if skip.kind == "carried":
-        along, given = _is_carried_along(skip), region.params[1:]
+        given = region.params[1:]
         known = given[-1] if along else _predicate_of(given, skip, end, rw)
         taken = _in_less_time(known, region, rw)
         go_on = rw.insert(and_taken, go_on, taken, before=end)
@@ -248,12 +249,15 @@ def _predicate(skip: Skip, inits: list[Value], stop: Value, rw: Rewriter) -> Reg
     return region
 
 
-def _is_carried_along(skip: Skip) -> bool:
-    """Whether each step computes the predicate of the next, which otherwise the question and the
-    step would both compute: a batch knows its rows only, so the step needs it.
+def _is_carried_along(skip: Skip, every: int) -> bool:
+    """Whether each step computes the predicate of the next, which otherwise a question before
+    `every` so many steps, and each reader in a step, would compute: a batch knows its rows only, so
+    the step needs it.
     """
-    is_needed = skip.kind == "carried" and skip.predicate.shape != ()
-    return is_needed and cost_model().is_worth_carrying(skip.predicate, skip.slice)
+    if skip.kind != "carried" or skip.predicate.shape == ():
+        return False
+    saved = len({*skip.predicate.users} - {*skip.slice}) - 1 + 1 / every
+    return cost_model().is_worth_carrying(skip.predicate, skip.slice, saved)
 
 
 def _predicate_of(carries: Sequence[Value], skip: Skip, before: Op, rw: Rewriter) -> Value:
@@ -275,7 +279,9 @@ def _in_less_time(taken: Value, region: Region, rw: Rewriter) -> Value:
     return rw.insert(any_true, op.operands[0], before=op) if op.operands[0].dtype == bool else taken
 
 
-def _body(skip: Skip, inits: list[Value], refilling: set[Op], every: int, rw: Rewriter) -> Region:
+def _body(
+    skip: Skip, inits: list[Value], refilling: set[Op], every: int, along: bool, rw: Rewriter
+) -> Region:
     """One step: rows of streams are sliced, rows of stacks written.
 
     Its predicate is true where each step is asked, except to the ops that are going to compute what
@@ -288,7 +294,7 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], every: int, rw: Re
     if every == 1 and is_known_in_steps(skip):
         taken = rw.constant(np.bool_(skip.taken_when), skip.predicate.aval)
         rw.replace(skip.predicate, taken, lambda use: use.op not in refilling)
-    if _is_carried_along(skip):
+    if along:
         rw.replace(skip.predicate, region.params[-1], lambda use: use.op not in refilling)
     reading = reads(scan.body.ops)
     rows = [_row(s, row, scan, end, rw) if s.param in reading else s.param for s in scan.streams]
@@ -300,7 +306,7 @@ def _body(skip: Skip, inits: list[Value], refilling: set[Op], every: int, rw: Re
     onward = lax.sub if scan.reverse else lax.add
     following = rw.insert(lambda i: onward(i, np.int32(1)), row, before=end)
     results = [following, *outputs[:n], *written]
-    if _is_carried_along(skip):
+    if along:
         mapping = dict(zip(region.params[1:], outputs[:n], strict=False))
         results.append(_cloned(skip, mapping, end, rw))
     rw.set_outputs(region, results)
@@ -317,7 +323,7 @@ def _repeated(step: Region, times: int, like: Scan, rw: Rewriter) -> Region:
 
 
 def _in_skipped_steps(
-    skip: Skip, body: Region, finals: tuple[Value, ...], rw: Rewriter
+    skip: Skip, body: Region, finals: tuple[Value, ...], along: bool, rw: Rewriter
 ) -> dict[Value, Value]:
     """The body's parameters in the steps that were skipped: after the last one taken, or, in
     reverse, before it.
@@ -328,7 +334,7 @@ def _in_skipped_steps(
     mapping: dict[Value, Value] = {skip.predicate: false}
     for old, new, final in zip(skip.scan.body.params, body.params[1:], values, strict=False):
         mapping[old] = mapping[new] = final
-    if _is_carried_along(skip):
+    if along:
         mapping[body.params[-1]] = false
     return mapping
 

@@ -102,6 +102,8 @@ class Device:
     """Bytes of a window that XLA reads again for each reduction, instead of copying it first."""
     reduces_one_by_one: bool = False
     """Whether it takes longer to reduce truth values than to combine arrays of them."""
+    tested: float = 0.0
+    """Seconds to ask in a step whether any number of an array is true, for each of them."""
     asks_the_host: bool = False
     """Whether the host decides whether a loop goes on, so that few questions are to be asked."""
     reduced_together: int = 32
@@ -134,6 +136,7 @@ CPU = Device(
     near=4 << 20,
     nearby=0.028e-9,
     reduces_one_by_one=True,
+    tested=0.15e-9,
 )
 """XLA:CPU.
 
@@ -155,7 +158,8 @@ CPU = Device(
   to 5 times the time if it has 1024.
 - A window of 16 kB that is reduced is copied first, if it is written, too; a smaller one is not.
 - Asking in each step whether any of 1024 truth values is true takes 0.17 to 0.23 us, and 0.01 to
-  0.05 us if halves of them are combined first; of 8192, 1.0 to 1.5 us and at most 0.2.
+  0.05 us if halves of them are combined first; of 8192, 1.0 to 1.5 us and at most 0.2.  With what
+  it takes to make them once more: 0.06 to 0.15 ns each.
 - A `dynamic_update_slice` of an array of 100 to 10,000 elements that was computed just before takes
   1 to 14 times as long as computing the array, and then writing the window.
 """

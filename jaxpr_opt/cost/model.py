@@ -261,18 +261,21 @@ class CostModel:
 
     # -- loops
 
-    def is_worth_a_question(self, body: Region) -> bool:
+    def is_worth_a_question(self, body: Region, predicate: Value | None = None) -> bool:
         """Whether a step takes longer than testing before it whether to go on."""
-        return self.steps_a_question(body) == 1
+        return self.steps_a_question(body, predicate) == 1
 
-    def steps_a_question(self, body: Region) -> int:
+    def steps_a_question(self, body: Region, predicate: Value | None = None) -> int:
         """How many steps take so much longer than asking whether to go on that it is worth it
-        though maybe none is skipped.
+        though maybe none is skipped; of a batch, whether any element of a predicate is true.
+
+        Few numbers take a step no longer than starting its ops, many as long as computing them.
         """
-        seconds, asked = self.step_seconds(body), self.device.unsure * self.device.question
-        if seconds >= asked:
-            return 1
-        return ceil(asked / seconds) if seconds else maxsize
+        steps = _quotient(self.device.unsure * self.device.question, self.step_seconds(body))
+        if predicate is None or predicate.size == 1:
+            return steps
+        tested = self.device.tested * _number(predicate.size)
+        return max(steps, _quotient(self.device.unsure * tested, self.repeated([body])))
 
     @property
     def asks_the_host(self) -> bool:
@@ -288,11 +291,11 @@ class CostModel:
             return False
         return self.loop_seconds(scan.length, touched) >= self.device.step
 
-    def is_worth_carrying(self, value: Value, ops: Sequence[Op]) -> bool:
-        """Whether making a value once more, by these ops, takes longer than handing it on to the
-        next step.
+    def is_worth_carrying(self, value: Value, ops: Sequence[Op], times: float) -> bool:
+        """Whether making a value so many times more, by these ops, takes longer than handing it on
+        to the next step.
         """
-        return self.repeated(ops) > self.moved(value.nbytes)
+        return times * self.repeated(ops) > self.moved(value.nbytes)
 
     def is_worth_questions(self, body: Region, predicate: Value) -> bool:
         """Whether a step takes so much longer than computing its predicate, with those of all
@@ -445,6 +448,11 @@ class CostModel:
 
     def _touched(self, known: Cost) -> float:
         return inf if known.bytes is None else self.moved(known.bytes)
+
+
+def _quotient(seconds: float, of_one: float) -> int:
+    """How many take so many seconds; one at least."""
+    return max(ceil(seconds / of_one), 1) if of_one else maxsize
 
 
 def _number(size: Any) -> float:

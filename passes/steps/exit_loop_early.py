@@ -52,8 +52,8 @@ A batch whose rows XLA may divide over devices is left: they would communicate b
 
 A reverse scan visits its last row first, so it *starts* at the last step that is taken: the
 transpose of a loop that stopped early. A loop whose steps are cheaper than the predicate is left
-unchanged. Where the host decides whether a loop goes on (a GPU), it asks after several steps. A
-step of a batch computes a costly predicate of the next: question and step would both compute it.
+unchanged. Where the host decides whether a loop goes on (a GPU), or cheap steps test many elements,
+it asks after several steps. A step of a batch hands a costly predicate on to those that read it.
 
 Source: jax#8239, jax#2469; Equinox's `bounded` while loop does this by hand.
 """
@@ -140,11 +140,11 @@ class ExitLoopEarly(Pass):
         assert isinstance(match.skip, Skip)
         every = steps_a_question(match.skip.scan, match.skip) or 1
         with_it, unread = self._unread(match.skip)
+        counted = {each.scan for each in with_it if is_counted(each, match.skip)}
         feeding = [each for each in feeders(match.skip) if _is_worth(each, every)]
         steps = stop_early(match.skip, rw, unread, every=every, feeders=feeding)
         for each in with_it:
-            counted = steps if is_counted(each, match.skip) else None
-            stop_early(each, rw, steps=counted, every=every)
+            stop_early(each, rw, steps=steps if each.scan in counted else None, every=every)
 
     def _unread(self, skip: Skip) -> tuple[list[Skip], Set[Value]]:  # (7)
         """How loops skip that stop as early, and the stacks that only these read."""

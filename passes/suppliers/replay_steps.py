@@ -70,6 +70,7 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.residuals.replays import may_skip_others, replay
+from jaxpr_opt.analysis.steps.questions import is_asked_each_step
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, has_branch
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.builders.peeling import copied, in_two
@@ -146,13 +147,14 @@ def _cut(scan: Scan) -> Cut | None:
 
 def _takes_all_steps(scan: Scan, cut: Cut) -> bool:
     """Whether skipped steps are computed, as a select chooses, and no loop stops to save them."""
-    skip, model = find_skip(scan), cost_model()
+    skip = find_skip(scan)
     assert skip is not None
     if has_branch(skip):
         return False
     users = (user for stack, _ in cut.residuals for user in stack.result.users)
     loops = {op for op in (scan, *users) if isinstance(op, Scan)}
-    return not any(model.is_worth_a_question(op.body) and find_skip(op) for op in loops)
+    skips = [each for op in loops if (each := find_skip(op)) is not None]
+    return not any(map(is_asked_each_step, skips))
 
 
 def _is_replayed(scan: Scan, cut: Cut) -> bool:

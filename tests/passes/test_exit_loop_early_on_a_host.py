@@ -26,7 +26,7 @@ class Host(Eager):
     def asks_the_host(self):
         return True
 
-    def steps_a_question(self, body):
+    def steps_a_question(self, body, predicate=None):
         return 2
 
 
@@ -35,7 +35,7 @@ class Along(Host):
 
     __slots__ = ()
 
-    def is_worth_carrying(self, value, ops):
+    def is_worth_carrying(self, value, ops, times):
         return True
 
 
@@ -192,6 +192,24 @@ def test_rows_that_a_loop_back_reads(lengths, reverse):
     args = jnp.zeros(3), jnp.asarray(lengths)
     graph = alone(EXIT, program, *args, fires=True)
     assert loops(graph) == [2, 2]
+
+
+@pytest.mark.parametrize("bound", [-1.0, 0.5, 1.0, 2.5, 99.0])
+def test_a_loop_back_runs_the_blocks_that_were_counted(bound):
+    """(2) Nobody looks at the predicates of all rows."""
+
+    def program(x, bound):
+        def body(x, _):
+            p = x < bound
+            return jnp.where(p, x + 1, x), (jnp.sin(x), p)
+
+        x, rows = lax.scan(body, x, None, length=6)
+        back = lambda a, row: (jnp.where(row[1], a * row[0], a), None)
+        return lax.scan(back, x, rows, reverse=True)[0]
+
+    graph = alone(EXIT, program, jnp.arange(3.0), jnp.float32(bound), fires=True)
+    assert loops(graph) == [2, 2]
+    assert not [op for op in graph.walk() if op.name == "reduce_max"]
 
 
 def test_rows_that_a_loop_reads_one_by_one_of_a_part():

@@ -7,29 +7,44 @@ from collections.abc import Sequence
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.skips import Skip, has_branch
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Scan, Stack, While
+from jaxpr_opt.ir.graph import Scan, Stack, Value, While
 
 
 def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
     """After how many steps a loop asks, a divisor of their number; None if that is not worth it.
 
-    Where the host decides, it waits for the device each time: then the loop runs several steps in
-    between, skipped ones too, unless a branch of each step waits already. A loop of few numbers is
-    asked in no time, if no rows of skipped steps have to be made.
+    Where the host decides, it waits for the device each time, and elsewhere each element of a
+    predicate is tested: then the loop runs several steps in between, skipped ones too, unless a
+    branch of each step waits already. A loop of few numbers is asked in no time, if no rows of
+    skipped steps have to be made.
     """
-    model = cost_model()
-    wanted = model.steps_a_question(scan.body)
-    if wanted == 1 or isinstance(skip, str):
-        return 1 if wanted == 1 else None
-    if not model.asks_the_host:
+    model, once = cost_model(), cost_model().is_worth_a_question(scan.body)
+    if isinstance(skip, str):
+        return 1 if once else None
+    if not once and not model.asks_the_host:
         is_free = not scan.stacks and model.asks_in_no_time(scan, skip.predicate)
         return 1 if is_free else None
-    if asks_by_branch(skip):
+    wanted = model.steps_a_question(scan.body, asked_in_steps(skip))
+    if wanted == 1 or (not once and asks_by_branch(skip)):
         return 1
-    if isinstance(scan.parent, While):  # which asks, too
+    if not once and isinstance(scan.parent, While):  # which asks, too
         return None
     # Condition 9 of exit-loop-early.
     return next((k for k in range(wanted, scan.length // 2 + 1) if scan.length % k == 0), None)
+
+
+def asked_in_steps(skip: Skip) -> Value | None:
+    """The predicate that a loop asks before a step, if it is not known before the loop."""
+    return skip.predicate if skip.kind == "carried" else None
+
+
+def is_asked_each_step(skip: Skip) -> bool:
+    """Whether a step takes so much longer than its predicate that a loop asks before each."""
+    model, scan = cost_model(), skip.scan
+    if not model.is_worth_a_question(scan.body, asked_in_steps(skip)):
+        return False
+    is_known = is_known_in_steps(skip) or first_rows(skip) is not None
+    return is_known or skip.kind == "carried" or model.is_worth_questions(scan.body, skip.predicate)
 
 
 def asks_by_branch(skip: Skip) -> bool:
