@@ -30,7 +30,7 @@ Sound when
 2. along one axis, every window starts at ``a * step + b``, with one nonzero `a` for all; along the
    others, at a constant. Rows along a short axis that are all at constants are separated first:
    each becomes a buffer of its own;
-3. every window is in range at every step, and the loop takes at least one step.
+3. every window has elements and is in range at every step, and the loop takes at least one step.
 
 Rows that no window touches keep their initial value.
 
@@ -150,6 +150,8 @@ def _plan(match: Sliding) -> Window | str:
         if not each.is_located:
             where = f"the index of {each.op.name} in {name}"
             return f"{where} is not known from the step, or may be out of range"
+        if 0 in each.sizes:
+            return f"{each.op.name} uses no elements of {name}"
     if all(a.op.name == "dynamic_update_slice" for a in found.accesses):
         return f"XLA already updates {name} in place"
     windows = [access.window for access in found.accesses]

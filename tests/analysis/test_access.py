@@ -11,14 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from jaxpr_opt import optimize
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.bridge.slicing import read_window, write_window
-from jaxpr_opt.cost.model import using
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.testing import assert_close, traced
-from tests.prices import EAGER
+from jaxpr_opt.testing import traced
 from tests.watch import watch
 
 EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "0"))
@@ -414,19 +411,3 @@ def test_windows_at_any_place():
 
     search()
     assert any(located)
-
-
-def test_a_window_without_elements():
-    """It is none, and passes leave it."""
-
-    def program(c, xs):
-        def step(c, row):
-            i, x = row
-            none = lax.dynamic_slice(c, (i,), (0,))
-            return lax.dynamic_update_slice(c, 2 * none, (i,)).at[i].set(x), none
-
-        return lax.scan(step, c, (jnp.arange(6), xs))
-
-    c, xs = jnp.arange(12.0), jnp.arange(6.0)
-    with using(EAGER):
-        assert_close(optimize(program)(c, xs), jax.jit(program)(c, xs))

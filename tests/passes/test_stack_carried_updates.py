@@ -392,6 +392,20 @@ def test_refusals(because):
     check_refuses(STACK, REFUSED[because], "f32[8]", because=because)
 
 
+def test_windows_without_elements_stay():
+    """(3) There are no rows to join."""
+
+    def program(c):
+        def step(c, i):
+            none = lax.dynamic_slice(c, (i,), (0,))
+            return lax.dynamic_update_slice(c, 2 * none, (i,)).at[i].set(c[i] * 2), none
+
+        return lax.scan(step, c, jnp.arange(6))[0]
+
+    check_refuses(STACK, program, "f32[12]", because="uses no elements of")
+    jax.grad(lambda c: jnp.sum(optimize(program)(c)))(jnp.arange(12.0))
+
+
 def test_diagonals_stay():
     """(2) Along one axis."""
 

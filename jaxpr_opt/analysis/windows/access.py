@@ -160,14 +160,9 @@ class Access:
 
 @remembered
 def access(op: Op) -> Access | None:
-    """The window that an op reads, writes or adds to; None if it does not, or in another way, or
-    if the window has no elements.
-    """
+    """The window that an op reads, writes or adds to; None if it does not, or in another way."""
     rule = _RULES.get(op.name)
-    found: Access | None = None
-    if rule is not None and not is_sharded(op.operands[0]):
-        found = rule(op)
-    return None if found is None or 0 in found.sizes else found
+    return rule(op) if rule is not None and not is_sharded(op.operands[0]) else None
 
 
 @remembered
