@@ -232,8 +232,9 @@ class CostModel:
         return self.device.jumps and is_fused(maker)
 
     def is_made_one_by_one(self, update: Value) -> bool:
-        """Whether the elements of a window would be computed where it is added, one after the
-        other, by functions that XLA computes for several elements at once elsewhere.
+        """Whether the elements of a window would be computed where it is written, one after the
+        other, by functions that XLA computes for several elements at once elsewhere; what
+        something else reads, too, is in memory.
         """
         pending = [update]
         for value in pending:
@@ -242,7 +243,7 @@ class CostModel:
                 continue
             if op.name in TRANSCENDENTAL and value.size > 1:
                 return self.device.jumps
-            pending += op.operands
+            pending += [v for v in op.operands if len(v.uses) == 1]
         return False
 
     def is_padded_one_by_one(self, row: int) -> bool:

@@ -322,6 +322,22 @@ def test_rows_whose_parts_are_far_from_each_other():
         alone(IN_PLACE, only_transposed, "f32[8,2]", fires=True)
 
 
+@pytest.mark.parametrize(("width", "fires"), [(1, False), (8, False), (64, True)])
+@pytest.mark.parametrize("carried", [False, True])
+def test_numbers_that_would_be_computed_one_by_one(width, fires, carried):
+    """Rows of a batch lie apart, and XLA computes a function where nothing else reads it."""
+
+    def program(x):
+        def step(c, _):
+            y = jnp.exp(-c)
+            return y if carried else c * 0.9, 2 * y
+
+        return jnp.swapaxes(lax.scan(step, x, None, length=99)[1], 0, 1)
+
+    with using(CostModel()):
+        alone(IN_PLACE, program, f"f32[9,{width}]", fires=fires or carried)
+
+
 def test_columns():
     """(1) What `vmap` makes of a buffer that is read and written row by row."""
     check_rewrite(

@@ -225,7 +225,14 @@ def _is_less(place: Place, stack: Stack, scan: Scan) -> bool:
         others < stack.result.nbytes
         and _is_whole(whole)
         and cost_model().are_close(place.rows.windows)
+        and not _is_scattered(stack, place.rows)
     )
+
+
+def _is_scattered(stack: Stack, rows: Rows) -> bool:
+    """Whether the numbers of a row would be computed one by one, as they are written apart."""
+    beside, model = stack.value.size // max(rows.windows, 1), cost_model()
+    return (beside == 1 or model.is_short(beside)) and model.is_made_one_by_one(stack.value)
 
 
 def _is_needed(start: Value, scan: Scan) -> bool:
