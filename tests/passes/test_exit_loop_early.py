@@ -902,6 +902,18 @@ def test_how_many_steps_count(n, holes):
     alone(EXIT, discounted(seen, start=2.0, otherwise=2.0), xs, jnp.int32(n), fires=True)
 
 
+@pytest.mark.parametrize(("zero", "fires"), [(0j, True), (complex(0.0, -0.0), False)])
+def test_zeros_of_complex_numbers(zero, fires):
+    """(8) A skipped step leaves the zero with which the carry begins, signs and all."""
+
+    def program(xs, n):
+        step = lambda c, row: (jnp.where(row[0] < n, c + row[1], jnp.full(3, zero, c.dtype)), None)
+        rows = jnp.arange(5), xs
+        return lax.scan(step, jnp.zeros(3, jnp.complex64), rows, reverse=True)[0]
+
+    alone(EXIT, program, jnp.ones((5, 3), jnp.complex64), jnp.int32(3), fires=fires)
+
+
 def test_a_carry_that_begins_as_a_weak_type():
     """What it ends as is of the type that a step makes."""
 

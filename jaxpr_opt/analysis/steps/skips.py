@@ -205,7 +205,8 @@ def _stays(carry: Carry, skipped: Assumed, began: Splat | None, linear: bool) ->
     known = skipped[carry.next]
     if not isinstance(known, Splat) or known.value != began.value:
         return False
-    return linear or not began.is_zero or bool(np.signbit(known.value) == np.signbit(began.value))
+    bits = np.asarray(known.value, began.value.dtype).tobytes()  # also of complex numbers
+    return linear or not began.is_zero or bits == began.value.tobytes()
 
 
 def _blanks(scan: Scan, keeping: Iterable[Carry], skipped: Assumed) -> tuple[Access, ...] | None:
