@@ -35,6 +35,7 @@ from jaxpr_opt.passes.steps.count_steps import CountSteps
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
+from jaxpr_opt.passes.steps.remember_the_end import RememberTheEnd
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
 from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
@@ -129,6 +130,7 @@ STAGES = (
     # window at a time.
     (*RESIDUALS, *WINDOWS, FuseBranches(), PushRematIntoBranches()),
     # What skipped steps compute is no residual.
+    (RememberTheEnd(),),
     (IsolateSkippedSteps("scalars"),),
     # Loops of loops that stop for good become one loop, and their predicates one number.
     (CollapseLoops(), CountSteps()),

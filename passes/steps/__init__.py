@@ -4,6 +4,7 @@
 `collapse-loops`         a loop of loops that both skip steps becomes one loop
 `split-flat-loops`       a loop over all cells becomes rows of cells
 `count-steps`            one count of steps replaces a predicate per step
+`remember-the-end`       a loop carries whether it goes on, where a counter is asked, too
 `exit-loop-early`        a loop stops when its remaining steps do nothing
 `begin-at-cotangents`    a transposed loop begins at the first cotangent that is not zero
 `isolate-skipped-steps`  a step that may be skipped becomes a branch

@@ -2,6 +2,7 @@
 
 =============================  =============================================================
 `skips`                        the predicate under which a step does nothing
+`lasting`                      whether a step that is skipped is followed by skipped steps only
 `assume`, `incremental_assume` what values become if a predicate is known
 `skipped_rows`                 what a scan stacks in steps that do nothing
 `zero_rows`                    cotangents of a loop that may begin with rows of zeros

@@ -50,6 +50,8 @@ from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import DRAWING, is_speculable
 
+_MIXED = "its predicate mixes carries with streams or counters"
+
 _VIEWS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "stop_gradient"}
 )
@@ -67,7 +69,7 @@ class Skip:
     """The value of `predicate` in a step that is taken: True, or False for `cond(done,
     identity, step)`.
     """
-    kind: Literal["carried", "upfront"]
+    kind: Literal["carried", "upfront", "mixed"]
     slice: tuple[Op, ...]
     """The ops of the body that compute the predicate from the body's parameters and outer
     values.
@@ -95,7 +97,20 @@ class Skip:
 @remembered
 def find_skips(scan: Scan) -> tuple[Skip | str, ...]:
     """The ways in which a scan skips steps; a string says why a candidate predicate is none."""
-    return tuple(_skips(scan))
+    return tuple(each if _is_told(each) else _MIXED for each in _skips(scan))
+
+
+@remembered
+def find_mixed(scan: Scan) -> tuple[Skip, ...]:
+    """How a scan skips steps by predicates that are neither known before it nor kept by a skipped
+    step; none if it skips by another.
+    """
+    found = [each for each in _skips(scan) if isinstance(each, Skip)]
+    return () if any(map(_is_told, found)) else tuple(found)
+
+
+def _is_told(found: Skip | str) -> bool:
+    return isinstance(found, str) or found.kind != "mixed"
 
 
 def _skips(scan: Scan) -> Iterator[Skip | str]:
@@ -117,7 +132,7 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
                 yield "its predicate chooses elements by their numbers, not steps"
                 break
             kind, ops = _kind(scan, predicate, counting)
-            if kind in ("carried", "upfront"):
+            if kind in ("carried", "upfront", "mixed"):
                 yield Skip(scan, predicate, taken_when, kind, tuple(ops), counters, skipped, blanks)  # type: ignore[arg-type]
             else:
                 yield kind
@@ -301,7 +316,8 @@ def _parts(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:
     for value in pending:
         if value.op is not None and value.op.name in ("and", "not", "or"):
             parts = [v for v in value.op.operands if v.region is scan.body]
-            yield from parts
+            roots = [v for v in map(predicate_root, parts) if v.region is scan.body]
+            yield from (*parts, *(v for v in roots if v.dtype == bool))
             pending += parts
 
 
@@ -343,7 +359,7 @@ def _kind(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list
     moving, kept = params & (streams | counting), params - streams - counting
     # Condition 2 of exit-loop-early.
     if moving and kept:
-        return "its predicate mixes carries with streams or counters", ops
+        return "mixed", ops
     if predicate.size > 1 and any(op.name in DRAWING for op in ops):
         return "each element of its predicate is drawn at random: one of them takes the step", ops
     # Condition 2 of exit-loop-early.

@@ -64,6 +64,14 @@ def in_nest(value: Value, number: int | None, scan: Scan, nest: Nest) -> Affine 
     return search.affine(value, 0) if number is None else search.component(value, number, 0)
 
 
+def after_first_step(value: Value, number: int | None, scan: Scan) -> Affine | None:
+    """The same of the step that follows each, of a loop that runs forward: where the first step is
+    the only one in which an index is counted from the end, as that of ``errors[step - 1]``.
+    """
+    search = _Search(value, {}, after_first=scan)
+    return search.affine(value, 0) if number is None else search.component(value, number, 0)
+
+
 @remembered
 def bounds(value: Value) -> Interval | None:
     """The least and the greatest integer that an element of an array may be."""
@@ -81,8 +89,14 @@ class _Search:
     progress.
     """
 
-    def __init__(self, about: Value, nest: Mapping[Scan, Nest] | None = None) -> None:
+    def __init__(
+        self,
+        about: Value,
+        nest: Mapping[Scan, Nest] | None = None,
+        after_first: Scan | None = None,
+    ) -> None:
         self.nest = nest or {}
+        self.after_first = after_first
         known = memory(about, _Search) if nest is None else {}
         self.known: dict[tuple[Value, int | None], Affine] = known
         self.unknown: set[tuple[Value, int | None]] = set()
@@ -141,7 +155,8 @@ class _Search:
         """A row of a stream, or a counter."""
         nest = self.nest.get(scan)
         if nest is None:
-            return self._of_step(scan, param, depth)
+            found = self._of_step(scan, param, depth)
+            return self._shifted(found, scan) if found is not None else None
         stream = scan.stream_of(param)
         table = _table(stream.operand, nest) if stream is not None else None
         rows = self.affine(table, depth) if table is not None else None
@@ -246,7 +261,13 @@ class _Search:
         nest = self.nest.get(owner, {owner: 1})
         table = stream.operand if len(nest) == 1 else _table(stream.operand, nest)
         rows = self.component(table, number, depth) if table is not None else None
-        return _in_steps(rows, nest) if rows is not None else None
+        return self._shifted(_in_steps(rows, nest), owner) if rows is not None else None
+
+    def _shifted(self, found: Affine, scan: Scan) -> Affine:
+        """A function of a step, in the one that follows it if that is asked for."""
+        if scan is not self.after_first:
+            return found
+        return found + Affine(found.steps.get(scan, 0), (0,) * len(found.strides))
 
     # ------------------------------------------------------------ bounds
 
@@ -329,6 +350,13 @@ class _Search:
 def decide(predicate: Value) -> bool | None:
     """Whether a predicate on integers is known to be true, or false, in all elements and steps."""
     found = _Search(predicate).bounds(predicate, 0) if predicate.dtype == bool else None
+    return bool(found[0]) if found is not None and found[0] == found[1] else None
+
+
+def decide_after_first_step(predicate: Value, scan: Scan) -> bool | None:
+    """Whether a predicate is known in all steps but the first, of a loop that runs forward."""
+    search = _Search(predicate, {}, after_first=scan)
+    found = search.bounds(predicate, 0) if predicate.dtype == bool else None
     return bool(found[0]) if found is not None and found[0] == found[1] else None
 
 
