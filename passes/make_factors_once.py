@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division
 from jaxpr_opt.cost.fusion import is_repeated
 from jaxpr_opt.cost.model import cost_model
@@ -87,7 +88,7 @@ class MakeFactorsOnce(Pass):
 
 def _sums_nothing(product: Op) -> bool:
     """Whether XLA computes a product element by element, as an outer product (1)."""
-    (summed, _), _ = product.params["dimension_numbers"]
+    (summed, _), _ = numbers_of(product)
     return all(product.operands[0].shape[axis] == 1 for axis in summed)
 
 
