@@ -37,10 +37,12 @@ split here. All store if the loops take longer than filling the rows of the othe
 
 Loops of steps that no predicate guards, as they are cheap, would replay all: they stay unchanged.
 
-A loop that knows its steps beforehand (from the lengths of sequences) fills no rows of those that
-it skips. So a step that stores is compared with one that is replayed: in a batch, whose longest
-sequence takes most steps, replaying all takes 1.2 times as long (a recurrent network on a CPU, jax
-0.12).
+A batch that knows its steps beforehand (from the lengths of sequences) takes most of them, as it is
+padded to its longest row, and fills no rows of the others. So a step that stores is compared with
+one that is replayed: replaying all takes 1.2 times as long (a recurrent network, jax 0.12). Any
+loop that knows its steps is left unchanged if the residuals come from transcendental functions,
+and the transposed step shifts them and combines the shifted parts (CTC, stencils): XLA would
+compute a function once for each shifted read, one number at a time (9 times the time of plain JAX).
 
 Sound when
 
@@ -70,9 +72,10 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.residuals.replays import may_skip_others, replay
+from jaxpr_opt.analysis.residuals.stack_consumers import routes
 from jaxpr_opt.analysis.steps.questions import is_asked_each_step
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, has_branch
-from jaxpr_opt.analysis.values.step_numbers import numbers_at
+from jaxpr_opt.analysis.windows.stencils import meets_neighbours
 from jaxpr_opt.builders.peeling import copied, in_two
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
@@ -80,7 +83,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_divided
 from jaxpr_opt.ir.graph import Op, Scan
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_pointwise, is_speculable
+from jaxpr_opt.ir.traits import TRANSCENDENTAL, is_pointwise, is_speculable
 from jaxpr_opt.sizes import bytes_text
 
 
@@ -103,11 +106,9 @@ class ReplaySteps(Pass):
     def find(self, op: Op) -> Iterator[ReplayedLoop]:
         assert isinstance(op, Scan)
         full = _cut(op)
-        if (
-            full is not None
-            and _is_replayed(op, full)
-            and (storing := _storing(op, full)) < op.length
-        ):
+        if full is None or not _is_replayed(op, full):
+            return
+        if (storing := _storing(op, full)) < op.length:
             new = (full.old_bytes * storing + full.new_bytes * (op.length - storing)) // op.length
             steps = f"each step taken after the first {storing}" if storing else "each step taken"
             what = f"residuals take {bytes_text(new)}, not {bytes_text(full.old_bytes)}"
@@ -117,6 +118,8 @@ class ReplaySteps(Pass):
         assert isinstance(match.op, Scan)
         if _takes_all_steps(match.op, match.cut):
             return "steps are too cheap to skip, so all of them would be replayed"
+        if _is_computed_often(match.op, match.cut):
+            return "XLA would compute it once for each shifted read, one number at a time"
         for op in match.cut.ops:
             if not is_speculable(op):  # (2)
                 return f"replaying it would repeat {op.name}"
@@ -157,22 +160,29 @@ def _takes_all_steps(scan: Scan, cut: Cut) -> bool:
     return not any(map(is_asked_each_step, skips))
 
 
+def _is_computed_often(scan: Scan, cut: Cut) -> bool:
+    """Whether most steps are taken, and XLA would compute their functions several times."""
+    skip = find_skip(scan)
+    if skip is None or skip.kind != "upfront" or cost_model().is_traded:
+        return False
+    if not any(each.name in TRANSCENDENTAL for op in cut.ops for each in op.walk()):
+        return False
+    ways = (routes(stack.result) or () for stack, _ in cut.residuals)
+    return meets_neighbours([row for found in ways for _, row in found])
+
+
 def _is_replayed(scan: Scan, cut: Cut) -> bool:
-    """Whether storing takes longer than replaying: a single step, or as many as store where nobody
-    fills the rows of the others.
-    """
+    """Whether storing takes longer than replaying: a single step, or all that store in a batch."""
     model, sizes, skip = cost_model(), (cut.old_bytes, cut.new_bytes), find_skip(scan)
     old, new = (model.stored(nbytes) + model.held(nbytes) for nbytes in sizes)
-    steps = scan.length if skip is not None and _leaves_rows(skip) else 1
+    steps = scan.length if skip is not None and _takes_most(skip) else 1
     return old > cut.replay_seconds * steps + new
 
 
-def _leaves_rows(skip: Skip) -> bool:
-    """Whether nobody fills rows: all that are skipped come last, or few are, as of a batch."""
+def _takes_most(skip: Skip) -> bool:
+    """Whether most steps are taken: a batch is padded to its longest row."""
     asked = {v for op in skip.slice for v in op.operands} | {skip.predicate}
-    own = [v for v in asked if v.owner is skip.scan.body]
-    rare = (v.size == 1 and numbers_at(v, skip.scan) is None for v in own)
-    return skip.kind == "upfront" and not any(rare)
+    return skip.kind == "upfront" and any(v.shape for v in asked if skip.scan.body.defines(v))
 
 
 def _storing(scan: Scan, cut: Cut) -> int:

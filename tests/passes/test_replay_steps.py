@@ -315,6 +315,46 @@ def test_predicates_that_may_be_rounded_otherwise():
     assert "exp" in names and "gt" not in names
 
 
+def moving(function, move, *, until):
+    """Gradient of steps whose elements are computed from others."""
+
+    def program(c, bound, ct):
+        def body(c, t):
+            return jnp.where(until(c, t) < bound, move(function(c)), c), None
+
+        out, pull = jax.vjp(lambda c: lax.scan(body, c, jnp.arange(64))[0], c)
+        return out, pull(ct)[0]
+
+    return program
+
+
+def known(c, t):
+    """Whether a step is taken is known before the loop."""
+    return t
+
+
+def found(c, t):
+    """Whether a step is taken depends on what earlier ones computed."""
+    return c[0].astype(jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("function", "move", "until", "fires"),
+    [
+        (jnp.sin, lambda x: jnp.roll(x, 1) + x, known, False),
+        (jnp.exp, lambda x: jnp.pad(x[1:], (0, 1)) + x, known, False),
+        (jnp.sin, lambda x: jnp.roll(x, 1) + x, found, True),
+        (jnp.sin, lambda x: 2 * x, known, True),
+        (lambda x: x * x, lambda x: jnp.roll(x, 1) + x, known, True),
+    ],
+)
+def test_what_is_read_beside_itself(function, move, until, fires):
+    """XLA would compute a function once for each place, in steps that most loops take."""
+    program = moving(lambda c: function(c) * function(2 * c), move, until=until)
+    with using(EAGER):
+        alone(REPLAY, program, "f32[512]", "i32[]", "f32[512]", fires=fires)
+
+
 def in_a_batch(until):
     """Gradient of steps, each of which some rows of a batch take."""
 

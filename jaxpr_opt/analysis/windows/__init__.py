@@ -17,6 +17,7 @@ one op
 `coinciding`                windows that coincide or are disjoint
 `places_apart`              windows at places that the data say, a known distance apart
 `parts`                     parts of one array, each zero where the others are not
+`stencils`                  arrays that are combined with shifted ones
 sums of windows
 `scatter_chains`            zeros, or an array, to which windows are added: a `Chain`
 `disjoint_pieces`, `sums`   which of these windows may be the same, and how they are added
