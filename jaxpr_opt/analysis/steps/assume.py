@@ -22,6 +22,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from jaxpr_opt.analysis.values.constants import identity, uniform
+from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, UPDATE, WRITES, neutral
 from jaxpr_opt.bridge import dtypes
@@ -61,13 +62,6 @@ _LAYING = frozenset({"broadcast_in_dim", "reshape", "squeeze"})
 """Ops that keep the order of the elements, if they keep their number."""
 
 
-_TELLING = {
-    False: _LAYING | {"copy", "not", "or", "reduce_or"},
-    True: _LAYING | {"and", "copy", "not", "reduce_and"},
-}
-"""Ops of truth values of which a result tells what all operands are."""
-
-
 @dataclass(frozen=True, slots=True)
 class Splat:
     """An array of which every element is `value`."""
@@ -83,8 +77,8 @@ Known = Value | Splat
 
 
 class Assumed:
-    """The region's values under `facts`, a map from values to what all their elements are; what it
-    does not tell is as in `around`.
+    """The region's values under `facts`, a map from values to what all their elements are, and what
+    truth values tell of those that they are made of; what these do not tell is as in `around`.
     """
 
     def __init__(
@@ -97,8 +91,11 @@ class Assumed:
     ) -> None:
         self._known: dict[Value, Known] = {
             value: fact if isinstance(fact, Splat) else Splat(np.bool_(fact))
-            for value, fact in _implied(facts).items()
+            for value, fact in facts.items()
         }
+        for value, fact in facts.items():
+            for other, truth in implied(value, fact).items() if isinstance(fact, bool) else ():
+                self._known.setdefault(other, Splat(np.bool_(truth)))
         self._linear = linear
         self._around = around
         self._walk(region)
@@ -207,23 +204,6 @@ class Assumed:
                 return False
             value = self[source]
         return False
-
-
-def _implied(facts: Mapping[Value, bool | Splat]) -> Mapping[Value, bool | Splat]:
-    """Facts, and what they say of the truth values that theirs are made of: where none of several
-    is true, each is false.  A fact about no elements says nothing.
-    """
-    found = dict(facts)
-    pending = [(value, fact) for value, fact in facts.items() if isinstance(fact, bool)]
-    for value, fact in pending:
-        op = value.op
-        if op is None or value.dtype != bool or op.name not in _TELLING[fact] or not value.size:
-            continue
-        known = fact != (op.name == "not")
-        told = [v for v in op.operands if v.dtype == bool and v not in found]
-        found |= dict.fromkeys(told, known)
-        pending += [(v, known) for v in told]
-    return found
 
 
 def _mirrors(read: Access, write: Access) -> bool:
@@ -370,7 +350,7 @@ def _same(a: Known, b: Known) -> bool:
 
 
 def _is_zero(known: Known) -> bool:
-    return isinstance(known, Splat) and known.is_zero
+    return _is(known, 0)
 
 
 def _is(known: Known, number: Any) -> bool:

@@ -8,7 +8,6 @@ row that only a step that is taken writes is still what the array began with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,17 +22,12 @@ from jaxpr_opt.analysis.values.induction import (
     decide_after_first_step,
 )
 from jaxpr_opt.analysis.values.intervals import COMPARISONS
+from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import indexed_axes
 from jaxpr_opt.bridge.parameters import has_numbers
 from jaxpr_opt.ir.graph import Cond, Op, Scan, Value, backward_slice
 from jaxpr_opt.ir.inputs import inputs
-
-_SAME_TRUTH = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient"})
-"""Ops whose result is true, or false, everywhere if what they read is."""
-
-_TELLING = frozenset({("and", True), ("or", False), ("reduce_and", True), ("reduce_or", False)})
-"""Ops of which a result tells what all operands are."""
 
 _GROWS = {
     ("lt", False): 1,
@@ -56,7 +50,7 @@ def lasts(skip: Skip) -> bool:
         return False
     facts: dict[Value, bool | Splat] = {
         value: truth
-        for value, truth in _told(skip.predicate, not skip.taken_when)
+        for value, truth in implied(skip.predicate, not skip.taken_when).items()
         if _stays(skip, value, truth)
     }
     for op in skip.slice:
@@ -70,24 +64,6 @@ def lasts(skip: Skip) -> bool:
     found = Assumed(scan.body, facts)[skip.predicate]
     # Condition 1 of remember-the-end.
     return isinstance(found, Splat) and bool(found.value) != skip.taken_when
-
-
-def _told(predicate: Value, truth: bool) -> Iterator[tuple[Value, bool]]:
-    """What a predicate, of which the truth is known everywhere, tells of those that it is made
-    of.
-    """
-    pending = [(predicate, truth)]
-    for value, known in pending:
-        yield value, known
-        op = value.op
-        if op is None or value.dtype != bool or any(v.dtype != bool for v in op.operands):
-            continue
-        if op.name == "not":
-            pending.append((op.operands[0], not known))
-        elif (op.name, known) in _TELLING:
-            pending += [(v, known) for v in op.operands]
-        elif op.name in _SAME_TRUTH:
-            pending.append((op.operands[0], known))
 
 
 def _stays(skip: Skip, value: Value, truth: bool) -> bool:
