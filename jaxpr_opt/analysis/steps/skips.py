@@ -97,7 +97,7 @@ class Skip:
 @remembered
 def find_skips(scan: Scan) -> tuple[Skip | str, ...]:
     """The ways in which a scan skips steps; a string says why a candidate predicate is none."""
-    return tuple(each if _is_told(each) else _MIXED for each in _skips(scan))
+    return tuple(each if _is_told(each) else _MIXED for each in _all_skips(scan))
 
 
 @remembered
@@ -105,12 +105,18 @@ def find_mixed(scan: Scan) -> tuple[Skip, ...]:
     """How a scan skips steps by predicates that are neither known before it nor kept by a skipped
     step; none if it skips by another.
     """
-    found = [each for each in _skips(scan) if isinstance(each, Skip)]
-    return () if any(map(_is_told, found)) else tuple(found)
+    found = tuple(each for each in _all_skips(scan) if isinstance(each, Skip))
+    return () if any(map(_is_told, found)) else found
 
 
 def _is_told(found: Skip | str) -> bool:
     return isinstance(found, str) or found.kind != "mixed"
+
+
+@remembered
+def _all_skips(scan: Scan) -> tuple[Skip | str, ...]:
+    """The same, with those of a mixed predicate."""
+    return tuple(_skips(scan))
 
 
 def _skips(scan: Scan) -> Iterator[Skip | str]:
