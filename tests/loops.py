@@ -1,6 +1,8 @@
 """What the tests of the loop passes share."""
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.bridge import compat
@@ -46,6 +48,18 @@ def alone(each: Pass, program, *args, fires: bool, phase: Phase | None = None) -
         if concrete:
             break
     return graph
+
+
+def there_and_back(x, bound):
+    """Rows that a loop stacks as long as elements are below a bound, and one in reverse reads."""
+
+    def body(x, _):
+        p = x < bound
+        return jnp.where(p, x + 1, x), (jnp.sin(x), p)
+
+    x, rows = lax.scan(body, x, None, length=6)
+    back = lambda a, row: (jnp.where(row[1], a * row[0], a), None)
+    return lax.scan(back, x, rows, reverse=True)[0]
 
 
 def memory(fun, *args) -> int:

@@ -15,7 +15,7 @@ from jaxpr_opt.ir.graph import Scan, While
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite, traced
-from tests.loops import alone, keep
+from tests.loops import alone, keep, there_and_back
 from tests.prices import EAGER, FREE, Eager
 
 EXIT = ExitLoopEarly()
@@ -1279,15 +1279,5 @@ def test_elements_of_a_predicate_take_time(step, every, real_questions):
 @pytest.mark.parametrize("bound", [-1.0, 0.5, 2.5, 99.0])
 def test_a_loop_back_runs_the_steps_that_were_counted(bound):
     """(2) Nobody looks at the predicates of all rows."""
-
-    def program(x, bound):
-        def body(x, _):
-            p = x < bound
-            return jnp.where(p, x + 1, x), (jnp.sin(x), p)
-
-        x, rows = lax.scan(body, x, None, length=6)
-        back = lambda a, row: (jnp.where(row[1], a * row[0], a), None)
-        return lax.scan(back, x, rows, reverse=True)[0]
-
-    graph = alone(EXIT, program, jnp.arange(3.0), jnp.float32(bound), fires=True)
+    graph = alone(EXIT, there_and_back, jnp.arange(3.0), jnp.float32(bound), fires=True)
     assert [op.name for op in graph.walk() if op.name in ("while", "reduce_max")] == ["while"] * 2
