@@ -160,6 +160,13 @@ def test_second_derivatives(second):
     same(curvature, -0.25 * 2.0**-1.5, 1e-3)
 
 
+@pytest.mark.parametrize("second", [jax.jacfwd, jax.grad])
+def test_second_derivatives_of_nested_loops(second):
+    of_scale = lambda loop: lambda a: of_nested(loop, 2)(a * W)
+    curvature = second(jax.grad(optimize(of_scale(lax.while_loop))))(0.7)
+    same(curvature, jax.grad(jax.grad(of_scale(unrolled)))(0.7), 1e-4)
+
+
 def test_forward_mode_is_as_before():
     same(jax.jvp(optimize(newton), (2.0,), (1.0,)), jax.jvp(newton, (2.0,), (1.0,)))
     same(

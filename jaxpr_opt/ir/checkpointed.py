@@ -18,6 +18,7 @@ unsteady adjoint calculation, SIAM J. Sci. Comput. 31 (2009).
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jaxpr_opt.bridge import compat, compat_ad
+from jaxpr_opt.bridge import compat, compat_ad, dtypes
 from jaxpr_opt.bridge.compat_ad import Mask
 from jaxpr_opt.bridge.slicing import read_row, write_row
 
@@ -45,28 +46,55 @@ def while_loop(
     """``lax.while_loop`` that can be differentiated backwards with respect to `constants` and
     `init`; of at most `rows` steps, at least 2, carries are kept.
     """
+    if _is_only_run():
+        own = [*init]
+        return lax.while_loop(lambda c: goes_on(constants, c), lambda c: step(constants, c), own)
+    plain = _only_run(step)
 
     @jax.custom_vjp
     def loop(constants: Values, init: Values) -> Values:
-        return lax.while_loop(lambda c: goes_on(constants, c), lambda c: step(constants, c), init)
+        return lax.while_loop(lambda c: goes_on(constants, c), lambda c: plain(constants, c), init)
 
     def forward(constants: Any, init: Any) -> tuple[Values, _Kept]:
-        marks = tuple(x.perturbed for x in constants), tuple(x.perturbed for x in init)
+        marks = tuple(map(_is_moving, constants)), tuple(map(_is_moving, init))
         constants, init = [x.value for x in constants], [x.value for x in init]
 
         def further(state: tuple[Any, Values, Memory]) -> tuple[Any, Values, Memory]:
             taken, carry, memory = state
-            return taken + 1, step(constants, carry), memory.with_carry(taken, carry)
+            return taken + 1, plain(constants, carry), memory.with_carry(taken, carry)
 
         taken, carry, memory = lax.while_loop(
             lambda state: goes_on(constants, state[1]),
             further,
             (np.int32(0), init, Memory.of(init, rows)),
         )
-        return carry, _Kept(taken, memory, constants, _moving(step, constants, init, marks))
+        return carry, _Kept(taken, memory, constants, _moving(plain, constants, init, marks))
 
     loop.defvjp(forward, functools.partial(_pulled_back, step), symbolic_zeros=True)
     return loop(list(constants), list(init))
+
+
+_running = threading.local()
+
+
+def _is_only_run() -> bool:
+    """Whether what is traced now is not differentiated backwards."""
+    return getattr(_running, "plainly", False)
+
+
+def _only_run(step: Step) -> Step:
+    """A step that nothing differentiates backwards: a loop in it is JAX's own, which has a forward
+    mode.
+    """
+
+    def run(constants: Sequence[Any], carries: Sequence[Any]) -> Values:
+        before, _running.plainly = _is_only_run(), True
+        try:
+            return step(constants, carries)
+        finally:
+            _running.plainly = before
+
+    return run
 
 
 class Schedule(NamedTuple):
@@ -185,6 +213,11 @@ class _Kept:
     """Which constants are differentiated, and which carries depend on what is."""
 
 
+def _is_moving(given: Any) -> bool:
+    """Whether a value is differentiated; an integer that may be has no cotangent."""
+    return bool(given.perturbed) and dtypes.is_inexact(given.value.dtype)
+
+
 def _moving(
     step: Step, constants: Values, init: Values, perturbed: tuple[Mask, Mask]
 ) -> tuple[Mask, Mask]:
@@ -207,7 +240,7 @@ def _pulled_back(step: Step, kept: _Kept, cotangents: Sequence[Any]) -> tuple[Va
 
     def step_back(state: tuple[Any, Memory, Values, Values]) -> tuple[Any, Memory, Values, Values]:
         left, memory, pulled, sums = state
-        memory, carry = _reached(step, kept.constants, memory, left - 1)
+        memory, carry = _reached(_only_run(step), kept.constants, memory, left - 1)
 
         def moved(constants: Values, carries: Values) -> Values:
             out = step(
