@@ -14,13 +14,15 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 import jaxpr_opt
 import jaxpr_opt.passes
-from jaxpr_opt import settings
+from jaxpr_opt import optimize, settings
 from jaxpr_opt.analysis.steps import skips
+from jaxpr_opt.analysis.values import step_numbers
 from jaxpr_opt.analysis.values.origins import Origins
 from jaxpr_opt.bridge import compat, compat_ad, compat_repeats
 from jaxpr_opt.engine import pipeline, split
@@ -188,6 +190,109 @@ def calls(order, fun, args):
             inner = [each for each in entry.calls or () if each.code is compared.__code__]
             count["compared"] += sum(each.callcount for each in inner)
     return count
+
+
+def truths(n):
+    """Truth values that a step makes of the two before."""
+
+    def step(carry, t):
+        x, p, q = carry
+        for _ in range(n):
+            p, q = q, (p & q) | (q & ~p)
+        return (jnp.where(p, jnp.sin(x), x), p, q), None
+
+    return lambda x: lax.scan(step, (x, x[0] > 0, x[1] > 0), jnp.arange(8))[0][0].sum()
+
+
+def conjunctions(n):
+    """What a branch knows, where each of them is made of the two before."""
+
+    def f(x):
+        p, q = x[0] > 0, x[1] > 0
+        for _ in range(n):
+            p, q = q, p & q
+        return jnp.sum(lax.cond(p, lambda: jnp.sin(x) * jnp.where(q, x, 1.0), lambda: x))
+
+    return f
+
+
+def versions(n):
+    """An array that selects choose of the two before, in a loop that ends by what is in it."""
+
+    def step(carry, t):
+        x, errors = carry
+        goes_on = (t < 2) | (errors[t - 1] > 0.5)
+        a, b = errors, errors.at[t].set(jnp.sum(x))
+        for k in range(n):
+            a, b = b, jnp.where(x[k % 4] > 0, a, b)
+        return (jnp.where(goes_on, jnp.sin(x), x), jnp.where(goes_on, b, errors)), None
+
+    return lambda x: lax.scan(step, (x, -jnp.ones(8)), jnp.arange(8))[0][0].sum()
+
+
+@pytest.mark.parametrize("program", [truths, conjunctions, versions])
+def test_a_value_that_is_read_twice_is_looked_at_once(program):
+    """There are many ways to the first of values each of which is made of the two before it."""
+    short, long = (calls(lambda f: f, optimize(program(n)), (jnp.ones(4),)) for n in (7, 14))
+    assert {k: (short[k], v) for k, v in long.items() if v > max(FEW, 8 * short[k])} == {}
+
+
+def test_numbers_that_are_known_are_looked_for_once(monkeypatch):
+    """Each is made of the two before it."""
+
+    def f():
+        a, b = (jnp.asarray(np.arange(8, dtype=np.int32)[::k]) for k in (1, -1))
+        for _ in range(20):
+            a, b = b, a ^ b
+        return b
+
+    asked, uniform = [], step_numbers.uniform
+    monkeypatch.setattr(step_numbers, "uniform", lambda v: asked.append(v) or uniform(v))
+    found = step_numbers.known_numbers(import_jaxpr(jax.make_jaxpr(f)()).outputs[0])
+    assert found.tolist() == f().tolist()
+    assert len(asked) < 30
+
+
+def test_reads_of_a_sum_of_a_value_with_itself_find_an_end():
+    """Each moves through one sum, and the two that it becomes are merged, in a round of their
+    own.
+    """
+
+    def step(x, t):
+        change = jnp.zeros(8).at[t].set(x[t] * 2)
+        for _ in range(40):
+            change = change + change
+        return x - 0.1 * change, None
+
+    loss = lambda x: jnp.sum(jnp.sin(lax.scan(step, x, jnp.arange(8))[0]))
+    optimize(jax.grad(loss)).lower(jnp.ones(8))
+
+
+@dataclass(frozen=True)
+class Restless(Pass):
+    """Never done: turns the operands of a sum around."""
+
+    name = "restless"
+    primitives = frozenset({"add"})
+
+    def find(self, op):
+        yield Match(op, "turned")
+
+    def refuse(self, match):
+        return None
+
+    def rewrite(self, match, rw):
+        rw.replace(match.op.result, rw.insert(lax.add, *match.op.operands[::-1], before=match.op))
+        rw.erase(match.op)
+
+
+def test_passes_that_find_no_end_are_stopped():
+    """What they have made so far is sound; in strict mode it is an error."""
+    run = lambda: optimize(lambda x, y: x + y, passes=[Restless()])(1.0, 2.0)
+    with settings.override(strict=False, verify=False):
+        assert run() == 3.0
+    with pytest.raises(PassError, match="no fixpoint"):
+        run()
 
 
 def test_a_list_of_values_would_be_noticed():

@@ -3,8 +3,9 @@
 A program beyond a limit is left unchanged.
 """
 
-ROUNDS = 32
-"""Rounds of one stage before it is declared divergent: no program tried needed more than 9."""
+ROUNDS = 256
+"""Rounds of one stage before it is declared divergent. Few programs need more than 9, but a read
+may move through one sum of a value with itself in each round."""
 
 WAY_TO_AN_INDEX = 48
 """Ops between an index and what it is computed from."""

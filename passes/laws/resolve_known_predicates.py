@@ -144,10 +144,13 @@ def _facts(cond: Cond, index: int) -> Iterator[tuple[Value, int]]:
         if index < len(cond.branches) - 1 and not is_weak(selector):  # (2)
             yield selector, index
         return
-    pending = [(selector, bool(index))]
+    pending, seen = [(selector, bool(index))], set[tuple[Value, bool]]()
     while pending:
-        value, holds = pending.pop()
-        yield value, holds
+        value, holds = fact = pending.pop()
+        if fact in seen:
+            continue
+        seen.add(fact)
+        yield fact
         for user in value.users:
             if user.name == "not":  # (1)
                 yield user.result, not holds

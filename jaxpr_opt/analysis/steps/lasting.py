@@ -127,22 +127,24 @@ def _writes(version: Value, begun: Value) -> list[Access] | None:
     """The writes that make a version of an array of that which a step begins with; None if
     something else does.
     """
-    op = version.op
-    if version is begun:
-        return []
-    if isinstance(op, Cond):
-        cases = list(next(o.values for o in op.outcomes if o.result is version))
-    elif op is not None and op.name == "select_n":
-        cases = list(op.operands[1:])
-    else:
-        write = access(op) if op is not None else None
-        if write is None or write.kind == "read":
-            return None
-        before = _writes(write.array, begun)
-        return None if before is None else [*before, write]
-    found = [_writes(each, begun) for each in cases]
-    known = [each for each in found if each is not None]
-    return [write for each in known for write in each] if len(known) == len(found) else None
+    found: list[Access] = []
+    pending = [version]
+    for each in pending:  # each version once: it may be a case of several selects
+        op = each.op
+        if each is begun:
+            continue
+        if isinstance(op, Cond):
+            made_of = list(next(o.values for o in op.outcomes if o.result is each))
+        elif op is not None and op.name == "select_n":
+            made_of = list(op.operands[1:])
+        else:
+            write = access(op) if op is not None else None
+            if write is None or write.kind == "read":
+                return None
+            found.append(write)
+            made_of = [write.array]
+        pending += [v for v in dict.fromkeys(made_of) if v not in pending]
+    return found
 
 
 def _is_ahead(scan: Scan, read: Access, write: Access) -> bool:

@@ -319,12 +319,15 @@ def _candidates(scan: Scan) -> list[Value]:
 def _parts(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:
     """The truth values of the body of which predicates are made by logic."""
     pending = list(predicates)
+    seen = set(pending)
     for value in pending:
         if value.op is not None and value.op.name in ("and", "not", "or"):
-            parts = [v for v in value.op.operands if v.region is scan.body]
+            operands = dict.fromkeys(value.op.operands)
+            parts = [v for v in operands if v.region is scan.body and v not in seen]
             roots = [v for v in map(predicate_root, parts) if v.region is scan.body]
             yield from (*parts, *(v for v in roots if v.dtype == bool))
             pending += parts
+            seen.update(parts)
 
 
 def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:

@@ -54,10 +54,24 @@ def numbers_at(value: Value, scan: Scan) -> Numbers | None:
     return _Search(scan).rows(value, 0)
 
 
-def known_numbers(value: Value, depth: int = 0) -> Numbers | None:
+Known = dict[Value, Numbers | None]
+"""What has been found out: what is made of two of the same values would be looked for twice."""
+
+
+def known_numbers(value: Value) -> Numbers | None:
     """The integers or truth values of an array, in row-major order: a captured one, or computed
     from such; None if they are not known.
     """
+    return _known(value, 0, {})
+
+
+def _known(value: Value, depth: int, known: Known) -> Numbers | None:
+    if value not in known:
+        known[value] = _of_array(value, depth + 1, known)
+    return known[value]
+
+
+def _of_array(value: Value, depth: int, known: Known) -> Numbers | None:
     number = uniform(value) if is_sized(value.shape) else None
     if number is not None:
         return np.full(value.size, number, value.dtype)
@@ -70,13 +84,13 @@ def known_numbers(value: Value, depth: int = 0) -> Numbers | None:
     if op.name in ("broadcast_in_dim", "reshape"):
         source = op.operands[0]
         is_same = source.size == value.size and (op.name != "reshape" or is_in_order(op))
-        return known_numbers(source, depth + 1) if is_same else None
-    return _computed(op, [_as_many(v, value.size, depth + 1) for v in op.operands])
+        return _known(source, depth, known) if is_same else None
+    return _computed(op, [_as_many(v, value.size, depth, known) for v in op.operands])
 
 
-def _as_many(value: Value, size: int, depth: int) -> Numbers | None:
+def _as_many(value: Value, size: int, depth: int, known: Known) -> Numbers | None:
     """So many numbers, if that is how many a value has, or if it repeats one."""
-    found = known_numbers(value, depth)
+    found = _known(value, depth, known)
     if found is None or len(found) == size:
         return found
     return np.full(size, found[0]) if len(found) == 1 else None
