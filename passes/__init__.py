@@ -34,6 +34,7 @@ from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
 from jaxpr_opt.passes.steps.count_steps import CountSteps
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
+from jaxpr_opt.passes.steps.isolate_dropped_steps import IsolateDroppedSteps
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.steps.remember_the_end import RememberTheEnd
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
@@ -153,6 +154,8 @@ STAGES = (
     # Loops whose writes have been undone.
     (IsolateSkippedSteps("scalars", at_last=True),),
     (IsolateSkippedSteps(),),
+    # Steps that a loop by itself cannot tell to be skipped.
+    (IsolateDroppedSteps(),),
     # No later pass looks at stacks.
     (StackNeededRows(), MapStackedRows(), MakeStreamedRows()),
     # Loops that skip whole steps have been looked at.

@@ -17,7 +17,8 @@ loops
 `narrow_carry`, `sliding_rows`, `ring_rows`,        a loop that carries less of an array
 `traced_rows`, `register_windows`
 `merged_loop`, `split_loop`, `peeling`              one loop of two, two of one
-`early_exit`, `skipped_steps`, `any_row`            loops that skip steps; is any row taken
+`early_exit`, `skipped_steps`, `any_row`,           loops that skip steps; is any row taken; how
+`taken_steps`                                       many steps are
 `packed_step`                                       a step with vectors
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers
 what loops store

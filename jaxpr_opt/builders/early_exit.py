@@ -49,7 +49,7 @@ def stop_early(
         for stack in scan.stacks
     )
     rows = [each for each in found if isinstance(each, SkippedRow)]  # `refuse` said no others
-    find = _last_found if one_by_one else _last_step
+    find = _last_found if one_by_one else last_step
     stop = find(skip, rw) if steps is None else steps
     if every > 1 and not isinstance(stop, Constant):
         stop = rw.insert(partial(_whole, every), stop, before=scan)
@@ -92,7 +92,7 @@ def _of_all(scan: Scan, rw: Rewriter) -> Skip:
     return Skip(scan, always, True, "upfront", (), (), Assumed(scan.body, {}))
 
 
-def _last_step(skip: Skip, rw: Rewriter) -> Value:
+def last_step(skip: Skip, rw: Rewriter) -> Value:
     """The number of rows among which are all steps that are taken."""
     scan, n = skip.scan, skip.scan.length
     if skip.kind == "carried":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import jax
@@ -17,13 +17,24 @@ from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.parts import summands
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
+from jaxpr_opt.builders.step_numbers import numbered
 from jaxpr_opt.ir.graph import Carry, Op, Region, Stack, Value, backward_slice, dominates
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import SUMS
 
 
-def into_branch(skip: Skip, rw: Rewriter) -> None:
-    """Move what a step computes into a branch."""
+def into_branch(
+    skip: Skip,
+    rw: Rewriter,
+    taken: Value | None = None,
+    row_of: Callable[[Skip, Stack], SkippedRow] = needed_row,
+) -> Value:
+    """Move what a step computes into a branch: of the steps of its predicate, or of the first rows,
+    as many as `taken`. A skipped step stacks `row_of`.
+
+    Returns:
+      Whether a step is taken.
+    """
     scan = skip.scan
     body, end = scan.body, scan.body.terminator
     outside, moved = _written_outside(skip), ops_of_branch(skip)
@@ -33,27 +44,32 @@ def into_branch(skip: Skip, rw: Rewriter) -> None:
     for stack in scan.stacks:
         row = rows.get(stack.value)  # another stack of it may be read elsewhere
         if stack.value not in kept and (row is None or row.is_unspecified):
-            rows[stack.value] = needed_row(skip, stack)
+            rows[stack.value] = row_of(skip, stack)
     rows |= {w.value: _number(skip.skipped[w.value]) for w in outside}
-    taken, skipped = rw.new_region(), rw.new_region()
+    some, skipped = rw.new_region(), rw.new_region()
     made = {v for op in moved for v in op.results}
     through = [v for v in dict.fromkeys((*outputs, *rows)) if v in made]
     for op in moved:
-        rw.move(op, taken.terminator)
-    rw.set_outputs(taken, through)
+        rw.move(op, some.terminator)
+    rw.set_outputs(some, through)
     instead = [
         _instead(skip, v, rows[v], skipped.terminator, rw) if v in rows else kept[v]
         for v in through
     ]
     rw.set_outputs(skipped, instead)
-    some = rw.insert(partial(is_taken, skip), skip.predicate, before=end)
-    cond = rw.new_cond(some, [skipped, taken], like=scan, before=end)
+    if taken is None:
+        asked = rw.insert(partial(is_taken, skip), skip.predicate, before=end)
+    else:
+        number = numbered(np.arange(scan.length), scan, rw)
+        asked = rw.insert(lax.lt, number, taken, before=end)
+    cond = rw.new_cond(asked, [skipped, some], like=scan, before=end)
     results = dict(zip(through, cond.results, strict=True))
     rw.set_outputs(body, [results.get(v, v) for v in outputs])
     for write in outside:
         rw.move(write.op, end)
         value = write.value
         rw.replace(value, results.get(value, value), lambda use: use.op is write.op)  # noqa: B023
+    return asked
 
 
 def ops_of_branch(skip: Skip) -> list[Op]:
@@ -131,11 +147,14 @@ def _add_nothing(skip: Skip, piece: Piece, rw: Rewriter) -> None:
 
 
 # Condition 2 of isolate-skipped-steps.
-def leave_unspecified(skip: Skip, stacks: Sequence[Stack], rw: Rewriter) -> None:
-    """Let a skipped step stack anything."""
+def leave_unspecified(
+    skip: Skip, stacks: Iterable[Stack], rw: Rewriter, some: Value | None = None
+) -> None:
+    """Let a skipped step stack anything; `some`, whether a step is taken, if that is known."""
     scan, end = skip.scan, skip.scan.body.terminator
     outputs, gone = list(scan.body.outputs), {stack.result for stack in stacks}
-    some = rw.insert(partial(is_taken, skip), skip.predicate, before=end)
+    if some is None:
+        some = rw.insert(partial(is_taken, skip), skip.predicate, before=end)
     for place, stack in enumerate(scan.stacks, scan.num_carries):
         if stack.result in gone:
             row = stack.value

@@ -8,6 +8,7 @@
 `exit-loop-early`        a loop stops when its remaining steps do nothing
 `begin-at-cotangents`    a transposed loop begins at the first cotangent that is not zero
 `isolate-skipped-steps`  a step that may be skipped becomes a branch
+`isolate-dropped-steps`  a step of which nothing is used becomes a branch, forward and backward
 `skip-untaken-branches`  a batched branch that no row takes is not computed
 `fuse-branches`          two conds on one predicate become one
 =======================  =====================================================

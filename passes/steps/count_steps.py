@@ -41,8 +41,9 @@ from jaxpr_opt.analysis.steps.assume import Assumed, Splat
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, predicate_root
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.builders.taken_steps import count_taken
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 Mask = Callable[[jax.Array, jax.Array], jax.Array]
@@ -103,7 +104,7 @@ class CountSteps(Pass):
 
     def rewrite(self, match: PredicateStacks, rw: Rewriter) -> None:
         scan = match.skip.scan
-        taken = _count_taken(match.skip, rw)
+        taken = count_taken(match.skip, rw)
         after = scan.next
         assert after is not None
         for stack, levels in match.stacks:
@@ -133,23 +134,6 @@ def _mask(dtype: Any, levels: tuple[int, int]) -> Mask:
 
 def _is_integral(value: Value) -> bool:
     return dtypes.is_integral(value.dtype)
-
-
-def _count_taken(skip: Skip, rw: Rewriter) -> Value:
-    """Give the scan a carry that counts the steps it takes."""
-    scan, end = skip.scan, skip.scan.body.terminator
-    zero = rw.scalar(0, np.int32)
-    carry = Carry(zero, rw.new_value(zero.aval, "taken"), zero, rw.new_value(zero.aval, "taken"))
-    rw.set_scan(scan, carries=[*scan.carries, carry])
-
-    def count(k: jax.Array, p: jax.Array) -> jax.Array:
-        return lax.add(k, lax.convert_element_type(lax.eq(p, np.bool_(skip.taken_when)), k.dtype))
-
-    new_next = rw.insert(count, carry.param, skip.predicate, before=end)
-    rw.set_scan(
-        scan, carries=[*scan.carries[:-1], Carry(zero, carry.param, new_next, carry.result)]
-    )
-    return carry.result
 
 
 def _compare_rows(scan: Scan, stream: Stream, taken: Value, mask: Mask, rw: Rewriter) -> None:

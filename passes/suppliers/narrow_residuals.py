@@ -40,16 +40,15 @@ Sound when
    arithmetic that rounds what it reads. XLA may round otherwise in the other loop: ``x == max(x)``
    would be false everywhere (`jaxpr_opt.analysis.values.rounding`).
 
-Where XLA may divide arrays over devices, all residuals stay: what a loop reads decides how XLA
-divides it, and a stream that two loops read is gathered for both.
+Where XLA may divide arrays over devices, all residuals stay: it would gather what two loops read.
 
 Cost: data movement and basic arithmetic are free compared to reading their operands. They are
 repeated if the new stacks are smaller than the old ones by a factor, and the saving is a good part
 of what is read. The second need not hold if the loop skips steps: one that runs all its steps
-recomputes in each. If nothing else needs such ops, they only move. A carry that is the result of a
-transcendental function is stored rather than a value of the same size derived from it: XLA
-recomputes what it stores, and the function would run twice (0.77 of the time, 16384 steps of 16
-numbers, jax 0.10 and 0.12).
+recomputes in each; nor if a row tells a reader which of its steps do nothing. If nothing else needs
+such ops, they only move. A carry that is the result of a transcendental function is stored rather
+than a value of the same size derived from it: XLA recomputes what it stores, and the function would
+run twice (0.77 of the time).
 Arrays that are put together count as computed one by one: an index of a step and an outer array.
 
 A row of a table that the readers have, too, is read again, not stored: of an argument of the
@@ -67,8 +66,7 @@ the cache, loading a value is faster than a transcendental function or a product
 on a CPU, of stacks in new pages) a row costs six times as much, and these are recomputed where they
 are cheaper: a softmax, a gelu, a product with a short contraction (attention scores), but not the
 product of a layer. What is then broadcast along an axis is computed element by element, inside the
-reader: a mask of rows and columns is stored before it is repeated for each channel (0.6 of the time
-of recomputing it, 48 by 48 by 8, jax 0.10 and 0.12).
+reader: a mask of rows and columns is stored before it is repeated for each channel (0.6 times).
 
 In the cache a product is as much work as the rest of a step, and is repeated in one case only:
 attention over a cache that the loop writes to. `undo-carried-writes` restores each version of the
@@ -92,6 +90,7 @@ from jaxpr_opt.analysis.residuals.cuts import Cut, available, cheapest, residual
 from jaxpr_opt.analysis.residuals.residual_prices import residual_prices, transcendental_carries
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
+from jaxpr_opt.analysis.residuals.unread_rows import tells_ends
 from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.builders.recomputed_residuals import make_cut
@@ -145,7 +144,8 @@ class NarrowResiduals(Pass):
         if not all(_is_read_once(match.op, route) for route in _ways(match.cut)):
             return "a loop around their reader would recompute them in every step"
         priced = find_skip(match.op) is not None or cost_model().byte > 0
-        if not priced and not _is_good_part(match.op, match.cut):
+        tells = any(tells_ends(stack) for stack, _ in match.cut.residuals)
+        if not (priced or tells or _is_good_part(match.op, match.cut)):
             return "they are a small part of what the loop stacks"
         return None
 

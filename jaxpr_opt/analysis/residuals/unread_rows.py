@@ -59,6 +59,15 @@ def _reader(row: Value, route: Route, skip: Skip, ends: bool) -> Skip | None:
     return next(found, None)
 
 
+def tells_ends(stack: Stack) -> bool:
+    """Whether a row of a stack tells a loop which steps it need not take: known without the loop
+    that stacks it, it tells where that one may stop, too.
+    """
+    ways = [(route[-1], row) for route, row in routes(stack.result) or ()]
+    loops = [(last.scan, row) for last, row in ways if isinstance(last, Rows)]
+    return any(_asks(skip, row) for loop, row in loops for skip in find_ends(loop))
+
+
 def feeders(skip: Skip) -> tuple[Scan, ...]:
     """The loops that make nothing but rows for a loop whose last step is known before it: they may
     stop, or begin, with it.

@@ -13,7 +13,7 @@ on primal code, where ``0 * inf`` is NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,11 @@ class Assumed:
             return self._around[value]
         number = uniform(value)
         return value if number is None else Splat(np.asarray(number, value.dtype)[()])
+
+    @property
+    def told(self) -> ItemsView[Value, Known]:
+        """What the facts tell of values."""
+        return self._known.items()
 
     def keeps(self, carry: Carry) -> bool:
         """Whether the carry has at the end of the step the value it had at its start."""

@@ -37,7 +37,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxpr_opt.analysis.steps.assume import Assumed, Splat, may_keep
+from jaxpr_opt.analysis.steps.assume import Assumed, Known, Splat, may_keep
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.induction import affine
@@ -168,12 +168,16 @@ def _ends(scan: Scan) -> Iterator[Skip]:
     must = [c for c in keeping if scan.reverse or c.result.uses]
     if not all(c.param in began or may_keep(c) for c in must):
         return
+    read = {stack.value for stack in scan.stacks if stack.result.uses}
     step = Assumable(scan.body, began, linear=carries_cotangents(scan))
     for predicate in candidates:
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
             if not all(_stays(c, skipped, began.get(c.param), step.linear) for c in must):
                 continue
+            told = (known for value, known in skipped.told if value in read)
+            if not must and not any(_is_dropped(known, scan) for known in told):
+                continue  # a step stacks the same, taken or not
             kind, ops = _kind(scan, predicate, counting)
             rest = () if scan.reverse else (c for c in keeping if not c.result.uses)
             lost = tuple(c for c in rest if not skipped.keeps(c))
@@ -187,7 +191,12 @@ def _ends(scan: Scan) -> Iterator[Skip]:
             ):
                 args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
                 yield Skip(*args, dropped=lost)  # type: ignore[arg-type]
-            break
+                break
+
+
+def _is_dropped(known: Known, scan: Scan) -> bool:
+    """Whether a skipped step makes a number of what others compute, or an outer value."""
+    return isinstance(known, Splat) or not scan.body.defines(known)
 
 
 def as_begun(scan: Scan, zeros: Iterable[Value]) -> tuple[Assumed, tuple[tuple[Carry, Value], ...]]:

@@ -1,0 +1,106 @@
+"""Turn steps of which nothing is used into branches, where a gradient is compiled as two programs.
+
+Before, forward and backward::
+
+    c_n, l, r = scan[n] carry(c=c_0) xs(t=iota, x=x) {
+      p = lt t m
+      d, v, u = step(c, x)
+      yield carry(d) ys(select p v 0.0, u)        # nothing reads c_n
+    }
+    g = scan[n, reverse] carry(g=0.0) xs(t=iota, u=r, k=ct) { ...; select p k 0.0; ... }
+
+After::
+
+    c_n, l, r = scan[n] carry(c=c_0) xs(t=iota, x=x, i=iota) {
+      d, v, u = cond (lt i m) { step(c, x) } else { c, 0.0, undefined }
+      yield carry(d) ys(v, u)
+    }
+    g = scan[n, reverse] carry(g=0.0) xs(t=iota, u=r, k=ct, i=iota) { cond (lt i m) ... else { g } }
+
+A mask drops the losses of steps after the end of a sequence, but not the state. So a skipped step
+is no step that does nothing: that must be seen of the forward and the backward loop together, as
+`exit-loop-early` sees it where they are compiled together. Where they are compiled apart, each loop
+says by a branch which steps count, and stops early by itself. Sound when
+
+1. `exit-loop-early` could stop both loops: nothing reads what the forward loop makes after the last
+   step that is taken, and loops that read its rows do nothing before they come to such a step;
+2. those loops run in reverse and read the rows one by one, from the last to the first;
+3. JAX does not differentiate the loops any more: it would multiply zeros by functions of the rows
+   that are left unspecified.
+
+Which steps are taken is known before the loop, or, where a step decides that for all after it, the
+loop counts the steps that it takes.
+
+Cost: the branch goes when the loops stop early. A program that is compiled as a whole is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.residuals.unread_rows import readers
+from jaxpr_opt.analysis.steps.questions import is_known_in_steps, is_read_by_rows
+from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
+from jaxpr_opt.analysis.steps.skips import Skip, find_ends
+from jaxpr_opt.builders.skipped_steps import into_branch, leave_unspecified
+from jaxpr_opt.builders.taken_steps import steps_taken
+from jaxpr_opt.engine.interface import Pass
+from jaxpr_opt.ir.graph import Op, Phase, Scan, Stack, program_of
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly, SkippingLoop
+
+EXIT = ExitLoopEarly()
+
+
+@dataclass(frozen=True)
+class IsolateDroppedSteps(Pass):
+    """Steps whose results are dropped, forward and backward -> branches."""
+
+    name: ClassVar[str] = "isolate-dropped-steps"
+    phase: ClassVar[Phase] = "differentiated"
+    unspecified: ClassVar[bool] = True  # (3)
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[SkippingLoop]:
+        assert isinstance(op, Scan)
+        program = program_of(op)
+        if op.reverse or program is None or not program.cotangents:
+            return
+        says = "steps of which nothing is used become branches, forward and backward"
+        for skip in find_ends(op):
+            if _left_out(skip):
+                yield SkippingLoop(op, says, skip)
+
+    def refuse(self, match: SkippingLoop) -> str | None:
+        if (reason := EXIT.refuse(match)) is not None:  # (1)
+            return reason
+        for stack, found in _left_out(match.skip).items():
+            if not (is_read_by_rows(stack, found) and all(each.scan.reverse for each in found)):
+                return f"{stack.result.name or stack.result.type} is not read row by row"  # (2)
+        return None
+
+    def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
+        skip = match.skip
+        assert isinstance(skip, Skip)
+        left_out = _left_out(skip)
+        back = {each.scan: each for found in left_out.values() for each in found}
+        taken = steps_taken(skip, rw)
+        some = into_branch(skip, rw, None if is_known_in_steps(skip) else taken, _kept)
+        leave_unspecified(skip, left_out, rw, some)
+        for each in back.values():
+            into_branch(each, rw, taken, _kept)
+
+
+def _left_out(skip: Skip | str) -> dict[Stack, tuple[Skip, ...]]:
+    """The stacks of what only steps that are taken make, and how the loops skip that read them."""
+    assert isinstance(skip, Skip)
+    stacks = [s for s in skip.scan.stacks if isinstance(skipped_row(skip, s), str)]
+    return {stack: readers(stack, skip, ends=True) or () for stack in stacks}
+
+
+def _kept(skip: Skip, stack: Stack) -> SkippedRow:
+    """What a skipped step stacks, if that can be told."""
+    row = skipped_row(skip, stack)
+    return SkippedRow() if isinstance(row, str) else row
