@@ -14,7 +14,7 @@ from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.questions import is_known_in_steps
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.steps.skips import Skip, has_branch
 from jaxpr_opt.analysis.values.constants import is_weak, strong
 from jaxpr_opt.analysis.windows.row_views import Rows, rows_of_stream
 from jaxpr_opt.bridge import dtypes
@@ -291,7 +291,7 @@ def _body(
     region = rw.new_region(inits)
     row, end = region.params[0], region.terminator
     # Condition 2 of exit-loop-early.
-    if every == 1 and is_known_in_steps(skip):
+    if every == 1 and is_known_in_steps(skip) and _is_rid_of(skip):
         taken = rw.constant(np.bool_(skip.taken_when), skip.predicate.aval)
         rw.replace(skip.predicate, taken, lambda use: use.op not in refilling)
     if along:
@@ -311,6 +311,14 @@ def _body(
         results.append(_cloned(skip, mapping, end, rw))
     rw.set_outputs(region, results)
     return region
+
+
+def _is_rid_of(skip: Skip) -> bool:
+    """Whether steps without their predicate take less time.  In a loop of few numbers selects cost
+    nothing, and keep XLA from computing again what they choose, for the next predicate.
+    """
+    is_next = skip.kind == "carried" and not has_branch(skip)
+    return not (is_next and cost_model().is_one_function(skip.scan))
 
 
 def _repeated(step: Region, times: int, like: Scan, rw: Rewriter) -> Region:

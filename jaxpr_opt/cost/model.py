@@ -284,13 +284,19 @@ class CostModel:
         return self.device.asks_the_host
 
     def asks_in_no_time(self, scan: Scan, predicate: Value) -> bool:
-        """Whether a loop is compiled as one function, in which one number more is tested before a
-        step while others are computed, and its steps are so many that it is noticed if they end.
+        """Whether one number more is tested before a step while others are computed, and steps are
+        so many that it is noticed if they end: more than it takes to fill in rows.
+        """
+        if not self.is_one_function(scan, sum(stack.result.nbytes for stack in scan.stacks)):
+            return False
+        return predicate.size == 1 and self.loop_seconds(scan.length, 0) >= self.device.step
+
+    def is_one_function(self, scan: Scan, others: int = 0) -> bool:
+        """Whether a loop, and so many bytes more, are few numbers: it is compiled as one function,
+        in which selects cost nothing.
         """
         touched = sum(v.nbytes for v in inputs(scan)) + sum(map(_made, scan.body.walk()))
-        if predicate.size > 1 or touched > self.device.fused_bytes:
-            return False
-        return self.loop_seconds(scan.length, touched) >= self.device.step
+        return touched + others <= self.device.fused_bytes
 
     def is_worth_carrying(self, value: Value, ops: Sequence[Op], times: float) -> bool:
         """Whether making a value so many times more, by these ops, takes longer than handing it on
@@ -363,9 +369,10 @@ class CostModel:
 
     def is_faster_by_rows(self, rows: int, nbytes: int) -> bool:
         """Whether a loop that writes so many rows takes less time than making their whole array of
-        so many bytes anew.
+        so many bytes anew, or next to none: it makes no second array.
         """
-        return self.loop_seconds(rows, nbytes) < self.moved(nbytes)
+        is_fused = nbytes <= self.device.fused_bytes
+        return is_fused or self.loop_seconds(rows, nbytes) < self.moved(nbytes)
 
     def block(self, size: int) -> int:
         """How many rows of so many elements can be tested in a time that a loop's step hides."""

@@ -15,15 +15,13 @@ def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
 
     Where the host decides, it waits for the device each time, and elsewhere each element of a
     predicate is tested: then the loop runs several steps in between, skipped ones too, unless a
-    branch of each step waits already. A loop of few numbers is asked in no time, if no rows of
-    skipped steps have to be made.
+    branch of each step waits already. A loop of few numbers is asked in no time.
     """
     model, once = cost_model(), cost_model().is_worth_a_question(scan.body)
     if isinstance(skip, str):
         return 1 if once else None
     if not once and not model.asks_the_host:
-        is_free = not scan.stacks and model.asks_in_no_time(scan, skip.predicate)
-        return 1 if is_free else None
+        return 1 if model.asks_in_no_time(scan, skip.predicate) else None
     wanted = model.steps_a_question(scan.body, asked_in_steps(skip))
     if wanted == 1 or (not once and asks_by_branch(skip)):
         return 1
