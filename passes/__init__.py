@@ -32,6 +32,7 @@ from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
 from jaxpr_opt.passes.steps.begin_at_cotangents import BeginAtCotangents
 from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
 from jaxpr_opt.passes.steps.count_steps import CountSteps
+from jaxpr_opt.passes.steps.end_at_read_rows import EndAtReadRows
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
 from jaxpr_opt.passes.steps.isolate_dropped_steps import IsolateDroppedSteps
@@ -164,7 +165,15 @@ STAGES = (
     (PackScalars(),),
     RESIDUALS,
     # When nothing can differentiate any more.
-    (UpdateRows(), UpdateStates(), ExitLoopEarly(), BeginAtCotangents(), AddInPlace(), *CLEANUP),
+    (
+        UpdateRows(),
+        UpdateStates(),
+        ExitLoopEarly(),
+        EndAtReadRows(),
+        BeginAtCotangents(),
+        AddInPlace(),
+        *CLEANUP,
+    ),
     (JoinScalarStacks(), SelectPaddedNumbers(), MakeFactorsOnce()),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),

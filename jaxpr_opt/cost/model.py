@@ -311,6 +311,13 @@ class CostModel:
         asked = self.device.predicate * _number(predicate.size)
         return self.step_seconds(body) >= self.device.unsure * asked
 
+    def is_worth_masks(self, scan: Scan, masks: Sequence[Value]) -> bool:
+        """Whether all steps take so much longer than testing masks of them once that it is worth it
+        though maybe no step is skipped.
+        """
+        asked = self.device.predicate * sum(_number(mask.size) for mask in masks)
+        return _number(scan.length) * self.step_seconds(scan.body) >= self.device.unsure * asked
+
     def is_worth_a_search(self, body: Region, predicate: Value) -> bool:
         """Whether a step takes longer than one of a loop that looks for the last step that is to be
         taken, by its predicate.

@@ -6,6 +6,7 @@
 `count-steps`            one count of steps replaces a predicate per step
 `remember-the-end`       a loop carries whether it goes on, where a counter is asked, too
 `exit-loop-early`        a loop stops when its remaining steps do nothing
+`end-at-read-rows`       a loop ends after the last row that is read of what it stacks
 `begin-at-cotangents`    a transposed loop begins at the first cotangent that is not zero
 `isolate-skipped-steps`  a step that may be skipped becomes a branch
 `isolate-dropped-steps`  a step of which nothing is used becomes a branch, forward and backward

@@ -66,10 +66,14 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.unread_rows import feeders, readers
 from jaxpr_opt.analysis.steps.masks import first_rows
-from jaxpr_opt.analysis.steps.questions import is_counted, is_read_by_rows, steps_a_question
+from jaxpr_opt.analysis.steps.questions import (
+    is_counted,
+    is_read_by_rows,
+    rounds_alike,
+    steps_a_question,
+)
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
-from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.early_exit import stop_early
@@ -78,7 +82,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_arithmetic, is_pure, may_depend_on
+from jaxpr_opt.ir.traits import is_pure, may_depend_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +130,7 @@ class ExitLoopEarly(Pass):
         if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):  # (3)
             return "a step has effects"
         if not knows_steps and skip.kind == "upfront" and first_rows(skip) is None:
-            if not _rounds_alike(skip):  # (6)
+            if not rounds_alike(skip):  # (6)
                 return "its predicates may round differently when computed all at once"
             if not cost_model().is_worth_questions(scan.body, skip.predicate):
                 return "all its predicates take about as long as its steps"
@@ -190,11 +194,3 @@ def _why_run(skip: Skip) -> str | None:
 def _is_worth(scan: Scan, every: int) -> bool:
     """Whether a loop whose steps are counted is worth asking after so many."""
     return cost_model().steps_a_question(scan.body) <= every
-
-
-def _rounds_alike(skip: Skip) -> bool:  # (6)
-    """Whether the predicate of many rows at once is that of each (6)."""
-    exact = ("reduce_and", "reduce_max", "reduce_min", "reduce_or")
-    return not any(map(may_differ, skip.slice)) and all(
-        is_arithmetic(op) or op.name in exact for op in skip.slice
-    )

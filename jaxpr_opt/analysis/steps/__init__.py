@@ -5,6 +5,7 @@
 `lasting`                      whether a step that is skipped is followed by skipped steps only
 `assume`, `incremental_assume` what values become if a predicate is known
 `skipped_rows`                 what a scan stacks in steps that do nothing
+`read_ends`                    how far the rows of a stack are read
 `zero_rows`                    cotangents of a loop that may begin with rows of zeros
 `masks`                        predicates that are true in the first steps only
 `questions`                    how often a loop that skips asks whether to go on

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.skips import Skip, has_branch
+from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Scan, Stack, Value, While
+from jaxpr_opt.ir.traits import is_arithmetic
 
 
 def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
@@ -75,3 +77,12 @@ def is_read_by_rows(stack: Stack, readers: Sequence[Skip]) -> bool:
     loops, rows = {each.scan for each in readers}, stack.result.shape[0]
     is_alike = all(scan.length == rows for scan in loops)
     return is_alike and all(use.op in loops for use in stack.result.uses)
+
+
+# Condition 6 of exit-loop-early, 7 of end-at-read-rows.
+def rounds_alike(skip: Skip) -> bool:
+    """Whether the predicate of many rows at once is that of each."""
+    exact = ("reduce_and", "reduce_max", "reduce_min", "reduce_or")
+    return not any(map(may_differ, skip.slice)) and all(
+        is_arithmetic(op) or op.name in exact for op in skip.slice
+    )

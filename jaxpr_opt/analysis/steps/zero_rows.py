@@ -68,16 +68,16 @@ def _leaves_zeros(op: Op) -> bool:
     """Whether an op makes zeros where a mask of whole numbers, or an index, says so."""
     if op.name == "select_n":
         has_zeros = any(uniform(case) == 0 for case in op.operands[1:])
-        return has_zeros and _is_counted(op.operands[0])
+        return has_zeros and compares_whole_numbers(op.operands[0])
     if op.name in ("dynamic_update_slice", "scatter", "scatter-add"):
         start = op.operands[2] if op.name == "dynamic_update_slice" else op.operands[1]
         return uniform(op.operands[0]) == 0 and not isinstance(start, Constant)
     return op.name == "mul" and any(
-        v.op is not None and _is_counted(v) and v.size > 1 for v in op.operands
+        v.op is not None and compares_whole_numbers(v) and v.size > 1 for v in op.operands
     )
 
 
-def _is_counted(mask: Value) -> bool:
+def compares_whole_numbers(mask: Value) -> bool:
     """Whether truth values, or numbers made of them, compare whole numbers, or are given."""
     pending, is_mask = [mask], False
     for value in pending:

@@ -1,0 +1,106 @@
+"""How far the rows of a stack are read: masks after the loop drop rows, or an index picks some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpr_opt.analysis.steps.zero_rows import compares_whole_numbers
+from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.analysis.windows.row_readers import made_before
+from jaxpr_opt.analysis.windows.window_primitives import indexed_axes
+from jaxpr_opt.bridge.parameters import slice_sizes_of
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.graph import Scan, Stack, Use, Value
+from jaxpr_opt.ir.traits import can_move
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Masked:
+    """Rows of which only those are read that a mask chooses, where it is `case`."""
+
+    mask: Value
+    axis: int
+    """The axis of the mask along which the rows lie."""
+    case: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picked:
+    """Rows of which only some are read, from places that an array of whole numbers says."""
+
+    places: Value
+    component: int | None
+    """Which component of the places; None if they have one."""
+    size: int
+    """How many rows are read at each place."""
+
+
+End = Masked | Picked
+
+
+def read_ends(scan: Scan, stack: Stack) -> tuple[End, ...] | None:
+    """What says, before a loop, how far the rows of a stack are read; None if nothing does."""
+    ends: list[End] = []
+    pending = [(stack.result, 0)]
+    for value, axis in pending:
+        for use in value.uses:
+            end = _end(use, axis, scan)
+            if end is not None:
+                ends.append(end)
+                continue
+            # Condition 2 of end-at-read-rows.
+            made = list(_rows_of(use, axis, scan))
+            if not made or len(pending) > limits.OPS_OF_A_ROW:
+                return None
+            pending += [each for each in made if each not in pending]
+    return tuple(ends)
+
+
+def _rows_of(use: Use, axis: int, scan: Scan) -> Iterator[tuple[Value, int]]:
+    """What an op makes of each row by itself, and the axes along which those rows lie."""
+    op = use.op
+    if op.region is scan.region and not op.regions and not op.is_terminator and can_move(op):
+        to = row_axis(op, use.position, axis)
+        yield from ((result, to) for result in op.results if to is not None)
+
+
+def _end(use: Use, axis: int, scan: Scan) -> End | None:
+    """What an op tells of the rows that it reads."""
+    found = _masked(use, axis) if use.op.name == "select_n" else _picked(use, axis)
+    if found is None or use.op.region is not scan.region:
+        return None
+    # Condition 3 of end-at-read-rows.
+    told = found.mask if isinstance(found, Masked) else found.places
+    return found if made_before(told, scan) is not None else None
+
+
+def _masked(use: Use, axis: int) -> Masked | None:
+    mask = use.op.operands[0]
+    if use.position == 0 or mask.shape != use.op.result.shape:
+        return None
+    while mask.op is not None and mask.op.name == "broadcast_in_dim":
+        spread = mask.op
+        axes = range(len(spread.operands[0].shape))
+        inner = [a for a in axes if row_axis(spread, 0, a) == axis]
+        if not inner:
+            return None
+        mask, axis = spread.operands[0], inner[0]
+    return Masked(mask, axis, use.position - 1) if compares_whole_numbers(mask) else None
+
+
+def _picked(use: Use, axis: int) -> Picked | None:
+    op = use.op
+    if use.position != 0 or op.name not in ("dynamic_slice", "gather"):
+        return None
+    size = slice_sizes_of(op)[axis]
+    if op.name == "dynamic_slice":
+        places, component = op.operands[1 + axis], None
+        is_told = size < op.operands[0].shape[axis]
+    else:
+        places, is_told = op.operands[1], axis in indexed_axes(op)
+        component = indexed_axes(op).index(axis) if is_told else None
+    # Condition 4 of end-at-read-rows.
+    return Picked(places, component, size) if is_told and places.dtype == np.int32 else None

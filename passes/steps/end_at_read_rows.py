@@ -1,0 +1,169 @@
+"""End a loop after the last row that is read of what it stacks.
+
+Before::
+
+    h, ys = scan[n] carry(h=h0) xs(x=xs) {
+      h1 = f h x
+      yield carry(h1) ys(h1)
+    }
+    s = select_n (lt iota length) 0.0 (log ys)
+
+After::
+
+    last = reduce_max(where(lt iota length, iota + 1, 0))
+    i, h, ys = while carry(i=0, h=h0, ys=undefined) { lt i last } {
+      h1 = f h xs[i]
+      yield i + 1, h1, write ys[i] h1
+    }
+    s = select_n (lt iota length) 0.0 (log ys)
+
+A network runs over a padded sequence, and its losses are masked when all are there:
+``jnp.where(mask, losses, 0).sum()``, or the output of the last word is picked,
+``outputs[length - 1]``. No row of the steps after that is read. Sound when
+
+1. nothing reads what the steps leave that are not run: what the carries are at the end, but for
+   counters, and for those that a skipped step keeps, whose predicates are known before the loop
+   (`find_skips`, `find_ends`): then the loop ends after the last step taken, or row read;
+2. all that reads the stacks makes rows of their rows, each by itself, up to what drops rows;
+3. a mask that drops rows, and the places of those that are picked, can be made before the loop;
+4. a place is in range as JAX clamps it, and a whole number of 32 bits, which counts all rows;
+5. a step has no effects, and devices do not wait for each other in it;
+6. nothing differentiates the loop any more (the final phase): a `while` has no transpose;
+7. predicates that are computed before the loop, all at once, round as in each step.
+
+Cost: testing the masks once. It fires if a mask compares whole numbers, or is given, if a step
+takes longer than asking whether to go on, and if all steps take much longer than the test.
+Source: padded sequences, whose loss is computed after the scan, as in `flax.nnx.RNN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import ClassVar
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.steps.questions import rounds_alike, steps_a_question
+from jaxpr_opt.analysis.steps.read_ends import End, Masked, Picked, read_ends
+from jaxpr_opt.analysis.steps.skips import Skip, as_begun, find_ends, find_skips
+from jaxpr_opt.analysis.windows.row_readers import made_before
+from jaxpr_opt.bridge.parameters import unroll_of
+from jaxpr_opt.builders.early_exit import last_step, stop_early
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import After, Match, Pass
+from jaxpr_opt.ir.devices import is_sharded
+from jaxpr_opt.ir.graph import Constant, Op, Phase, Scan, Value, is_sized
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import can_move
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadRows(Match):
+    """A loop of whose rows only the first are read."""
+
+    ends: tuple[End, ...]
+
+
+@dataclass(frozen=True)
+class EndAtReadRows(Pass):
+    """Scan of whose stacks only the first rows are read -> while loop that makes those."""
+
+    name: ClassVar[str] = "end-at-read-rows"
+    phase: ClassVar[Phase] = "final"  # (6)
+    whole_arrays: ClassVar[bool] = True
+    after: ClassVar[tuple[After, ...]] = (
+        After("exit-loop-early", "a loop that says itself which steps it takes fills other rows"),
+    )
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
+
+    def find(self, op: Op) -> Iterator[ReadRows]:
+        assert isinstance(op, Scan)
+        if op.reverse or not is_sized((op.length,)) or op.length < 2:
+            return
+        found = [read_ends(op, stack) for stack in op.stacks if stack.result.uses]
+        ends = tuple(end for each in found for end in each or ())
+        if ends and all(each is not None for each in found):  # (2, 3, 4)
+            what = f"a loop of {op.length} steps ends after the last row that is read"
+            yield ReadRows(op, what, ends)
+
+    def refuse(self, match: ReadRows) -> str | None:
+        scan = match.op
+        assert isinstance(scan, Scan)
+        if unroll_of(scan) != 1:
+            return "the scan asks to be unrolled"
+        if not all(can_move(op) for op in scan.body.ops if not op.is_terminator):  # (5)
+            return "a step has effects, or devices wait for each other in it"
+        if any(map(is_sharded, scan.results)):
+            return "its rows may be divided over devices"
+        skip = _taken(scan)
+        if isinstance(skip, str):  # (1)
+            return skip
+        if steps_a_question(scan, _of_all(scan)) is None:
+            return "a step takes no longer than asking whether to go on"
+        asked = [_told(end) for end in match.ends] + ([skip.predicate] if skip else [])
+        if not cost_model().is_worth_masks(scan, asked):
+            return "all its masks take about as long as its steps"
+        return None
+
+    def rewrite(self, match: ReadRows, rw: Rewriter) -> None:
+        scan = match.op
+        assert isinstance(scan, Scan)
+        every = steps_a_question(scan, _of_all(scan)) or 1
+        for end in match.ends:
+            for op in made_before(_told(end), scan) or ():
+                rw.move(op, scan)
+        skip = _taken(scan)
+        found = [last_step(skip, rw)] if isinstance(skip, Skip) else []
+        found += [
+            rw.insert(partial(_rows, end, scan.length), _told(end), before=scan)
+            for end in dict.fromkeys(match.ends)
+        ]
+        last = rw.insert(lambda *each: reduce(lax.max, each), *found, before=scan)
+        unread = {stack.result for stack in scan.stacks}
+        stop_early(_of_all(scan), rw, unread, last, every)
+
+
+def _told(end: End) -> Value:
+    return end.mask if isinstance(end, Masked) else end.places
+
+
+def _of_all(scan: Scan) -> Skip:
+    """The steps of a loop, none of which says that it is skipped."""
+    values, counters = as_begun(scan, ())
+    always = Constant(np.bool_(True), jax.core.ShapedArray((), np.bool_))
+    return Skip(scan, always, True, "upfront", (), counters, values)
+
+
+def _taken(scan: Scan) -> Skip | str | None:  # (1)
+    """The steps that carries need which are read after a loop; none if no such carry is; or why
+    that is not known.
+    """
+    counting = {carry.param for carry, _ in as_begun(scan, ())[1]}
+    read = [c for c in scan.carries if c.result.uses and c.param not in counting]
+    skips = [each for each in (*find_skips(scan), *find_ends(scan)) if isinstance(each, Skip)]
+    if any(skip.kind != "upfront" for skip in skips):
+        return "its predicates are known in its steps only"
+    if not read:
+        return None
+    if not skips:
+        return f"what {read[0].param.label} is at the end is read"
+    if not rounds_alike(skips[0]):  # (7)
+        return "its predicates may round differently when computed all at once"
+    return skips[0]
+
+
+def _rows(end: End, length: int, told: jax.Array) -> jax.Array:
+    """The number of rows up to the last one that is read."""
+    if isinstance(end, Picked):
+        at = told if end.component is None else lax.index_in_dim(told, end.component, -1)
+        at = lax.clamp(np.int32(0), at, np.int32(length - end.size))  # (4)
+        return lax.add(lax.reduce_max(at, range(at.ndim)), np.int32(end.size))
+    chosen = lax.eq(lax.convert_element_type(told, np.int32), np.int32(end.case))
+    rows = lax.reduce_or(chosen, [axis for axis in range(told.ndim) if axis != end.axis])
+    after = lax.add(np.int32(1), lax.iota(np.int32, length))
+    none = lax.full((length,), 0, np.int32)
+    return lax.reduce_max(lax.select(rows, after, none), (0,))
