@@ -59,6 +59,7 @@ from jaxpr_opt.passes.windows.carry_last_rows import CarryLastRows
 from jaxpr_opt.passes.windows.carry_picked_rows import CarryPickedRows
 from jaxpr_opt.passes.windows.compute_read_rows import ComputeReadRows
 from jaxpr_opt.passes.windows.expand_combining_scatters import ExpandCombiningScatters
+from jaxpr_opt.passes.windows.forward_repeated_rows import ForwardRepeatedRows
 from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
 from jaxpr_opt.passes.windows.join_consecutive_rows import JoinConsecutiveRows
 from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
@@ -97,6 +98,7 @@ WINDOWS = (
     ForwardKnownStacks(),
     RecognizeOneHot(),
     WriteWhereMasked(),
+    ForwardRepeatedRows(),
     ExpandCombiningScatters(),
     ForwardWrittenWindows(),
     SinkSelectIntoUpdate(),

@@ -1,4 +1,4 @@
-"""Sum what one scatter adds to the same row of an array, without the array.
+"""Sum what one scatter adds to the same row of an array, or find what it leaves there, without it.
 
 Some windows of a scatter may be the same. Equal windows share a slot, that of the first of them;
 each gets the sum in its slot, in the order of the windows, as the scatter itself adds.
@@ -7,7 +7,7 @@ each gets the sum in its slot, in the order of the windows, as the scatter itsel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -53,6 +53,17 @@ def is_less(groups: Iterable[Sequence[Piece]], nbytes: int) -> bool:
 
 def by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
     """For each window, the sum of all updates to its row; equal windows get equal sums."""
+    return _by_row(piece, index, update, _total)
+
+
+def last_by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
+    """For each window, the last of all updates to its row."""
+    return _by_row(piece, index, update, _last)
+
+
+def _by_row(
+    piece: Piece, index: jax.Array, update: jax.Array, make: Callable[..., jax.Array]
+) -> jax.Array:
     lead, order = _order(piece, update)
     batch = numbers_of(piece.op).scatter_indices_batching_dims
     first = [*batch, *(axis for axis in range(lead) if axis not in batch)]
@@ -61,7 +72,7 @@ def by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
     where = lax.transpose(_in_range(piece, index), [*first, lead])
     slots = _slots_in_batch(where, len(batch))
     rows = lax.reshape(moved, (len(slots), *moved.shape[lead:]))
-    shared = lax.reshape(_total(rows, slots, slots), moved.shape)
+    shared = lax.reshape(make(rows, slots, slots), moved.shape)
     return lax.transpose(shared, [order.index(axis) for axis in range(update.ndim)])
 
 
@@ -126,6 +137,12 @@ def _total(rows: jax.Array, own: jax.Array, slots: jax.Array) -> jax.Array:
     """What rows, of which each has its own slot, add to the slot of each window."""
     total = jnp.zeros((len(slots), *rows.shape[1:]), rows.dtype).at[own].add(rows, **_IN_RANGE)
     return total.at[slots].get(**_IN_RANGE)
+
+
+def _last(rows: jax.Array, own: jax.Array, slots: jax.Array) -> jax.Array:
+    """What rows, of which each has its own slot, leave in the slot of each window."""
+    last = jnp.zeros((len(slots), *rows.shape[1:]), rows.dtype).at[own].set(rows, **_IN_RANGE)
+    return last.at[slots].get(**_IN_RANGE)
 
 
 def _count(index: jax.Array | Value) -> int:

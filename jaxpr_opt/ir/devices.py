@@ -99,6 +99,11 @@ def is_quick_if_small() -> bool:
     return not compat_devices.KEEPS_BARRIERS and jax.default_backend() == "cpu"
 
 
+def writes_in_order() -> bool:
+    """Whether a scatter writes one row after the other, so that of equal places the last stays."""
+    return jax.default_backend() == "cpu"
+
+
 def copies_at_constants() -> bool:
     """Whether XLA copies an array for a window at a constant that is read, added to and written.
 

@@ -11,6 +11,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `make-streamed-rows`            what a loop streams is made row by row, in the step
 `map-stacked-rows`              what is made of each row of a stack is made in the loop, and stacked
 `forward-written-windows`       a read of a written window is the written value, or may be
+`forward-repeated-rows`         a read of just what was written needs no array
 `accumulate-sparse-cotangents`  adding zeros with a window set adds to the window
 `add-in-branches`               adding a cond's result, or its zeros, adds in the branch
 `join-selected-parts`           the sum of disjoint parts becomes writes into the whole
