@@ -292,3 +292,29 @@ def test_a_loop_that_comes_before_what_it_would_begin_with():
 def after(text):
     """The program after the change."""
     return "\n".join(line for line in text.splitlines() if not line.startswith("-"))
+
+
+def added_up(n):
+    """A sum of so many terms."""
+    return lambda x, y: sum((jnp.sin(y * k) for k in range(1, n)), jnp.sin(x))
+
+
+def added_one_by_one(n):
+    """So many rows, each added to what the one before was added to."""
+
+    def f(x, i):
+        rows = jnp.zeros(8)
+        for k in range(n):
+            rows = rows.at[i + k].add(x[k % 8])
+        return rows
+
+    return f
+
+
+@pytest.mark.parametrize(("made", "other"), [(added_up, jnp.ones(8)), (added_one_by_one, 1)])
+def test_long_sums(made, other):
+    """Sums in sums are followed so far that Python's stack has room for them."""
+    args = jnp.arange(8.0), other
+    same = jaxpr_as_fun(onto(jax.make_jaxpr(made(6))(*args), (True,)))(*args, jnp.ones(8))
+    np.testing.assert_allclose(same[0], made(6)(*args) + 1, 1e-5)
+    onto(jax.make_jaxpr(made(1200))(jnp.arange(8.0), other), (True,))

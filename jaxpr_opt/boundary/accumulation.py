@@ -28,6 +28,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.bridge import compat, compat_ad
 from jaxpr_opt.bridge.parameters import padding_of
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.graph import Cond, Constant, Op, Remat, Scan, Value, dominates
 from jaxpr_opt.ir.importer import import_jaxpr
@@ -55,6 +56,7 @@ class _Sums:
 
     def __init__(self, rw: Rewriter) -> None:
         self.rw = rw
+        self._inside = 0  # of how many sums what is looked at is a part
 
     def of(self, base: Value, value: Value, readers: Sequence[Op], before: Op) -> Value:
         """`base + value`, right before an op; `readers` are those that need `value` no more, if
@@ -65,8 +67,11 @@ class _Sums:
             return base
         read = [use.op for use in value.uses]
         is_free = is_alike and len(set(read)) == len(read) and set(read) <= set(readers)  # (2)
-        rule = self.rule(value.op) if is_free else None
+        is_near = self._inside < limits.SUMS_IN_A_ROW
+        rule = self.rule(value.op) if is_free and is_near else None
+        self._inside += 1
         made = rule(base, value, before) if rule is not None else None
+        self._inside -= 1
         return self.rw.insert(lax.add, base, value, before=before) if made is None else made
 
     def rule(self, op: Op | None) -> Callable[[Value, Value, Op], Value | None] | None:
@@ -165,11 +170,15 @@ def _added_window(base: Array, window: Array, *start: Array) -> Array:
 
 def _terms(value: Value) -> Iterator[tuple[Value, Op]]:
     """What is summed up, with the op that reads it."""
-    op = value.op
-    assert op is not None
-    for each in op.operands:
-        is_sum = each.op is not None and each.op.name in _SUMS and len(each.uses) == 1
-        yield from _terms(each) if is_sum else [(each, op)]
+    pending = [value.op]
+    while pending:
+        op = pending.pop()
+        assert op is not None
+        for each in op.operands:
+            if each.op is not None and each.op.name in _SUMS and len(each.uses) == 1:
+                pending.append(each.op)
+            else:
+                yield each, op
 
 
 def _place(value: Value) -> tuple[bool, int]:

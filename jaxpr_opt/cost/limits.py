@@ -25,6 +25,13 @@ ROWS_CARRIED = 8
 OPS_OF_A_ROW = 32
 """Ops, one after the other, that a step makes a row by."""
 
+LEVELS_OF_A_PREDICATE = 12
+"""How deep in the logic of a predicate a part of it may be that says alone which steps are taken:
+what a step is if it is false is asked for each."""
+
+SUMS_IN_A_ROW = 64
+"""Sums, one inside the other, that become part of an array to which they would be added."""
+
 LEVELS_COMPARED = 3
 """How far back scalars are compared to find those that are computed alike."""
 

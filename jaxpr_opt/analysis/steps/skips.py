@@ -45,6 +45,7 @@ from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_slice
 from jaxpr_opt.ir.inputs import inputs
@@ -326,17 +327,20 @@ def _candidates(scan: Scan) -> list[Value]:
 
 
 def _parts(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:
-    """The truth values of the body of which predicates are made by logic."""
-    pending = list(predicates)
-    seen = set(pending)
-    for value in pending:
-        if value.op is not None and value.op.name in ("and", "not", "or"):
-            operands = dict.fromkeys(value.op.operands)
-            parts = [v for v in operands if v.region is scan.body and v not in seen]
+    """The truth values of the body of which predicates are made by few levels of logic."""
+    level = [*predicates]
+    seen = set(level)
+    for _ in range(limits.LEVELS_OF_A_PREDICATE):
+        made_of: dict[Value, None] = {}
+        for value in level:
+            if value.op is None or value.op.name not in ("and", "not", "or"):
+                continue
+            parts = [v for v in value.op.operands if v.region is scan.body and v not in seen]
             roots = [v for v in map(predicate_root, parts) if v.region is scan.body]
             yield from (*parts, *(v for v in roots if v.dtype == bool))
-            pending += parts
-            seen.update(parts)
+            made_of |= dict.fromkeys(parts)
+        level = [*made_of]
+        seen.update(level)
 
 
 def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
