@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import checkify
+from jax.experimental import checkify, jet
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxpr_opt import settings
@@ -678,3 +678,19 @@ def programs(jaxpr):
             inner = jax.extend.core.jaxprs_in_params(eqn.params)
             found += [shapes for each in inner for shapes in programs(each)]
     return found
+
+
+def test_taylor_mode():
+    """Of two arguments, one of which does not move, in a jitted function and by itself."""
+
+    def f(x, y):
+        for _ in range(3):
+            x = jnp.sin(x) * jnp.exp(x * y)
+        return x, y, x * 2
+
+    x = jnp.linspace(0.1, 1.0, 4)
+    series = [x, x], [x, 0 * x]
+    want = jet.jet(f, (x, 2 * x), series)
+    for how in (lambda run: run, jax.jit):
+        got = how(lambda *args: jet.jet(optimize(f), args, series))(x, 2 * x)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), got, want)

@@ -237,6 +237,7 @@ compat_ad.register_expansion(optimized_p, _expand)
 compat_ad.register_linearization(optimized_p, _linearize)
 compat_ad.register_partial_eval(optimized_p, _split, _rebuild, _replay)
 compat_ad.register_checkify(optimized_p)
+compat_ad.register_taylor_mode(optimized_p)
 
 
 # ---------------------------------------------------------------- rules of ``optimized_linear``

@@ -25,10 +25,15 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib import xla_client as _xla
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from jaxpr_opt.bridge import compat, compat_devices, compat_guard, guard
 from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
+
+try:
+    from jax.experimental import jet as _jet
+except ImportError:  # it is experimental
+    _jet = None  # type: ignore[assignment]
 
 _UndefinedPrimal: Any = _ad.UndefinedPrimal
 _GradAccum, _RefAccum = _ad.GradAccum, _ad.RefAccum
@@ -575,6 +580,21 @@ def register_checkify(primitive: Primitive) -> None:
 
 
 _CHECKIFY_ARGUMENTS = list(inspect.signature(_checkify.checkify_jaxpr).parameters).index("args")
+
+
+def register_taylor_mode(primitive: Primitive) -> None:
+    """`jax.experimental.jet` sees through a program to its equations, which are then not
+    optimised.
+    """
+    jet: Any = _jet
+
+    def rule(primals: Any, series: Any, *, jaxpr: ClosedJaxpr, program: Any) -> Any:
+        del program
+        run = jaxpr_as_fun(jaxpr)
+        return jet.jet(run, tuple(primals), tuple(series), factorial_scaled=False)
+
+    if jet is not None:
+        jet.jet_rules[primitive] = rule
 
 
 # ---------------------------------------------------------------- the options of `jax.jit`
