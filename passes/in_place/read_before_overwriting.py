@@ -42,7 +42,8 @@ Both are the identity, so they are always sound. They are inserted where
    not depend on the write, nor on an op that must stay behind one; or reads that the write depends
    on anyway;
 3. another op than the write uses the window, which has elements, or some op uses all of the written
-   buffer: XLA handles ``c[i] = f(c[j])`` by itself, or ``c[i] = f(c[i])`` after a division;
+   buffer: XLA handles ``c[i] = f(c[j])`` by itself, or ``c[i] = f(c[i])`` after a division, and
+   what reads several windows, if the write needs it: it does not repeat that elsewhere;
 4. the buffer is large enough for a copy to matter (more than one cache line; where all of it is
    read in each step, too, more than a step hides), and the window small enough: behind a fence it
    takes memory of its own, and one loop over the buffer becomes several;

@@ -286,6 +286,14 @@ def test_many_windows_where_barriers_are_dropped(dividing, n, windows, fires):
         alone(BARRED, stepping(cleared), f"f32[{n}]", places, places, fires=fires)
 
 
+@pytest.mark.parametrize(("n", "fires"), [(200, False), (5000, True)])
+def test_a_batch_where_barriers_are_dropped(dividing, n, fires):
+    """(4) The places of a batch are several, too."""
+    program = jax.vmap(stepping(lambda c, i, j: (write(c, jnp.ones(2), j), read(c, i))))
+    with using(CostModel()):
+        alone(BARRED, program, f"f32[3,{n}]", "i32[3,4]", "i32[3,4]", fires=fires)
+
+
 def test_several_windows_by_a_function():
     """XLA does not write those one by one."""
     step = lambda c, i, j: (c.at[j].apply(jnp.sin), c[i])
@@ -410,6 +418,23 @@ def test_a_place_that_must_stay():
 def test_what_is_read_for_the_write_alone(step):
     """(3) XLA orders them by itself: there is nothing to find."""
     alone(BARRED, stepping(step), *PLACES, fires=False)
+
+
+@pytest.mark.parametrize("combined", [jnp.array, jnp.negative, lambda x: jnp.sin(x) + x])
+def test_several_windows_that_the_write_needs(combined):
+    """(3) XLA does not repeat a read of several windows, as it does one of a single window: what
+    else needs what is read does not make it copy the buffer.
+    """
+
+    def step(c, i, j):
+        x = combined(c[j])
+        return c.at[i].add(x), x
+
+    args = jnp.arange(5000.0), *(jnp.arange(12, dtype=jnp.int32).reshape(4, 3) for _ in range(2))
+    alone(BARRED, stepping(step), *args, fires=False)
+    alone(BARRED, stepping(step), args[0], args[1][:, 0], args[2][:, 0], fires=True)
+    compiled = jax.jit(stepping(step)).lower(*args).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < args[0].nbytes
 
 
 @pytest.mark.parametrize(

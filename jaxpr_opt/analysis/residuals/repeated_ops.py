@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from math import inf, prod
+from math import inf
 
 from jaxpr_opt.analysis.residuals.cuts import known_to_readers, residuals
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, paired, routes
@@ -17,6 +17,7 @@ from jaxpr_opt.analysis.residuals.versions import restored, undoable
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.values.rounding import is_discontinuous, rounded
+from jaxpr_opt.analysis.windows.window_primitives import windows_read
 from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
@@ -60,7 +61,7 @@ def step_of(scan: Scan) -> Step:
         restored=whole,
         spread=_spread(scan),
         long_rows=_long_rows(scan, whole),
-        windows=_windows(scan) | {op: _number_of_windows(op) for op in fetched},
+        windows=_windows(scan) | {op: windows_read(op) for op in fetched},
         fetched=fetched,
         unstable=_unstable(scan),
         skips=find_skip(scan) is not None,
@@ -208,7 +209,7 @@ def _windows(scan: Scan) -> dict[Op, int]:
     all rows that a loop would store of them.
     """
     return {
-        op: _number_of_windows(op)
+        op: windows_read(op)
         for op in scan.body.ops
         if op.name in READS and _is_at_hand(op.operands[0], op.result.nbytes * scan.length, scan)
     }
@@ -264,10 +265,6 @@ def _is_at_hand(array: Value, rows: int, scan: Scan) -> bool:
     program = program_of(scan)
     is_argument = array.op is None and program is not None and array.region is program.body
     return isinstance(array, Constant) or is_argument or array.nbytes <= rows
-
-
-def _number_of_windows(read: Op) -> int:
-    return prod(read.operands[1].shape[:-1]) if read.name == "gather" else 1
 
 
 def _multiplies(op: Op, whole: Set[Value], scan: Scan) -> bool:

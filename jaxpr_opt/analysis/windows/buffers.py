@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jaxpr_opt.analysis.values.enclosing import is_differentiated
 from jaxpr_opt.analysis.values.renaming import is_noop_cast, original
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
+from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, windows_read
 from jaxpr_opt.cost.fusion import is_repeated, reduces
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
@@ -204,7 +204,7 @@ def is_read_for(write: Op, reader: Op) -> bool:
     """Whether a write needs what an op reads, and XLA fuses that read with nothing else.
 
     XLA repeats a read, and what is cheaply computed from it, wherever that is needed; not so what
-    is costly to compute.
+    is costly to compute, nor a read of several windows at once.
     """
     region = write.region
     assert region is not None
@@ -236,4 +236,4 @@ def is_read_for(write: Op, reader: Op) -> bool:
 
 def _reads(op: Op) -> bool:
     known = access(op)
-    return known is not None and known.kind == "read"
+    return known is not None and known.kind == "read" and windows_read(op) == 1

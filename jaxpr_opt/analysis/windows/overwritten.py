@@ -5,7 +5,7 @@ fence pays.
 from __future__ import annotations
 
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.analysis.windows.window_primitives import WRITES, places
+from jaxpr_opt.analysis.windows.window_primitives import WRITES, places, windows_read
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import fence, is_sharded
@@ -31,7 +31,7 @@ def pays(write: Op, readers: tuple[Op, ...], whole_is_read: bool) -> bool:
         if not any(_is_same(each, other) for other in windows):
             windows.append(each)
     nbytes, array = sum(each.result.nbytes for each in windows), write.operands[0].nbytes
-    several = sum(each.result.size for each in windows if access(each) is None)
+    several = sum(each.result.size for each in windows if windows_read(each) > 1)
     if several and fence() == "division" and not cost_model().is_less_divided(several, array):
         return False
     return cost_model().is_less_fenced(nbytes, array, whole_is_read=whole_is_read)

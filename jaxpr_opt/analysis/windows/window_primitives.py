@@ -6,6 +6,7 @@ These are facts about one op, whatever its indices are. Where a window is, `acce
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import jax
@@ -28,6 +29,11 @@ COMBINING = {"scatter-max": lax.max, "scatter-min": lax.min, "scatter-mul": lax.
 
 SCATTERS = frozenset({"scatter", "scatter-add", *COMBINING})
 """The primitives that write, add or combine windows at places that an array of indices says."""
+
+
+def windows_read(read: Op) -> int:
+    """How many windows an op reads; one for each place that a gather is given."""
+    return prod(read.operands[1].shape[:-1]) if read.name == "gather" else 1
 
 
 def neutral(write: Op) -> Any:
