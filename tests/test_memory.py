@@ -16,6 +16,7 @@ from jaxpr_opt import budget, optimize, settings
 from jaxpr_opt.analysis.liveness import rematerialization
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cli.main import main
+from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.engine import pipeline
 from jaxpr_opt.memory import planner
 from jaxpr_opt.memory.budget import Budget, parse_budget
@@ -239,6 +240,38 @@ def test_each_size_of_layers_is_offered(monkeypatch):
     optimize(jax.grad(dense), memory="minimal").lower(W, TALL)
     sizes = [offer.nbytes for offer in offered]
     assert len(sizes) > 3 and min(sizes) > 0 and len(set(sizes)) == len(sizes), sizes
+
+
+def gelus(w, h):
+    """Layers whose activations are computed from one product each."""
+    for _ in range(12):
+        h = jax.nn.gelu(h @ w)
+    return (h**2).mean()
+
+
+def test_no_product_is_repeated_where_activations_are_enough():
+    """An activation and what it is computed of are both dropped: the one does not pay for both."""
+    found = frontier(jax.grad(gelus), W, TALL)
+    stored = [each for each in found if each.flops < 1.02 * found[0].flops]
+    assert stored[-1].nbytes < 0.6 * found[0].nbytes, [each.nbytes for each in found]
+    assert found[-1].flops > 1.1 * found[0].flops
+
+
+def test_memory_that_is_handed_out_anew_takes_time():
+    """So where it does, of two programs that both exceed the cache the smaller is the faster."""
+    many = frontier(jax.grad(unrolled), W, TALL)
+    with using(cost_model().but(cache=1, fresh=1.0)):
+        found = frontier(jax.grad(unrolled), W, TALL)
+    assert len(found) < len(many)
+    assert found[1].nbytes < 0.5 * found[0].nbytes
+    assert found[1].seconds == found[0].seconds  # none is held to be faster than what there is
+
+
+def test_of_what_may_be_dropped_each_is_found_by_its_part():
+    """However its part is rounded."""
+    found = [rematerialization.Dropping(None, (), n, 78519040, 0.0) for n in range(10**6, 1, -997)]
+    for each in found:
+        assert rematerialization.within(found, each.nbytes / each.before) is each
 
 
 def test_little_is_made_to_choose_from(monkeypatch):

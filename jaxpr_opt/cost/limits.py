@@ -72,6 +72,9 @@ PARTS_OF_A_BUDGET = 2
 CUTS = 96
 """Places at which straight-line code may be divided into segments that are computed again."""
 
+WORTHS = 12
+"""Prices of a byte for which it is tried which arrays are stored between such segments."""
+
 NEXT_BOUND = 0.85
 """How much less memory than the last division into segments the next one may take."""
 

@@ -122,6 +122,10 @@ class CostModel:
         """Seconds to write so many bytes to new pages, which may never be read."""
         return self.device.memory / 2 * _number(nbytes)
 
+    def fresh(self, nbytes: float) -> float:
+        """Seconds that handing out so many bytes of temporary memory takes in each run."""
+        return self.device.fresh * _number(nbytes) if self.is_far(nbytes) else 0.0
+
     def kept(self, nbytes: float, stacked: float) -> float:
         """Seconds to store so many bytes, and to load them, among so many that are stacked."""
         return _number(nbytes) * (

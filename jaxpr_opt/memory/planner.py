@@ -266,7 +266,9 @@ def _traded(base: Candidate, stage: Stage) -> Iterator[Offer]:
         taken = [_within(trades, part) for trades in places]
         rest = base.nbytes - sum(each.saved for each in taken)
         nbytes = max(rest, round(max(each.part for each in taken) * base.nbytes))
-        yield Offer(base, part, nbytes, base.seconds + sum(each.seconds for each in taken))
+        again = sum(each.seconds for each in taken)
+        less = cost_model().fresh(base.nbytes) - cost_model().fresh(nbytes)
+        yield Offer(base, part, nbytes, base.seconds + again - less)
 
 
 def _within(trades: Sequence[Trade], part: float) -> Trade:

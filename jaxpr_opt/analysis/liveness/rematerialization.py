@@ -23,7 +23,8 @@ straight line of ops.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import functools
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -111,7 +112,7 @@ def within(found: Sequence[Dropping], part: float) -> Dropping | None:
     """The fastest that holds a part of what is held if nothing is dropped, or else the smallest."""
     if part >= 1 or not found:
         return None
-    return next((each for each in found if each.nbytes <= part * each.before), found[-1])
+    return next((each for each in found if each.nbytes / each.before <= part), found[-1])
 
 
 @remembered
@@ -154,8 +155,7 @@ class _Search:
         everything, nothing = self._way(None), self._way(self.fixed)
         plain = everything.held[0, -1] + self.others[0, -1]
         seconds = sum(self.again[i] for i in self.needed)
-        prices = [price * seconds / max(plain, 1.0) for price in limits.PRICES[::2]]
-        kept = [self._dear(price) for price in prices]
+        prices, kept = self._worth(seconds / max(plain, 1.0))
         ways = [(everything, self._way(each), nothing) for each in kept]
         paths = self._paths(ways, prices, plain, limits.NEXT_BOUND, limits.BOUNDS)
         least = min((path[-1].peak for path in paths), default=plain)
@@ -216,9 +216,32 @@ class _Search:
             [[0.0] * (a + 1) + list(np.maximum.accumulate(most[a:-1])) for a in range(len(most))]
         )
 
+    def _worth(self, unit: float) -> tuple[list[float], list[Set[Value]]]:
+        """Prices of a byte, and the values that are worth them: between two prices another is tried
+        where most bytes are worth the one and not the other.
+        """
+        every = [price * unit * root for price in limits.PRICES for root in (1.0, 2**0.5)]
+
+        @functools.cache
+        def dear(number: int) -> Set[Value]:
+            return self._dear(every[number])
+
+        @functools.cache
+        def nbytes(number: int) -> int:
+            return sum(map(self.turn.nbytes, dear(number)))
+
+        tried = [0, len(every) - 1]
+        while len(tried) < limits.WORTHS:
+            gaps = ((nbytes(a) - nbytes(b), a, b) for a, b in pairwise(tried) if b - a > 1)
+            most, a, b = max(gaps, default=(0, 0, 0))
+            if most <= 0:
+                break
+            insort(tried, (a + b) // 2)
+        return [every[number] for number in tried], [dear(number) for number in tried]
+
     def _dear(self, price: float) -> Set[Value]:
-        """Values that are worth their bytes: making each of them again, from those before it, takes
-        longer.
+        """Values that are worth their bytes: making each of them again takes longer, from those
+        before it, and from what is made again anyway, because it is read itself.
         """
         dear, seconds = set(self.fixed), dict[Value, float]()
         for i in self.needed:
@@ -226,8 +249,9 @@ class _Search:
             needed = self.again[i] + sum(seconds.get(v, 0.0) for v in self.turn.reads(op))
             for value in op.results:
                 worth = price * self.turn.nbytes(value)
-                seconds[value] = needed if needed <= worth or not worth else 0.0
-                dear |= {value} if needed > worth > 0 else set()
+                is_dear = needed > worth > 0
+                dear |= {value} if is_dear else set()
+                seconds[value] = 0.0 if is_dear or value in self.turn.readers else needed
         return dear
 
     def _spans(self) -> tuple[Counts, Counts, Counts, Counts]:
