@@ -17,6 +17,7 @@ from jaxpr_opt.passes.in_place.update_states import UpdateStates
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.laws.fold_constants import FoldConstants
 from jaxpr_opt.passes.laws.merge_common_subexpressions import MergeCommonSubexpressions
+from jaxpr_opt.passes.laws.open_checkpoints import OpenCheckpoints
 from jaxpr_opt.passes.laws.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.laws.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.laws.simplify import Simplify
@@ -79,6 +80,7 @@ from jaxpr_opt.passes.windows.write_to_whole_arrays import WriteToWholeArrays
 from jaxpr_opt.passes.windows.write_where_masked import WriteWhereMasked
 
 CLEANUP = (
+    OpenCheckpoints(),
     ResolveKnownPredicates(),
     Simplify(),
     FoldConstants(),

@@ -27,8 +27,6 @@ Sound when
    into a second cond, which takes its masks from the first. In one branch XLA would see a mask next
    to its product, turn both into a select, and drop the NaN of ``0 * NaN``.
 
-A remat that only moves or broadcasts data recomputes nothing, and is removed.
-
 Cost: none at run time. The rewrite exposes the loop in the branch, and the branch that does
 nothing, to other passes.
 Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` around the step.
@@ -45,7 +43,7 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Cond, Op, Region, Remat, Use, Value, backward_slice, phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import can_move, is_cheap, is_data_movement, may_depend_on
+from jaxpr_opt.ir.traits import can_move, is_cheap, may_depend_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,13 +54,6 @@ class RematOfCond(Match):
     cond: Cond
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IdleRemat(Match):
-    """A remat that computes nothing."""
-
-    remat: Remat
-
-
 @dataclass(frozen=True)
 class PushRematIntoBranches(Pass):
     """Turn a remat of a cond into a cond of remats."""
@@ -70,26 +61,17 @@ class PushRematIntoBranches(Pass):
     name: ClassVar[str] = "push-remat-into-branches"
     anchors: ClassVar[tuple[type[Op], ...]] = (Remat,)
 
-    def find(self, op: Op) -> Iterator[Match]:
+    def find(self, op: Op) -> Iterator[RematOfCond]:
         assert isinstance(op, Remat)
         conds = [each for each in op.body.ops if isinstance(each, Cond)]
         if len(conds) == 1:  # (1)
             yield RematOfCond(op, "only the branch taken is recomputed", op, conds[0])
-        elif all(each.is_terminator or is_data_movement(each) for each in op.body.ops):
-            yield IdleRemat(op, "there is nothing to recompute", op)
 
-    def refuse(self, match: Match) -> str | None:
-        return _why_outside(match.remat, match.cond) if isinstance(match, RematOfCond) else None
+    def refuse(self, match: RematOfCond) -> str | None:
+        return _why_outside(match.remat, match.cond)
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
-        match match:
-            case RematOfCond():
-                _push(match.remat, match.cond, rw)
-            case IdleRemat(remat=remat):
-                outputs = rw.inline(remat.body, (), remat)
-                for result, value in zip(remat.results, outputs, strict=True):
-                    rw.replace(result, value)
-                rw.erase(remat)
+    def rewrite(self, match: RematOfCond, rw: Rewriter) -> None:
+        _push(match.remat, match.cond, rw)
 
 
 def _beside(remat: Remat, cond: Cond) -> tuple[list[Op], list[Op]]:

@@ -29,8 +29,9 @@ from jaxpr_opt.insight.journal import (
     publish,
 )
 from jaxpr_opt.ir.exporter import export
-from jaxpr_opt.ir.graph import Graph, Phase
+from jaxpr_opt.ir.graph import Graph, Phase, Remat
 from jaxpr_opt.ir.importer import INLINED_WHEN_FINAL, import_jaxpr
+from jaxpr_opt.ir.traits import is_plainly_called
 from jaxpr_opt.memory.budget import Budget
 from jaxpr_opt.memory.messages import tell_unmet
 from jaxpr_opt.memory.planner import plan
@@ -324,7 +325,8 @@ class Pipeline:
             return None
         ops = list(graph.walk())
         marked = any(op.name == "stop_gradient" for op in ops) and any(op.regions for op in ops)
-        return None if graph.opened or marked else state
+        closed = any(isinstance(op, Remat) and is_plainly_called(op) for op in ops)
+        return None if graph.opened or marked or closed else state
 
     def _has_later_work(self, census: Census) -> bool:
         """Whether a pass of a later phase would look at some op."""

@@ -14,10 +14,21 @@ from typing import Any
 import numpy as np
 
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.bridge.parameters import filled_by
+from jaxpr_opt.bridge.parameters import filled_by, is_in_transpose
 from jaxpr_opt.ir.devices import is_divided, is_manual, is_partly_manual, is_replicated
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import TERMINATOR, UNDEFINED, Call, Cond, Op, Remat, Value, While
+from jaxpr_opt.ir.graph import (
+    TERMINATOR,
+    UNDEFINED,
+    Call,
+    Cond,
+    Op,
+    Remat,
+    Scan,
+    Value,
+    While,
+    phase_of,
+)
 
 SPREADING = frozenset({"broadcast_in_dim", "iota", UNDEFINED})
 """Results are larger than what they are made from, which costs nothing to redo."""
@@ -362,6 +373,19 @@ def is_repeatable(op: Op) -> bool:
     effects, and no device waits for it.
     """
     return can_move(op) and (not is_divided(op) or all(is_pointwise(each) for each in op.walk()))
+
+
+def is_plainly_called(remat: Remat) -> bool:
+    """Whether XLA may see the ops of a checkpoint beside others: nothing differentiates any more,
+    and either JAX has not differentiated it, or it is the only one in the step of a loop.
+    """
+    if phase_of(remat) != "final":
+        return False
+    step = remat.region
+    if not is_in_transpose(remat) or step is None:
+        return True
+    is_alone = sum(isinstance(each, Remat) for each in step.ops) == 1
+    return is_alone and isinstance(step.owner, Scan | While)
 
 
 @remembered

@@ -7,6 +7,7 @@ program.
 `simplify`                     algebra: x + 0 is x, not not p is p
 `remove-idle-moves`            data movement: a reshape of a reshape is one reshape
 `fold-constants`               scalar arithmetic on constants
+`open-checkpoints`             a checkpoint that keeps nothing apart is its ops
 `resolve-known-predicates`     inside a branch its predicate is known
 `eliminate-dead-code`          values that nothing reads
 `merge-common-subexpressions`  values that are computed twice

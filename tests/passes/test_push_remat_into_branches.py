@@ -43,12 +43,12 @@ def test_cond_of_remats():
         program,
         "i32[]",
         "f32[3,3]",
-        simplify=True,
         diff="""
           fn (n:i32[], x:f32[3,3]) {
         -   r:f32[3,3] = remat {
         -     m:f32[3,3] = mul x 2.0
         -     l:bool[] = lt n 3
+        -     c:i32[] = convert_element_type l
         -     r:f32[3,3] = cond l {
         -       d:f32[3,3] = dot_general m m
         -       s:f32[3,3] = sin d
@@ -62,8 +62,10 @@ def test_cond_of_remats():
         +   l:bool[] = lt n 3
         +   r1:f32[3,3] = cond l {
         +     r1:f32[3,3] = remat {
-        +       m:f32[3,3] = mul x 2.0
-        +       d:f32[3,3] = dot_general m m
+        +       m1:f32[3,3] = mul x 2.0
+        +       l1:bool[] = lt n 3
+        +       c1:i32[] = convert_element_type l1
+        +       d:f32[3,3] = dot_general m1 m1
         +       s:f32[3,3] = sin d
         +       a1:f32[3,3] = add s 1.0
         +       yield a1
@@ -71,6 +73,9 @@ def test_cond_of_remats():
         +     yield r1
         +   } else {
         +     r1:f32[3,3] = remat {
+        +       m:f32[3,3] = mul x 2.0
+        +       l1:bool[] = lt n 3
+        +       c:i32[] = convert_element_type l1
         +       a1:f32[3,3] = add x 1.0
         +       yield a1
         +     }
@@ -94,32 +99,6 @@ def test_gradient_of_a_checkpointed_switch():
 
     found = jax.make_jaxpr(program)(1, jnp.ones(3))
     check_unchanged_values(found)
-
-
-def test_remat_of_moves_is_none():
-    """There is nothing to recompute."""
-
-    def program(x):
-        return jax.checkpoint(lambda x: (jnp.broadcast_to(x, (2, 3)), x.reshape(3, 1)))(x)
-
-    check_rewrite(
-        PUSH,
-        program,
-        "f32[3]",
-        diff="""
-          fn (x:f32[3]) {
-        -   r:f32[2,3], r1:f32[3,1] = remat {
-        -     b:f32[2,3] = broadcast_in_dim x
-        -     r:f32[3,1] = reshape x
-        -     yield b, r
-        -   }
-        +   b:f32[2,3] = broadcast_in_dim x
-        +   r:f32[3,1] = reshape x
-        -   return r, r1
-        +   return b, r
-          }
-        """,
-    )
 
 
 def test_work_beside_the_cond():

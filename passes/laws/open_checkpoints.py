@@ -1,0 +1,74 @@
+"""Open a checkpoint that keeps nothing apart.
+
+Before, in the transpose of a loop over checkpointed steps::
+
+    g = scan[100, reverse] carry(a=ct) xs(r=xs) {
+      b = remat {
+        y = tanh r
+        d = one_minus_square y
+        e = mul a d
+        yield e
+      }
+      yield carry(b)
+    }
+
+After::
+
+    g = scan[100, reverse] carry(a=ct) xs(r=xs) {
+      y = tanh r
+      d = one_minus_square y
+      e = mul a d
+      yield carry(e)
+    }
+
+JAX puts a barrier around what a transposed checkpoint computes again, so that XLA does not take the
+values from where they were computed first. To the passes, too, its body is closed. Sound always:
+the ops are the same. A checkpoint keeps nothing apart if
+
+1. it only moves or broadcasts data: there is nothing to compute again; or nothing differentiates
+   any more (the final phase), and
+2. JAX has not differentiated it: then it lowers it without a barrier; or
+3. it is the only one in the step of a loop: the values were computed first in another loop, from
+   which XLA takes none. With several in a step, the barriers keep XLA from computing the values of
+   all at the same time.
+
+Source: `prevent_cse` of `jax.checkpoint`, which its documentation advises to turn off in a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.graph import Op, Remat
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import is_data_movement, is_plainly_called
+
+
+@dataclass(frozen=True)
+class OpenCheckpoints(Pass):
+    """A remat that keeps nothing apart -> its ops."""
+
+    name: ClassVar[str] = "open-checkpoints"
+    anchors: ClassVar[tuple[type[Op], ...]] = (Remat,)
+    cleanup: ClassVar[bool] = True
+
+    def find(self, op: Op) -> Iterator[Match]:
+        assert isinstance(op, Remat)
+        ops = op.body.ops
+        if all(each.is_terminator or is_data_movement(each) for each in ops):  # (1)
+            yield Match(op, "there is nothing to recompute")
+        elif is_plainly_called(op):  # (2), (3)
+            yield Match(op, "XLA takes its values from nowhere else")
+
+    def refuse(self, match: Match) -> str | None:  # noqa: ARG002
+        return None  # it runs the same ops
+
+    def rewrite(self, match: Match, rw: Rewriter) -> None:
+        remat = match.op
+        assert isinstance(remat, Remat)
+        for result, value in zip(remat.results, rw.inline(remat.body, (), remat), strict=True):
+            rw.replace(result, value)
+        rw.erase(remat)
