@@ -122,6 +122,8 @@ WINDOWS = (
     SliceKnownWindows(),
 )
 
+ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
+
 REASSOCIATING = (ComputeReadRows("all"), MapSumsOnce(), JoinNestedSums(), AddScaledRows())
 """What runs only under `optimize(reassociate=True)`."""
 
@@ -169,15 +171,7 @@ STAGES = (
     (PackScalars(),),
     RESIDUALS,
     # When nothing can differentiate any more.
-    (
-        UpdateRows(),
-        UpdateStates(),
-        ExitLoopEarly(),
-        EndAtReadRows(),
-        BeginAtCotangents(),
-        AddInPlace(),
-        *CLEANUP,
-    ),
+    (UpdateRows(), UpdateStates(), *ENDS, AddInPlace(), *CLEANUP),
     (JoinScalarStacks(), SelectPaddedNumbers(), MakeFactorsOnce()),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),

@@ -1,5 +1,4 @@
-"""Order reads of a carried buffer before the write that overwrites it, so that XLA need not copy
-it.
+"""Order reads of a carried buffer before the write that overwrites it: XLA need not copy it.
 
 Before::
 

@@ -60,7 +60,7 @@ class OpenCheckpoints(Pass):
         ops = op.body.ops
         if all(each.is_terminator or is_data_movement(each) for each in ops):  # (1)
             yield Match(op, "there is nothing to recompute")
-        elif is_plainly_called(op):  # (2), (3)
+        elif is_plainly_called(op):  # (2, 3)
             yield Match(op, "XLA takes its values from nowhere else")
 
     def refuse(self, match: Match) -> str | None:  # noqa: ARG002
