@@ -72,7 +72,9 @@ class ForwardRepeatedRows(Pass):
         write = array.op
         if write is None or write.name != "scatter" or combiner_of(write) is not None:
             return
-        if write.region is op.region and _is_read_back(op, write):  # (1)
+        if write.region is not op.region:  # in a loop, each step would compare the places
+            return
+        if _is_read_back(op, write):  # (1)
             piece = Piece(write, write.operands[0], write.operands[2], (index,))
             few = bytes_text(piece.nbytes)
             says = f"{few} that were written are read back, not of {bytes_text(array.nbytes)}"
