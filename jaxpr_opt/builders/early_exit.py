@@ -314,10 +314,11 @@ def _body(
 
 
 def _is_rid_of(skip: Skip) -> bool:
-    """Whether steps without their predicate take less time.  In a loop of few numbers selects cost
-    nothing, and keep XLA from computing again what they choose, for the next predicate.
+    """Whether steps without their predicate take less time.  In a loop of few numbers selects of a
+    few cost nothing, and keep XLA from computing again what they choose, for the next predicate.
     """
-    is_next = skip.kind == "carried" and not has_branch(skip)
+    are_few = all(cost_model().is_no_line(carry.param.nbytes) for carry in skip.kept)
+    is_next = skip.kind == "carried" and are_few and not has_branch(skip)
     return not (is_next and cost_model().is_one_function(skip.scan))
 
 
