@@ -87,7 +87,8 @@ class IsolateDroppedSteps(Pass):
         left_out = _left_out(skip)
         back = {each.scan: each for found in left_out.values() for each in found}
         taken = steps_taken(skip, rw)
-        some = into_branch(skip, rw, None if is_known_in_steps(skip) else taken, _kept)
+        tells = skip.kind == "carried" or is_known_in_steps(skip)
+        some = into_branch(skip, rw, None if tells else taken, _kept)
         leave_unspecified(skip, left_out, rw, some)
         for each in back.values():
             into_branch(each, rw, taken, _kept)

@@ -67,6 +67,11 @@ def batch(w, xs, n):
     return jax.vmap(loss, (None, None, 0))(w, xs, lengths).sum()
 
 
+def batch_until(w, xs, n):
+    """Rows that each say whether they have ended."""
+    return jax.vmap(until, (None, 0, None))(w, jnp.stack([xs, -xs]), n).sum()
+
+
 def both(f=loss, **options):
     """What a loss and its gradient are."""
 
@@ -155,7 +160,13 @@ scattered = lambda t, h, n: (t % 3 == 1) & (t < n)
 
 @pytest.mark.parametrize(
     "program",
-    [both(until), both(batch), both(counts=scattered), both(counts=lambda t, h, n: t > n)],
+    [
+        both(until),
+        both(batch),
+        both(batch_until),
+        both(counts=scattered),
+        both(counts=lambda t, h, n: t > n),
+    ],
 )
 def test_which_steps_count(program, joint):
     """They are known before the loop, or a step decides that for all after it."""
@@ -190,7 +201,7 @@ def gradients(f, *args):
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 48, 60])
-@pytest.mark.parametrize("f", [loss, until, batch])
+@pytest.mark.parametrize("f", [loss, until, batch, batch_until])
 def test_gradients_of_an_optimised_loss(f, n):
     """The values, and those of a batch of gradients."""
     args = jnp.float32([0.3, -0.5, 0.9]), X, jnp.int32(n)
@@ -200,7 +211,7 @@ def test_gradients_of_an_optimised_loss(f, n):
     assert_close(jax.jit(mapped(f))(*rows), jax.jit(mapped(optimize(f)))(*rows))
 
 
-@pytest.mark.parametrize("f", [loss, until, batch])
+@pytest.mark.parametrize("f", [loss, until, batch, batch_until])
 def test_both_halves_stop_early(f):
     args = jnp.float32([0.3, -0.5, 0.9]), X[:40], jnp.int32(7)
     with using(EAGER), collect_journals() as journals:
