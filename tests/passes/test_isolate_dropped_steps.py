@@ -190,6 +190,11 @@ def test_a_loop_that_takes_all_steps(joint):
     alone(DROPPED, both(counts=lambda t, h, n: h[0] < n), *ARGS, fires=False)
 
 
+def test_a_loop_that_does_not_stop_early(joint):
+    """(1) It asks to be unrolled."""
+    check_refuses(DROPPED, both(unroll=2), *ARGS, because="asks to be unrolled")
+
+
 def test_rows_that_are_read_forward(joint):
     """(2) A step of the loop that reads them comes before what tells it where to stop."""
     because = "is not read row by row"
