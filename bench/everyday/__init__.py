@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from bench.everyday import layers, ragged, recurrences, sequences, simulations, stencils, tables
+from bench.everyday import (
+    checkpointed,
+    layers,
+    ragged,
+    recurrences,
+    sequences,
+    simulations,
+    stencils,
+    tables,
+)
 from bench.everyday.entry import Entry as Entry
 
-MODULES = (stencils, sequences, tables, layers, simulations, ragged, recurrences)
+MODULES = (
+    stencils,
+    sequences,
+    tables,
+    layers,
+    simulations,
+    ragged,
+    recurrences,
+    checkpointed,
+)
 
 PROGRAMS: dict[str, Entry] = {}
 """By name."""

@@ -30,7 +30,8 @@ the ops are the same. A checkpoint keeps nothing apart if
 2. JAX has not differentiated it: then it lowers it without a barrier; or
 3. it is the only one in the step of a loop: the values were computed first in another loop, from
    which XLA takes none. With several in a step, the barriers keep XLA from computing the values of
-   all at the same time.
+   all at the same time. What is the same in each step, as slices of outer weights, XLA then
+   computes before the loop: it takes no more memory than the rows that the loop reads.
 
 Source: `prevent_cse` of `jax.checkpoint`, which its documentation advises to turn off in a scan.
 """
@@ -41,10 +42,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.bridge.parameters import is_in_transpose
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Remat
+from jaxpr_opt.ir.graph import Op, Region, Remat, Scan, Value
+from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_data_movement, is_plainly_called
+from jaxpr_opt.ir.traits import SPREADING, is_data_movement, is_plainly_called
+from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,14 @@ class OpenCheckpoints(Pass):
         elif is_plainly_called(op):  # (2, 3)
             yield Match(op, "XLA takes its values from nowhere else")
 
-    def refuse(self, match: Match) -> str | None:  # noqa: ARG002
-        return None  # it runs the same ops
+    def refuse(self, match: Match) -> str | None:
+        remat, step = match.op, match.op.region
+        if step is None or not isinstance(step.owner, Scan) or not is_in_transpose(remat):
+            return None  # it runs the same ops
+        once, rows = _of_all_steps(remat.regions[0], step), step.owner.streams
+        if once > sum(stream.operand.nbytes for stream in rows):  # (3)
+            return f"XLA would compute {bytes_text(once)} before the loop"
+        return None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
         remat = match.op
@@ -72,3 +82,18 @@ class OpenCheckpoints(Pass):
         for result, value in zip(remat.results, rw.inline(remat.body, (), remat), strict=True):
             rw.replace(result, value)
         rw.erase(remat)
+
+
+def _of_all_steps(body: Region, step: Region) -> int:
+    """The bytes of what a checkpoint computes of outer values alone."""
+    same: set[Value] = set()
+    nbytes = 0
+    for op in body.ops:
+        read = inputs(op)
+        varies = any(v not in same and (body.defines(v) or step.defines(v)) for v in read)
+        if varies or op.is_terminator or op.name in SPREADING:
+            continue
+        same.update(op.results)
+        is_view = op.name in ("reshape", "squeeze")
+        nbytes += 0 if is_view else sum(result.nbytes for result in op.results)
+    return nbytes

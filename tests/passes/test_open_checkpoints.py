@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 import jaxpr_opt
@@ -142,6 +143,20 @@ def test_branch_of_a_step():
         return loop(body, xs)
 
     assert checkpoints(program, jnp.ones((5, 3)), law=Finally()) == 1
+
+
+@pytest.mark.parametrize(("steps", "left"), [(2, 1), (40, 0)])
+def test_weights_that_are_sliced(steps, left):
+    """(3) XLA would slice them once, before the loop: not if they are larger than the rows."""
+
+    def program(ws, xs):
+        body = lambda c, x: (
+            jax.checkpoint(lambda c, x: jnp.sin(ws[0] @ jnp.sin(c) + x))(c, x),
+            None,
+        )
+        return jax.grad(lambda xs: lax.scan(body, jnp.ones(8), xs)[0].sum())(xs)
+
+    assert checkpoints(program, jnp.ones((2, 8, 8)), jnp.ones((steps, 8)), law=Finally()) == left
 
 
 def test_loop_that_stops_early():
