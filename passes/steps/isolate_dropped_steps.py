@@ -31,7 +31,8 @@ says by a branch which steps count, and stops early by itself. Sound when
 Which steps are taken is known before the loop, or, where a step decides that for all after it, the
 loop counts the steps that it takes.
 
-Cost: the branch goes when the loops stop early. A program that is compiled as a whole is left.
+Cost: the branch goes when the loops stop early. It fires if a step takes longer than asking whether
+to go on. A program that is compiled as a whole is left.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends
 from jaxpr_opt.builders.skipped_steps import into_branch, leave_unspecified
 from jaxpr_opt.builders.taken_steps import steps_taken
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Stack, program_of
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -67,6 +69,8 @@ class IsolateDroppedSteps(Pass):
         assert isinstance(op, Scan)
         program = program_of(op)
         if op.reverse or program is None or not program.cotangents:
+            return
+        if not cost_model().is_worth_a_question(op.body):  # `vmap` would make a select of a branch
             return
         says = "steps of which nothing is used become branches, forward and backward"
         for skip in find_ends(op):
