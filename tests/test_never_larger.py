@@ -24,6 +24,7 @@ DIFFERENTIATED = [
     "particles", "delayed", "ended", "pondered", "saved", "charted",
     "Levinson-Durbin", "interpolated", "reservoir", "calculator",
     "moving average", "aligned", "attended until the end", "relaxed", "cascaded", "scanned layers",
+    "settled", "recalled",
 ]  # fmt: skip
 """With respect to their first argument."""
 
