@@ -82,7 +82,7 @@ class IsolateDroppedSteps(Pass):
             return reason
         for stack, found in _left_out(match.skip).items():
             if not (is_read_by_rows(stack, found) and all(each.scan.reverse for each in found)):
-                return f"{stack.result.name or stack.result.type} is not read row by row"  # (2)
+                return f"{stack.result.label} is not read row by row"  # (2)
         return None
 
     def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
