@@ -10,11 +10,10 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.questions import is_known_in_steps
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.steps.skips import Skip, has_branch
+from jaxpr_opt.analysis.steps.skips import Skip, all_taken, has_branch
 from jaxpr_opt.analysis.values.constants import is_weak, strong
 from jaxpr_opt.analysis.windows.row_views import Rows, rows_of_stream
 from jaxpr_opt.bridge import dtypes
@@ -55,7 +54,7 @@ def stop_early(
         stop = rw.insert(partial(_whole, every), stop, before=scan)
     for each in feeders:
         rw.move(each, scan)
-        stop_early(_of_all(each, rw), rw, {s.result for s in each.stacks}, stop, every)
+        stop_early(all_taken(each), rw, {s.result for s in each.stacks}, stop, every)
     carries, stacks = scan.carries, scan.stacks
     inits = _inits(skip, stop, rows, rw)
     along = _is_carried_along(skip, every)
@@ -84,12 +83,6 @@ def stop_early(
         rw.replace(stack.result, _refilled(skip, buffer, skipped, kept, done, rw))
     rw.erase(scan)
     return done
-
-
-def _of_all(scan: Scan, rw: Rewriter) -> Skip:
-    """The steps of a loop that says of none that it is skipped: all are taken."""
-    always = rw.constant(np.bool_(True), jax.core.ShapedArray((), np.bool_))
-    return Skip(scan, always, True, "upfront", (), (), Assumed(scan.body, {}))
 
 
 def last_step(skip: Skip, rw: Rewriter) -> Value:

@@ -49,14 +49,14 @@ from jax import lax
 
 from jaxpr_opt.analysis.steps.questions import rounds_alike, steps_a_question
 from jaxpr_opt.analysis.steps.read_ends import End, Masked, Picked, read_ends
-from jaxpr_opt.analysis.steps.skips import Skip, as_begun, find_ends, find_skips
+from jaxpr_opt.analysis.steps.skips import Skip, all_taken, as_begun, find_ends, find_skips
 from jaxpr_opt.analysis.windows.row_readers import made_before
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.early_exit import last_step, stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.devices import is_sharded
-from jaxpr_opt.ir.graph import Constant, Op, Phase, Scan, Value, is_sized
+from jaxpr_opt.ir.graph import Op, Phase, Scan, Value, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import can_move
 
@@ -102,7 +102,7 @@ class EndAtReadRows(Pass):
         skip = _taken(scan)
         if isinstance(skip, str):  # (1)
             return skip
-        if steps_a_question(scan, _of_all(scan)) is None:
+        if steps_a_question(scan, all_taken(scan)) is None:
             return "a step takes no longer than asking whether to go on"
         asked = [_told(end) for end in match.ends] + ([skip.predicate] if skip else [])
         if not cost_model().is_worth_masks(scan, asked):
@@ -112,7 +112,7 @@ class EndAtReadRows(Pass):
     def rewrite(self, match: ReadRows, rw: Rewriter) -> None:
         scan = match.op
         assert isinstance(scan, Scan)
-        every = steps_a_question(scan, _of_all(scan)) or 1
+        every = steps_a_question(scan, all_taken(scan)) or 1
         for end in match.ends:
             for op in made_before(_told(end), scan) or ():
                 rw.move(op, scan)
@@ -124,18 +124,11 @@ class EndAtReadRows(Pass):
         ]
         last = rw.insert(lambda *each: reduce(lax.max, each), *found, before=scan)
         unread = {stack.result for stack in scan.stacks}
-        stop_early(_of_all(scan), rw, unread, last, every)
+        stop_early(all_taken(scan), rw, unread, last, every)
 
 
 def _told(end: End) -> Value:
     return end.mask if isinstance(end, Masked) else end.places
-
-
-def _of_all(scan: Scan) -> Skip:
-    """The steps of a loop, none of which says that it is skipped."""
-    values, counters = as_begun(scan, ())
-    always = Constant(np.bool_(True), jax.core.ShapedArray((), np.bool_))
-    return Skip(scan, always, True, "upfront", (), counters, values)
 
 
 def _taken(scan: Scan) -> Skip | str | None:  # (1)

@@ -44,7 +44,7 @@ from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge import compat, dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_slice
@@ -209,6 +209,13 @@ def as_begun(scan: Scan, zeros: Iterable[Value]) -> tuple[Assumed, tuple[tuple[C
     began = dict(_numbers(c for c in scan.carries if c.param not in counting))
     rows = {v: Splat(np.zeros((), v.dtype)[()]) for v in zeros}
     return Assumed(scan.body, {**began, **rows}, linear=carries_cotangents(scan)), counters
+
+
+def all_taken(scan: Scan) -> Skip:
+    """The steps of a loop that says of none that it is skipped: all are taken."""
+    values, counters = as_begun(scan, ())
+    always = Constant(compat.array_aval((), np.dtype(bool)), np.bool_(True))
+    return Skip(scan, always, True, "upfront", (), counters, values)
 
 
 def stays(scan: Scan, values: Assumed, counters: Iterable[tuple[Carry, Value]]) -> bool:
