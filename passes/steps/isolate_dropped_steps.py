@@ -56,6 +56,16 @@ from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly, SkippingLoop
 EXIT = ExitLoopEarly()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DroppingLoop(SkippingLoop):
+    """A loop of which steps are dropped; and the stacks of what only steps that are taken make, and
+    how the loops skip that read them.
+    """
+
+    skip: Skip
+    left_out: dict[Stack, tuple[Skip, ...]]
+
+
 @dataclass(frozen=True)
 class IsolateDroppedSteps(Pass):
     """Steps whose results are dropped, forward and backward -> branches."""
@@ -65,7 +75,7 @@ class IsolateDroppedSteps(Pass):
     unspecified: ClassVar[bool] = True  # (3)
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[SkippingLoop]:
+    def find(self, op: Op) -> Iterator[DroppingLoop]:
         assert isinstance(op, Scan)
         program = program_of(op)
         if op.reverse or program is None or not program.cotangents:
@@ -74,21 +84,19 @@ class IsolateDroppedSteps(Pass):
             return
         says = "steps of which nothing is used become branches, forward and backward"
         for skip in find_ends(op):
-            if _left_out(skip):
-                yield SkippingLoop(op, says, skip)
+            if left_out := _left_out(skip):
+                yield DroppingLoop(op, says, skip, left_out)
 
-    def refuse(self, match: SkippingLoop) -> str | None:
+    def refuse(self, match: DroppingLoop) -> str | None:
         if (reason := EXIT.refuse(match)) is not None:  # (1)
             return reason
-        for stack, found in _left_out(match.skip).items():
+        for stack, found in match.left_out.items():
             if not (is_read_by_rows(stack, found) and all(each.scan.reverse for each in found)):
                 return f"{stack.result.label} is not read row by row"  # (2)
         return None
 
-    def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
-        skip = match.skip
-        assert isinstance(skip, Skip)
-        left_out = _left_out(skip)
+    def rewrite(self, match: DroppingLoop, rw: Rewriter) -> None:
+        skip, left_out = match.skip, match.left_out
         back = {each.scan: each for found in left_out.values() for each in found}
         taken = steps_taken(skip, rw)
         tells = skip.kind == "carried" or is_known_in_steps(skip)
@@ -98,9 +106,8 @@ class IsolateDroppedSteps(Pass):
             into_branch(each, rw, taken, _kept)
 
 
-def _left_out(skip: Skip | str) -> dict[Stack, tuple[Skip, ...]]:
+def _left_out(skip: Skip) -> dict[Stack, tuple[Skip, ...]]:
     """The stacks of what only steps that are taken make, and how the loops skip that read them."""
-    assert isinstance(skip, Skip)
     stacks = [s for s in skip.scan.stacks if isinstance(skipped_row(skip, s), str)]
     return {stack: readers(stack, skip, ends=True) or () for stack in stacks}
 
