@@ -3,10 +3,13 @@
 The programs are as users write them. `python -m bench corpus` looks at more, and at all uses.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+from bench.corpus import of_examples
 from bench.everyday import PROGRAMS
 from bench.everyday.entry import summed
 from bench.limits import is_larger, temporary_bytes
@@ -67,3 +70,28 @@ def test_rows_of_steps_that_nobody_takes():
     rows = [jnp.broadcast_to(x, (3, *jnp.shape(x))) for x in rows]
     program = jax.vmap(rollouts.trajectories_by_hand, (None, 0, 0, 0))
     assert_not_larger(optimize(program), jax.jit(program), policy, *rows)
+
+
+@pytest.mark.parametrize("name", ["running mean", "normalised", "automaton", "recurrent"])
+def test_batches_along_the_second_axis(name):
+    """Of arguments and results, as of arrays with time first: they stay where they are."""
+    program, args, _ = PROGRAMS[name]
+    spread = lambda x: jnp.repeat(jnp.expand_dims(x, min(1, x.ndim)), 3, min(1, x.ndim))
+    rows = jax.tree.map(spread, args)
+    axes = jax.tree.map(lambda x: min(1, x.ndim), args)
+    to = jax.tree.map(lambda x: min(1, x.ndim), jax.eval_shape(program, *args))
+    plain = jax.jit(jax.vmap(program, axes, to))
+    assert_not_larger(jax.jit(jax.vmap(optimize(program), axes, to)), plain, *rows)
+
+
+@pytest.mark.parametrize("name", ["embeddings, nested, by hand", "parameters by layer, by hand"])
+def test_products_with_a_hessian(name):
+    """The gradient itself is not computed; the backward half would return it, too."""
+    program, (x, *rest), _ = dict(of_examples())[name]()
+    loss, ones = summed(program), jax.tree.map(jnp.ones_like, x)
+
+    def product(loss, x, v):
+        return jax.jvp(lambda x: jax.grad(loss)(x, *rest), (x,), (v,))[1]
+
+    plain = jax.jit(partial(product, loss))
+    assert_not_larger(jax.jit(partial(product, optimize(loss))), plain, x, ones)

@@ -221,7 +221,8 @@ class Program:
     @_remembered
     def batched(self, axis: Any, dims: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
         """The vectorised program, and the batch dimensions of its outputs."""
-        first = not self.has_residuals
+        # With arguments that have it elsewhere, `jax.vmap` likely wants results that have, too.
+        first = not self.has_residuals and all(dim in {None, 0} for dim in dims)
         jaxpr, dims_out = compat_repeats.batch(self.jaxpr, axis, dims, first=first)
         history = self.history.mapped(
             lambda f: checking.vmap(f, axis, dims, dims_out), self.history.outputs
@@ -376,8 +377,12 @@ class Program:
         self, divided: bool | None = None, donated: frozenset[int] = frozenset()
     ) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
         """What to compile: the program after the final phase."""
+        every = (True,) * len(self.jaxpr.out_avals)
+        jaxpr, _ = compat_ad.dce(self.jaxpr, every, keep_inputs=True)  # `select` left what is dead
+        if jaxpr is not self.jaxpr:
+            self.pipeline.mark_part_optimized(self.jaxpr, jaxpr)
         result = self.pipeline.run(
-            self.jaxpr,
+            jaxpr,
             "final",
             divided=divided,
             donated=donated,
