@@ -102,7 +102,7 @@ PLACES_FUSED = 15
 LEAST_BUFFER = 1 / 1024
 """Of a program's memory, the least that a buffer takes for which a place is looked for."""
 
-PRICES = tuple(2.0**power for power in range(-6, 11))
+PRICES = tuple(2.0 ** (half / 2) for half in range(-12, 21))
 """What a byte may be worth to a memory budget, in seconds of the whole program for each byte that
 it takes: at the first price, all of its memory is worth a sixty-fourth of its time, and at the last
 a 1024th of its memory is worth all of its time."""

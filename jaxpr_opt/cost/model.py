@@ -112,7 +112,7 @@ class CostModel:
 
     def stored_far(self, nbytes: int) -> float:
         """The same where it is unknown what else is stored."""
-        return self.device.memory * _number(nbytes)
+        return self.device.trips * self.device.memory * _number(nbytes)
 
     def read_windows(self, nbytes: float, count: int) -> float:
         """Seconds to read so many bytes again, in so many windows that lie anywhere."""
@@ -128,9 +128,19 @@ class CostModel:
 
     def kept(self, nbytes: float, stacked: float) -> float:
         """Seconds to store so many bytes, and to load them, among so many that are stacked."""
-        return _number(nbytes) * (
-            self.device.memory if self.is_far(stacked) else self.device.cached
-        )
+        far = self.device.trips * self.device.memory
+        return _number(nbytes) * (far if self.is_far(stacked) else self.device.cached)
+
+    def kept_row(self, nbytes: float, stacked: float, *, is_new: bool) -> float:
+        """Seconds to store such a row in a step, and to load it.
+
+        Where it is copied beyond the cache, that takes as long in a new stack as in one that is
+        there, and starts ops.  Else the op that makes it may write it into a new stack, or may not.
+        """
+        seconds = self.kept(nbytes, stacked)
+        if self.device.trips > 1 and self.is_far(stacked):
+            return seconds + self.device.kernel
+        return self.doubtful(seconds) if is_new else seconds
 
     def passed(self, nbytes: float, among: float) -> float:
         """Seconds to store and load so many bytes, as far as they show in the time of a whole
@@ -441,9 +451,14 @@ class CostModel:
         return self.device.kernel * ops
 
     def repeated_apart(self, op: Op) -> float:
-        """Seconds to compute an op once more in a loop of its own, which writes what it makes."""
+        """Seconds to compute an op once more in a loop of its own, which writes what it makes; a
+        function of each number in that of what reads it, where the device fuses these.
+        """
+        if self.device.fuses_functions and op.name in TRANSCENDENTAL:
+            return self.repeated([op])
         made = sum(v.nbytes for v in op.results)
-        return self.device.kernel + self.repeated([op]) + self.moved(made)
+        start = self.device.kernel + (self.device.product if cost(op).products else 0.0)
+        return start + self.repeated([op]) + self.moved(made)
 
     def streamed(self, nbytes: int) -> float:
         """Seconds to read so many bytes, four a number, in an op that computes with them."""

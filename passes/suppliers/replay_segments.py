@@ -103,8 +103,8 @@ class ReplaySegments(Pass):
 def _length(found: Replay) -> int | None:
     """The length of the segments that cost least; None if what is stored does."""
     scan, model = found.scan, cost_model()
-    again = len(found.readers) * known_seconds(found.ops, model)
-    seconds = runs(scan) * scan.length * again
+    step = known_seconds(found.ops, model) + model.loop_seconds(1, found.carried + found.stacked)
+    seconds = runs(scan) * scan.length * len(found.readers) * step
     steps = Steps(scan.length, found.carried, found.stacked, found.streamed)
     return steps.segment(seconds, model)
 

@@ -45,6 +45,25 @@ def test_figures_make_sense(device):
     assert model.stored(device.cache) < model.stored(device.cache + 1)
 
 
+def test_a_row_is_copied_into_a_far_stack_and_out_of_it():
+    model, row, far = CostModel(GPU), 1 << 20, GPU.cache + 1
+    copied = 3 * row * GPU.memory + GPU.kernel
+    for is_new in (False, True):
+        assert model.kept_row(row, far, is_new=is_new) == pytest.approx(copied)
+    assert model.kept_row(row, row, is_new=False) == row * GPU.cached
+    written = CostModel().kept_row(row, CPU.cache + 1, is_new=False)
+    assert written == pytest.approx(row * CPU.memory)
+    assert CostModel().kept_row(row, CPU.cache + 1, is_new=True) == CPU.noticed * written
+
+
+def test_what_ops_take_in_a_loop_of_their_own():
+    (product,) = ops(lax.dot, "f32[3,4]", "f32[4,5]")
+    (sine,) = ops(jnp.sin, "f32[7]")
+    assert CostModel(GPU).repeated_apart(product) > GPU.kernel + GPU.product
+    assert CostModel(GPU).repeated_apart(sine) == CostModel(GPU).repeated([sine]) < GPU.kernel
+    assert CostModel().repeated_apart(sine) > CPU.kernel
+
+
 def test_what_ops_take():
     model = CostModel()
     (product,) = ops(lax.dot, "f32[3,4]", "f32[4,5]")

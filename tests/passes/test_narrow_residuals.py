@@ -986,6 +986,21 @@ def test_a_narrow_product_is_made_again_where_memory_is_far(depth, fires):
     assert len(next(op for op in graph.walk() if isinstance(op, Scan)).stacks) == (not fires)
 
 
+@pytest.mark.parametrize(("device", "stacked"), [("gpu", 1), ("cpu", 2)])
+def test_a_carry_is_stacked_for_two_functions_of_it(device, stacked):
+    """Cost: where rows are copied into stacks, one of them takes less time than two, if it is new,
+    too.
+    """
+
+    def loss(c):
+        return jnp.sum(lax.scan(lambda c, _: (jnp.sin(c) + jnp.exp(0.1 * c), None), c, length=9)[0])
+
+    with using(CostModel.of_backend(device).but(cache=0)):
+        graph = alone(NARROW, jax.grad(loss), "f32[64]", fires=device == "gpu")
+    forth = next(op for op in graph.walk() if isinstance(op, Scan) and not op.reverse)
+    assert len(forth.stacks) == stacked
+
+
 def test_in_a_loop_of_no_steps():
     """Nothing is divided by how often it runs: the prices are those of one run."""
 

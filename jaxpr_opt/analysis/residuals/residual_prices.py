@@ -41,12 +41,11 @@ class Prices:
         nbytes, model = self.stored.get(value, value.nbytes), self.step.model
         if value in self.stored and nbytes == 0:
             return 0
-        seconds = model.kept(nbytes, self.step.stacked)
-        held = model.held(nbytes) / self.runs
-        if value in self.computed:
-            return price(seconds + held - model.elementwise(value, ops=2))
-        is_new = not (self.step.skips or value in self.present)
-        return price(held + (model.doubtful(seconds) if is_new else seconds))
+        is_computed = value in self.computed
+        is_new = not (is_computed or self.step.skips or value in self.present)
+        seconds = model.kept_row(nbytes, self.step.stacked, is_new=is_new)
+        seconds -= model.elementwise(value, ops=2) if is_computed else 0.0
+        return price(model.held(nbytes) / self.runs + seconds)
 
     def repeat(self, op: Op) -> int | None:
         """To run an op again; None if it may not, or should not, be run again."""
