@@ -207,6 +207,9 @@ def _without_jit(
     if jitted is None:
         return fun, given
     inner, own = jitted
+    origin = unwrap(fun)
+    if origin is not None and "inline" not in origin.jit_options:
+        own.pop("inline", None)  # nobody asked for it
     for name in own.keys() & given.keys():
         if own[name] != given[name]:
             raise guard.users(

@@ -134,6 +134,7 @@ def test_the_function_is_there_as_it_was_given():
 
     for given in (f, jax.jit(f), functools.partial(f), Scaled().by, opt(f)):
         assert opt(given, inline=True).__wrapped__ is given
+        assert opt(given, inline=False).__wrapped__ is given
         assert opt(given, donate="auto").__wrapped__ is given
     assert inspect.unwrap(opt(jax.jit(f))) is f
 

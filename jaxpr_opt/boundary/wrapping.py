@@ -138,10 +138,14 @@ def _dead() -> None:
 
 
 def jitted(wrapped: Wrapped, options: dict[str, Any]) -> Any:
-    """What `jax.jit` makes of it, but for calls with leaves that are not arrays."""
+    """What `jax.jit` makes of it, but for calls with leaves that are not arrays.
+
+    In another program it is inlined: XLA copies what nested functions hand on, and what is constant
+    around them is not known in them.
+    """
 
     def make() -> tuple[Any, WithStatics]:
-        plain = jax.jit(wrapped, **options)
+        plain = jax.jit(wrapped, **({"inline": True} | options))
         resolved = compat_ad.jit_options(plain) or (wrapped, options)
         return plain, WithStatics(wrapped, jax.jit, resolved[1])
 
