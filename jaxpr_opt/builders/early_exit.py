@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.analysis.steps.first_taken import are_first
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.questions import is_known_in_steps
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
@@ -284,9 +285,10 @@ def _body(
     region = rw.new_region(inits)
     row, end = region.params[0], region.terminator
     # Condition 2 of exit-loop-early.
-    if every == 1 and is_known_in_steps(skip) and _is_rid_of(skip):
-        taken = rw.constant(np.bool_(skip.taken_when), skip.predicate.aval)
-        rw.replace(skip.predicate, taken, lambda use: use.op not in refilling)
+    if every == 1 and (is_known_in_steps(skip) or are_first(skip)) and _is_rid_of(skip):
+        for value, truth in _known(skip):
+            known = rw.constant(np.bool_(truth), value.aval)
+            rw.replace(value, known, lambda use: use.op not in refilling)
     if along:
         rw.replace(skip.predicate, region.params[-1], lambda use: use.op not in refilling)
     reading = reads(scan.body.ops)
@@ -304,6 +306,23 @@ def _body(
         results.append(_cloned(skip, mapping, end, rw))
     rw.set_outputs(region, results)
     return region
+
+
+def _known(skip: Skip) -> Iterator[tuple[Value, bool]]:
+    """What is known in each step that is run, as the step is taken: its predicate, or, of a batch,
+    whether that is true of any row.
+    """
+    pending = [(skip.predicate, skip.taken_when)]
+    for value, truth in pending:
+        if value.shape == ():
+            yield value, truth
+            continue
+        telling = "reduce_or" if truth else "reduce_and"
+        for op in value.users:
+            if op.name == telling and op.result.shape == ():
+                yield op.result, truth
+            elif op.name in ("not", "reshape") and op.result.dtype == bool:
+                pending.append((op.result, truth != (op.name == "not")))
 
 
 def _is_rid_of(skip: Skip) -> bool:

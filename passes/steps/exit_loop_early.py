@@ -26,7 +26,7 @@ Sound when
 2. the predicate is computed from carries that are kept (once false it stays false), or from
    streams, counters and outer values (then the number of steps is computed before the loop; the
    last step taken ends it, so a predicate may become true again: the cond stays in the body for the
-   steps in between),
+   steps in between, unless no element that is false becomes true again, as those of `t < lengths`),
 3. the predicate has no effects and terminates, and a skipped step has no effects; if devices may
    wait for each other in a step (it has a collective, or XLA may insert one), all have the same
    predicate,

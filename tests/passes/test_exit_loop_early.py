@@ -8,11 +8,12 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxpr_opt import optimize
+from jaxpr_opt.analysis.steps.skips import predicate_root
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import resolve
-from jaxpr_opt.ir.graph import Scan, While
+from jaxpr_opt.ir.graph import Cond, Scan, While
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite, traced
@@ -785,6 +786,147 @@ def test_what_a_loop_of_few_numbers_selects(real_questions, width, selects):
     graph = alone(EXIT, root, jnp.linspace(1.0, 1.5, width), fires=True)
     asked = [uniform(op.operands[0]) is None for op in graph.walk() if op.name == "select_n"]
     assert any(asked) == selects
+
+
+# ---------------------------------------------------------------- steps that are run are taken
+
+
+def of_lengths(any_of, *, rows=lambda i, n: i, **options):
+    """A batch of which each row is as long as it says; a step is a branch."""
+
+    def program(c, xs, n):
+        def body(c, row):
+            i, x = row
+            return lax.cond(any_of(i, n), lambda: c + x, lambda: c), None
+
+        return lax.scan(body, c, (rows(lax.iota(jnp.int32, 5), n), xs), **options)[0]
+
+    return program
+
+
+def test_a_step_of_the_longest_row_of_a_batch():
+    """(2) Where no row is taken, none of those behind it is: the branch goes."""
+    check_rewrite(
+        EXIT,
+        of_lengths(lambda i, n: jnp.any(i < n)),
+        "f32[3]",
+        "f32[5,3]",
+        "i32[2]",
+        simplify=True,
+        diff="""
+          fn (c:f32[3], xs:f32[5,3], n:i32[2]) {
+            i:i32[5] = iota
+        -   c1:f32[3] = scan[5] carry(c=c) xs(x=i, x1=xs) {
+        -     l:bool[2] = lt x n
+        -     r:bool[] = reduce_or[axes=(0,)] l
+        -     r1:f32[3] = cond r {
+        -       a:f32[3] = add c x1
+        -       yield a
+        -     } else {
+        -       yield c
+        -     }
+        -     yield carry(r1)
+        -   }
+        +   b:i32[1,2] = broadcast_in_dim n
+        +   b1:i32[5,1] = broadcast_in_dim[dims=(0,)] i
+        +   l1:bool[5,2] = lt b1 b
+        +   r2:bool[5] = reduce_or[axes=(1,)] l1
+        +   r3:bool[5,1] = reshape r2
+        +   r4:bool[5] = reduce_or[axes=(1,)] r3
+        +   a1:i32[5] = add 1 i
+        +   b2:i32[5] = broadcast_in_dim 0
+        +   s:i32[5] = select_n r4 b2 a1
+        +   r5:i32[] = reduce_max[axes=(0,)] s
+        +   s1:i32[] = sub r5 r5
+        +   c2:i32[], c3:f32[3] = while carry(c2=s1, c3=c) {
+        +     l1:bool[] = lt c2 r5
+        +     yield l1
+        +   } do {
+        +     d:f32[1,3] = dynamic_slice xs c2 0
+        +     s:f32[3] = squeeze d
+        +     a1:f32[3] = add c3 s
+        +     a2:i32[] = add c2 1
+        +     yield carry(a2, a1)
+        +   }
+        -   return c1
+        +   return c3
+          }
+        """,
+    )
+
+
+def asks_in_steps(graph):
+    """Whether a branch depends on the data."""
+    asked = [predicate_root(op.selector) for op in graph.walk() if isinstance(op, Cond)]
+    return any(uniform(each) is None for each in asked)
+
+
+FIRST = {
+    "below": lambda i, n: jnp.any(i < n),
+    "above": lambda i, n: jnp.any(n > i),
+    "not all at the end": lambda i, n: ~jnp.all(i >= n),
+    "below two bounds": lambda i, n: jnp.any((i < n) & (2 * i <= 6)),
+    "all": lambda i, n: jnp.all(i < n),
+}
+LATER = {
+    "behind": lambda i, n: jnp.any(i > n),
+    "at one place": lambda i, n: jnp.any(i == n),
+    "in the second half": lambda i, n: jnp.any((i < n) & (i >= 2)),
+    "either": lambda i, n: jnp.any(i < n) | (i > 3),
+    "wrapped": lambda i, n: jnp.any(100 * lax.convert_element_type(i, jnp.int8) < n.astype("int8")),
+    "bits": lambda i, n: jnp.any(lax.reduce_or(i[None] ^ jnp.int32([5]), (0,)) < n),
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", [*FIRST, *LATER])
+@pytest.mark.parametrize("lengths", [(1, 3), (0, 2), (5, 0), (0, 0)])
+def test_which_steps_are_run(name, reverse, lengths):
+    """(2) A step in between may be skipped if rows that are not taken come before rows that are."""
+    program = of_lengths((FIRST | LATER)[name], reverse=reverse)
+    graph = alone(EXIT, program, jnp.ones(3), XS, jnp.int32(lengths), fires=True)
+    assert asks_in_steps(graph) == (name in LATER)
+
+
+MASKS = {
+    "below": (lambda i, n: i[:, None] < n, True),
+    "counted": (lambda i, n: jnp.broadcast_to(n, (5, 2)) >= 1 + i[:, None], True),
+    "joined": (lambda i, n: (i[:, None] < n) & (i < 3)[:, None], True),
+    "of a table": (lambda i, n: jnp.any((i[:, None, None] < n) & (n[:, None] > 0), 2), True),
+    "behind": (lambda i, n: i[:, None] >= n, False),
+    "any row": (lambda i, n: jnp.broadcast_to(jnp.any(i[:, None] > n, 1)[:, None], (5, 2)), False),
+    "of data": (lambda i, n: jnp.sin(i)[:, None] < n, False),
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("lengths", [(1, 3), (0, 2), (5, 0), (0, 0)])
+def test_which_rows_of_a_mask_are_run(name, reverse, lengths):
+    """(2) The same of masks that are made before the loop."""
+    mask, is_first = MASKS[name]
+    program = of_lengths(lambda row, n: jnp.any(row), rows=mask, reverse=reverse)
+    graph = alone(EXIT, program, jnp.ones(3), XS, jnp.int32(lengths), fires=True)
+    assert asks_in_steps(graph) != is_first
+
+
+@pytest.mark.parametrize("lengths", [(1, 3, 0), (0, 0, 0), (5, 1, 2)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_batch_of_which_a_step_asks_whether_any_row_is_taken(reverse, lengths):
+    """(2) Where any row is taken is known; which one is not."""
+
+    def program(c, xs, n):
+        def body(c, row):
+            i, x = row
+            p = i < n
+            some = jnp.where(p, c + x, c)
+            return jnp.where(jnp.all(~p), c, some), None
+
+        return lax.scan(body, c, (lax.iota(jnp.int32, 5), xs), reverse=reverse)[0]
+
+    graph = alone(EXIT, program, jnp.ones(3), XS, jnp.int32(lengths), fires=True)
+    asked = [op for op in graph.walk() if op.name == "reduce_and"]
+    assert not any(op.result.uses for op in asked)
 
 
 # ---------------------------------------------------------------- masks that drop a part of a step

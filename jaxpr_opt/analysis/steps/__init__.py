@@ -7,6 +7,7 @@
 `skipped_rows`                 what a scan stacks in steps that do nothing
 `read_ends`                    how far the rows of a stack are read
 `zero_rows`                    cotangents of a loop that may begin with rows of zeros
+`first_taken`                  whether the steps that are taken are the first ones
 `masks`                        predicates that are true in the first steps only
 `questions`                    how often a loop that skips asks whether to go on
 `loop_nests`                   loops of loops that can be one loop

@@ -29,7 +29,7 @@ from jaxpr_opt.bridge.parameters import has_numbers
 from jaxpr_opt.ir.graph import Cond, Op, Scan, Value, backward_slice
 from jaxpr_opt.ir.inputs import inputs
 
-_GROWS = {
+GROWS = {
     ("lt", False): 1,
     ("le", False): 1,
     ("gt", True): 1,
@@ -71,7 +71,7 @@ def _stays(skip: Skip, value: Value, truth: bool) -> bool:
     if _is_kept(skip, value):
         return True
     op = value.op
-    grows = _GROWS.get((op.name, truth)) if op is not None else None
+    grows = GROWS.get((op.name, truth)) if op is not None else None
     if op is None or grows is None:
         return False
     left, right = (_slope(skip, v) for v in op.operands)
