@@ -10,7 +10,9 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.first_taken import are_first
+from jaxpr_opt.analysis.steps.going_on import ops_going_on, settles
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.questions import is_known_in_steps
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
@@ -23,6 +25,7 @@ from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.builders.streamed_rows import row_of_step
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Stream, Value, reads
+from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -62,6 +65,7 @@ def stop_early(
     if along:
         inits.append(_predicate_of([c.init for c in carries], skip, scan, rw))
     predicate = _predicate(skip, inits, stop, along, rw)
+    going = _going_on(skip, inits, rw) if skip.going else None
     refilling = {op for each in rows for op in each.all_ops()}
     once = _body(skip, inits, refilling, every, along, rw)
     body = once if every == 1 else _repeated(once, every, scan, rw)
@@ -72,6 +76,9 @@ def stop_early(
         loop.results[1 + len(carries) :][: len(stacks)],
     )
     kept = _in_skipped_steps(skip, once, finals, along, rw)
+    if going is not None:
+        settled = rw.new_while(*going, [row, *finals], like=scan, before=scan).results[1:]
+        finals = tuple(settled)
     advances = {c.param: step for c, step in skip.counters}
     for carry, final in zip(carries, finals, strict=True):
         step = advances.get(carry.param)
@@ -241,6 +248,44 @@ def _predicate(skip: Skip, inits: list[Value], stop: Value, along: bool, rw: Rew
         go_on = rw.insert(and_taken, go_on, taken, before=end)
     rw.set_outputs(region, [go_on])
     return region
+
+
+def _going_on(skip: Skip, inits: list[Value], rw: Rewriter) -> tuple[Region, Region]:
+    """A loop of what the steps after the last one taken make of carries that they change: of the
+    first of them, if the others make the same.
+    """
+    scan, types = skip.scan, inits[: 1 + skip.scan.num_carries]
+    predicate, body = rw.new_region(types), rw.new_region(types)
+    onward = lax.sub if scan.reverse else lax.add
+
+    def goes_on(i: jax.Array) -> jax.Array:
+        return lax.ge(i, np.int32(0)) if scan.reverse else lax.lt(i, np.int32(scan.length))
+
+    more = rw.insert(goes_on, predicate.params[0], before=predicate.terminator)
+    rw.set_outputs(predicate, [more])
+    row, end = body.params[0], body.terminator
+    mapping = dict(zip((c.param for c in scan.carries), body.params[1:], strict=True))
+    ops = ops_going_on(skip) or ()
+    asked = {skip.skipped[v] for op in ops for v in inputs(op)}
+    asked |= {skip.skipped[c.next] for c in skip.going}
+    mapping |= {s.param: _row(s, row, scan, end, rw) for s in scan.streams if s.param in asked}
+
+    def known(value: Value) -> Value:
+        told = skip.skipped[value]
+        if not isinstance(told, Splat):
+            return mapping.get(told, told)
+        number = rw.scalar(told.value, value.dtype)
+        full = partial(lax.broadcast_in_dim, shape=value.shape, broadcast_dimensions=())
+        return rw.typed(full, value.aval, number, before=end)
+
+    for op in ops:
+        mapping |= {v: known(v) for v in inputs(op)}
+        rw.clone([op], mapping, end)
+    changing = {c.param for c in skip.kept}
+    nexts = [mapping[c.param] if c.param in changing else known(c.next) for c in scan.carries]
+    step = np.int32(scan.length if settles(skip) else 1)
+    rw.set_outputs(body, [rw.insert(lambda i: onward(i, step), row, before=end), *nexts])
+    return predicate, body
 
 
 def _is_carried_along(skip: Skip, every: int) -> bool:

@@ -376,7 +376,14 @@ class CostModel:
         """Seconds of a step of a loop, by what its ops make, of an array that is written in place
         the window, and what its products read; infinite if there is a loop inside.
         """
-        ops = list(body.walk())
+        return self._step_of([*body.walk()])
+
+    def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
+        """Whether ops of a step take so little of its time that a loop of their own saves most."""
+        part = self._step_of(ops)
+        return part < inf and self.doubtful(part) <= self.step_seconds(body)
+
+    def _step_of(self, ops: Sequence[Op]) -> float:
         if any(isinstance(op, Scan | While) for op in ops):
             return inf
         made = sum(map(_made, ops))

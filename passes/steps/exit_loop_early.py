@@ -46,16 +46,19 @@ Sound when
 9. a loop that asks after several steps only takes the others as they were, skipped or not, and
    their number divides that of all,
 10. a loop of which this one reads all that is read, row by row, makes as many rows as this one
-    reads: it runs forward, makes no row that tells which steps are taken, and (3) holds of it.
+    reads: it runs forward, no row tells which steps are taken, (3) holds, nothing goes on here,
+11. carries of which (1) does not hold may *go on*, where the predicate is computed of others and
+    skipped steps follow the last one taken: a second loop makes of them what those steps do,
+12. it takes one step where a second would change nothing: what is made of kept carries and outer
+    values, or adds such zeros or NaNs, or is a maximum, a choice or a write of such.
 
-A batch whose rows XLA may divide over devices is left: they would communicate before each step.
-
-A reverse scan visits its last row first, so it *starts* at the last step that is taken: the
-transpose of a loop that stopped early. A loop whose steps are cheaper than the predicate is left
-unchanged. Where the host decides whether a loop goes on (a GPU), or cheap steps test many elements,
-it asks after several steps. A step of a batch hands a costly predicate on to those that read it.
-
-Source: jax#8239, jax#2469; Equinox's `bounded` while loop does this by hand.
+What goes on takes little of a step's time, as a trace does, or settles: ``total + alive * reward``.
+A batch whose rows XLA may divide over devices is left: they would communicate before each step. A
+reverse scan *starts* at the last step that is taken. A loop whose steps are cheaper than the
+predicate is left. Where the host decides whether a loop goes on (a GPU), or cheap steps test many
+elements, it asks after several steps. A step of a batch hands a costly predicate on to those that
+read it.
+Source: jax#8239, jax#2469; Equinox's `bounded` while loop.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.unread_rows import feeders, readers
+from jaxpr_opt.analysis.steps.going_on import find_goings
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.questions import (
     is_counted,
@@ -102,7 +106,7 @@ class ExitLoopEarly(Pass):
 
     def find(self, op: Op) -> Iterator[SkippingLoop]:
         assert isinstance(op, Scan)
-        for skip in (*find_skips(op), *find_ends(op)):
+        for skip in (*find_skips(op), *find_ends(op), *find_goings(op)):
             if steps_a_question(op, skip) is None:
                 continue
             what = (
@@ -145,7 +149,7 @@ class ExitLoopEarly(Pass):
         every = steps_a_question(match.skip.scan, match.skip) or 1
         with_it, unread = self._unread(match.skip)
         counted = {each.scan for each in with_it if is_counted(each, match.skip)}
-        feeding = [each for each in feeders(match.skip) if _is_worth(each, every)]
+        feeding = [each for each in feeders(match.skip) if _is_worth(each, every)]  # (10)
         steps = stop_early(match.skip, rw, unread, every=every, feeders=feeding)
         for each in with_it:
             stop_early(each, rw, steps=steps if each.scan in counted else None, every=every)

@@ -72,7 +72,8 @@ def feeders(skip: Skip) -> tuple[Scan, ...]:
     """The loops that make nothing but rows for a loop whose last step is known before it: they may
     stop, or begin, with it.
     """
-    if skip.kind != "upfront":
+    # Condition 10 of exit-loop-early.
+    if skip.kind != "upfront" or skip.going:
         return ()
     made = (stream.operand.op for stream in skip.scan.streams)
     found = dict.fromkeys(op for op in made if isinstance(op, Scan))

@@ -181,7 +181,7 @@ class Assumed:
         found = rule(op, known) if rule is not None else None
         if found is None and op.name in _WRITES and self._writes_nothing(op, known):
             return _typed(known[0], result)
-        if found is None and self._linear and _vanishes(op, known):
+        if found is None and self._linear and vanishes(op, known):
             return Splat(np.zeros((), result.dtype)[()])
         return result if found is None else _typed(found, result)
 
@@ -368,7 +368,7 @@ def _is_filled_by_zero(gather: Op) -> bool:
     return bool(filled_by(gather) == 0) or (read is not None and read.is_located)
 
 
-def _vanishes(op: Op, known: list[Known]) -> bool:
+def vanishes(op: Op, known: list[Known]) -> bool:
     """Whether a linear op's results are zero because enough of its operands are."""
     rule = linear_in(op)
     if rule == "any":

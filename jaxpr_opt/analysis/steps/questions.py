@@ -9,7 +9,7 @@ from jaxpr_opt.analysis.steps.skips import Skip, has_branch
 from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Scan, Stack, Value, While
-from jaxpr_opt.ir.traits import is_arithmetic
+from jaxpr_opt.ir.traits import ARRANGING, is_arithmetic
 
 
 def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
@@ -84,5 +84,5 @@ def rounds_alike(skip: Skip) -> bool:
     """Whether the predicate of many rows at once is that of each."""
     exact = ("reduce_and", "reduce_max", "reduce_min", "reduce_or")
     return not any(map(may_differ, skip.slice)) and all(
-        is_arithmetic(op) or op.name in exact for op in skip.slice
+        is_arithmetic(op) or op.name in (*exact, *ARRANGING, "gather") for op in skip.slice
     )

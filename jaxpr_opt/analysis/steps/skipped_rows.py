@@ -42,7 +42,7 @@ def skipped_row(skip: Skip, stack: Stack) -> SkippedRow | str:
         return SkippedRow(constant=Splat(number))
     ops = backward_slice([known], lambda v: v.region is not body or v is skip.predicate)
     moving = {s.param for s in skip.scan.streams} | {c.param for c, _ in skip.counters}
-    moving |= {c.param for c in skip.dropped}
+    moving |= {c.param for c in (*skip.dropped, *skip.going)}
     used = {known, *reads(ops)}
     name = stack.value.name or stack.value.aval
     # Condition 4 of exit-loop-early.

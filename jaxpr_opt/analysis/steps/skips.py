@@ -87,12 +87,16 @@ class Skip:
     """Carries that a skipped step changes: nothing reads what they are after the last step taken,
     nor does what skipped steps keep depend on them. Of `find_ends` only.
     """
+    going: tuple[Carry, ...] = ()
+    """Carries that a skipped step changes, which a loop of their own computes after the last step
+    taken. Of `find_goings` only.
+    """
 
     @property
     def kept(self) -> tuple[Carry, ...]:
         """Carries that a skipped step leaves alone."""
-        counting = {c.param for c, _ in self.counters}
-        return tuple(c for c in self.scan.carries if c.param not in counting)
+        changing = {c.param for c, _ in self.counters} | {c.param for c in self.going}
+        return tuple(c for c in self.scan.carries if c.param not in changing)
 
 
 @remembered
@@ -121,10 +125,10 @@ def _all_skips(scan: Scan) -> tuple[Skip | str, ...]:
 
 
 def _skips(scan: Scan) -> Iterator[Skip | str]:
-    counters = tuple(_counters(scan))
+    counters = tuple(counters_of(scan))
     counting = {c.param for c, _ in counters}
     keeping = [c for c in scan.carries if c.param not in counting]
-    candidates = _candidates(scan)
+    candidates = candidates_of(scan)
     if not candidates or not keeping or not all(map(may_keep, keeping)):
         return
     step = Assumable(scan.body, linear=carries_cotangents(scan))
@@ -135,10 +139,10 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
             # Condition 1 of exit-loop-early, isolate-skipped-steps.
             if blanks is None:
                 continue
-            if _is_of_numbers(predicate):
+            if is_of_numbers(predicate):
                 yield "its predicate chooses elements by their numbers, not steps"
                 break
-            kind, ops = _kind(scan, predicate, counting)
+            kind, ops = kind_of(scan, predicate, counting)
             if kind in ("carried", "upfront", "mixed"):
                 yield Skip(scan, predicate, taken_when, kind, tuple(ops), counters, skipped, blanks)  # type: ignore[arg-type]
             else:
@@ -158,10 +162,10 @@ def find_ends(scan: Scan) -> tuple[Skip, ...]:
 
 
 def _ends(scan: Scan) -> Iterator[Skip]:
-    counters = tuple(_counters(scan))
+    counters = tuple(counters_of(scan))
     counting = {c.param for c, _ in counters}
     keeping = [c for c in scan.carries if c.param not in counting]
-    candidates = _candidates(scan)
+    candidates = candidates_of(scan)
     if not candidates:
         return
     # Condition 8 of exit-loop-early.
@@ -179,17 +183,13 @@ def _ends(scan: Scan) -> Iterator[Skip]:
             told = (known for value, known in skipped.told if value in read)
             if not must and not any(_is_dropped(known, scan) for known in told):
                 continue  # a step stacks the same, taken or not
-            kind, ops = _kind(scan, predicate, counting)
+            kind, ops = kind_of(scan, predicate, counting)
             rest = () if scan.reverse else (c for c in keeping if not c.result.uses)
             lost = tuple(c for c in rest if not skipped.keeps(c))
             asked = {v for op in ops for v in inputs(op)} | {predicate}
             is_told = kind == "upfront" or (kind == "carried" and not scan.reverse)
             # Condition 8 of exit-loop-early.
-            if (
-                is_told
-                and not any(c.param in asked for c in lost)
-                and not _is_of_numbers(predicate)
-            ):
+            if is_told and not any(c.param in asked for c in lost) and not is_of_numbers(predicate):
                 args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
                 yield Skip(*args, dropped=lost)  # type: ignore[arg-type]
                 break
@@ -204,7 +204,7 @@ def as_begun(scan: Scan, zeros: Iterable[Value]) -> tuple[Assumed, tuple[tuple[C
     """The body's values in a step in which carries, counters apart, are still the numbers that they
     began with, and some rows are zeros; and the counters.
     """
-    counters = tuple(_counters(scan))
+    counters = tuple(counters_of(scan))
     counting = {c.param for c, _ in counters}
     began = dict(_numbers(c for c in scan.carries if c.param not in counting))
     rows = {v: Splat(np.zeros((), v.dtype)[()]) for v in zeros}
@@ -316,7 +316,7 @@ def has_branch(skip: Skip) -> bool:
     return any(predicate_root(op.selector) is skip.predicate for op in conds)
 
 
-def _candidates(scan: Scan) -> list[Value]:
+def candidates_of(scan: Scan) -> list[Value]:
     """Bools of the body that choose: selectors of its conds, masks of its selects; conds first.
     Then the truth values that these are made of by logic: ``or done (lt error bound)``.
     """
@@ -350,7 +350,7 @@ def _parts(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:
         seen.update(level)
 
 
-def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
+def counters_of(scan: Scan) -> Iterator[tuple[Carry, Value]]:
     """Integer carries whose next value is `param + step`, `step` from outside, computed
     unconditionally.
     """
@@ -365,7 +365,7 @@ def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
             yield carry, others[0]
 
 
-def _is_of_numbers(predicate: Value) -> bool:
+def is_of_numbers(predicate: Value) -> bool:
     """Whether a mask is made of the numbers of its elements, and else of those of steps alone."""
     if predicate.size == 1:
         return False
@@ -376,7 +376,8 @@ def _is_of_numbers(predicate: Value) -> bool:
     return all(known) and any(any(each.strides) for each in known if each is not None)
 
 
-def _kind(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list[Op]]:
+def kind_of(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list[Op]]:
+    """When a predicate is known, or why it is none, and the ops of the body that compute it."""
     body = scan.body
     ops = backward_slice([predicate], lambda v: v.region is not body)
     # Condition 3 of exit-loop-early.

@@ -1,0 +1,178 @@
+"""Loops of which skipped steps keep some carries and change others, in little time or but once.
+
+A trace, ``trace.at[t].set(where(done, 0, error))``, gets a row in each step, skipped or not; a
+table may get a copy of its last row. That is *going on*: what skipped steps still do takes less
+time than a step. What they make of kept carries alone, ``f(state)``, is after each of them what it
+was after the first, and so is ``total + 0 * reward(state)``, whether the reward is a number or not:
+these carries *settle*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxpr_opt.analysis.steps.assume import Known, Splat, vanishes
+from jaxpr_opt.analysis.steps.incremental_assume import Assumable
+from jaxpr_opt.analysis.steps.skips import (
+    Skip,
+    candidates_of,
+    counters_of,
+    find_ends,
+    find_skips,
+    is_of_numbers,
+    kind_of,
+)
+from jaxpr_opt.analysis.values.linearity import carries_cotangents
+from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.traits import is_repeatable
+
+_REPEATABLE = frozenset({"and", "max", "min", "or"})
+"""Ops that change nothing when they are done again with the same other operand."""
+
+
+@remembered
+def find_goings(scan: Scan) -> tuple[Skip, ...]:
+    """The first way in which a scan skips steps but for what goes on; none if it skips by another
+    or in reverse, where steps are skipped before the first one taken.
+    """
+    if any(isinstance(each, Skip) for each in (*find_skips(scan), *find_ends(scan))):
+        return ()
+    return next(((each,) for each in _goings(scan)), ())
+
+
+def _goings(scan: Scan) -> Iterator[Skip]:
+    counters = tuple(counters_of(scan))
+    counting = {c.param for c, _ in counters}
+    changing = [c for c in scan.carries if c.param not in counting]
+    candidates = candidates_of(scan)
+    seconds = scan.length * cost_model().step_seconds(scan.body)
+    if not candidates or not changing or not cost_model().is_worth_loops(1, seconds):
+        return
+    step = Assumable(scan.body, linear=carries_cotangents(scan))
+    for predicate in candidates:
+        kind, ops = kind_of(scan, predicate, counting)
+        # Condition 11 of exit-loop-early.
+        is_told = kind == "carried" or (kind == "upfront" and not scan.reverse)
+        if not is_told or is_of_numbers(predicate):
+            continue
+        asked = {v for op in ops for v in inputs(op)} | {predicate}
+        for taken_when in (True, False):
+            skipped = step.under({predicate: not taken_when})
+            left = tuple(c for c in changing if not skipped.keeps(c))
+            # Condition 11 of exit-loop-early.
+            if any(c.param in asked for c in left):
+                continue
+            args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
+            skip = Skip(*args, going=left)  # type: ignore[arg-type]
+            if left and (settles(skip) or _takes_little(skip)):
+                yield skip
+                break
+
+
+def ops_going_on(skip: Skip) -> tuple[Op, ...] | None:
+    """What a skipped step computes of the carries that it changes, in order; None if a part is in a
+    branch.
+    """
+    scan, needed = skip.scan, set[Op]()
+    pending = [skip.skipped[c.next] for c in (*skip.going, *(c for c, _ in skip.counters))]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Splat) or not scan.body.defines(value) or value.owner is scan.body:
+            continue
+        op = value.op
+        if op is None or op.region is not scan.body:
+            return None
+        if op not in needed:
+            needed.add(op)
+            pending += [skip.skipped[v] for v in inputs(op)]
+    return tuple(op for op in scan.body.ops if op in needed)
+
+
+def _takes_little(skip: Skip) -> bool:
+    ops = ops_going_on(skip)
+    return ops is not None and cost_model().is_little_of_a_step(ops, skip.scan.body)
+
+
+def settles(skip: Skip) -> bool:
+    """Whether a second skipped step would make of carries what the first has made."""
+    fixed = _Fixed(skip)
+    return ops_going_on(skip) is not None and all(fixed.holds(c.next) for c in skip.going)
+
+
+class _Fixed:
+    """The values that are the same in all skipped steps, where the carries are what the first
+    skipped step has made of them.
+    """
+
+    def __init__(self, skip: Skip) -> None:
+        scan, self._skipped = skip.scan, skip.skipped
+        self._moving = {s.param for s in scan.streams} | {c.param for c, _ in skip.counters}
+        self._moving |= {c.param for c in skip.going}
+        self._nothing: set[Value] = set()
+        """Zeros of either sign, or no numbers."""
+        again = {r: c for c in skip.going if isinstance(r := self._skipped[c.next], Value)}
+        for op in scan.body.walk():
+            if self._vanishes(op):
+                self._nothing.update(op.results)
+            if is_repeatable(op) and all(map(self.holds, inputs(op))):
+                continue
+            mine = [again[r] for r in op.results if r in again]
+            # Condition 12 of exit-loop-early.
+            if len(mine) != 1 or not self._repeats(op, mine[0].param):
+                self._moving.update(op.results)
+
+    def holds(self, value: Value) -> bool:
+        """Whether a value is the same in all skipped steps."""
+        known = self._skipped[value]
+        return isinstance(known, Splat) or known not in self._moving
+
+    def _vanishes(self, op: Op) -> bool:
+        """Whether an op makes zeros, or what is no number: no integer is made of such."""
+        is_rounded = any(dtypes.is_inexact(v.dtype) for v in op.operands)
+        makes_numbers = is_rounded and not all(dtypes.is_inexact(v.dtype) for v in op.results)
+        # Condition 12 of exit-loop-early.
+        return not makes_numbers and vanishes(op, [self._known(v) for v in op.operands])
+
+    def _known(self, value: Value) -> Known:
+        known = self._skipped[value]
+        is_nothing = isinstance(known, Value) and known in self._nothing
+        return Splat(np.zeros((), value.dtype)[()]) if is_nothing else known
+
+    def _repeats(self, op: Op, before: Value) -> bool:
+        """Whether an op done again, on its result instead of what was before, gives the same."""
+        known = [self._skipped[v] for v in op.operands]
+        others = [v for v, k in zip(op.operands, known, strict=True) if k is not before]
+        if op.name in _REPEATABLE:
+            return all(map(self.holds, others))
+        if op.name == "select_n":
+            return known[0] is not before and all(map(self.holds, others))
+        written = access(op)
+        if written is not None and written.kind == "write":
+            return known[0] is before and all(map(self.holds, op.operands[1:]))
+        return self._is_near(op.result, before)
+
+    def _is_near(self, value: Value, before: Value) -> bool:
+        """Whether a value is what was before, with zeros added, or values that are no numbers."""
+        known = self._skipped[value]
+        if known is before:
+            return True
+        op = known.op if isinstance(known, Value) else None
+        if op is None or op.name not in ("add", "add_any", "sub"):
+            return False
+        first, second = op.operands
+        ways = [(first, second)] if op.name == "sub" else [(first, second), (second, first)]
+        return any(
+            self.holds(other) and _is_zero(self._known(other)) and self._is_near(mine, before)
+            for mine, other in ways
+        )
+
+
+def _is_zero(known: Known) -> bool:
+    return isinstance(known, Splat) and known.is_zero
