@@ -207,13 +207,21 @@ def _lint_table(text: str, file: Path) -> dict[str, Any]:
         found: Any = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TargetError(f"{file} is not TOML: {error}") from error
-    tools = found.get("tool", {})
-    ours = tools.get("jaxpr-opt", {})
+    tools = _inner(found, "tool", file)
+    ours = _inner(tools, "jaxpr-opt", file)
     misnamed = ["tool.jaxpr_opt"] if "jaxpr_opt" in tools else []
     misnamed += [f"tool.jaxpr-opt.{key}" for key in ours if key != "lint"]
     if misnamed:
         raise TargetError(f"{file.name}: [{misnamed[0]}] is unknown: write [tool.jaxpr-opt.lint]")
-    return dict(ours.get("lint", {}))
+    return dict(_inner(ours, "lint", file))
+
+
+def _inner(table: Mapping[str, Any], name: str, file: Path) -> Mapping[str, Any]:
+    """A table in another; an empty one where there is none."""
+    inner = table.get(name, {})
+    if not isinstance(inner, Mapping):
+        raise TargetError(f"{file.name}: {name} is {inner!r}: write [tool.jaxpr-opt.lint]")
+    return inner
 
 
 LISTS = ("select", "extend_select", "ignore")
@@ -264,12 +272,7 @@ def _target(name: str, settings: dict[str, Any], file: Path) -> Named:
         run = {key: settings.pop(key, None) for key in RUN}
         own = {key: settings.pop(key, None) for key in ("function", "args")}
         function, args = own["function"], own["args"]
-        try:
-            spec, options = split_settings(settings)
-        except ValueError as error:
-            listed = str(error).replace("one of ", "one of function, args, ")
-            more = f", {', '.join(RUN)}" if listed != str(error) else ""
-            raise ValueError(f"{listed}{more}") from None
+        spec, options = split_settings(settings, also=(*own, *RUN))
         if any(each is not None for each in run.values()):
             unfit = [key for key in (*own, *_OF_FUNCTIONS) if own.get(key) or key in settings]
             _check_run(run, unfit)
@@ -296,7 +299,8 @@ def _check_run(run: Mapping[str, Any], unfit: list[str]) -> None:
         if not isinstance(run[key], str) or not run[key]:
             got = "is missing" if run[key] is None else f"is {run[key]!r}"
             raise ValueError(f"{key} {got}: expected run = 'train.py ...' and program = 'name'")
-    if not isinstance(run["stop-after"], int | None):
-        raise ValueError(f"stop-after is {run['stop-after']!r}: expected a number of programs")
+    count = run["stop-after"]
+    if count is not None and (type(count) is not int or count < 1):
+        raise ValueError(f"stop-after is {count!r}: expected a number of programs")
     if unfit:
         raise ValueError(f"{unfit[0]} is for a function, and this is a program of a run")

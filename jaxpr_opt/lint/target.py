@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
@@ -214,9 +214,9 @@ def lint_target(
     return fun
 
 
-def split_settings(given: dict[str, Any]) -> tuple[Spec, dict[str, Any]]:
-    """How a target is looked at, and the options that are its own."""
-    parsed = parse(given, Spec, Options)
+def split_settings(given: dict[str, Any], also: Iterable[str] = ()) -> tuple[Spec, dict[str, Any]]:
+    """How a target is looked at, and the options that are its own; `also` may be written, too."""
+    parsed = parse(given, Spec, Options, also=also)
     own = {name: parsed.pop(name) for name in Options.__dataclass_fields__ if name in parsed}
     return Spec(**parsed), own
 

@@ -78,6 +78,9 @@ INTRO = r"pyproject.toml: \[tool.jaxpr-opt.lint\]: "
     [
         ("[tool", "pyproject.toml is not TOML: "),
         ("[tool.jaxpr_opt.lint]", r"pyproject.toml: \[tool.jaxpr_opt\] is unknown: write \[tool"),
+        ("tool = 3", "pyproject.toml: tool is 3: write "),
+        ("[tool]\njaxpr-opt = 3", "pyproject.toml: jaxpr-opt is 3: write "),
+        ("[tool.jaxpr-opt]\nlint = 3", r"pyproject.toml: lint is 3: write \[tool.jaxpr-opt.lint\]"),
         ("[tool.jaxpr-opt.lnt]", r"pyproject.toml: \[tool.jaxpr-opt.lnt\] is unknown: write"),
         (LINT + "selct = []", INTRO + "unknown setting 'selct'; did you mean 'select'"),
         (LINT + "select = 3", INTRO + "select is 3: expected a list of strings"),
@@ -92,7 +95,16 @@ INTRO = r"pyproject.toml: \[tool.jaxpr-opt.lint\]: "
         (STEP + "function = 3", "targets.step.: function is 3: expected 'module:function'"),
         (STEP + "function = 'm:f'\nargs = 3", "targets.step.: args is 3: expected a list"),
         (STEP + "function = 'm:f'\nmod = 3", "unknown setting 'mod'; did you mean 'mode'"),
-        (STEP + "function = 'm:f'\nzzz = 3", "'zzz': expected one of function, args, mode"),
+        (
+            STEP + "function = 'm:f'\nzzz = 3",
+            "'zzz': expected one of mode, .*, function, args",
+        ),
+        (STEP + "function = 'm:f'\nmode = 3", "mode is 3: expected one of as-is, gradient"),
+        (
+            STEP + "run = 'x.py'\nprogram = 'f'\nstop-after = 0",
+            "stop-after is 0: expected a",
+        ),
+        (STEP + "run = 'x.py'\nprogram = 'f'\nstop-after = true", "stop-after is True: expected"),
         (STEP + "function = 'm:f'\nignore = ['nope']", "no rule is called 'nope'"),
     ],
 )
