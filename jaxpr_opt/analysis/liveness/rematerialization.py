@@ -220,7 +220,7 @@ class _Search:
         """Prices of a byte, and the values that are worth them: between two prices another is tried
         where most bytes are worth the one and not the other.
         """
-        every = [price * unit * root for price in limits.PRICES for root in (1.0, 2**0.5)]
+        every = [price * unit for price in limits.PRICES]
 
         @functools.cache
         def dear(number: int) -> Set[Value]:
