@@ -698,6 +698,17 @@ def test_what_goes_on(step, start, seen, n):
     alone(EXIT, going(step, seen=seen), jnp.float32(start), jnp.ones(3), jnp.float32(n), fires=True)
 
 
+def test_a_loop_that_goes_on():
+    """(12) What a loop of several results makes again may be something else."""
+
+    def step(taken, c, other, i):
+        halve = lambda s: (s[0] + 1.0, s[1] * 0.5)
+        return lax.while_loop(lambda s: s[0] < i, halve, (0.0 * i, other))[1]
+
+    args = jnp.float32([0.1]), jnp.ones(3), jnp.float32(2)
+    alone(EXIT, going(step), *args, fires=False)
+
+
 def test_integers_of_what_is_no_number():
     """(12) Zero times infinity, as an integer, is not nothing."""
     step = lambda taken, c, other, i: other + (taken * c).astype(jnp.int32)

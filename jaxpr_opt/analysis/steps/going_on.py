@@ -156,7 +156,7 @@ class _Fixed:
         written = access(op)
         if written is not None and written.kind == "write":
             return known[0] is before and all(map(self.holds, op.operands[1:]))
-        return self._is_near(op.result, before)
+        return len(op.results) == 1 and self._is_near(op.result, before)
 
     def _is_near(self, value: Value, before: Value) -> bool:
         """Whether a value is what was before, with zeros added, or values that are no numbers."""
