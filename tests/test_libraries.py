@@ -13,7 +13,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 OFF = {
     "flax_convolutions": "XLA:CPU lays out images in columns for a convolution",
     "diffrax_checkpointed": "XLA fuses the stages of a solver's step, which read each other",
-    "diffrax_backsolve": "XLA fuses the stages of a solver's step, which read each other",
 }
 """Programs whose peak is not within a factor of two, and why."""
 
