@@ -25,7 +25,7 @@ from jaxpr_opt.cost.scratch import scratch_bytes
 from jaxpr_opt.cost.work import WRITES
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import TRANSCENDENTAL, is_broadcast, rearranges
+from jaxpr_opt.ir.traits import TRANSCENDENTAL, dead_ops, is_broadcast, rearranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,9 +374,11 @@ class CostModel:
 
     def step_seconds(self, body: Region) -> float:
         """Seconds of a step of a loop, by what its ops make, of an array that is written in place
-        the window, and what its products read; infinite if there is a loop inside.
+        the window, and what its products read; infinite if there is a loop inside.  What nobody
+        reads does not count: a pass has left it.
         """
-        return self._step_of([*body.walk()])
+        dead = dead_ops(body)
+        return self._step_of([op for op in body.walk() if op not in dead])
 
     def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
         """Whether ops of a step take so little of its time that a loop of their own saves most."""

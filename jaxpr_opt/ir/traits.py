@@ -23,6 +23,7 @@ from jaxpr_opt.ir.graph import (
     Call,
     Cond,
     Op,
+    Region,
     Remat,
     Scan,
     Value,
@@ -400,3 +401,13 @@ def _is_total(op: Op) -> bool:
     if op.regions:
         return not op.effects and not isinstance(op, Call | Remat | While)
     return op.is_terminator or (op.name in TOTAL and is_pure(op))
+
+
+def dead_ops(region: Region) -> set[Op]:
+    """The ops that compute nothing that is needed."""
+    dead = set[Op]()
+    for op in reversed(list(region.ops)):
+        users = (user for value in op.results for user in value.users)
+        if is_pure(op) and not (op.is_terminator or op.regions) and dead.issuperset(users):
+            dead.add(op)
+    return dead

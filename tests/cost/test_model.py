@@ -8,6 +8,7 @@ from jax import lax
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU
 from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.testing import traced
 
 
@@ -62,6 +63,15 @@ def test_what_ops_take_in_a_loop_of_their_own():
     assert CostModel(GPU).repeated_apart(product) > GPU.kernel + GPU.product
     assert CostModel(GPU).repeated_apart(sine) == CostModel(GPU).repeated([sine]) < GPU.kernel
     assert CostModel().repeated_apart(sine) > CPU.kernel
+
+
+def test_what_nobody_reads_takes_no_time_of_a_step():
+    graph = import_jaxpr(traced(lambda x: jnp.cos(jnp.sin(x)), "f32[999]"))
+    both = CostModel().step_seconds(graph.body)
+    sine, cosine, _ = graph.body.ops
+    Rewriter(graph).set_outputs(graph.body, [sine.result])
+    assert cosine in graph.body.ops
+    assert CostModel().step_seconds(graph.body) == both / 2
 
 
 def test_what_ops_take():

@@ -37,7 +37,15 @@ from jaxpr_opt.ir.devices import fence
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Use, Value
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, REDUCING, SUMS, is_broadcast, is_pure
+from jaxpr_opt.ir.traits import (
+    BARRIER,
+    ELEMENTWISE,
+    REDUCING,
+    SUMS,
+    dead_ops,
+    is_broadcast,
+    is_pure,
+)
 
 Read = Mapping[Value, bool]
 """Arrays in memory that an op reads, and whether it reads of each only the element at the place of
@@ -84,7 +92,7 @@ class _Fusing:
         owner = region.owner
         streams = owner.streams if isinstance(owner, Scan) else ()
         self.rows = {stream.param for stream in streams}
-        self.dead = _dead(region)
+        self.dead = dead_ops(region)
         self.reduced = self._reduced()
         self.loops = Loops(self._loop)
         for op in reversed(list(region.ops)):
@@ -250,16 +258,6 @@ class _Fusing:
             elif reader in found and model.is_reduced_inside(found[reader], op):
                 found[op] = found[reader]
         return found
-
-
-def _dead(region: Region) -> set[Op]:
-    """The ops that compute nothing that is needed."""
-    dead = set[Op]()
-    for op in reversed(list(region.ops)):
-        users = (user for value in op.results for user in value.users)
-        if is_pure(op) and not (op.is_terminator or op.regions) and dead.issuperset(users):
-            dead.add(op)
-    return dead
 
 
 def _stays(op: Op) -> bool:
