@@ -339,11 +339,12 @@ class CostModel:
         asked = self.device.predicate * _number(predicate.size) + self.device.step
         return not self.asks_the_host and self.step_seconds(body) > asked
 
-    def is_worth_loops(self, more: int, seconds: float) -> bool:
-        """Whether saving so many seconds is worth so many more loops, though maybe no step that is
-        taken saves any.
+    def is_worth_loops(self, more: int, seconds: float, tested: int = 0) -> bool:
+        """Whether saving so many seconds is worth so many more loops, and testing so many numbers,
+        though maybe no step that is taken saves any.
         """
-        return seconds >= self.device.unsure * more * self.device.step
+        asked = more * self.device.step + self.device.predicate * _number(tested)
+        return seconds >= self.device.unsure * asked
 
     def is_worth_asking(
         self, ops: Sequence[Op], predicate: Value, nbytes: int, rest: float = 0.0
@@ -382,8 +383,10 @@ class CostModel:
 
     def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
         """Whether ops of a step take so little of its time that a loop of their own saves most."""
-        part = self._step_of(ops)
-        return part < inf and self.doubtful(part) <= self.step_seconds(body)
+        dead = dead_ops(body)
+        made = [op for op in body.walk() if not (op in dead or is_view(op))]
+        part = self._step_of([op for op in ops if not is_view(op)])
+        return part < inf and self.doubtful(part) <= self._step_of(made)
 
     def _step_of(self, ops: Sequence[Op]) -> float:
         if any(isinstance(op, Scan | While) for op in ops):

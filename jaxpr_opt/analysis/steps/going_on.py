@@ -62,6 +62,9 @@ def _goings(scan: Scan) -> Iterator[Skip]:
         is_told = kind == "carried" or (kind == "upfront" and not scan.reverse)
         if not is_told or is_of_numbers(predicate):
             continue
+        tested = scan.length * predicate.size if kind == "upfront" else 0
+        if not cost_model().is_worth_loops(1, seconds, tested):
+            continue
         asked = {v for op in ops for v in inputs(op)} | {predicate}
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
