@@ -7,7 +7,9 @@ their difference grows the right way. Logic of such truth values, all of which s
 
 from __future__ import annotations
 
-from jaxpr_opt.analysis.steps.lasting import GROWS
+from functools import partial
+
+from jaxpr_opt.analysis.steps.lasting import keeps_truth
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
@@ -42,8 +44,7 @@ def _stays(value: Value, truth: bool, scan: Scan | None) -> bool:
         return _stays(op.operands[0], not truth, scan)
     if op.name in _ELEMENTWISE or _moves_in_rows(op, scan) or _reduces_rows(op, scan):
         return all(_stays(v, truth, scan) for v in op.operands)
-    grows = GROWS.get((op.name, truth))
-    return grows is not None and _is_growing(op, grows, scan)
+    return keeps_truth(op, truth, partial(_slope, scan=scan))
 
 
 def _is_same(value: Value, scan: Scan | None) -> bool:
@@ -70,12 +71,6 @@ def _moves_in_rows(op: Op, scan: Scan | None) -> bool:
         return op.name in _MOVES
     is_spread = op.name == "broadcast_in_dim" and 0 in broadcast_dimensions_of(op)
     return is_spread and op.operands[0].shape[:1] == op.result.shape[:1]
-
-
-def _is_growing(comparison: Op, direction: int, scan: Scan | None) -> bool:
-    """Whether the difference of two numbers only grows, or only falls, from row to row."""
-    left, right = (_slope(v, scan) for v in comparison.operands)
-    return left is not None and right is not None and direction * (left - right) >= 0
 
 
 def _slope(value: Value, scan: Scan | None) -> int | None:

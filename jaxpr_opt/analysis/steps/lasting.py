@@ -8,6 +8,8 @@ row that only a step that is taken writes is still what the array began with.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from jaxpr_opt.bridge.parameters import has_numbers
 from jaxpr_opt.ir.graph import Cond, Op, Scan, Value, backward_slice
 from jaxpr_opt.ir.inputs import inputs
 
-GROWS = {
+_GROWS = {
     ("lt", False): 1,
     ("le", False): 1,
     ("gt", True): 1,
@@ -70,12 +72,18 @@ def _stays(skip: Skip, value: Value, truth: bool) -> bool:
     """Whether a truth value of a skipped step is the same in the next one."""
     if _is_kept(skip, value):
         return True
-    op = value.op
-    grows = GROWS.get((op.name, truth)) if op is not None else None
-    if op is None or grows is None:
-        return False
-    left, right = (_slope(skip, v) for v in op.operands)
     # Condition 1 of remember-the-end.
+    return value.op is not None and keeps_truth(value.op, truth, partial(_slope, skip))
+
+
+def keeps_truth(op: Op, truth: bool, slope: Callable[[Value], int | None]) -> bool:
+    """Whether a comparison with this truth value has it again after numbers have grown by their
+    slopes; None is an unknown one.
+    """
+    grows = _GROWS.get((op.name, truth))
+    if grows is None:
+        return False
+    left, right = map(slope, op.operands)
     return left is not None and right is not None and grows * (left - right) >= 0
 
 
