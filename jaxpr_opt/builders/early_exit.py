@@ -221,9 +221,18 @@ def _buffer(skipped: SkippedRow, aval: Any, before: Op, rw: Rewriter) -> Value:
     """What rows are written into: the rows of skipped steps, or anything."""
     if skipped.constant is None or not _is_number(skipped, aval):
         return rw.undefined(aval, before=before)
-    number = rw.scalar(skipped.constant.value, aval.dtype)
+    return _full(rw.scalar(skipped.constant.value, aval.dtype), aval, before, rw)
+
+
+def _full(number: Value, aval: Any, before: Op, rw: Rewriter) -> Value:
+    """An array of which every element is a number."""
     full = partial(lax.broadcast_in_dim, shape=aval.shape, broadcast_dimensions=())
     return rw.typed(full, aval, number, before=before)
+
+
+def _in_range(scan: Scan, row: jax.Array, stop: Any) -> jax.Array:
+    """Whether there is such a row before the last one."""
+    return lax.ge(row, np.int32(0)) if scan.reverse else lax.lt(row, stop)
 
 
 def _predicate(skip: Skip, inits: list[Value], stop: Value, along: bool, rw: Rewriter) -> Region:
@@ -234,13 +243,10 @@ def _predicate(skip: Skip, inits: list[Value], stop: Value, along: bool, rw: Rew
     region = rw.new_region(inits)
     row, end = region.params[0], region.terminator
 
-    def in_range(i: jax.Array, b: jax.Array) -> jax.Array:
-        return lax.ge(i, np.int32(0)) if scan.reverse else lax.lt(i, b)
-
     def and_taken(go_on: jax.Array, p: jax.Array) -> jax.Array:
         return lax.bitwise_and(go_on, any_true(_is_taken(skip, p)))
 
-    go_on = rw.insert(in_range, row, stop, before=end)
+    go_on = rw.insert(partial(_in_range, scan), row, stop, before=end)
     if skip.kind == "carried":
         given = region.params[1:]
         known = given[-1] if along else _predicate_of(given, skip, end, rw)
@@ -257,11 +263,8 @@ def _going_on(skip: Skip, inits: list[Value], rw: Rewriter) -> tuple[Region, Reg
     scan, types = skip.scan, inits[: 1 + skip.scan.num_carries]
     predicate, body = rw.new_region(types), rw.new_region(types)
     onward = lax.sub if scan.reverse else lax.add
-
-    def goes_on(i: jax.Array) -> jax.Array:
-        return lax.ge(i, np.int32(0)) if scan.reverse else lax.lt(i, np.int32(scan.length))
-
-    more = rw.insert(goes_on, predicate.params[0], before=predicate.terminator)
+    in_range = partial(_in_range, scan, stop=np.int32(scan.length))
+    more = rw.insert(in_range, predicate.params[0], before=predicate.terminator)
     rw.set_outputs(predicate, [more])
     row, end = body.params[0], body.terminator
     mapping = dict(zip((c.param for c in scan.carries), body.params[1:], strict=True))
@@ -272,11 +275,9 @@ def _going_on(skip: Skip, inits: list[Value], rw: Rewriter) -> tuple[Region, Reg
 
     def known(value: Value) -> Value:
         told = skip.skipped[value]
-        if not isinstance(told, Splat):
-            return mapping.get(told, told)
-        number = rw.scalar(told.value, value.dtype)
-        full = partial(lax.broadcast_in_dim, shape=value.shape, broadcast_dimensions=())
-        return rw.typed(full, value.aval, number, before=end)
+        if isinstance(told, Splat):
+            return _full(rw.scalar(told.value, value.dtype), value.aval, end, rw)
+        return mapping.get(told, told)
 
     for op in ops:
         mapping |= {v: known(v) for v in inputs(op)}
@@ -448,8 +449,7 @@ def _written_again(
     """The buffer with a row at all places from `low` to `high`; no other place is copied."""
     aval = rw.row_aval(buffer)
     if row.shape != aval.shape:  # one number
-        full = partial(lax.broadcast_in_dim, shape=aval.shape, broadcast_dimensions=())
-        row = rw.typed(full, aval, row, before=scan)
+        row = _full(row, aval, scan, rw)
     inits = [low, buffer]
     predicate, body = rw.new_region(inits), rw.new_region(inits)
     go_on = rw.insert(lax.lt, predicate.params[0], high, before=predicate.terminator)
