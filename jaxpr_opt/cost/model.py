@@ -378,15 +378,13 @@ class CostModel:
         the window, and what its products read; infinite if there is a loop inside.  What nobody
         reads does not count: a pass has left it.
         """
-        dead = dead_ops(body)
-        return self._step_of([op for op in body.walk() if op not in dead])
+        return self._step_of(_needed(body))
 
     def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
         """Whether ops of a step take so little of its time that a loop of their own saves most."""
-        dead = dead_ops(body)
-        made = [op for op in body.walk() if not (op in dead or is_view(op))]
-        part = self._step_of([op for op in ops if not is_view(op)])
-        return part < inf and self.doubtful(part) <= self._step_of(made)
+        made = ([op for op in each if not is_view(op)] for each in (ops, _needed(body)))
+        part, step = map(self._step_of, made)
+        return part < inf and self.doubtful(part) <= step
 
     def _step_of(self, ops: Sequence[Op]) -> float:
         if any(isinstance(op, Scan | While) for op in ops):
@@ -504,6 +502,12 @@ def _quotient(seconds: float, of_one: float) -> int:
 def _number(size: Any) -> float:
     """A size; one that is a symbol raises JAX's `InconclusiveDimensionOperation`."""
     return size if isinstance(size, float) else int(size)
+
+
+def _needed(body: Region) -> list[Op]:
+    """The ops of a step, but for those of which nobody reads what they make."""
+    dead = dead_ops(body)
+    return [op for op in body.walk() if op not in dead]
 
 
 def _made(op: Op) -> int:

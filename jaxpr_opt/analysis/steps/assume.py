@@ -160,12 +160,12 @@ class Assumed:
         """A linear scan whose carries all start at zero keeps those that its body keeps at
         zero.
         """
-        zero = {c.param: c for c in op.carries if _is_zero(self[c.init])}
+        zero = {c.param: c for c in op.carries if is_zero(self[c.init])}
         while zero:
             facts = {p: Splat(np.zeros((), p.dtype)[()]) for p in zero}
             facts |= {s.param: k for s in op.streams if isinstance(k := self[s.operand], Splat)}
             inner = Assumed(op.body, facts, linear=True, around=self)
-            lost = [p for p, c in zero.items() if not _is_zero(inner[c.next])]
+            lost = [p for p, c in zero.items() if not is_zero(inner[c.next])]
             if not lost:
                 by_result = {c.result: inner[c.param] for c in zero.values()}
                 by_result |= {
@@ -287,7 +287,7 @@ def _reduced(op: Op, known: list[Known]) -> Known | None:
 
 
 def _difference(_: Op, known: list[Known]) -> Known | None:
-    return known[0] if _is_zero(known[1]) else None
+    return known[0] if is_zero(known[1]) else None
 
 
 def _folded(fun: Callable[..., Any]) -> Rule:
@@ -354,7 +354,8 @@ def _same(a: Known, b: Known) -> bool:
     return a is b
 
 
-def _is_zero(known: Known) -> bool:
+def is_zero(known: Known) -> bool:
+    """Whether every element is known to be zero."""
     return _is(known, 0)
 
 
@@ -372,17 +373,17 @@ def vanishes(op: Op, known: list[Known]) -> bool:
     """Whether a linear op's results are zero because enough of its operands are."""
     rule = linear_in(op)
     if rule == "any":
-        return any(_is_zero(k) for k in known)
+        return any(is_zero(k) for k in known)
     if rule == "all":
-        return bool(known) and all(_is_zero(k) for k in known)
+        return bool(known) and all(is_zero(k) for k in known)
     if rule == "first":
-        return _is_zero(known[0]) and (op.name != "gather" or _is_filled_by_zero(op))
+        return is_zero(known[0]) and (op.name != "gather" or _is_filled_by_zero(op))
     if rule == "cases":
-        return all(_is_zero(k) for k in known[1:])
+        return all(is_zero(k) for k in known[1:])
     if rule == "last":
-        return _is_zero(known[-1])
+        return is_zero(known[-1])
     if rule == "right sides":
-        return all(_is_zero(k) for k in known[first_right_side_of(op) :])
+        return all(is_zero(k) for k in known[first_right_side_of(op) :])
     if rule == "base and updates":
-        return _is_zero(known[0]) and _is_zero(known[UPDATE[op.name]])
+        return is_zero(known[0]) and is_zero(known[UPDATE[op.name]])
     return False

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpr_opt.analysis.steps.assume import Known, Splat, vanishes
+from jaxpr_opt.analysis.steps.assume import Known, Splat, is_zero, vanishes
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.skips import (
     Skip,
@@ -62,19 +62,22 @@ def _goings(scan: Scan) -> Iterator[Skip]:
         is_told = kind == "carried" or (kind == "upfront" and not scan.reverse)
         if not is_told or is_of_numbers(predicate):
             continue
-        tested = scan.length * predicate.size if kind == "upfront" else 0
-        if not cost_model().is_worth_loops(1, seconds, tested):
+        tested = scan.length * predicate.size
+        if kind == "upfront" and not cost_model().is_worth_loops(1, seconds, tested):
             continue
         asked = {v for op in ops for v in inputs(op)} | {predicate}
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
             left = tuple(c for c in changing if not skipped.keeps(c))
             # Condition 11 of exit-loop-early.
-            if any(c.param in asked for c in left):
+            if not left or any(c.param in asked for c in left):
                 continue
             args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
             skip = Skip(*args, going=left)  # type: ignore[arg-type]
-            if left and (settles(skip) or _takes_little(skip)):
+            does = ops_going_on(skip)
+            if does is None:
+                continue
+            if settles(skip) or cost_model().is_little_of_a_step(does, scan.body):
                 yield skip
                 break
 
@@ -98,15 +101,10 @@ def ops_going_on(skip: Skip) -> tuple[Op, ...] | None:
     return tuple(op for op in scan.body.ops if op in needed)
 
 
-def _takes_little(skip: Skip) -> bool:
-    ops = ops_going_on(skip)
-    return ops is not None and cost_model().is_little_of_a_step(ops, skip.scan.body)
-
-
 def settles(skip: Skip) -> bool:
     """Whether a second skipped step would make of carries what the first has made."""
     fixed = _Fixed(skip)
-    return ops_going_on(skip) is not None and all(fixed.holds(c.next) for c in skip.going)
+    return all(fixed.holds(c.next) for c in skip.going)
 
 
 class _Fixed:
@@ -172,10 +170,6 @@ class _Fixed:
         first, second = op.operands
         ways = [(first, second)] if op.name == "sub" else [(first, second), (second, first)]
         return any(
-            self.holds(other) and _is_zero(self._known(other)) and self._is_near(mine, before)
+            self.holds(other) and is_zero(self._known(other)) and self._is_near(mine, before)
             for mine, other in ways
         )
-
-
-def _is_zero(known: Known) -> bool:
-    return isinstance(known, Splat) and known.is_zero
