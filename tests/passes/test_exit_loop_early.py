@@ -508,15 +508,19 @@ def test_stacks_of_weak_type_keep_it():
     assert graph.outputs[1].aval.weak_type
 
 
-def going(step, state=lambda c: c, seen=lambda c, i, n: c[0] < n, **options):
+def longer(c):
+    """What takes most of the time of a step."""
+    return jnp.sin(jnp.exp(jnp.cos(jnp.tanh(jnp.sin(jnp.exp(c))))))
+
+
+def going(step, seen=lambda c, i, n: c[0] < n, **options):
     """A loop that stops for good, or at a known step, while another carry goes on."""
 
     def program(c, other, n):
         def body(carry, i):
             c, other = carry
             taken = seen(c, i, n)
-            longer = jnp.sin(jnp.exp(jnp.cos(jnp.tanh(jnp.sin(jnp.exp(c))))))
-            return (jnp.where(taken, longer, c), step(taken, c, other, i)), None
+            return (jnp.where(taken, longer(c), c), step(taken, c, other, i)), None
 
         return lax.scan(body, (c, other), lax.iota(jnp.int32, 7), **options)[0]
 
@@ -725,8 +729,7 @@ def test_rows_that_another_loop_makes_for_what_goes_on():
         def body(carry, row):
             c, other = carry
             i, x = row
-            longer = jnp.sin(jnp.exp(jnp.cos(jnp.tanh(jnp.sin(jnp.exp(c))))))
-            return (jnp.where(i < n, longer, c), other + x), None
+            return (jnp.where(i < n, longer(c), c), other + x), None
 
         return lax.scan(body, (c, c), (lax.iota(jnp.int32, 7), rows))[0]
 
@@ -758,8 +761,7 @@ def test_a_predicate_of_what_goes_on():
     def program(c, other):
         def body(carry, _):
             c, other = carry
-            longer = jnp.sin(jnp.exp(jnp.cos(jnp.tanh(jnp.sin(jnp.exp(c))))))
-            return (jnp.where(other[0] < 0.5, longer, c), jnp.sin(3.0 * other)), None
+            return (jnp.where(other[0] < 0.5, longer(c), c), jnp.sin(3.0 * other)), None
 
         return lax.scan(body, (c, other), None, length=7)[0]
 
@@ -785,8 +787,7 @@ def test_rows_of_what_goes_on():
     def program(c, n):
         def body(s, i):
             c, other = s
-            longer = jnp.sin(jnp.exp(jnp.cos(jnp.tanh(jnp.sin(jnp.exp(c))))))
-            return (jnp.where(c[0] < n, longer, c), other + i), other
+            return (jnp.where(c[0] < n, longer(c), c), other + i), other
 
         return lax.scan(body, (c, jnp.ones(3)), lax.iota(jnp.float32, 7))
 
