@@ -135,7 +135,7 @@ def _use(change: int) -> None:
     with _lock:
         before, _uses = _uses, _uses + change
         if not before:
-            compat_jit.install(compat_jit.Hooks(_program, _loop))
+            compat_jit.install(compat_jit.Hooks(_program, _options, _loop))
         elif not _uses:
             compat_jit.uninstall()
 
@@ -166,6 +166,15 @@ def _program(jaxpr: Any, name: str) -> Any:
             tell(jaxpr, known[key], time.perf_counter() - started)
     made = known[key]
     return jaxpr if made is None else made
+
+
+def _options(jaxpr: Any) -> dict[str, Any]:
+    """The options of XLA for what stands for a program."""
+    from jaxpr_opt.boundary import compiling
+    from jaxpr_opt.bridge import compat
+
+    ours = compat.open_jaxpr(jaxpr).eqns and _is_optimized(jaxpr)
+    return compiling.compiler_options() if ours else {}
 
 
 def optimized(jaxpr: Any, pipeline: Pipeline, name: str) -> Any:

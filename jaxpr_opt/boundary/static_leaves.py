@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxpr_opt.boundary import compiling
 from jaxpr_opt.boundary.stages import Stage
 from jaxpr_opt.bridge import compat_call, guard
 
@@ -278,7 +279,7 @@ class WithStatics:
 
 def with_statics(jitted: Any, fun: Callable[..., Any], options: dict[str, Any]) -> Any:
     """What `jax.jit` made of a function with these options, and of such calls of it."""
-    return compat_call.with_fallback(jitted, WithStatics(fun, jax.jit, options), fun)
+    return compat_call.with_fallback(jitted, WithStatics(fun, compiling.jit, options), fun)
 
 
 def tells_programs_apart(leaf: Any) -> bool:

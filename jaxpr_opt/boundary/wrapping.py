@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
-from jaxpr_opt.boundary import mutation, rules
+from jaxpr_opt.boundary import compiling, mutation, rules
 from jaxpr_opt.boundary.static_leaves import Statics, WithStatics, divided
 from jaxpr_opt.bridge import compat, compat_ad, compat_call, guard
 from jaxpr_opt.bridge.interpreter_stack import with_large_frame
@@ -138,16 +138,12 @@ def _dead() -> None:
 
 
 def jitted(wrapped: Wrapped, options: dict[str, Any]) -> Any:
-    """What `jax.jit` makes of it, but for calls with leaves that are not arrays.
-
-    In another program it is inlined: XLA copies what nested functions hand on, and what is constant
-    around them is not known in them.
-    """
+    """What `jax.jit` makes of it, but for calls with leaves that are not arrays."""
 
     def make() -> tuple[Any, WithStatics]:
-        plain = jax.jit(wrapped, **({"inline": True} | options))
+        plain = compiling.jit(wrapped, **options)
         resolved = compat_ad.jit_options(plain) or (wrapped, options)
-        return plain, WithStatics(wrapped, jax.jit, resolved[1])
+        return plain, WithStatics(wrapped, compiling.jit, resolved[1])
 
     plain, statics = wrapped.once(tuple(sorted(options.items())), make)
     return compat_call.with_fallback(plain, statics, wrapped.held())

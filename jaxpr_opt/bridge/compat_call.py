@@ -91,6 +91,43 @@ def with_fallback(jitted: Any, fallback: Fallback, fun: Any) -> Any:
     """A jitted function, as `jax.jit` makes it, that asks `fallback` first where it finds no
     compiled program; its stages keep `fun`, for a function of which only one of them is left.
     """
+
+    def call(miss: Any, args: Any, kwargs: Any) -> Any:
+        instead = fallback(args, kwargs)
+        return miss(*args, **kwargs) if instead is None else (instead(), None, False)
+
+    def stage(how: str, plain: Any, args: Any, kwargs: Any) -> Any:
+        instead = fallback.stage(how, args, kwargs)
+        return plain(*args, **kwargs) if instead is None else instead
+
+    return _asking(jitted, call, stage, fun)
+
+
+def with_other_outside(jitted: Any, other: Callable[[], Any]) -> Any:
+    """A jitted function that is `other()`, a jitted function of the same, outside of traces."""
+
+    def call(miss: Any, args: Any, kwargs: Any) -> Any:
+        return (_miss(other()) if _is_outside() else miss)(*args, **kwargs)
+
+    def stage(how: str, plain: Any, args: Any, kwargs: Any) -> Any:
+        return (getattr(other(), how) if _is_outside() else plain)(*args, **kwargs)
+
+    return _asking(jitted, call, stage, None)
+
+
+def _is_outside() -> bool:
+    outside: bool = _core.trace_ctx.is_top_level()
+    return outside
+
+
+def _miss(jitted: Any) -> Any:
+    return jitted.__getstate__()["cache_miss"]
+
+
+def _asking(jitted: Any, call: Callable[..., Any], stage: Callable[..., Any], fun: Any) -> Any:
+    """A jitted function that goes through `call` where it finds no compiled program, and through
+    `stage` where it is traced otherwise.
+    """
     try:
         state = jitted.__getstate__()
         miss = state["cache_miss"]
@@ -100,13 +137,12 @@ def with_fallback(jitted: Any, fallback: Fallback, fun: Any) -> Any:
     @functools.wraps(miss)
     @boundary
     def cache_miss(*args: Any, **kwargs: Any) -> Any:
-        instead = fallback(args, kwargs)
-        return miss(*args, **kwargs) if instead is None else (instead(), None, False)
+        return call(miss, args, kwargs)
 
     kind: Any = type(jitted)
     made = kind.__new__(kind)
     made.__setstate__({**state, "cache_miss": cache_miss})
-    own = {how: _staging(jitted, how, fallback, fun) for how in _STAGES}
+    own = {how: _staging(getattr(jitted, how), how, stage, fun) for how in _STAGES}
     made.__dict__ = _Attributes({**jitted.__dict__, **own})
     return made
 
@@ -123,14 +159,11 @@ class _Attributes(dict[str, Any]):
         return list(self)
 
 
-def _staging(jitted: Any, how: str, fallback: Fallback, fun: Any) -> Callable[..., Any]:
-    plain = getattr(jitted, how)
-
+def _staging(plain: Any, how: str, stage: Callable[..., Any], fun: Any) -> Callable[..., Any]:
     @functools.wraps(plain)
     @boundary
-    def stage(*args: Any, **kwargs: Any) -> Any:
-        instead = fallback.stage(how, args, kwargs)
-        return plain(*args, **kwargs) if instead is None else instead
+    def staged(*args: Any, **kwargs: Any) -> Any:
+        return stage(how, plain, args, kwargs)
 
-    stage.of = fun  # type: ignore[attr-defined]
-    return stage
+    staged.of = fun  # type: ignore[attr-defined]
+    return staged

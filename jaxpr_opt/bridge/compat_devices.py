@@ -5,6 +5,8 @@ versions do otherwise.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,3 +84,15 @@ def _has_auto_axes(mesh: Any) -> bool:
 def started_backend() -> str | None:
     """The name of JAX's default backend; None as long as nothing has started one."""
     return jax.default_backend() if _xla_bridge.backends_are_initialized() else None
+
+
+@functools.cache
+def takes_option(name: str, value: Any) -> bool:
+    """Whether XLA knows an option of a program, and nobody has set it in ``XLA_FLAGS``."""
+    if name in os.environ.get("XLA_FLAGS", ""):
+        return False
+    try:
+        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

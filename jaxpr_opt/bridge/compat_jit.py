@@ -51,6 +51,8 @@ class Hooks(NamedTuple):
 
     program: Callable[[Any, str], Any]
     """Of the program of a jitted function, and its name: what stands for it."""
+    options: Callable[[Any], dict[str, Any]]
+    """Of what stands for a program: options of XLA for it."""
     loop: Callable[..., Callable[..., Sequence[Any]] | None]
     """Of a control flow primitive, the types of its operands and its parameters: what to call with
     the operands instead; None to do as JAX does."""
@@ -70,7 +72,11 @@ def install(hooks: Hooks) -> None:
 
     @functools.wraps(ways.lower)
     def lower(args: Any, *, jaxpr: Any, name: str, **params: Any) -> Any:
-        return ways.lower(args, jaxpr=hooks.program(jaxpr, name), name=name, **params)
+        made = hooks.program(jaxpr, name)
+        if "compiler_options_kvs" in params and (own := hooks.options(made)):
+            given = params["compiler_options_kvs"]
+            params["compiler_options_kvs"] = (*(own | dict(given)).items(),)
+        return ways.lower(args, jaxpr=made, name=name, **params)
 
     ways.asks = True
     ways.set(run, lower)

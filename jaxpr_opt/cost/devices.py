@@ -12,6 +12,7 @@ v5e", cloud.google.com/tpu/docs/v5e, 2024), and not measured here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
 
@@ -117,6 +118,8 @@ class Device:
     that reads them."""
     asks_the_host: bool = False
     """Whether the host decides whether a loop goes on, so that few questions are to be asked."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Options of XLA that programs are to be compiled with."""
     reduced_together: int = 32
     """Truth values that such a device reduces in no time, and parts of an array that XLA combines
     in one op."""
@@ -198,13 +201,15 @@ GPU = Device(
     question=13e-6,
     fuses_functions=True,
     asks_the_host=True,
+    options=(("xla_gpu_graph_min_graph_size", 2),),
 )
 """An H200: 4.8 TB/s, 50 MB of L2 cache.
 
 The special function units of 132 multiprocessors give 16 results each at 1.76 GHz.
 
 - XLA launches five or more kernels of a step together: a step of 4, 6 or 12 and a counter takes
-  4.7, 6.5 or 10.4 us.  Fewer it launches one by one: 8.9 us for one kernel, 13.8 for two.
+  4.7, 6.5 or 10.4 us.  Fewer it launches one by one: 8.9 us for one kernel, 13.8 for two.  With the
+  option it launches two together, too: the median of 203 programs takes 0.86 of plain JAX's time.
 - A loop that goes on while a number is true, and a branch, take 13 us more: the device hands the
   number to the host, which waits for it.
 - Reading and writing a byte: 0.5 to 0.6 ps; `exp`, `tanh`: 0.6 and 0.9 ps a number.

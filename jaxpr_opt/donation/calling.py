@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import jax
 
+from jaxpr_opt.boundary import compiling
 from jaxpr_opt.boundary.stages import Stage
 from jaxpr_opt.boundary.static_leaves import (
     Call,
@@ -75,9 +76,7 @@ class Donating:
         self._restricted = any(options.get(f"donate_{each}") is not None for each in ARGUMENTS)
         self._options = {k: v for k, v in resolved.items() if not k.startswith("donate_")}
         self._static = Parameters.of(resolved, "static")
-        self._plain: Any = with_statics(
-            jax.jit(fun, **({"inline": True} | self._options)), fun, self._options
-        )
+        self._plain: Any = with_statics(compiling.jit(fun, **self._options), fun, self._options)
         static = {name: resolved[name] for name in resolved if name.startswith("static_")}
         self._inlined: Any = jax.jit(fun, inline=True, **static)
         self._statics = WithStatics(fun, functools.partial(_donating, mode), resolved)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxpr_opt.boundary import compiling
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.donation.plan import Donation
 from jaxpr_opt.ir.aliases import Alias
@@ -96,7 +97,7 @@ def compiled(
     if donation.unread:
         options = {**options, "keep_unused": True}
     return Variant(
-        run=jax.jit(flat, donate_argnums=tuple(range(len(donated))), **options),
+        run=compiling.jit(flat, donate_argnums=tuple(range(len(donated))), **options),
         inputs=inputs,
         order=itemgetter(*inputs) if count > 1 else tuple,
         finish=restored if outputs else _same,
