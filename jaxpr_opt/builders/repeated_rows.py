@@ -7,9 +7,9 @@ each gets the sum in its slot, in the order of the windows, as the scatter itsel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -53,16 +53,16 @@ def is_less(groups: Iterable[Sequence[Piece]], nbytes: int) -> bool:
 
 def by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
     """For each window, the sum of all updates to its row; equal windows get equal sums."""
-    return _by_row(piece, index, update, _total)
+    return _by_row(piece, index, update, "add")
 
 
 def last_by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
     """For each window, the last of all updates to its row."""
-    return _by_row(piece, index, update, _last)
+    return _by_row(piece, index, update, "set")
 
 
 def _by_row(
-    piece: Piece, index: jax.Array, update: jax.Array, make: Callable[..., jax.Array]
+    piece: Piece, index: jax.Array, update: jax.Array, put: Literal["add", "set"]
 ) -> jax.Array:
     lead, order = _order(piece, update)
     batch = numbers_of(piece.op).scatter_indices_batching_dims
@@ -72,7 +72,7 @@ def _by_row(
     where = lax.transpose(_in_range(piece, index), [*first, lead])
     slots = _slots_in_batch(where, len(batch))
     rows = lax.reshape(moved, (len(slots), *moved.shape[lead:]))
-    shared = lax.reshape(make(rows, slots, slots), moved.shape)
+    shared = lax.reshape(_left(rows, slots, slots, put), moved.shape)
     return lax.transpose(shared, [order.index(axis) for axis in range(update.ndim)])
 
 
@@ -101,7 +101,7 @@ class Rows:
         slots = _slots(_in_range(self._piece, self._index))
         ends = accumulate((len(i) for i in where), initial=0)
         self.sums = [
-            _total(_rows(p, i, u), lax.slice(slots, (first,), (last,)), slots)
+            _left(_rows(p, i, u), lax.slice(slots, (first,), (last,)), slots, "add")
             for (p, i, u), (first, last) in zip(given, pairwise(ends), strict=True)
         ]
         """For each scatter, what it adds to the row of each window."""
@@ -133,16 +133,13 @@ def _batch(piece: Piece) -> int:
     return math.prod(shape[axis] for axis in numbers_of(piece.op).scatter_indices_batching_dims)
 
 
-def _total(rows: jax.Array, own: jax.Array, slots: jax.Array) -> jax.Array:
-    """What rows, of which each has its own slot, add to the slot of each window."""
-    total = jnp.zeros((len(slots), *rows.shape[1:]), rows.dtype).at[own].add(rows, **_IN_RANGE)
-    return total.at[slots].get(**_IN_RANGE)
-
-
-def _last(rows: jax.Array, own: jax.Array, slots: jax.Array) -> jax.Array:
-    """What rows, of which each has its own slot, leave in the slot of each window."""
-    last = jnp.zeros((len(slots), *rows.shape[1:]), rows.dtype).at[own].set(rows, **_IN_RANGE)
-    return last.at[slots].get(**_IN_RANGE)
+def _left(
+    rows: jax.Array, own: jax.Array, slots: jax.Array, put: Literal["add", "set"]
+) -> jax.Array:
+    """What rows, each of which is added to its own slot, or set there, leave for each window."""
+    empty = jnp.zeros((len(slots), *rows.shape[1:]), rows.dtype)
+    left: jax.Array = getattr(empty.at[own], put)(rows, **_IN_RANGE)
+    return left.at[slots].get(**_IN_RANGE)
 
 
 def _count(index: jax.Array | Value) -> int:

@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.affine import Affine
-from jaxpr_opt.analysis.windows.rings import Ring, Version, component_of, ring
+from jaxpr_opt.analysis.windows.rings import Ring, Version, ring
 from jaxpr_opt.analysis.windows.row_sources import Piece
+from jaxpr_opt.analysis.windows.window_primitives import component_of
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of, starts_of, unsorted
 from jaxpr_opt.bridge.slicing import read_window, write_window
 from jaxpr_opt.builders.step_numbers import number_of

@@ -382,14 +382,13 @@ class CostModel:
 
     def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
         """Whether ops of a step take so little of its time that a loop of their own saves most."""
-        made = ([op for op in each if not is_view(op)] for each in (ops, _needed(body)))
-        part, step = map(self._step_of, made)
+        part, step = self._step_of(ops), self.step_seconds(body)
         return part < inf and self.doubtful(part) <= step
 
     def _step_of(self, ops: Sequence[Op]) -> float:
         if any(isinstance(op, Scan | While) for op in ops):
             return inf
-        made = sum(map(_made, ops))
+        made = sum(_made(op) for op in ops if not is_view(op))
         starts = kernels(ops) * self.device.kernel if made > self.device.fused_bytes else 0.0
         return self.moved(made) + starts
 

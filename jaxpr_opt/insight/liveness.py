@@ -160,7 +160,8 @@ def written_over(value: Value) -> Value | None:
     if op.name == "sort":
         return buffer_of(op.operands[value.position])
     if isinstance(op, Scan | While):
-        return next((buffer_of(c.init) for c in op.carries if c.result is value), None)
+        is_carried = isinstance(op, While) or value.position < op.num_carries
+        return buffer_of(op.operands[value.position]) if is_carried else None
     if is_foreign(op):
         return next((buffer_of(each) for each in op.operands if each.aval == value.aval), None)
     return None
@@ -228,8 +229,4 @@ def _peak(region: Region) -> int:
 
 def _taken(op: Op, dying: Set[Value]) -> dict[Value, None]:
     """Dying operands whose room the results take over, in order."""
-    if isinstance(op, Scan | While):
-        before: Iterable[Value | None] = (buffer_of(carry.init) for carry in op.carries)
-    else:
-        before = map(written_over, op.results)
-    return dict.fromkeys(v for v in before if v is not None and v in dying)
+    return {v: None for v in map(written_over, op.results) if v in dying and v is not None}

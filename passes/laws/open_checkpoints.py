@@ -43,6 +43,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.bridge.parameters import is_in_transpose
+from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Region, Remat, Scan, Value
 from jaxpr_opt.ir.inputs import inputs
@@ -94,6 +95,5 @@ def _of_all_steps(body: Region, step: Region) -> int:
         if varies or op.is_terminator or op.name in SPREADING:
             continue
         same.update(op.results)
-        is_view = op.name in ("reshape", "squeeze")
-        nbytes += 0 if is_view else sum(result.nbytes for result in op.results)
+        nbytes += 0 if is_view(op) else sum(result.nbytes for result in op.results)
     return nbytes

@@ -46,6 +46,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxpr_opt.analysis.values.constants import identity, is_weak, uniform
+from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Cond, Op, Region, Use, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -144,23 +145,15 @@ def _facts(cond: Cond, index: int) -> Iterator[tuple[Value, int]]:
         if index < len(cond.branches) - 1 and not is_weak(selector):  # (2)
             yield selector, index
         return
-    pending, seen = [(selector, bool(index))], set[tuple[Value, bool]]()
-    while pending:
-        value, holds = fact = pending.pop()
-        if fact in seen:
+    for value, holds in implied(selector, bool(index)).items():  # (1)
+        if value.shape:
             continue
-        seen.add(fact)
-        yield fact
+        yield value, holds
         for user in value.users:
             if user.name == "not":  # (1)
                 yield user.result, not holds
             elif user.name == "convert_element_type" and not is_weak(user.result):  # (1)
                 yield user.result, holds
-        op = value.op
-        if op is not None and op.name == "not":  # (1)
-            pending.append((op.operands[0], not holds))
-        elif op is not None and op.name == ("and" if holds else "or"):  # (1)
-            pending.extend((operand, holds) for operand in op.operands)
 
 
 def _agreed(values: tuple[Value, ...], cond: Cond) -> Value | None:

@@ -138,11 +138,10 @@ class ExitLoopEarly(Pass):
                 return "its predicates may round differently when computed all at once"
             if not cost_model().is_worth_questions(scan.body, skip.predicate):
                 return "all its predicates take about as long as its steps"
-        for stack in scan.stacks:
-            row = skipped_row(skip, stack)
-            if isinstance(row, str) and stack.result not in self._unread(skip)[1]:  # (4, 7)
-                return row
-        return None
+        rows = {stack.result: skipped_row(skip, stack) for stack in scan.stacks}
+        wrong = {stacked: row for stacked, row in rows.items() if isinstance(row, str)}
+        unread = self._unread(skip)[1] if wrong else frozenset()
+        return next((row for v, row in wrong.items() if v not in unread), None)  # (4, 7)
 
     def rewrite(self, match: SkippingLoop, rw: Rewriter) -> None:
         assert isinstance(match.skip, Skip)

@@ -18,7 +18,7 @@ from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.skips import (
     Skip,
     candidates_of,
-    counters_of,
+    counted,
     find_ends,
     find_skips,
     is_of_numbers,
@@ -48,9 +48,7 @@ def find_goings(scan: Scan) -> tuple[Skip, ...]:
 
 
 def _goings(scan: Scan) -> Iterator[Skip]:
-    counters = tuple(counters_of(scan))
-    counting = {c.param for c, _ in counters}
-    changing = [c for c in scan.carries if c.param not in counting]
+    counters, counting, changing = counted(scan)
     candidates = candidates_of(scan)
     seconds = scan.length * cost_model().step_seconds(scan.body)
     if not candidates or not changing or not cost_model().is_worth_loops(1, seconds):

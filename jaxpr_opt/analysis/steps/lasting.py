@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -112,23 +111,14 @@ def _unwritten(skip: Skip, op: Op) -> Splat | None:
     if read is None or read.kind != "read":
         return None
     carry = next((c for c in skip.kept if c.param is read.array), None)
-    number = _number(carry.init) if carry is not None else None
+    number = uniform(carry.init) if carry is not None else None
     writes = _writes(carry.next, carry.param) if carry is not None else None
     # Condition 1 of remember-the-end.
     if number is None or writes is None:
         return None
-    return Splat(number) if all(_is_ahead(skip.scan, read, each) for each in writes) else None
-
-
-def _number(array: Value) -> Any:
-    """The number that an array is made of, as in ``-jnp.ones(n)``; None if it is not one."""
-    number, op = uniform(array), array.op
-    if number is not None:
-        return np.asarray(number, array.dtype)[()]
-    if op is None or op.name not in ("broadcast_in_dim", "neg"):
+    if not all(_is_ahead(skip.scan, read, each) for each in writes):
         return None
-    inner = _number(op.operands[0])
-    return np.negative(inner) if op.name == "neg" and inner is not None else inner
+    return Splat(np.asarray(number, read.array.dtype)[()])
 
 
 def _writes(version: Value, begun: Value) -> list[Access] | None:

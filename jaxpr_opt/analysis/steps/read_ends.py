@@ -10,7 +10,7 @@ import numpy as np
 from jaxpr_opt.analysis.steps.zero_rows import compares_whole_numbers
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.row_readers import made_before
-from jaxpr_opt.analysis.windows.window_primitives import indexed_axes
+from jaxpr_opt.analysis.windows.window_primitives import component_of
 from jaxpr_opt.bridge.parameters import slice_sizes_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Scan, Stack, Use, Value
@@ -96,11 +96,9 @@ def _picked(use: Use, axis: int) -> Picked | None:
     if use.position != 0 or op.name not in ("dynamic_slice", "gather"):
         return None
     size = slice_sizes_of(op)[axis]
-    if op.name == "dynamic_slice":
-        places, component = op.operands[1 + axis], None
-        is_told = size < op.operands[0].shape[axis]
-    else:
-        places, is_told = op.operands[1], axis in indexed_axes(op)
-        component = indexed_axes(op).index(axis) if is_told else None
+    where, component = component_of(op, axis)
+    is_slice = op.name == "dynamic_slice"
+    is_told = size < op.operands[0].shape[axis] if is_slice else component is not None
+    places = op.operands[where]
     # Condition 4 of end-at-read-rows.
     return Picked(places, component, size) if is_told and places.dtype == np.int32 else None

@@ -51,6 +51,9 @@ from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import DRAWING, is_speculable
 
+Counters = tuple[tuple[Carry, Value], ...]
+"""Carries that count, each with what it counts by."""
+
 _MIXED = "its predicate mixes carries with streams or counters"
 
 _VIEWS = frozenset(
@@ -75,7 +78,7 @@ class Skip:
     """The ops of the body that compute the predicate from the body's parameters and outer
     values.
     """
-    counters: tuple[tuple[Carry, Value], ...]
+    counters: Counters
     """Carries that advance by an invariant amount in every step, skipped or not, with that
     amount.
     """
@@ -125,9 +128,7 @@ def _all_skips(scan: Scan) -> tuple[Skip | str, ...]:
 
 
 def _skips(scan: Scan) -> Iterator[Skip | str]:
-    counters = tuple(counters_of(scan))
-    counting = {c.param for c, _ in counters}
-    keeping = [c for c in scan.carries if c.param not in counting]
+    counters, counting, keeping = counted(scan)
     candidates = candidates_of(scan)
     if not candidates or not keeping or not all(map(may_keep, keeping)):
         return
@@ -162,9 +163,7 @@ def find_ends(scan: Scan) -> tuple[Skip, ...]:
 
 
 def _ends(scan: Scan) -> Iterator[Skip]:
-    counters = tuple(counters_of(scan))
-    counting = {c.param for c, _ in counters}
-    keeping = [c for c in scan.carries if c.param not in counting]
+    counters, counting, keeping = counted(scan)
     candidates = candidates_of(scan)
     if not candidates:
         return
@@ -200,13 +199,12 @@ def _is_dropped(known: Known, scan: Scan) -> bool:
     return isinstance(known, Splat) or not scan.body.defines(known)
 
 
-def as_begun(scan: Scan, zeros: Iterable[Value]) -> tuple[Assumed, tuple[tuple[Carry, Value], ...]]:
+def as_begun(scan: Scan, zeros: Iterable[Value]) -> tuple[Assumed, Counters]:
     """The body's values in a step in which carries, counters apart, are still the numbers that they
     began with, and some rows are zeros; and the counters.
     """
-    counters = tuple(counters_of(scan))
-    counting = {c.param for c, _ in counters}
-    began = dict(_numbers(c for c in scan.carries if c.param not in counting))
+    counters, _, others = counted(scan)
+    began = dict(_numbers(others))
     rows = {v: Splat(np.zeros((), v.dtype)[()]) for v in zeros}
     return Assumed(scan.body, {**began, **rows}, linear=carries_cotangents(scan)), counters
 
@@ -350,7 +348,14 @@ def _parts(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:
         seen.update(level)
 
 
-def counters_of(scan: Scan) -> Iterator[tuple[Carry, Value]]:
+def counted(scan: Scan) -> tuple[Counters, set[Value], list[Carry]]:
+    """The counters of a loop, their parameters, and the other carries."""
+    counters = tuple(_counters(scan))
+    counting = {c.param for c, _ in counters}
+    return counters, counting, [c for c in scan.carries if c.param not in counting]
+
+
+def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
     """Integer carries whose next value is `param + step`, `step` from outside, computed
     unconditionally.
     """

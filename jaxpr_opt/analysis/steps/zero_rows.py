@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.steps.assume import Assumed
-from jaxpr_opt.analysis.steps.skips import as_begun, find_ends, find_skips, stays
+from jaxpr_opt.analysis.steps.skips import Counters, as_begun, find_ends, find_skips, stays
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Stream, Value
+from jaxpr_opt.ir.graph import Constant, Op, Scan, Stream, Value
 
 _VIEWS = frozenset({
     "and", "broadcast_in_dim", "convert_element_type", "copy", "not", "or", "reshape", "rev",
@@ -29,7 +29,7 @@ class ZeroRows:
     scan: Scan
     streams: tuple[Stream, ...]
     values: Assumed
-    counters: tuple[tuple[Carry, Value], ...]
+    counters: Counters
 
 
 @remembered

@@ -22,7 +22,7 @@ _SPREAD = frozenset({
 def uniform(value: Value) -> Any:
     """The number that all elements of a value are known to be; None if that is unknown.
 
-    Sees through broadcasts, slices and reshapes, and through conversions of integers.
+    Sees through broadcasts, slices and reshapes, through conversions of integers, and signs.
     """
     while (op := value.op) is not None and op.name in _SPREAD:
         value = op.operands[0]
@@ -32,6 +32,9 @@ def uniform(value: Value) -> Any:
         if number is None or not _is_numeric(value, "biuf"):
             return None
         return dtypes.converted(np.asarray(number, source.dtype), value.dtype)[()]
+    if op is not None and op.name == "neg":
+        number = uniform(op.operands[0])
+        return None if number is None else np.negative(np.asarray(number, value.dtype))[()]
     return value.scalar if isinstance(value, Constant) else None
 
 

@@ -25,7 +25,7 @@ from jaxpr_opt.analysis.windows.scatter_chains import Piece as Added
 from jaxpr_opt.analysis.windows.window_primitives import (
     COMBINING,
     UPDATE,
-    indexed_axes,
+    component_of,
     window_sizes,
 )
 from jaxpr_opt.bridge import dtypes
@@ -333,16 +333,6 @@ def _reads_a_row(op: Op, found: Ring) -> bool:
         whole = all(stride == 1 for stride in strides_of(op))
         return whole and op.result.shape[found.axis] == 1
     return op.name in {"dynamic_slice", "gather"} and _is_at_a_row(op, found.axis, found.held)
-
-
-def component_of(op: Op, axis: int) -> tuple[int, int | None]:
-    """The operand that says where a window starts along an axis, and which component of it."""
-    if op.name == "dynamic_slice":
-        return 1 + axis, None
-    if op.name == "dynamic_update_slice":
-        return 2 + axis, None
-    indexed = indexed_axes(op)
-    return 1, indexed.index(axis) if axis in indexed else None
 
 
 def _is_at_a_row(op: Op, axis: int, held: int) -> bool:

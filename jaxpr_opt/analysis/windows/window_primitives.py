@@ -73,6 +73,16 @@ def indexed_axes(op: Op) -> tuple[int, ...]:
     )
 
 
+def component_of(op: Op, axis: int) -> tuple[int, int | None]:
+    """The operand that says where a window starts along an axis, and which component of it."""
+    if op.name == "dynamic_slice":
+        return 1 + axis, None
+    if op.name == "dynamic_update_slice":
+        return 2 + axis, None
+    indexed = indexed_axes(op)
+    return 1, indexed.index(axis) if axis in indexed else None
+
+
 def places(write: Op) -> list[Value]:
     """The operands that say where an op writes or adds to windows."""
     return [v for at, v in enumerate(write.operands) if at not in {0, UPDATE[write.name]}]
