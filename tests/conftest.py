@@ -7,6 +7,7 @@ import pytest
 from jax._src.interpreters import mlir  # noqa: TID251
 
 from jaxpr_opt import settings
+from jaxpr_opt.cost.model import using
 
 hypothesis.settings.register_profile(
     "quick",
@@ -39,6 +40,8 @@ mlir.make_ir_context = Reused(mlir.make_ir_context)
 
 
 @pytest.fixture(autouse=True)
-def strict_and_verified():
-    with settings.override(strict=True, verify=True):
+def strict_and_verified(request):
+    """A module may name the cost `MODEL` that its tests are about."""
+    model = getattr(request.module, "MODEL", None)
+    with settings.override(strict=True, verify=True), using(model):
         yield

@@ -20,11 +20,8 @@ DIRECT = AccumulateSparseCotangents()
 ALWAYS = AddedElsewhere()
 
 
-@pytest.fixture(autouse=True)
-def loops_are_functions():
-    """Programs here are small: XLA compiles a loop of theirs as one function."""
-    with using(CostModel().but(starts_each=False)):
-        yield
+MODEL = CostModel().but(starts_each=False)
+"""Programs here are small: XLA compiles a loop of theirs as one function."""
 
 
 def looped(step):

@@ -20,11 +20,8 @@ ARGS = ("f32[3]", "f32[6,3]", "i32[]")
 XS = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
 
 
-@pytest.fixture(autouse=True)
-def cheap_questions():
-    """Programs here are small: asking is free."""
-    with using(EAGER):
-        yield
+MODEL = EAGER
+"""Programs here are small: asking is free."""
 
 
 def masked(ys, n):

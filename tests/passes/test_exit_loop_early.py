@@ -41,11 +41,8 @@ class Along(Eager):
         return True
 
 
-@pytest.fixture(autouse=True)
-def cheap_questions():
-    """Programs here are small: asking whether to go on is free."""
-    with using(EAGER):
-        yield
+MODEL = EAGER
+"""Programs here are small: asking whether to go on is free."""
 
 
 @pytest.fixture

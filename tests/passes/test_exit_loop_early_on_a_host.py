@@ -39,10 +39,7 @@ class Along(Host):
         return True
 
 
-@pytest.fixture(autouse=True)
-def a_host():
-    with using(Host(FREE)):
-        yield
+MODEL = Host(FREE)
 
 
 def loops(graph):

@@ -22,11 +22,8 @@ FORWARD = ForwardRepeatedRows()
 N = 40
 
 
-@pytest.fixture(autouse=True)
-def free_ops():
-    """Arrays here are small: starting an op takes no time."""
-    with using(CostModel(dataclasses.replace(CPU, kernel=0.0))):
-        yield
+MODEL = CostModel(dataclasses.replace(CPU, kernel=0.0))
+"""Arrays here are small: starting an op takes no time."""
 
 
 def read_back(at, rows, *, n=N, write="drop", read="promise_in_bounds", column=False):

@@ -23,11 +23,8 @@ RECOMPUTE = RecomputeSegments()
 X = "f32[64,8]"
 
 
-@pytest.fixture(autouse=True)
-def dear_memory():
-    """Memory is worth more than any time."""
-    with using(cost_model().at(1.0)):
-        yield
+MODEL = cost_model().at(1.0)
+"""Memory is worth more than any time."""
 
 
 @pytest.fixture

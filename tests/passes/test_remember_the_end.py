@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import AxisType
 
 import jaxpr_opt
-from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.cost.model import CostModel
 from jaxpr_opt.passes.steps.remember_the_end import RememberTheEnd
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
@@ -16,11 +16,8 @@ END = RememberTheEnd()
 TOL = 0.3
 
 
-@pytest.fixture(autouse=True)
-def quick():
-    """Programs here are small, and questions cost nothing."""
-    with using(CostModel().but(question=0.0)):
-        yield
+MODEL = CostModel().but(question=0.0)
+"""Programs here are small, and questions cost nothing."""
 
 
 def better(x):

@@ -17,11 +17,8 @@ from tests.loops import alone, keep
 SEGMENTS = ReplaySegments()
 
 
-@pytest.fixture(autouse=True)
-def _memory_is_dear():
-    """A byte is worth a second: the smallest program is the cheapest."""
-    with using(cost_model().at(1.0)):
-        yield
+MODEL = cost_model().at(1.0)
+"""A byte is worth a second: the smallest program is the cheapest."""
 
 
 def gradient(step, *, length=16, **options):

@@ -13,11 +13,8 @@ from tests.loops import alone
 SELECT = SelectPaddedNumbers()
 
 
-@pytest.fixture(autouse=True)
-def short_rows():
-    """Programs here are small, and about what is done where it helps."""
-    with using(CostModel().but(row=2)):
-        yield
+MODEL = CostModel().but(row=2)
+"""Programs here are small, and about what is done where it helps."""
 
 
 def added(*config, filler=0.0, combine=jnp.add):

@@ -21,10 +21,7 @@ from tests.prices import EAGER
 SHARE = ShareShiftedStacks()
 
 
-@pytest.fixture(autouse=True)
-def _small_rows_too():
-    with using(EAGER):
-        yield
+MODEL = EAGER
 
 
 def forward(step=jnp.sin, *, length=4, reverse=False):

@@ -32,10 +32,7 @@ class AtAnyPrice(CostModel):
         return True
 
 
-@pytest.fixture(autouse=True)
-def _small_registers_too():
-    with using(AtAnyPrice()):
-        yield
+MODEL = AtAnyPrice()
 
 
 def last(b, x):

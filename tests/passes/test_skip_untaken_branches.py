@@ -31,10 +31,7 @@ KNOWN = CostModel(dataclasses.replace(FREE, line=64))
 """Nor does a branch, where the steps that take it are known; numbers stay in registers."""
 
 
-@pytest.fixture(autouse=True)
-def asking_is_free():
-    with using(CHEAP):
-        yield
+MODEL = CHEAP
 
 
 def chosen(p, taken, other):

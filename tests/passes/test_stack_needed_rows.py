@@ -20,10 +20,7 @@ NEEDED = StackNeededRows()
 STEPS = 12
 
 
-@pytest.fixture(autouse=True)
-def _small_rows_too():
-    with using(EAGER):
-        yield
+MODEL = EAGER
 
 
 def third(t):

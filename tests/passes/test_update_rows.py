@@ -26,11 +26,8 @@ UPDATE = UpdateRows()
 DEAR = CostModel.of_backend("cpu")
 
 
-@pytest.fixture(autouse=True)
-def small_tables():
-    """Programs here are small, and about what is done where it helps."""
-    with using(DEAR.but(kernel=0.0)):
-        yield
+MODEL = DEAR.but(kernel=0.0)
+"""Programs here are small, and about what is done where it helps."""
 
 
 @pytest.mark.parametrize(("rows", "fires"), [(100, False), (4000, True)])
