@@ -3,9 +3,11 @@ that finds a function that was optimised before.
 """
 
 import contextvars
+import copy
 import dataclasses
 import functools
 import gc
+import pickle
 import sys
 import threading
 import types
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 from jaxpr_opt import optimize, settings
+from jaxpr_opt.boundary.static_leaves import WithStatics
 from jaxpr_opt.decorator import unwrap
 from jaxpr_opt.donation.calling import Donating
 
@@ -437,6 +440,32 @@ def test_an_optimised_function_keeps_what_it_calls():
     gc.collect()
     assert g(X + 0).tolist() == [1, 2, 3]
     assert h(X).tolist() == [1, 2, 3]
+
+
+def doubled(x, how="twice"):
+    return 2 * x if how == "twice" else x
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("options", [{}, {"donate": "matched"}])
+def test_a_copy_of_an_optimised_function_keeps_what_it_calls(duplicate, options):
+    f = optimize(lambda x, how="twice": doubled(x, how), **options)
+    g = duplicate(f)
+    del f
+    gc.collect()
+    assert g(X + 0).tolist() == [0, 2, 4]
+    assert g(X + 0, "once").tolist() == [0, 1, 2]
+
+
+def test_what_an_optimised_function_is_made_of_can_be_pickled():
+    """`cloudpickle` sends a jitted function to another process by its parts."""
+    f = optimize(doubled)
+    wrapped, pipeline = f.__getstate__()["fun"], unwrap(f).pipeline
+    sent = pickle.loads(pickle.dumps((wrapped, WithStatics(wrapped, jax.jit, {}), pipeline)))
+    assert jax.jit(sent[0])(X).tolist() == [0, 2, 4]
+    assert sent[1]((X, "once"), {})().tolist() == [0, 1, 2]
+    assert sent[2] == pipeline
+    assert "_hash" not in vars(sent[2])  # it differs between processes
 
 
 def test_equal_functions_share_what_is_remembered():

@@ -694,3 +694,18 @@ def test_taylor_mode():
     for how in (lambda run: run, jax.jit):
         got = how(lambda *args: jet.jet(optimize(f), args, series))(x, 2 * x)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), got, want)
+
+
+def test_sparse_arrays():
+    """`sparsify` sees through an optimised function, also where that was made before."""
+    looped = optimize(lambda m, x: lax.fori_loop(0, 3, lambda i, c: jnp.sin(m @ c), x).sum())
+    from jax.experimental import sparse
+
+    m, x = jnp.array([[1.0, 2.0], [0.0, 3.0]]), jnp.array([1.0, 2.0])
+    for f in (looped, optimize(lambda m, x: (m @ x).sum())):
+        run = sparse.sparsify(f)
+        given = sparse.BCOO.fromdense(m), x
+        for how in (run, jax.jit(run), sparse.sparsify(f, use_tracer=True)):
+            np.testing.assert_allclose(how(*given), f.__wrapped__(m, x), rtol=1e-6)
+        want = jax.grad(f.__wrapped__, 1)(m, x)
+        np.testing.assert_allclose(jax.grad(run, 1)(*given), want, rtol=1e-6)

@@ -39,6 +39,7 @@ def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any])
         closed, constants = compat_ad.hoist_unknown(jaxpr, _is_known)
         if compat_ad.uses_references(closed) or compat.has_high_types(closed):
             return plain()
+        compat_ad.register_sparsify(optimized_p)
         return Program.optimized(closed, pipeline, name)(*constants, *args)
 
     return guard.attempt(optimized, plain, name)

@@ -185,6 +185,9 @@ class WithStatics:
         self._donated = Parameters.of(options, "donate")
         self._program = functools.lru_cache(_PROGRAMS)(self._made)
 
+    def __reduce__(self) -> Any:
+        return WithStatics, (self._fun, self._make, self._options)
+
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """What to do for these arguments; None if all of their leaves are arrays."""
         taken = guard.attempt(lambda: self._taken(args, kwargs), lambda: None)

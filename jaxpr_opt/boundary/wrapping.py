@@ -65,6 +65,10 @@ class Wrapped:
     def __repr__(self) -> str:
         return repr(self._refer())
 
+    def __reduce__(self) -> Any:
+        """A copy has no other owner, so it holds the function."""
+        return _holding, (self._refer(), self._pipeline, self._check)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         config: Any = jax.config
         fun = self._refer()
@@ -79,8 +83,7 @@ class Wrapped:
 
     def held(self) -> Wrapped:
         """The same, referring to the function itself."""
-        fun = self._refer()
-        return Wrapped(lambda: fun, self._pipeline, self._check)
+        return _holding(self._refer(), self._pipeline, self._check)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` makes: the same for the same key, if that is hashable."""
@@ -94,6 +97,10 @@ class Wrapped:
             if key not in self._made:
                 self._made[key] = make()
             return self._made[key]
+
+
+def _holding(fun: Callable[..., Any], pipeline: Pipeline, check: Check | None) -> Wrapped:
+    return Wrapped(lambda: fun, pipeline, check)
 
 
 # -- one for a function --------------------------------------------------------------------------
@@ -112,7 +119,7 @@ def wrapped(
     try:
         kept, make = _remembered(fun)
     except TypeError:  # it is not hashable, or cannot be referred to weakly
-        return fun, Wrapped(lambda: fun, pipeline, check)
+        return fun, _holding(fun, pipeline, check)
     return kept, make(pipeline, check, settings.current())
 
 

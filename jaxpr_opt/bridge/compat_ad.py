@@ -8,6 +8,7 @@ signatures differ.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -595,6 +596,22 @@ def register_taylor_mode(primitive: Primitive) -> None:
 
     if jet is not None:
         jet.jet_rules[primitive] = rule
+
+
+def register_sparsify(primitive: Primitive) -> None:
+    """`jax.experimental.sparse.sparsify` sees through a program to its equations, which are then
+    not optimised.  The module takes a second to import, so this waits until it is in use.
+    """
+    module: Any = sys.modules.get("jax.experimental.sparse.transform")
+    if module is None or primitive in module.sparse_rules_bcoo:
+        return
+
+    def rule(env: Any, *values: Any, jaxpr: ClosedJaxpr, program: Any) -> Any:
+        del program
+        inner = jaxpr if compat.JAXPRS_ARE_CLOSED else jaxpr.jaxpr
+        return module.eval_sparse(inner, jaxpr.consts, values, env)
+
+    module.sparse_rules_bcoo[primitive] = module.sparse_rules_bcsr[primitive] = rule
 
 
 # ---------------------------------------------------------------- the options of `jax.jit`

@@ -89,7 +89,8 @@ class Fallback(Protocol):
 
 def with_fallback(jitted: Any, fallback: Fallback, fun: Any) -> Any:
     """A jitted function, as `jax.jit` makes it, that asks `fallback` first where it finds no
-    compiled program; its stages keep `fun`, for a function of which only one of them is left.
+    compiled program. It and its stages keep `fun`, for copies of it, and for a function of which
+    only a stage is left.
     """
 
     def call(miss: Any, args: Any, kwargs: Any) -> Any:
@@ -139,6 +140,7 @@ def _asking(jitted: Any, call: Callable[..., Any], stage: Callable[..., Any], fu
     def cache_miss(*args: Any, **kwargs: Any) -> Any:
         return call(miss, args, kwargs)
 
+    cache_miss.of = fun  # type: ignore[attr-defined]
     kind: Any = type(jitted)
     made = kind.__new__(kind)
     made.__setstate__({**state, "cache_miss": cache_miss})

@@ -26,6 +26,7 @@ from jaxpr_opt.boundary.static_leaves import (
     spread,
     with_statics,
 )
+from jaxpr_opt.boundary.wrapping import Wrapped
 from jaxpr_opt.bridge import compat, compat_ad, guard
 from jaxpr_opt.bridge.compat_frames import without_ours
 from jaxpr_opt.donation import caller
@@ -66,6 +67,7 @@ class Donating:
         self.__name__ = ""
         functools.update_wrapper(self, fun, updated=())
         self.mode = mode
+        self._given = fun, options
         known = compat_ad.jit_options(jax.jit(fun, **options))
         if known is None:
             raise guard.users(
@@ -81,6 +83,11 @@ class Donating:
         self._inlined: Any = jax.jit(fun, inline=True, **static)
         self._statics = WithStatics(fun, functools.partial(_donating, mode), resolved)
         self._variants: dict[Any, list[Variant]] = {} if variants is None else variants
+
+    def __reduce__(self) -> Any:
+        """A copy, which holds the function."""
+        fun, options = self._given
+        return Donating, (fun.held() if isinstance(fun, Wrapped) else fun, self.mode, options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:

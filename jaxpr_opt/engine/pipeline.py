@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
@@ -63,6 +64,10 @@ class Pipeline:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> Any:
+        """Without what is remembered: hashes of strings differ between processes."""
+        return Pipeline, (self.stages, self.trades, self.memory)
 
     @functools.cached_property
     def _hash(self) -> int:
