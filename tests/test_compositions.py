@@ -709,3 +709,20 @@ def test_sparse_arrays():
             np.testing.assert_allclose(how(*given), f.__wrapped__(m, x), rtol=1e-6)
         want = jax.grad(f.__wrapped__, 1)(m, x)
         np.testing.assert_allclose(jax.grad(run, 1)(*given), want, rtol=1e-6)
+
+
+def test_kernels():
+    """A Pallas kernel that calls an optimised function can be lowered."""
+    from jax.experimental import pallas as pl
+
+    helper = optimize(lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.sin(c) + x, x))
+
+    def kernel(x, y):
+        y[...] = helper(x[...])
+
+    def call(x, **options):
+        return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), **options)(x)
+
+    x = jnp.ones((8, 128))
+    jax.jit(call).trace(x).lower(lowering_platforms=("tpu",))
+    np.testing.assert_allclose(call(x, interpret=True), helper(x), rtol=1e-6)

@@ -73,7 +73,8 @@ class Wrapped:
         config: Any = jax.config
         fun = self._refer()
         off = config.jax_disable_jit or settings.current().disable or not guard.is_open()
-        if off or not compat.is_staging():  # then `jax_debug_nans` looks for the line at fault
+        # Where nothing is staged, `jax_debug_nans` looks for the line at fault.
+        if off or not compat.is_staging() or compat.is_in_kernel():
             return fun(*args, **kwargs)
         return guard.attempt(
             lambda: _optimized(fun, self._pipeline, self._check, args, kwargs),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -468,6 +469,15 @@ def outside_traces() -> bool:
 def is_staging() -> bool:
     """Whether a function that is called now is traced to a jaxpr, as `jax.jit` does."""
     return isinstance(_trace_ctx.trace, _DynamicJaxprTrace)
+
+
+def is_in_kernel() -> bool:
+    """Whether a Pallas kernel is traced: it is lowered by rules for JAX's own primitives."""
+    pallas: Any = sys.modules.get("jax._src.pallas.core")
+    try:
+        return pallas is not None and pallas.axis_frame() is not None
+    except (AssertionError, AttributeError):
+        return False
 
 
 def evaluate(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
