@@ -29,7 +29,9 @@ Cost: a loop more.  So it fires if the loop carries a buffer that XLA would copy
 differentiated, and then, and only then, knows where all windows of it are; and if one of them moves
 in the inner loop. A ring (``b[i % 2]``) has to be so large that copying it in all steps of the
 inner loop takes longer than starting that: two small ones made the gradient of 50 steps 1.5 times
-as slow and 1.3 times as large. And it waits until nothing differentiates the loop: in a gradient,
+as slow and 1.3 times as large. Rows as large as its own must not be stacked, as each of the two
+loops would move them: under `vmap` that took three times the time of one loop, and the memory of
+all rows. And it waits until nothing differentiates the loop: in a gradient,
 `undo-carried-writes` stores less (12 programs: 0.45 to 0.95 of the time and 0.5 to 0.98 of the
 memory of two loops, jax 0.12). In a nest that adds to ``b[i // 16]`` the gradient of a step takes
 1.1 to 1.4 times as long as in one loop, and under `vmap` the rows of the two loops are transposed.
@@ -106,11 +108,14 @@ class SplitFlatLoops(Pass):
             return "windows would stay where they are in the inner loop"
         outermost, *_, inner = nest
         is_ring = all(outermost not in start.steps for start in starts)
-        copied = inner.length * sum(found.carry.param.nbytes for found in told)
+        ring = sum(found.carry.param.nbytes for found in told)
+        stacked = sum(stack.value.nbytes for stack in scan.stacks if stack.result.uses)
         is_asked = is_ring and not self.all_rings
         if is_asked and _may_be_undone(scan):
             return "writes to a ring are undone for less than two loops store"
-        if is_asked and cost_model().is_hidden(copied):
+        if is_asked and cost_model().is_noticed(inner.length * stacked, ring):
+            return "the rows that the inner loop stacks would be copied into those of the outer one"
+        if is_asked and cost_model().is_hidden(inner.length * ring):
             return "starting an inner loop takes longer than copying a ring of a few rows in it"
         return None
 

@@ -215,19 +215,24 @@ def test_a_buffer_that_is_updated_in_place():
     check_refuses(SPLIT, program, "f32[12]", because="already updates the buffer in place")
 
 
-@pytest.mark.parametrize(("size", "fires"), [(16, False), (1024, True)])
-def test_a_ring_has_to_be_large(size, fires):
-    """Cost: another loop, which starts every few steps."""
+@pytest.mark.parametrize(
+    ("size", "stacked", "fires"), [(16, 1, False), (1024, 1, True), (1024, 1024, False)]
+)
+def test_a_ring_has_to_be_large(size, stacked, fires):
+    """Cost: another loop, which starts every few steps, and what is stacked in both."""
 
     def program(xs):
         def step(ring, here):
             k, x = here
             old = ring[k % 2]
-            return ring.at[k % 2].set(jnp.tanh(x + old)), old[0]
+            return ring.at[k % 2].set(jnp.tanh(x + old)), old[:stacked]
 
         return lax.scan(step, jnp.zeros((2, size)), (jnp.arange(12), xs))
 
     alone(SplitFlatLoops(), program, jnp.arange(12.0), fires=fires, phase="final")
+    if not fires:
+        batch, xs = jax.vmap(program), jnp.ones((3, 12))
+        assert memory(jaxpr_opt.optimize(batch), xs) <= memory(batch, xs)
 
 
 @pytest.mark.parametrize("each", [lambda f: f, jax.vmap])
