@@ -163,6 +163,8 @@ STAGES = (
     (IsolateSkippedSteps(),),
     # Steps that a loop by itself cannot tell to be skipped.
     (IsolateDroppedSteps(),),
+    # Rows of skipped steps are unspecified by now.
+    (ReplaySegments(),),
     # No later pass looks at stacks.
     (StackNeededRows(), MapStackedRows(), MakeStreamedRows()),
     # Loops that skip whole steps have been looked at.

@@ -10,7 +10,6 @@ from jax import lax
 from jaxpr_opt.analysis.residuals.replays import Replay, replay
 from jaxpr_opt.ir.graph import Region, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_broadcast
 
 Pieces = Mapping[Value, tuple[Value, Value]]
 """Of arrays: the rows that the first steps of a loop read, and those that the others read."""
@@ -39,15 +38,6 @@ def in_two(found: Replay, steps: int, rw: Rewriter) -> tuple[Scan, Scan]:
         _read_pieces(reader, scan, scan.length - steps, read, rw)
     rw.erase(scan)
     return first, others
-
-
-def copied(found: Replay) -> int:
-    """Bytes that `in_two` copies: arrays that it divides or joins."""
-    loops = (found.scan, *found.readers)
-    arrays = {stream.operand for loop in loops for stream in loop.streams}
-    arrays |= {stack.result for loop in loops for stack in loop.stacks}
-    arrays -= {stack.result for stack in found.stacks}
-    return sum(v.nbytes for v in arrays if v.op is None or not is_broadcast(v.op))
 
 
 def _read_pieces(reader: Scan, scan: Scan, rest: int, pieces: Pieces, rw: Rewriter) -> None:

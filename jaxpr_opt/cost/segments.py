@@ -17,6 +17,11 @@ from dataclasses import dataclass, replace
 
 from jaxpr_opt.cost.model import CostModel
 
+LOOPS_OF_A_SEGMENT = 4
+"""How many loops more are started for a segment that may be skipped: it is one of the loop and of
+each that reads it, with a branch and a loop that replays its steps.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -42,6 +47,10 @@ class Steps:
                 return best
             best, least = length, price
         raise AssertionError("each level costs seconds")
+
+    def halved(self, model: CostModel) -> tuple[int, int]:
+        """The length of segments of one level, and the bytes that are kept at once."""
+        return _least(self, 1, model)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+
+import jax
+import numpy as np
+from jax import lax
 
 from jaxpr_opt.analysis.residuals.replays import Replay
+from jaxpr_opt.analysis.steps.assume import Splat
+from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
+from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.builders.peeling import without_last
-from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
+from jaxpr_opt.builders.skipped_steps import is_taken
+from jaxpr_opt.ir.graph import Op, Region, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 Rows = Mapping[Value, Value]
@@ -16,21 +26,28 @@ Computed = Callable[[Rows, Op], Rows]
 """Of the rows of some arrays: those of others, computed before an op."""
 
 
-def replay_in_segments(found: Replay, length: int, rw: Rewriter) -> None:
-    """Compute residuals again in segments of so many steps, from the carries these start with."""
+def replay_in_segments(
+    found: Replay, length: int, rw: Rewriter, skips: Mapping[Scan, Skip] = MappingProxyType({})
+) -> None:
+    """Compute residuals again in segments of so many steps, from the carries these start with. How
+    the loops skip, if a segment is to be skipped with its first step.
+    """
     if rest := found.scan.length % length:
         found = without_last(found, rest, rw)
     rows = [_stacked(found.scan, value, rw) for value in found.told]
     places = [found.scan.stacks.index(stack) for stack in found.stacks]
     streams = [found.scan.streams.index(stream) for stream in found.streams]
     carries = [found.scan.carries.index(carry) for carry in found.carries]
-    outer, flat = _in_segments(found.scan, length, rw)
+    outer, flat = _in_segments(found.scan, length, rw, skip=skips.get(found.scan))
     residuals = [flat[place] for place in places]
     given = [outer.streams[n].operand for n in streams]
     given += [outer.stacks[place].result for place in rows]
+    told = dict(zip(found.told, given[len(streams) :], strict=True))
+    pairs = zip(found.stacks, residuals, strict=True)
+    told = {rows: told[stack.value] for stack, rows in pairs if stack.value in told}
     given += [_starts(outer, n, rw) for n in carries]
     for reader in found.readers:
-        _read_again(reader, found, residuals, given, length, rw)
+        _read_again(reader, found, residuals, given, length, rw, skips.get(reader), told)
     _drop(outer, residuals, rw)
 
 
@@ -57,8 +74,9 @@ def _drop(outer: Scan, residuals: Sequence[Value], rw: Rewriter) -> None:
     kept = [stack for stack in outer.stacks if stack.result.uses]
     gone = {stack.value for stack in outer.stacks}.difference(stack.value for stack in kept)
     rw.set_scan(outer, stacks=kept)
-    inner = next(op for op in outer.body.ops if isinstance(op, Scan))
-    rw.set_scan(inner, stacks=[stack for stack in inner.stacks if stack.result not in gone])
+    for inner in outer.body.ops:
+        if isinstance(inner, Scan):  # else in a branch
+            rw.set_scan(inner, stacks=[stack for stack in inner.stacks if stack.result not in gone])
 
 
 def _read_again(
@@ -68,6 +86,8 @@ def _read_again(
     given: Sequence[Value],
     length: int,
     rw: Rewriter,
+    skip: Skip | None,
+    told: Mapping[Value, Value],
 ) -> None:
     """Let a loop compute the residuals that it reads, segment by segment."""
 
@@ -75,7 +95,7 @@ def _read_again(
         made = _replayed(found, [rows[array] for array in given], length, before, rw)
         return dict(zip(residuals, made, strict=True))
 
-    _in_segments(reader, length, rw, given, residuals, computed)
+    _in_segments(reader, length, rw, given, residuals, computed, skip, told)
 
 
 def _replayed(
@@ -89,6 +109,11 @@ def _replayed(
     params = [*(c.param for c in found.carries), *(s.param for s in found.streams), *found.told]
     region = rw.new_region(params)
     mapping = dict(zip(params, region.params, strict=True))
+    computed = {result for op in found.ops for result in op.results}
+    for value in (v for op in found.ops for each in op.walk() for v in each.operands):
+        own = value.region is found.ops[0].region
+        if own and value not in computed and value not in mapping:  # of which nothing comes
+            mapping[value] = rw.undefined(value.aval, before=region.terminator)
     rw.clone(found.ops, mapping, region.terminator)
     values = [stack.value for stack in found.stacks]
     outputs = [*(carry.next for carry in found.carries), *values]
@@ -107,21 +132,28 @@ def _in_segments(
     given: Sequence[Value] = (),
     gone: Sequence[Value] = (),
     computed: Computed | None = None,
+    skip: Skip | None = None,
+    told: Mapping[Value, Value] = MappingProxyType({}),
 ) -> tuple[Scan, tuple[Value, ...]]:
     """Replace a loop by one over segments of a loop over steps; the loop over segments, and what
     the steps stack, one after the other.
 
     It also reads what is `given`, arrays of as many rows as there are segments; rows of arrays that
-    are `gone` are computed from all that it reads.
+    are `gone` are computed from all that it reads, but those that are `told` in another array.
     """
     count, size, results = scan.length // length, scan.num_carries, scan.results
     streams = [stream for stream in scan.streams if stream.operand not in gone]
     split = {s.param: _split(s.operand, count, scan, rw) for s in streams}
     arrays = [*split.values(), *given]
+    stream = scan.stream_of(skip.predicate) if skip is not None else None
+    mask = first_rows(skip) if skip is not None and stream is None else None
+    if mask is not None:
+        arrays.append(_first_steps(mask, scan, length, rw))
     params = [rw.new_value(rw.row_aval(array), array.name) for array in arrays]
     region = rw.new_region([*scan.body.params[:size], *params])
     row = dict(zip(arrays, region.params[size:], strict=True))
-    row |= {} if computed is None else computed(row, region.terminator)
+    inside = region if skip is None else rw.new_region()
+    row |= {} if computed is None else computed(row, inside.terminator)
     read = [row[split.get(s.param, s.operand)] for s in scan.streams]
     loop = partial(rw.new_scan, reverse=scan.reverse, like=scan)
     avals = [rw.stacked_aval(stack.value, length) for stack in scan.stacks]
@@ -131,16 +163,71 @@ def _in_segments(
         read,
         avals,
         length=length,
-        before=region.terminator,
+        before=inside.terminator,
     )
-    rw.set_outputs(region, inner.results)
-    avals = [rw.stacked_aval(rows, count) for rows in inner.results[size:]]
+    rw.set_outputs(inside, inner.results)
+    if skip is not None:
+        flags = None if stream is None else told.get(stream.operand, split.get(stream.param))
+        taken = _taken(skip, None if flags is None else row[flags], mask, inner, region, rw)
+        skipped = _skipped(skip, inner, region.params[:size], rw)
+        branches = rw.new_cond(taken, [skipped, inside], like=scan, before=region.terminator)
+        rw.set_outputs(region, branches.results)
+    avals = [rw.stacked_aval(rows, count) for rows in region.outputs[size:]]
     outer = loop(region, scan.operands[:size], arrays, avals, length=count, before=scan)
     flat = tuple(_flat(stack.result, scan, rw) for stack in outer.stacks)
     for old, new in zip(results, (*outer.results[:size], *flat), strict=True):
         rw.replace(old, new)
     rw.erase(scan)
     return outer, flat
+
+
+def _first_steps(mask: Prefix, scan: Scan, length: int, rw: Rewriter) -> Value:
+    """For each segment, the number of its first step."""
+    end = mask.offset + scan.length
+
+    def numbers() -> jax.Array:
+        return lax.slice(lax.iota(mask.bound.dtype, end), (mask.offset,), (end,), (length,))
+
+    return rw.insert(numbers, before=scan)
+
+
+def _taken(
+    skip: Skip,
+    flags: Value | None,
+    mask: Prefix | None,
+    inner: Scan,
+    segment: Region,
+    rw: Rewriter,
+) -> Value:
+    """Whether a segment takes a step."""
+    end = segment.terminator
+    if mask is not None:
+        return rw.insert(lax.lt, segment.params[-1], mask.bound, before=end)
+    if flags is not None:
+        if not skip.taken_when:
+            flags = rw.insert(lax.bitwise_not, flags, before=end)
+        return rw.insert(any_true, flags, before=end)
+    params = inner.body.params[: inner.num_carries]
+    starts = dict(zip(params, segment.params[: len(params)], strict=True))
+    first = rw.clone(skip.slice, starts, end).get(skip.predicate, skip.predicate)
+    return rw.insert(partial(is_taken, skip), first, before=end)
+
+
+def _skipped(skip: Skip, inner: Scan, starts: Sequence[Value], rw: Rewriter) -> Region:
+    """What a segment does that is skipped: nothing."""
+    region = rw.new_region()
+    rows = list[Value]()
+    for stack in inner.stacks:
+        known = skip.skipped[stack.value]
+        if stack.value is skip.predicate:
+            known = Splat(np.bool_(not skip.taken_when))
+        if isinstance(known, Splat):
+            full = partial(lax.full, stack.result.shape, known.value, stack.result.dtype)
+            rows.append(rw.typed(full, stack.result.aval, before=region.terminator))
+        else:
+            rows.append(rw.undefined(stack.result.aval, before=region.terminator))
+    rw.set_outputs(region, [*starts, *rows])
+    return region
 
 
 def _split(array: Value, count: int, before: Op, rw: Rewriter) -> Value:

@@ -33,6 +33,9 @@ Sound when
 5. neither loop has effects or asks to be unrolled, the inner one takes steps, both run in the
    same direction, and an int32, in which JAX counts, holds the steps of both.
 
+A merge that would mostly stack, in each step, what the outer loop stacks once (the carries that the
+segments of `replay-segments` start with), does not pay.
+
 A carry that restarts in every outer step (a partial sum, such as the gradient of what all steps
 share) prevents the merge: it would sum in another order.
 
@@ -48,8 +51,9 @@ from typing import ClassVar, Literal
 from jaxpr_opt.analysis.steps.loop_nests import Nest, OneLoop, one_loop
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips, predicate_root
 from jaxpr_opt.builders.merged_loop import merge
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Cond, Op, Scan
+from jaxpr_opt.ir.graph import Cond, Op, Scan, Stack
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -89,12 +93,28 @@ class CollapseLoops(Pass):
 
     def refuse(self, match: LoopOfLoops) -> str | None:
         plan = one_loop(match.nest.outer, match.nest)
+        if isinstance(plan, OneLoop) and _stacks_more(match.nest, plan):
+            return "each step would stack what a step of the outer loop stacks"
         return plan if isinstance(plan, str) else None
 
     def rewrite(self, match: LoopOfLoops, rw: Rewriter) -> None:
         plan = one_loop(match.nest.outer, match.nest)
         assert isinstance(plan, OneLoop)
         merge(match.nest, plan, rw)
+
+
+def _stacks_more(nest: Nest, plan: OneLoop) -> bool:
+    """Whether most of what one loop stacks, and more than more loops cost, is what the outer loop
+    stacks once in each step.
+    """
+    pairs = zip(nest.outer.stacks, plan.sources, strict=True)
+    once = [stack for stack, source in pairs if not isinstance(source, Stack)]
+    stacked = {stack.value for stack in nest.inner.stacks}
+    loops = zip(plan.carries, nest.inner.carries, strict=True)
+    made = {outer.param for outer, inner in loops if inner.param in stacked}
+    more = sum(s.result.nbytes for s in once if s.value not in made) * nest.inner.length
+    rest = sum(s.result.nbytes for s in nest.outer.stacks if s not in once)
+    return more > rest and cost_model().is_worth_loops(1, cost_model().filled(more - rest))
 
 
 def _only_loop(cond: Cond) -> Scan | None:

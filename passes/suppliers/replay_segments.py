@@ -34,9 +34,25 @@ Sound when
 
 Where XLA may divide arrays over devices, nothing changes: the reshaped axis may be the divided one.
 
-Cost: nothing is done unless memory has a price (`optimize(memory=...)`). Then the lengths of the
-segments and the number of levels minimise the price of the stored bytes plus the seconds of the
-recomputed steps.
+A loop that may stop early, and would replay single steps (`replay-steps`), stacks their carries up
+to its bound. In segments it stacks fewer, and no step is computed more often. Each segment becomes
+a branch, also of the loop that reads residuals::
+
+    d = cond p { scan[k] carry(c=c) { ... } } else { c }
+
+It is sound when, in addition,
+
+4. the loop runs forward, and its predicate depends on carries that a skipped step keeps: a segment
+   whose first step is skipped does nothing;
+5. each loop that reads its residuals knows by a step's number, or by a row of truth values, whether
+   it takes the step, so that a segment can ask for all of its steps;
+6. a skipped segment leaves carries alone, and what it stacks is one number.
+
+Cost: segments of a loop that stops early have the length that takes the least memory. Filling what
+they save takes longer than four more loops, and so do the steps of a segment. The first steps store
+their residuals, as those of `replay-steps` do. Other loops are divided only if memory has a price
+(`optimize(memory=...)`). Then the lengths of the segments and the number of levels minimise the
+price of the stored bytes plus the seconds of the recomputed steps.
 Source: Griewank and Walther, "Evaluating Derivatives", ch. 12; jax#2139.
 """
 
@@ -48,6 +64,12 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
 from jaxpr_opt.analysis.residuals.replays import Replay, replay
+from jaxpr_opt.analysis.residuals.skipped_segments import (
+    SkippedSegments,
+    guards,
+    skipped_segments,
+)
+from jaxpr_opt.builders.peeling import in_two
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import known_seconds, runs
@@ -65,6 +87,8 @@ class Segments(Match):
 
     replay: Replay
     length: int
+    skipped: SkippedSegments | None = None
+    """Where the loop may stop early: its segments, each a branch."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +101,11 @@ class ReplaySegments(Pass):
 
     def find(self, op: Op) -> Iterator[Segments]:
         assert isinstance(op, Scan)
+        if (skipped := skipped_segments(op)) is not None:
+            kept = binary_text(skipped.nbytes)
+            says = f"steps are replayed in segments of {skipped.length}, so that they keep {kept}"
+            yield Segments(op, says, skipped.replay, skipped.length, skipped)
+            return
         found = replay(op) if cost_model().byte and op.length > 1 else None
         length = None if found is None else _length(found)
         if found is None or length is None:
@@ -93,6 +122,16 @@ class ReplaySegments(Pass):
         return match.replay.why_not()  # (2, 3)
 
     def rewrite(self, match: Segments, rw: Rewriter) -> None:
+        if match.skipped is not None:
+            found: Replay | None = match.replay
+            if match.skipped.storing:
+                _, others = in_two(match.replay, match.skipped.storing, rw)
+                found = replay(others)
+            assert found is not None
+            skips = guards(found)
+            assert skips is not None
+            replay_in_segments(found, match.length, rw, skips)
+            return
         full = _cut(match.replay) if match.length == 1 else None
         if full is not None:
             make_cut(match.replay.scan, full, rw)

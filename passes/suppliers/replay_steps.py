@@ -70,13 +70,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
-from jaxpr_opt.analysis.residuals.replays import may_skip_others, replay
+from jaxpr_opt.analysis.residuals.cuts import Cut
+from jaxpr_opt.analysis.residuals.replayed_steps import is_replayed, replayed_cut, steps_storing
+from jaxpr_opt.analysis.residuals.replays import replay
+from jaxpr_opt.analysis.residuals.skipped_segments import skipped_segments
 from jaxpr_opt.analysis.residuals.stack_consumers import routes
 from jaxpr_opt.analysis.steps.questions import is_asked_each_step
-from jaxpr_opt.analysis.steps.skips import Skip, find_skip, has_branch
+from jaxpr_opt.analysis.steps.skips import find_skip, has_branch
 from jaxpr_opt.analysis.windows.stencils import meets_neighbours
-from jaxpr_opt.builders.peeling import copied, in_two
+from jaxpr_opt.builders.peeling import in_two
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -105,10 +107,10 @@ class ReplaySteps(Pass):
 
     def find(self, op: Op) -> Iterator[ReplayedLoop]:
         assert isinstance(op, Scan)
-        full = _cut(op)
-        if full is None or not _is_replayed(op, full):
+        full = replayed_cut(op)
+        if full is None or not is_replayed(op, full) or skipped_segments(op) is not None:
             return
-        if (storing := _storing(op, full)) < op.length:
+        if (storing := steps_storing(op, full)) < op.length:
             new = (full.old_bytes * storing + full.new_bytes * (op.length - storing)) // op.length
             steps = f"each step taken after the first {storing}" if storing else "each step taken"
             what = f"residuals take {bytes_text(new)}, not {bytes_text(full.old_bytes)}"
@@ -134,18 +136,9 @@ class ReplaySteps(Pass):
             make_cut(match.op, match.cut, rw)
             return
         _, others = in_two(found, match.storing, rw)
-        full = _cut(others)
+        full = replayed_cut(others)
         assert full is not None, "the other steps hand over what all of them did"
         make_cut(others, full, rw)
-
-
-def _cut(scan: Scan) -> Cut | None:
-    """The cut at the inputs of a step of a loop that skips; None if there is none."""
-    found, skip = residuals(scan), find_skip(scan)
-    if not found or skip is None:  # (1)
-        return None
-    kept = {value for _, value in found if may_skip_others(value, skip)}  # (4)
-    return cut(scan, found, keep=kept.__contains__)
 
 
 def _takes_all_steps(scan: Scan, cut: Cut) -> bool:
@@ -169,32 +162,3 @@ def _is_computed_often(scan: Scan, cut: Cut) -> bool:
         return False
     ways = (routes(stack.result) or () for stack, _ in cut.residuals)
     return meets_neighbours([row for found in ways for _, row in found])
-
-
-def _is_replayed(scan: Scan, cut: Cut) -> bool:
-    """Whether storing takes longer than replaying: a single step, or all that store in a batch."""
-    model, sizes, skip = cost_model(), (cut.old_bytes, cut.new_bytes), find_skip(scan)
-    old, new = (model.stored(nbytes) + model.held(nbytes) for nbytes in sizes)
-    steps = scan.length if skip is not None and _takes_most(skip) else 1
-    return old > cut.replay_seconds * steps + new
-
-
-def _takes_most(skip: Skip) -> bool:
-    """Whether most steps are taken: a batch is padded to its longest row."""
-    asked = {v for op in skip.slice for v in op.operands} | {skip.predicate}
-    return skip.kind == "upfront" and any(v.shape for v in asked if skip.scan.body.defines(v))
-
-
-def _storing(scan: Scan, cut: Cut) -> int:
-    """How many of the first steps are to store: none or all, if only one kind is worth loops."""
-    found, model = replay(scan), cost_model()
-    if found is None or model.is_traded or is_divided(scan):
-        return 0
-    if not {stack for stack, _ in cut.residuals} <= {*found.stacks}:
-        return 0
-    row = model.filled((cut.old_bytes - cut.new_bytes) / scan.length)
-    seconds = cut.replay_seconds - model.moved(copied(found))
-    steps = min(int(max(seconds, 0.0) / row), scan.length)
-    if not model.is_worth_loops(2, steps * cut.replay_seconds):
-        return 0
-    return steps if model.is_worth_loops(2, (scan.length - steps) * row) else scan.length

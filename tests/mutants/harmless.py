@@ -103,7 +103,7 @@ HARMLESS: dict[str, dict[str, str]] = {
     "branch_writes.branch_writes": {
         "without: and outcome.result.uses": "what nobody reads is removed",
     },
-    "replay_steps._cut": {
+    "replayed_steps.replayed_cut": {
         "without: or not found": "saves time: a cut of no residuals is none",
     },
     "repeated_ops._long_rows": {

@@ -88,8 +88,8 @@ def test_segments_are_replayed():
     -     a1:f32[4] = add_any m2 m5
     +     c4:f32[4], ys4:f32[4,4] = scan[4] carry(c4=x) {
     +       m6:f32[4] = mul c4 w
-    +       e1:f32[4] = exp c4
     +       s1:f32[4] = sin m6
+    +       e1:f32[4] = exp c4
     +       m7:f32[4] = mul s1 e1
     +       yield carry(m7) ys(c4)
     +     }

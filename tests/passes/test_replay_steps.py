@@ -11,6 +11,7 @@ from jaxpr_opt.cost.devices import CPU
 from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
 from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, keep, unspecified
@@ -277,10 +278,10 @@ def test_a_step_that_is_dear_is_not_replayed():
     alone(REPLAY, program, "f32[64]", "f32[]", "f32[64]", fires=False)
 
 
-@pytest.mark.parametrize(("width", "fires"), [(64, False), (4096, True)])
-def test_steps_too_cheap_to_stop_for(width, fires):
+@pytest.mark.parametrize(("width", "by"), [(64, None), (4096, ReplaySegments())])
+def test_steps_too_cheap_to_stop_for(width, by):
     """Skipped steps are selected away, so all of them are computed: replayed, all would be twice.
-    Where steps are dearer the loops stop.
+    Where steps are dearer the loops stop, and segments of them are replayed.
     """
 
     def program(c, bound, ct):
@@ -288,7 +289,8 @@ def test_steps_too_cheap_to_stop_for(width, fires):
         out, pull = jax.vjp(lambda c: lax.scan(body, c, None, length=64)[0], c)
         return out, pull(ct)[0]
 
-    alone(REPLAY, program, f"f32[{width}]", "f32[]", f"f32[{width}]", fires=fires)
+    for each in (REPLAY, ReplaySegments()):
+        alone(each, program, f"f32[{width}]", "f32[]", f"f32[{width}]", fires=each == by)
 
 
 def leaving(c, xs, ct):
@@ -339,20 +341,21 @@ def found(c, t):
 
 
 @pytest.mark.parametrize(
-    ("function", "move", "until", "fires"),
+    ("function", "move", "until", "by"),
     [
-        (jnp.sin, lambda x: jnp.roll(x, 1) + x, known, False),
-        (jnp.exp, lambda x: jnp.pad(x[1:], (0, 1)) + x, known, False),
-        (jnp.sin, lambda x: jnp.roll(x, 1) + x, found, True),
-        (jnp.sin, lambda x: 2 * x, known, True),
-        (lambda x: x * x, lambda x: jnp.roll(x, 1) + x, known, True),
+        (jnp.sin, lambda x: jnp.roll(x, 1) + x, known, None),
+        (jnp.exp, lambda x: jnp.pad(x[1:], (0, 1)) + x, known, None),
+        (jnp.sin, lambda x: jnp.roll(x, 1) + x, found, ReplaySegments()),
+        (jnp.sin, lambda x: 2 * x, known, REPLAY),
+        (lambda x: x * x, lambda x: jnp.roll(x, 1) + x, known, REPLAY),
     ],
 )
-def test_what_is_read_beside_itself(function, move, until, fires):
+def test_what_is_read_beside_itself(function, move, until, by):
     """XLA would compute a function once for each place, in steps that most loops take."""
     program = moving(lambda c: function(c) * function(2 * c), move, until=until)
     with using(EAGER):
-        alone(REPLAY, program, "f32[512]", "i32[]", "f32[512]", fires=fires)
+        for each in (REPLAY, ReplaySegments()):
+            alone(each, program, "f32[512]", "i32[]", "f32[512]", fires=each == by)
 
 
 def in_a_batch(until):

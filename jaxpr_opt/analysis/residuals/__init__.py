@@ -19,6 +19,8 @@ what other passes ask
 `mapped_sums`                                     what to add up in place of linear maps of it
 `counterparts`                                    what a value of a reader was in the step
 `replays`                                         what it takes to compute steps again
+`replayed_steps`                                  which steps store, and which are computed again
+`skipped_segments`                                the same, by segments that may be skipped
 `inner_loops`                                     loops of a step that may stop early
 `unread_rows`                                     rows of skipped steps that nothing reads
 ================================================  ==========================================

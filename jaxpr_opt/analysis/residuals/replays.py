@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip
 from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value, backward_slice, reads
-from jaxpr_opt.ir.traits import communicates, is_pure
+from jaxpr_opt.ir.graph import Carry, Cond, Op, Scan, Stack, Stream, Value, backward_slice
+from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.traits import communicates, is_broadcast, is_pure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +50,15 @@ class Replay:
         rows += [s.value for r in self.readers for s in r.stacks]
         return sum(row.nbytes for row in [*rows, *(s.param for s in self.streams)])
 
+    @property
+    def divided(self) -> int:
+        """Bytes of arrays other than residuals that are divided or joined where its loops are."""
+        loops = (self.scan, *self.readers)
+        arrays = {stream.operand for loop in loops for stream in loop.streams}
+        arrays |= {stack.result for loop in loops for stack in loop.stacks}
+        arrays -= {stack.result for stack in self.stacks}
+        return sum(v.nbytes for v in arrays if v.op is None or not is_broadcast(v.op))
+
     def why_not(self) -> str | None:
         """Why the steps must not be computed again; None if they may."""
         # Condition 3 of replay-segments.
@@ -72,8 +82,7 @@ def replay(scan: Scan) -> Replay | None:
         return None
     readers = dict.fromkeys(op for stack in found for op in _readers(scan, stack))
     told = _told(scan, found)
-    carries, ops = _needed(scan, [stack.value for stack in found], told)
-    used = reads(ops) | {s.value for s in found} | {carry.next for carry in carries}
+    carries, ops, used = _needed(scan, [stack.value for stack in found], told)
     streams = tuple(stream for stream in scan.streams if stream.param in used)
     return Replay(scan, tuple(readers), tuple(found), carries, streams, ops, told)
 
@@ -108,19 +117,37 @@ def _reads_rows(op: Op, array: Value) -> bool:
 
 def _needed(
     scan: Scan, values: Iterable[Value], told: Sequence[Value]
-) -> tuple[tuple[Carry, ...], tuple[Op, ...]]:
-    """The carries that values of a step depend on, in this step or an earlier one, and the ops; of
-    what is told nothing is computed.
+) -> tuple[tuple[Carry, ...], tuple[Op, ...], Set[Value]]:
+    """The carries that values of a step depend on, in this step or an earlier one, the ops, and all
+    values; of what is told nothing is computed.
     """
     roots, carries = list(values), dict[Carry, None]()
     while True:
-        ops = backward_slice(roots, lambda value: value in told or not scan.body.defines(value))
-        used = reads(ops).union(roots).difference(told)
+        used = _reached(roots, told)
         more = [c for c in scan.carries if c.param in used and c not in carries]
         if not more:
-            return tuple(carries), tuple(ops)
+            ops = tuple(op for op in scan.body.ops if not used.isdisjoint(op.results))
+            return tuple(carries), ops, used
         carries.update(dict.fromkeys(more))
         roots.extend(carry.next for carry in more)
+
+
+def _reached(roots: Iterable[Value], told: Sequence[Value]) -> Set[Value]:
+    """What values are computed from; of a branch, only what makes them."""
+    found, left = set[Value](), list(roots)
+    while left:
+        value = left.pop()
+        if value in found or value in told:
+            continue
+        found.add(value)
+        if (op := value.op) is None:
+            continue
+        if isinstance(op, Cond):
+            place = op.results.index(value)
+            left += (op.selector, *(region.outputs[place] for region in op.regions))
+        else:
+            left += inputs(op)
+    return found
 
 
 def may_skip_others(value: Value, skip: Skip) -> bool:

@@ -147,6 +147,14 @@ def first_rows(skip: Skip) -> Prefix | None:
     )
 
 
+def is_told(skip: Skip) -> bool:
+    """Whether each step knows whether it is taken by its number, or by one row of a stream."""
+    mask = first_rows(skip)
+    is_numbered = mask is not None and mask.coefficients == (1,)
+    is_row = skip.predicate.shape == () and skip.scan.stream_of(skip.predicate) is not None
+    return is_numbered or is_row
+
+
 def is_row_numbers(value: Value) -> bool:
     """Whether a 1-d value is `iota`: row `i` holds `i`, which its dtype can hold."""
     op = value.op

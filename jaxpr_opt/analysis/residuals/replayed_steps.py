@@ -1,0 +1,51 @@
+"""Which steps of a loop that skips are replayed in the loop back, and which store."""
+
+from __future__ import annotations
+
+from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
+from jaxpr_opt.analysis.residuals.replays import may_skip_others, replay
+from jaxpr_opt.analysis.steps.skips import Skip, find_skip
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.devices import is_divided
+from jaxpr_opt.ir.graph import Scan
+
+
+def replayed_cut(scan: Scan) -> Cut | None:
+    """The cut at the inputs of a step of a loop that skips; None if there is none."""
+    found, skip = residuals(scan), find_skip(scan)
+    # Condition 1 of replay-steps.
+    if not found or skip is None:
+        return None
+    kept = {
+        value for _, value in found if may_skip_others(value, skip)
+    }  # condition 4 of replay-steps
+    return cut(scan, found, keep=kept.__contains__)
+
+
+def is_replayed(scan: Scan, cut: Cut) -> bool:
+    """Whether storing takes longer than replaying: a single step, or all that store in a batch."""
+    model, sizes, skip = cost_model(), (cut.old_bytes, cut.new_bytes), find_skip(scan)
+    old, new = (model.stored(nbytes) + model.held(nbytes) for nbytes in sizes)
+    steps = scan.length if skip is not None and _takes_most(skip) else 1
+    return old > cut.replay_seconds * steps + new
+
+
+def _takes_most(skip: Skip) -> bool:
+    """Whether most steps are taken: a batch is padded to its longest row."""
+    asked = {v for op in skip.slice for v in op.operands} | {skip.predicate}
+    return skip.kind == "upfront" and any(v.shape for v in asked if skip.scan.body.defines(v))
+
+
+def steps_storing(scan: Scan, cut: Cut) -> int:
+    """How many of the first steps are to store: none or all, if only one kind is worth loops."""
+    found, model = replay(scan), cost_model()
+    if found is None or model.is_traded or is_divided(scan):
+        return 0
+    if not {stack for stack, _ in cut.residuals} <= {*found.stacks}:
+        return 0
+    row = model.filled((cut.old_bytes - cut.new_bytes) / scan.length)
+    seconds = cut.replay_seconds - model.moved(found.divided)
+    steps = min(int(max(seconds, 0.0) / row), scan.length)
+    if not model.is_worth_loops(2, steps * cut.replay_seconds):
+        return 0
+    return steps if model.is_worth_loops(2, (scan.length - steps) * row) else scan.length
