@@ -37,7 +37,7 @@ It fires only if the branch takes so much longer than the question and the other
 worth asking even if some row always takes it; or if it is known which steps of a loop take which
 case, and they save more than asking takes. One truth value is looked at in loops only. It does not
 fire where a loop skips whole steps (`exit-loop-early` asks there), nor in a batch in a step of a
-`while`, where the loop asks.
+`while`, where the loop asks. Windows of carried arrays are read outside: XLA writes these in place.
 Source: https://github.com/jax-ml/jax/issues/8409, https://github.com/ott-jax/ott/issues/232.
 """
 

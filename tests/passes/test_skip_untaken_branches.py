@@ -193,6 +193,46 @@ def test_what_a_step_selects_every_third_time():
         )
 
 
+def test_a_row_of_a_carried_array_is_read_outside():
+    """In a branch it would keep XLA from writing to the array in place."""
+
+    def step(rows, x):
+        t, row = x
+        row = lax.select(lax.rem(t, 3) == 1, lax.sin(lax.dynamic_slice(rows, (t, 0), (1, 32))), row)
+        return lax.dynamic_update_slice(rows, row, (t, 0)), None
+
+    with using(KNOWN):
+        check_rewrite(
+            SKIP,
+            lambda rows, new: lax.scan(step, rows, (jnp.arange(7), new))[0],
+            "f32[7,32]",
+            "f32[7,1,32]",
+            simplify=True,
+            diff="""
+            fn (rows:f32[7,32], new:f32[7,1,32]) {
+              i:i32[7] = iota
+              c:f32[7,32] = scan[7] carry(c=rows) xs(x=i, x1=new) {
+                r:i32[] = rem x 3
+                e:bool[] = eq r 1
+                d:f32[1,32] = dynamic_slice c x 0
+          -     s:f32[1,32] = sin d
+          -     s1:f32[1,32] = select_n e x1 s
+          +     r1:f32[1,32] = cond e {
+          +       s:f32[1,32] = sin d
+          +       yield s
+          +     } else {
+          +       yield x1
+          +     }
+          -     d1:f32[7,32] = dynamic_update_slice c s1 x 0
+          +     d1:f32[7,32] = dynamic_update_slice c r1 x 0
+                yield carry(d1)
+              }
+              return c
+            }
+        """,
+        )
+
+
 def counted(x):
     """A counter that starts again, what is always selected is a constant, and so is a number."""
 

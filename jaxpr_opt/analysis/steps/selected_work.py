@@ -7,7 +7,8 @@ from heapq import heappop, heappush
 
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
-from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, is_in_a_loop
+from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While, is_in_a_loop
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import can_move, is_arithmetic
 
@@ -60,7 +61,10 @@ def is_asked(predicate: Value, op: Op) -> bool:
 
 
 def only_for(selects: Sequence[Op], case: int, region: Region) -> tuple[Op, ...]:
-    """The ops of a region, in order, whose results are read only for one case of these selects."""
+    """The ops of a region, in order, whose results are read only for one case of these selects.
+
+    Not what reads a window of a carried array: in a branch it would keep XLA from writing in place.
+    """
     found: dict[Op, None] = {}
     pending: dict[int, Op] = {}
     latest: list[int] = []
@@ -75,9 +79,19 @@ def only_for(selects: Sequence[Op], case: int, region: Region) -> tuple[Op, ...]
             return tuple(sorted(found, key=region.order))
         op = pending[-heappop(latest)]
         read = ()
-        if can_move(op) and all(_is_for(v, selects, case, found, region) for v in op.results):
+        if not can_move(op) or _reads_carried(op, region):
+            continue
+        if all(_is_for(v, selects, case, found, region) for v in op.results):
             found[op] = None
             read = inputs(op)
+
+
+def _reads_carried(op: Op, region: Region) -> bool:
+    """Whether an op reads a window of an array that a loop carries and changes."""
+    found, loop = access(op), region.owner
+    if found is None or found.kind != "read" or not isinstance(loop, Scan | While):
+        return False
+    return any(each.param is found.array is not each.next for each in loop.carries)
 
 
 def made_where_read(ops: Sequence[Op], region: Region | None) -> list[Op]:
