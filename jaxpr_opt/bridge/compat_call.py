@@ -14,6 +14,7 @@ from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import xla_bridge as _bridge
 
+from jaxpr_opt.bridge import compat
 from jaxpr_opt.bridge.compat_frames import boundary
 
 _STAGES = ("trace", "lower", "eval_shape")
@@ -108,17 +109,12 @@ def with_other_outside(jitted: Any, other: Callable[[], Any]) -> Any:
     """A jitted function that is `other()`, a jitted function of the same, outside of traces."""
 
     def call(miss: Any, args: Any, kwargs: Any) -> Any:
-        return (_miss(other()) if _is_outside() else miss)(*args, **kwargs)
+        return (_miss(other()) if compat.outside_traces() else miss)(*args, **kwargs)
 
     def stage(how: str, plain: Any, args: Any, kwargs: Any) -> Any:
-        return (getattr(other(), how) if _is_outside() else plain)(*args, **kwargs)
+        return (getattr(other(), how) if compat.outside_traces() else plain)(*args, **kwargs)
 
     return _asking(jitted, call, stage, None)
-
-
-def _is_outside() -> bool:
-    outside: bool = _core.trace_ctx.is_top_level()
-    return outside
 
 
 def _miss(jitted: Any) -> Any:

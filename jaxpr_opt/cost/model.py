@@ -378,7 +378,8 @@ class CostModel:
         the window, and what its products read; infinite if there is a loop inside.  What nobody
         reads does not count: a pass has left it.
         """
-        return self._step_of(_needed(body))
+        dead = dead_ops(body)
+        return self._step_of([op for op in body.walk() if op not in dead])
 
     def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
         """Whether ops of a step take so little of its time that a loop of their own saves most."""
@@ -501,12 +502,6 @@ def _quotient(seconds: float, of_one: float) -> int:
 def _number(size: Any) -> float:
     """A size; one that is a symbol raises JAX's `InconclusiveDimensionOperation`."""
     return size if isinstance(size, float) else int(size)
-
-
-def _needed(body: Region) -> list[Op]:
-    """The ops of a step, but for those of which nobody reads what they make."""
-    dead = dead_ops(body)
-    return [op for op in body.walk() if op not in dead]
 
 
 def _made(op: Op) -> int:

@@ -48,9 +48,9 @@ class Steps:
             best, least = length, price
         raise AssertionError("each level costs seconds")
 
-    def halved(self, model: CostModel) -> tuple[int, int]:
-        """The length of segments of one level, and the bytes that are kept at once."""
-        return _least(self, 1, model)
+    def smallest(self, model: CostModel) -> int:
+        """The length of segments of one level that keep the fewest bytes at once."""
+        return _least(self, 1, model)[0]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -39,15 +39,16 @@ def skipped_segments(scan: Scan) -> SkippedSegments | None:
     """The segments of a loop that may stop early, where they take less than what replays single
     steps; None if there are none.
     """
-    model, full, found = cost_model(), replayed_cut(scan), replay(scan)
-    if model.is_traded or full is None or found is None or is_divided(scan):
+    model, found = cost_model(), replay(scan)
+    if model.is_traded or found is None or is_divided(scan) or guards(found) is None:
         return None
-    if guards(found) is None or found.why_not() is not None:
+    full = replayed_cut(scan) if found.why_not() is None else None
+    if full is None:
         return None
     stored = _storing(scan.length, found.stacked, full.replay_seconds)
     if stored == scan.length:
         return None
-    length, _ = Steps(scan.length - stored, found.carried, found.stacked).halved(model)
+    length = Steps(scan.length - stored, found.carried, found.stacked).smallest(model)
     count = (scan.length - stored) // length
     if length < 2 or count < 2:
         return None
