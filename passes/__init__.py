@@ -14,6 +14,7 @@ from jaxpr_opt.passes.in_place.read_before_overwriting import ReadBeforeOverwrit
 from jaxpr_opt.passes.in_place.scan_in_place import ScanInPlace
 from jaxpr_opt.passes.in_place.update_rows import UpdateRows
 from jaxpr_opt.passes.in_place.update_states import UpdateStates
+from jaxpr_opt.passes.laws.carry_truth_values import CarryTruthValues
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.laws.fold_constants import FoldConstants
 from jaxpr_opt.passes.laws.merge_common_subexpressions import MergeCommonSubexpressions
@@ -82,6 +83,7 @@ from jaxpr_opt.passes.windows.write_where_masked import WriteWhereMasked
 CLEANUP = (
     OpenCheckpoints(),
     ResolveKnownPredicates(),
+    CarryTruthValues(),
     Simplify(),
     FoldConstants(),
     RemoveIdleMoves(),

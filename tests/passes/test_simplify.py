@@ -15,11 +15,11 @@ SIMPLIFY = Simplify()
 ZERO, ONE = np.int32(0), np.int32(1)
 
 
-def left_of(program, *args):
+def left_of(program, *args, others=()):
     """The ops left after simplification; the values must be the same bits."""
     jaxpr = traced(program, *args)
     before, after = import_jaxpr(jaxpr), import_jaxpr(jaxpr)
-    run_alone((SIMPLIFY,), after)
+    run_alone((SIMPLIFY, *others), after)
     inputs = [inputs_of(v.aval) for v in before.inputs]
     assert_same_bits(evaluate_exactly(before, *inputs), evaluate_exactly(after, *inputs))
     ops = (op for op in after.walk() if not op.is_terminator)
@@ -89,6 +89,57 @@ def inputs_of(aval):
 def test_law(law, args):
     """Nothing is left but what makes the constants, which nobody reads."""
     assert left_of(law, *args) == []
+
+
+def number(p, dtype="float32"):
+    return lax.convert_element_type(p, dtype)
+
+
+def one_after_the_other(p, q):
+    return number(p) + number(q) * (1 - number(p))
+
+
+def added_less_both(a, b):
+    return a + b - b * a
+
+
+@pytest.mark.parametrize(
+    ("law", "left"),
+    [
+        pytest.param(lambda p, q: number(p) > 0.5, [], id="p > 1/2"),
+        pytest.param(
+            lambda p, q: lax.le(np.full(4, 0.3, np.float32), number(p)), [], id="0.3 <= p"
+        ),
+        pytest.param(lambda p, q: number(p) <= 0.9, ["not"], id="p <= 0.9"),
+        pytest.param(lambda p, q: number(p) < np.inf, None, id="p < inf"),
+        pytest.param(lambda p, q: jnp.maximum(number(p), number(q)) > 0, ["or"], id="max"),
+        pytest.param(
+            lambda p, q: number(p, "int8") | number(q, "int8") == 0, ["or", "not"], id="or"
+        ),
+        pytest.param(lambda p, q: number(p) * number(q, "float32") == 1, ["and"], id="p * q"),
+        pytest.param(lambda p, q: jnp.minimum(number(p), number(q)) >= 1, ["and"], id="min"),
+        pytest.param(
+            lambda p, q: number(p, "int8") & number(q, "int8") != 1, ["and", "not"], id="and"
+        ),
+        pytest.param(lambda p, q: 1 - number(p) == 0, [], id="1 - p == 0"),
+        pytest.param(lambda p, q: added_less_both(number(p), number(q)) > 0, ["or"], id="p+q-pq"),
+        pytest.param(
+            lambda p, q: lax.select(p, number(q), number(p)) > 0, ["select_n"], id="p ? q : p"
+        ),
+        pytest.param(lambda p, q: number(p)[:, None] == 0, ["not", "broadcast_in_dim"], id="row"),
+        pytest.param(lambda p, q: jnp.max(number(p)) > 0, ["reduce_or"], id="any"),
+        pytest.param(lambda p, q: jnp.min(number(p)) > 0, ["reduce_and"], id="all"),
+        pytest.param(lambda p, q: number(number(p), "bfloat16") > 0, [], id="bf16"),
+        pytest.param(lambda p, q: number(p) + number(q) > 0.5, None, id="a sum"),
+        pytest.param(lambda p, q: jnp.maximum(number(p), 0.5) > 0, None, id="max with a half"),
+        pytest.param(lambda p, q: 2 - number(p) > 0, None, id="2 - p"),
+    ],
+)
+def test_questions_to_zeros_and_ones_are_logic(law, left):
+    """None: it stays a comparison."""
+    others = MergeCommonSubexpressions(), EliminateDeadCode()
+    ops = left_of(law, "bool[4]", "bool[4]", others=others)
+    assert ops == left if left is not None else ops[-1] in ("gt", "lt")
 
 
 @pytest.mark.parametrize(

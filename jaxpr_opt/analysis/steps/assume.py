@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax.numpy as jnp
 import numpy as np
@@ -287,7 +287,10 @@ def _reduced(op: Op, known: list[Known]) -> Known | None:
 
 
 def _difference(_: Op, known: list[Known]) -> Known | None:
-    return known[0] if is_zero(known[1]) else None
+    a, b = known
+    if is_zero(b):
+        return a
+    return Splat(a.value - b.value) if _is(a, 1) and _is(b, 1) else None
 
 
 def _folded(fun: Callable[..., Any]) -> Rule:
@@ -359,7 +362,7 @@ def is_zero(known: Known) -> bool:
     return _is(known, 0)
 
 
-def _is(known: Known, number: Any) -> bool:
+def _is(known: Known, number: Any) -> TypeGuard[Splat]:
     return number is not None and isinstance(known, Splat) and bool(known.value == number)
 
 

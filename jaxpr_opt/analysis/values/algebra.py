@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
+from jaxpr_opt.analysis.values.flags import as_truth, asked, is_flag, is_one
 from jaxpr_opt.analysis.values.induction import bounds, decide
 from jaxpr_opt.analysis.values.selected_cases import case_within
 from jaxpr_opt.bridge import dtypes
@@ -175,43 +176,41 @@ def _viewed(value: jax.Array, views: list[Op]) -> jax.Array:
     return value
 
 
-def truth(*numbers: int) -> Law:
-    """A comparison that leaves a boolean as it is: p != 0, (int)p == 1."""
-
-    def law(op: Op) -> Value | Plainer | None:
-        found = _compared(op, numbers)
-        if found is None:
-            return None
-        source, views = found
-        return Plainer(lambda p: _viewed(p, views), (source,)) if views else source
-
-    return law
-
-
-def falsehood(*numbers: int) -> Law:
-    """A comparison that negates a boolean: (int)p == 0, p != 1."""
-
-    def law(op: Op) -> Plainer | None:
-        found = _compared(op, numbers)
-        if found is None:
-            return None
-        source, views = found
-        return Plainer(lambda p: _viewed(lax.bitwise_not(p), views), (source,))
-
-    return law
-
-
-def _compared(op: Op, numbers: tuple[int, ...]) -> tuple[Value, list[Op]] | None:
-    """The truth value that is compared with one of these numbers."""
-    left, right = op.operands
-    known = uniform(right)
-    # Condition 2 of simplify.
-    if known not in numbers or left.shape != op.result.shape:
+def compared(op: Op) -> Value | Plainer | None:
+    """A comparison that leaves a boolean as it is, or negates it: p != 0, (int)p == 0."""
+    question = asked(op)
+    # Condition 1, 2 of simplify.
+    if question is None or question[0].shape != op.result.shape:
         return None
+    value, if_one = question
+    found = _spread_truth(value)
+    if found is None:
+        return _by_logic(value, if_one)
+    source, views = found
+    if not if_one:
+        return Plainer(lambda p: _viewed(lax.bitwise_not(p), views), (source,))
+    is_same = not views and is_weak(source) == is_weak(op.result)
+    return source if is_same else Plainer(lambda p: _viewed(p, views), (source,))
+
+
+def _by_logic(flag: Value, if_one: bool) -> Plainer | None:
+    """A question to what is made of zeros and ones, as questions to these: max(a, b) > 0."""
+    views: list[Op] = []
     # Condition 1 of simplify.
-    if not dtypes.has_zero(left.dtype):
-        return None  # false is no number, then
-    return _spread_truth(left)
+    is_flagged = is_flag(flag)
+    while is_flagged and flag.op is not None and flag.op.name in VIEWS:
+        views.append(flag.op)
+        flag = flag.op.operands[0]
+    made = as_truth(flag) if is_flagged else None
+    if made is None and not views:
+        return None
+    fun, operands = made or (is_one, (flag,))
+
+    def ask(*operands: jax.Array) -> jax.Array:
+        truth = fun(*operands)
+        return _viewed(truth if if_one else lax.bitwise_not(truth), views)
+
+    return Plainer(ask, tuple(operands))
 
 
 def clamped(op: Op) -> Value | None:
@@ -284,16 +283,16 @@ LAWS: Laws = {
     "clamp": (clamped,),
     "convert_element_type": (converted_back,),
     "div": (when(is_real, neutral(1, right_only=True)),),
-    "eq": (truth(1), falsehood(0)),
-    "ge": (truth(1),),
-    "gt": (truth(0),),
+    "eq": (compared,),
+    "ge": (compared,),
+    "gt": (compared,),
     "integer_pow": (first_power,),
-    "le": (falsehood(0),),
-    "lt": (falsehood(1),),
+    "le": (compared,),
+    "lt": (compared,),
     "max": (when(has_zero, idempotent),),
     "min": (when(has_zero, idempotent),),
     "mul": (when(is_real, neutral(1)),),
-    "ne": (truth(0), falsehood(1)),
+    "ne": (compared,),
     "neg": (when(has_zero, involution),),
     "not": (involution,),
     "or": (idempotent, neutral(0), when(is_bool, absorbing(1))),

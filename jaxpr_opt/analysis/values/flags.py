@@ -1,0 +1,175 @@
+"""Numbers that are zero or one: what is made of truth values by arithmetic, ``alive * (x < tol)``.
+Their zeros have no sign.
+
+They are found by induction over loops: a carry is one of them if it begins as one and each step
+makes one, where all that is made of other such numbers is taken to be right until one is not.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import axes_of, exponent_of, filled_by
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Cond, Op, Remat, Scan, Value, While
+
+_SAME_ELEMENTS = frozenset({
+    "abs", "and", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "cummax",
+    "cummin", "cumprod", "max", "min", "mul", "or", "reduce_prod", "reshape",
+    "rev", "sign", "slice", "split", "square", "squeeze", "stack", "stop_gradient", "transpose",
+    "unstack", "xor",
+})  # fmt: skip
+"""Ops that make zeros and ones of such."""
+
+_OF_SOME = frozenset({"reduce_max", "reduce_min"})
+"""Ops that do so if there are elements."""
+
+_OPERANDS = {
+    "dynamic_slice": slice(0, 1),
+    "dynamic_update_slice": slice(0, 2),
+    "scatter": slice(0, None, 2),
+    "select_n": slice(1, None),
+}
+"""Ops that take the elements of some operands."""
+
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    name: getattr(operator, name) for name in ("eq", "ge", "gt", "le", "lt", "ne")
+}
+
+
+@remembered
+def is_flag(value: Value) -> bool:
+    """Whether all elements are zeros or ones, or truth values, in all steps of the loops around."""
+    pending = [value]
+    seen = {value}
+    for each in pending:
+        made_of = _made_of(each)
+        if made_of is None:
+            return False
+        new = [v for v in dict.fromkeys(made_of) if v not in seen]
+        pending += new
+        seen.update(new)
+    return True
+
+
+def _made_of(value: Value) -> tuple[Value, ...] | None:
+    """Values such that, if they are flags, this one is, too; None if nothing says so."""
+    if value.dtype == bool:
+        return ()
+    # Condition 1 of carry-truth-values.
+    if not dtypes.is_real(value.dtype) or not dtypes.has_zero(value.dtype):
+        return None
+    if _is_one_of(value, 0, 1):
+        return ()
+    op = value.op
+    if op is None or isinstance(op, Remat | Scan | While):
+        return _in_region(value)
+    if isinstance(op, Cond):
+        return op.outcomes[value.position].values
+    if op.name in _SAME_ELEMENTS or (op.name in _OF_SOME and op.operands[0].size):
+        return tuple(op.operands)
+    if op.name in _OPERANDS:
+        return tuple(op.operands[_OPERANDS[op.name]])
+    if op.name == "integer_pow" and exponent_of(op) > 0:
+        return tuple(op.operands)
+    if op.name == "gather" and filled_by(op) in (0, 1):
+        return tuple(op.operands[:1])
+    other = negated(value)
+    return (other,) if other is not None else either(op)
+
+
+def _in_region(value: Value) -> tuple[Value, ...] | None:
+    """The same of what a loop, or a checkpoint, begins a step with or ends with."""
+    owner = value.op if value.op is not None or value.region is None else value.region.owner
+    if isinstance(owner, Remat):
+        sources = owner.body.outputs if value.op is owner else owner.operands
+        return (sources[value.position],)
+    if isinstance(owner, Scan) and (stream := owner.stream_of(value)) is not None:
+        return (stream.operand,)
+    if isinstance(owner, Scan) and (stack := owner.stack_of(value)) is not None:
+        return (stack.value,)
+    if isinstance(owner, Scan | While):
+        carry = owner.carries[value.position]
+        return carry.init, carry.next
+    return None
+
+
+def either(op: Op) -> tuple[Value, ...] | None:
+    """Two values such that, if both are flags, the result is one that is one where one of them is:
+    ``max a b``, ``a + (1 - a) * b``, ``a + b - a * b``.
+    """
+    if op.name in ("max", "or"):
+        return tuple(op.operands)
+    if op.name == "sub":
+        added, both = _operands(op.operands[0], "add"), _operands(op.operands[1], "mul")
+        return added if added and set(added) == set(both) else None
+    for a, rest in (op.operands, op.operands[::-1]) if op.name == "add" else ():
+        product = _operands(rest, "mul")
+        for left, b in (product, product[::-1]) if product else ():
+            if negated(left) is a:
+                return a, b
+    return None
+
+
+def negated(value: Value) -> Value | None:
+    """The value `a` of ``1 - a``."""
+    difference = _operands(value, "sub")
+    return difference[1] if difference and _is_one_of(difference[0], 1) else None
+
+
+def asked(op: Op) -> tuple[Value, bool] | None:
+    """What a comparison asks whether it is zero or one, if it is a flag, and whether the result is
+    true where it is one: ``done > 0.5``, ``0 == done``.
+    """
+    compare = _COMPARISONS.get(op.name)
+    if compare is None or not dtypes.has_zero(op.operands[0].dtype):
+        return None
+    numbers = [uniform(v) for v in op.operands]
+    if (numbers[0] is None) == (numbers[1] is None):
+        return None
+    left, right = ((0, 1) if n is None else (n, n) for n in numbers)
+    if_zero, if_one = map(compare, left, right)
+    return (op.operands[numbers.index(None)], bool(if_one)) if if_zero != if_one else None
+
+
+def as_truth(flag: Value) -> tuple[Callable[..., jax.Array], tuple[Value, ...]] | None:
+    """How a flag that is made of flags is one: a function of these, which gives a truth value."""
+    op = flag.op
+    if op is None:
+        return None
+    if op.name in ("and", "min", "mul"):
+        return lambda a, b: lax.bitwise_and(is_one(a), is_one(b)), op.operands
+    if (parts := either(op)) is not None:
+        return lambda a, b: lax.bitwise_or(is_one(a), is_one(b)), parts
+    if (other := negated(flag)) is not None:
+        return lambda a: lax.bitwise_not(is_one(a)), (other,)
+    if op.name == "select_n":
+        return lambda which, *cases: lax.select_n(which, *map(is_one, cases)), op.operands
+    if op.name == "convert_element_type":
+        return is_one, op.operands
+    if op.name in _OF_SOME:
+        reduce = lax.reduce_or if op.name == "reduce_max" else lax.reduce_and
+        return lambda a: reduce(is_one(a), axes_of(op)), op.operands
+    return None
+
+
+def is_one(flag: jax.Array) -> jax.Array:
+    """Whether elements of a flag are one."""
+    return lax.ne(flag, lax.full_like(flag, 0, flag.dtype))  # whose type is not weak
+
+
+def _operands(value: Value, name: str) -> tuple[Value, ...]:
+    return tuple(value.op.operands) if value.op is not None and value.op.name == name else ()
+
+
+def _is_one_of(value: Value, *numbers: int) -> bool:
+    number = uniform(value)
+    return number is not None and number in numbers and not np.signbit(number)
