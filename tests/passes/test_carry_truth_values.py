@@ -118,7 +118,7 @@ def test_a_loop_stops_early_by_it(name):
         rollout(jnp.maximum, dtype=jnp.complex64, stops=lambda done: done == 1),
         rollout(jnp.maximum, stops=lambda done: done > 1),
         rollout(jnp.maximum, stops=jnp.isnan),
-        rollout(jnp.logical_or, begin=False, dtype=bool, stops=lambda done: done),
+        rollout(jnp.logical_or, dtype=bool, stops=lambda done: lax.eq(done, jnp.ones_like(done))),
     ],
 )
 def test_other_carries_stay(program):
