@@ -222,6 +222,11 @@ def beside(array: Any, value: Any) -> Any:
     return jax.lax.reshape(value, value.shape, out_sharding=whole)
 
 
+def may_be_on_mesh() -> bool:
+    """Whether types of what is traced now may say which device has what."""
+    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+
+
 def aval_of(value: Any) -> Any:
     """The abstract value of a JAX value."""
     return _core.typeof(value)

@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.bridge import compat, dtypes
-from jaxpr_opt.bridge.parameters import shard_map_options
+from jaxpr_opt.bridge.parameters import dimension_of, shard_map_options
 from jaxpr_opt.ir import checkpointed
 from jaxpr_opt.ir.graph import (
     UNDEFINED,
@@ -75,6 +75,8 @@ def evaluate_op(op: Op, operands: Sequence[Any]) -> list[Any]:
     if op.name == UNDEFINED:
         return [compat.undefined(op.result.aval)]
     assert op.primitive is not None
+    if op.name == "stack" and compat.may_be_on_mesh():
+        return [_stacked(operands, dimension_of(op))]
     return compat.bind(op.primitive, _beside(op, _with_wide_starts(op, operands)), op.params)
 
 
@@ -108,6 +110,11 @@ def _read(env: Environment, value: Value) -> Any:
 
 def _first_order(op: Op, env: Environment) -> list[Any]:
     return evaluate_op(op, [_read(env, v) for v in op.operands])
+
+
+def _stacked(rows: Sequence[Any], axis: int) -> Any:
+    """A `stack` that JAX can batch over an explicit axis of a mesh if not all rows are batched."""
+    return lax.concatenate([lax.expand_dims(row, (axis,)) for row in rows], axis)
 
 
 def _beside(op: Op, operands: Sequence[Any]) -> Sequence[Any]:

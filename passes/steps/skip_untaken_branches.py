@@ -28,8 +28,8 @@ computes `f` in each step; here, each case becomes a branch. Sound when
 1. only selects by one truth value, or by one for each row, read what the branch computes. Where no
    row takes it, they give the other case, which has the type of the select. In a batch, that is not
    a constant: a constant marks a mask, which some row always takes;
-2. nothing in the branch has effects or communicates, and XLA does not divide the rows over devices:
-   it may insert collectives into the branch;
+2. nothing in the branch has effects or communicates, and neither XLA nor a type divides the rows
+   over devices: these would ask each other, and XLA may insert collectives into the branch;
 3. nothing reads the selects before the last of them; selects by other truth values are ops like
    any.
 
@@ -63,6 +63,7 @@ from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Op, Phase, Region, Scan, Value, While
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_broadcast
@@ -121,6 +122,8 @@ class SkipUntakenBranches(Pass):
 
     def refuse(self, match: Untaken) -> str | None:
         loop, is_batch = match.op.parent, bool(match.predicate.shape)
+        if has_divided_rows(match.predicate, match.op):  # (2)
+            return "XLA may divide the rows over devices, which would ask each other"
         for each in match.selects:
             other = each.operands[2 - match.case]
             for value in (other,) if is_batch else each.operands[1:]:
@@ -128,9 +131,7 @@ class SkipUntakenBranches(Pass):
                     case, selected = value.exact_type, each.result.exact_type
                     return f"the other case is a {case}, what is selected a {selected}"
             if is_batch and uniform(other) is not None:  # (1)
-                return (
-                    "the other case is a constant, as in a mask: some row always takes the branch"
-                )
+                return "the other case is a constant, as in a mask: some row always takes it"
         if is_batch and isinstance(loop, While):
             return "while the loop runs, some row takes the branch"
         if isinstance(loop, Scan) and find_skip(loop) is not None:

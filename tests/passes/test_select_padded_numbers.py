@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.select_padded_numbers import SelectPaddedNumbers
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone
 from tests.loops import alone
 
 SELECT = SelectPaddedNumbers()
@@ -146,6 +148,18 @@ def test_more_numbers_than_an_integer_counts():
     n = 2**31
     program = added((3, n - 4, 0))
     check_refuses(SELECT, program, "f32[2,1]", f"f32[2,{n}]", because="too many")
+
+
+@pytest.mark.parametrize("axis", [None, "x"])
+def test_rows_that_devices_hold_parts_of(axis):
+    """(3) What is chosen would be divided in another way."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    parts = NamedSharding(mesh, PartitionSpec(None, axis))
+    types = [jax.ShapeDtypeStruct((2, 4, n), "float32", sharding=parts) for n in (1, 5)]
+    with jax.set_mesh(mesh):
+        graph = import_jaxpr(jax.make_jaxpr(added((0, 0, 0), (3, 1, 0)))(*types), "final")
+        fired = run_alone((SELECT,), graph).record(SELECT.name, SELECT.cleanup).rewrites
+    assert bool(fired) == (axis is None)
 
 
 @pytest.mark.parametrize(("n", "fires"), [(15, False), (16, True)])

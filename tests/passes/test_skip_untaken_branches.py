@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
@@ -400,6 +400,18 @@ def test_rows_that_xla_may_divide():
     program = lambda p, x: chosen(p, jnp.sin(x), x)
     divided = jax.shard_map(program, mesh=mesh, axis_names={"x"}, in_specs=parts, out_specs=parts)
     check_refuses(SKIP, divided, "bool[4]", "f32[4,2]", because="XLA may divide")
+
+
+@pytest.mark.parametrize("axis", [None, "x"])
+def test_rows_that_types_divide(axis):
+    """(2) Devices would ask each other."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    rows = NamedSharding(mesh, PartitionSpec(axis))
+    types = [jax.ShapeDtypeStruct(s, d, sharding=rows) for s, d in (((4,), "bool"), ((4, 2), "f4"))]
+    with jax.set_mesh(mesh):
+        program = jax.make_jaxpr(lambda p, x: chosen(p, jnp.sin(x), x))(*types)
+        record = run_alone((SKIP,), import_jaxpr(program, "final")).record(SKIP.name, False)
+    assert bool(record.rewrites) == (axis is None)
 
 
 def test_a_case_of_another_type():

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -884,3 +885,27 @@ def streams_rows(gradient):
         s for s in back.streams if s.param.shape == (3,) and not isinstance(s.operand.op, Scan)
     ]
     return bool(of_rows), all(c.param.shape != (9, 3) for c in back.carries)
+
+
+def test_a_batch_that_types_divide():
+    """Rows that leave are zeros or batched; JAX batches no `stack` of both over such an axis."""
+
+    def program(x, factors):
+        def sample(z, x):
+            def stage(k, carry):
+                y = factors[k] * carry[0] + carry[1][k, 0]
+                z = carry[1].at[k, 0].set(carry[0] - y + carry[1][k, 1])
+                return y, z.at[k, 1].set(carry[0] * y)
+
+            y, z = lax.fori_loop(0, 6, stage, (x, z))
+            return z, y
+
+        return jnp.sum(lax.scan(sample, jnp.zeros((6, 2)), x)[1])
+
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+        xs, factors = jax.device_put(jnp.ones((4, 9)), over), jnp.linspace(0.1, 0.6, 6)
+        fs = (jax.jit(jax.vmap(jax.grad(f), (0, None))) for f in (program, optimize(program)))
+        plain, ours = (f(xs, factors) for f in fs)
+    np.testing.assert_allclose(ours, plain, rtol=1e-5)
