@@ -92,8 +92,9 @@ def optimize(
         the caller provably gives up (see `jaxpr_opt.donation.caller`).  By default nothing is
         donated; `explain` says what could be.
       memory: the temporary memory that the compiled program may take on each device: bytes, as
-        ``"2 GiB"``, a fraction of what it takes otherwise, as ``0.25``, or ``"minimal"``.  Values
-        that a gradient stores are then recomputed, as far as the budget requires.
+        ``"2 GiB"``, a fraction of what the fastest program takes, as ``0.25``, or ``"minimal"``.
+        Values that a gradient stores are then recomputed, as far as the budget requires; by default
+        only where that takes hardly any time, with ``1.0`` never.
       reassociate: whether sums may be computed in another order, so that results are rounded
         otherwise: what a loop adds up may then be mapped or multiplied once, after the loop.
       **jit_options: keyword arguments of `jax.jit`.  `donate_argnums` and `donate_argnames` limit

@@ -38,6 +38,8 @@ class CostModel:
     part: float | None = None
     """Of what straight-line code holds at its peak, the part that it is to hold: 0 for as little as
     there is; None for as much as its bytes are worth."""
+    slack: float = inf
+    """The part of a step's seconds that may be given for less memory, at most."""
 
     @staticmethod
     def of_backend(name: str) -> CostModel:
@@ -56,10 +58,40 @@ class CostModel:
 
     # -- bytes that are held
 
+    def thrifty(self) -> tuple[CostModel, ...]:
+        """The same where a byte is worth a little and hardly any time may be lost: what is tried
+        without a budget, the dearest byte first.
+        """
+        prices = (self.device.worth, self.device.worth / 4) if self.device.worth else ()
+        return tuple(replace(self, byte=each, part=1.0, slack=self.device.slack) for each in prices)
+
+    def is_spared(self, stacked: float) -> bool:
+        """Whether so many bytes of a loop's stacks are worth a little of its time."""
+        return self.device.worth > 0 and stacked >= self.device.spared
+
+    def is_started(self, row: float) -> bool:
+        """Whether moving a row takes as long as starting an op."""
+        return self.moved(row) >= self.device.kernel
+
+    def is_slack(self, seconds: float, whole: float) -> bool:
+        """Whether a step of so many seconds may take so many more for less memory."""
+        return seconds <= self.slack * whole
+
+    def is_spared_enough(self, nbytes: float, before: float) -> bool:
+        """Whether a program that takes so many bytes, not as many as before, may be a little
+        slower.
+        """
+        return nbytes <= self.device.spares * before
+
     @property
     def is_traded(self) -> bool:
         """Whether memory has a price."""
         return self.byte > 0 or self.part is not None
+
+    @property
+    def has_price(self) -> bool:
+        """Whether a byte of memory is worth time, however much."""
+        return self.byte > 0 and self.slack == inf
 
     @property
     def keeps_all(self) -> bool:

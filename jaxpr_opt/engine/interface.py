@@ -88,6 +88,9 @@ class Pass:
     pass does not run on what JAX is about to differentiate: a derivative might multiply zero by
     them."""
 
+    thrifty: ClassVar[bool] = False
+    """Whether it also runs where no budget is given, to take less memory in hardly more time."""
+
     @property
     def reassociates(self) -> bool:
         """Whether it changes the order of sums, so that results are rounded otherwise.  Such a pass

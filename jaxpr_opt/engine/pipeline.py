@@ -36,6 +36,7 @@ from jaxpr_opt.ir.traits import is_plainly_called
 from jaxpr_opt.memory.budget import Budget
 from jaxpr_opt.memory.messages import tell_unmet
 from jaxpr_opt.memory.planner import plan
+from jaxpr_opt.memory.thrift import spared
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +248,23 @@ class Pipeline:
         differentiates_next = state == "cleaned" and graph.phase == "differentiated"
         for stage in self._early:
             run.stage([p for p in stage if not (differentiates_next and p.unspecified)])
-        if self.memory is not None and (graph.phase == "final" or graph.cotangents):
-            self._spend(self.memory, run, make, before)
+        if graph.phase == "final" or graph.cotangents:
+            if self.memory is None:
+                self._spare(run)
+            else:
+                self._spend(self.memory, run, make, before)
         for stage in self.stages[len(self._early) :]:
             run.stage(stage)
         return run.snapshots
+
+    def _spare(self, run: Run) -> None:
+        """Take less memory where that takes hardly more time."""
+        if not any(each.thrifty for each in self.trades):
+            return
+        stage = Trading(tuple(each for each in self.trades if each.thrifty or each.cleanup))
+        made = spared(run.graph, stage)
+        if made is not None:
+            run.adopt(made)
 
     def _spend(
         self,

@@ -1,1 +1,1 @@
-"""Memory budgets: their syntax, the planner, and code that its passes share."""
+"""Memory budgets: their syntax, the planner, what is done without one, and what passes share."""

@@ -45,34 +45,33 @@ Where XLA may divide arrays over devices, all residuals stay: it would gather wh
 Cost: data movement and basic arithmetic are free compared to reading their operands. They are
 repeated if the new stacks are smaller than the old ones by a factor, and the saving is a good part
 of what is read. The second need not hold if the loop skips steps: one that runs all its steps
-recomputes in each; nor if a row tells a reader which of its steps do nothing. If nothing else needs
-such ops, they only move. A carry that is the result of a transcendental function is stored rather
-than a value of the same size derived from it: XLA recomputes what it stores, and the function would
-run twice (0.77 of the time).
-Arrays that are put together count as computed one by one: an index of a step and an outer array.
+recomputes in each; nor if a row tells a reader which of its steps do nothing. A carry that is the
+result of a transcendental function is stored rather than a value of the same size derived from it:
+XLA recomputes what it stores, and the function would run twice (0.77 of the time). Arrays that are
+put together count as computed one by one: an index of a step and an outer array.
 
 A row of a table that the readers have, too, is read again, not stored: of an argument of the
 program, of an array no larger than all rows together, or of a buffer that the loop around writes
 to, and gets back by `undo-carried-writes`. To read a row costs half of writing it and reading it
-back, but a single number is read as a whole cache line. An array of which nothing else needs the
-rows any more would be kept in memory for the readers: its rows cost what storing them does.
+back, but a single number is read as a whole cache line. An array that nothing else needs any more
+would be kept in memory for the readers: its rows cost what storing them does.
 
 Where a byte of memory has a price (`optimize(memory=...)`), stacks cost that, too. Then everything
-that may be repeated is repeated, loops included, if that costs less.
+that may be repeated is repeated, loops included, if that costs less. Without a budget a byte of
+large stacks has a small price on a CPU, if steps take hardly longer (`jaxpr_opt.memory.thrift`).
 
-Two tables give the prices, from the cost model: other sources of a value (`suppliers`), and kinds
-of ops (`repeated_ops`, both in `jaxpr_opt.analysis.residuals`). While all stacks of a loop stay in
-the cache, loading a value is faster than a transcendental function or a product. Beyond it (32 MB
-on a CPU, of stacks in new pages) a row costs six times as much, and these are recomputed where they
-are cheaper: a softmax, a gelu, a product with a short contraction (attention scores), but not the
-product of a layer. What is then broadcast along an axis is computed element by element, inside the
-reader: a mask of rows and columns is stored before it is repeated for each channel (0.6 times).
+Two tables give the prices: other sources of a value (`suppliers`), and kinds of ops
+(`repeated_ops`). While all stacks of a loop stay in the cache, loading a value is faster than a
+transcendental function or a product. Beyond it (32 MB on a CPU, of stacks in new pages) a row costs
+six times as much, and these are recomputed where they are cheaper: a softmax, a gelu, a product
+with a short contraction (attention scores), but not the product of a layer. What is then broadcast
+along an axis is computed element by element, inside the reader: a mask of rows and columns is
+stored before it is repeated for each channel (0.6 times).
 
 In the cache a product is as much work as the rest of a step, and is repeated in one case only:
 attention over a cache that the loop writes to. `undo-carried-writes` restores each version of the
 cache for the readers; they multiply with it themselves; and a row of the product is longer than the
-other factor: as long as the cache, which has about as many rows as the loop has steps. Stacked,
-such rows would take memory with the square of the steps; rows of a window would not. What is made
+other factor: as long as the cache, which has about as many rows as the loop has steps. What is made
 of such rows in linear time (a softmax) is recomputed with them; a sum over them is stored, which
 costs less. Shapes do not tell whether another array is as long as the loop.
 
@@ -86,8 +85,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.residuals.cuts import Cut, available, cheapest, residuals
-from jaxpr_opt.analysis.residuals.residual_prices import residual_prices, transcendental_carries
+from jaxpr_opt.analysis.residuals.cuts import Cut, available, residuals
+from jaxpr_opt.analysis.residuals.residual_prices import cheapest_cut, residual_prices
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
 from jaxpr_opt.analysis.residuals.unread_rows import tells_ends
@@ -119,6 +118,7 @@ class NarrowResiduals(Pass):
         After("stack-read-windows", "an array of which only a window is read need not be stored"),
     )
     whole_arrays: ClassVar[bool] = True
+    thrifty: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Op) -> Iterator[Recomputation]:
@@ -128,13 +128,12 @@ class NarrowResiduals(Pass):
         made = [v for _, v in found if prices and v.op and prices.repeat(v.op) is not None]
         if prices is None or not made:
             return
-        narrow = cheapest(op, found, prices.store, prices.repeat, prices.step.fetched)
-        if narrow is not None:
-            made = [value for _, value in narrow.residuals]
+        narrow = cheapest_cut(op, found, prices)
+        made = made if narrow is None else [value for _, value in narrow.residuals]
         verb = "is" if len(made) == 1 else "are"
         sources = _labels(narrow.stored) if narrow and narrow.stored else "less"
-        largest = max(made, key=lambda value: value.nbytes)
         says = f"{_labels(made)} {verb} computed again from {sources}"
+        largest = max(made, key=lambda value: value.nbytes)
         yield Recomputation(op, says, narrow, at=largest.op, about=largest)
 
     def refuse(self, match: Recomputation) -> str | None:
@@ -143,7 +142,7 @@ class NarrowResiduals(Pass):
             return "storing their operands costs no less"
         if not all(_is_read_once(match.op, route) for route in _ways(match.cut)):
             return "a loop around their reader would recompute them in every step"
-        priced = find_skip(match.op) is not None or cost_model().byte > 0
+        priced = find_skip(match.op) is not None or cost_model().has_price
         tells = any(tells_ends(stack) for stack, _ in match.cut.residuals)
         if not (priced or tells or _is_good_part(match.op, match.cut)):
             return "they are a small part of what the loop stacks"
@@ -175,7 +174,7 @@ def _is_good_part(scan: Scan, cut: Cut) -> bool:
     ends = (route[-1] for route in _ways(cut))
     readers = {end.scan for end in ends if isinstance(end, Rows)}
     read = [sum(s.operand.nbytes for s in r.streams if _is_kept(s.operand)) for r in readers]
-    bytes_of = {**stored_bytes(scan), **dict.fromkeys(transcendental_carries(scan), 0)}
+    bytes_of = {**stored_bytes(scan), **dict.fromkeys(residual_prices(scan).computed, 0)}
     new = [v for v in cut.stored if v not in available(scan)]
     free = sum(v.nbytes - bytes_of.get(v, v.nbytes) for v in new)
     saved = cut.old_bytes - cut.new_bytes + free * scan.length

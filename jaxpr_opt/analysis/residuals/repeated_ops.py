@@ -129,7 +129,7 @@ def _by_itself(step: Step, op: Op) -> float | None:
     if step.skips or not (priced or step.model.is_far(step.stacked)):
         return None
     # Condition 2 of narrow-residuals.
-    is_repeatable = is_speculable(op) and (priced or not op.regions)
+    is_repeatable = is_speculable(op) and (step.model.has_price or not op.regions)
     return step.model.repeated_apart(op) if is_repeatable else None
 
 

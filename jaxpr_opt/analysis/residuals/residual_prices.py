@@ -6,11 +6,19 @@ of `repeated_ops`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import inf
 
-from jaxpr_opt.analysis.residuals.cuts import available, known_to_readers, outermost, residuals
+from jaxpr_opt.analysis.residuals.cuts import (
+    Cut,
+    Residual,
+    available,
+    cheapest,
+    known_to_readers,
+    outermost,
+    residuals,
+)
 from jaxpr_opt.analysis.residuals.networks import price
 from jaxpr_opt.analysis.residuals.repeated_ops import Step, repeated_seconds, step_of
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
@@ -38,19 +46,29 @@ class Prices:
 
     def store(self, value: Value) -> int:
         """To write a row in a step and to read it in the step of the loop back."""
-        nbytes, model = self.stored.get(value, value.nbytes), self.step.model
-        if value in self.stored and nbytes == 0:
-            return 0
-        is_computed = value in self.computed
-        is_new = not (is_computed or self.step.skips or value in self.present)
-        seconds = model.kept_row(nbytes, self.step.stacked, is_new=is_new)
-        seconds -= model.elementwise(value, ops=2) if is_computed else 0.0
-        return price(model.held(nbytes) / self.runs + seconds)
+        held = self.step.model.held(self.stored.get(value, value.nbytes))
+        return price(held / self.runs + self._kept(value))
 
     def repeat(self, op: Op) -> int | None:
         """To run an op again; None if it may not, or should not, be run again."""
         seconds = repeated_seconds(self.step, op)
         return None if seconds == inf else price(seconds)
+
+    def more_seconds(self, cut: Cut) -> float:
+        """What a step and that of the loop back take more with a cut."""
+        kept = sum(self._kept(value) for value in cut.stored if value not in self.present)
+        kept -= sum(map(self._kept, {value for _, value in cut.residuals}))
+        return kept + sum(repeated_seconds(self.step, op) for op in cut.ops)
+
+    def _kept(self, value: Value) -> float:
+        """Seconds to write a row and to read it."""
+        nbytes, model = self.stored.get(value, value.nbytes), self.step.model
+        if value in self.stored and nbytes == 0:
+            return 0.0
+        is_computed = value in self.computed
+        is_new = not (is_computed or self.step.skips or value in self.present)
+        seconds = model.kept_row(nbytes, self.step.stacked, is_new=is_new)
+        return seconds - (model.elementwise(value, ops=2) if is_computed else 0.0)
 
 
 def residual_prices(scan: Scan) -> Prices:
@@ -60,12 +78,25 @@ def residual_prices(scan: Scan) -> Prices:
         step=step_of(scan),
         stored=stored_bytes(scan),
         present=known_to_readers(scan, found),
-        computed=transcendental_carries(scan),
+        computed=_transcendental_carries(scan),
         runs=max(runs(outermost(scan, found)), 1),
     )
 
 
-def transcendental_carries(scan: Scan) -> Set[Value]:
+def cheapest_cut(scan: Scan, found: Sequence[Residual], prices: Prices) -> Cut | None:
+    """The cut that costs least, if a step may take so much longer for it."""
+    step, model = prices.step, prices.step.model
+    best = cheapest(scan, found, prices.store, prices.repeat, step.fetched)
+    if best is None or model.has_price or not model.byte:
+        return best
+    held = step.stacked * runs(scan) / prices.runs
+    if not (model.is_spared(held) and model.is_started(step.stacked / scan.length)):
+        return None
+    is_slack = model.is_slack(prices.more_seconds(best), model.run(scan.body.ops))
+    return best if is_slack else None
+
+
+def _transcendental_carries(scan: Scan) -> Set[Value]:
     """Carries that are results of transcendental functions and are not stacked yet."""
     nexts = {carry.next for carry in scan.carries}.difference(available(scan))
     return {v for v in nexts if v.op is not None and v.op.name in TRANSCENDENTAL}
