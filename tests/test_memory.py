@@ -83,9 +83,9 @@ def test_bytes_and_the_least():
     assert budgets[1] < budgets[0] <= 1.1 * 3 * 2**20
 
 
-def test_a_budget_that_is_large_enough_changes_nothing():
+def test_a_budget_that_is_large_enough_buys_what_is_fastest():
     text = lambda **given: optimize(jax.grad(loss), **given).lower(W, H).as_text()
-    assert text() == text(memory="1 GiB") == text(memory=1.0) != text(memory=0.5)
+    assert text(memory="1 GiB") == text(memory=1.0) != text(memory=0.5)
 
 
 def test_a_train_step():
