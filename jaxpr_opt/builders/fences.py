@@ -116,7 +116,7 @@ def from_memory(value: Value, rw: Rewriter) -> Value:
         return value
     after, aval = value.op.next, op.result.aval
     assert after is not None
-    chosen = rw.typed(lambda p: _one_or_zero(p, aval.dtype), aval, op.operands[0], before=after)
+    chosen = rw.typed(lambda p: one_or_zero(p, aval.dtype), aval, op.operands[0], before=after)
     return rw.clone(reversed(moved), {op.result: chosen}, after)[value]
 
 
@@ -129,7 +129,8 @@ def _makes_number_of_truth(op: Op) -> bool:
     return dtypes.is_inexact(op.result.dtype) and dtypes.has_zero(op.result.dtype)
 
 
-def _one_or_zero(truth: jax.Array, dtype: Any) -> jax.Array:
+def one_or_zero(truth: jax.Array, dtype: Any) -> jax.Array:
+    """A truth value as a number, of which XLA does not see that it is made of one."""
     return lax.select_n(truth, *(lax.full_like(truth, x, dtype) for x in (0, 1)))
 
 

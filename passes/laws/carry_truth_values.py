@@ -11,7 +11,7 @@ Before::
 After::
 
     scan[100] carry(x=x_0, q=false) {
-      done = convert q
+      done = select q 0.0 1.0
       x1 = select q (step x) x
       yield carry(x1, or q (lt (error x1) 0.001))
     }
@@ -24,6 +24,9 @@ of a forward loop. Sound when
    (`jaxpr_opt.analysis.values.flags`), so that its derivative is zero;
 2. a comparison tells the two apart in a step, so that each element is looked at; no step writes
    single elements, which would convert all others.
+
+The number is selected, not converted: XLA would see the truth value, and make a select of a product
+with it, which loses the NaN of ``0 * NaN``.
 
 Cost: a comparison for each step; what asks about the number goes. A row that is stored takes a
 byte, not four.
@@ -42,6 +45,7 @@ from jaxpr_opt.analysis.values.algebra import VIEWS
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.flags import asked, is_flag, is_one
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES
+from jaxpr_opt.builders.fences import one_or_zero
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -91,10 +95,8 @@ class CarryTruthValues(Pass):
 
 
 def _number(truth: Value, like: Value, before: Op, rw: Rewriter) -> Value:
-    """A truth value as the number that it stands for."""
-    return rw.typed(
-        lambda p: lax.convert_element_type(p, like.dtype), like.aval, truth, before=before
-    )
+    """A truth value as the number that it stands for, which NaN may be multiplied with."""
+    return rw.typed(lambda p: one_or_zero(p, like.dtype), like.aval, truth, before=before)
 
 
 def _is_asked(value: Value) -> bool:

@@ -61,21 +61,21 @@ def test_a_number_is_carried_as_a_truth_value():
         +   n:bool[] = ne m 0.0
         -   c1:f32[], c2:f32[] = scan[5] carry(c=x, c1=m) xs(x=q) {
         +   c1:f32[], c3:bool[] = scan[5] carry(c=x, c3=n) xs(x=q) {
-        +     c4:f32[] = convert_element_type c3
+        +     s2:f32[] = select_n c3 0.0 1.0
         -     g:bool[] = gt c1 0.5
-        +     g:bool[] = gt c4 0.5
+        +     g:bool[] = gt s2 0.5
               s:f32[] = sin c
               s1:f32[] = select_n g s c
               c2:f32[] = convert_element_type x
         -     m:f32[] = max c1 c2
-        +     m:f32[] = max c4 c2
+        +     m:f32[] = max s2 c2
         +     n:bool[] = ne m 0.0
         -     yield carry(s1, m)
         +     yield carry(s1, n)
             }
-        +   c4:f32[] = convert_element_type c3
+        +   s2:f32[] = select_n c3 0.0 1.0
         -   return c1, c2
-        +   return c1, c4
+        +   return c1, s2
           }
         """,
     )
@@ -153,6 +153,32 @@ def test_nothing_is_lost_of_what_skipped_steps_would_compute():
     with using(EAGER):
         for x in (2.0, -3.0, jnp.nan, jnp.inf):
             assert_close(jaxpr_opt.optimize(program)(x), program(x))
+
+
+def test_zero_times_infinity_stays_no_number():
+    """XLA would make a select of a product with a converted truth value."""
+
+    def program(h, rows, lengths):
+        def step(carry, row):
+            h, alive, total, t = carry
+            new = jnp.sin(h) * 1.2
+            total = total + alive * jnp.exp(new + row).sum(1)
+            h = jnp.where(alive[:, None] > 0, new, h)
+            return (h, alive * (t + 1 < lengths), total, t + 1), None
+
+        return lax.scan(step, (h, jnp.ones(3), jnp.zeros(3), 0), rows)[0][2].sum()
+
+    args = (
+        jnp.linspace(-1, 1, 6).reshape(3, 2),
+        jnp.zeros(40).at[30:].set(jnp.inf),
+        jnp.arange(3, 6),
+    )
+    forth = jax.value_and_grad(program)
+    alone(CARRY, program, *args, fires=True)
+    assert jnp.isnan(program(*args))
+    assert jnp.isnan(jaxpr_opt.optimize(program)(*args))
+    assert jnp.isnan(jaxpr_opt.optimize(forth)(*args)[0])
+    assert jnp.isnan(jax.value_and_grad(jaxpr_opt.optimize(program))(*args)[0])
 
 
 def loss(program):

@@ -95,6 +95,9 @@ def number(p, dtype="float32"):
     return lax.convert_element_type(p, dtype)
 
 
+ZEROS, ONES = np.zeros(4, np.float32), np.ones(4, np.float32)
+
+
 def one_after_the_other(p, q):
     return number(p) + number(q) * (1 - number(p))
 
@@ -127,6 +130,15 @@ def added_less_both(a, b):
             lambda p, q: lax.select(p, number(q), number(p)) > 0, ["select_n"], id="p ? q : p"
         ),
         pytest.param(lambda p, q: number(p)[:, None] == 0, ["not", "broadcast_in_dim"], id="row"),
+        pytest.param(lambda p, q: lax.select(p, ONES, ZEROS) > 0.5, [], id="p ? 1 : 0"),
+        pytest.param(
+            lambda p, q: 1 - lax.select(p, ONES, ZEROS) > 0.5, ["not"], id="1 - (p ? 1 : 0)"
+        ),
+        pytest.param(
+            lambda p, q: lax.select(jnp.any(p), ONES, ZEROS) > 0.5,
+            ["reduce_or", "broadcast_in_dim", "ne", "ne", "select_n"],
+            id="one truth value for all",
+        ),
         pytest.param(lambda p, q: jnp.max(number(p)) > 0, ["reduce_or"], id="any"),
         pytest.param(lambda p, q: jnp.min(number(p)) > 0, ["reduce_and"], id="all"),
         pytest.param(lambda p, q: number(number(p), "bfloat16") > 0, [], id="bf16"),

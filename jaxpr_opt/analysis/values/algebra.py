@@ -162,10 +162,19 @@ def _spread_truth(value: Value) -> tuple[Value, list[Op]] | None:
         if value.op.name in VIEWS:
             views.append(value.op)
         # Condition 1 of simplify.
-        elif not (value.op.name == "convert_element_type" and is_bool(value.op.operands[0])):
+        elif not _makes_numbers_of_truth(value.op):
             return None
         value = value.op.operands[0]
     return (value, views) if is_bool(value) else None
+
+
+def _makes_numbers_of_truth(op: Op) -> bool:
+    """Whether an op converts truth values, or selects one where they are true, else zero."""
+    if op.name == "select_n":
+        which, *cases = op.operands
+        is_told = which.shape == op.result.shape and [uniform(v) for v in cases] == [0, 1]
+        return is_told and is_bool(which)
+    return op.name == "convert_element_type" and is_bool(op.operands[0])
 
 
 def _viewed(value: jax.Array, views: list[Op]) -> jax.Array:
