@@ -62,11 +62,9 @@ def test_losses_that_a_mask_drops_after_the_loop():
         -     m:f32[3] = mul 2.0 a
         -     yield carry(m) ys(a)
         -   }
-        +   r:f32[6] = reduce_max[axes=(1,)] s
-        +   n1:bool[6] = ne r 0.0
-        +   r1:f32[6] = reduce_min[axes=(1,)] s
-        +   n2:bool[6] = ne r1 0.0
-        +   o:bool[6] = or n1 n2
+        +   r:bool[6] = reduce_or[axes=(1,)] b1
+        +   r1:bool[6] = reduce_and[axes=(1,)] b1
+        +   o:bool[6] = or r r1
         +   r2:bool[6,1] = reshape o
         +   r3:bool[6] = reduce_or[axes=(1,)] r2
         +   a1:i32[6] = add 1 i
@@ -130,16 +128,16 @@ def test_rows_are_tested_one_by_one():
               +   c1:i32[] = while carry(c1=6) {
               +     s1:i32[] = sub c1 1
               +     d:f32[1,3] = dynamic_slice s s1 0
-              +     s2:f32[3] = squeeze d
-              +     r:f32[] = reduce_max[axes=(0,)] s2
-              +     n1:bool[] = ne r 0.0
-              +     r1:f32[] = reduce_min[axes=(0,)] s2
-              +     n2:bool[] = ne r1 0.0
-              +     o:bool[] = or n1 n2
+              +     b5:f32[1,3] = broadcast_in_dim 0.0
+              +     n1:bool[1,3] = ne d b5
+              +     s2:bool[3] = squeeze n1
+              +     r:bool[] = reduce_or[axes=(0,)] s2
+              +     r1:bool[] = reduce_and[axes=(0,)] s2
+              +     o:bool[] = or r r1
               +     g:bool[] = gt c1 0
               +     r2:bool[] = reduce_or o
-              +     n3:bool[] = not r2
-              +     a1:bool[] = and g n3
+              +     n2:bool[] = not r2
+              +     a1:bool[] = and g n2
               +     yield a1
               +   } do {
               +     s1:i32[] = sub c1 1
