@@ -10,9 +10,10 @@ MIDDLE ?= $(shell .ci/newest-python 3.12)
 PYTEST ?= --numprocesses auto --maxprocesses 4 --quiet
 QUICK  ?= tests/test_calls.py tests/test_decorator.py tests/test_import_export.py \
           tests/donation/test_matched.py tests/lint/test_residual_rules.py tests/passes/test_residuals.py
-ONCE   ?= tests/lint tests/html tests/run tests/saving tests/test_agreement_of_residuals.py \
-          tests/test_bench.py tests/test_ci_files.py tests/test_docs.py tests/test_growth_of_benchmarks.py \
-          tests/test_models_as_arguments.py \
+ONCE   ?= tests/analysis tests/cost tests/html tests/lint tests/run tests/saving \
+          tests/donation/test_auto_generated.py tests/test_agreement_of_residuals.py tests/test_architecture.py \
+          tests/test_bench.py tests/test_ci_files.py tests/test_docs.py tests/test_fuzz.py \
+          tests/test_growth_of_benchmarks.py tests/test_models_as_arguments.py tests/test_mutants.py \
           tests/test_order.py tests/test_pytest_plugin.py tests/test_setup_work.py
 BENCH  ?=
 FUZZ   ?= --minutes 10 --processes 2
@@ -47,7 +48,7 @@ lint: .venv/stamp-lint
 	.venv/bin/mypy
 	.venv/bin/pyright --pythonpath .venv/bin/python
 
-# But for what looks at shapes, processes and pages: once is enough.
+# But for what looks at graphs, shapes, processes and pages: once is enough.
 test-newest: .venv-newest/stamp-test
 	@.venv-newest/bin/python $(versions)
 	.venv-newest/bin/python -m pytest $(PYTEST) $(addprefix --ignore=,$(ONCE))
