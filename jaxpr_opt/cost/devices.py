@@ -175,7 +175,7 @@ CPU = Device(
   from 56 to 106 MB: 0.4 to 0.9 ns less for each byte less.  Below 32 MB memory is not handed out
   anew.
 - Steps that keep less for at most an eighth of their own predicted time, in gradients whose stacks
-  take 1 MB or more: 0.54 to 1.06 times the time, 0.1 to 0.8 of the memory (28 programs).  In rows
+  take 1 MB or more: 0.54 to 1.07 times the time, 0.18 to 0.75 of the memory (28 uses).  In rows
   of less than 1 kB, or with inner loops computed again, up to 1.56 times.
 - A loop step of XLA's thunks: 0.3 us.  Small loops are one function: an eighth of that.
 - Loops over arrays of 128 bytes gain by not copying them, loops over 64 do not.
