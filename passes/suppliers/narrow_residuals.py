@@ -81,7 +81,7 @@ Source: a vmapped cond's masks, https://github.com/jax-ml/jax/issues/8239; Dao e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -102,11 +102,11 @@ from jaxpr_opt.ir.traits import is_data_movement
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recomputation(Match):
-    """A loop whose residuals are made by what may be repeated, and the cheapest cut, if that is
-    not at the residuals.
-    """
+    """Residuals that are made by what may be repeated, and the cheapest cut, if not at them."""
 
     cut: Cut | None
+    computed: Set[Value]
+    """Carries that are stored at no price."""
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ class NarrowResiduals(Pass):
         made = made if narrow is None else [value for _, value in narrow.residuals]
         verb = "is" if len(made) == 1 else "are"
         sources = _labels(narrow.stored) if narrow and narrow.stored else "less"
-        says = f"{_labels(made)} {verb} computed again from {sources}"
         largest = max(made, key=lambda value: value.nbytes)
-        yield Recomputation(op, says, narrow, at=largest.op, about=largest)
+        says = f"{_labels(made)} {verb} computed again from {sources}"
+        yield Recomputation(op, says, narrow, prices.computed, at=largest.op, about=largest)
 
     def refuse(self, match: Recomputation) -> str | None:
         assert isinstance(match.op, Scan)
@@ -144,7 +144,7 @@ class NarrowResiduals(Pass):
             return "a loop around their reader would recompute them in every step"
         priced = find_skip(match.op) is not None or cost_model().has_price
         tells = any(tells_ends(stack) for stack, _ in match.cut.residuals)
-        if not (priced or tells or _is_good_part(match.op, match.cut)):
+        if not (priced or tells or _is_good_part(match.op, match.cut, match.computed)):
             return "they are a small part of what the loop stacks"
         return None
 
@@ -169,12 +169,12 @@ def _is_read_once(scan: Scan, route: Route) -> bool:
     return True
 
 
-def _is_good_part(scan: Scan, cut: Cut) -> bool:
+def _is_good_part(scan: Scan, cut: Cut, computed: Set[Value]) -> bool:
     """Whether what is no longer stacked is much of what any loop that reads it reads of stacks."""
     ends = (route[-1] for route in _ways(cut))
     readers = {end.scan for end in ends if isinstance(end, Rows)}
     read = [sum(s.operand.nbytes for s in r.streams if _is_kept(s.operand)) for r in readers]
-    bytes_of = {**stored_bytes(scan), **dict.fromkeys(residual_prices(scan).computed, 0)}
+    bytes_of = {**stored_bytes(scan), **dict.fromkeys(computed, 0)}
     new = [v for v in cut.stored if v not in available(scan)]
     free = sum(v.nbytes - bytes_of.get(v, v.nbytes) for v in new)
     saved = cut.old_bytes - cut.new_bytes + free * scan.length
