@@ -43,7 +43,7 @@ def finish(*processes):
             process.communicate()
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit", "manual"])
+@pytest.mark.parametrize("kind", ["auto", "explicit", "manual", "batched"])
 def test_as_plain_jax(kind):
     finish(start(kind))
 

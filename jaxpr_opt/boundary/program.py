@@ -236,6 +236,16 @@ class Program:
         return made, dims_out
 
     @_remembered
+    def batched_by_device(
+        self, axis: Any, dims: tuple[Any, ...]
+    ) -> tuple[Callable[..., list[Any]], tuple[Any, ...]]:
+        """The vectorised program for explicit axes of a mesh, as a function: each device runs its
+        rows, and types inside say nothing of the mesh.
+        """
+        made, dims_out = self.batched(compat_ad.rows_of_device(axis), dims)
+        return compat_ad.by_device(made, axis, dims, dims_out), dims_out
+
+    @_remembered
     def transposed(self, linear: Mask, nonzero: Mask) -> tuple[Program, Mask]:
         """`(other inputs, nonzero cotangents) -> nonzero cotangents of the linear inputs`.
 

@@ -57,7 +57,7 @@ def _is_known(constant: Any) -> bool:
 
 
 def _abstract(*, program: Program, **_: Any) -> tuple[Sequence[Any], Any]:
-    return program.jaxpr.out_avals, program.jaxpr.effects
+    return list(map(compat.typed_here, program.jaxpr.out_avals)), program.jaxpr.effects
 
 
 def _evaluate(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
@@ -95,7 +95,14 @@ def _jvp(
 def _batch(
     axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: Program, **_: Any
 ) -> tuple[list[Any], Sequence[Any]]:
-    vectorised, dims_out = program.batched(axis, tuple(dims))
+    vectorised: Callable[..., list[Any]]
+    try:
+        vectorised, dims_out = program.batched(axis, tuple(dims))
+    except Exception:
+        if axis.explicit_mesh_axis is None or program.jaxpr.effects:
+            raise
+        # JAX asks of some ops how results are divided, which those of passes do not say.
+        vectorised, dims_out = program.batched_by_device(axis, tuple(dims))
     return vectorised(*args), dims_out
 
 
@@ -245,7 +252,7 @@ compat_ad.register_taylor_mode(optimized_p)
 
 
 def _linear_abstract(*, linear: LinearMap) -> tuple[Sequence[Any], Any]:
-    return linear.out_avals, no_effects
+    return list(map(compat.typed_here, linear.out_avals)), no_effects
 
 
 def _linear_evaluate(*args: Any, linear: LinearMap) -> Sequence[Any]:

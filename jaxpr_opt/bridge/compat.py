@@ -12,6 +12,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -211,6 +212,15 @@ def without_idle_mesh(aval: Any) -> Any:
     return aval.update(sharding=None) if idle else aval
 
 
+def typed_here(aval: Any) -> Any:
+    """The type, without a mesh that is not the one code is traced under now: a program that was
+    traced outside runs on each device of an axis.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    is_other = not (mesh.empty or is_local(aval)) and aval.sharding.mesh != mesh
+    return without_idle_mesh(aval) if is_other else aval
+
+
 def beside(array: Any, value: Any) -> Any:
     """The value; one that is on no mesh, as constants are, on that of an array, which all devices
     have whole: ops that take both ask for it.
@@ -330,6 +340,11 @@ def bound_under(info: Any, ctx: Any) -> Iterator[None]:
     stack = _source_info.current_name_stack() + info.name_stack
     with _source_info.user_context(info.traceback, name_stack=stack), ctx.manager:
         yield
+
+
+def as_traced(ctx: Any) -> AbstractContextManager[None]:
+    """Trace under the context of an equation, if it has one."""
+    return contextlib.nullcontext() if ctx is None else ctx.manager
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ signatures differ.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib import xla_client as _xla
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.sharding import PartitionSpec
 
 from jaxpr_opt.bridge import compat, compat_devices, compat_guard, guard
 from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
@@ -166,6 +168,28 @@ def batch(
     wanted = [_batching.zero_if_mapped] * len(jaxpr.out_avals)
     out, mapped = _batching.batch_jaxpr_axes(jaxpr, axis, tuple(dims), wanted)
     return out, tuple(0 if is_mapped else None for is_mapped in mapped)
+
+
+def rows_of_device(axis: Any) -> Any:
+    """The axis of the rows that a device has of a batch over explicit axes of a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    count = math.prod(mesh.shape[name] for name in axis.explicit_mesh_axis)
+    return type(axis)(axis.name, axis.size // count, None, None)
+
+
+def by_device(
+    run: Callable[..., Any], axis: Any, dims: Sequence[Any], dims_out: Sequence[Any]
+) -> Callable[..., list[Any]]:
+    """A function that each device runs for its rows of a batch over explicit axes of a mesh."""
+    over = axis.explicit_mesh_axis
+    specs, specs_out = (
+        [PartitionSpec() if d is None else PartitionSpec(*(None,) * d, over) for d in each]
+        for each in (dims, dims_out)
+    )
+    mapped = jax.shard_map(
+        run, in_specs=tuple(specs), out_specs=specs_out, axis_names={*over}, check_vma=False
+    )
+    return jax.jit(mapped, inline=True)
 
 
 def moved_first(aval: Any, dim: int) -> ClosedJaxpr:

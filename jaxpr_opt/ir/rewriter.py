@@ -163,11 +163,16 @@ class Rewriter:
         return before if self.anchor is None or before.source.info is not None else self.anchor
 
     def _context(self) -> AbstractContextManager[None]:
-        """Where code next to the anchor is traced: in the `shard_map` around it, if any."""
-        around = enclosing_shard_map(self.anchor) if self.anchor is not None else None
-        contexts = (each.source.ctx for each in around.body.ops) if around is not None else ()
-        ctx = next((c for c in contexts if c is not None), None)
-        if around is None or ctx is None:
+        """Where code next to the anchor is traced: as it was, in the `shard_map` around it, if
+        any.
+        """
+        if self.anchor is None:
+            return contextlib.nullcontext()
+        around = enclosing_shard_map(self.anchor)
+        if around is None:
+            return compat.as_traced(self.anchor.source.ctx)
+        ctx = next((c for c in (op.source.ctx for op in around.body.ops) if c is not None), None)
+        if ctx is None:
             return contextlib.nullcontext()
         return compat.inside_shard_map(around.params, ctx)
 

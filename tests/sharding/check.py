@@ -58,6 +58,17 @@ def orders(fun, args):
     yield "optimised gradient", plain, compiled(optimize(descent(fun)), args)
 
 
+def batched_orders(fun, args):
+    """Pairs of programs for a batch over an explicit axis: what is optimised is one row's."""
+    optimize = jaxpr_opt.optimize
+    for order, made in {
+        "values": jax.vmap,
+        "gradients of rows": lambda f: jax.vmap(descent(f)),
+        "gradient of all": lambda f: descent(jax.vmap(f)),
+    }.items():
+        yield order, compiled(made(fun), args), compiled(made(optimize(fun)), args)
+
+
 def compare(plain, optimised, args, steps=STEPS):
     """What differs, in words; nothing where all is the same.  Loops whose trip count XLA does not
     know take that many steps.
@@ -94,8 +105,10 @@ def main(kind, *names):
         if names and name not in names:
             continue
         mesh = jax.tree.leaves(args)[0].sharding.mesh
-        with jax.set_mesh(mesh) if kind == "explicit" else contextlib.nullcontext():
-            for order, plain, optimised in orders(fun, args):
+        is_explicit = kind in {"explicit", "batched"}
+        pairs = batched_orders if kind == "batched" else orders
+        with jax.set_mesh(mesh) if is_explicit else contextlib.nullcontext():
+            for order, plain, optimised in pairs(fun, args):
                 say(f"{name}, {order}")
                 failures += [f"{name}, {order}: {each}" for each in compare(plain, optimised, args)]
     say("\n".join(failures) or "the same")

@@ -287,4 +287,44 @@ def manual():
     }
 
 
-KINDS = {"auto": auto, "explicit": explicit, "manual": manual}
+# ------------------------------------------------------------------ rows of a batch
+
+
+def ended(w, xs, length):
+    """Recurrent states of a padded sequence, zeros after its end."""
+
+    def step(t, state):
+        h, out = state
+        h = jnp.where(t < length, jnp.tanh(jnp.concatenate([xs[t], h]) @ w), h)
+        return h, out.at[t].set(jnp.where(t < length, h, 0.0))
+
+    start = jnp.zeros(WIDTH), jnp.zeros((len(xs), WIDTH))
+    return lax.fori_loop(0, len(xs), step, start)[1]
+
+
+def ended_batch(w, xs, lengths):
+    return jax.vmap(ended, (None, 0, 0))(w, xs, lengths)
+
+
+def permuted(steps, ancestors):
+    """A history of particles, which each step permutes."""
+
+    def step(t, paths):
+        return paths.at[t].set(steps[t])[:, ancestors[t]]
+
+    return lax.fori_loop(0, len(steps), step, jnp.zeros_like(steps))
+
+
+def batched():
+    """Programs that are batched over an explicit axis."""
+    on = mesh(AxisType.Explicit)
+    several = lambda *arrays: tuple(put(np.stack([x] * 8), on, "data") for x in arrays)
+    lengths = np.array([3, 1, 2, 5], np.int32)
+    ancestors = np.random.default_rng(0).integers(0, WIDTH, (24, WIDTH)).astype(np.int32)
+    return {
+        "ended": (ended_batch, several(numbers(2 * WIDTH, WIDTH), numbers(4, 6, WIDTH), lengths)),
+        "permuted": (permuted, several(numbers(24, WIDTH), ancestors)),
+    }
+
+
+KINDS = {"auto": auto, "explicit": explicit, "manual": manual, "batched": batched}
