@@ -1,7 +1,9 @@
 """Sum what one scatter adds to the same row of an array, or find what it leaves there, without it.
 
-Some windows of a scatter may be the same. Equal windows share a slot, that of the first of them;
-each gets the sum in its slot, in the order of the windows, as the scatter itself adds.
+Some windows of a scatter may be the same. Equal windows share a slot, that of one of them; each
+gets the sum in its slot, in the order of the windows, as the scatter itself adds. Which windows are
+equal, all pairs tell if they are few; else each leaves its number in an array of all places, and
+reads who was the last (Briggs and Torczon, "An efficient representation for sparse sets", 1993).
 """
 
 from __future__ import annotations
@@ -33,22 +35,14 @@ def has_rows(piece: Piece) -> bool:
     return all(sizes[axis] in {1, shape[axis]} for axis in numbers.start_index_map)
 
 
-def is_batched(piece: Piece) -> bool:
-    """Whether a scatter adds to windows of a batch, each row of it in its part of the array."""
-    return bool(numbers_of(piece.op).operand_batching_dims)
-
-
 def is_less(groups: Iterable[Sequence[Piece]], nbytes: int) -> bool:
-    """Whether moving the windows of pieces, and comparing the places of those in one group, takes
-    no longer than moving an array of so many bytes.
+    """Whether moving the windows of pieces, and finding which of one group are the same, takes no
+    longer than moving an array of so many bytes.
     """
     prices, each = cost_model(), [list(group) for group in groups]
-    compared = sum(
-        4 * sum(max(_windows(piece), 1) for piece in group) ** 2 // max(1, *map(_batch, group))
-        for group in each
-    )
+    found = sum(min(_compared(g), _marked(g)) for g in each if any(p.repeats for p in g))
     moved = sum(piece.nbytes for group in each for piece in group)
-    return prices.is_sparse(moved, nbytes) and prices.streamed(compared) <= prices.moved(nbytes)
+    return prices.is_sparse(moved, nbytes) and found <= prices.moved(nbytes)
 
 
 def by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
@@ -64,15 +58,10 @@ def last_by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
 def _by_row(
     piece: Piece, index: jax.Array, update: jax.Array, put: Literal["add", "set"]
 ) -> jax.Array:
-    lead, order = _order(piece, update)
-    batch = numbers_of(piece.op).scatter_indices_batching_dims
-    first = [*batch, *(axis for axis in range(lead) if axis not in batch)]
-    order = [*(order[axis] for axis in first), *order[lead:]]
-    moved = lax.transpose(update, order)
-    where = lax.transpose(_in_range(piece, index), [*first, lead])
-    slots = _slots_in_batch(where, len(batch))
-    rows = lax.reshape(moved, (len(slots), *moved.shape[lead:]))
-    shared = lax.reshape(_left(rows, slots, slots, put), moved.shape)
+    _, order = _order(piece, update)
+    slots = _slots([piece], _flat(piece, index))
+    left = _left(_rows(piece, index, update), slots, len(slots), put).at[slots].get(**_IN_RANGE)
+    shared = lax.reshape(left, [update.shape[axis] for axis in order])
     return lax.transpose(shared, [order.index(axis) for axis in range(update.ndim)])
 
 
@@ -83,7 +72,7 @@ def is_alike(piece: Piece, other: Piece) -> bool:
 
 def _form(piece: Piece) -> tuple[Any, ...]:
     numbers = mirrored(piece.op)
-    axes = numbers.collapsed_slice_dims, numbers.start_index_map
+    axes = numbers.collapsed_slice_dims, numbers.operand_batching_dims, numbers.start_index_map
     index = piece.indices[0].dtype
     return piece.result.shape, window_sizes(piece.op), axes, mode_of(piece.op), index
 
@@ -95,51 +84,84 @@ class Rows:
         self, pieces: Sequence[Piece], indices: Sequence[jax.Array], updates: Sequence[jax.Array]
     ) -> None:
         given = list(zip(pieces, indices, updates, strict=True))
-        where = [lax.reshape(i, (_count(i), i.shape[-1])) for _, i, _ in given]
+        where = [_flat(piece, index) for piece, index, _ in given]
         self._piece = pieces[0]
         self._index = lax.concatenate(where, 0)
-        slots = _slots(_in_range(self._piece, self._index))
+        slots = _slots(pieces, self._index)
+        is_slot = lax.eq(slots, lax.iota(slots.dtype, len(slots)))
+        nowhere = lax.full_like(self._index, dtypes.limits(self._index.dtype)[1])
+        self._written = jnp.where(is_slot[:, None], self._index, nowhere)
         ends = accumulate((len(i) for i in where), initial=0)
         self.sums = [
-            _left(_rows(p, i, u), lax.slice(slots, (first,), (last,)), slots, "add")
+            _left(_rows(p, i, u), lax.slice(slots, (first,), (last,)), len(slots), "add")
             for (p, i, u), (first, last) in zip(given, pairwise(ends), strict=True)
         ]
-        """For each scatter, what it adds to the row of each window."""
+        """For each scatter, what it adds to the row of each window that is a slot."""
 
     def read(self, array: jax.Array) -> jax.Array:
         """The rows of another array: zeros where they are out of range and dropped."""
-        axes = tuple(range(1, self.sums[0].ndim))
-        numbers = mirrored(self._piece.op)._replace(offset_dims=axes)
+        numbers = lax.GatherDimensionNumbers(
+            offset_dims=self._axes,
+            collapsed_slice_dims=_left_out(self._piece),
+            start_index_map=_places(self._piece),
+        )
         sizes, mode = window_sizes(self._piece.op), mode_of(self._piece.op)
         return lax.gather(array, self._index, numbers, sizes, mode=mode, fill_value=0)
 
     def write(self, array: jax.Array, rows: jax.Array) -> jax.Array:
-        """Another array with other rows."""
-        axes = tuple(range(1, self.sums[0].ndim))
-        numbers = numbers_of(self._piece.op)._replace(update_window_dims=axes)
-        return lax.scatter(array, self._index, rows, numbers, mode=mode_of(self._piece.op))
+        """Another array with other rows where windows are slots."""
+        numbers = lax.ScatterDimensionNumbers(
+            update_window_dims=self._axes,
+            inserted_window_dims=_left_out(self._piece),
+            scatter_dims_to_operand_dims=_places(self._piece),
+        )
+        return lax.scatter(array, self._written, rows, numbers, mode="drop")
+
+    @property
+    def _axes(self) -> tuple[int, ...]:
+        return tuple(range(1, self.sums[0].ndim))
 
 
-def _windows(piece: Piece) -> int:
-    """How many windows an op adds to."""
-    return _count(piece.indices[0]) if piece.repeats else 1
+def _compared(pieces: Sequence[Piece]) -> float:
+    """Seconds to compare all pairs of windows."""
+    return cost_model().paired(_windows(pieces))
 
 
-def _batch(piece: Piece) -> int:
-    """How many rows of a batch an op adds to, each with windows of its own."""
-    if not piece.repeats:
-        return 1
-    shape = piece.indices[0].shape
-    return math.prod(shape[axis] for axis in numbers_of(piece.op).scatter_indices_batching_dims)
+def _marked(pieces: Sequence[Piece]) -> float:
+    """Seconds to mark the places of windows in an array that is no larger than theirs."""
+    windows, array = _windows(pieces), pieces[0].result
+    size = _mark(windows).itemsize * math.prod(_sizes(pieces[0]))
+    return cost_model().marked(windows, size) if size <= array.nbytes else math.inf
 
 
-def _left(
-    rows: jax.Array, own: jax.Array, slots: jax.Array, put: Literal["add", "set"]
-) -> jax.Array:
-    """What rows, each of which is added to its own slot, or set there, leave for each window."""
-    empty = jnp.zeros((len(slots), *rows.shape[1:]), rows.dtype)
-    left: jax.Array = getattr(empty.at[own], put)(rows, **_IN_RANGE)
-    return left.at[slots].get(**_IN_RANGE)
+def _windows(pieces: Iterable[Piece]) -> int:
+    """How many windows ops add to."""
+    return sum(max(_count(piece.indices[0]), 1) if piece.repeats else 1 for piece in pieces)
+
+
+def _places(piece: Piece) -> tuple[int, ...]:
+    """The axes of the array that say which row a window is, those of a batch first."""
+    numbers = mirrored(piece.op)
+    return *numbers.operand_batching_dims, *numbers.start_index_map
+
+
+def _sizes(piece: Piece) -> tuple[int, ...]:
+    """How many places there are for a window, along each of these axes."""
+    sizes, shape = window_sizes(piece.op), piece.result.shape
+    return tuple(shape[axis] - sizes[axis] + 1 for axis in _places(piece))
+
+
+def _left_out(piece: Piece) -> tuple[int, ...]:
+    """The axes of the array that a window does not have."""
+    numbers = mirrored(piece.op)
+    return tuple(sorted((*numbers.operand_batching_dims, *numbers.collapsed_slice_dims)))
+
+
+def _left(rows: jax.Array, slots: jax.Array, count: int, put: Literal["add", "set"]) -> jax.Array:
+    """What rows, each of which is added to its slot, or set there, leave in so many slots."""
+    empty = jnp.zeros((count, *rows.shape[1:]), rows.dtype)
+    left: jax.Array = getattr(empty.at[slots], put)(rows, **_IN_RANGE)
+    return left
 
 
 def _count(index: jax.Array | Value) -> int:
@@ -160,30 +182,49 @@ def _rows(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
     return lax.reshape(moved, (_count(index), *moved.shape[lead:]))
 
 
-def _in_range(piece: Piece, index: jax.Array) -> jax.Array:
-    """Where windows are: an index that is clamped is another's."""
+def _flat(piece: Piece, index: jax.Array) -> jax.Array:
+    """The places of windows, one after the other: an index that is clamped is another's."""
+    batch = numbers_of(piece.op).scatter_indices_batching_dims
+    sizes, (_, most) = _sizes(piece), dtypes.limits(index.dtype)
+    if any(size > most for size in sizes):
+        index, most = lax.convert_element_type(index, np.int32), np.iinfo(np.int32).max
+    numbers = [lax.broadcasted_iota(index.dtype, (*index.shape[:-1], 1), axis) for axis in batch]
+    places = lax.concatenate([*numbers, index], index.ndim - 1) if batch else index
+    places = lax.reshape(places, (_count(index), len(sizes)))
     if mode_of(piece.op) != lax.GatherScatterMode.CLIP:
-        return index
-    _, most = dtypes.limits(index.dtype)
-    axes, sizes = mirrored(piece.op).start_index_map, window_sizes(piece.op)
-    last = [min(piece.result.shape[axis] - sizes[axis], most) for axis in axes]
-    low, high = np.zeros_like(last, index.dtype), np.asarray(last, index.dtype)
-    return jnp.clip(index, low, high)
+        return places
+    last = [min(size - 1, most) for size in sizes]
+    low, high = np.zeros_like(last, places.dtype), np.asarray(last, places.dtype)
+    return jnp.clip(places, low, high)
 
 
-def _slots_in_batch(index: jax.Array, batch: int) -> jax.Array:
-    """For each window of a batch, which is the first like it in the same row of the batch."""
-    count, parts = _count(index), math.prod(index.shape[:batch])
-    if not batch or not count:
-        return _slots(lax.reshape(index, (count, index.shape[-1])))
-    each = count // parts
-    slots = jax.vmap(_slots)(lax.reshape(index, (parts, each, index.shape[-1])))
-    begin = lax.broadcasted_iota(np.int32, slots.shape, 0) * np.int32(each)
-    return lax.reshape(slots + begin, (count,))
+def _slots(pieces: Sequence[Piece], places: jax.Array) -> jax.Array:
+    """For each place, the number of one window, always the same, that is there."""
+    if _marked(pieces) < _compared(pieces):
+        return _last_marks(places, _sizes(pieces[0]))
+    alike = jnp.all(places[:, None] == places[None], axis=-1)
+    numbers = lax.broadcasted_iota(np.int32, alike.shape, 1)
+    return jnp.min(jnp.where(alike, numbers, np.int32(len(places))), axis=1)
 
 
-def _slots(index: jax.Array) -> jax.Array:
-    """For each row of an index, which is the first like it."""
-    alike = jnp.all(index[:, None] == index[None], axis=-1)
-    places = lax.broadcasted_iota(np.int32, alike.shape, 1)
-    return jnp.min(jnp.where(alike, places, np.int32(len(index))), axis=1)
+def _last_marks(places: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    """For each place, the number that one of the windows there has left in an array of all places;
+    its own for a place out of range.
+    """
+    axes = tuple(range(len(sizes)))
+    own = lax.iota(_mark(len(places)), len(places))
+    marks = lax.scatter(
+        jnp.zeros(sizes, own.dtype),
+        places,
+        own,
+        lax.ScatterDimensionNumbers((), axes, axes),
+        mode="drop",
+    )
+    read = lax.GatherDimensionNumbers((), axes, axes)
+    found = lax.gather(marks, places, read, (1,) * len(axes), mode="fill", fill_value=-1)
+    return jnp.where(found < 0, own, found)
+
+
+def _mark(windows: int) -> np.dtype[Any]:
+    """The type of numbers of windows."""
+    return np.dtype(np.int16 if windows <= np.iinfo(np.int16).max else np.int32)

@@ -150,6 +150,14 @@ class CostModel:
         """Seconds to read so many bytes again, in so many windows that lie anywhere."""
         return self.device.cached / 2 * max(_number(nbytes), count * self.device.line)
 
+    def paired(self, windows: int) -> float:
+        """Seconds to compare all pairs of so many windows."""
+        return self.device.predicate * windows**2
+
+    def marked(self, windows: int, nbytes: float) -> float:
+        """Seconds to write a number for each window into so many bytes of zeros, and to read it."""
+        return self.moved(nbytes) / 2 + 2 * self.read_windows(0, windows)
+
     def filled(self, nbytes: float) -> float:
         """Seconds to write so many bytes to new pages, which may never be read."""
         return self.device.memory / 2 * _number(nbytes)

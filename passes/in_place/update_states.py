@@ -55,7 +55,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.states import States, states
 from jaxpr_opt.builders import state_rows
-from jaxpr_opt.builders.repeated_rows import has_rows, is_alike, is_batched, is_less
+from jaxpr_opt.builders.repeated_rows import has_rows, is_alike, is_less
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.work import embedded
 from jaxpr_opt.engine.interface import After, Match, Pass
@@ -103,8 +103,6 @@ class UpdateStates(Pass):
             return found
         if not all(map(has_rows, found.pieces)):  # (3)
             return "windows may overlap in part"
-        if any(map(is_batched, found.pieces)):  # (3)
-            return "each row of a batch has windows of its own"
         if not all(is_alike(found.pieces[0], piece) for piece in found.pieces):  # (3)
             return "ops add windows of several shapes"
         if any(c.next.aval != c.param.aval for c in found.carries):

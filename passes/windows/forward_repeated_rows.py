@@ -23,7 +23,7 @@ when
 4. XLA writes one row after the other, so that of equal places the same is written last in an array
    of any size: on a CPU it does (measured for 2 to 4096 rows).
 
-Cost: comparing all pairs of places and five ops, not filling the array; nothing else reads it.
+Cost: finding places that are the same, and five ops, not filling the array; nothing else reads it.
 Source: `_scatter_jvp` in jax/_src/lax/slicing.py.
 """
 
@@ -93,7 +93,7 @@ class ForwardRepeatedRows(Pass):
         if len(piece.result.uses) > 1:
             return f"{piece.result.label} is read elsewhere"
         if not is_less([[piece]], piece.result.nbytes):
-            return f"comparing the places takes as long as filling {piece.result.label}"
+            return f"finding equal places takes as long as filling {piece.result.label}"
         if cost_model().moved(piece.result.nbytes) < cost_model().started(5):
             return f"{piece.result.label} is filled as fast as the ops for rows are started"
         return None

@@ -28,6 +28,8 @@ DEAR = CostModel.of_backend("cpu")
 
 MODEL = DEAR.but(kernel=0.0)
 """Programs here are small, and about what is done where it helps."""
+MARKED = MODEL.but(predicate=1.0)
+"""Comparing all pairs of windows takes too long."""
 
 
 @pytest.mark.parametrize(("rows", "fires"), [(100, False), (4000, True)])
@@ -122,7 +124,19 @@ def same(program, *args, fires=True):
 def test_the_same_bits(dtype, mode, unwrapped):
     """(3) Rows that are the same, also as they are clamped, and rows that are dropped."""
     program = descent(fixed, mode=mode, wrap_negative_indices=not unwrapped)
-    same(program, *arguments(dtype))
+    for model in (MODEL, MARKED):
+        with using(model):
+            same(program, *arguments(dtype))
+
+
+def test_many_windows_are_marked():
+    """(3) Each writes its number where it is, and reads whose is there."""
+    types = "f32[4096,2]", "i32[4,64]", "f32[4,64,2]", "f32[4]"
+    graph = import_jaxpr(traced(descent(fixed), *types), "final")
+    run_alone((UPDATE,), graph)
+    made = [v for op in graph.body.walk() for v in op.results if v.size >= 4096]
+    marks = {"i16[4096]", "f32[4096,2]"}  # the gradient of zeros is no longer read
+    assert {v.exact_type for v in made} == marks
 
 
 STEPS = {
@@ -188,7 +202,9 @@ def test_a_batch_of_tables(step, mode, shared):
     axes = (0, 0, None if shared else 0, None)
     program = descent(step, mode=mode, wrap_negative_indices=False)
     given = us if shared else jnp.stack([us, 3 * us])
-    same(jax.vmap(program, axes), tables, many, given, rates)
+    for model in (MODEL, MARKED):
+        with using(model):
+            same(jax.vmap(program, axes), tables, many, given, rates)
     twice = jax.vmap(jax.vmap(program, axes), (None, 0, None, None))
     same(twice, tables, np.stack([many, many + 1]), given, rates)
 
@@ -240,19 +256,18 @@ def test_windows_that_are_whole_along_an_axis(mode):
         return lax.scan(one, table, (ids, us))[0]
 
     table, ids, us, _ = arguments()
-    same(program, table, jnp.stack([ids, ids % 3 - 1], axis=-1), us)
+    for model in (MODEL, MARKED):
+        with using(model):
+            same(program, table, jnp.stack([ids, ids % 3 - 1], axis=-1), us)
 
 
 def test_small_indices():
     """(3) The last row is out of the range of their type."""
     _, ids, us, rates = arguments()
-    same(
-        descent(fixed, mode="clip", wrap_negative_indices=False),
-        jnp.ones((300, 2)),
-        ids.astype(np.int8),
-        us,
-        rates,
-    )
+    program = descent(fixed, mode="clip", wrap_negative_indices=False)
+    for model in (MODEL, MARKED):
+        with using(model):
+            same(program, jnp.ones((300, 2)), ids.astype(np.int8), us, rates)
 
 
 def test_most_of_an_array():

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.ir.graph import Scan, While
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.in_place.update_states import UpdateStates
@@ -231,12 +231,20 @@ def test_windows_that_meet_in_part():
     check_refuses(UPDATE, program, *types, because="overlap in part")
 
 
-def test_a_batch_of_tables():
-    """(3) Each table has rows of its own."""
-    program = jax.vmap(trained(adagrad, mode="drop"))
-    types = ["f32[2,20000,2]"] * 2 + ["i32[2,4,3]", "i32[2,4,2]"]
-    types += ["f32[2,4,3,2]", "f32[2,4,2,2]", "f32[2,4]"]
-    check_refuses(UPDATE, program, *types, because="windows of its own")
+@pytest.mark.parametrize("compared", [1e-15, 1.0])
+@pytest.mark.parametrize("mode", ["drop", "clip"])
+@pytest.mark.parametrize("index", [np.int32, np.int8, np.uint32])
+def test_a_batch_of_tables(compared, mode, index):
+    """(3) Each table has rows of its own, whether pairs of windows are compared, or marked; of
+    more tables than a small index can number, too.
+    """
+    many = 130 if index is np.int8 else 2
+    given = arguments(ids=np.clip(IDS, -128, 127).astype(index), others=OTHERS.astype(index))
+    table, kept, ids, others, *rest = (jnp.stack([each] * many) for each in given)
+    small = (each[:, :3000] * (1 + jnp.arange(many)[:, None, None]) for each in (table, kept))
+    program = jax.vmap(trained(adagrad, mode=mode, wrap_negative_indices=False))
+    with using(cost_model().but(predicate=compared, kernel=0.0)):
+        same(program, *small, ids.at[1, 2].set(0), others, *rest)
 
 
 def test_windows_of_several_shapes():
