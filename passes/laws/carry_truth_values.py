@@ -17,13 +17,17 @@ After::
     }
 
 Programs that keep a mask as a number ask whether it is above a half, or not zero, here of a row,
-there of a column of it. As truth values these are one, also where a loop back reads what is stored
-of a forward loop. Sound when
+there of a column of it, or multiply with it: ``m * new + (1 - m) * old``. As truth values these are
+one, also where a loop back reads rows of them: of a mask that the program made, or those that the
+loop forward stacks. Sound when
 
 1. it begins as zeros and ones, and steps make zeros and ones of such
    (`jaxpr_opt.analysis.values.flags`), so that its derivative is zero;
-2. a comparison tells the two apart in a step, so that each element is looked at; no step writes
-   single elements, which would convert all others.
+2. a comparison tells the two apart in a step, or it is a factor, so that each element is looked at;
+   no step writes single elements, which would convert all others;
+3. where it is not carried, but rows of it are read or stacked, they are no integers, and only loops
+   read them, row by row. Rows that are read are made of truth values by conversions, moves and
+   ``1 - x``.
 
 The number is selected, not converted: XLA would see the truth value, and make a select of a product
 with it, which loses the NaN of ``0 * NaN``.
@@ -39,23 +43,32 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import jax
 from jax import lax
 
-from jaxpr_opt.analysis.values.algebra import VIEWS
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.values.flags import asked, is_flag, is_one
+from jaxpr_opt.analysis.values.flags import (
+    MOVES,
+    Source,
+    asked,
+    is_flag,
+    is_one,
+    negated,
+    source_of,
+)
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.fences import one_or_zero
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CarriedFlag(Match):
-    """A carry that is zero or one."""
+    """A carry that is zero or one, or rows that are, which are read or stacked."""
 
-    carry: Carry
+    of: Carry | Stream | Stack
 
 
 @dataclass(frozen=True)
@@ -69,44 +82,93 @@ class CarryTruthValues(Pass):
     def find(self, op: Op) -> Iterator[CarriedFlag]:
         assert isinstance(op, Scan)
         for carry in op.carries:
-            if carry.param.dtype != bool and _is_asked(carry.param) and is_flag(carry.param):  # (1)
+            if _is_asked(carry.param) and _is_flag(carry.param):  # (1, 2)
                 says = f"{carry.param.label} is always zero or one, so a truth value is carried"
                 yield CarriedFlag(op, says, carry, about=carry.param)
+        for stream in op.streams:
+            if _is_asked_by_rows(stream.operand) and source_of(stream.operand):  # (2, 3)
+                says = f"{stream.param.label} is made of truth values, of which rows are read"
+                yield CarriedFlag(op, says, stream, about=stream.param)
+        for stack in op.stacks:
+            if _is_asked_by_rows(stack.result) and _is_flag(stack.value):  # (1, 2, 3)
+                says = f"{stack.result.label} are zeros and ones, so truth values are stacked"
+                yield CarriedFlag(op, says, stack, about=stack.result)
 
     def refuse(self, match: CarriedFlag) -> str | None:
-        if any(user.name in WRITES | SCATTERS for user in match.carry.param.users):  # (2)
+        users = match.of.param.users if isinstance(match.of, Carry) else []
+        if any(user.name in WRITES | SCATTERS for user in users):  # (2)
             return "a step writes some of its elements"
         return None
 
     def rewrite(self, match: CarriedFlag, rw: Rewriter) -> None:
-        scan, old = match.op, match.carry
+        scan, old = match.op, match.of
         assert isinstance(scan, Scan)
-        number = uniform(old.init)
-        known = partial(lax.full_like, fill_value=number != 0, dtype=bool)
-        begin = is_one if number is None else known
-        begun = rw.insert(begin, old.init, before=scan)
+        first, end, after = scan.body.first, scan.body.terminator, scan.next
+        assert first is not None and after is not None
+        if isinstance(old, Stream):
+            source = source_of(old.operand)
+            assert source is not None
+            rows = rw.insert(source.moved, source.truth, before=scan)
+            row = rw.new_value(rw.row_aval(rows), old.param.name)
+            rw.replace(old.param, _number(row, old.param, first, rw, source.is_negated))
+            read = Stream(rows, row)
+            rw.set_scan(scan, streams=[read if s.param is old.param else s for s in scan.streams])
+            return
+        if isinstance(old, Stack):
+            source = source_of(old.value)
+            if source is None or source.truth.size > old.value.size:
+                source = Source(rw.insert(is_one, old.value, before=end))
+            result = rw.new_value(rw.stacked_aval(source.truth, scan.length), old.result.name)
+            new = Stack(source.truth, result)
+            rows = rw.insert(jax.vmap(source.moved), result, before=after)
+            rw.replace(old.result, _number(rows, old.result, after, rw, source.is_negated))
+            rw.set_scan(scan, stacks=[new if s.result is old.result else s for s in scan.stacks])
+            return
+        begin = uniform(old.init)
+        known = partial(lax.full_like, fill_value=begin != 0, dtype=bool)
+        begun = rw.insert(is_one if begin is None else known, old.init, before=scan)
         param, result = (rw.new_value(begun.aval, v.name) for v in (old.param, old.result))
-        assert scan.body.first is not None and scan.next is not None
-        rw.replace(old.param, _number(param, old.param, scan.body.first, rw))
-        rw.replace(old.result, _number(result, old.result, scan.next, rw))
-        (end,) = (c.next for c in scan.carries if c.param is old.param)
-        new = Carry(begun, param, rw.insert(is_one, end, before=scan.body.terminator), result)
-        rw.set_scan(scan, carries=[new if c.param is old.param else c for c in scan.carries])
+        rw.replace(old.param, _number(param, old.param, first, rw))
+        rw.replace(old.result, _number(result, old.result, after, rw))
+        (made,) = (c.next for c in scan.carries if c.param is old.param)
+        carried = Carry(begun, param, rw.insert(is_one, made, before=end), result)
+        rw.set_scan(scan, carries=[carried if c.param is old.param else c for c in scan.carries])
 
 
-def _number(truth: Value, like: Value, before: Op, rw: Rewriter) -> Value:
-    """A truth value as the number that it stands for, which NaN may be multiplied with."""
-    return rw.typed(lambda p: one_or_zero(p, like.dtype), like.aval, truth, before=before)
+def _number(truth: Value, like: Value, before: Op, rw: Rewriter, is_negated: bool = False) -> Value:
+    """The number that a truth value stands for, which NaN may be multiplied with."""
+
+    def number(p: jax.Array) -> jax.Array:
+        return one_or_zero(lax.bitwise_not(p) if is_negated else p, like.dtype)
+
+    return rw.typed(number, like.aval, truth, before=before)
+
+
+def _is_flag(value: Value) -> bool:
+    return value.dtype != bool and is_flag(value)  # (1)
+
+
+def _is_asked_by_rows(array: Value) -> bool:
+    """Whether only loops read an array, row by row, and one of them asks what it is."""
+    reads = [(u.op, u.position) for u in array.uses if isinstance(u.op, Scan)]
+    rows = [scan.body.params[i] for scan, i in reads if i >= scan.num_carries]
+    is_read = len(rows) == len(array.uses) and dtypes.is_inexact(array.dtype)
+    return is_read and any(map(_is_asked, rows))  # (2, 3)
 
 
 def _is_asked(value: Value) -> bool:
-    """Whether a comparison tells whether a value, or a view of it, is zero or one (2)."""
+    """Whether a comparison tells whether a value, or a view of it, is zero or one, or it is a
+    factor (2).
+    """
     pending = [value]
     for each in pending:
         for user in each.users:
             question = asked(user) if user.operands else None
-            if question is not None and question[0] is each:
+            is_factor = user.name == "mul" and dtypes.is_inexact(each.dtype)
+            if is_factor or (question is not None and question[0] is each):  # (2)
                 return True
-            if user.name in VIEWS:
+            if user.name in (*MOVES, "convert_element_type") or (
+                user.name == "sub" and negated(user.result) is each
+            ):
                 pending += user.results
     return False

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpr_opt
 from jaxpr_opt.cost.model import using
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.laws.carry_truth_values import CarryTruthValues
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
@@ -99,9 +100,8 @@ WAYS = {
 @pytest.mark.parametrize("name", WAYS)
 def test_a_loop_stops_early_by_it(name):
     program, x = WAYS[name], jnp.linspace(-0.5, 0.5, 6)
-    is_asked = name != "alive, turned"  # but for what `simplify` finds
-    alone(CARRY, program, "f32[6]", fires=is_asked)
-    alone(CARRY, jax.vmap(program), "f32[3,6]", fires=is_asked)
+    alone(CARRY, program, "f32[6]", fires=True)
+    alone(CARRY, jax.vmap(program), "f32[3,6]", fires=True)
     with using(EAGER):
         assert_close(jaxpr_opt.optimize(program)(x), program(x))
         assert "exit-loop-early" in str(jaxpr_opt.explain(program, x))
@@ -227,3 +227,214 @@ def test_a_loop_on_a_device_of_several():
     program = rollout(jnp.maximum, begin=lambda x: x > 9)
     varying = jax.shard_map(program, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
     assert_close(jaxpr_opt.optimize(varying)(x), varying(x))
+
+
+def network(mask, *, blend=lambda m, new, old: m * new + (1 - m) * old):
+    """A recurrent network whose mask is a number for each step; `mask(lengths)` is it in all."""
+
+    def program(w, h, xs, lengths):
+        def step(h, row):
+            x, m = row
+            return blend(m[:, None], jnp.tanh(h @ w + x), h), None
+
+        return (lax.scan(step, h, (xs, mask(lengths)))[0] ** 2).sum()
+
+    return program
+
+
+def padded(lengths):
+    return (jnp.arange(8)[:, None] < lengths).astype(jnp.float32)
+
+
+WEIGHTS, STATES, INPUTS = np.random.default_rng(0).normal(size=(3, 8, 4, 4)).astype(np.float32)
+NETWORK = WEIGHTS[0], STATES[0], INPUTS, np.array([1, 3, 2, 0], np.int32)
+
+
+def test_rows_of_a_mask_are_read_as_truth_values():
+    check_rewrite(
+        CARRY,
+        lambda h, p: lax.scan(lambda h, m: (h * m, None), h, p.astype(h.dtype))[0],
+        "f32[]",
+        "bool[5]",
+        diff="""
+          fn (h:f32[], p:bool[5]) {
+            c:f32[5] = convert_element_type p
+        -   c1:f32[] = scan[5] carry(c=h) xs(x=c) {
+        +   c1:f32[] = scan[5] carry(c=h) xs(x1=p) {
+        +     s:f32[] = select_n x1 0.0 1.0
+        -     m:f32[] = mul c x
+        +     m:f32[] = mul c s
+              yield carry(m)
+            }
+            return c1
+          }
+        """,
+    )
+
+
+def test_rows_that_were_turned_and_moved_are_read_as_truth_values():
+    def program(h, p):
+        rows = 1 - p.astype(h.dtype)[1:]
+        return lax.scan(lambda h, m: (h * m, None), h, rows)[0]
+
+    check_rewrite(
+        CARRY,
+        program,
+        "f32[]",
+        "bool[5]",
+        diff="""
+          fn (h:f32[], p:bool[5]) {
+            c:f32[5] = convert_element_type p
+            s:f32[4] = slice[1:] c
+            s1:f32[4] = sub 1.0 s
+        +   s2:bool[4] = slice[1:] p
+        -   c1:f32[] = scan[4] carry(c=h) xs(x=s1) {
+        +   c1:f32[] = scan[4] carry(c=h) xs(x1=s2) {
+        +     n:bool[] = not x1
+        +     s2:f32[] = select_n n 0.0 1.0
+        -     m:f32[] = mul c x
+        +     m:f32[] = mul c s2
+              yield carry(m)
+            }
+            return c1
+          }
+        """,
+    )
+
+
+def stacked(number, *, read=lambda x, row: x * row):
+    """Rows that one loop makes of truth values, and another one reads."""
+
+    def program(x, p):
+        rows = lax.scan(lambda c, p: (jnp.sin(c), number(c, p)), x, p)[1]
+        return lax.scan(lambda c, row: (read(c, row), None), x, rows, reverse=True)[0]
+
+    return program
+
+
+def test_rows_are_stacked_as_truth_values():
+    check_rewrite(
+        CARRY,
+        stacked(lambda c, p: 1 - p.astype(c.dtype)),
+        "f32[]",
+        "bool[5]",
+        diff="""
+          fn (x:f32[], p:bool[5]) {
+        -   c:f32[], ys:f32[5] = scan[5] carry(c=x) xs(x=p) {
+        +   c:f32[], ys1:bool[5] = scan[5] carry(c=x) xs(x=p) {
+              s:f32[] = sin c
+              c1:f32[] = convert_element_type x
+              s1:f32[] = sub 1.0 c1
+        -     yield carry(s) ys(s1)
+        +     yield carry(s) ys(x)
+            }
+        +   n:bool[5] = not ys1
+        +   b:f32[5] = broadcast_in_dim 0.0
+        +   b1:f32[5] = broadcast_in_dim 1.0
+        +   s2:f32[5] = select_n n b b1
+        -   c1:f32[] = scan[5, reverse] carry(c=x) xs(x=ys) {
+        +   c1:f32[] = scan[5, reverse] carry(c=x) xs(x1=ys1) {
+        +     n:bool[] = not x1
+        +     s2:f32[] = select_n n 0.0 1.0
+        -     m:f32[] = mul c x
+        +     m:f32[] = mul c s2
+              yield carry(m)
+            }
+            return c1
+          }
+        """,
+    )
+
+
+MADE = {
+    "by arithmetic": lambda c, p: p.astype(c.dtype) * (c > 0),
+    "of more": lambda c, p: (jnp.arange(4.0) < c).astype(c.dtype)[1],
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_rows_that_are_stacked_take_a_byte_an_element(name):
+    graph = alone(CARRY, stacked(MADE[name]), "f32[]", "bool[5]", fires=True)
+    loop = next(op for op in graph.body.ops if isinstance(op, Scan))
+    assert [(stack.result.dtype, stack.result.shape) for stack in loop.stacks] == [(bool, (5,))]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        stacked(lambda c, p: p * c),  # (1)
+        stacked(lambda c, p: jnp.where(p, 1.0, -0.0)),  # (1)
+        stacked(lambda c, p: p.astype(c.dtype), read=jnp.add),  # (2)
+        stacked(lambda c, p: p.astype(jnp.int32), read=lambda x, row: x + row * 3),  # (2)
+        lambda x, p: lax.scan(lambda c, p: (jnp.sin(c), p.astype(c.dtype)), x, p),  # (3)
+    ],
+)
+def test_other_rows_are_stacked_as_they_are(program):
+    alone(CARRY, program, "f32[]", "bool[5]", fires=False)
+
+
+def chained(rows, *, also=lambda rows: None, read=lambda x, row: x * row):
+    """A loop that reads rows."""
+
+    def program(x, p, numbers):
+        made = rows(p, numbers)
+        return lax.scan(lambda c, row: (read(c, row), None), x, made)[0], also(made)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        chained(lambda p, numbers: p * numbers),  # (3)
+        chained(lambda p, numbers: jnp.where(p, 1.0, -0.0)),  # (3)
+        chained(lambda p, numbers: jnp.where(p, 1.0, 0.5)),  # (3)
+        chained(lambda p, numbers: jnp.cumsum(p.astype(float))),  # (3)
+        chained(lambda p, numbers: p.astype(float), read=jnp.add),  # (2)
+        chained(lambda p, numbers: p.astype(float), also=jnp.sum),  # (3)
+        chained(lambda p, numbers: jnp.maximum(p.astype(float), p[0])),  # (3)
+    ],
+)
+def test_other_rows_are_read_as_they_are(program):
+    alone(CARRY, program, "f32[]", "bool[5]", "f32[5]", fires=False)
+
+
+def test_truth_values_are_asked_of_no_number():
+    always = lambda p, numbers: lax.convert_element_type(~p.astype(jnp.int32), bool).astype(float)
+    alone(CARRY, chained(always), "f32[]", "bool[5]", "f32[5]", fires=True)
+
+
+BLENDS = {
+    "both": lambda m, new, old: m * new + (1 - m) * old,
+    "the difference": lambda m, new, old: old + m * (new - old),
+    "integers": lambda m, new, old: m.astype(jnp.int32) * new + (1 - m.astype(jnp.int32)) * old,
+}
+
+
+@pytest.mark.parametrize("name", BLENDS)
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_loop_back_begins_at_the_last_step_that_counts(name, inside):
+    program = network(padded, blend=BLENDS[name])
+    wanted = jax.grad(program, (0, 1, 2))
+    with using(EAGER):
+        assert "starts at the last step taken" in str(jaxpr_opt.explain(wanted, *NETWORK))
+        inner = jax.grad(jaxpr_opt.optimize(program), (0, 1, 2))
+        found = inner if inside else jaxpr_opt.optimize(wanted)
+        assert_close(found(*NETWORK), wanted(*NETWORK))
+
+
+def test_what_rewards_are_multiplied_by_is_carried_as_a_truth_value():
+    def program(x):
+        def step(carry, _):
+            x, alive, total = carry
+            new = jnp.sin(x) * 1.2
+            return (new, alive * (jnp.max(new) < 0.9), total + alive * new.sum()), None
+
+        return lax.scan(step, (x, jnp.float32(1), 0.0), None, length=9)[0][2]
+
+    alone(CARRY, program, "f32[3]", fires=True)
+    x = jnp.array([0.2, 0.1, -0.3])
+    with using(EAGER):
+        assert "starts at the last step taken" in str(jaxpr_opt.explain(jax.grad(program), x))
+        for ours in (jaxpr_opt.optimize(jax.grad(program)), jax.grad(jaxpr_opt.optimize(program))):
+            assert_close(ours(x), jax.grad(program)(x))

@@ -60,6 +60,9 @@ _VIEWS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "stop_gradient"}
 )
 
+_CHOOSING = {"select_n": 1, "convert_element_type": 2}
+"""Ops that choose, or make a factor of a truth value; after conds."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skip:
@@ -315,19 +318,23 @@ def has_branch(skip: Skip) -> bool:
 
 
 def candidates_of(scan: Scan) -> list[Value]:
-    """Bools of the body that choose: selectors of its conds, masks of its selects; conds first.
-    Then the truth values that these are made of by logic: ``or done (lt error bound)``.
+    """Bools of the body that choose: selectors of its conds, masks of its selects, what it makes
+    factors of; in this order. Then the truth values that these are made of by logic: ``or done (lt
+    error bound)``.
     """
-    conds: dict[Value, None] = {}
-    selects: dict[Value, None] = {}
+    kinds: tuple[dict[Value, None], ...] = ({}, {}, {})
     for op in scan.body.ops:
-        chooser = op.operands[0] if isinstance(op, Cond) or op.name == "select_n" else None
-        if chooser is None or len(op.regions) > 2:
+        kind = 0 if isinstance(op, Cond) else _CHOOSING.get(op.name)
+        if (
+            kind is None
+            or len(op.regions) > 2
+            or (kind == 2 and not dtypes.is_inexact(op.result.dtype))
+        ):
             continue
-        root = predicate_root(chooser)
+        root = predicate_root(op.operands[0])
         if root.dtype == bool and root.region is scan.body and not isinstance(root, Constant):
-            (conds if isinstance(op, Cond) else selects)[root] = None
-    found = conds | selects
+            kinds[kind][root] = None
+    found = kinds[0] | kinds[1] | kinds[2]
     return list(found | dict.fromkeys(_parts(scan, found)))
 
 

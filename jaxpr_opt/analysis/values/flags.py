@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -39,6 +40,9 @@ _OPERANDS = {
     "select_n": slice(1, None),
 }
 """Ops that take the elements of some operands."""
+
+MOVES = ("broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "transpose")
+"""Ops of one operand that move elements."""
 
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ge", "gt", "le", "lt", "ne")
@@ -159,6 +163,51 @@ def as_truth(flag: Value) -> tuple[Callable[..., jax.Array], tuple[Value, ...]] 
         reduce = lax.reduce_or if op.name == "reduce_max" else lax.reduce_and
         return lambda a: reduce(is_one(a), axes_of(op)), op.operands
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Truth values that numbers are made of: how they are moved, and whether they are negated."""
+
+    truth: Value
+    moves: tuple[Op, ...] = ()
+    """The last one first."""
+    is_negated: bool = False
+
+    def moved(self, truth: jax.Array) -> jax.Array:
+        """Truth values, moved."""
+        for op in reversed(self.moves):
+            assert op.primitive is not None
+            truth = op.primitive.bind(truth, **op.params)
+        return truth
+
+
+def source_of(number: Value) -> Source | None:
+    """The truth values that zeros and ones are made of by conversions, moves and ``1 - x``."""
+    moves: list[Op] = []
+    is_negated = False
+    value = number
+    while (op := value.op) is not None:
+        other = op.operands[0] if op.name == "not" else negated(value)
+        if other is not None:
+            is_negated = not is_negated
+        elif op.name in MOVES:
+            moves.append(op)
+        # Condition 3 of carry-truth-values.
+        elif value.dtype == bool or not (op.name == "convert_element_type" or _selects_one(op)):
+            break
+        value = other if other is not None else op.operands[0]
+    # Condition 3 of carry-truth-values.
+    is_told = value.dtype == bool and number.dtype != bool and is_flag(number)
+    return Source(value, tuple(moves), is_negated) if is_told else None
+
+
+def _selects_one(op: Op) -> bool:
+    """Whether an op selects one where a truth value is true, else zero."""
+    if op.name != "select_n" or op.operands[0].shape != op.result.shape:
+        return False
+    which, *cases = op.operands
+    return which.dtype == bool and [uniform(v) for v in cases] == [0, 1]
 
 
 def is_one(flag: jax.Array) -> jax.Array:
