@@ -58,7 +58,7 @@ def _region(region: Region, args: Sequence[Any], env: Environment) -> list[Any]:
 def _read(env: Environment, value: Value) -> Any:
     if isinstance(value, Constant) and value not in env:
         plain = isinstance(value.dtype, np.dtype) and value.dtype != jax.dtypes.float0
-        return jnp.asarray(value.value, value.dtype) if plain else value.value
+        env[value] = jnp.asarray(value.value, value.dtype) if plain else value.value
     return env[value]
 
 
