@@ -65,7 +65,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CarriedFlag(Match):
+class Flag(Match):
     """A carry that is zero or one, or rows that are, which are read or stacked."""
 
     of: Carry | Stream | Stack
@@ -73,66 +73,79 @@ class CarriedFlag(Match):
 
 @dataclass(frozen=True)
 class CarryTruthValues(Pass):
-    """A carry that is zero or one -> a carried truth value."""
+    """A carry, or rows, of zeros and ones -> truth values that are carried, read or stacked."""
 
     name: ClassVar[str] = "carry-truth-values"
     cleanup: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[CarriedFlag]:
+    def find(self, op: Op) -> Iterator[Flag]:
         assert isinstance(op, Scan)
         for carry in op.carries:
             if _is_asked(carry.param) and _is_flag(carry.param):  # (1, 2)
                 says = f"{carry.param.label} is always zero or one, so a truth value is carried"
-                yield CarriedFlag(op, says, carry, about=carry.param)
+                yield Flag(op, says, carry, about=carry.param)
         for stream in op.streams:
             if _is_asked_by_rows(stream.operand) and source_of(stream.operand):  # (2, 3)
                 says = f"{stream.param.label} is made of truth values, of which rows are read"
-                yield CarriedFlag(op, says, stream, about=stream.param)
+                yield Flag(op, says, stream, about=stream.param)
         for stack in op.stacks:
             if _is_asked_by_rows(stack.result) and _is_flag(stack.value):  # (1, 2, 3)
                 says = f"{stack.result.label} are zeros and ones, so truth values are stacked"
-                yield CarriedFlag(op, says, stack, about=stack.result)
+                yield Flag(op, says, stack, about=stack.result)
 
-    def refuse(self, match: CarriedFlag) -> str | None:
+    def refuse(self, match: Flag) -> str | None:
         users = match.of.param.users if isinstance(match.of, Carry) else []
         if any(user.name in WRITES | SCATTERS for user in users):  # (2)
             return "a step writes some of its elements"
         return None
 
-    def rewrite(self, match: CarriedFlag, rw: Rewriter) -> None:
-        scan, old = match.op, match.of
-        assert isinstance(scan, Scan)
-        first, end, after = scan.body.first, scan.body.terminator, scan.next
-        assert first is not None and after is not None
-        if isinstance(old, Stream):
-            source = source_of(old.operand)
-            assert source is not None
-            rows = rw.insert(source.moved, source.truth, before=scan)
-            row = rw.new_value(rw.row_aval(rows), old.param.name)
-            rw.replace(old.param, _number(row, old.param, first, rw, source.is_negated))
-            read = Stream(rows, row)
-            rw.set_scan(scan, streams=[read if s.param is old.param else s for s in scan.streams])
-            return
-        if isinstance(old, Stack):
-            source = source_of(old.value)
-            if source is None or source.truth.size > old.value.size:
-                source = Source(rw.insert(is_one, old.value, before=end))
-            result = rw.new_value(rw.stacked_aval(source.truth, scan.length), old.result.name)
-            new = Stack(source.truth, result)
-            rows = rw.insert(jax.vmap(source.moved), result, before=after)
-            rw.replace(old.result, _number(rows, old.result, after, rw, source.is_negated))
-            rw.set_scan(scan, stacks=[new if s.result is old.result else s for s in scan.stacks])
-            return
-        begin = uniform(old.init)
-        known = partial(lax.full_like, fill_value=begin != 0, dtype=bool)
-        begun = rw.insert(is_one if begin is None else known, old.init, before=scan)
-        param, result = (rw.new_value(begun.aval, v.name) for v in (old.param, old.result))
-        rw.replace(old.param, _number(param, old.param, first, rw))
-        rw.replace(old.result, _number(result, old.result, after, rw))
-        (made,) = (c.next for c in scan.carries if c.param is old.param)
-        carried = Carry(begun, param, rw.insert(is_one, made, before=end), result)
-        rw.set_scan(scan, carries=[carried if c.param is old.param else c for c in scan.carries])
+    def rewrite(self, match: Flag, rw: Rewriter) -> None:
+        assert isinstance(match.op, Scan)
+        match match.of:
+            case Carry() as carry:
+                _carry_truth(match.op, carry, rw)
+            case Stream() as stream:
+                _read_truth(match.op, stream, rw)
+            case Stack() as stack:
+                _stack_truth(match.op, stack, rw)
+
+
+def _carry_truth(scan: Scan, old: Carry, rw: Rewriter) -> None:
+    begin = uniform(old.init)
+    known = partial(lax.full_like, fill_value=begin != 0, dtype=bool)
+    begun = rw.insert(is_one if begin is None else known, old.init, before=scan)
+    param, result = (rw.new_value(begun.aval, v.name) for v in (old.param, old.result))
+    assert scan.body.first is not None and scan.next is not None
+    rw.replace(old.param, _number(param, old.param, scan.body.first, rw))
+    rw.replace(old.result, _number(result, old.result, scan.next, rw))
+    (made,) = (c.next for c in scan.carries if c.param is old.param)
+    new = Carry(begun, param, rw.insert(is_one, made, before=scan.body.terminator), result)
+    rw.set_scan(scan, carries=[new if c.param is old.param else c for c in scan.carries])
+
+
+def _read_truth(scan: Scan, old: Stream, rw: Rewriter) -> None:
+    source = source_of(old.operand)
+    assert source is not None and scan.body.first is not None
+    rows = rw.insert(source.moved, source.truth, before=scan)
+    row = rw.new_value(rw.row_aval(rows), old.param.name)
+    rw.replace(old.param, _number(row, old.param, scan.body.first, rw, source.is_negated))
+    new = Stream(rows, row)
+    rw.set_scan(scan, streams=[new if s.param is old.param else s for s in scan.streams])
+
+
+def _stack_truth(scan: Scan, old: Stack, rw: Rewriter) -> None:
+    """What a row is made of is stacked, if it is no larger: other rows may be made of it, too."""
+    source = source_of(old.value)
+    if source is None or source.truth.size > old.value.size:
+        source = Source(rw.insert(is_one, old.value, before=scan.body.terminator))
+    result = rw.new_value(rw.stacked_aval(source.truth, scan.length), old.result.name)
+    after = scan.next
+    assert after is not None
+    rows = rw.insert(jax.vmap(source.moved), result, before=after)
+    rw.replace(old.result, _number(rows, old.result, after, rw, source.is_negated))
+    new = Stack(source.truth, result)
+    rw.set_scan(scan, stacks=[new if s.result is old.result else s for s in scan.stacks])
 
 
 def _number(truth: Value, like: Value, before: Op, rw: Rewriter, is_negated: bool = False) -> Value:
