@@ -254,6 +254,52 @@ def greedy(values: Array, places: Array) -> Array:
     return lax.scan(step, values, places)[1]
 
 
+def hashed_corners(tables: Array, weights: Array, places: Array, wanted: Array) -> Array:
+    """Tables of several resolutions, read at hashes of the corners around each place, and trained
+    by the gradient (instant neural graphics primitives).
+    """
+    sizes = 2.0 ** jnp.arange(3, 3 + len(tables))
+
+    def features(table: Array, size: Array, place: Array) -> Array:
+        corner = jnp.floor(place * size)
+        part, (i, j) = place * size - corner, corner.astype(jnp.uint32)
+        total = jnp.zeros(table.shape[1])
+        for di, dj in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            share = jnp.abs(1 - di - part[0]) * jnp.abs(1 - dj - part[1])
+            row = ((i + di) ^ ((j + dj) * jnp.uint32(2654435761))) % len(table)
+            total = total + table[row] * share
+        return total
+
+    def loss(tables: Array, places: Array, wanted: Array) -> Array:
+        each = jax.vmap(features, (0, 0, None))
+        found = jax.vmap(lambda place: each(tables, sizes, place).reshape(-1))(places)
+        return jnp.mean((found @ weights - wanted) ** 2)
+
+    def step(tables: Array, batch: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(tables, *batch)
+        return tables - 0.1 * gradient, value
+
+    return lax.scan(step, tables, (places, wanted))[0]
+
+
+def rivers(rates: Array, jumps: Array, rain: Array) -> Array:
+    """Reaches in topological order, each of which flows into one further down, day by day."""
+    below = jnp.minimum(jnp.arange(len(jumps)) + 1 + jumps, len(jumps))
+
+    def day(stored: Array, rain: Array) -> Any:
+        def reach(flow: Array, given: Any) -> Any:
+            i, rate, stored, rain = given
+            water = stored + flow[i] + rain
+            out = rate * water
+            return flow.at[below[i]].add(out), water - out
+
+        given = (jnp.arange(len(rates)), jax.nn.sigmoid(rates), stored, rain)
+        flow, stored = lax.scan(reach, jnp.zeros(len(rates) + 1), given)
+        return stored, flow[-1]
+
+    return lax.scan(day, jnp.zeros(len(rates)), rain)[1]
+
+
 PROGRAMS: dict[str, Entry] = {
     "greedy": forward(greedy, normal(200, 16), below(200, 100)),
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
@@ -273,6 +319,10 @@ PROGRAMS: dict[str, Entry] = {
     "word vectors": forward(
         word_vectors, normal(4000, 16), below(4000, 50, 8), below(4000, 50, 8, seed=1)
     ),
+    "hashed corners": forward(
+        hashed_corners, normal(4, 4096, 2), normal(8), abs(normal(20, 64, 2)), normal(20, 64)
+    ),
+    "rivers": entry(rivers, normal(100), below(5, 100), normal(30, 100)),
     "swapped": entry(swapped, normal(200), 0),
     "reservoir": entry(reservoir, normal(1000, 16), below(1000, 1000)),
     "calculator": entry(calculator, normal(500), below(3, 500)),

@@ -129,9 +129,10 @@ def _compared(pieces: Sequence[Piece]) -> float:
 
 def _marked(pieces: Sequence[Piece]) -> float:
     """Seconds to mark the places of windows in an array that is no larger than theirs."""
-    windows, array = _windows(pieces), pieces[0].result
-    size = _mark(windows).itemsize * math.prod(_sizes(pieces[0]))
-    return cost_model().marked(windows, size) if size <= array.nbytes else math.inf
+    windows, sizes = _windows(pieces), _sizes(pieces[0])
+    size = _mark(windows).itemsize * math.prod(sizes)
+    is_small = size <= pieces[0].result.nbytes
+    return cost_model().marked(windows * len(sizes), size) if is_small else math.inf
 
 
 def _windows(pieces: Iterable[Piece]) -> int:

@@ -154,9 +154,11 @@ class CostModel:
         """Seconds to compare all pairs of so many windows."""
         return self.device.predicate * windows**2
 
-    def marked(self, windows: int, nbytes: float) -> float:
-        """Seconds to write a number for each window into so many bytes of zeros, and to read it."""
-        return self.moved(nbytes) / 2 + 2 * self.read_windows(0, windows)
+    def marked(self, numbers: int, nbytes: float) -> float:
+        """Seconds to write a number for each window into so many bytes of zeros, and to read it, if
+        so many numbers say where all of them are.
+        """
+        return self.moved(nbytes) / 2 + 2 * self.read_windows(0, numbers)
 
     def filled(self, nbytes: float) -> float:
         """Seconds to write so many bytes to new pages, which may never be read."""
