@@ -60,6 +60,7 @@ from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.fences import one_or_zero
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -86,7 +87,7 @@ class CarryTruthValues(Pass):
                 says = f"{carry.param.label} is always zero or one, so a truth value is carried"
                 yield Flag(op, says, carry, about=carry.param)
         for stream in op.streams:
-            if _is_asked_by_rows(stream.operand) and source_of(stream.operand):  # (2, 3)
+            if source_of(stream.operand) and _is_asked_by_rows(stream.operand):  # (2, 3)
                 says = f"{stream.param.label} is made of truth values, of which rows are read"
                 yield Flag(op, says, stream, about=stream.param)
         for stack in op.stacks:
@@ -161,6 +162,7 @@ def _is_flag(value: Value) -> bool:
     return value.dtype != bool and is_flag(value)  # (1)
 
 
+@remembered
 def _is_asked_by_rows(array: Value) -> bool:
     """Whether only loops read an array, row by row, and one of them asks what it is."""
     reads = [(u.op, u.position) for u in array.uses if isinstance(u.op, Scan)]

@@ -107,31 +107,31 @@ def test_numbers_made_of_a_mask():
         program,
         *TYPES,
         simplify=True,
-        saves_bytes=8 * 33,
+        saves_bytes=0,
         diff="""
           fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
-        -   c1:f32[3], ys:f32[8,3,3] = scan[8] carry(c=c) xs(x=xs) {
-        +   c1:f32[3], ys1:bool[8,3] = scan[8] carry(c=c) xs(x=xs) {
+            c1:f32[3], ys:bool[8,3] = scan[8] carry(c=c) xs(x=xs) {
               d:f32[3] = dot_general c w
               a:f32[3] = add d x
               t:f32[3] = tanh a
               g:bool[3] = gt t 0.0
-        -     c1:f32[3] = convert_element_type g
-        -     b:f32[3,1] = broadcast_in_dim[dims=(0,)] c1
-        -     b1:f32[3,3] = broadcast_in_dim b
-        -     yield carry(t) ys(b1)
-        +     yield carry(t) ys(g)
+              yield carry(t) ys(g)
             }
-        -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
-        +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x1=ys1) {
-        +     b2:f32[3] = broadcast_in_dim 0.0
-        +     b3:f32[3] = broadcast_in_dim 1.0
-        +     s:f32[3] = select_n x1 b2 b3
-        +     b4:f32[3,1] = broadcast_in_dim[dims=(0,)] s
-        +     b5:f32[3,3] = broadcast_in_dim b4
-              b:f32[1,3] = broadcast_in_dim c
-        -     m:f32[3,3] = mul b x
-        +     m:f32[3,3] = mul b b5
+        -   b:bool[8,3,1] = broadcast_in_dim[dims=(0, 1)] ys
+        -   b1:bool[8,3,3] = broadcast_in_dim b
+        -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=b1) {
+        +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x1=ys) {
+        +     b3:f32[3] = broadcast_in_dim 0.0
+        +     b4:f32[3] = broadcast_in_dim 1.0
+        +     s1:f32[3] = select_n x1 b3 b4
+        +     b5:f32[3,1] = broadcast_in_dim[dims=(0,)] s1
+        -     b:f32[3,3] = broadcast_in_dim 0.0
+        +     b:f32[3,3] = broadcast_in_dim b5
+        -     b1:f32[3,3] = broadcast_in_dim 1.0
+        -     s:f32[3,3] = select_n x b b1
+              b2:f32[1,3] = broadcast_in_dim c
+        -     m:f32[3,3] = mul b2 s
+        +     m:f32[3,3] = mul b2 b
               r:f32[3] = reduce_sum[axes=(1,)] m
               yield carry(r)
             }
@@ -565,34 +565,32 @@ def test_two_readers():
         program,
         *TYPES,
         simplify=True,
-        saves_bytes=8 * 9,
+        saves_bytes=0,
         diff="""
           fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
-        -   c1:f32[3], ys:f32[8,3] = scan[8] carry(c=c) xs(x=xs) {
-        +   c1:f32[3], ys1:bool[8,3] = scan[8] carry(c=c) xs(x=xs) {
+            c1:f32[3], ys:bool[8,3] = scan[8] carry(c=c) xs(x=xs) {
               d:f32[3] = dot_general c w
               t:f32[3] = tanh d
               g:bool[3] = gt c x
-        -     c1:f32[3] = convert_element_type g
-        -     yield carry(t) ys(c1)
-        +     yield carry(t) ys(g)
+              yield carry(t) ys(g)
             }
-        -   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
-        +   c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x1=ys1) {
-        +     b:f32[3] = broadcast_in_dim 0.0
-        +     b1:f32[3] = broadcast_in_dim 1.0
-        +     s:f32[3] = select_n x1 b b1
-        -     m:f32[3] = mul c x
-        +     m:f32[3] = mul c s
+        -   b:f32[8,3] = broadcast_in_dim 0.0
+        -   b1:f32[8,3] = broadcast_in_dim 1.0
+        -   s:f32[8,3] = select_n ys b b1
+            c2:f32[3] = scan[8, reverse] carry(c=ct) xs(x=ys) {
+              b:f32[3] = broadcast_in_dim 0.0
+              b1:f32[3] = broadcast_in_dim 1.0
+              s:f32[3] = select_n x b b1
+              m:f32[3] = mul c s
               yield carry(m)
             }
-        -   c3:f32[3] = scan[8] carry(c=c2) xs(x=ys) {
-        +   c3:f32[3] = scan[8] carry(c=c2) xs(x1=ys1) {
-        +     b:f32[3] = broadcast_in_dim 0.0
-        +     b1:f32[3] = broadcast_in_dim 1.0
-        +     s:f32[3] = select_n x1 b b1
+        -   c3:f32[3] = scan[8] carry(c=c2) xs(x=s) {
+        +   c3:f32[3] = scan[8] carry(c=c2) xs(x1=ys) {
+        +     b2:f32[3] = broadcast_in_dim 0.0
+        +     b3:f32[3] = broadcast_in_dim 1.0
+        +     s1:f32[3] = select_n x1 b2 b3
         -     a:f32[3] = add c x
-        +     a:f32[3] = add c s
+        +     a:f32[3] = add c s1
               yield carry(a)
             }
             return c1, c3

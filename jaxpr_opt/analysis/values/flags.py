@@ -54,8 +54,8 @@ def is_flag(value: Value) -> bool:
     """Whether all elements are zeros or ones, or truth values, in all steps of the loops around."""
     pending = [value]
     seen = {value}
-    for each in pending:
-        made_of = _made_of(each)
+    while pending:
+        made_of = _made_of(pending.pop())
         if made_of is None:
             return False
         new = [v for v in dict.fromkeys(made_of) if v not in seen]
