@@ -15,6 +15,7 @@ ONCE   ?= tests/analysis tests/cost tests/html tests/lint tests/run tests/saving
           tests/test_bench.py tests/test_ci_files.py tests/test_docs.py tests/test_fuzz.py \
           tests/test_growth_of_benchmarks.py tests/test_models_as_arguments.py tests/test_mutants.py \
           tests/test_order.py tests/test_pytest_plugin.py tests/test_setup_work.py
+QUICKER = not slow
 BENCH  ?=
 FUZZ   ?= --minutes 10 --processes 2
 MUTANTS ?=
@@ -48,10 +49,10 @@ lint: .venv/stamp-lint
 	.venv/bin/mypy
 	.venv/bin/pyright --pythonpath .venv/bin/python
 
-# But for what looks at graphs, shapes, processes and pages: once is enough.
+# But for slow tests, and what looks at graphs, shapes, processes and pages: once is enough.
 test-newest: .venv-newest/stamp-test
 	@.venv-newest/bin/python $(versions)
-	.venv-newest/bin/python -m pytest $(PYTEST) $(addprefix --ignore=,$(ONCE))
+	.venv-newest/bin/python -m pytest $(PYTEST) -m "$(QUICKER)" $(addprefix --ignore=,$(ONCE))
 
 # Only where it is asked for: to look for a Python takes a second.
 test-middle: $(and $(filter test-middle test-all,$(MAKECMDGOALS)),$(MIDDLE),.venv-middle/stamp-test)
@@ -63,6 +64,7 @@ test-middle: $(and $(filter test-middle test-all,$(MAKECMDGOALS)),$(MIDDLE),.ven
 
 test-all: QUICK = tests
 test-all: ONCE =
+test-all: QUICKER =
 test-all: test test-newest test-middle
 
 test-browser: .venv/stamp-browser

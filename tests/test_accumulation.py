@@ -311,6 +311,7 @@ def added_one_by_one(n):
     return f
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made", "other"), [(added_up, jnp.ones(8)), (added_one_by_one, 1)])
 def test_long_sums(made, other):
     """Sums in sums are followed so far that Python's stack has room for them."""

@@ -126,6 +126,7 @@ def test_less_memory_never_costs_less():
         assert smaller.flops >= larger.flops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [(0.9, 0.5, 0.25, 0.1, 0.05)])
 def test_a_larger_budget_never_costs_more(parts):
     chosen = []
@@ -136,6 +137,7 @@ def test_a_larger_budget_never_costs_more(parts):
     assert [each.seconds for each in chosen] == sorted(each.seconds for each in chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_larger_budget_never_costs_more_in_random_programs(seed, monkeypatch):
     """Neither predicted seconds nor operations; loops in random programs, and layers after them."""
@@ -168,6 +170,7 @@ def gated(w, h):
     return (lax.scan(step, (h, h), length=1000)[0][0] ** 2).sum()
 
 
+@pytest.mark.slow
 def test_segments_store_what_a_step_would_compute_again():
     """Their residuals stay in the cache: a third of the memory for no more operations."""
     w, h = jnp.tile(W, (1, 4)) / 8, H[:16]
@@ -191,6 +194,7 @@ def test_what_a_program_was_made_of_is_kept_for_a_budget_only(monkeypatch, given
     assert any(each is not None for each in kept) == (given is not None)
 
 
+@pytest.mark.slow
 def test_nested_loops_are_planned_from_what_they_store():
     """An inner loop over rows in each step; with a budget both may store or compute again."""
 
@@ -461,6 +465,7 @@ def until(n):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [5, 60])
 def test_a_loop_of_unknown_length_keeps_fewer_carries(steps):
     """As many as fit; the gradient is the same, and the least is less than any budget."""

@@ -118,6 +118,7 @@ def _few_rows(monkeypatch):
     monkeypatch.setattr(limits, "LEAST_ROWS", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_is_that_of_the_steps(loss):
     gradient = jax.jit(jax.grad(lambda w, n: optimize(loss(lax.while_loop, n))(w)))
@@ -160,6 +161,7 @@ def test_second_derivatives(second):
     same(curvature, -0.25 * 2.0**-1.5, 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [jax.jacfwd, jax.grad])
 def test_second_derivatives_of_nested_loops(second):
     of_scale = lambda loop: lambda a: of_nested(loop, 2)(a * W)
@@ -247,6 +249,7 @@ class Counter:
         return np.asarray(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [2, 4])
 @pytest.mark.parametrize("again", [0, 1, 2])
 def test_how_often_a_step_is_computed(rows, again):

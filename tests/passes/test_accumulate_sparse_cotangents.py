@@ -505,6 +505,7 @@ def slots():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [nested, deep, many, pair, tail])
 def test_a_table(loss):
     """(2) Pieces of one step are added up first: the same bits."""

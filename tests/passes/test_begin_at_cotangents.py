@@ -290,6 +290,7 @@ def test_a_row_takes_as_long_to_test_as_a_step():
         check_refuses(BEGIN, jax.grad(loss), *args, because="as long as a step")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("batched", [True, False])
 def test_the_loss_of_padded_sequences(inside, batched):

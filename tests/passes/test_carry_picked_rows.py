@@ -143,6 +143,7 @@ def test_the_same_bits(program, n, bad):
     assert ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS[:-1])
 @pytest.mark.parametrize("n", PLACES)
 def test_derivatives(program, n):

@@ -97,6 +97,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_a_loop_stops_early_by_it(name):
     program, x = WAYS[name], jnp.linspace(-0.5, 0.5, 6)
@@ -155,6 +156,7 @@ def test_nothing_is_lost_of_what_skipped_steps_would_compute():
             assert_close(jaxpr_opt.optimize(program)(x), program(x))
 
 
+@pytest.mark.slow
 def test_zero_times_infinity_stays_no_number():
     """XLA would make a select of a product with a converted truth value."""
 
@@ -189,6 +191,7 @@ def loss(program):
     return summed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greatest", "one after the other", "alive"])
 def test_gradients_stop_early_too(name):
     program, x = loss(WAYS[name]), jnp.linspace(-0.5, 0.5, 6)
@@ -411,6 +414,7 @@ BLENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLENDS)
 @pytest.mark.parametrize("inside", [True, False])
 def test_the_loop_back_begins_at_the_last_step_that_counts(name, inside):

@@ -433,6 +433,7 @@ def test_how_many_rows_there_are(n, reverse):
         alone(EXIT, program, jnp.zeros(3), jnp.ones((5, 3)), jnp.int32(n), fires=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_counter_that_wraps_around(dtype, reverse):
@@ -1011,6 +1012,7 @@ def test_steps_that_are_cheaper_than_all_their_predicates(real_questions):
     alone(EXIT, wide, "f32[300]", fires=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "fires"), [(140, False), (3000, True)])
 def test_a_step_that_writes_to_a_large_array_in_place(real_questions, width, fires):
     """It costs the window."""
@@ -1407,6 +1409,7 @@ def test_rows_of_a_state_that_goes_on():
     check_refuses(EXIT, program, *KNOWN, because="from one skipped step to the")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("differentiated", [jax.grad, jax.value_and_grad])
 def test_both_loops_of_the_gradient_of_masked_losses(real_questions, batched, differentiated):
@@ -1435,6 +1438,7 @@ def test_both_loops_of_the_gradient_of_masked_losses(real_questions, batched, di
         assert_same(gradient, jax.grad(f), args, grad=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("summed", [jnp.add, jnp.subtract])
 def test_losses_of_a_batch_that_the_step_sums_up(real_questions, summed):
     """(1, 7) A sum of masked losses is zero; the loop back counts the steps that the mask counts,

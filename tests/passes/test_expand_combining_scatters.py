@@ -155,6 +155,7 @@ def test_not_in_a_loop():
     alone(EXPAND, program, "f32[16]", "f32[]", "i32[]", fires=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["multiply", "min", "max"])
 @pytest.mark.parametrize("condition", [looped, unless])
 def test_gradients_take_memory_for_windows(how, condition):

@@ -219,6 +219,7 @@ def slots(p, places):
     return jnp.mean(lax.scan(step, p["m"][:, 0], places)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [memory, table, slots])
 @pytest.mark.parametrize("back", [lambda f: jax.grad(optimize(f)), lambda f: optimize(jax.grad(f))])
 @pytest.mark.parametrize("vmapped", [False, True])

@@ -221,6 +221,7 @@ def changes(mode):
     return lambda b, u, i: change(b, i[None], u, numbers, mode=mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", ["slice", "fill", "clip"])
 @pytest.mark.parametrize("here", ["slice", "set drop", "set clip", "add drop", "add clip"])
 def test_any_two_elements(here, there):

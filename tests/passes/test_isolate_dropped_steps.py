@@ -158,6 +158,7 @@ def test_both_halves(joint):
 scattered = lambda t, h, n: (t % 3 == 1) & (t < n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [
@@ -205,6 +206,7 @@ def gradients(f, *args):
     return jax.jit(jax.value_and_grad(f, (0, 1)))(*args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [0, 1, 7, 48, 60])
 @pytest.mark.parametrize("f", [loss, until, batch, batch_until])
 def test_gradients_of_an_optimised_loss(f, n):

@@ -570,6 +570,7 @@ def test_what_a_batch_counts_and_stacks():
     alone(ISOLATE, jax.grad(loss, (1, 2)), *args, fires=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacks", [False, True])
 @pytest.mark.parametrize("order", ["above grad", "below grad"])
 def test_a_batch_whose_rows_all_skip_in_between(order, stacks):
@@ -662,6 +663,7 @@ def smoothed(how, made, read):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "made", "read"),
     [("where", "kept", "log"), ("where", "made", "over"), ("cond", "kept", "over")],

@@ -430,6 +430,7 @@ def rows_of_branches(x, gains, places):
     return lax.scan(step, x, (gains, places))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [reservoir, swaps, rows_of_branches])
 @pytest.mark.parametrize("batch", [False, True])
 def test_gradients_of_steps_that_write_here_or_there(program, batch):

@@ -7,6 +7,7 @@ from itertools import permutations, product
 from math import prod
 
 import numpy as np
+import pytest
 from jax import lax
 
 from jaxpr_opt.ir.importer import import_jaxpr
@@ -59,6 +60,7 @@ def program(x):
     return [twice for once in moves(x) for twice in moves(once)] + [*written_between(x)]
 
 
+@pytest.mark.slow
 def test_a_law_says_what_is_so():
     held = set()
     for shape in SHAPES:

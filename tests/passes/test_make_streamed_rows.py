@@ -177,6 +177,7 @@ def test_the_same_bits(program, args, phase):
     assert bool(ran) == (phase == "final" or not is_quick_if_small())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_derivatives(program):
     """In both orders, and forward."""

@@ -96,6 +96,7 @@ def check(seed):
     return bool(journal.record("replay-segments", cleanup=False).rewrites)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(2), range(2, 4)])
 def test_random_loops(seeds):
     with np.errstate(all="ignore"):

@@ -525,6 +525,7 @@ def ring(
 RING = "f32[30]", "f32[6,30]", "f32[30]"
 
 
+@pytest.mark.slow
 def test_rows_of_a_buffer_that_the_loop_around_writes_to():
     """(2) The loop around stacks its versions, of which `undo-carried-writes` leaves one."""
     graph = alone(NARROW, ring(), *RING, fires=True)
@@ -536,6 +537,7 @@ def test_rows_of_a_buffer_that_the_loop_around_writes_to():
     assert memory(optimize(program), *args) < memory(program, *args) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "types"),
     [
@@ -869,6 +871,7 @@ def decay(cache, row, _, **options):
     return cache * 0.5 + row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "types"),
     [

@@ -234,6 +234,7 @@ def test_two_vectors_that_need_each_other():
     check_refuses(PACK, program, "f32[6]", because="as many operations")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [jnp.exp, jnp.tanh, jnp.sqrt])
 def test_vectors_of_any_length(function):
     """(2) A remainder would be rounded otherwise: a vector of 29 is made one of 32."""
@@ -243,6 +244,7 @@ def test_vectors_of_any_length(function):
     assert ("pad" in names(scan)) == (function is not jnp.sqrt)
 
 
+@pytest.mark.slow
 def test_what_is_rounded_by_place():
     """(2) An arc tangent of a vector is not that of its elements."""
     make = lambda v, x, i: jnp.sin((v * x + v) * 0.3) * x - jnp.arctan(v * v) * jnp.cos(v)
@@ -640,6 +642,7 @@ def neurons(count):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [oscillators, optimizer, neurons])
 def test_programs_as_they_are_written(make):
     """Forward and gradient, whichever way round, and what is made of them."""
@@ -669,6 +672,7 @@ UNARY = (
 BINARY = "add atan2 div max min mul nextafter pow rem sub"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_vectors_give_what_their_elements_give(dtype):
     """(2) Whatever is said of a primitive holds for what is made of it, bit by bit."""

@@ -231,6 +231,7 @@ def test_a_step_that_changes_something():
     alone(END, program, "f32[3]", fires=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

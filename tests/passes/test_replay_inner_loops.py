@@ -311,6 +311,7 @@ def solved(theta, y, *, bound=100, epochs=None):
     return jnp.sum(jnp.sin(lax.scan(epoch, theta, None, length=epochs)[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [None, 3])
 @pytest.mark.parametrize("order", ["around grad", "inside grad", "vmap"])
 def test_a_solver_in_each_step(order, epochs):

@@ -56,21 +56,25 @@ def test_segments_are_branches():
     assert "[253,4096]" not in text
 
 
+@pytest.mark.slow
 def test_single_steps_are_not_replayed():
     """`replay-steps` leaves such a loop to the segments."""
     alone(ReplaySteps(), until(small), *TYPES, fires=False)
 
 
+@pytest.mark.slow
 def test_a_loop_in_reverse():
     """(4) Segments would start with their last row."""
     alone(SEGMENTS, until(small, reverse=True), *TYPES, fires=False)
 
 
+@pytest.mark.slow
 def test_a_predicate_that_may_become_true_again():
     """(4) The first step says nothing of the others."""
     alone(SEGMENTS, until(lambda c, x, bound: x % 3 == 0), *TYPES, fires=False)
 
 
+@pytest.mark.slow
 def test_what_skipped_steps_change():
     """(6) A counter counts in skipped steps, too."""
 
@@ -85,6 +89,7 @@ def test_what_skipped_steps_change():
     alone(SEGMENTS, program, *TYPES, fires=False)
 
 
+@pytest.mark.slow
 def test_rows_of_skipped_steps():
     """(6) What the loop stacks beside residuals is to be known of a skipped segment."""
 
@@ -134,6 +139,7 @@ def random_loop(seed):
     return loss, (*args, xs, bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_random_loops(seed):
     """Both orders give the gradients of plain JAX."""

@@ -139,6 +139,7 @@ def residual(taken, skipped):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("taken", "skipped"),
     [
@@ -202,6 +203,7 @@ def stacking(read):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "read",
     [
@@ -278,6 +280,7 @@ def test_a_step_that_is_dear_is_not_replayed():
     alone(REPLAY, program, "f32[64]", "f32[]", "f32[64]", fires=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "by"), [(64, None), (4096, ReplaySegments())])
 def test_steps_too_cheap_to_stop_for(width, by):
     """Skipped steps are selected away, so all of them are computed: replayed, all would be twice.
@@ -340,6 +343,7 @@ def found(c, t):
     return c[0].astype(jnp.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "move", "until", "by"),
     [
@@ -377,6 +381,7 @@ BATCH = "f32[4,64]", "i32[4]", "f32[4,64]"
 KNOWN = lambda c, t: jnp.full(4, t)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("until", "fires"), [(KNOWN, False), (lambda c, t: c[:, 0].astype(jnp.int32), True)]
 )
@@ -385,6 +390,7 @@ def test_steps_that_are_known_beforehand(until, fires):
     alone(REPLAY, in_a_batch(until), *BATCH, fires=fires)
 
 
+@pytest.mark.slow
 def test_memory_that_has_a_price():
     """Where memory is short, steps are replayed all the same."""
     with using(cost_model().at(1e-9)):
@@ -423,6 +429,7 @@ def lengths(graph):
     return [op.length for op in graph.body.ops if isinstance(op, Scan)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"streams": 1}])
 @pytest.mark.parametrize("steps", [0, 2, 9, 16])
 def test_the_first_steps_store(steps, options):

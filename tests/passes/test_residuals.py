@@ -129,6 +129,7 @@ def test_gradient(name, n):
     assert not [shape for shape in stacks if shape.count(WIDTH) > 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["skipping", "network", "batch skipping"])
 def test_derivatives_of_the_gradient(name):
     """What comes out may be differentiated once more."""

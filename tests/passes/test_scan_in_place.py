@@ -322,6 +322,7 @@ def test_rows_whose_parts_are_far_from_each_other():
         alone(IN_PLACE, only_transposed, "f32[8,2]", fires=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "fires"), [(1, False), (8, False), (64, True)])
 @pytest.mark.parametrize("carried", [False, True])
 def test_numbers_that_would_be_computed_one_by_one(width, fires, carried):

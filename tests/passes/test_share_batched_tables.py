@@ -353,6 +353,7 @@ def several_lookups(table, ids, h, i, p):
     return lax.cond(p, lambda: jnp.tanh(h + table[i] * table[ids[0]]), lambda: h)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["around grad", "inside grad", "inside vmap"])
 @pytest.mark.parametrize(
     ("look_up", "below", "tables"), [(one_lookup, 99, 3), (several_lookups, 5, 4)]

@@ -495,6 +495,7 @@ LOOKS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_steps_at_random(seed):
     """Versions made one of another, some of earlier ones, and read in all ways."""

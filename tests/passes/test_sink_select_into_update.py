@@ -810,6 +810,7 @@ def test_a_row_that_is_never_taken(inside):
     assert_close(gradient(WEIGHTS, STARTS, COUNTS), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["batch", "one row"])
 def test_gradients_of_decoding(size):
     """No version of a cache is stored: writes are undone, in a loop that may stop early, too."""

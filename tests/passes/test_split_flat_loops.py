@@ -111,6 +111,7 @@ def lengths(program, *types):
     return {op.length for op in graph.walk() if isinstance(op, Scan)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", PLACES)
 def test_the_gradient_of_a_table(case):
     """All cells are read and written by row and cell."""

@@ -737,6 +737,7 @@ def test_a_gradient_of_what_was_left_in_place():
     assert memory(jax.grad(optimize(loss)), xs) < 0.65 * plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 100])
 def test_a_gradient_in_place_gains_where_the_buffer_is_small(size):
     """Cost: a second buffer that counts, and no fewer steps."""

@@ -532,6 +532,7 @@ def autoregressive(push, read=jnp.ravel):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("push", [last, first])
 @pytest.mark.parametrize("outside", [False, True])
 def test_gradients(push, outside):

@@ -133,6 +133,7 @@ def test_every_third_row():
     )
 
 
+@pytest.mark.slow
 def test_made_in_some_steps_and_read_in_all():
     """(1) A row that is unspecified need not be there."""
 
@@ -152,6 +153,7 @@ def test_made_in_some_steps_and_read_in_all():
     same(masked, X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_loop_that_is_given_rows_and_reads_none(order):
     """(2) Another one reads those of some steps."""
@@ -180,6 +182,7 @@ def test_made_in_all_steps_and_read_in_some():
     same(made, X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True])
 def test_rows_after_the_last_that_is_read(reverse):
     """A step that leaves nothing writes to a row that nobody reads, if no later step writes."""
@@ -252,6 +255,7 @@ def selected(p, new, old):
     return jnp.where(p, new(), old())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("choose", [lax.cond, selected])
 @pytest.mark.parametrize(
@@ -328,6 +332,7 @@ def test_the_last_state():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("read", "count"),
     [
@@ -346,6 +351,7 @@ def test_slices(read, count):
     same(made, X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "read",
     [
@@ -365,6 +371,7 @@ def test_slices_and_other_reads(read):
 AT = np.array([0, 5, 11])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     ("read", "rows"),
@@ -420,6 +427,7 @@ def test_small_rows_of_short_steps():
         assert rows_stored_at_all(lambda x: states(x)[::4], jnp.ones(1024)) == 4
 
 
+@pytest.mark.slow
 def test_slices_of_a_loop_that_runs_back():
     """(4) Its rows are made last first."""
     made = lambda x: states(x, reverse=True)[:2].sum()
@@ -428,6 +436,7 @@ def test_slices_of_a_loop_that_runs_back():
     same(lambda x: states(x, reverse=True)[::5], X)
 
 
+@pytest.mark.slow
 def test_rows_in_a_nest():
     """(4) Loops around both may stack the rows again."""
 
@@ -493,6 +502,7 @@ def test_a_loop_that_may_stop_early():
     same(stopping, *args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapped", [False, True])
 def test_programs_as_users_write_them(mapped):
     """A slow and a fast state, a loss now and then; also a batch of them."""

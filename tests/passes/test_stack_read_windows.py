@@ -276,6 +276,7 @@ def scaled(b, xs, at):
     return jnp.sum(jnp.sin(lax.scan(row, b, xs)[0]))
 
 
+@pytest.mark.slow
 def test_the_gradient_of_products_in_nested_loops():
     """It takes memory for windows, below `jax.grad` and above."""
     keys = jax.random.split(jax.random.key(0), 3)
@@ -382,6 +383,7 @@ def triple_loop(w, x):
     return lax.scan(outer, 1.0, None, length=4)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [inner_loop, triple_loop])
 @pytest.mark.parametrize("levels", [1, 2])
 def test_a_batch_of_gradients_stores_what_a_gradient_stores(loss, levels):

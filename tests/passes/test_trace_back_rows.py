@@ -123,6 +123,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8", "u16", "bool", "c64"])
 @pytest.mark.parametrize("case", FOUND)
 def test_same_bits(case, kind):
@@ -166,6 +167,7 @@ def beams(parents, tokens, axis_first):
     return lax.fori_loop(0, T, step, jnp.zeros((3, 4, T), int))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["vmap", "two indices", "along an axis"])
 def test_beams(form):
     """(2) A batch of beams, each with parents of its own."""

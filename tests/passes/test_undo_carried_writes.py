@@ -783,6 +783,7 @@ def test_a_window_that_the_step_chooses():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "read",
     [
@@ -1040,6 +1041,7 @@ def within_bound(a, b):
     return jnp.sum(lax.scan(sweep, (jnp.zeros_like(b), jnp.bool_(True)), length=8)[0][0] ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sweep", "batch"), [(swept, False), (swept, True), (within_bound, True)])
 def test_gradients_of_sweeps_in_little_memory(sweep, batch):
     """In every order, and differentiated again."""
@@ -1071,6 +1073,7 @@ def loss(xs):
     return jnp.sum(ys**2) + total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gradient",
     [
@@ -1091,6 +1094,7 @@ def test_a_gradient_in_little_memory(gradient):
     assert_close(along(jax.grad(loss)), along(gradient))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scores",
     [
@@ -1130,6 +1134,7 @@ def last_first(caches, k, layer, t):
     return caches.at[:, layer, t].set(k), lambda caches: caches[1, layer]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "shape"),
     [(one_array, (3,)), (put_back, (3,)), (last_first, (2, 3))],

@@ -231,6 +231,7 @@ def test_windows_that_meet_in_part():
     check_refuses(UPDATE, program, *types, because="overlap in part")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compared", [1e-15, 1.0])
 @pytest.mark.parametrize("mode", ["drop", "clip"])
 @pytest.mark.parametrize("index", [np.int32, np.int8, np.uint32])

@@ -267,6 +267,7 @@ def table(v, a):
     return jnp.sum(lax.scan(step, (jnp.zeros((12, 40)), 0), jnp.arange(-6.0, 6.0))[1] ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("above", [False, True])
 @pytest.mark.parametrize("loss", [basis, table])
 def test_a_loop_back_undoes_what_a_cond_wrote(loss, above):
@@ -501,6 +502,7 @@ def place_read(b, i, x):
     return lax.cond(x > 0, lambda: (c := yes(), jnp.sum(c)), lambda: (b, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("step", [*READ.values(), place_read], ids=[*READ, "place read"])
 def test_gradients_where_branches_read_what_they_have_written(step, batch):
@@ -563,6 +565,7 @@ def test_a_branch_that_prints_is_not_divided():
     check_refuses(AFTER, stored(step), "f32[8]", "f32[8]", because="is read in the branch, too")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("above", [False, True])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_cache_that_a_branch_attends_to(above, layers):

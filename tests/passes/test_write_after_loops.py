@@ -241,6 +241,7 @@ def test_decoding_writes_to_the_caches_of_all_layers():
     assert memory(optimize(decoded), params, xs) < 0.7 * memory(decoded, params, xs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [False, True])
 def test_its_gradient_stores_no_versions_of_the_caches(batch):
     params, xs = decoder()

@@ -236,6 +236,7 @@ DECODERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "arguments"), DECODERS.values(), ids=DECODERS)
 @pytest.mark.parametrize("batched", [False, True])
 def test_the_gradient_of_decoding_stores_no_caches(program, arguments, batched):

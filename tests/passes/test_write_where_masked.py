@@ -38,6 +38,7 @@ def cleared(mask=masked):
     return lambda c, places: loop(step, c, places)
 
 
+@pytest.mark.slow
 def test_numbers_are_written():
     check_rewrite(
         WRITE,
@@ -323,6 +324,7 @@ def ragged(params, memory, places):
     return jnp.sum(lax.scan(step, (cache, memory[:2]), places)[0][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [pairs, ragged])
 @pytest.mark.parametrize("batch", [False, True])
 def test_gradients_in_little_memory(program, batch):
