@@ -25,6 +25,8 @@ SUITES ?=
 test test-newest test-middle: export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache/jaxpr-opt/programs
 test test-newest test-middle: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS = 0
 test test-newest test-middle: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES = -1
+# LLVM optimises what the oldest JAX compiles, and on the newest only where all tests run: it takes long.
+test-newest: export XLA_FLAGS ?= --xla_backend_optimization_level=0
 
 pip_install = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable
 versions = -c 'import jax, platform; print("Python", platform.python_version(), "JAX", jax.__version__)'
@@ -65,6 +67,7 @@ test-middle: $(and $(filter test-middle test-all,$(MAKECMDGOALS)),$(MIDDLE),.ven
 test-all: QUICK = tests
 test-all: ONCE =
 test-all: QUICKER =
+test-all: export XLA_FLAGS =
 test-all: test test-newest test-middle
 
 test-browser: .venv/stamp-browser
