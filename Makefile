@@ -16,6 +16,7 @@ ONCE   ?= tests/analysis tests/cost tests/html tests/lint tests/run tests/saving
           tests/test_growth_of_benchmarks.py tests/test_models_as_arguments.py tests/test_mutants.py \
           tests/test_order.py tests/test_pytest_plugin.py tests/test_setup_work.py
 QUICKER = not slow
+UNOPTIMISED = --xla_backend_optimization_level=0
 BENCH  ?=
 FUZZ   ?= --minutes 10 --processes 2
 MUTANTS ?=
@@ -26,7 +27,7 @@ test test-newest test-middle: export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache
 test test-newest test-middle: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS = 0
 test test-newest test-middle: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES = -1
 # LLVM optimises what the oldest JAX compiles, and on the newest only where all tests run: it takes long.
-test-newest: export XLA_FLAGS ?= --xla_backend_optimization_level=0
+test-newest: export XLA_FLAGS ?= $(UNOPTIMISED)
 
 pip_install = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable
 versions = -c 'import jax, platform; print("Python", platform.python_version(), "JAX", jax.__version__)'
@@ -67,7 +68,7 @@ test-middle: $(and $(filter test-middle test-all,$(MAKECMDGOALS)),$(MIDDLE),.ven
 test-all: QUICK = tests
 test-all: ONCE =
 test-all: QUICKER =
-test-all: export XLA_FLAGS =
+test-all: UNOPTIMISED =
 test-all: test test-newest test-middle
 
 test-browser: .venv/stamp-browser
