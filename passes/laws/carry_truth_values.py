@@ -53,6 +53,7 @@ from jaxpr_opt.analysis.values.flags import (
     asked,
     is_flag,
     is_one,
+    moved,
     negated,
     source_of,
 )
@@ -128,7 +129,7 @@ def _carry_truth(scan: Scan, old: Carry, rw: Rewriter) -> None:
 def _read_truth(scan: Scan, old: Stream, rw: Rewriter) -> None:
     source = source_of(old.operand)
     assert source is not None and scan.body.first is not None
-    rows = rw.insert(source.moved, source.truth, before=scan)
+    rows = rw.insert(partial(moved, source.moves), source.truth, before=scan)
     row = rw.new_value(rw.row_aval(rows), old.param.name)
     rw.replace(old.param, _number(row, old.param, scan.body.first, rw, source.is_negated))
     new = Stream(rows, row)
@@ -143,7 +144,7 @@ def _stack_truth(scan: Scan, old: Stack, rw: Rewriter) -> None:
     result = rw.new_value(rw.stacked_aval(source.truth, scan.length), old.result.name)
     after = scan.next
     assert after is not None
-    rows = rw.insert(jax.vmap(source.moved), result, before=after)
+    rows = rw.insert(jax.vmap(partial(moved, source.moves)), result, before=after)
     rw.replace(old.result, _number(rows, old.result, after, rw, source.is_negated))
     new = Stack(source.truth, result)
     rw.set_scan(scan, stacks=[new if s.result is old.result else s for s in scan.stacks])

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
-from jaxpr_opt.analysis.values.flags import as_truth, asked, is_flag, is_one
+from jaxpr_opt.analysis.values.flags import as_truth, asked, is_flag, is_one, moved, selects_one
 from jaxpr_opt.analysis.values.induction import bounds, decide
 from jaxpr_opt.analysis.values.selected_cases import case_within
 from jaxpr_opt.bridge import dtypes
@@ -170,19 +170,7 @@ def _spread_truth(value: Value) -> tuple[Value, list[Op]] | None:
 
 def _makes_numbers_of_truth(op: Op) -> bool:
     """Whether an op converts truth values, or selects one where they are true, else zero."""
-    if op.name == "select_n":
-        which, *cases = op.operands
-        is_told = which.shape == op.result.shape and [uniform(v) for v in cases] == [0, 1]
-        return is_told and is_bool(which)
-    return op.name == "convert_element_type" and is_bool(op.operands[0])
-
-
-def _viewed(value: jax.Array, views: list[Op]) -> jax.Array:
-    """The value spread out by these ops."""
-    for view in reversed(views):
-        assert view.primitive is not None
-        value = view.primitive.bind(value, **view.params)
-    return value
+    return selects_one(op) or (op.name == "convert_element_type" and is_bool(op.operands[0]))
 
 
 def compared(op: Op) -> Value | Plainer | None:
@@ -197,9 +185,9 @@ def compared(op: Op) -> Value | Plainer | None:
         return _by_logic(value, if_one)
     source, views = found
     if not if_one:
-        return Plainer(lambda p: _viewed(lax.bitwise_not(p), views), (source,))
+        return Plainer(lambda p: moved(views, lax.bitwise_not(p)), (source,))
     is_same = not views and is_weak(source) == is_weak(op.result)
-    return source if is_same else Plainer(lambda p: _viewed(p, views), (source,))
+    return source if is_same else Plainer(lambda p: moved(views, p), (source,))
 
 
 def _by_logic(flag: Value, if_one: bool) -> Plainer | None:
@@ -217,7 +205,7 @@ def _by_logic(flag: Value, if_one: bool) -> Plainer | None:
 
     def ask(*operands: jax.Array) -> jax.Array:
         truth = fun(*operands)
-        return _viewed(truth if if_one else lax.bitwise_not(truth), views)
+        return moved(views, truth if if_one else lax.bitwise_not(truth))
 
     return Plainer(ask, tuple(operands))
 
@@ -262,7 +250,7 @@ def selected_plainly(op: Op) -> Plainer | None:
     if is_bool(which) and not is_negated:
         return None
     operands = (root, *(reversed(cases) if is_negated else cases))
-    return Plainer(lambda p, *cases: lax.select_n(_viewed(p, views), *cases), operands)
+    return Plainer(lambda p, *cases: lax.select_n(moved(views, p), *cases), operands)
 
 
 def added_apart(op: Op) -> Plainer | None:

@@ -8,7 +8,7 @@ makes one, where all that is made of other such numbers is taken to be right unt
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,12 +174,13 @@ class Source:
     """The last one first."""
     is_negated: bool = False
 
-    def moved(self, truth: jax.Array) -> jax.Array:
-        """Truth values, moved."""
-        for op in reversed(self.moves):
-            assert op.primitive is not None
-            truth = op.primitive.bind(truth, **op.params)
-        return truth
+
+def moved(moves: Sequence[Op], value: jax.Array) -> jax.Array:
+    """A value, moved by these ops, of which the last one comes first."""
+    for op in reversed(moves):
+        assert op.primitive is not None
+        value = op.primitive.bind(value, **op.params)
+    return value
 
 
 def source_of(number: Value) -> Source | None:
@@ -194,7 +195,7 @@ def source_of(number: Value) -> Source | None:
         elif op.name in MOVES:
             moves.append(op)
         # Condition 3 of carry-truth-values.
-        elif value.dtype == bool or not (op.name == "convert_element_type" or _selects_one(op)):
+        elif value.dtype == bool or not (op.name == "convert_element_type" or selects_one(op)):
             break
         value = other if other is not None else op.operands[0]
     # Condition 3 of carry-truth-values.
@@ -202,8 +203,8 @@ def source_of(number: Value) -> Source | None:
     return Source(value, tuple(moves), is_negated) if is_told else None
 
 
-def _selects_one(op: Op) -> bool:
-    """Whether an op selects one where a truth value is true, else zero."""
+def selects_one(op: Op) -> bool:
+    """Whether an op selects one where truth values of its shape are true, else zero."""
     if op.name != "select_n" or op.operands[0].shape != op.result.shape:
         return False
     which, *cases = op.operands
