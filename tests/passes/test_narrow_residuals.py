@@ -107,6 +107,7 @@ def test_numbers_made_of_a_mask():
         program,
         *TYPES,
         simplify=True,
+        saves_bytes=-8 * 3,
         diff="""
           fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
             c1:f32[3], ys:bool[8,3] = scan[8] carry(c=c) xs(x=xs) {
@@ -566,6 +567,7 @@ def test_two_readers():
         program,
         *TYPES,
         simplify=True,
+        saves_bytes=0,
         diff="""
           fn (w:f32[3,3], c:f32[3], xs:f32[8,3], ct:f32[3]) {
             c1:f32[3], ys:bool[8,3] = scan[8] carry(c=c) xs(x=xs) {
