@@ -15,7 +15,7 @@ ONCE   ?= tests/analysis tests/cost tests/html tests/lint tests/run tests/saving
           tests/test_bench.py tests/test_ci_files.py tests/test_docs.py tests/test_fuzz.py \
           tests/test_growth_of_benchmarks.py tests/test_models_as_arguments.py tests/test_mutants.py \
           tests/test_order.py tests/test_pytest_plugin.py tests/test_setup_work.py
-QUICKER = not slow
+QUICKER = -m "not slow" --ends
 UNOPTIMISED = --xla_backend_optimization_level=0
 BENCH  ?=
 FUZZ   ?= --minutes 10 --processes 2
@@ -52,10 +52,11 @@ lint: .venv/stamp-lint
 	.venv/bin/mypy
 	.venv/bin/pyright --pythonpath .venv/bin/python
 
-# But for slow tests, and what looks at graphs, shapes, processes and pages: once is enough.
+# Of each test the first and the last set of parameters; none of what is slow, and of what looks at graphs, shapes,
+# processes and pages: once is enough.
 test-newest: .venv-newest/stamp-test
 	@.venv-newest/bin/python $(versions)
-	.venv-newest/bin/python -m pytest $(PYTEST) -m "$(QUICKER)" $(addprefix --ignore=,$(ONCE))
+	.venv-newest/bin/python -m pytest $(PYTEST) $(QUICKER) $(addprefix --ignore=,$(ONCE))
 
 # Only where it is asked for: to look for a Python takes a second.
 test-middle: $(and $(filter test-middle test-all,$(MAKECMDGOALS)),$(MIDDLE),.venv-middle/stamp-test)

@@ -39,6 +39,23 @@ class Reused(threading.local):
 mlir.make_ir_context = Reused(mlir.make_ir_context)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--ends", action="store_true", help="of many parameters, only the ends")
+
+
+def pytest_collection_modifyitems(config, items):
+    """With `--ends`, the first and the last set of parameters of each test."""
+    if config.getoption("--ends"):
+        first, last = {}, {}
+        for item in items:
+            test = item.nodeid.partition("[")[0]
+            first.setdefault(test, item)
+            last[test] = item
+        kept = {*first.values(), *last.values()}
+        config.hook.pytest_deselected(items=[each for each in items if each not in kept])
+        items[:] = [each for each in items if each in kept]
+
+
 @pytest.fixture(autouse=True)
 def strict_and_verified(request):
     """A module may name the cost `MODEL` that its tests are about."""
