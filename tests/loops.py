@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine.interface import Pass
@@ -25,11 +25,19 @@ def keep(x):
     return x
 
 
-def alone(each: Pass, program, *args, fires: bool, phase: Phase | None = None) -> Graph:
+def alone(
+    each: Pass,
+    program,
+    *args,
+    fires: bool,
+    phase: Phase | None = None,
+    evaluate=evaluate_exactly,
+) -> Graph:
     """The graph after one pass. If it fires, the graph gives the same bits as before (if it changes
     the order of sums: the same up to rounding); if not, it is as it was.
 
-    Where a whole diff would hide the point; arguments are arrays, or types as text.
+    Where a whole diff would hide the point; arguments are arrays, or types as text.  Many steps
+    take long equation by equation: `evaluate` is `compiled` where XLA rounds nothing.
     """
     jaxpr: ClosedJaxpr = traced(program, *args)
     graph = import_jaxpr(jaxpr, phase or each.phase)
@@ -46,12 +54,17 @@ def alone(each: Pass, program, *args, fires: bool, phase: Phase | None = None) -
     for seed in range(3):
         drawn = random_inputs(jaxpr.in_avals, seed)
         given = [d if isinstance(a, str) else a for a, d in zip(args, drawn, strict=True)]
-        want = evaluate_exactly(import_jaxpr(jaxpr, each.phase), *given)
+        want = evaluate(jaxpr, *given)
         agree = assert_close if each.reassociates else assert_same_bits
-        agree(want, evaluate_exactly(exported, *given))
+        agree(want, evaluate(exported, *given))
         if concrete:
             break
     return graph
+
+
+def compiled(jaxpr: ClosedJaxpr, *args):
+    """The results of a program that XLA compiles as a whole."""
+    return jax.jit(jaxpr_as_fun(jaxpr))(*args)
 
 
 def there_and_back(x, bound):
@@ -69,3 +82,9 @@ def there_and_back(x, bound):
 def memory(fun, *args) -> int:
     """Temporary bytes of a compiled program."""
     return jax.jit(fun).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+def measured(fun, *args):
+    """What a program gives, and its temporary bytes; it is compiled once."""
+    made = jax.jit(fun).lower(*args).compile()
+    return made(*args), made.memory_analysis().temp_size_in_bytes

@@ -40,6 +40,7 @@ from jaxpr_opt.ir.graph import (
 
 Environment = dict[Value, Any]
 Rule = Callable[[Any, Environment], Sequence[Any]]
+Bind = Callable[[Any, Sequence[Any], dict[str, Any]], list[Any]]
 
 
 def export(graph: Graph, out_avals: Sequence[Any] | None = None) -> ClosedJaxpr:
@@ -70,14 +71,14 @@ def evaluate_ops(ops: Iterable[Op], output: Value, env: Environment) -> Any:
     return _read(env, output)
 
 
-def evaluate_op(op: Op, operands: Sequence[Any]) -> list[Any]:
+def evaluate_op(op: Op, operands: Sequence[Any], bind: Bind = compat.bind) -> list[Any]:
     """Run an op without regions on JAX values."""
     if op.name == UNDEFINED:
         return [compat.undefined(op.result.aval)]
     assert op.primitive is not None
     if op.name == "stack" and compat.may_be_on_mesh():
         return [_stacked(operands, dimension_of(op))]
-    return compat.bind(op.primitive, _beside(op, _with_wide_starts(op, operands)), op.params)
+    return bind(op.primitive, _beside(op, _with_wide_starts(op, operands)), op.params)
 
 
 def _run(ops: Iterable[Op], env: Environment) -> None:
