@@ -145,17 +145,21 @@ def test_the_same_bits(program, n, bad):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS[:-1])
-@pytest.mark.parametrize("n", PLACES)
-def test_derivatives(program, n):
+def test_derivatives(program):
     """In both orders, of a batch, and forward."""
-    loss = lambda h, xs: sum(jnp.sum(y**2) for y in jax.tree.leaves(program(h, xs, n)))
-    plain = jax.value_and_grad(loss, (0, 1))(H, XS)
-    assert_close(jax.value_and_grad(optimize(loss), (0, 1))(H, XS), plain)
-    assert_close(optimize(jax.value_and_grad(loss, (0, 1)))(H, XS), plain)
-    assert_close(jax.jvp(optimize(loss), (H, XS), (XS[0], XS)), jax.jvp(loss, (H, XS), (XS[0], XS)))
+    loss = lambda h, xs, n: sum(jnp.sum(y**2) for y in jax.tree.leaves(program(h, xs, n)))
+    gradient = lambda f: jax.value_and_grad(f, (0, 1))
+    forward = lambda f: lambda h, xs, n: jax.jvp(lambda *x: f(*x, n), (h, xs), (xs[0], xs))
+    of_rows = lambda f: jax.vmap(gradient(f), (0, 0, None))
     rows = jnp.stack([H, H / 2]), jnp.stack([XS, XS + 1])
-    of_rows = jax.vmap(jax.grad(loss, (0, 1)))(*rows)
-    assert_close(jax.vmap(jax.grad(optimize(loss), (0, 1)))(*rows), of_rows)
+    for made, plain, args in [
+        (jax.jit(gradient(optimize(loss))), jax.jit(gradient(loss)), (H, XS)),
+        (optimize(gradient(loss)), jax.jit(gradient(loss)), (H, XS)),
+        (jax.jit(forward(optimize(loss))), jax.jit(forward(loss)), (H, XS)),
+        (jax.jit(of_rows(optimize(loss))), jax.jit(of_rows(loss)), rows),
+    ]:
+        for n in PLACES:
+            assert_close(made(*args, n), plain(*args, n))
 
 
 def also_summed(h, xs, n):

@@ -12,7 +12,7 @@ from jaxpr_opt.ir.graph import Cond, Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.replay_inner_loops import ReplayInnerLoops
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
-from tests.loops import alone, memory, unspecified
+from tests.loops import alone, measured, unspecified
 from tests.prices import EAGER
 
 INNER = ReplayInnerLoops()
@@ -327,9 +327,9 @@ def test_a_solver_in_each_step(order, epochs):
     if order == "vmap":
         args = (jnp.stack([theta, theta * 1.1]), y)
         plain, ours = jax.vmap(plain, (0, None)), jax.vmap(ours, (0, None))
-    assert_close(jax.jit(ours)(*args), jax.jit(plain)(*args))
-    rows = 100 * args[0].nbytes
-    assert memory(ours, *args) < 6 * rows < memory(plain, *args)
+    (given, used), (wanted, usual) = (measured(f, *args) for f in (ours, plain))
+    assert_close(given, wanted)
+    assert used < 6 * 100 * args[0].nbytes < usual
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2])

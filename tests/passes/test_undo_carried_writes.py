@@ -12,7 +12,7 @@ from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
-from tests.loops import alone
+from tests.loops import alone, measured
 
 UNDO = UndoCarriedWrites()
 
@@ -1050,12 +1050,13 @@ def test_gradients_of_sweeps_in_little_memory(sweep, batch):
     a = jnp.asarray(rng.normal(size=(48, 48)) / 48, jnp.float32) + 2 * jnp.eye(48)
     over = (lambda f: jax.vmap(f, (None, 0))) if batch else lambda f: f
     b = jnp.stack([b, b + 1.0]) if batch else b
-    used = lambda f: jax.jit(f).lower(a, b).compile().memory_analysis().temp_size_in_bytes
     plain = over(jax.grad(sweep, 1))
     gradients = [over(jax.grad(optimize(sweep), 1)), optimize(plain)]
+    wanted, usual = measured(plain, a, b)
     for gradient in gradients:
-        assert_close(plain(a, b), gradient(a, b))
-        assert sweep is not swept or used(gradient) < used(plain) / 2
+        given, used = measured(gradient, a, b)
+        assert_close(wanted, given)
+        assert sweep is not swept or used < usual / 2
     if not batch:
         along = lambda f: jax.jit(lambda: jax.jvp(lambda a: f(a, b), (a,), (jnp.ones_like(a),)))()
         assert_close(along(plain), along(gradients[0]))
@@ -1086,10 +1087,10 @@ def loss(xs):
 def test_a_gradient_in_little_memory(gradient):
     """A few buffers where JAX takes one a step; and it can be differentiated again."""
     xs = jnp.linspace(0.0, 0.1, 200)
-    used = lambda f: jax.jit(f).lower(xs).compile().memory_analysis().temp_size_in_bytes
-    assert used(jax.grad(loss)) > 200 * xs.nbytes
-    assert used(gradient) < 20 * xs.nbytes
-    assert_close(jax.grad(loss)(xs), gradient(xs))
+    (wanted, usual), (given, used) = (measured(f, xs) for f in (jax.grad(loss), gradient))
+    assert usual > 200 * xs.nbytes
+    assert used < 20 * xs.nbytes
+    assert_close(wanted, given)
     along = lambda f: jax.jit(jax.grad(lambda x: jnp.vdot(f(x), xs)))(xs)
     assert_close(along(jax.grad(loss)), along(gradient))
 
@@ -1114,11 +1115,12 @@ def test_attention_in_little_memory(scores):
         return jnp.sum(lax.scan(step, jnp.zeros_like(xs), jnp.arange(len(xs)))[1] ** 2)
 
     xs = jnp.linspace(0.0, 1.0, 200 * 4).reshape(200, 4)
-    used = lambda f: jax.jit(f).lower(xs).compile().memory_analysis().temp_size_in_bytes
-    assert used(jax.grad(loss)) > 200 * xs.nbytes
+    wanted, usual = measured(jax.grad(loss), xs)
+    assert usual > 200 * xs.nbytes
     for gradient in (optimize(jax.grad(loss)), jax.grad(optimize(loss))):
-        assert used(gradient) < 20 * xs.nbytes
-        assert_close(jax.grad(loss)(xs), gradient(xs))
+        given, used = measured(gradient, xs)
+        assert used < 20 * xs.nbytes
+        assert_close(wanted, given)
 
 
 def one_array(caches, k, layer, t):
@@ -1157,11 +1159,12 @@ def test_layers_in_an_inner_loop_in_little_memory(write, shape):
         return lax.fori_loop(0, len(xs), step, start)[2]
 
     xs = jnp.linspace(0.0, 1.0, 200 * 4).reshape(200, 4)
-    used = lambda f: jax.jit(f).lower(xs).compile().memory_analysis().temp_size_in_bytes
-    assert used(jax.grad(loss)) > 200 * 3 * xs.nbytes
+    wanted, usual = measured(jax.grad(loss), xs)
+    assert usual > 200 * 3 * xs.nbytes
     for gradient in (optimize(jax.grad(loss)), jax.grad(optimize(loss))):
-        assert used(gradient) < 50 * xs.nbytes
-        assert_close(jax.grad(loss)(xs), gradient(xs))
+        given, used = measured(gradient, xs)
+        assert used < 50 * xs.nbytes
+        assert_close(wanted, given)
 
 
 def test_what_it_keeps_is_no_version_to_be_undone():

@@ -10,7 +10,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.passes.windows.write_where_masked import WriteWhereMasked
 from jaxpr_opt.testing import assert_close, check_rewrite
-from tests.loops import alone
+from tests.loops import alone, measured
 
 WRITE = WriteWhereMasked()
 N = 40
@@ -336,9 +336,8 @@ def test_gradients_in_little_memory(program, batch):
     over = (lambda f: jax.vmap(f, (None, None, 0))) if batch else lambda f: f
     places = jnp.stack([places, places[::-1]]) if batch else places
     plain = over(jax.grad(program, (0, 1)))
-    used = lambda f: (
-        jax.jit(f).lower(params, memory, places).compile().memory_analysis().temp_size_in_bytes
-    )
+    wanted, usual = measured(plain, params, memory, places)
     for gradient in (optimize(plain), over(jax.grad(optimize(program), (0, 1)))):
-        assert_close(plain(params, memory, places), gradient(params, memory, places))
-        assert used(gradient) < used(plain) / 2
+        given, used = measured(gradient, params, memory, places)
+        assert_close(wanted, given)
+        assert used < usual / 2
