@@ -59,7 +59,7 @@ def test_gradients_of_some_of_the_results(name, used):
         return lambda x: sum(jnp.sum(jnp.sin(fun(x)[i])) for i in used)
 
     fun = with_rule(name)
-    expected = jax.grad(loss(fun))(X)
+    expected = jax.jit(jax.grad(loss(fun)))(X)
     for made in (jax.grad(loss(optimize(fun))), jax.grad(jax.checkpoint(loss(optimize(fun))))):
         np.testing.assert_allclose(jax.jit(made)(X), expected, rtol=1e-5)
 

@@ -299,9 +299,11 @@ def test_source_is_the_program(program):
     assert check.compare(graph, again, check.arguments(graph, np.random.default_rng(0))) is None
 
 
-def test_an_epoch_aimed_at_a_pass_whose_tests_check_no_program(tmp_path):
+def test_an_epoch_aimed_at_a_pass_whose_tests_check_no_program(tmp_path, monkeypatch):
     """Others are aimed at it."""
     each = registry.named("fold-constants")
+    files = [corpus.TESTS / f"passes/test_{name}.py" for name in ("fold_constants", "count_steps")]
+    monkeypatch.setattr(corpus, "test_files", lambda: files)
     seeds = Epoch(0, 0, tmp_path)._seeds(each)
     assert seeds and {seed.aimed_at for seed in seeds} == {each}
 
