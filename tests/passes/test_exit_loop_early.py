@@ -964,7 +964,6 @@ def test_a_step_that_is_cheaper_than_the_question(real_questions):
     alone(EXIT, stopping(), "f32[9000]", "f32[]", fires=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", [None, lambda c: c])
 @pytest.mark.parametrize(
     ("rows", "length"), [(3, 90), (3, 5), (99_999, 90), (3, 9_000), (3, 70_000)]

@@ -538,7 +538,6 @@ def test_rows_of_a_buffer_that_the_loop_around_writes_to():
     assert memory(optimize(program), *args) < memory(program, *args) / 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "types"),
     [

@@ -429,7 +429,6 @@ def lengths(graph):
     return [op.length for op in graph.body.ops if isinstance(op, Scan)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"streams": 1}])
 @pytest.mark.parametrize("steps", [0, 2, 9, 16])
 def test_the_first_steps_store(steps, options):
