@@ -40,6 +40,7 @@ from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
 from jaxpr_opt.passes.steps.isolate_dropped_steps import IsolateDroppedSteps
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.steps.remember_the_end import RememberTheEnd
+from jaxpr_opt.passes.steps.rotate_loops import RotateLoops
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
 from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
@@ -169,14 +170,13 @@ STAGES = (
     (ReplaySegments(),),
     # No later pass looks at stacks.
     (StackNeededRows(), MapStackedRows(), MakeStreamedRows()),
-    # Loops that skip whole steps have been looked at.
     (SkipUntakenBranches(),),
     # No later pass looks at single scalars, and gradients are to be of vectors.
     (PackScalars(),),
     RESIDUALS,
     # When nothing can differentiate any more.
     (UpdateRows(), UpdateStates(), *ENDS, AddInPlace(), *CLEANUP),
-    (JoinScalarStacks(), SelectPaddedNumbers(), MakeFactorsOnce()),
+    (JoinScalarStacks(), SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),
     # Last: it makes `while` loops, and only the steps of a scan have known numbers.

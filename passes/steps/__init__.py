@@ -8,6 +8,7 @@
 `exit-loop-early`        a loop stops when its remaining steps do nothing
 `end-at-read-rows`       a loop ends after the last row that is read of what it stacks
 `begin-at-cotangents`    a transposed loop begins at the first cotangent that is not zero
+`rotate-loops`           a step reads what the predicate of its loop computed
 `isolate-skipped-steps`  a step that may be skipped becomes a branch
 `isolate-dropped-steps`  a step of which nothing is used becomes a branch, forward and backward
 `skip-untaken-branches`  a batched branch that no row takes is not computed

@@ -1,0 +1,319 @@
+"""What a predicate computes is handed on to the step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxpr_opt
+from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.passes.steps.rotate_loops import RotateLoops
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from tests.loops import alone
+
+ROTATE = RotateLoops()
+
+
+@pytest.fixture(autouse=True)
+def free_carries(request):
+    """Programs here are small."""
+    with using(
+        CostModel()
+        if "as_it_is" in request.fixturenames
+        else CostModel().but(noticed=0.0, kernel=0.0)
+    ):
+        yield
+
+
+@pytest.fixture
+def as_it_is():
+    """The pass as users have it."""
+
+
+def converging(step):
+    """`x = step(x)` until it changes little."""
+
+    def program(x, *rest):
+        return lax.while_loop(
+            lambda x: jnp.max(jnp.abs(step(x, *rest) - x)) > 1e-3, lambda x: step(x, *rest), x
+        )
+
+    return program
+
+
+def test_a_fixpoint():
+    """(1) The next carry is what the predicate computed."""
+    check_rewrite(
+        ROTATE,
+        converging(lambda x: jnp.sin(x) * 0.5),
+        "f32[3]",
+        grad=False,
+        diff="""
+          fn (x:f32[3]) {
+        +   s2:f32[3] = sin x
+        +   m1:f32[3] = mul s2 0.5
+        +   s3:f32[3] = sub m1 x
+        +   a1:f32[3] = abs s3
+        +   r1:f32[] = reduce_max[axes=(0,)] a1
+        +   g1:bool[] = gt r1 0.001
+        -   c:f32[3] = while carry(c=x) {
+        +   c:f32[3], c1:bool[], c2:f32[3] = while carry(c=x, c1=g1, c2=m1) {
+        -     s:f32[3] = sin c
+        -     m:f32[3] = mul s 0.5
+        -     s1:f32[3] = sub m c
+        -     a:f32[3] = abs s1
+        -     r:f32[] = reduce_max[axes=(0,)] a
+        -     g:bool[] = gt r 0.001
+        -     yield g
+        +     yield c1
+            } do {
+        -     s:f32[3] = sin c
+        +     s:f32[3] = sin c2
+              m:f32[3] = mul s 0.5
+        +     s2:f32[3] = sub m c2
+        +     a1:f32[3] = abs s2
+        +     r1:f32[] = reduce_max[axes=(0,)] a1
+        +     g1:bool[] = gt r1 0.001
+        -     yield carry(m)
+        +     yield carry(c2, g1, m)
+            }
+            return c
+          }
+        """,
+    )
+
+
+def descends(x, a):
+    def slope(x):
+        return a @ jnp.tanh(x @ a)
+
+    return lax.while_loop(
+        lambda s: (jnp.sum(slope(s[0]) ** 2) > 1e-2) & (s[1] < 9),
+        lambda s: (s[0] - 0.1 * slope(s[0]), s[1] + 1),
+        (x, 0),
+    )
+
+
+def test_a_descent_until_the_slope_is_small():
+    check_rewrite(
+        ROTATE,
+        descends,
+        "f32[3]",
+        "f32[3,3]",
+        grad=False,
+        diff="""
+          fn (x:f32[3], a:f32[3,3]) {
+        +   d2:f32[3] = dot_general x a
+        +   t1:f32[3] = tanh d2
+        +   d3:f32[3] = dot_general a t1
+        +   i1:f32[3] = integer_pow[y=2] d3
+        +   r1:f32[] = reduce_sum[axes=(0,)] i1
+        +   g1:bool[] = gt r1 0.01
+        +   l1:bool[] = lt 0 9
+        +   c3:bool[] = convert_element_type l1
+        +   a2:bool[] = and g1 c3
+        -   c:f32[3], c1:i32[] = while carry(c=x, c1=0) {
+        +   c:f32[3], c1:i32[], c4:bool[], c5:f32[3] = while carry(c=x, c1=0, c3=a2, c4=d3) {
+        -     d:f32[3] = dot_general c a
+        -     t:f32[3] = tanh d
+        -     d1:f32[3] = dot_general a t
+        -     i:f32[3] = integer_pow[y=2] d1
+        -     r:f32[] = reduce_sum[axes=(0,)] i
+        -     g:bool[] = gt r 0.01
+        -     l:bool[] = lt c1 9
+        -     c2:bool[] = convert_element_type l
+        -     a1:bool[] = and g c2
+        -     yield a1
+        +     yield c3
+            } do {
+        -     d:f32[3] = dot_general c a
+        -     t:f32[3] = tanh d
+        -     d1:f32[3] = dot_general a t
+        -     m:f32[3] = mul 0.1 d1
+        +     m:f32[3] = mul 0.1 c4
+              s:f32[3] = sub c m
+              a1:i32[] = add c1 1
+        +     d2:f32[3] = dot_general s a
+        +     t1:f32[3] = tanh d2
+        +     d3:f32[3] = dot_general a t1
+        +     i1:f32[3] = integer_pow[y=2] d3
+        +     r1:f32[] = reduce_sum[axes=(0,)] i1
+        +     g1:bool[] = gt r1 0.01
+        +     l1:bool[] = lt a1 9
+        +     c5:bool[] = convert_element_type l1
+        +     a2:bool[] = and g1 c5
+        -     yield carry(s, a1)
+        +     yield carry(s, a1, a2, d3)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+def test_a_batch_that_runs_while_any_row_does():
+    """JAX asks each row twice."""
+
+    def halves(x):
+        return lax.while_loop(lambda x: jnp.sin(x) > 0.5, lambda x: x * 0.5, x)
+
+    check_rewrite(
+        ROTATE,
+        jax.vmap(halves),
+        "f32[4]",
+        grad=False,
+        diff="""
+          fn (x:f32[4]) {
+        +   s2:f32[4] = sin x
+        +   g1:bool[4] = gt s2 0.5
+        +   r1:bool[] = reduce_or[axes=(0,)] g1
+        -   c:f32[4] = while carry(c=x) {
+        +   c:f32[4], c1:bool[], c2:bool[4] = while carry(c=x, c1=r1, c2=g1) {
+        -     s:f32[4] = sin c
+        -     g:bool[4] = gt s 0.5
+        -     r:bool[] = reduce_or[axes=(0,)] g
+        -     yield r
+        +     yield c1
+            } do {
+              m:f32[4] = mul c 0.5
+        +     s2:f32[4] = select_n c2 c m
+        -     s:f32[4] = sin c
+        +     s:f32[4] = sin s2
+              g:bool[4] = gt s 0.5
+        -     s1:f32[4] = select_n g c m
+        +     r:bool[] = reduce_or[axes=(0,)] g
+        -     yield carry(s1)
+        +     yield carry(s2, r, g)
+            }
+            return c
+          }
+        """,
+    )
+
+
+def test_what_is_read_of_it_by_arithmetic_only():
+    """A broadcast is made again of what it is made of."""
+
+    def program(x, y):
+        def wide(x):
+            return jnp.sin(x)[:, None] * jnp.ones(4)
+
+        return lax.while_loop(
+            lambda s: jnp.sum(wide(s[0])) > 2.0, lambda s: (s[0] * 0.5, s[1] + wide(s[0])), (x, y)
+        )
+
+    check_rewrite(
+        ROTATE,
+        program,
+        "f32[3]",
+        "f32[3,4]",
+        grad=False,
+        diff="""
+          fn (x:f32[3], y:f32[3,4]) {
+        +   s1:f32[3] = sin x
+        +   b3:f32[3,1] = broadcast_in_dim[dims=(0,)] s1
+        +   b1:f32[4] = broadcast_in_dim 1.0
+        +   b2:f32[1,4] = broadcast_in_dim b1
+        +   m2:f32[3,4] = mul b3 b2
+        +   r1:f32[] = reduce_sum[axes=(0, 1)] m2
+        +   g1:bool[] = gt r1 2.0
+        -   c:f32[3], c1:f32[3,4] = while carry(c=x, c1=y) {
+        +   c:f32[3], c1:f32[3,4], c2:bool[], c3:f32[3] = while carry(c=x, c1=y, c2=g1, c3=s1) {
+        -     s:f32[3] = sin c
+        -     b:f32[3,1] = broadcast_in_dim[dims=(0,)] s
+        -     b1:f32[4] = broadcast_in_dim 1.0
+        -     b2:f32[1,4] = broadcast_in_dim b1
+        -     m:f32[3,4] = mul b b2
+        -     r:f32[] = reduce_sum[axes=(0, 1)] m
+        -     g:bool[] = gt r 2.0
+        -     yield g
+        +     yield c2
+            } do {
+              m:f32[3] = mul c 0.5
+        -     s:f32[3] = sin c
+        -     b:f32[3,1] = broadcast_in_dim[dims=(0,)] s
+        +     b:f32[3,1] = broadcast_in_dim[dims=(0,)] c3
+              b1:f32[4] = broadcast_in_dim 1.0
+              b2:f32[1,4] = broadcast_in_dim b1
+              m1:f32[3,4] = mul b b2
+              a:f32[3,4] = add c1 m1
+        +     s1:f32[3] = sin m
+        +     b3:f32[3,1] = broadcast_in_dim[dims=(0,)] s1
+        +     b4:f32[4] = broadcast_in_dim 1.0
+        +     b5:f32[1,4] = broadcast_in_dim b4
+        +     m2:f32[3,4] = mul b3 b5
+        +     r1:f32[] = reduce_sum[axes=(0, 1)] m2
+        +     g1:bool[] = gt r1 2.0
+        -     yield carry(m, a)
+        +     yield carry(m, a, g1, s1)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+def test_a_step_that_computes_something_else():
+    """(1)"""
+
+    def program(x):
+        return lax.while_loop(lambda x: jnp.sum(jnp.sin(x)) > 2.0, lambda x: jnp.cos(x) * x, x)
+
+    alone(ROTATE, program, jnp.ones(4), fires=False)
+
+
+def test_a_function_of_other_carries():
+    """(1)"""
+
+    def program(x, y):
+        return lax.while_loop(
+            lambda s: jnp.sum(jnp.sin(s[0])) > 2.0, lambda s: (s[0] * 0.5, jnp.sin(s[1])), (x, y)
+        )
+
+    alone(ROTATE, program, jnp.ones(4), jnp.ones(4), fires=False)
+
+
+def test_an_effect():
+    """(2)"""
+
+    def program(x):
+        def goes(x):
+            y = jnp.sin(x)
+            jax.debug.print("{}", y[0])
+            return jnp.sum(y) > 2.0
+
+        return lax.while_loop(goes, lambda x: 0.5 * jnp.sin(x), x)
+
+    check_refuses(ROTATE, program, "f32[4]", because="the predicate has effects")
+
+
+def test_a_predicate_that_costs_nothing(as_it_is):
+    check_refuses(ROTATE, converging(jnp.sin), "f32[4]", because="takes as long as computing it")
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_loops_of_no_step_and_of_many(as_it_is, batched):
+    """The predicate is asked once before the loop, where carries may be no numbers."""
+    a = jnp.asarray(np.random.default_rng(0).normal(size=(64, 64)) / 16, jnp.float32)
+    program = converging(lambda x: jnp.tanh(a @ x + 0.1))
+    x = jnp.ones((5, 64)) * jnp.array([0.0, 1.0, jnp.nan, jnp.inf, 1e-4])[:, None]
+    if batched:
+        program = jax.vmap(program)
+    f = jaxpr_opt.optimize(program)
+    assert "not again by the step" in str(jaxpr_opt.explain(f, x if batched else x[0]))
+    for each in [x] if batched else x:
+        assert_close(f(each), jax.jit(program)(each))
+
+
+def test_orders_of_transformations(as_it_is):
+    a = jnp.asarray(np.random.default_rng(0).normal(size=(32, 32)) / 16, jnp.float32)
+    program = converging(lambda x, a: jnp.tanh(a @ x + 0.1))
+    f = jaxpr_opt.optimize(program)
+    x = jnp.linspace(0, 1, 32)
+    direction = (jnp.ones(32), a)
+    assert_close(jax.jvp(f, (x, a), direction), jax.jvp(program, (x, a), direction))
+    rows = jnp.stack([x, x * 2])
+    batch = jax.vmap(f, (0, None)), jax.vmap(program, (0, None))
+    assert_close(batch[0](rows, a), batch[1](rows, a))
+    assert_close(jax.jvp(batch[0], (rows, a), (rows, a)), jax.jvp(batch[1], (rows, a), (rows, a)))
