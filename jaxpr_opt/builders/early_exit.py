@@ -27,6 +27,7 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Stream, Value, reads
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.unrolling import steps_as_one
 
 
 def stop_early(
@@ -384,8 +385,10 @@ def _repeated(step: Region, times: int, like: Scan, rw: Rewriter) -> Region:
     """So many steps."""
     region = rw.new_region(step.params)
     params, end = region.params, region.terminator
-    loop = partial(rw.new_scan, length=times, reverse=False, like=like, before=end)
-    rw.set_outputs(region, loop(step, params, [], []).results)
+    many = partial(rw.new_scan, length=times, reverse=False, like=like, before=end)
+    loop = many(step, params, [], [])
+    rw.set_scan(loop, unroll=steps_as_one(like))
+    rw.set_outputs(region, loop.results)
     return region
 
 

@@ -37,6 +37,7 @@ from jaxpr_opt.ir.graph import (
     While,
     is_sized,
 )
+from jaxpr_opt.ir.unrolling import steps_as_one
 
 Environment = dict[Value, Any]
 Rule = Callable[[Any, Environment], Sequence[Any]]
@@ -71,14 +72,15 @@ def evaluate_ops(ops: Iterable[Op], output: Value, env: Environment) -> Any:
     return _read(env, output)
 
 
-def evaluate_op(op: Op, operands: Sequence[Any], bind: Bind = compat.bind) -> list[Any]:
-    """Run an op without regions on JAX values."""
+def evaluate_op(op: Op, operands: Sequence[Any], bind: Bind | None = None) -> list[Any]:
+    """Run an op without regions on JAX values, bound by `compat.bind`, or by another."""
     if op.name == UNDEFINED:
         return [compat.undefined(op.result.aval)]
     assert op.primitive is not None
     if op.name == "stack" and compat.may_be_on_mesh():
         return [_stacked(operands, dimension_of(op))]
-    return bind(op.primitive, _beside(op, _with_wide_starts(op, operands)), op.params)
+    given = _beside(op, _with_wide_starts(op, operands))
+    return (bind or compat.bind)(op.primitive, given, op.params)
 
 
 def _run(ops: Iterable[Op], env: Environment) -> None:
@@ -163,7 +165,7 @@ def _scan(op: Scan, env: Environment) -> Sequence[Any]:
     inits, streams = _as_typed(operands[:n], params), operands[n:]
     # A symbolic length must follow from what is streamed.
     settings = {**op.params, "length": None} if streams else op.params
-    carry, stacked = lax.scan(step, inits, streams, **settings)
+    carry, stacked = lax.scan(step, inits, streams, **{**settings, "unroll": steps_as_one(op)})
     return [*carry, *stacked]
 
 

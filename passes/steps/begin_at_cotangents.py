@@ -53,10 +53,10 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.residuals.unread_rows import feeders
+from jaxpr_opt.analysis.steps.questions import steps_asked_at_once
 from jaxpr_opt.analysis.steps.skipped_rows import skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.zero_rows import ZeroRows, zero_rows
-from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.early_exit import stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -100,8 +100,8 @@ class BeginAtCotangents(Pass):
         skip, scan = match.skip, match.found.scan
         if scan.length < 2:
             return f"the loop has {scan.length} steps only"
-        if unroll_of(scan) != 1:
-            return "the scan asks to be unrolled"
+        if steps_asked_at_once(scan) is None:
+            return "it asks to be unrolled"
         if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):  # (3)
             return "a step has effects"
         for stream in match.found.streams:
@@ -128,7 +128,8 @@ class BeginAtCotangents(Pass):
         worth = cost_model().is_worth_a_question
         feeding = [each for each in feeders(skip) if worth(each.body)]
         at_once = all(_is_tested_at_once(found.scan, stream) for stream in found.streams)
-        stop_early(skip, rw, feeders=feeding, one_by_one=not at_once)
+        every = steps_asked_at_once(found.scan) or 1
+        stop_early(skip, rw, every=every, feeders=feeding, one_by_one=not at_once)
 
 
 def _is_tested_at_once(scan: Scan, stream: Stream) -> bool:

@@ -47,11 +47,10 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.steps.questions import rounds_alike, steps_a_question
+from jaxpr_opt.analysis.steps.questions import rounds_alike, steps_a_question, steps_asked_at_once
 from jaxpr_opt.analysis.steps.read_ends import End, Masked, Picked, read_ends
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, as_begun, find_ends, find_skips
 from jaxpr_opt.analysis.windows.row_readers import made_before
-from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.early_exit import last_step, stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
@@ -93,8 +92,6 @@ class EndAtReadRows(Pass):
     def refuse(self, match: ReadRows) -> str | None:
         scan = match.op
         assert isinstance(scan, Scan)
-        if unroll_of(scan) != 1:
-            return "the scan asks to be unrolled"
         if not all(can_move(op) for op in scan.body.ops if not op.is_terminator):  # (5)
             return "a step has effects, or devices wait for each other in it"
         if any(map(is_sharded, scan.results)):
@@ -102,6 +99,8 @@ class EndAtReadRows(Pass):
         skip = _taken(scan)
         if isinstance(skip, str):  # (1)
             return skip
+        if steps_asked_at_once(scan) is None:
+            return "it asks to be unrolled"
         if steps_a_question(scan, all_taken(scan)) is None:
             return "a step takes no longer than asking whether to go on"
         asked = [_told(end) for end in match.ends] + ([skip.predicate] if skip else [])

@@ -44,7 +44,7 @@ Sound when
    skipped step leaves so (a cotangent up to the sign of zero): nothing happens before the first
    step taken. That is so where a mask drops the loss of a step, but not its state,
 9. a loop that asks after several steps only takes the others as they were, skipped or not, and
-   their number divides that of all,
+   their number divides that of all, and is a multiple of those that run unrolled,
 10. a loop of which this one reads all that is read, row by row, makes as many rows as this one
     reads: it runs forward, no row tells which steps are taken, (3) holds, nothing goes on here,
 11. carries of which (1) does not hold may *go on*, where the predicate is computed of others and
@@ -107,11 +107,9 @@ class ExitLoopEarly(Pass):
     def find(self, op: Op) -> Iterator[SkippingLoop]:
         assert isinstance(op, Scan)
         for skip in (*find_skips(op), *find_ends(op), *find_goings(op)):
-            if steps_a_question(op, skip) is None:
+            if steps_a_question(op, skip) is None and unroll_of(op) < op.length:
                 continue
-            what = (
-                "starts at the last step taken" if op.reverse else "stops after the last step taken"
-            )
+            what = f"{'starts at' if op.reverse else 'stops after'} the last step taken"
             yield SkippingLoop(op, f"a loop of at most {op.length} steps {what}", skip)
 
     def refuse(self, match: SkippingLoop) -> str | None:
@@ -191,7 +189,7 @@ def _why_run(skip: Skip) -> str | None:
     numbers = numbers_at(skip.predicate, skip.scan)
     if numbers is not None and bool(numbers[-1]) == skip.taken_when:
         return "it takes its last step"
-    return None if unroll_of(skip.scan) == 1 else "the scan asks to be unrolled"
+    return None if unroll_of(skip.scan) < skip.scan.length else "it asks to be unrolled"  # (9)
 
 
 def _is_worth(scan: Scan, every: int) -> bool:

@@ -262,7 +262,7 @@ def test_a_step_with_effects():
 
 
 @pytest.mark.parametrize(
-    ("options", "because"), [({"unroll": 2}, "asks to be unrolled"), ({"length": 1}, "1 steps")]
+    ("options", "because"), [({"unroll": 6}, "asks to be unrolled"), ({"length": 1}, "1 steps")]
 )
 def test_loops_that_are_meant_to_run(options, because):
     args = ARGS if "unroll" in options else ("f32[3]", "f32[1,3]", "i32[]")

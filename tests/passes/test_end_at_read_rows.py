@@ -183,7 +183,7 @@ def printed(h, w):
         pytest.param(stopped, "known in its steps only", id="(1) it stops by its state"),
         pytest.param(program(through=printed), "has effects", id="(5)"),
         pytest.param(lambda *args: summed(*args, bound=drawn), "may round differently", id="(7)"),
-        pytest.param(program(unroll=2), "asks to be unrolled", id="unrolled"),
+        pytest.param(program(unroll=6), "asks to be unrolled", id="unrolled"),
     ],
 )
 def test_loops_that_run_to_their_end(loss, because):

@@ -1,5 +1,7 @@
 """Loops whose remaining steps do nothing stop; others run on."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.steps.skips import predicate_root
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import resolve
@@ -327,7 +330,7 @@ def test_few_rows_of_skipped_steps_are_made_all_at_once():
         )
 
 
-def counted(back, **options):
+def counted(back, length=5, **options):
     """A loop that counts its steps and hands over what they start with, and a loop back."""
 
     def program(c, bound):
@@ -336,9 +339,9 @@ def counted(back, **options):
             p = c[0] < bound
             return (lax.cond(p, lambda c: c + 1, keep, c), k + p.astype(jnp.int32)), c
 
-        (c, k), rows = lax.scan(body, (c, jnp.int32(0)), None, length=5)
+        (c, k), rows = lax.scan(body, (c, jnp.int32(0)), None, length=length)
         step = lambda a, row: (lax.cond(row[0] < k, lambda: back(a, row[1]), lambda: a), None)
-        return lax.scan(step, c, (jnp.arange(5), rows), reverse=True, **options)[0]
+        return lax.scan(step, c, (jnp.arange(length), rows), reverse=True, **options)[0]
 
     return program
 
@@ -392,7 +395,7 @@ def test_rows_are_read_where_they_are(rows_of):
 @pytest.mark.parametrize(
     "program",
     [
-        counted(lambda a, row: a * row - 3, unroll=2),
+        counted(lambda a, row: a * row - 3, unroll=5),
         lambda c, bound: stopping(lambda p, c: c, step=lambda c: c + 1)(c, bound)[1].sum(0),
     ],
 )
@@ -875,8 +878,101 @@ def test_a_loop_that_is_known_to_take_its_last_step(last, reverse):
     assert any(isinstance(op, While) for op in graph.body.ops) != last
 
 
+def test_a_loop_that_is_unrolled_asks_after_as_many_steps():
+    """(9) What it runs together is what it ran together before."""
+
+    def program(c, bound):
+        body = lambda c, _: (lax.cond(c[0] < bound, jnp.sin, keep, c), None)
+        return lax.scan(body, c, None, length=8, unroll=2)[0]
+
+    check_rewrite(
+        EXIT,
+        program,
+        "f32[3]",
+        "f32[]",
+        simplify=True,
+        diff="""
+          fn (c:f32[3], bound:f32[]) {
+        -   c1:f32[3] = scan[8, unroll=2] carry(c=c) {
+        -     s:f32[1] = slice[:1] c
+        -     s1:f32[] = squeeze s
+        -     l:bool[] = lt s1 bound
+        -     r:f32[3] = cond l {
+        -       s:f32[3] = sin c
+        -       yield s
+        -     } else {
+        -       yield c
+        -     }
+        -     yield carry(r)
+        -   }
+        +   c2:i32[], c3:f32[3] = while carry(c2=0, c3=c) {
+        +     l1:bool[] = lt c2 8
+        +     s:f32[1] = slice[:1] c3
+        +     s1:f32[] = squeeze s
+        +     l:bool[] = lt s1 bound
+        +     r1:bool[] = reduce_or l
+        +     a:bool[] = and l1 r1
+        +     yield a
+        +   } do {
+        +     c4:i32[], c5:f32[3] = scan[2, unroll=2] carry(c2=c2, c3=c3) {
+        +       s2:f32[1] = slice[:1] c3
+        +       s3:f32[] = squeeze s2
+        +       l1:bool[] = lt s3 bound
+        +       r1:f32[3] = cond l1 {
+        +         s2:f32[3] = sin c3
+        +         yield s2
+        +       } else {
+        +         yield c3
+        +       }
+        +       a:i32[] = add c2 1
+        +       yield carry(a, r1)
+        +     }
+        +     yield carry(c4, c5)
+        +   }
+        -   return c1
+        +   return c3
+          }
+        """,
+    )
+
+
 @pytest.mark.parametrize(
-    ("options", "because"), [({"unroll": 2}, "asks to be unrolled"), ({"length": 1}, "1 steps")]
+    ("length", "unroll", "block"),
+    [
+        (8, 4, 4),
+        (8, 3, 2),
+        (12, 5, 4),
+        (6, 3, 3),
+        (12, 9, 6),
+        (7, 3, 1),
+        (6, 6, None),
+        (6, 8, None),
+    ],
+)
+def test_steps_that_are_unrolled(length, unroll, block):
+    """(9) Their number divides that of all."""
+
+    def program(c, bound, reverse=False):
+        body = lambda c, _: (lax.cond(c[0] < bound, lambda c: c + 1, keep, c), None)
+        return lax.scan(body, c, None, length=length, reverse=reverse, unroll=unroll)[0]
+
+    for bound in (-1.0, 1.5, 4.0, 99.0):
+        for reverse in (False, True):
+            args = partial(program, reverse=reverse), jnp.zeros(3), jnp.float32(bound)
+            graph = alone(EXIT, *args, fires=block is not None)
+    blocks = [(op.length, unroll_of(op)) for op in graph.walk() if isinstance(op, Scan)]
+    assert blocks == {None: [(length, unroll)], 1: []}.get(block, [(block, block)])
+
+
+def test_loops_of_which_one_is_unrolled():
+    """(9) The loop back asks before as many steps as the one whose rows it reads."""
+    program = counted(lambda a, row: a * row - 3, length=8, unroll=2)
+    graph = alone(EXIT, program, jnp.zeros(3), jnp.float32(2), fires=True)
+    assert [type(op) for op in graph.walk() if isinstance(op, Scan | While)] == [While, While]
+
+
+@pytest.mark.parametrize(
+    ("options", "because"), [({"unroll": 5}, "asks to be unrolled"), ({"length": 1}, "1 steps")]
 )
 def test_loops_that_are_meant_to_run(options, because):
     def program(c, bound):
@@ -1546,7 +1642,6 @@ def test_how_many_rows_are_made(n):
         pytest.param(fed(lambda g, h, ys: (g, ys.sum())), id="its rows are read elsewhere"),
         pytest.param(fed(seen=lambda i, y, n: y > 0.5), id="its rows say which are read"),
         pytest.param(fed(reverse=True), id="it runs in reverse"),
-        pytest.param(fed(unroll=2), id="it asks to be unrolled"),
         pytest.param(
             fed(made=lambda h, x, n: (jax.debug.print("{}", x), jnp.sin(h) * x)[1]),
             id="it has effects",

@@ -19,7 +19,6 @@ from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
-from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value, depending_on, reads
 from jaxpr_opt.ir.inputs import inputs
@@ -83,7 +82,7 @@ def feeders(skip: Skip) -> tuple[Scan, ...]:
 def _only_feeds(scan: Scan, skip: Skip) -> bool:
     reader, asked = skip.scan, reads(skip.slice) | {skip.predicate}
     # Condition 10 of exit-loop-early.
-    if scan.region is not reader.region or scan.reverse or unroll_of(scan) != 1:
+    if scan.region is not reader.region or scan.reverse:
         return False
     for use in [use for result in scan.results for use in result.uses]:
         # Condition 10 of exit-loop-early.

@@ -10,10 +10,11 @@ from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Scan, Stack, Value, While
 from jaxpr_opt.ir.traits import ARRANGING, is_arithmetic
+from jaxpr_opt.ir.unrolling import steps_as_one
 
 
 def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
-    """After how many steps a loop asks, a divisor of their number; None if that is not worth it.
+    """After how many steps a loop asks; None if that is not worth it.
 
     Where the host decides, it waits for the device each time, and elsewhere each element of a
     predicate is tested: then the loop runs several steps in between, skipped ones too, unless a
@@ -21,16 +22,30 @@ def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
     """
     model, once = cost_model(), cost_model().is_worth_a_question(scan.body)
     if isinstance(skip, str):
-        return 1 if once else None
+        return steps_asked_at_once(scan) if once else None
     if not once and not model.asks_the_host:
-        return 1 if model.asks_in_no_time(scan, skip.predicate) else None
+        asks = model.asks_in_no_time(scan, skip.predicate)
+        return steps_asked_at_once(scan) if asks else None
     wanted = model.steps_a_question(scan.body, asked_in_steps(skip))
-    if wanted == 1 or (not once and asks_by_branch(skip)):
-        return 1
-    if not once and isinstance(scan.parent, While):  # which asks, too
+    if not once and asks_by_branch(skip):
+        wanted = 1
+    elif not once and wanted > 1 and isinstance(scan.parent, While):  # which asks, too
         return None
-    # Condition 9 of exit-loop-early.
-    return next((k for k in range(wanted, scan.length // 2 + 1) if scan.length % k == 0), None)
+    return steps_asked_at_once(scan, wanted)
+
+
+# Condition 9 of exit-loop-early.
+def steps_asked_at_once(scan: Scan, at_least: int = 1) -> int | None:
+    """So many steps, or the next more that are a divisor of their number, and of which as many run
+    as one as in the loop; None if there are none.  A loop that writes rows runs them one by one.
+    """
+    block = steps_as_one(scan)
+    if scan.stacks and block < scan.length:
+        block = 1
+    if block == at_least == 1:
+        return 1
+    blocks = range(-(-at_least // block) * block, scan.length // 2 + 1, block)
+    return next((k for k in blocks if scan.length % k == 0), None)
 
 
 def asked_in_steps(skip: Skip) -> Value | None:
