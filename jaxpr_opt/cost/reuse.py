@@ -17,11 +17,9 @@ from collections.abc import Iterator
 from jaxpr_opt.cost.layouts import is_made_transposed
 from jaxpr_opt.ir.graph import Call, Cond, Constant, Op, Remat, Use, Value
 from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.traits import BARRIER, RESHAPING
 
-VIEWS = frozenset({
-    "bitcast_convert_type", "copy", "name", "optimization_barrier", "reshape", "squeeze",
-    "stop_gradient",
-})  # fmt: skip
+VIEWS = RESHAPING | {"bitcast_convert_type", "name", BARRIER}
 """Every result is an operand's buffer, perhaps under another type."""
 
 

@@ -34,10 +34,16 @@ from jaxpr_opt.ir.graph import (
 SPREADING = frozenset({"broadcast_in_dim", "iota", UNDEFINED})
 """Results are larger than what they are made from, which costs nothing to redo."""
 
-MOVING = frozenset({
-    "broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape", "rev", "slice",
-    "squeeze", "stop_gradient", "tile", "transpose", UNDEFINED,
-})  # fmt: skip
+RESHAPING = frozenset({"copy", "reshape", "squeeze", "stop_gradient"})
+"""All elements of one operand, in its order."""
+
+LAYING = RESHAPING | {"broadcast_in_dim"}
+"""The same; elements may be repeated."""
+
+VIEWING = LAYING | {"rev", "slice", "transpose"}
+"""Elements of one operand as they are, at places that depend on no data."""
+
+MOVING = VIEWING | {"convert_element_type", "iota", "tile", UNDEFINED}
 """Values are moved, not computed."""
 
 REARRANGING = frozenset({

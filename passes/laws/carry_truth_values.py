@@ -48,7 +48,6 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.flags import (
-    MOVES,
     Source,
     asked,
     is_flag,
@@ -64,6 +63,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import VIEWING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +183,7 @@ def _is_asked(value: Value) -> bool:
             is_factor = user.name == "mul" and dtypes.is_inexact(each.dtype)
             if is_factor or (question is not None and question[0] is each):  # (2)
                 return True
-            if user.name in (*MOVES, "convert_element_type") or (
+            if user.name in VIEWING | {"convert_element_type"} or (
                 user.name == "sub" and negated(user.result) is each
             ):
                 pending += user.results

@@ -10,10 +10,7 @@ from operator import or_
 
 from jaxpr_opt.ir.aliases import Kind
 from jaxpr_opt.ir.graph import Call, Cond, Graph, Op, Remat, Scan, Value, While
-from jaxpr_opt.ir.traits import ELEMENTWISE, IN_PLACE
-
-RESHAPING = frozenset({"copy", "reshape", "squeeze", "stop_gradient"})
-"""The result has the elements of the operand, in the same order."""
+from jaxpr_opt.ir.traits import ELEMENTWISE, IN_PLACE, RESHAPING
 
 
 class Lifetimes:

@@ -34,13 +34,7 @@ from jaxpr_opt.bridge.parameters import (
     numbers_of,
 )
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Value
-from jaxpr_opt.ir.traits import BARRIER, linear_in
-
-RESHAPING = frozenset({
-    "broadcast_in_dim", "copy", "reshape", "rev", "slice", "split", "squeeze", "transpose",
-    "unstack",
-})  # fmt: skip
-
+from jaxpr_opt.ir.traits import BARRIER, LAYING, VIEWING, linear_in
 
 _WRITES = WRITES | SCATTERS
 
@@ -57,9 +51,6 @@ _FORWARDING = frozenset({
     *_COMBINES, *_WRITES, "convert_element_type", "select_n", "sub",
 })  # fmt: skip
 """First-order ops that may be found to be one of their operands, not a splat."""
-
-_LAYING = frozenset({"broadcast_in_dim", "reshape", "squeeze"})
-"""Ops that keep the order of the elements, if they keep their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +196,7 @@ class Assumed:
             if read is not None and read.kind == "read":
                 return self[read.array] is known[0] and _mirrors(read, write)
             (source, *_) = value.op.operands or (value,)
-            if value.op.name not in _LAYING or source.nbytes != value.nbytes:
+            if value.op.name not in LAYING or source.nbytes != value.nbytes:
                 return False
             value = self[source]
         return False
@@ -318,9 +309,8 @@ def _logical(fun: Callable[..., Any], absorbing: bool | None = None) -> Rule:
 
 
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(RESHAPING, _splat_of_first),
+    **dict.fromkeys(VIEWING | {"name", "split", "unstack"}, _splat_of_first),
     **dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or"), _splat_of_first),
-    **dict.fromkeys(("name", "stop_gradient"), _splat_of_first),
     **dict.fromkeys(_COMBINES, _combined),
     **dict.fromkeys(_REDUCES, _reduced),
     "and": _logical(np.logical_and, absorbing=False),

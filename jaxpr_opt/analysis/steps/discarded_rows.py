@@ -31,7 +31,7 @@ from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Cond, Op, Region, Value
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import is_speculable
+from jaxpr_opt.ir.traits import LAYING, is_speculable
 
 Axes = tuple[int | None, ...]
 """For each axis of a predicate, the axis of an array whose rows it is about; None for an axis of
@@ -40,7 +40,7 @@ one element, which is about all rows.
 
 DROP = GatherScatterMode.FILL_OR_DROP
 
-_LAYING = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
+_LAYING = LAYING | {"transpose"}
 
 
 @dataclass(frozen=True, slots=True)

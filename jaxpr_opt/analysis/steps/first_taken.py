@@ -14,10 +14,11 @@ from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
 from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.traits import LAYING
 
 _ELEMENTWISE = frozenset({"and", "copy", "or", "stop_gradient"})
 
-_MOVES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
+_MOVES = LAYING | {"transpose"}
 
 
 def are_first(skip: Skip) -> bool:

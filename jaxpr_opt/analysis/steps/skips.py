@@ -49,16 +49,14 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_slice
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import DRAWING, is_speculable
+from jaxpr_opt.ir.traits import DRAWING, LAYING, is_speculable
 
 Counters = tuple[tuple[Carry, Value], ...]
 """Carries that count, each with what it counts by."""
 
 _MIXED = "its predicate mixes carries with streams or counters"
 
-_VIEWS = frozenset(
-    {"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "stop_gradient"}
-)
+_VIEWS = LAYING | {"convert_element_type"}
 
 _CHOOSING = {"select_n": 1, "convert_element_type": 2}
 """Ops that choose, or make a factor of a truth value; after conds."""

@@ -12,11 +12,9 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Constant, Op, Scan, Stream, Value
+from jaxpr_opt.ir.traits import VIEWING
 
-_VIEWS = frozenset({
-    "and", "broadcast_in_dim", "convert_element_type", "copy", "not", "or", "reshape", "rev",
-    "slice", "squeeze", "transpose",
-})  # fmt: skip
+_VIEWS = VIEWING | {"and", "convert_element_type", "not", "or"}
 _SUMS = frozenset({"add", "add_any", "concatenate", "sub"})
 """Zero only where all operands are."""
 _COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})

@@ -19,6 +19,7 @@ from jaxpr_opt.analysis.values.selected_cases import case_within
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import exponent_of
 from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.traits import LAYING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,10 +34,6 @@ Law = Callable[[Op], Value | tuple[Value, ...] | Plainer | None]
 """What the result of an op is known to be, simpler operands that give the same result, or simpler
 ops.
 """
-
-
-VIEWS = ("broadcast_in_dim", "reshape", "squeeze")
-"""Ops of one operand that spread truth values out, or lay them in another shape."""
 
 
 Laws = Mapping[str, tuple[Law, ...]]
@@ -159,7 +156,7 @@ def _spread_truth(value: Value) -> tuple[Value, list[Op]] | None:
     views: list[Op] = []
     while value.op is not None and not is_bool(value):
         # Condition 1 of simplify.
-        if value.op.name in VIEWS:
+        if value.op.name in LAYING:
             views.append(value.op)
         # Condition 1 of simplify.
         elif not _makes_numbers_of_truth(value.op):
@@ -195,7 +192,7 @@ def _by_logic(flag: Value, if_one: bool) -> Plainer | None:
     views: list[Op] = []
     # Condition 1 of simplify.
     is_flagged = is_flag(flag)
-    while is_flagged and flag.op is not None and flag.op.name in VIEWS:
+    while is_flagged and flag.op is not None and flag.op.name in LAYING:
         views.append(flag.op)
         flag = flag.op.operands[0]
     made = as_truth(flag) if is_flagged else None
@@ -243,7 +240,7 @@ def selected_plainly(op: Op) -> Plainer | None:
         return None
     root, views = found
     is_negated = False
-    while root.op is not None and root.op.name in (*VIEWS, "not"):
+    while root.op is not None and root.op.name in LAYING | {"not"}:
         is_negated ^= root.op.name == "not"
         views = [*views, root.op] if root.op.name != "not" else views
         root = root.op.operands[0]

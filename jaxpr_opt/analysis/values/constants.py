@@ -12,11 +12,9 @@ from jax import lax
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import UNDEFINED, Cond, Constant, Scan, Value
+from jaxpr_opt.ir.traits import VIEWING
 
-_SPREAD = frozenset({
-    "broadcast_in_dim", "copy", "dynamic_slice", "reshape", "rev", "slice",
-    "squeeze", "transpose",
-})  # fmt: skip
+_SPREAD = VIEWING | {"dynamic_slice"}
 
 
 def uniform(value: Value) -> Any:

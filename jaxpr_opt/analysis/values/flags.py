@@ -21,13 +21,12 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, exponent_of, filled_by
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Op, Remat, Scan, Value, While
+from jaxpr_opt.ir.traits import VIEWING
 
-_SAME_ELEMENTS = frozenset({
-    "abs", "and", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "cummax",
-    "cummin", "cumprod", "max", "min", "mul", "or", "reduce_prod", "reshape",
-    "rev", "sign", "slice", "split", "square", "squeeze", "stack", "stop_gradient", "transpose",
-    "unstack", "xor",
-})  # fmt: skip
+_SAME_ELEMENTS = VIEWING | {
+    "abs", "and", "concatenate", "convert_element_type", "cummax", "cummin", "cumprod", "max",
+    "min", "mul", "or", "reduce_prod", "sign", "split", "square", "stack", "unstack", "xor",
+}  # fmt: skip
 """Ops that make zeros and ones of such."""
 
 _OF_SOME = frozenset({"reduce_max", "reduce_min"})
@@ -40,9 +39,6 @@ _OPERANDS = {
     "select_n": slice(1, None),
 }
 """Ops that take the elements of some operands."""
-
-MOVES = ("broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "transpose")
-"""Ops of one operand that move elements."""
 
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ge", "gt", "le", "lt", "ne")
@@ -192,7 +188,7 @@ def source_of(number: Value) -> Source | None:
         other = op.operands[0] if op.name == "not" else negated(value)
         if other is not None:
             is_negated = not is_negated
-        elif op.name in MOVES:
+        elif op.name in VIEWING:
             moves.append(op)
         # Condition 3 of carry-truth-values.
         elif value.dtype == bool or not (op.name == "convert_element_type" or selects_one(op)):

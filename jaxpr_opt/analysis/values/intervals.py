@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from jaxpr_opt.ir.traits import VIEWING
+
 Interval = tuple[int, int]
 """The least and the greatest value."""
 
-SAME_ELEMENTS = frozenset({
-    "broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "reshape",
-    "rev", "slice", "squeeze", "stop_gradient", "transpose",
-})  # fmt: skip
+SAME_ELEMENTS = VIEWING | {"convert_element_type", "dynamic_slice"}
 
 INTERVALS: dict[str, Callable[..., Interval | None]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),

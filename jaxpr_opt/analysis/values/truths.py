@@ -5,8 +5,9 @@ false.
 from __future__ import annotations
 
 from jaxpr_opt.ir.graph import Value
+from jaxpr_opt.ir.traits import LAYING
 
-_SAME = frozenset({"broadcast_in_dim", "copy", "not", "reshape", "squeeze", "stop_gradient"})
+_SAME = LAYING | {"not"}
 
 _TELLING = {False: _SAME | {"or", "reduce_or"}, True: _SAME | {"and", "reduce_and"}}
 """Ops of truth values of which a result tells what all operands are."""

@@ -22,9 +22,9 @@ from jaxpr_opt.bridge.parameters import (
 )
 from jaxpr_opt.bridge.slicing import read_window
 from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.traits import VIEWING
 
-VIEWS = frozenset({"transpose", "rev", "reshape", "slice", "squeeze"})
-"""Ops that show elements of their operand in another place."""
+_VIEWS = VIEWING - {"broadcast_in_dim"}  # a repeated row is no row of a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _sliced(op: Op) -> Part | None:
 
 def stacked_by(value: Value) -> Scan | None:
     """The loop that stacks what an array shows; None if it is no such array."""
-    while (made := value.op) is not None and (made.name in VIEWS or is_noop_cast(made)):
+    while (made := value.op) is not None and (made.name in _VIEWS or is_noop_cast(made)):
         value = made.operands[0]
     loop = value.op
     stacks = isinstance(loop, Scan) and any(stack.result is value for stack in loop.stacks)

@@ -22,9 +22,9 @@ from jaxpr_opt.ir.graph import (
     backward_slice,
 )
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import SUMS, can_move
+from jaxpr_opt.ir.traits import RESHAPING, SUMS, can_move
 
-_MOVING = frozenset({"convert_element_type", "copy", "neg", "reshape", "squeeze", "transpose"})
+_MOVING = RESHAPING | {"convert_element_type", "neg", "transpose"}
 """What makes zeros of zeros of one array, and keeps rows apart."""
 
 

@@ -17,8 +17,9 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import dimension_of, mode_of, numbers_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.traits import LAYING
 
-VIEWS = frozenset({"broadcast_in_dim", "reshape", "slice", "squeeze"})
+_VIEWS = LAYING | {"slice"}
 
 
 def are_alike(a: Op, b: Op) -> bool:
@@ -101,7 +102,7 @@ def _origin(value: Value) -> tuple[Value, list[object], int]:
     total = 0
     for _ in range(limits.TERMS_OF_A_SUM):
         op = value.op
-        if op is not None and op.name in VIEWS:
+        if op is not None and op.name in _VIEWS:
             views.append((op.name, op.params, op.result.shape))
             value = op.operands[0]
         elif op is not None and op.name == "add" and uniform(op.operands[1]) is not None:

@@ -8,10 +8,9 @@ from jaxpr_opt.analysis.windows.read_rows import may_round
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value, backward_slice, dominates
-from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING, can_move, is_arithmetic
+from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING, RESHAPING, can_move, is_arithmetic
 
 _READING = frozenset({"gather", "slice"})
-_SHAPING = frozenset({"reshape", "squeeze", "transpose"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +79,7 @@ def _is_by_row(op: Op) -> bool:
     # Condition 2 of map-stacked-rows.
     if op.name in REDUCING:
         return not may_round(op)
-    is_moving = op.name in _SHAPING or op.name in ELEMENTWISE
+    is_moving = op.name in RESHAPING | ELEMENTWISE | {"transpose"}
     return op.name in _READING or (is_moving and is_arithmetic(op))
 
 

@@ -11,11 +11,9 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, is_sized, program_of
-from jaxpr_opt.ir.traits import ELEMENTWISE, is_arithmetic, is_broadcast
+from jaxpr_opt.ir.traits import ELEMENTWISE, VIEWING, is_arithmetic, is_broadcast
 
-_MOVING = frozenset({
-    "broadcast_in_dim", "iota", "reshape", "rev", "slice", "squeeze", "transpose",
-})  # fmt: skip
+_MOVING = VIEWING | {"iota"}
 """XLA makes these where the row is read."""
 _BY_ROW = (ELEMENTWISE - {"name"}) | _MOVING | {"concatenate", "gather", "pad"}
 """Ops that make a row as they make many."""
