@@ -8,6 +8,12 @@ from jax import lax
 from jaxpr_opt.cost.model import cost_model
 
 
+def any_row(p: jax.Array, when: bool) -> jax.Array:
+    """Whether a predicate is `when` in any row."""
+    rows = p if when else lax.bitwise_not(p)
+    return lax.reduce_or(rows, range(rows.ndim)) if rows.ndim else rows
+
+
 def any_true(p: jax.Array) -> jax.Array:
     """Whether any element is true.
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from jaxpr_opt.analysis.values.constants import identity, is_undefined
 from jaxpr_opt.analysis.windows.access import access
@@ -150,15 +148,10 @@ def _pass_on(
     for value in {v: None for op in region.walk() for v in op.operands if branch.defines(v)}:
         found = next((each for each in outcomes if each.values[case] is value), None)
         if found is None:
-            other = partial(_anywhere, rw) if value in places else rw.undefined
+            other = partial(rw.full, 0) if value in places else rw.undefined  # written nowhere
             cases = [other(value.aval, before=each.terminator) for each in first.branches]
             cases[case] = value
             found = Outcome(rw.new_value(value.aval, value.name), tuple(cases))
             outcomes.append(found)
         rw.replace(value, found.result, lambda use: region.contains(use.op.region))
     return outcomes
-
-
-def _anywhere(rw: Rewriter, aval: Any, *, before: Op) -> Value:
-    """A place at which nothing is written."""
-    return rw.typed(partial(lax.full, aval.shape, 0, aval.dtype), aval, before=before)

@@ -21,7 +21,7 @@ def carry_rows(found: PickedRows, scan: Scan, rw: Rewriter) -> None:
     row = found.stack.value
     for pick in found.picks:
         place = _place(pick, row.shape, scan, rw)
-        start = rw.typed(lambda: lax.full(row.shape, 0, row.dtype), row.aval, before=scan)
+        start = rw.full(0, row.aval, before=scan)
         param, result = (rw.new_value(start.aval, row.name) for _ in range(2))
         step = rw.step(scan, before=scan.body.terminator)
 

@@ -17,6 +17,7 @@ from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.parts import summands
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
+from jaxpr_opt.builders.any_row import any_row
 from jaxpr_opt.builders.step_numbers import numbered
 from jaxpr_opt.ir.graph import Carry, Op, Region, Stack, Value, backward_slice, dominates
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -102,8 +103,7 @@ def select_kept(skip: Skip, rw: Rewriter) -> None:
         number = skip.skipped[stack.value]
         if not isinstance(plain[stack.value], Splat):
             assert isinstance(number, Splat)
-            full = partial(lax.full, stack.value.shape, number.value, stack.value.dtype)
-            row = rw.typed(full, stack.value.aval, before=end)
+            row = rw.full(number.value, stack.value.aval, before=end)
             outputs[place] = rw.typed(
                 lax.select_n, stack.value.aval, some, row, stack.value, before=end
             )
@@ -141,7 +141,7 @@ def _add_nothing(skip: Skip, piece: Piece, rw: Rewriter) -> None:
     """Let a skipped step add zeros."""
     op, update = piece.op, piece.update
     some = rw.insert(partial(is_taken, skip), skip.predicate, before=op)
-    zeros = rw.typed(partial(lax.full, update.shape, 0, update.dtype), update.aval, before=op)
+    zeros = rw.full(0, update.aval, before=op)
     selected = rw.typed(lax.select_n, update.aval, some, zeros, update, before=op)
     rw.set_operand(op, op.operands.index(update), selected)
 
@@ -182,8 +182,7 @@ def _number(known: Known) -> SkippedRow:
 
 def is_taken(skip: Skip, p: jax.Array) -> jax.Array:
     """Whether any row takes the step."""
-    taken = p if skip.taken_when else lax.bitwise_not(p)
-    return lax.reduce_or(taken, axes=tuple(range(p.ndim))) if p.ndim else taken
+    return any_row(p, skip.taken_when)
 
 
 def _instead(skip: Skip, value: Value, row: SkippedRow, end: Op, rw: Rewriter) -> Value:
@@ -198,4 +197,4 @@ def _instead(skip: Skip, value: Value, row: SkippedRow, end: Op, rw: Rewriter) -
         rw.clone(row.ops, mapping, end)
         return mapping.get(row.value, row.value)
     constant = not skip.taken_when if row.constant is None else row.constant.value
-    return rw.typed(lambda: lax.full(value.shape, constant, value.dtype), value.aval, before=end)
+    return rw.full(constant, value.aval, before=end)

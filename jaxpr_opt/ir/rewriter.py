@@ -184,6 +184,10 @@ class Rewriter:
         typed = (lambda *args: compat.weaken(fun(*args), aval)) if weak else fun
         return self.insert(typed, *operands, before=before)
 
+    def full(self, number: Any, aval: Any, *, before: Op) -> Value:
+        """An array of this type, each element of which is this number."""
+        return self.typed(lambda: lax.full(aval.shape, number, aval.dtype), aval, before=before)
+
     def reshape(self, array: Value, shape: Sequence[int], *, before: Op) -> Value:
         """The same elements in another shape; made without tracing, which takes ten times as long,
         and merging loops takes many.

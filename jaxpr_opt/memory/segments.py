@@ -222,8 +222,7 @@ def _skipped(skip: Skip, inner: Scan, starts: Sequence[Value], rw: Rewriter) -> 
         if stack.value is skip.predicate:
             known = Splat(np.bool_(not skip.taken_when))
         if isinstance(known, Splat):
-            full = partial(lax.full, stack.result.shape, known.value, stack.result.dtype)
-            rows.append(rw.typed(full, stack.result.aval, before=region.terminator))
+            rows.append(rw.full(known.value, stack.result.aval, before=region.terminator))
         else:
             rows.append(rw.undefined(stack.result.aval, before=region.terminator))
     rw.set_outputs(region, [*starts, *rows])

@@ -116,7 +116,7 @@ def _text(found: MappedSum) -> str:
 
 def _added_up(value: Value, scan: Scan, rw: Rewriter) -> Carry:
     """A carry that adds up a value of each step."""
-    zeros = rw.typed(lambda: lax.full(value.shape, 0, value.dtype), value.aval, before=scan)
+    zeros = rw.full(0, value.aval, before=scan)
     param, result = rw.new_value(value.aval, value.name), rw.new_value(value.aval, value.name)
     plus = rw.typed(lax.add, value.aval, param, value, before=scan.body.terminator)
     return Carry(zeros, param, plus, result)

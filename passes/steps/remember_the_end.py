@@ -41,6 +41,7 @@ from jax import lax
 from jaxpr_opt.analysis.steps.lasting import lasts
 from jaxpr_opt.analysis.steps.questions import steps_a_question
 from jaxpr_opt.analysis.steps.skips import Skip, find_mixed
+from jaxpr_opt.builders.any_row import any_row
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows, is_manual
 from jaxpr_opt.ir.graph import Carry, Op, Scan
@@ -87,8 +88,7 @@ class RememberTheEnd(Pass):
         def joined(go: jax.Array, p: jax.Array) -> tuple[jax.Array, jax.Array]:
             goes = lax.broadcast(go, p.shape)
             both = lax.bitwise_and(goes, p) if wanted else lax.bitwise_or(lax.bitwise_not(goes), p)
-            taken = both if wanted else lax.bitwise_not(both)
-            return both, lax.reduce_or(taken, range(taken.ndim)) if taken.ndim else taken
+            return both, any_row(both, wanted)
 
         both, taken = rw.insert_many(joined, go, skip.predicate, before=after)
         rw.replace(skip.predicate, both, uses.__contains__)

@@ -47,9 +47,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
-from jax import lax
-
 from jaxpr_opt.analysis.steps.selected_work import (
     choices,
     is_asked,
@@ -61,6 +58,7 @@ from jaxpr_opt.analysis.steps.selected_work import (
 )
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.builders.any_row import any_row
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
@@ -150,7 +148,7 @@ class SkipUntakenBranches(Pass):
         assert last.next is not None
         end = last.next
         negated = match.case == 0
-        some = rw.insert(lambda p: _some(p, negated), match.predicate, before=end)
+        some = rw.insert(lambda p: any_row(p, not negated), match.predicate, before=end)
         taken, otherwise = rw.new_region(), rw.new_region()
         for op in (*match.ops, *(match.selects if is_batch else ())):
             rw.move(op, taken.terminator)
@@ -175,12 +173,6 @@ def _make_inside(ops: Sequence[Op], branch: Region, last: Op, rw: Rewriter) -> N
     again = made_where_read(ops, last.region) if ops else []
     for old, new in rw.clone(again, {}, ops[0] if ops else last).items():
         rw.replace(old, new, lambda use: branch.contains(use.op.region))
-
-
-def _some(predicate: jax.Array, negated: bool) -> jax.Array:
-    """Whether any row takes the case."""
-    rows = lax.bitwise_not(predicate) if negated else predicate
-    return lax.reduce_or(rows, axes=tuple(range(rows.ndim))) if rows.ndim else rows
 
 
 def _is_scalar(select: Op) -> bool:

@@ -7,9 +7,11 @@ from jaxpr_opt.analysis.residuals.replays import may_skip_others, replay
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import is_divided
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Scan
 
 
+@remembered
 def replayed_cut(scan: Scan) -> Cut | None:
     """The cut at the inputs of a step of a loop that skips; None if there is none."""
     found, skip = residuals(scan), find_skip(scan)
