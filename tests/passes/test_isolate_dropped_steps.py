@@ -192,8 +192,9 @@ def test_a_loop_that_takes_all_steps(joint):
 
 
 def test_a_loop_that_does_not_stop_early(joint):
-    """(1) It asks to be unrolled."""
-    check_refuses(DROPPED, both(unroll=2), *ARGS, because="asks to be unrolled")
+    """(1) It asks to be unrolled, all of it."""
+    alone(DROPPED, both(unroll=2), *ARGS, fires=True)
+    check_refuses(DROPPED, both(unroll=True), *ARGS, because="asks to be unrolled")
 
 
 def test_rows_that_are_read_forward(joint):
