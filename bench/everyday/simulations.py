@@ -142,6 +142,13 @@ def conjugate_gradients(a: Array, b: Array) -> Array:
     return lax.fori_loop(0, 10, step, (jnp.zeros_like(b), b, b))[0]
 
 
+def levelled(matrix: Array, x: Array) -> Array:
+    """Descent until the gradient is small, which both the predicate and the step compute."""
+    gradient = lambda x: jnp.tanh(matrix @ x) @ matrix  # noqa: E731
+    far = lambda x: jnp.linalg.norm(gradient(x)) > 1e-3  # noqa: E731
+    return lax.while_loop(far, lambda x: x - 0.3 * gradient(x), x)
+
+
 def roots(x: Array) -> Array:
     """Newton's method, row by row until each is there."""
 
@@ -235,6 +242,7 @@ PROGRAMS: dict[str, Entry] = {
     "chain": entry(chain, normal(8), 0),
     "resampled": entry(resampled, normal(64), 0, normal(30)),
     "conjugate gradients": entry(conjugate_gradients, positive(32), normal(32)),
+    "levelled": forward(levelled, 0.3 * positive(256), normal(256)),
     "roots": forward(roots, abs(normal(64))),
     "clustered": entry(clustered, normal(100, 4), normal(5, 4)),
     "mandelbrot": forward(mandelbrot, complex_points(256)),
