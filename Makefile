@@ -15,7 +15,8 @@ ONCE   ?= tests/analysis tests/cost tests/html tests/lint tests/run tests/saving
           tests/test_bench.py tests/test_ci_files.py tests/test_docs.py tests/test_fuzz.py \
           tests/test_growth_of_benchmarks.py tests/test_models_as_arguments.py tests/test_mutants.py \
           tests/test_order.py tests/test_pytest_plugin.py tests/test_setup_work.py
-QUICKER = -m "not slow" --ends
+QUICK_ENOUGH = --ends slow
+QUICKER = -m "not slow" --ends all
 UNOPTIMISED = --xla_backend_optimization_level=0
 BENCH  ?=
 FUZZ   ?= --minutes 10 --processes 2
@@ -39,9 +40,10 @@ versions = -c 'import jax, platform; print("Python", platform.python_version(), 
 demo: .venv/stamp
 	.venv/bin/python -m examples.demo
 
+# Of slow tests the first and the last set of parameters.
 test: .venv/stamp-test
 	@.venv/bin/python $(versions)
-	.venv/bin/python -m pytest $(PYTEST)
+	.venv/bin/python -m pytest $(PYTEST) $(QUICK_ENOUGH)
 
 bench: .venv/stamp-bench .venv/stamp-enzyme
 	.venv/bin/python -m bench $(BENCH)
@@ -68,6 +70,7 @@ test-middle: $(and $(filter test-middle test-all,$(MAKECMDGOALS)),$(MIDDLE),.ven
 
 test-all: QUICK = tests
 test-all: ONCE =
+test-all: QUICK_ENOUGH =
 test-all: QUICKER =
 test-all: UNOPTIMISED =
 test-all: test test-newest test-middle

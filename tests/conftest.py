@@ -40,18 +40,21 @@ mlir.make_ir_context = Reused(mlir.make_ir_context)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--ends", action="store_true", help="of many parameters, only the ends")
+    parser.addoption("--ends", choices=["slow", "all"], help="tests of few sets of parameters")
 
 
 def pytest_collection_modifyitems(config, items):
-    """With `--ends`, the first and the last set of parameters of each test."""
-    if config.getoption("--ends"):
+    """Of tests that are slow, or of all, the first and the last set of parameters."""
+    of = config.getoption("--ends")
+    if of is not None:
         first, last = {}, {}
         for item in items:
             test = item.nodeid.partition("[")[0]
             first.setdefault(test, item)
             last[test] = item
         kept = {*first.values(), *last.values()}
+        if of == "slow":
+            kept.update(item for item in items if item.get_closest_marker("slow") is None)
         config.hook.pytest_deselected(items=[each for each in items if each not in kept])
         items[:] = [each for each in items if each in kept]
 
