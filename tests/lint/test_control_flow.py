@@ -71,11 +71,11 @@ def test_a_refusal_is_the_reason():
             go = lambda c: (jnp.tanh(c[0] @ w), c[1] + 1)
             return lax.cond(carry[1] < steps, go, lambda c: c, carry), None
 
-        return jnp.sum(lax.scan(step, (x, 0), None, length=64, unroll=2)[0][0])
+        return jnp.sum(lax.scan(step, (x, 0), None, length=64, unroll=True)[0][0])
 
     (finding,) = of_rule("JXO301", jax.grad(loop, (0, 1)), *BOUNDED)
     assert finding.fixed_by == ""
-    assert finding.reason.endswith("`optimize` does not change it: the scan asks to be unrolled")
+    assert finding.reason.endswith("`optimize` does not change it: it asks to be unrolled")
     assert finding.fix.startswith("put `jax.checkpoint`")
 
 
