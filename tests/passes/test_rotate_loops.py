@@ -288,6 +288,15 @@ def test_an_effect():
     check_refuses(ROTATE, program, "f32[4]", because="the predicate has effects")
 
 
+def test_while_it_may_be_differentiated():
+    """(3) What is carried would be stored in each step."""
+    program = lambda x: lax.while_loop(
+        lambda x: jnp.sum(jnp.sin(x)) > 2.0, lambda x: 0.5 * jnp.sin(x), x
+    )
+    alone(ROTATE, program, jnp.ones(4), fires=True)
+    alone(ROTATE, program, jnp.ones(4), fires=False, phase="differentiable")
+
+
 def test_a_predicate_that_costs_nothing(as_it_is):
     check_refuses(ROTATE, converging(jnp.sin), "f32[4]", because="takes as long as computing it")
 
