@@ -964,6 +964,17 @@ def test_steps_that_are_unrolled(length, unroll, block):
     assert blocks == {None: [(length, unroll)], 1: []}.get(block, [(block, block)])
 
 
+def test_an_unrolled_loop_that_writes_rows_runs_step_by_step():
+    """What several steps write in place would be copied between them."""
+
+    def program(c, bound):
+        body = lambda c, _: (lax.cond(c[0] < bound, jnp.sin, keep, c), c)
+        return lax.scan(body, c, None, length=8, unroll=2)
+
+    graph = alone(EXIT, program, "f32[3]", "f32[]", fires=True)
+    assert not any(isinstance(op, Scan) for op in graph.walk())
+
+
 def test_loops_of_which_one_is_unrolled():
     """(9) The loop back asks before as many steps as the one whose rows it reads."""
     program = counted(lambda a, row: a * row - 3, length=8, unroll=2)
