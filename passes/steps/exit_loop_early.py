@@ -75,11 +75,11 @@ from jaxpr_opt.analysis.steps.questions import (
     is_read_by_rows,
     rounds_alike,
     steps_a_question,
+    steps_asked_at_once,
 )
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
-from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.early_exit import stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -107,7 +107,7 @@ class ExitLoopEarly(Pass):
     def find(self, op: Op) -> Iterator[SkippingLoop]:
         assert isinstance(op, Scan)
         for skip in (*find_skips(op), *find_ends(op), *find_goings(op)):
-            if steps_a_question(op, skip) is None and unroll_of(op) < op.length:
+            if steps_a_question(op, skip) is None and steps_asked_at_once(op) is not None:
                 continue
             what = f"{'starts at' if op.reverse else 'stops after'} the last step taken"
             yield SkippingLoop(op, f"a loop of at most {op.length} steps {what}", skip)
@@ -189,7 +189,7 @@ def _why_run(skip: Skip) -> str | None:
     numbers = numbers_at(skip.predicate, skip.scan)
     if numbers is not None and bool(numbers[-1]) == skip.taken_when:
         return "it takes its last step"
-    return None if unroll_of(skip.scan) < skip.scan.length else "it asks to be unrolled"  # (9)
+    return "it asks to be unrolled" if steps_asked_at_once(skip.scan) is None else None  # (9)
 
 
 def _is_worth(scan: Scan, every: int) -> bool:
