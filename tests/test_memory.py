@@ -145,8 +145,7 @@ def test_a_larger_budget_never_costs_more_in_random_programs(seed, monkeypatch):
     plans = []
     real = pipeline.plan
     monkeypatch.setattr(pipeline, "plan", lambda *args: plans.append(real(*args)) or plans[-1])
-    quickly = settings.override(strict=False, verify=False)
-    with quickly, warnings.catch_warnings():
+    with settings.override(strict=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the least may be more
         for part in (0.9, 0.6, 0.4, 0.2, 0.1, 0.02):
             optimize(program, memory=part).lower(*arguments)

@@ -162,7 +162,7 @@ def test_work_is_linear_in_the_length_of_a_program(program, order, monkeypatch):
     for kind in (graph.Value, graph.Op):
         monkeypatch.setattr(kind, "__eq__", compared, raising=False)
         monkeypatch.setattr(kind, "__hash__", object.__hash__)
-    short, long = (calls(order, *program(n)) for n in (120, 240))
+    short, long = (calls(order, *program(n)) for n in (160, 320))
     grown = {name: (short[name], count) for name, count in long.items() if count > FEW}
     assert sum(count for _, count in grown.values()) > 10_000
     assert {k: v for k, v in grown.items() if v[1] > 2.2 * v[0]} == {}

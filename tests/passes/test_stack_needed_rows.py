@@ -257,17 +257,15 @@ def selected(p, new, old):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("choose", [lax.cond, selected])
 @pytest.mark.parametrize(
-    ("stacked", "count", "choose", "reverse"),
+    ("stacked", "count"),
     [
-        (lambda s, d: d, 5, lax.cond, False),
-        (lambda s, d: d, 5, selected, True),
-        (lambda s, d: s, 4, lax.cond, True),
-        (lambda s, d: s, 4, selected, False),
-        (lambda s, d: jnp.cos(d) * 2.0, 5, lax.cond, True),
-        (lambda s, d: jnp.cos(d) * 2.0, 5, selected, False),
-        (lambda s, d: s + d, 9, lax.cond, False),
-        (lambda s, d: s + d, 9, selected, True),
+        (lambda s, d: d, 5),
+        (lambda s, d: s, 4),
+        (lambda s, d: jnp.cos(d) * 2.0, 5),
+        (lambda s, d: s + d, 9),
     ],
 )
 def test_states_that_stay(stacked, count, choose, reverse):
