@@ -175,3 +175,10 @@ def test_an_endless_loop_is_noticed():
     jaxpr = traced(lambda x: lax.while_loop(lambda c: c >= 0, lambda c: c, x), 1.0)
     with pytest.raises(RuntimeError, match="did not end"):
         evaluate_exactly(jaxpr, jnp.float32(1))
+
+
+def test_numbers_that_are_equal_and_not_the_same_are_other_equations():
+    filled = lambda number: lambda x: x.at[jnp.array([3])].get(mode="fill", fill_value=number)
+    for number in (0.0, -0.0):
+        (found,) = evaluate_exactly(traced(filled(number), "f32[3]"), jnp.ones(3))
+        assert jnp.signbit(found) == jnp.signbit(number)

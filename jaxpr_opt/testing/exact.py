@@ -71,19 +71,21 @@ def _region(region: Region, args: Sequence[Any], env: Environment) -> list[Any]:
 
 def _bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """Bind an equation that depends on nothing around it, five times as fast."""
+    # Told apart by what numbers look like, too: 0.0 equals -0.0, and 1 equals True.
+    items = ((name, v, repr(v) if np.isscalar(v) else "") for name, v in params.items())
     try:
-        out = _compiled(primitive, *params.items())(*args)
+        out = _compiled(primitive, *items)(*args)
     except TypeError:  # a parameter that has no hash
         return compat.bind(primitive, args, params)
     return list(out) if primitive.multiple_results else [out]
 
 
 @functools.cache
-def _compiled(primitive: Primitive, *params: tuple[str, Any]) -> Callable[..., Any]:
+def _compiled(primitive: Primitive, *params: tuple[str, Any, str]) -> Callable[..., Any]:
     """One equation as a function that XLA compiles, by itself."""
 
     def equation(*args: Any) -> Any:
-        return primitive.bind(*args, **dict(params))
+        return primitive.bind(*args, **{name: value for name, value, _ in params})
 
     equation.__name__ = primitive.name  # as JAX calls it, so that it is compiled once
     return jax.jit(equation)
