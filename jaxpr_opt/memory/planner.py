@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from jaxpr_opt.cost import limits
-from jaxpr_opt.cost.model import cost_model, using
+from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import known_seconds
 from jaxpr_opt.insight.journal import Journal, is_collected
@@ -115,7 +115,8 @@ class Offer:
         """The candidate."""
         if self.part == 1:
             return replace(self.base, predicted=self.seconds)
-        return _made(self.base, self.base.price, self.part, stage, self.seconds)
+        made = rewritten(self.base, stage, cost_model().at(self.base.price, self.part))
+        return replace(made, predicted=self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def plan(
     and are asked for where it does not fit as it is.
     """
     told = _listener.get()
-    first = _first(graph if told is None else copy_graph(graph))
+    first = unchanged(graph if told is None else copy_graph(graph))
     is_least = budget.nbytes is None and budget.part is None
     limit = None if is_least else budget.limit(first.nbytes)
     fits = limit is not None and first.nbytes <= limit
@@ -155,21 +156,21 @@ def plan(
     return replace(told[-1], chosen=replace(chosen, graph=copy_graph(chosen.graph)))
 
 
-def _first(graph: Graph) -> Candidate:
-    """The program without a budget."""
+def unchanged(graph: Graph) -> Candidate:
+    """A program as it is."""
     return Candidate(graph, temporary_bytes(graph), Journal(graph.phase, with_refusals=False))
 
 
-def _made(
-    base: Candidate, price: float, part: float, stage: Stage, predicted: float | None = None
-) -> Candidate:
-    """What the stage makes of a copy of a candidate."""
+def rewritten(base: Candidate, stage: Stage, *models: CostModel) -> Candidate:
+    """What the stage makes of a copy of a candidate, at some prices one after the other."""
     copy, journal = copy_graph(base.graph), Journal(base.graph.phase, with_refusals=is_collected())
     journal.absorb(base.journal)
-    with using(cost_model().at(price, part)):
-        snapshots = stage.run(copy, journal)
-    both = (*base.snapshots, *snapshots)
-    return Candidate(copy, temporary_bytes(copy), journal, predicted, price, both)
+    snapshots = [*base.snapshots]
+    for model in models:
+        with using(model):
+            snapshots += stage.run(copy, journal)
+    price = models[-1].byte
+    return Candidate(copy, temporary_bytes(copy), journal, None, price, tuple(snapshots))
 
 
 # -- what is offered ------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def _offers(first: Candidate, stage: Stage, others: Callable[[], Iterable[Graph]
     """
     bases = [*_bases(first, first, stage)]
     if _loops(first.graph):
-        bases += (each for graph in others() for each in _bases(_first(graph), first, stage))
+        bases += (each for graph in others() for each in _bases(unchanged(graph), first, stage))
     found = [offer for base in bases for offer in _traded(base, stage)]
     kept: list[Offer] = []
     for each in reversed(_best(found)):
@@ -239,7 +240,7 @@ def _bases(start: Candidate, first: Candidate, stage: Stage) -> Iterator[Candida
             return [found.says for found in stage.find(start.graph)]
 
     for number in changes(says, -1, len(prices) - 1):
-        yield _made(start, prices[number], 1.0, stage)
+        yield rewritten(start, stage, cost_model().at(prices[number], 1.0))
 
 
 def changes(says: Callable[[int], list[str]], low: int, high: int) -> Iterator[int]:

@@ -8,16 +8,11 @@ worth what it takes to store it beyond the cache, and a step may take a little l
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxpr_opt.analysis.residuals.repeated_ops import stacked_bytes
-from jaxpr_opt.cost.model import cost_model, using
+from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.cost.prediction import runs
-from jaxpr_opt.insight.journal import Journal, is_collected
-from jaxpr_opt.insight.temporaries import temporary_bytes
 from jaxpr_opt.ir.graph import Graph, Scan
-from jaxpr_opt.ir.rewriter import copy_graph
-from jaxpr_opt.memory.planner import Candidate, Stage
+from jaxpr_opt.memory.planner import Candidate, Stage, rewritten, unchanged
 
 
 def spared(graph: Graph, stage: Stage) -> Candidate | None:
@@ -25,16 +20,14 @@ def spared(graph: Graph, stage: Stage) -> Candidate | None:
     loops = (op for op in graph.walk() if isinstance(op, Scan))
     if not any(cost_model().is_spared(stacked_bytes(loop) * runs(loop)) for loop in loops):
         return None
-    made, journal = graph, Journal(graph.phase, with_refusals=is_collected())
-    snapshots: list[Any] = []
-    for model in cost_model().thrifty():
-        with using(model):
-            if stage.find(made):
-                made = copy_graph(made) if made is graph else made
-                snapshots += stage.run(made, journal)
-    if made is graph:
+    models = cost_model().thrifty()
+    if not any(_finds(stage, graph, model) for model in models):
         return None
-    nbytes = temporary_bytes(made)
-    if not cost_model().is_spared_enough(nbytes, temporary_bytes(graph)):
-        return None
-    return Candidate(made, nbytes, journal, snapshots=tuple(snapshots))
+    before = unchanged(graph)
+    made = rewritten(before, stage, *models)
+    return made if cost_model().is_spared_enough(made.nbytes, before.nbytes) else None
+
+
+def _finds(stage: Stage, graph: Graph, model: CostModel) -> bool:
+    with using(model):
+        return bool(stage.find(graph))
