@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
-from jaxpr_opt.analysis.residuals.replays import may_skip_others, replay
+from jaxpr_opt.analysis.residuals.replays import Replay, may_skip_others, replay
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import is_divided
@@ -39,15 +39,22 @@ def _takes_most(skip: Skip) -> bool:
 
 
 def steps_storing(scan: Scan, cut: Cut) -> int:
-    """How many of the first steps are to store: none or all, if only one kind is worth loops."""
-    found, model = replay(scan), cost_model()
-    if found is None or model.is_traded or is_divided(scan):
+    """How many of the first steps are to store, where the others are replayed one by one."""
+    found = replay(scan)
+    if found is None or cost_model().is_traded or is_divided(scan):
         return 0
     if not {stack for stack, _ in cut.residuals} <= {*found.stacks}:
         return 0
-    row = model.filled((cut.old_bytes - cut.new_bytes) / scan.length)
-    seconds = cut.replay_seconds - model.moved(found.divided)
-    steps = min(int(max(seconds, 0.0) / row), scan.length)
-    if not model.is_worth_loops(2, steps * cut.replay_seconds):
+    return first_storing(found, (cut.old_bytes - cut.new_bytes) / scan.length, cut.replay_seconds)
+
+
+def first_storing(found: Replay, nbytes: float, replay_seconds: float) -> int:
+    """How many of the first steps are to store so many bytes more than if they are replayed: as
+    many as do so in the time of one replay; none or all, if only one kind is worth loops.
+    """
+    length, model = found.scan.length, cost_model()
+    row, seconds = model.filled(nbytes), replay_seconds - model.moved(found.divided)
+    steps = min(int(max(seconds, 0.0) / row), length)
+    if not model.is_worth_loops(2, steps * replay_seconds):
         return 0
-    return steps if model.is_worth_loops(2, (scan.length - steps) * row) else scan.length
+    return steps if model.is_worth_loops(2, (length - steps) * row) else length

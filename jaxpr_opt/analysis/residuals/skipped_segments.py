@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.residuals.replayed_steps import replayed_cut
+from jaxpr_opt.analysis.residuals.replayed_steps import first_storing, replayed_cut
 from jaxpr_opt.analysis.residuals.replays import Replay, replay
 from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.masks import is_told
@@ -45,7 +45,7 @@ def skipped_segments(scan: Scan) -> SkippedSegments | None:
     full = replayed_cut(scan) if found.why_not() is None else None
     if full is None:
         return None
-    stored = _storing(scan.length, found.stacked, full.replay_seconds)
+    stored = first_storing(found, found.stacked, full.replay_seconds)
     if stored == scan.length:
         return None
     length = Steps(scan.length - stored, found.carried, found.stacked).smallest(model)
@@ -58,15 +58,6 @@ def skipped_segments(scan: Scan) -> SkippedSegments | None:
     if not model.is_worth_loops(LOOPS_OF_A_SEGMENT, worth):
         return None
     return SkippedSegments(found, scan.length - count * length, length, nbytes)
-
-
-def _storing(steps: int, row: int, seconds: float) -> int:
-    """How many of the first steps are to store: as many as have rows filled in the time of one
-    replay, if these are worth loops.
-    """
-    model = cost_model()
-    first = int(seconds / model.filled(row))
-    return min(first, steps) if model.is_worth_loops(2, first * seconds) else 0
 
 
 def guards(found: Replay) -> Mapping[Scan, Skip] | None:
