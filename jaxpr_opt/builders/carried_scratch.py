@@ -7,9 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
+from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_pure
 
 
 def enclosing_scans(op: Op) -> list[Scan]:
@@ -25,9 +24,7 @@ def carried_zeros(aval: Any, loops: Sequence[Scan], rw: Rewriter) -> Value:
     """Zeros made before the outermost loop and carried by all, as they are in the innermost."""
     made = rw.insert(lambda: jnp.zeros(aval.shape, aval.dtype), before=loops[-1])
     for loop in reversed(loops):
-        param, end = rw.new_value(made.aval, "scratch"), rw.new_value(made.aval)
-        rw.set_scan(loop, carries=[*loop.carries, Carry(made, param, param, end)])
-        made = param
+        made = rw.carry(loop, made, "scratch").param
     return made
 
 
@@ -37,14 +34,3 @@ def hand_on(start: Value, end: Value, loops: Sequence[Scan], rw: Rewriter) -> No
         carries = [c._replace(next=end) if c.param is start else c for c in loop.carries]
         ((start, end),) = [(c.init, c.result) for c in carries if c.next is end]
         rw.set_scan(loop, carries=carries)
-
-
-def erase_unread(op: Op, rw: Rewriter) -> None:
-    """Erase an op that nothing reads, and what was computed for it alone."""
-    if op.region is None or op.regions or not is_pure(op) or any(v.uses for v in op.results):
-        return
-    operands = op.operands
-    rw.erase(op)
-    for value in operands:
-        if value.op is not None:
-            erase_unread(value.op, rw)

@@ -11,7 +11,7 @@ from jax import lax
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.last_rows import FirstRow, LastRow, LastValue
 from jaxpr_opt.bridge.slicing import read_window
-from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
+from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -22,7 +22,9 @@ def only_row(found: LastRow, scan: Scan, rw: Rewriter) -> None:
     assert after is not None
     value = found.stack.value
     if found.after is None:
-        value = _carried(value, scan, rw).result
+        carry = rw.carry(scan, rw.undefined(value.aval, before=scan), value.name)
+        rw.set_last_next(scan, value)
+        value = carry.result
     else:
         value = _computed(value, found.after, scan, rw)
     row = rw.reshape(value, (1, *value.shape), before=after)
@@ -76,15 +78,6 @@ def _computed(value: Value, ops: Sequence[Op], scan: Scan, rw: Rewriter) -> Valu
         if stream.param in read:
             ends[stream.param] = _row(stream.operand, last, after, rw)
     return rw.clone(ops, ends, after).get(value, value)
-
-
-def _carried(value: Value, scan: Scan, rw: Rewriter) -> Carry:
-    """A carry that is a value of the step before, which no step reads."""
-    start = rw.undefined(value.aval, before=scan)
-    param, result = (rw.new_value(value.aval, value.name) for _ in range(2))
-    carry = Carry(start, param, value, result)
-    rw.set_scan(scan, carries=[*scan.carries, carry])
-    return carry
 
 
 def _row(array: Value, place: int, before: Op, rw: Rewriter) -> Value:

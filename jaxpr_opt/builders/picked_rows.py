@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.picked_rows import Pick, PickedRows
 from jaxpr_opt.builders.same_op import on_others
-from jaxpr_opt.ir.graph import Carry, Scan, Value
+from jaxpr_opt.ir.graph import Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -22,7 +22,7 @@ def carry_rows(found: PickedRows, scan: Scan, rw: Rewriter) -> None:
     for pick in found.picks:
         place = _place(pick, row.shape, scan, rw)
         start = rw.full(0, row.aval, before=scan)
-        param, result = (rw.new_value(start.aval, row.name) for _ in range(2))
+        carry = rw.carry(scan, start, row.name)
         step = rw.step(scan, before=scan.body.terminator)
 
         def kept(step: jax.Array, place: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
@@ -30,11 +30,10 @@ def carry_rows(found: PickedRows, scan: Scan, rw: Rewriter) -> None:
                 lax.broadcast_in_dim(place == step, old.shape, range(old.ndim)), new, old
             )
 
-        rw.set_scan(scan, carries=[*scan.carries, Carry(start, param, param, result)])
         end = scan.body.terminator
-        value = rw.typed(kept, start.aval, step, place, param, row, before=end)
-        rw.set_operand(end, scan.num_carries - 1, value)
-        _read(pick, result, rw)
+        value = rw.typed(kept, start.aval, step, place, carry.param, row, before=end)
+        rw.set_last_next(scan, value)
+        _read(pick, carry.result, rw)
     rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not found.stack.result])
 
 
@@ -73,10 +72,7 @@ def _read(pick: Pick, row: Value, rw: Rewriter) -> None:
     operands = [array, *op.operands[1:]]
     operands[pick.position] = _only(pick, pick.index, rw)
     rw.replace(op.result, on_others(op, operands, rw, before=op))
-    rw.erase(op)
-    for turn in reversed(pick.turned):
-        if not turn.result.uses and turn.region is not None:
-            rw.erase(turn)
+    rw.erase_unread(op)
 
 
 def _only(pick: Pick, index: Value, rw: Rewriter) -> Value:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.scatter_chains import Chain, Link, Piece, Pieces
-from jaxpr_opt.builders.carried_scratch import carried_zeros, enclosing_scans, erase_unread, hand_on
+from jaxpr_opt.builders.carried_scratch import carried_zeros, enclosing_scans, hand_on
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -33,7 +33,7 @@ def through_array(chain: Chain, total: Value, before: Op, rw: Rewriter) -> Value
     total, cleared = _moved(moves, total, filled, before, rw, {})
     hand_on(start, cleared, loops, rw)
     if chain.root is not None and chain.root.op is not None:
-        erase_unread(chain.root.op, rw)
+        rw.erase_unread(chain.root.op)
     return total
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.scatter_chains import Chain, Piece, Pieces
-from jaxpr_opt.builders.carried_scratch import carried_zeros, enclosing_scans, erase_unread, hand_on
+from jaxpr_opt.builders.carried_scratch import carried_zeros, enclosing_scans, hand_on
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Use, Value, backward_slice, depending_on
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -106,7 +106,7 @@ def through_slots(found: Slots, total: Value, before: Op, rw: Rewriter) -> Value
     ]
     rw.set_scan(loop, carries=[*kept, Carry(zeros, sums, added, end)])
     if found.carry.next.op is not None:
-        erase_unread(found.carry.next.op, rw)
+        rw.erase_unread(found.carry.next.op)
     hand_on(start, marks, loops, rw)
     return rw.insert(partial(_from_slots, found), total, end, *rows, before=before)
 

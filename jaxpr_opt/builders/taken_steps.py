@@ -9,7 +9,7 @@ from jax import lax
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.builders.early_exit import last_step
 from jaxpr_opt.builders.skipped_steps import is_taken
-from jaxpr_opt.ir.graph import Carry, Value
+from jaxpr_opt.ir.graph import Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -20,16 +20,12 @@ def steps_taken(skip: Skip, rw: Rewriter) -> Value:
 
 def count_taken(skip: Skip, rw: Rewriter) -> Value:
     """Give the scan a carry that counts the steps it takes."""
-    scan, end = skip.scan, skip.scan.body.terminator
-    zero = rw.scalar(0, np.int32)
-    carry = Carry(zero, rw.new_value(zero.aval, "taken"), zero, rw.new_value(zero.aval, "taken"))
-    rw.set_scan(scan, carries=[*scan.carries, carry])
+    scan = skip.scan
+    carry = rw.carry(scan, rw.scalar(0, np.int32), "taken")
 
     def count(k: jax.Array, p: jax.Array) -> jax.Array:
         return lax.add(k, lax.convert_element_type(is_taken(skip, p), k.dtype))
 
-    new_next = rw.insert(count, carry.param, skip.predicate, before=end)
-    rw.set_scan(
-        scan, carries=[*scan.carries[:-1], Carry(zero, carry.param, new_next, carry.result)]
-    )
+    end = scan.body.terminator
+    rw.set_last_next(scan, rw.insert(count, carry.param, skip.predicate, before=end))
     return carry.result

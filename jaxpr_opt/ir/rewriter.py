@@ -43,6 +43,7 @@ from jaxpr_opt.ir.graph import (
     enclosing_shard_map,
 )
 from jaxpr_opt.ir.importer import splice
+from jaxpr_opt.ir.traits import is_pure
 
 
 class Edit(NamedTuple):
@@ -126,6 +127,16 @@ class Rewriter:
             each._set_operands(())
             each.region = None
         self._record("erase", op)
+
+    def erase_unread(self, op: Op) -> None:
+        """Erase an op that nothing reads, and what was computed for it alone."""
+        if op.region is None or op.regions or not is_pure(op) or any(v.uses for v in op.results):
+            return
+        operands = op.operands
+        self.erase(op)
+        for value in operands:
+            if value.op is not None:
+                self.erase_unread(value.op)
 
     def move(self, op: Op, before: Op) -> None:
         """Move an op, with everything inside it, right before another."""
@@ -366,17 +377,26 @@ class Rewriter:
         scan.params.update(params)
         self._record("modify", scan)
 
+    def carry(self, scan: Scan, init: Value, name: str = "") -> Carry:
+        """Make a scan carry one more value, the last, which its steps leave as it is."""
+        param, result = (self.new_value(init.aval, name) for _ in range(2))
+        self.set_scan(scan, carries=[*scan.carries, Carry(init, param, param, result)])
+        return scan.carries[-1]
+
+    def set_last_next(self, scan: Scan, value: Value) -> None:
+        """Let the steps of a scan hand on a value as that of its last carry."""
+        self.set_operand(scan.body.terminator, scan.num_carries - 1, value)
+
     def add_param(self, region: Region, param: Value) -> None:
         """Give a region one more parameter, the last; its owner is about to be replaced."""
         self.graph.facts.clear()
         region._set_params([*region.params, param])
 
-    def detach_region(self, op: Op, index: int = 0) -> Region:
-        """Take a region out of an op that is about to be erased, leaving an empty one behind."""
+    def detach_region(self, op: Op) -> Region:
+        """Take the region out of an op that is about to be erased, leaving an empty one behind."""
         self.graph.facts.clear()
-        region = op.regions[index]
-        left = self.new_region()
-        op.regions = (*op.regions[:index], left, *op.regions[index + 1 :])
+        region, left = op.regions[0], self.new_region()
+        op.regions = (left,)
         left.owner, region.owner = op, None
         return region
 

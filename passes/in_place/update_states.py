@@ -153,13 +153,11 @@ def _guarded(found: States, operands: Sequence[Value], rw: Rewriter) -> list[Val
     scan, end = found.scan, found.scan.body.terminator
     given = [*found.outer, *found.scalars.values(), *(carry.init for carry in found.carries)]
     start = rw.insert(partial(state_rows.stays_at_start, found), *given, before=scan)
-    flag, result = rw.new_value(start.aval, "sparse"), rw.new_value(start.aval)
-    rw.set_scan(scan, carries=[*scan.carries, Carry(start, flag, flag, result)])
+    flag = rw.carry(scan, start, "sparse").param
     *arrays, up, still = rw.insert_many(
         partial(state_rows.changed, found), flag, *operands, before=end
     )
-    kept = [c if c.param is not flag else c._replace(next=still) for c in scan.carries]
-    rw.set_scan(scan, carries=kept)
+    rw.set_last_next(scan, still)
     return _all_or_none(found, up, operands[: -len(arrays)], arrays, rw)
 
 

@@ -44,7 +44,7 @@ from jaxpr_opt.analysis.steps.skips import Skip, find_mixed
 from jaxpr_opt.builders.any_row import any_row
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows, is_manual
-from jaxpr_opt.ir.graph import Carry, Op, Scan
+from jaxpr_opt.ir.graph import Op, Scan
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -78,9 +78,7 @@ class RememberTheEnd(Pass):
 
     def rewrite(self, match: MixedPredicate, rw: Rewriter) -> None:
         skip, scan, wanted = match.skip, match.skip.scan, match.skip.taken_when
-        begun = rw.scalar(True, np.bool_)
-        go, gone = rw.new_value(begun.aval, "go"), rw.new_value(begun.aval, "go")
-        rw.set_scan(scan, carries=[*scan.carries, Carry(begun, go, begun, gone)])
+        go = rw.carry(scan, rw.scalar(True, np.bool_), "go").param
         after = skip.predicate.op.next if skip.predicate.op is not None else scan.body.first
         assert after is not None
         uses = set(skip.predicate.uses)
@@ -92,4 +90,4 @@ class RememberTheEnd(Pass):
 
         both, taken = rw.insert_many(joined, go, skip.predicate, before=after)
         rw.replace(skip.predicate, both, uses.__contains__)
-        rw.set_scan(scan, carries=[*scan.carries[:-1], Carry(begun, go, taken, gone)])
+        rw.set_last_next(scan, taken)

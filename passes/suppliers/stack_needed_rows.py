@@ -66,7 +66,7 @@ from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread
 from jaxpr_opt.builders.step_numbers import numbered
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Carry, Cond, Op, Outcome, Phase, Region, Scan, Stack, Use, Value
+from jaxpr_opt.ir.graph import Cond, Op, Outcome, Phase, Region, Scan, Stack, Use, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -127,7 +127,7 @@ class StackNeededRows(Pass):
                 rw.replace(row, found, where=partial(_is_in, region))
         for op, part in rows.picks:
             rw.replace(op.result, _picked(op, array, part, rw))
-            _drop(op, rw)
+            rw.erase_unread(op)
         drop_unread({stack.result}, [way for way, *_ in rows.reads], rw)
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not stack.result])
 
@@ -150,14 +150,6 @@ def _slice(rows: Numbers, array: jax.Array) -> jax.Array:
     return found if every > 0 else lax.rev(found, (0,))
 
 
-def _drop(op: Op, rw: Rewriter) -> None:
-    """Erase a read, and what it is a part of, unless others read that."""
-    source = op.operands[0].op
-    rw.erase(op)
-    if source is not None and source.name in ("rev", "slice") and not source.result.uses:
-        _drop(source, rw)
-
-
 def _may_end(skip: Skip | str) -> bool:
     """Whether a loop may stop early, where only the data tell."""
     return isinstance(skip, Skip) and numbers_at(skip.predicate, skip.scan) is None
@@ -170,22 +162,20 @@ def _is_in(region: Region, use: Use) -> bool:
 def _written(scan: Scan, stack: Stack, rows: NeededRows, rw: Rewriter) -> Value:
     """The array of a stack's rows, which the loop carries."""
     aval = rw.stacked_aval(stack.value, rows.count)
-    param, result = rw.new_value(aval), rw.new_value(aval, stack.result.name)
     at = numbered(rows.numbers, scan, rw)
+    array = rw.carry(scan, rw.undefined(aval, before=scan), stack.result.name)
 
     def write(value: Value, end: Op) -> Value:
-        return rw.typed(write_row, aval, param, value, at, before=end)
+        return rw.typed(write_row, aval, array.param, value, at, before=end)
 
-    array = Carry(rw.undefined(aval, before=scan), param, param, result)
-    rw.set_scan(scan, carries=[*scan.carries, array])
     written = {branch: write(value, branch.terminator) for branch, value in rows.writers}
     if written:
         cond = next(iter(written)).owner
         assert isinstance(cond, Cond)
         left = rw.new_value(aval)
-        cases = tuple(written.get(branch, param) for branch in cond.branches)
+        cases = tuple(written.get(branch, array.param) for branch in cond.branches)
         rw.set_cond(cond, [*cond.outcomes, Outcome(left, cases)])
     else:
         left = write(stack.value, scan.body.terminator)
-    rw.set_operand(scan.body.terminator, scan.num_carries - 1, left)
-    return result
+    rw.set_last_next(scan, left)
+    return array.result

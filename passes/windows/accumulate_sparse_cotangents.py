@@ -72,7 +72,6 @@ from jaxpr_opt.analysis.windows.sums import (
     loop_with_own_windows,
 )
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
-from jaxpr_opt.builders.carried_scratch import erase_unread
 from jaxpr_opt.builders.reduction_privatization import add_privately, is_less_elsewhere
 from jaxpr_opt.builders.summed_windows import one_by_one, write_sum
 from jaxpr_opt.cost.model import cost_model
@@ -186,7 +185,7 @@ class AccumulateSparseCotangents(Pass):
         else:
             made = add_privately(match.chain, match.array, match.op, rw)
         rw.replace(result, made)
-        erase_unread(match.op, rw)
+        rw.erase_unread(match.op)
 
 
 def _is_written(array: Value) -> bool:

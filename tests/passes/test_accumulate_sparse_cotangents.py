@@ -575,7 +575,7 @@ def test_each_step_adds_to_a_slot():
           fn (c:f32[8,4], us:f32[5,3,1,4], idx:i32[5,3]) {
         +   b1:i32[8] = broadcast_in_dim 0
         -   c1:f32[8,4] = scan[5] carry(c=c) xs(x=us, x1=idx) {
-        +   c1:f32[8,4], c2:i32[8] = scan[5] carry(c=c, scratch=b1) xs(x=us, x1=idx) {
+        +   c1:f32[8,4], scratch:i32[8] = scan[5] carry(c=c, scratch=b1) xs(x=us, x1=idx) {
         -     b:f32[8,4] = broadcast_in_dim 0.0
         +     l1:bool[3] = lt x1 0
         +     a2:i32[3] = add x1 8
@@ -705,7 +705,7 @@ def test_the_array_is_cleared():
           fn (c:f32[8], us:f32[5,3,1], idx:i32[5,3]) {
         +   b:f32[8] = broadcast_in_dim 0.0
         -   c1:f32[8] = scan[5] carry(c=c) xs(x=us, x1=idx) {
-        +   c1:f32[8], c2:f32[8] = scan[5] carry(c=c, scratch=b) xs(x=us, x1=idx) {
+        +   c1:f32[8], scratch:f32[8] = scan[5] carry(c=c, scratch=b) xs(x=us, x1=idx) {
         -     b:f32[8] = broadcast_in_dim 0.0
         -     c1:f32[8] = scan[3] carry(c=b) xs(x=x, x1=x1) {
         +     c1:f32[8], ys:i32[3] = scan[3] carry(c=scratch) xs(x=x, x1=x1) {
