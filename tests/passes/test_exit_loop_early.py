@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis.steps.skips import predicate_root
+from jaxpr_opt.analysis.steps.predicates import predicate_root
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.any_row import any_true

@@ -15,15 +15,8 @@ import numpy as np
 
 from jaxpr_opt.analysis.steps.assume import Known, Splat, is_zero, vanishes
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
-from jaxpr_opt.analysis.steps.skips import (
-    Skip,
-    candidates_of,
-    counted,
-    find_ends,
-    find_skips,
-    is_of_numbers,
-    kind_of,
-)
+from jaxpr_opt.analysis.steps.predicates import candidates_of, counted, is_of_numbers, kind_of
+from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.bridge import dtypes

@@ -1,23 +1,11 @@
-"""Steps of a scan that do nothing: the predicate, and whether it is known before the loop runs.
+"""Steps of a scan that do nothing, and the predicate that says which.
 
 A scan *skips* under a predicate `p` of its body if, whenever `p` is false (everywhere, for a
-batched one), every carry keeps its value, counters apart. There are two kinds:
-
-- ``carried``: `p` is computed from carries that a skipped step keeps (and from outer values). Then
-  only skipped steps follow a skipped step: once false, the predicate stays false.
-- ``upfront``: `p` is computed from streams, counters and outer values. Then all predicates are
-  known before the loop, and so is the last step that is taken. The predicate may become true again.
-
-The transpose of a skipping scan is of the second kind: its predicates are residuals. In a loop that
-JAX made by transposing, a zero cotangent stays zero under any product, as for the zeros that JAX
-knows while tracing. So a batched step is skipped if all its rows have finished and a `select` sets
-their cotangents to zero.
-
-If each row of a batch, or each element of an array, draws its own random numbers in the step
-(dropout), some row always takes it: such a mask is not used as a predicate.
-
-A mask of numbers alone, those of its elements and of steps, chooses among elements, not steps:
-``arange(n) + i < 8``, ``arange(n) % (1 << i) == 0``.
+batched one), every carry keeps its value, counters apart. The predicate is ``carried``, or known
+``upfront`` (`predicates`), as in the transpose of a skipping scan: its predicates are residuals. In
+a loop that JAX made by transposing, a zero cotangent stays zero under any product, as for the zeros
+that JAX knows while tracing. So a batched step is skipped if all its rows have finished and a
+`select` sets their cotangents to zero.
 
 A carry also keeps its value under a write of its initial number into a window that no other step
 writes: `ys.at[t].set(where(t < length, y, 0))`, where `ys` starts as zeros.
@@ -39,27 +27,24 @@ import numpy as np
 
 from jaxpr_opt.analysis.steps.assume import Assumed, Known, Splat, may_keep
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
+from jaxpr_opt.analysis.steps.predicates import (
+    Counters,
+    candidates_of,
+    counted,
+    is_of_numbers,
+    kind_of,
+    predicate_root,
+)
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.bridge import compat, dtypes
-from jaxpr_opt.cost import limits
+from jaxpr_opt.bridge import compat
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_slice
+from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import DRAWING, LAYING, is_speculable
-
-Counters = tuple[tuple[Carry, Value], ...]
-"""Carries that count, each with what it counts by."""
 
 _MIXED = "its predicate mixes carries with streams or counters"
-
-_VIEWS = LAYING | {"convert_element_type"}
-
-_CHOOSING = {"select_n": 1, "convert_element_type": 2}
-"""Ops that choose, or make a factor of a truth value; after conds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,127 +266,7 @@ def find_skip(scan: Scan) -> Skip | None:
     return next((s for s in find_skips(scan) if isinstance(s, Skip)), None)
 
 
-def predicate_root(value: Value) -> Value:
-    """The predicate that a mask is a broadcast or conversion of, or a comparison of with 0 or 1."""
-    while (op := value.op) is not None:
-        if op.name in _VIEWS or (op.name == "not" and value.dtype == bool):
-            value = op.operands[0]
-        elif (
-            op.name in ("eq", "ne")
-            and isinstance(op.operands[1], Constant)
-            and op.operands[1].scalar in (0, 1)
-        ):
-            inner = predicate_root(op.operands[0])
-            if inner.dtype != bool:
-                return value
-            value = inner
-        elif (
-            op.name == "clamp"
-            and isinstance(op.operands[0], Constant)
-            and isinstance(op.operands[2], Constant)
-        ):
-            inner = predicate_root(op.operands[1])
-            if inner.dtype != bool:
-                return value
-            value = inner
-        else:
-            return value
-    return value
-
-
 def has_branch(skip: Skip) -> bool:
     """Whether each step has a branch on the predicate."""
     conds = (op for op in skip.scan.body.ops if isinstance(op, Cond))
     return any(predicate_root(op.selector) is skip.predicate for op in conds)
-
-
-def candidates_of(scan: Scan) -> list[Value]:
-    """Bools of the body that choose: selectors of its conds, masks of its selects, what it makes
-    factors of; in this order. Then the truth values that these are made of by logic: ``or done (lt
-    error bound)``.
-    """
-    kinds: tuple[dict[Value, None], ...] = ({}, {}, {})
-    for op in scan.body.ops:
-        kind = 0 if isinstance(op, Cond) else _CHOOSING.get(op.name)
-        if (
-            kind is None
-            or len(op.regions) > 2
-            or (kind == 2 and not dtypes.is_inexact(op.result.dtype))
-        ):
-            continue
-        root = predicate_root(op.operands[0])
-        if root.dtype == bool and root.region is scan.body and not isinstance(root, Constant):
-            kinds[kind][root] = None
-    found = kinds[0] | kinds[1] | kinds[2]
-    return list(found | dict.fromkeys(_parts(scan, found)))
-
-
-def _parts(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:
-    """The truth values of the body of which predicates are made by few levels of logic."""
-    level = [*predicates]
-    seen = set(level)
-    for _ in range(limits.LEVELS_OF_A_PREDICATE):
-        made_of: dict[Value, None] = {}
-        for value in level:
-            if value.op is None or value.op.name not in ("and", "not", "or"):
-                continue
-            parts = [v for v in value.op.operands if v.region is scan.body and v not in seen]
-            roots = [v for v in map(predicate_root, parts) if v.region is scan.body]
-            yield from (*parts, *(v for v in roots if v.dtype == bool))
-            made_of |= dict.fromkeys(parts)
-        level = [*made_of]
-        seen.update(level)
-
-
-def counted(scan: Scan) -> tuple[Counters, set[Value], list[Carry]]:
-    """The counters of a loop, their parameters, and the other carries."""
-    counters = tuple(_counters(scan))
-    counting = {c.param for c, _ in counters}
-    return counters, counting, [c for c in scan.carries if c.param not in counting]
-
-
-def _counters(scan: Scan) -> Iterator[tuple[Carry, Value]]:
-    """Integer carries whose next value is `param + step`, `step` from outside, computed
-    unconditionally.
-    """
-    for carry in scan.carries:
-        op = carry.next.op
-        if op is None or op.name != "add" or op.region is not scan.body or carry.param.shape != ():
-            continue
-        if not dtypes.is_integer(carry.param.dtype):
-            continue
-        others = [v for v in op.operands if v is not carry.param]
-        if len(others) == 1 and not scan.body.defines(others[0]):
-            yield carry, others[0]
-
-
-def is_of_numbers(predicate: Value) -> bool:
-    """Whether a mask is made of the numbers of its elements, and else of those of steps alone."""
-    if predicate.size == 1:
-        return False
-    ops = backward_slice([predicate], lambda v: affine(v) is not None)
-    made = {result for op in ops for result in op.results}
-    sources = [v for op in ops for v in inputs(op) if v not in made and not isinstance(v, Constant)]
-    known = [affine(v) for v in sources]
-    return all(known) and any(any(each.strides) for each in known if each is not None)
-
-
-def kind_of(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list[Op]]:
-    """When a predicate is known, or why it is none, and the ops of the body that compute it."""
-    body = scan.body
-    ops = backward_slice([predicate], lambda v: v.region is not body)
-    # Condition 3 of exit-loop-early.
-    if any(not is_speculable(op) for op in ops):
-        return "its predicate has effects or may not end", ops
-    reads = {v for op in ops for v in inputs(op)} | {predicate}
-    params = {v for v in reads if v.owner is body}
-    streams = {s.param for s in scan.streams}
-    moving, kept = params & (streams | counting), params - streams - counting
-    # Condition 2 of exit-loop-early.
-    if moving and kept:
-        return "mixed", ops
-    if predicate.size > 1 and any(op.name in DRAWING for op in ops):
-        return "each element of its predicate is drawn at random: one of them takes the step", ops
-    # Condition 2 of exit-loop-early.
-    # Condition 1 of count-steps.
-    return ("upfront" if not kept else "carried"), ops
