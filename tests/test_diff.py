@@ -18,12 +18,8 @@ from jaxpr_opt.ir.text import to_text
 from jaxpr_opt.reports.diff import diff_graphs
 from jaxpr_opt.reports.screen import Screen
 from jaxpr_opt.reports.unified import Unified
-from jaxpr_opt.testing import traced
+from tests.graphs import graph_of
 from tests.programs import PROGRAMS
-
-
-def graph_of(fun, *args):
-    return import_jaxpr(traced(fun, *args))
 
 
 def check(expected, before, after, *args):

@@ -13,41 +13,9 @@ from jaxpr_opt.ir.graph import (
     backward_slice,
     dominates,
 )
-from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.verify import verify
-from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, random_inputs, traced
-
-
-def graph_of(fun, *args):
-    return import_jaxpr(traced(fun, *args))
-
-
-def op_of(graph, name):
-    return next(op for op in graph.walk() if op.name == name)
-
-
-def loop(w, xs):
-    def step(c, x):
-        s = jnp.sin(w)
-        return c + x * s, (s, jnp.cos(c))
-
-    return lax.scan(step, jnp.zeros(3), xs)
-
-
-LOOP = ("f32[3]", "f32[8,3]")
-
-
-def branch(p, x):
-    return lax.cond(p, lambda: (jnp.sin(x), jnp.exp(x)), lambda: (jnp.cos(x), x))
-
-
-def computes_the_same(graph, fun, *args):
-    verify(graph, types=True)
-    jaxpr = traced(fun, *args)
-    for seed in range(2):
-        given = random_inputs(jaxpr.in_avals, seed)
-        assert_same_bits(evaluate_exactly(jaxpr, *given), evaluate_exactly(graph, *given))
+from tests.graphs import LOOP, branch, graph_of, loop, op_of
 
 
 def test_every_operand_is_a_use():

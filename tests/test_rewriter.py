@@ -18,29 +18,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.text import to_text
 from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.testing import assert_same_bits, evaluate_exactly, random_inputs, traced
-
-
-def graph_of(fun, *args):
-    return import_jaxpr(traced(fun, *args))
-
-
-def op_of(graph, name):
-    return next(op for op in graph.walk() if op.name == name)
-
-
-def loop(w, xs):
-    def step(c, x):
-        s = jnp.sin(w)
-        return c + x * s, (s, jnp.cos(c))
-
-    return lax.scan(step, jnp.zeros(3), xs)
-
-
-LOOP = ("f32[3]", "f32[8,3]")
-
-
-def branch(p, x):
-    return lax.cond(p, lambda: (jnp.sin(x), jnp.exp(x)), lambda: (jnp.cos(x), x))
+from tests.graphs import LOOP, branch, graph_of, loop, op_of
 
 
 def computes_the_same(graph, fun, *args):

@@ -13,16 +13,8 @@ from jaxpr_opt.ir.graph import TERMINATOR, Constant, Op, Region
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.verify import VerifyError, verify
-from jaxpr_opt.testing import traced
+from tests.graphs import graph_of, op_of
 from tests.programs import PROGRAMS
-
-
-def graph_of(fun, *args):
-    return import_jaxpr(traced(fun, *args))
-
-
-def op_of(graph, name):
-    return next(op for op in graph.walk() if op.name == name)
 
 
 def scan_graph():

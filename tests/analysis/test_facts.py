@@ -8,9 +8,8 @@ from jaxpr_opt.analysis.values.induction import bounds
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.ir.facts import copied_from, memory, remembered
 from jaxpr_opt.ir.graph import Scan
-from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter, copy_graph
-from jaxpr_opt.testing import traced
+from tests.graphs import graph_of, op_of
 
 
 def program(x, i):
@@ -21,11 +20,7 @@ def program(x, i):
 
 @pytest.fixture
 def graph():
-    return import_jaxpr(traced(program, "f32[8,3]", "u32[]"))
-
-
-def named(graph, name):
-    return next(op for op in graph.walk() if op.name == name)
+    return graph_of(program, "f32[8,3]", "u32[]")
 
 
 def test_an_answer_is_given_again(graph):
@@ -36,20 +31,20 @@ def test_an_answer_is_given_again(graph):
         asked.append((op, number))
         return [op, number]
 
-    read, scan = named(graph, "dynamic_slice"), named(graph, "scan")
+    read, scan = op_of(graph, "dynamic_slice"), op_of(graph, "scan")
     assert question(read, 1) is question(read, 1)
     assert question(read, 2) != question(scan, 2)
     assert asked == [(read, 1), (read, 2), (scan, 2)]
 
 
 def test_queries_are_told_apart(graph):
-    (start, _) = named(graph, "dynamic_slice").operands[1:]
-    assert bounds(start) != access(named(graph, "dynamic_slice"))
+    (start, _) = op_of(graph, "dynamic_slice").operands[1:]
+    assert bounds(start) != access(op_of(graph, "dynamic_slice"))
     assert bounds(start) == (0, 3)
 
 
 def test_a_rewrite_invalidates(graph):
-    rem = named(graph, "rem")
+    rem = op_of(graph, "rem")
     assert bounds(rem.result) == (0, 3)
     rw = Rewriter(graph)
     rw.set_operand(rem, 1, rw.scalar(6, np.uint32))
@@ -58,17 +53,17 @@ def test_a_rewrite_invalidates(graph):
 
 def test_a_copy_is_known_until_either_changes(graph):
     copies = [copy_graph(graph) for _ in range(2)]
-    assert copied_from(named(copies[0], "rem")) is named(graph, "rem")
-    assert copied_from(named(graph, "rem")) is None
+    assert copied_from(op_of(copies[0], "rem")) is op_of(graph, "rem")
+    assert copied_from(op_of(graph, "rem")) is None
     changed = Rewriter(copies[0])
-    changed.set_operand(named(copies[0], "rem"), 1, changed.scalar(6, np.uint32))
-    assert copied_from(named(copies[0], "rem")) is None
-    assert copied_from(named(copies[1], "scan").body.terminator).region.owner is named(
+    changed.set_operand(op_of(copies[0], "rem"), 1, changed.scalar(6, np.uint32))
+    assert copied_from(op_of(copies[0], "rem")) is None
+    assert copied_from(op_of(copies[1], "scan").body.terminator).region.owner is op_of(
         graph, "scan"
     )
     changed = Rewriter(graph)
-    changed.set_operand(named(graph, "rem"), 1, changed.scalar(6, np.uint32))
-    assert copied_from(named(copies[1], "rem")) is None
+    changed.set_operand(op_of(graph, "rem"), 1, changed.scalar(6, np.uint32))
+    assert copied_from(op_of(copies[1], "rem")) is None
 
 
 EDITS = {
@@ -87,7 +82,7 @@ EDITS = {
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_every_edit_does(graph, edit):
-    rw, op, scan = Rewriter(graph), named(graph, "squeeze"), named(graph, "scan")
+    rw, op, scan = Rewriter(graph), op_of(graph, "squeeze"), op_of(graph, "scan")
     assert isinstance(scan, Scan)
     bounds(graph.inputs[1])
     assert graph.facts
@@ -96,18 +91,18 @@ def test_every_edit_does(graph, edit):
 
 
 def test_what_is_found_on_the_way_is_kept_as_long(graph):
-    rem = named(graph, "rem")
+    rem = op_of(graph, "rem")
     assert memory(rem, "notes") is memory(rem.result, "notes")
     memory(rem, "notes")["found"] = 1
     assert not memory(rem, "others")
-    Rewriter(graph).insert(lax.neg, rem.result, before=named(graph, "scan"))
+    Rewriter(graph).insert(lax.neg, rem.result, before=op_of(graph, "scan"))
     assert not memory(rem, "notes")
 
 
 def test_what_is_in_no_graph_is_asked_each_time(graph):
     asked = []
     count = remembered(asked.append)
-    detached = Rewriter(graph).copy(named(graph, "squeeze"), {})
+    detached = Rewriter(graph).copy(op_of(graph, "squeeze"), {})
     count(detached)
     count(detached)
     assert asked == [detached, detached]

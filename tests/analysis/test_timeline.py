@@ -7,13 +7,8 @@ from jax import lax
 
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.insight.timeline import Loop, timeline
-from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.testing import traced
+from tests.graphs import graph_of
 from tests.programs import PROGRAMS
-
-
-def graph_of(fun, *args):
-    return import_jaxpr(traced(fun, *args))
 
 
 def ticks(fun, *args, at_most=10_000, steps=100):

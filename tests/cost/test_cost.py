@@ -11,13 +11,8 @@ from jaxpr_opt.cost.model import CostModel
 from jaxpr_opt.cost.ops import UNKNOWN, WORD, Cost, cost
 from jaxpr_opt.insight.liveness import last_uses, peak_bytes
 from jaxpr_opt.insight.summary import stacked_bytes
-from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.testing import traced
+from tests.graphs import graph_of
 from tests.programs import XS, X, nested_scan
-
-
-def graph_of(fun, *args):
-    return import_jaxpr(traced(fun, *args))
 
 
 def flops(fun, *args):

@@ -12,12 +12,7 @@ from jaxpr_opt.html.chart import COLUMNS, SIZE, chart
 from jaxpr_opt.html.hover import data
 from jaxpr_opt.html.memory import _round, picture
 from jaxpr_opt.insight.timeline import timeline
-from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.testing import traced
-
-
-def graph_of(fun, *args):
-    return import_jaxpr(traced(fun, *args))
+from tests.graphs import graph_of
 
 
 def drawn(fun, *args):

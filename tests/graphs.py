@@ -1,0 +1,30 @@
+"""The graph of a program, an op of it, and programs with a region for the tests of graphs."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.testing import traced
+
+
+def graph_of(fun, *args):
+    return import_jaxpr(traced(fun, *args))
+
+
+def op_of(graph, name):
+    return next(op for op in graph.walk() if op.name == name)
+
+
+def loop(w, xs):
+    def step(c, x):
+        s = jnp.sin(w)
+        return c + x * s, (s, jnp.cos(c))
+
+    return lax.scan(step, jnp.zeros(3), xs)
+
+
+LOOP = ("f32[3]", "f32[8,3]")
+
+
+def branch(p, x):
+    return lax.cond(p, lambda: (jnp.sin(x), jnp.exp(x)), lambda: (jnp.cos(x), x))
