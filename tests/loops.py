@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from bench.limits import temporary_bytes
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.ir.exporter import export
@@ -79,9 +80,7 @@ def there_and_back(x, bound):
     return lax.scan(back, x, rows, reverse=True)[0]
 
 
-def memory(fun, *args) -> int:
-    """Temporary bytes of a compiled program."""
-    return jax.jit(fun).lower(*args).compile().memory_analysis().temp_size_in_bytes
+memory = temporary_bytes
 
 
 def measured(fun, *args):

@@ -14,6 +14,7 @@ from jaxpr_opt.bridge import compat_ad
 from jaxpr_opt.cost import limits
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.laws.simplify import Simplify
+from tests.loops import memory
 
 KINDS = np.array([0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0], np.int32)
 W = 0.1 * jnp.arange(12.0)[:, None] * jnp.ones((12, 1024))
@@ -36,16 +37,12 @@ def asked(kinds, w, x):
     return layers(kinds)(w, x)
 
 
-def temporary(program, *args):
-    return jax.jit(program).lower(*args).compile().memory_analysis().temp_size_in_bytes
-
-
 @pytest.mark.parametrize("kinds", EITHER.values(), ids=EITHER)
 def test_the_gradient_knows_the_steps_that_take_a_branch(kinds):
     f = layers(kinds())
     unknown = jax.grad(optimize(asked), argnums=1)
     for known in (jax.grad(optimize(f)), optimize(jax.grad(f))):
-        assert temporary(known, W, X) + 6 * X.nbytes < temporary(unknown, KINDS, W, X)
+        assert memory(known, W, X) + 6 * X.nbytes < memory(unknown, KINDS, W, X)
         np.testing.assert_allclose(known(W, X), jax.grad(f)(W, X), rtol=1e-6)
 
 

@@ -36,9 +36,6 @@ class Rename(Pass):
         if op.name == self.op:
             yield Match(op, "sub becomes something else")
 
-    def refuse(self, match):
-        return None
-
     def rewrite(self, match, rw):
         rw.replace(match.op.result, rw.insert(self.made, *match.op.operands, before=match.op))
         rw.erase(match.op)

@@ -151,9 +151,6 @@ class DropDead(Pass):
         if not op.is_terminator and not any(value.uses for value in op.results):
             yield Match(op, "nobody reads it")
 
-    def refuse(self, match: Match) -> str | None:
-        return None
-
     def rewrite(self, match: Match, rw: jaxpr_opt.Rewriter) -> None:
         rw.erase(match.op)
 
@@ -167,9 +164,6 @@ class ForgetSines(Pass):
     def find(self, op: Op) -> Iterator[Match]:
         if op.name == "sin" and op.result.uses:
             yield Match(op, "a sine is forgotten")
-
-    def refuse(self, match: Match) -> str | None:
-        return None
 
     def rewrite(self, match: Match, rw: jaxpr_opt.Rewriter) -> None:
         rw.replace(match.op.result, match.op.operands[0])

@@ -278,9 +278,6 @@ class Restless(Pass):
     def find(self, op):
         yield Match(op, "turned")
 
-    def refuse(self, match):
-        return None
-
     def rewrite(self, match, rw):
         rw.replace(match.op.result, rw.insert(lax.add, *match.op.operands[::-1], before=match.op))
         rw.erase(match.op)

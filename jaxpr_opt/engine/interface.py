@@ -111,11 +111,11 @@ class Pass:
         """Matches anchored at `op`."""
         raise NotImplementedError
 
-    def refuse(self, match: Any) -> str | None:
-        """Why the match must stay as it is, naming the value at fault; None if it may be
-        rewritten.
+    def refuse(self, match: Any) -> str | None:  # noqa: ARG002
+        """Why the match must stay as it is, naming the value at fault; None if it may be rewritten,
+        as any may if a pass does not say.
         """
-        raise NotImplementedError
+        return None
 
     def rewrite(self, match: Any, rw: Rewriter) -> None:
         """Apply the match, which `refuse` has just let pass."""

@@ -410,10 +410,10 @@ class _Importer:
 
     _remat2 = _remat = _checkpoint
 
-    def _jit(self, eqn: Any, operands: list[Value], source: Source) -> Op:
+    def _called(self, eqn: Any, operands: list[Value], source: Source) -> Op:
         body = self.closed_region(eqn.params["jaxpr"], (), len(operands))
         return Call(
-            "jit",
+            eqn.primitive.name,
             operands,
             [v.aval for v in eqn.outvars],
             primitive=eqn.primitive,
@@ -423,15 +423,4 @@ class _Importer:
             source=source,
         )
 
-    def _shard_map(self, eqn: Any, operands: list[Value], source: Source) -> Op:
-        body = self.closed_region(eqn.params["jaxpr"], (), len(operands))
-        return Call(
-            "shard_map",
-            operands,
-            [v.aval for v in eqn.outvars],
-            primitive=eqn.primitive,
-            params=eqn.params,
-            regions=[body],
-            effects=compat.effects(eqn),
-            source=source,
-        )
+    _jit = _shard_map = _called

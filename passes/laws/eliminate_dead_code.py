@@ -75,9 +75,6 @@ class EliminateDeadCode(Pass):
         if dead:
             yield DeadCode(op, f"{dead} ops or values are dead", live)
 
-    def refuse(self, match: DeadCode) -> str | None:  # noqa: ARG002
-        return None  # what `Liveness` does not reach may always go
-
     def rewrite(self, match: DeadCode, rw: Rewriter) -> None:
         assert match.op.region is not None
         _sweep(match.op.region, match.live, rw)

@@ -80,9 +80,6 @@ class MergeCommonSubexpressions(Pass):
                 says = f"{len(numbering.leader)} values are computed twice"
                 yield Repeated(op, says, numbering.leader, tuple(numbering.ops))
 
-    def refuse(self, match: Repeated) -> str | None:  # noqa: ARG002
-        return None  # `Numbering` pairs only what is interchangeable
-
     def rewrite(self, match: Repeated, rw: Rewriter) -> None:
         for old, new in match.values.items():
             rw.replace(old, new)

@@ -107,9 +107,6 @@ class ResolveKnownPredicates(Pass):
         if results:
             yield SameEitherWay(op, f"{len(results)} results are the same in every branch", results)
 
-    def refuse(self, match: Match) -> str | None:  # noqa: ARG002
-        return None  # facts need no leave
-
     def rewrite(self, match: Match, rw: Rewriter) -> None:
         match match:
             case Taken():

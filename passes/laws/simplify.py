@@ -78,9 +78,6 @@ class Simplify(Pass):
                 yield Identity(op, f"{op.name} changes nothing", known)
                 return
 
-    def refuse(self, match: Identity) -> str | None:  # noqa: ARG002
-        return None  # a law that holds needs no leave
-
     def rewrite(self, match: Identity, rw: Rewriter) -> None:
         if match.value is not None:
             rw.replace(match.op.result, match.value)

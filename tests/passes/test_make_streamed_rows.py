@@ -21,6 +21,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.loops import measured
 from tests.prices import FREE
 
 MAKE = MakeStreamedRows()
@@ -346,8 +347,7 @@ def test_a_selective_scan():
     rng = np.random.default_rng(0)
     args = [rng.normal(size=(128, n)).astype(np.float32) for n in (64, 16, 16, 64)]
     with using(CostModel()):
-        ours = jax.jit(optimize(program)).lower(*args).compile()
-    plain = jax.jit(program).lower(*args).compile()
-    assert_close(ours(*args), plain(*args))
-    sizes = [each.memory_analysis().temp_size_in_bytes for each in (ours, plain)]
-    assert sizes[0] < sizes[1] / 8
+        given, used = measured(optimize(program), *args)
+    wanted, usual = measured(program, *args)
+    assert_close(given, wanted)
+    assert used < usual / 8
