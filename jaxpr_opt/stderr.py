@@ -11,7 +11,7 @@ Tell = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def working(what: str = "") -> Iterator[Tell]:
+def working(what: str) -> Iterator[Tell]:
     """Show what is being done, and that it goes on; it is gone at the end."""
     if not sys.stderr.isatty():
         yield lambda _: None

@@ -252,7 +252,7 @@ def same_type(a: Any, b: Any) -> bool:
     return bool(with_weak_type(a, False) == with_weak_type(b, False))
 
 
-def nest_source(outer: Any, inner: Any, callee: Any = None) -> Any:
+def nest_source(outer: Any, inner: Any, callee: Any) -> Any:
     """Source info of an equation inlined from a call: the call's name stack goes in front.
 
     `callee` is the library's function that is called, if it is one (see `library_function`).  JAX

@@ -84,7 +84,7 @@ def is_of_symbols(error: BaseException | None) -> bool:
     return error is not None
 
 
-def failed(error: Exception, message: str = "", *, again: bool = False) -> None:
+def failed(error: Exception, message: str, *, again: bool = False) -> None:
     """Say that something of ours failed, or shut the guard if everything does.
 
     `again`: say so each time, and not only once of each error.

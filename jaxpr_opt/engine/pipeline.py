@@ -167,7 +167,7 @@ class Pipeline:
         graph.given_up, graph.is_backward = donated, is_backward
         return graph
 
-    def run_joined(self, halves: Split, num_outputs: int, *, always: bool = False) -> Split | None:
+    def run_joined(self, halves: Split, num_outputs: int, *, always: bool) -> Split | None:
         """Optimise the two halves of a gradient as one program, then split it where the two
         directions meet (see `jaxpr_opt.engine.split`).
 

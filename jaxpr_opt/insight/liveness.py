@@ -72,7 +72,7 @@ def moments(region: Region) -> Iterator[Moment]:
         yield Moment(op, op.results, tuple(taken), tuple(freed))
 
 
-def fused_moments(region: Region, outer: Iterable[Value] = ()) -> Iterator[Moment]:
+def fused_moments(region: Region, outer: Iterable[Value]) -> Iterator[Moment]:
     """The same of a program that XLA has fused, in the order in which it runs it: what is computed
     inside of other ops is left out.  Some outer values may be read here last.
 

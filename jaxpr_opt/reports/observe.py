@@ -102,7 +102,6 @@ def reselected(
     fun: Callable[..., Any],
     passes: Sequence[str | Pass] | None,
     skip: Sequence[str],
-    memory: str | float | None = None,
 ) -> Any:
     """The function optimised by these passes, whatever is optimised inside of it."""
     inner, options = compat_ad.jit_options(fun) or (fun, {})
@@ -113,7 +112,7 @@ def reselected(
 
     bare.__name__ = name_of(inner)
     bare.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]
-    return optimize(bare, passes=passes, skip=skip, memory=memory, **options)
+    return optimize(bare, passes=passes, skip=skip, **options)
 
 
 def _trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> ClosedJaxpr:
