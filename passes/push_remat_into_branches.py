@@ -34,14 +34,14 @@ Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` around t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.bridge.parameters import is_in_transpose, with_one_cse_flag
 from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Cond, Op, Region, Remat, Use, Value, backward_slice, phase_of
+from jaxpr_opt.ir.graph import Cond, Op, Region, Remat, Value, backward_slice, phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import can_move, is_cheap, may_depend_on
 
@@ -113,7 +113,7 @@ def _push(remat: Remat, cond: Cond, rw: Rewriter) -> None:
         inner = rw.new_region()
         local = rw.clone(before, {}, inner.terminator)
         for old, new in local.items():
-            rw.replace(old, new, _inside(branch))
+            rw.replace(old, new, branch.reads)
         local.update(zip(cond.results, branch.outputs, strict=True))
         for op in list(branch.ops):
             if not op.is_terminator:
@@ -126,10 +126,6 @@ def _push(remat: Remat, cond: Cond, rw: Rewriter) -> None:
     for old, new in zip(remat.results, made.results, strict=True):
         rw.replace(old, new)
     rw.erase(remat)
-
-
-def _inside(region: Region) -> Callable[[Use], bool]:
-    return lambda use: region.contains(use.op.region)
 
 
 def _recomputed(inner: Region, outputs: list[Value], like: Remat, rw: Rewriter) -> Region:

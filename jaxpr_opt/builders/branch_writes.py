@@ -144,7 +144,7 @@ def _pass_on(
         made = backward_slice([value], lambda v: not branch.defines(v))
         if all(map(may_be_early, made)) and region.first is not None:
             copies = rw.clone(made, {}, region.first)
-            rw.replace(value, copies[value], lambda use: region.contains(use.op.region))
+            rw.replace(value, copies[value], region.reads)
     for value in {v: None for op in region.walk() for v in op.operands if branch.defines(v)}:
         found = next((each for each in outcomes if each.values[case] is value), None)
         if found is None:
@@ -153,5 +153,5 @@ def _pass_on(
             cases[case] = value
             found = Outcome(rw.new_value(value.aval, value.name), tuple(cases))
             outcomes.append(found)
-        rw.replace(value, found.result, lambda use: region.contains(use.op.region))
+        rw.replace(value, found.result, region.reads)
     return outcomes

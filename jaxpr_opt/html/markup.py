@@ -38,6 +38,11 @@ VOID = frozenset({"input", "link", "meta"})
 """Elements without content."""
 
 
+def scrolled(content: Content, label: str, class_: str = "scroll") -> Markup:
+    """Content that may be wider than the page, as a region that keys can scroll."""
+    return element("div", content, class_=class_, role="region", tabindex="0", aria_label=label)
+
+
 def together(content: Content) -> Markup:
     """Contents one after the other."""
     match content:

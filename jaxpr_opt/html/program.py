@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.html.markup import Markup, element, together
+from jaxpr_opt.html.markup import Markup, element, scrolled, together
 from jaxpr_opt.html.places import key, link
 from jaxpr_opt.html.prose import prose
 from jaxpr_opt.printing import plural
@@ -51,13 +51,10 @@ def section(report: Report) -> Markup:
         "section",
         element("h2", "Program"),
         _passes(report),
-        element(
-            "div",
+        scrolled(
             list(_nodes(tree(lines), by_place)),
+            "the program before and after" if report.changed else "the program",
             class_="diff scroll",
-            role="region",
-            tabindex="0",
-            aria_label="the program before and after" if report.changed else "the program",
         ),
         id="program",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from jaxpr_opt.html.markup import Content, Markup, element
+from jaxpr_opt.html.markup import Content, Markup, element, scrolled
 from jaxpr_opt.html.places import link
 from jaxpr_opt.html.prose import product
 from jaxpr_opt.insight.saved import saved
@@ -45,14 +45,7 @@ def section(before: Graph, after: Graph, changed: bool) -> Markup | None:
         "section",
         element("h2", "Kept for the backward pass"),
         element("p", says, class_="aside"),
-        element(
-            "div",
-            table,
-            class_="scroll",
-            role="region",
-            tabindex="0",
-            aria_label="what the gradient keeps",
-        ),
+        scrolled(table, "what the gradient keeps"),
         _more(len(rest)) if rest else None,
         id="kept",
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxpr_opt.frames import is_installed
 from jaxpr_opt.html.excerpt import spans
 from jaxpr_opt.html.highlight import highlighted
-from jaxpr_opt.html.markup import Markup, element
+from jaxpr_opt.html.markup import Markup, element, scrolled
 from jaxpr_opt.html.notes import Note
 from jaxpr_opt.html.places import anchor, key, short
 from jaxpr_opt.insight.saved import kept
@@ -108,14 +108,7 @@ def _file(name: str, known: Margin) -> Markup:
     return element(
         "details",
         element("summary", element("code", Path(name).name), " ", element("small", short(name))),
-        element(
-            "div",
-            table,
-            class_="scroll",
-            role="region",
-            tabindex="0",
-            aria_label=f"source of {Path(name).name}",
-        ),
+        scrolled(table, f"source of {Path(name).name}"),
         open=not is_installed(name),
     )
 

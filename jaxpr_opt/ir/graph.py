@@ -374,6 +374,10 @@ class Region:
             inner = inner.owner.region if isinstance(inner.owner, Op) else None
         return False
 
+    def reads(self, use: Use) -> bool:
+        """Whether a use is in this region or nested in it."""
+        return self.contains(use.op.region)
+
     def defines(self, value: Value) -> bool:
         """Whether `value` is defined in this region or nested in it; its opposite is "invariant
         here".

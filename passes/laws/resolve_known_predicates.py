@@ -130,7 +130,7 @@ def _known_reads(cond: Cond) -> Iterator[tuple[Use, int]]:
     for index, branch in enumerate(cond.branches):
         for value, number in _facts(cond, index):
             for use in value.uses:
-                if use not in seen and branch.contains(use.op.region):  # (1)
+                if use not in seen and branch.reads(use):  # (1)
                     seen.add(use)
                     yield use, number
 

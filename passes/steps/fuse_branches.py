@@ -29,7 +29,7 @@ Source: https://github.com/jax-ml/jax/issues/8239 with `jax.checkpoint` around t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,8 +40,6 @@ from jaxpr_opt.ir.graph import (
     Graph,
     Op,
     Outcome,
-    Region,
-    Use,
     Value,
     backward_slice,
     depending_on,
@@ -92,8 +90,8 @@ class FuseBranches(Pass):
             rw.move(op, first)
         for one, two in zip(first.branches, second.branches, strict=True):
             for result, value in zip(first.results, one.outputs, strict=True):
-                if any(two.contains(use.op.region) for use in result.uses):
-                    rw.replace(result, from_memory(value, rw), _inside(two))
+                if any(map(two.reads, result.uses)):
+                    rw.replace(result, from_memory(value, rw), two.reads)
             for op in list(two.ops):
                 if not op.is_terminator:
                     rw.move(op, one.terminator)
@@ -113,10 +111,6 @@ def _crosses_over(first: Cond, second: Cond) -> bool:
         return False
     backward = depending_on(graph.cotangents, graph.body.ops)
     return first not in backward and second in backward  # (3)
-
-
-def _inside(region: Region) -> Callable[[Use], bool]:
-    return lambda use: region.contains(use.op.region)
 
 
 def _previous(cond: Cond) -> Cond | None:

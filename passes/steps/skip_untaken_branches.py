@@ -163,7 +163,7 @@ class SkipUntakenBranches(Pass):
         rw.set_outputs(otherwise, [each.operands[2 - match.case] for each in match.selects])
         cond = rw.new_cond(some, [otherwise, taken], like=last, before=end)
         for old, new in zip(results, cond.results, strict=True):
-            rw.replace(old, new, lambda use: not taken.contains(use.op.region))
+            rw.replace(old, new, lambda use: not taken.reads(use))
         for each in () if is_batch else match.selects:
             rw.erase(each)
 
@@ -172,7 +172,7 @@ def _make_inside(ops: Sequence[Op], branch: Region, last: Op, rw: Rewriter) -> N
     """Let a branch make what XLA would have made where these ops read it."""
     again = made_where_read(ops, last.region) if ops else []
     for old, new in rw.clone(again, {}, ops[0] if ops else last).items():
-        rw.replace(old, new, lambda use: branch.contains(use.op.region))
+        rw.replace(old, new, branch.reads)
 
 
 def _is_scalar(select: Op) -> bool:

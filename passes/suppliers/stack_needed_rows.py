@@ -66,7 +66,7 @@ from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread
 from jaxpr_opt.builders.step_numbers import numbered
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Cond, Op, Outcome, Phase, Region, Scan, Stack, Use, Value
+from jaxpr_opt.ir.graph import Cond, Op, Outcome, Phase, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -124,7 +124,7 @@ class StackNeededRows(Pass):
                 first = region.first
                 assert first is not None
                 found = rw.typed(read_row, row.aval, there, at, before=first)
-                rw.replace(row, found, where=partial(_is_in, region))
+                rw.replace(row, found, where=region.reads)
         for op, part in rows.picks:
             rw.replace(op.result, _picked(op, array, part, rw))
             rw.erase_unread(op)
@@ -153,10 +153,6 @@ def _slice(rows: Numbers, array: jax.Array) -> jax.Array:
 def _may_end(skip: Skip | str) -> bool:
     """Whether a loop may stop early, where only the data tell."""
     return isinstance(skip, Skip) and numbers_at(skip.predicate, skip.scan) is None
-
-
-def _is_in(region: Region, use: Use) -> bool:
-    return region.contains(use.op.region)
 
 
 def _written(scan: Scan, stack: Stack, rows: NeededRows, rw: Rewriter) -> Value:

@@ -150,7 +150,7 @@ def _read(way: Route, row: Value) -> tuple[tuple[Region, ...], Numbers]:
         # Condition 2 of stack-needed-rows.
         if taken is None or not isinstance(cond, Cond) or use.op is cond:
             return (reader.body,), np.ones(reader.length, bool)
-        branch = next(i for i, b in enumerate(cond.branches) if b.contains(use.op.region))
+        branch = next(i for i, b in enumerate(cond.branches) if b.reads(use))
         found[cond.branches[branch]] = taken == branch
     return tuple(found), _any([np.zeros(reader.length, bool), *found.values()])
 
