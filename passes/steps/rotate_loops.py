@@ -9,12 +9,9 @@ Before::
 
 After::
 
-    g_0 = dot a x_0
-    p_0 = gt (norm g_0) 0.001
-    x, _, _ = while carry(x=x_0, g=g_0, p=p_0) { p } {
+    x, _ = while carry(x=x_0, g=(dot a x_0)) { gt (norm g) 0.001 } {
       y = sub x g
-      h = dot a y
-      yield y, h, gt (norm h) 0.001
+      yield y, (dot a y)
     }
 
 So a loop that goes on while the gradient is large computes one gradient a step, not two, and
@@ -27,8 +24,10 @@ rows that have stopped. The predicate is computed as often as before, at the sam
 2. the predicate has no effects;
 3. nothing differentiates the loop any more (the final phase), which would store what is carried.
 
-What a broadcast, or basic arithmetic, makes of less is computed again. Cost: what is handed on is
-carried. It is left where carrying takes as long as computing it.
+What a broadcast, or basic arithmetic, makes of less is computed again. The rest of the predicate
+stays where it is, unless it reads more of what is shared than the step does: then the step computes
+all of it, and hands on the answer. Cost: what is handed on is carried. It is left where carrying
+takes as long as computing it.
 Source: loop rotation, as in LLVM, on structured loops.
 """
 
@@ -42,7 +41,7 @@ from jaxpr_opt.analysis.values.value_numbering import Numbering
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.work import READS
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Carry, Op, Phase, Use, Value, While, is_sized
+from jaxpr_opt.ir.graph import Carry, Op, Phase, Use, Value, While, backward_slice, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_arithmetic, is_broadcast, is_cheap, is_mergeable, is_pure
 
@@ -54,6 +53,8 @@ class Shared(Match):
     """
 
     ops: tuple[Op, ...]
+    twins: tuple[Op, ...]
+    """The same ops of the predicate."""
     read: dict[Value, Value]
 
 
@@ -72,7 +73,8 @@ class RotateLoops(Pass):
         read = {v: twins[v] for each in ops for v in each.results if _readers(v, ops)}
         if read:
             says = f"{ops[0].name} is computed by the predicate, and not again by the step"
-            yield Shared(op, says, ops, read, about=next(iter(read)))
+            there = tuple(maker for each in ops if (maker := twins[each.results[0]].op) is not None)
+            yield Shared(op, says, ops, there, read, about=next(iter(read)))
 
     def refuse(self, match: Shared) -> str | None:
         assert isinstance(match.op, While)
@@ -88,30 +90,37 @@ class RotateLoops(Pass):
     def rewrite(self, match: Shared, rw: Rewriter) -> None:
         loop = match.op
         assert isinstance(loop, While)
-        asks = [op for op in loop.predicate.ops if not op.is_terminator]
-        (answer,) = loop.predicate.outputs
-        begun = dict(zip(loop.predicate.params, loop.operands, strict=True))
-        rw.clone(asks, begun, loop)
-        params = {answer: rw.new_value(answer.aval, "go")}
+        predicate, handed = loop.predicate, _handed(match)
+        made = backward_slice(handed, lambda value: value.region is not predicate)
+        begun = dict(zip(predicate.params, loop.operands, strict=True))
+        rw.clone(made, begun, loop)
+        params = {v: rw.new_value(v.aval, v.name) for v in handed}
         for here, there in match.read.items():
-            param = params.setdefault(there, rw.new_value(here.aval, here.name))
-            rw.replace(here, param, _readers(here, match.ops).__contains__)
+            rw.replace(here, params[there], _readers(here, match.ops).__contains__)
         for op in reversed(match.ops):
             rw.erase(op)
-        nexts = dict(zip(loop.predicate.params, loop.body.outputs, strict=True))
-        rw.clone(asks, nexts, loop.body.terminator)
-        handed = [
-            Carry(begun[v], param, nexts[v], rw.new_value(param.aval))
-            for v, param in params.items()
-        ]
-        asked = {v: rw.new_value(v.aval) for v in params}
-        for value in asked.values():
-            rw.add_param(loop.predicate, value)
-        rw.set_outputs(loop.predicate, [asked[answer]])
-        for op in reversed(asks):
-            rw.erase(op)
-        carries = [*loop.carries, *handed]
+        nexts = dict(zip(predicate.params, loop.body.outputs, strict=True))
+        rw.clone(made, nexts, loop.body.terminator)
+        more = [Carry(begun[v], params[v], nexts[v], rw.new_value(v.aval)) for v in handed]
+        for value in handed:
+            param = rw.new_value(value.aval)
+            rw.add_param(predicate, param)
+            rw.replace(value, param)
+        for op in reversed(list(predicate.ops)):
+            if not op.is_terminator and not any(v.uses for v in op.results):
+                rw.erase(op)
+        carries = [*loop.carries, *more]
         rw.set_while(loop, carries, range(len(carries)))
+
+
+def _handed(match: Shared) -> list[Value]:
+    """The values of the predicate that are handed on: what the step reads; and the answer, if what
+    else makes it would compute once more what is shared.
+    """
+    assert isinstance(match.op, While)
+    (answer,), read = match.op.predicate.outputs, dict.fromkeys(match.read.values())
+    rest = backward_slice([answer], read.__contains__)
+    return [*read] if set(rest).isdisjoint(match.twins) else [*(read | {answer: None})]
 
 
 def _twins(loop: While) -> dict[Value, Value]:

@@ -53,30 +53,22 @@ def test_a_fixpoint():
           fn (x:f32[3]) {
         +   s2:f32[3] = sin x
         +   m1:f32[3] = mul s2 0.5
-        +   s3:f32[3] = sub m1 x
-        +   a1:f32[3] = abs s3
-        +   r1:f32[] = reduce_max[axes=(0,)] a1
-        +   g1:bool[] = gt r1 0.001
         -   c:f32[3] = while carry(c=x) {
-        +   c:f32[3], c1:bool[], c2:f32[3] = while carry(c=x, c1=g1, c2=m1) {
+        +   c:f32[3], c1:f32[3] = while carry(c=x, c1=m1) {
         -     s:f32[3] = sin c
         -     m:f32[3] = mul s 0.5
         -     s1:f32[3] = sub m c
-        -     a:f32[3] = abs s1
-        -     r:f32[] = reduce_max[axes=(0,)] a
-        -     g:bool[] = gt r 0.001
-        -     yield g
-        +     yield c1
+        +     s1:f32[3] = sub c1 c
+              a:f32[3] = abs s1
+              r:f32[] = reduce_max[axes=(0,)] a
+              g:bool[] = gt r 0.001
+              yield g
             } do {
         -     s:f32[3] = sin c
-        +     s:f32[3] = sin c2
+        +     s:f32[3] = sin c1
               m:f32[3] = mul s 0.5
-        +     s2:f32[3] = sub m c2
-        +     a1:f32[3] = abs s2
-        +     r1:f32[] = reduce_max[axes=(0,)] a1
-        +     g1:bool[] = gt r1 0.001
         -     yield carry(m)
-        +     yield carry(c2, g1, m)
+        +     yield carry(c1, m)
             }
             return c
           }
@@ -107,44 +99,32 @@ def test_a_descent_until_the_slope_is_small():
         +   d2:f32[3] = dot_general x a
         +   t1:f32[3] = tanh d2
         +   d3:f32[3] = dot_general a t1
-        +   i1:f32[3] = integer_pow[y=2] d3
-        +   r1:f32[] = reduce_sum[axes=(0,)] i1
-        +   g1:bool[] = gt r1 0.01
-        +   l1:bool[] = lt 0 9
-        +   c3:bool[] = convert_element_type l1
-        +   a2:bool[] = and g1 c3
         -   c:f32[3], c1:i32[] = while carry(c=x, c1=0) {
-        +   c:f32[3], c1:i32[], c4:bool[], c5:f32[3] = while carry(c=x, c1=0, c3=a2, c4=d3) {
+        +   c:f32[3], c1:i32[], c3:f32[3] = while carry(c=x, c1=0, c3=d3) {
         -     d:f32[3] = dot_general c a
         -     t:f32[3] = tanh d
         -     d1:f32[3] = dot_general a t
         -     i:f32[3] = integer_pow[y=2] d1
-        -     r:f32[] = reduce_sum[axes=(0,)] i
-        -     g:bool[] = gt r 0.01
-        -     l:bool[] = lt c1 9
-        -     c2:bool[] = convert_element_type l
-        -     a1:bool[] = and g c2
-        -     yield a1
-        +     yield c3
+        +     i:f32[3] = integer_pow[y=2] c3
+              r:f32[] = reduce_sum[axes=(0,)] i
+              g:bool[] = gt r 0.01
+              l:bool[] = lt c1 9
+              c2:bool[] = convert_element_type l
+              a1:bool[] = and g c2
+              yield a1
             } do {
         -     d:f32[3] = dot_general c a
         -     t:f32[3] = tanh d
         -     d1:f32[3] = dot_general a t
         -     m:f32[3] = mul 0.1 d1
-        +     m:f32[3] = mul 0.1 c4
+        +     m:f32[3] = mul 0.1 c3
               s:f32[3] = sub c m
               a1:i32[] = add c1 1
         +     d2:f32[3] = dot_general s a
         +     t1:f32[3] = tanh d2
         +     d3:f32[3] = dot_general a t1
-        +     i1:f32[3] = integer_pow[y=2] d3
-        +     r1:f32[] = reduce_sum[axes=(0,)] i1
-        +     g1:bool[] = gt r1 0.01
-        +     l1:bool[] = lt a1 9
-        +     c5:bool[] = convert_element_type l1
-        +     a2:bool[] = and g1 c5
         -     yield carry(s, a1)
-        +     yield carry(s, a1, a2, d3)
+        +     yield carry(s, a1, d3)
             }
             return c, c1
           }
@@ -167,24 +147,68 @@ def test_a_batch_that_runs_while_any_row_does():
           fn (x:f32[4]) {
         +   s2:f32[4] = sin x
         +   g1:bool[4] = gt s2 0.5
-        +   r1:bool[] = reduce_or[axes=(0,)] g1
         -   c:f32[4] = while carry(c=x) {
-        +   c:f32[4], c1:bool[], c2:bool[4] = while carry(c=x, c1=r1, c2=g1) {
+        +   c:f32[4], c1:bool[4] = while carry(c=x, c1=g1) {
         -     s:f32[4] = sin c
         -     g:bool[4] = gt s 0.5
         -     r:bool[] = reduce_or[axes=(0,)] g
-        -     yield r
-        +     yield c1
+        +     r:bool[] = reduce_or[axes=(0,)] c1
+              yield r
             } do {
               m:f32[4] = mul c 0.5
-        +     s2:f32[4] = select_n c2 c m
+        +     s2:f32[4] = select_n c1 c m
         -     s:f32[4] = sin c
         +     s:f32[4] = sin s2
               g:bool[4] = gt s 0.5
         -     s1:f32[4] = select_n g c m
-        +     r:bool[] = reduce_or[axes=(0,)] g
         -     yield carry(s1)
-        +     yield carry(s2, r, g)
+        +     yield carry(s2, g)
+            }
+            return c
+          }
+        """,
+    )
+
+
+def test_a_predicate_that_reads_more_of_it_than_the_step():
+    """The step computes the answer, too: `sin` would run twice."""
+    check_rewrite(
+        ROTATE,
+        lambda x: lax.while_loop(
+            lambda x: jnp.sum(jnp.tan(jnp.sin(x)) - jnp.sin(x)) > 0.5,
+            lambda x: jnp.tan(jnp.sin(x)),
+            x,
+        ),
+        "f32[3]",
+        grad=False,
+        diff="""
+          fn (x:f32[3]) {
+        +   s3:f32[3] = sin x
+        +   t1:f32[3] = tan s3
+        +   s4:f32[3] = sin x
+        +   s5:f32[3] = sub t1 s4
+        +   r1:f32[] = reduce_sum[axes=(0,)] s5
+        +   g1:bool[] = gt r1 0.5
+        -   c:f32[3] = while carry(c=x) {
+        +   c:f32[3], c1:f32[3], c2:bool[] = while carry(c=x, c1=t1, c2=g1) {
+        -     s:f32[3] = sin c
+        -     t:f32[3] = tan s
+        -     s1:f32[3] = sin c
+        -     s2:f32[3] = sub t s1
+        -     r:f32[] = reduce_sum[axes=(0,)] s2
+        -     g:bool[] = gt r 0.5
+        -     yield g
+        +     yield c2
+            } do {
+        -     s:f32[3] = sin c
+        +     s:f32[3] = sin c1
+              t:f32[3] = tan s
+        +     s3:f32[3] = sin c1
+        +     s4:f32[3] = sub t s3
+        +     r1:f32[] = reduce_sum[axes=(0,)] s4
+        +     g1:bool[] = gt r1 0.5
+        -     yield carry(t)
+        +     yield carry(c1, t, g1)
             }
             return c
           }
@@ -212,41 +236,29 @@ def test_what_is_read_of_it_by_arithmetic_only():
         diff="""
           fn (x:f32[3], y:f32[3,4]) {
         +   s1:f32[3] = sin x
-        +   b3:f32[3,1] = broadcast_in_dim[dims=(0,)] s1
-        +   b1:f32[4] = broadcast_in_dim 1.0
-        +   b2:f32[1,4] = broadcast_in_dim b1
-        +   m2:f32[3,4] = mul b3 b2
-        +   r1:f32[] = reduce_sum[axes=(0, 1)] m2
-        +   g1:bool[] = gt r1 2.0
         -   c:f32[3], c1:f32[3,4] = while carry(c=x, c1=y) {
-        +   c:f32[3], c1:f32[3,4], c2:bool[], c3:f32[3] = while carry(c=x, c1=y, c2=g1, c3=s1) {
+        +   c:f32[3], c1:f32[3,4], c2:f32[3] = while carry(c=x, c1=y, c2=s1) {
         -     s:f32[3] = sin c
         -     b:f32[3,1] = broadcast_in_dim[dims=(0,)] s
-        -     b1:f32[4] = broadcast_in_dim 1.0
-        -     b2:f32[1,4] = broadcast_in_dim b1
-        -     m:f32[3,4] = mul b b2
-        -     r:f32[] = reduce_sum[axes=(0, 1)] m
-        -     g:bool[] = gt r 2.0
-        -     yield g
-        +     yield c2
+        +     b:f32[3,1] = broadcast_in_dim[dims=(0,)] c2
+              b1:f32[4] = broadcast_in_dim 1.0
+              b2:f32[1,4] = broadcast_in_dim b1
+              m:f32[3,4] = mul b b2
+              r:f32[] = reduce_sum[axes=(0, 1)] m
+              g:bool[] = gt r 2.0
+              yield g
             } do {
               m:f32[3] = mul c 0.5
         -     s:f32[3] = sin c
         -     b:f32[3,1] = broadcast_in_dim[dims=(0,)] s
-        +     b:f32[3,1] = broadcast_in_dim[dims=(0,)] c3
+        +     b:f32[3,1] = broadcast_in_dim[dims=(0,)] c2
               b1:f32[4] = broadcast_in_dim 1.0
               b2:f32[1,4] = broadcast_in_dim b1
               m1:f32[3,4] = mul b b2
               a:f32[3,4] = add c1 m1
         +     s1:f32[3] = sin m
-        +     b3:f32[3,1] = broadcast_in_dim[dims=(0,)] s1
-        +     b4:f32[4] = broadcast_in_dim 1.0
-        +     b5:f32[1,4] = broadcast_in_dim b4
-        +     m2:f32[3,4] = mul b3 b5
-        +     r1:f32[] = reduce_sum[axes=(0, 1)] m2
-        +     g1:bool[] = gt r1 2.0
         -     yield carry(m, a)
-        +     yield carry(m, a, g1, s1)
+        +     yield carry(m, a, s1)
             }
             return c, c1
           }
