@@ -125,6 +125,8 @@ class Device:
     fuses_functions: bool = False
     """Whether `exp`, `tanh` and their like are computed where their results are read, by each op
     that reads them."""
+    fuses_all_or_none: bool = False
+    """Whether an op of several arrays is computed in all ops that read it, or once, by itself."""
     asks_the_host: bool = False
     """Whether the host decides whether a loop goes on, so that few questions are to be asked."""
     options: tuple[tuple[str, Any], ...] = ()
@@ -155,6 +157,7 @@ CPU = Device(
     sums_by_library=True,
     turned=1 / 2.5e9,
     breadth_first=True,
+    fuses_all_or_none=True,
     jumps=True,
     place=1e-9,
     starts_each=not compat_devices.COMPILES_LOOPS_WHOLE,

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import jax.numpy as jnp
 
-from jaxpr_opt.ir.graph import Op
-from jaxpr_opt.ir.traits import ARRANGING, is_cheap
+from jaxpr_opt.ir.graph import Constant, Op, Value, depending_on
+from jaxpr_opt.ir.traits import ARRANGING, is_broadcast, is_cheap
 
 NEVER_REPEATED = frozenset({
     "atan2", "cbrt", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem",
@@ -56,6 +56,46 @@ def is_repeated(op: Op) -> bool:
         inverting = (each for each in users if each.name == "div" and each.operands[1] in by)
         return any(map(_divides_by_one, (op, *inverting)))
     return op.name in PUT_TOGETHER or (is_cheap(op) and op.name not in NEVER_REPEATED)
+
+
+def is_made_once(op: Op) -> bool:
+    """Whether XLA computes an op of several arrays by itself, though it is cheap: an op that reads
+    it needs something costly, too, that is computed of it.
+
+    XLA computes such an op in all fusions that read it, or in none.  Of single numbers it may have
+    another shape until then, and be read by one op only.
+    """
+    result, region = op.result, op.region
+    arrays = {v for v in op.operands if len(v.shape) >= len(result.shape) and not _is_spread(v)}
+    is_less = sum(v.nbytes for v in arrays) > result.nbytes
+    if region is None or len(arrays) < 2 or not is_less or result.size == 1:
+        return False
+    after = (each for each in region.ops if region.order(each) > region.order(op))
+    made_of_it = depending_on([result], after)
+    kept = [each.result for each in made_of_it if _is_kept(each)]
+    return any(result in each.operands for each in depending_on(kept, made_of_it))
+
+
+def _is_spread(value: Value) -> bool:
+    """Whether a value is the same numbers repeated."""
+    return isinstance(value, Constant) or (value.op is not None and is_broadcast(value.op))
+
+
+def _is_kept(op: Op) -> bool:
+    """Whether XLA computes a number once: it is costly, and spread, or a function that is read more
+    than once; or many numbers are divided by it.
+    """
+    if [v.size for v in op.results] != [1] or not jnp.issubdtype(op.result.dtype, jnp.inexact):
+        return False
+    users = set(op.result.users)
+    spreading = [user for user in users if any(v.size != 1 for v in user.results)]
+    if any(user.name == "div" and user.operands[1] is op.result for user in spreading):
+        return True
+    if op.name == "div" and isinstance(op.operands[1], Constant):
+        return False  # it multiplies by the reciprocal
+    if op.name in NEVER_REPEATED:
+        return bool(spreading) or len(users) > 1
+    return reduces(op) and bool(spreading)
 
 
 def _divides_by_one(op: Op) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU, Device
-from jaxpr_opt.cost.fusion import is_fused, is_reduced_inside, kernels
+from jaxpr_opt.cost.fusion import is_fused, is_made_once, is_reduced_inside, kernels
 from jaxpr_opt.cost.layouts import Copy, bytes_made, copies, is_read_transposed
 from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
@@ -311,6 +311,12 @@ class CostModel:
     def is_made_where_read(self, op: Op) -> bool:
         """Whether XLA computes an op where what it makes is read, and no more of it than is."""
         return is_fused(op) or op.name in TRANSCENDENTAL
+
+    def is_made_once(self, op: Op) -> bool:
+        """Whether XLA computes a cheap op by itself: something costly that is made of it meets it
+        again.
+        """
+        return self.device.fuses_all_or_none and is_made_once(op)
 
     def is_read_again(self, nbytes: int) -> bool:
         """Whether XLA reads a window again for each reduction of it."""

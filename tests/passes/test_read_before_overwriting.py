@@ -437,6 +437,47 @@ def test_several_windows_that_the_write_needs(combined):
 
 
 @pytest.mark.parametrize(
+    ("weighed", "fires"),
+    [
+        (lambda d: d * jnp.exp(-jnp.sum(d * d)), False),
+        (lambda d: d * jnp.sum(d), False),
+        (lambda d: d / (jnp.max(jnp.abs(d)) + 1), False),
+        (lambda d: d * jnp.where(jnp.sqrt(jnp.sum(d * d)) < 1, 0.5, 0.0), True),
+        (lambda d: d - jnp.mean(d), True),
+        (lambda d: d * jnp.exp(-jnp.sum(d.reshape(2, 2) ** 2, 1)).repeat(2), True),
+        (lambda d: d * d[0], True),
+        (lambda d: d * 0.5, True),
+    ],
+)
+def test_a_difference_that_something_costly_is_made_of(weighed, fires):
+    """(3) XLA makes it once, and reads both windows before the first write, if what moves the two
+    rows needs it, and something costly of it: a constraint that pulls two rows together.
+    """
+
+    def step(c, i, j):
+        d = weighed(c[i] - c[j])
+        return c.at[i].add(-d).at[j].add(d), None
+
+    c, places = jnp.arange(4096.0).reshape(-1, 4) % 7, jnp.arange(8, dtype=jnp.int32)
+    args = c, places, places[::-1] + 3
+    alone(BARRED, stepping(step), *args, fires=fires)
+    compiled = jax.jit(stepping(step)).lower(*args).compile()
+    assert (compiled.memory_analysis().temp_size_in_bytes > c.nbytes) == fires
+
+
+def test_a_difference_on_a_device_that_fuses_otherwise():
+    """(3) The same is fenced there."""
+
+    def step(c, i, j):
+        d = (c[i] - c[j]) * jnp.sum(c[i] - c[j])
+        return c.at[i].add(-d).at[j].add(d), None
+
+    args = jnp.ones((16, 4)), jnp.arange(8, dtype=jnp.int32), jnp.arange(8, dtype=jnp.int32)
+    with using(EAGER.but(fuses_all_or_none=False)):
+        alone(BARRED, stepping(step), *args, fires=True)
+
+
+@pytest.mark.parametrize(
     ("combined", "fires"),
     [
         (lambda q: jnp.ones(2) / q, True),

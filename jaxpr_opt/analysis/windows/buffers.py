@@ -204,7 +204,8 @@ def is_read_for(write: Op, reader: Op) -> bool:
     """Whether a write needs what an op reads, and XLA fuses that read with nothing else.
 
     XLA repeats a read, and what is cheaply computed from it, wherever that is needed; not so what
-    is costly to compute, nor a read of several windows at once.
+    is costly to compute, nor a read of several windows at once, nor what is computed of several
+    windows if what it leads to is costly, and meets it again.
     """
     region = write.region
     assert region is not None
@@ -228,7 +229,7 @@ def is_read_for(write: Op, reader: Op) -> bool:
         if op in seen:
             continue
         seen.add(op)
-        if is_repeated(op) or _reads(op):
+        if (is_repeated(op) and not cost_model().is_made_once(op)) or _reads(op):
             users = (region.ancestor(user) for v in op.results for user in v.users)
             pending.extend(user for user in users if user is not None)
     return True
