@@ -537,6 +537,19 @@ def test_a_little_arithmetic_alone_is_no_reason_to_touch_a_program(shared, touch
     assert (result.jaxpr is jaxpr) != touched
 
 
+def test_a_key_is_no_reason_to_touch_a_program():
+    """Cost: the two numbers of a key are a key at no cost."""
+
+    def program(key, x):
+        def step(x, t):
+            return x + jax.random.uniform(jax.random.fold_in(key, t), x.shape), None
+
+        return lax.scan(step, x, jnp.arange(5))[0]
+
+    jaxpr = traced(program, "u32[2]", "f32[40]")
+    assert Pipeline(DEFAULT).run(jaxpr).jaxpr is jaxpr
+
+
 @pytest.mark.parametrize(
     ("chosen", "touched"),
     [

@@ -23,9 +23,13 @@ _SAME_BUFFER = frozenset({"reshape", "squeeze"})
 """Only the shape is another: nothing is moved."""
 
 
+_KEYS = frozenset({"random_unwrap", "random_wrap"})
+"""Only the type is another: a key is two numbers."""
+
+
 def is_little(op: Op) -> bool:
     """Whether computing it in every step costs next to nothing, if it is small."""
-    return is_arithmetic(op) or op.name in ARRANGING
+    return is_arithmetic(op) or op.name in ARRANGING or op.name in _KEYS
 
 
 def invariant_ops(scan: Scan) -> tuple[Op, ...]:
