@@ -46,6 +46,11 @@ HARMLESS: dict[str, dict[str, str]] = {
         "without: and first not in backward": _LESS,
         "without: and second in backward": _LESS,
     },
+    "isolate_dropped_steps.IsolateDroppedSteps.unspecified": {
+        "left out: IsolateDroppedSteps.unspecified": (
+            "only a gradient in two halves has cotangents, and a pass runs on both when JAX is done"
+        ),
+    },
     "join_selected_parts._is_read_around": {
         "always: reads_window(user, value)": "what is still read is still made",
         "all, not only if write.op.result is value": _LESS,

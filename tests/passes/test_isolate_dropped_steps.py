@@ -203,6 +203,24 @@ def test_rows_that_are_read_forward(joint):
     check_refuses(DROPPED, by_hand(reverse=False), *ARGS, because=because)
 
 
+def test_rows_of_a_nest(joint):
+    """(2) The inner loop of another nest reads them, which does not know how many were taken."""
+
+    def program(w, xs, counts):
+        def step(h, row):
+            h = jnp.sin(h * w) + row[0]
+            return h, (h, jnp.where(row[1], h[0], 0.0))
+
+        back = lambda c, row: (jnp.where(row[1], c * row[0], c), None)
+        there = lambda c, rows: (c, lax.scan(step, w, rows)[1])
+        _, (hs, losses) = lax.scan(there, 0, (xs, counts))
+        again = lambda c, rows: lax.scan(back, c, rows, reverse=True)
+        return losses, lax.scan(again, w, (hs, counts), reverse=True)[0]
+
+    types = "f32[3]", "f32[2,6,3]", "bool[2,6]"
+    check_refuses(DROPPED, program, *types, because="is not read row by row")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("f", [loss, until, batch, batch_until])
 def test_gradients_of_an_optimised_loss(f):

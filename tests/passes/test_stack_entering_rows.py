@@ -7,7 +7,10 @@ import pytest
 from jax import export, lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.analysis.windows.shift_registers import shifting
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.stack_entering_rows import StackEnteringRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone, measured, memory
@@ -478,6 +481,8 @@ def test_symbolic_shapes():
 
     grad = jax.grad(loss, (0, 1))
     types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((n, 3), (40, 3))]
+    graph = import_jaxpr(jax.make_jaxpr(grad)(*types))
+    assert not any([*shifting(op)] for op in graph.walk() if isinstance(op, Scan))
     exported = export.export(jax.jit(optimize(grad)))(*types)
     b, x = jnp.ones((5, 3)), jnp.ones((40, 3))
     assert_close(exported.call(b, x), grad(b, x))

@@ -199,6 +199,7 @@ REFUSED = [
     pytest.param(lambda p, a, g, r, o: (p - (g + 0.9 * a), a + g), "change", id="sum"),
     pytest.param(lambda p, a, g, r, o: (p * g, a + g), "change", id="product"),
     pytest.param(lambda p, a, g, r, o: (g + a, p + g), "change", id="exchanged"),
+    pytest.param(lambda p, a, g, r, o: (g + a, a + g * p), "change", id="to another"),
     pytest.param(lambda p, a, g, r, o: ((a + g) + p, a + g), "change", id="sum before"),
     pytest.param(lambda p, a, g, r, o: (p - g * a, 0.5 * a), "combined", id="of another carry"),
     pytest.param(lambda p, a, g, r, o: (g * 2, (p, a))[1], "combined", id="for nobody"),
