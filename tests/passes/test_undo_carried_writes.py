@@ -7,11 +7,13 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.analysis.residuals.versions import undoable
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
+from tests.graphs import graph_of, op_of
 from tests.loops import alone, measured
 
 UNDO = UndoCarriedWrites()
@@ -634,6 +636,14 @@ def counting(
         return b, lax.scan(back, b, (jnp.arange(6), versions), reverse=True)[0]
 
     return program
+
+
+def test_what_an_inner_loop_may_read_again():
+    """(1) Of a carry that is replaced, no version comes back."""
+    step = lambda c, x: ((c[0].at[0].set(x), jnp.sin(c[1])), None)
+    graph = graph_of(lambda b, xs: lax.scan(step, (b, b), xs)[0], "f32[3]", "f32[5]")
+    written = op_of(graph, "scan").carries[0]
+    assert undoable(op_of(graph, "scan")) == {written.param: 4, written.next: 4}
 
 
 def test_as_many_steps_as_the_loop_has_counted():

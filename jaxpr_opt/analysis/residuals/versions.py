@@ -173,9 +173,9 @@ def undoable(scan: Scan) -> Mapping[Value, int]:
     for carry in scan.carries:
         if carry.is_invariant:
             continue
-        writes, versions, obstacle = _history(scan, carry)
+        writes, versions, _ = _history(scan, carry)
         # Condition 1 of undo-carried-writes.
-        if writes and obstacle is None:
+        if writes:
             nbytes = sum(w.operands[UPDATE[w.name]].nbytes for w in writes)
             found.update(dict.fromkeys(versions, nbytes))
     return found
