@@ -258,17 +258,25 @@ class CostModel:
         added = sum(windows)
         looks = len(windows) * _number(array.size) * self.device.arithmetic
         is_apart = self.device.starts_each and self.is_no_line(array.nbytes)
-        more = self.started(len(windows) - 1) if is_apart else 0.0
+        more = self.started(len(windows) - 1) if is_apart or self.has_kernels else 0.0
         return self.moved(3 * added) + more < self.moved(added + 2 * array.nbytes) + looks
 
-    def is_less_fenced(self, windows: int, array: int, *, whole_is_read: bool) -> bool:
-        """Whether a fence around reads of so many bytes moves less than the copy of the array that
-        it saves.
+    def is_less_fenced(self, windows: Sequence[int], array: int, *, whole_is_read: bool) -> bool:
+        """Whether a fence around reads of so many bytes each takes less time than the copy of the
+        array that it saves.
 
         What is read is written before the fence, and read again behind it.  Where all of the array
-        is read, too, that is no longer fused with the write: it is read once more.
+        is read, too, that is no longer fused with the write: it is read once more.  Where each op
+        is a kernel, the copy is made by the one that writes, the reads are more of them.
         """
-        return 2 * windows + whole_is_read * array < 2 * array
+        more = self.started(len(windows)) if self.has_kernels else 0.0
+        fenced = self.moved(2 * sum(windows) + whole_is_read * array) + more
+        return fenced < self.moved(2 * array)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether each op of a loop is a kernel that is launched, however few its numbers."""
+        return not self.device.fused_bytes
 
     def is_less_divided(self, numbers: int, array: int) -> bool:
         """Whether dividing the numbers of several windows, one by one, saves a copy of the array

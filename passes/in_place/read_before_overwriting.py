@@ -45,7 +45,8 @@ Both are the identity, so they are always sound. They are inserted where
    what reads several windows, if the write needs it: it does not repeat that elsewhere;
 4. the buffer is large enough for a copy to matter (more than one cache line; where all of it is
    read in each step, too, more than a step hides), and the window small enough: behind a fence it
-   takes memory of its own, and one loop over the buffer becomes several;
+   takes memory of its own, and one loop over the buffer becomes several (on a GPU a kernel more for
+  each window, for which a copy of a megabyte or two must be saved);
 5. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
    has placed its copies; a division has a window to divide, and bits.
 

@@ -82,3 +82,17 @@ def test_what_ops_take():
     assert model.repeated([product]) == pytest.approx(120 * CPU.flop)
     assert model.repeated([sine]) == pytest.approx(7 * CPU.transcendental)
     assert model.repeated([moved]) == 0 < model.run([moved])
+
+
+def test_windows_in_place_are_kernels_of_a_gpu():
+    """A fence keeps reads from the write: kernels of their own, which a small copy is not worth;
+    so is adding to each of several windows, where one kernel adds all.
+    """
+    small, large = jax.ShapeDtypeStruct((64, 64), "float32"), 64 << 20
+    (array,) = import_jaxpr(traced(lambda x: x + 1, small)).body.params
+    for device, is_less in ((CPU, True), (GPU, False)):
+        model = CostModel(device)
+        assert model.is_less_fenced([256, 256], array.nbytes, whole_is_read=False) == is_less
+        assert model.is_less_fenced([256, 256], large, whole_is_read=False)
+        assert model.is_less_in_place([256] * 9, array) == is_less
+        assert model.is_less_in_place([256], array)

@@ -25,16 +25,16 @@ def writes_windows(op: Op) -> bool:
 
 
 def pays(write: Op, readers: tuple[Op, ...], whole_is_read: bool) -> bool:
-    """Whether a fence around the windows that are read moves less than copying the array."""
+    """Whether a fence around the windows that are read takes less time than copying the array."""
     windows = list[Op]()
     for each in filter(reads_a_window, readers):
         if not any(_is_same(each, other) for other in windows):
             windows.append(each)
-    nbytes, array = sum(each.result.nbytes for each in windows), write.operands[0].nbytes
+    array, sizes = write.operands[0].nbytes, [each.result.nbytes for each in windows]
     several = sum(each.result.size for each in windows if windows_read(each) > 1)
     if several and fence() == "division" and not cost_model().is_less_divided(several, array):
         return False
-    return cost_model().is_less_fenced(nbytes, array, whole_is_read=whole_is_read)
+    return cost_model().is_less_fenced(sizes, array, whole_is_read=whole_is_read)
 
 
 def _is_same(op: Op, other: Op) -> bool:
