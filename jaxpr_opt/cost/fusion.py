@@ -21,6 +21,9 @@ NEVER_REPEATED = frozenset({
 })  # fmt: skip
 """Elementwise ops that XLA deems too expensive to compute once for each fusion that reads them."""
 
+ONE_INSTRUCTION = frozenset({"exp", "exp2"})
+"""Those of them that are one instruction of a GPU, and computed for each fusion there."""
+
 PUT_TOGETHER = frozenset({"concatenate", "pad", "stack"})
 """Ops that XLA computes once for each fusion that reads them, though each element is a choice."""
 

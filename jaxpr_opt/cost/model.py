@@ -17,7 +17,14 @@ from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU, Device
-from jaxpr_opt.cost.fusion import is_fused, is_made_once, is_reduced_inside, kernels
+from jaxpr_opt.cost.fusion import (
+    ONE_INSTRUCTION,
+    is_fused,
+    is_made_once,
+    is_reduced_inside,
+    is_repeated,
+    kernels,
+)
 from jaxpr_opt.cost.layouts import Copy, bytes_made, copies, is_read_transposed
 from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
@@ -121,9 +128,19 @@ class CostModel:
         """Whether a product reads a matrix where the one is that it is the transpose of."""
         return self.device.copies_operands and is_read_transposed(op, value)
 
+    @property
+    def sums_by_library(self) -> bool:
+        """Whether a library reduces arrays, which knows few of the ops that make them."""
+        return self.device.sums_by_library
+
     def is_reduced_inside(self, reduction: Op, op: Op) -> bool:
         """Whether an op is computed while what comes of it is reduced, and is no array."""
         return not self.device.sums_by_library or is_reduced_inside(reduction, op)
+
+    def is_repeated(self, op: Op) -> bool:
+        """Whether XLA may compute an op once for each fusion that reads it."""
+        is_quick = self.device.fuses_functions and op.name in ONE_INSTRUCTION
+        return is_quick or is_repeated(op)
 
     def scratch(self, op: Op) -> int:
         """Bytes that an op needs beside its operands and results."""

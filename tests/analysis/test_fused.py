@@ -12,6 +12,8 @@ from bench import memory_unrolled
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.liveness.fused import fused
 from jaxpr_opt.bridge import compat_devices
+from jaxpr_opt.cost.devices import GPU
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.insight.temporaries import temporary_bytes
 from jaxpr_opt.ir.graph import Constant
 from jaxpr_opt.ir.importer import import_jaxpr
@@ -288,3 +290,19 @@ def test_the_estimate_of_a_loop_is_what_is_compiled(name, how):
     given = (loop.weights, loop.rows), loop.start
     graph = import_jaxpr(jax.make_jaxpr(gradient)(*given), "final")
     assert temporary_bytes(graph) == pytest.approx(memory(gradient, *given), rel=0.25)
+
+
+def test_a_softmax_of_half_precision_on_a_gpu():
+    """Its reductions take in what others read, too, and so does what normalizes: of float32 there
+    are only numbers of rows. A CPU computes `exp` once, and its library takes in nothing twice.
+    """
+
+    def program(scores, values):
+        return jax.nn.softmax(scores.astype("float32")).astype("bfloat16") @ values
+
+    types = "bf16[8,1024,1024]", "bf16[8,1024,64]"
+    with using(CostModel(GPU)):
+        found = arrays(program, *types)
+        assert "exp" not in found
+        assert found["reduce_sum"] == ["reduce_max", "scores"]
+    assert "exp" in arrays(program, *types)

@@ -6,8 +6,9 @@ an array, and its operands stay alive until then.
 - Elementwise ops and data movement are computed inside such readers: inside each of them if that is
   cheap, otherwise only if all are computed in one loop (`jaxpr_opt.analysis.liveness.loops`).
 - A row that a loop reads of an array is read there by its elementwise readers.
-- A reduction takes in what only it reads, and what only that reads.  (XLA:CPU calls a library for
-  it: what that does not know is in memory, and so is what numbers of other types come from.)
+- A reduction takes in what it reads as elementwise ops do.  (XLA:CPU calls a library for it: only
+  what nothing else reads is taken in.  What the library does not know is in memory, and so is what
+  numbers of other types come from.)
 - An operand that a product or convolution needs in another layout is computed inside the copy made
   for it.  A product reads a transposed matrix where the matrix is.
 - A value with any other reader (a product, a loop, the result) is in memory, but may still be
@@ -28,7 +29,7 @@ from jaxpr_opt.analysis.liveness.loops import Loop, Loops
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.bridge.parameters import permutation_of
 from jaxpr_opt.cost import limits
-from jaxpr_opt.cost.fusion import is_fused, is_repeated
+from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.layouts import shape_read
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.ops import PRODUCTS
@@ -167,7 +168,7 @@ class _Fusing:
             return False
         if op in self.reduced or op.name in PRODUCTS:
             return None
-        return is_fused(op) or op.name == "gather"
+        return is_fused(op) or op.name == "gather" or op.name in REDUCING
 
     def _can_be_inside(self, value: Value) -> bool:
         """Whether a value is made by an op that may be computed inside of another."""
@@ -237,7 +238,7 @@ class _Fusing:
         large array, or is no array then.
         """
         assert value.op is not None
-        if not (self.repeats and is_repeated(value.op)):
+        if not (self.repeats and cost_model().is_repeated(value.op)):
             return False
         large = [v for v in value.op.operands if not _is_less(v, value)]
         return len(large) <= 1 or self._is_made_for_each(value)
@@ -251,6 +252,8 @@ class _Fusing:
     def _reduced(self) -> dict[Op, Op]:
         """The reductions, and the ops that are computed while what comes of them is reduced."""
         model, found = cost_model(), dict[Op, Op]()
+        if not model.sums_by_library:
+            return found  # a reduction is like any other op
         for op in reversed(list(self.region.ops)):
             reader = self._reader(op.result) if len(op.results) == 1 and is_fused(op) else None
             if op.name in REDUCING:
