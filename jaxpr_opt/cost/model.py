@@ -137,6 +137,11 @@ class CostModel:
         """Whether an op is computed while what comes of it is reduced, and is no array."""
         return not self.device.sums_by_library or is_reduced_inside(reduction, op)
 
+    @property
+    def fuses_functions(self) -> bool:
+        """Whether functions of numbers are computed where they are read."""
+        return self.device.fuses_functions
+
     def is_repeated(self, op: Op) -> bool:
         """Whether XLA may compute an op once for each fusion that reads it."""
         is_quick = self.device.fuses_functions and op.name in ONE_INSTRUCTION

@@ -44,9 +44,8 @@ Both are the identity, so they are always sound. They are inserted where
    buffer: XLA handles ``c[i] = f(c[j])`` by itself, or ``c[i] = f(c[i])`` after a division, and
    what reads several windows, if the write needs it: it does not repeat that elsewhere;
 4. the buffer is large enough for a copy to matter (more than one cache line; where all of it is
-   read in each step, too, more than a step hides), and the window small enough: behind a fence it
-   takes memory of its own, and one loop over the buffer becomes several (on a GPU a kernel more for
-  each window, for which a copy of a megabyte or two must be saved);
+   read in each step, too, more than a step hides; on a GPU, where each window becomes a kernel, a
+   megabyte or two), and the window small enough: behind a fence it takes memory of its own;
 5. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
    has placed its copies; a division has a window to divide, and bits.
 

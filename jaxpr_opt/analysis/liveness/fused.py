@@ -77,7 +77,9 @@ class Fused:
 
 @remembered
 def fused(end: Op, *, repeats: bool = True) -> Fused:
-    """The region that ends here as XLA fuses it; or if it repeated nothing in several fusions."""
+    """The region that ends here as XLA fuses it; or if it repeated nothing in several fusions, but
+    for what a GPU would never store: what is larger than the arrays that it is made of.
+    """
     assert end.region is not None
     return _Fusing(end.region, repeats).found()
 
@@ -90,6 +92,8 @@ class _Fusing:
         self.read: dict[Op, dict[Value, Places]] = {}
         self.may: dict[Value, bool] = {}
         self.takes: dict[Op, bool | None] = {}
+        self.least: dict[Value, int] = {}
+        """The bytes of each value, or of what it is made of, if these are fewer."""
         owner = region.owner
         streams = owner.streams if isinstance(owner, Scan) else ()
         self.rows = {stream.param for stream in streams}
@@ -238,10 +242,25 @@ class _Fusing:
         large array, or is no array then.
         """
         assert value.op is not None
-        if not (self.repeats and cost_model().is_repeated(value.op)):
+        if not cost_model().is_repeated(value.op):
             return False
+        if not self.repeats:
+            return self._is_larger(value)
         large = [v for v in value.op.operands if not _is_less(v, value)]
         return len(large) <= 1 or self._is_made_for_each(value)
+
+    def _is_larger(self, value: Value) -> bool:
+        """Whether a value takes more bytes than all that it is made of, element by element: it is
+        never worth storing.
+        """
+        if not cost_model().fuses_functions:
+            return False
+        if not self.least:
+            for op in self.region.ops:
+                if is_fused(op) or is_view(op):
+                    made_of = sum(self.least.get(v, v.nbytes) for v in dict.fromkeys(op.operands))
+                    self.least.update((v, min(made_of, v.nbytes)) for v in op.results)
+        return self.least.get(value, value.nbytes) < value.nbytes
 
     def _is_made_for_each(self, value: Value) -> bool:
         """Whether all that reads a value can be fused with it, or reads it in another shape."""
