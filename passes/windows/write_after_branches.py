@@ -46,7 +46,8 @@ Cost: one more read of the window, which is less than half of the array. In a sc
 branch of its step, where the array may then become a stack; XLA writes in place through a branch,
 too. If the array cannot become one, because the index is unknown or differs, the loop must store it
 in each step, which `undo-carried-writes` avoids; or a branch must also read it, which makes XLA
-copy it: the transpose of a snapshot reads its cotangent and clears it. That waits until JAX has
+copy it (on a GPU a small copy takes less time than a kernel for the window): the transpose of a
+snapshot reads its cotangent and clears it. That waits until JAX has
 differentiated: it would add the cotangents of what a branch reads to zeros in the branch, and these
 to those of the array, all of it in each step (1.7 times the time of plain JAX, where it was 0.7; a
 stack of 500 numbers of a calculator on JAX 0.12). Zeros with a window in them,
@@ -64,9 +65,10 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.versions import is_stacked
 from jaxpr_opt.analysis.values.enclosing import is_differentiated, loop_of
-from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.branch_writes import BranchWrites, branch_writes
 from jaxpr_opt.builders.branch_writes import split_after, write_after
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Cond, Op, Scan, phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -104,9 +106,11 @@ class WriteAfterBranches(Pass):
             return None
         if _is_copied(writes) and _may_be_differentiated(match.op):
             return "JAX would add windows to zeros in the branches, and those to the cotangent"
-        if _is_copied(writes) or any(map(is_stacked, (first.array, writes.result))):
+        if any(map(is_stacked, (first.array, writes.result))):
             return None
-        return "XLA already writes it in place, in steps that take the branch only"
+        if not _is_copied(writes):
+            return "XLA already writes it in place, in steps that take the branch only"
+        return None if _is_worth(first) else "a copy takes no longer than the window by itself"
 
     def rewrite(self, match: WrittenInBranch, rw: Rewriter) -> None:
         first, cond = match.writes, match.writes.cond
@@ -125,6 +129,11 @@ class WriteAfterBranches(Pass):
 def _may_be_differentiated(cond: Op) -> bool:
     """Whether JAX may still transpose the program, which is none of its own gradient."""
     return phase_of(cond) != "final" and not is_differentiated(cond)
+
+
+def _is_worth(write: Access) -> bool:
+    """Whether a copy of the array takes longer than the window by itself."""
+    return cost_model().is_less_fenced([write.nbytes], write.array.nbytes, whole_is_read=False)
 
 
 def _is_copied(writes: BranchWrites) -> bool:

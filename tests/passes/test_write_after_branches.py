@@ -6,7 +6,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.cost.model import using
+from jaxpr_opt.cost.devices import GPU
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.insight.journal import Journal
 from jaxpr_opt.ir.graph import Cond, Scan, While
@@ -217,6 +218,12 @@ def test_what_xla_writes_in_place_stays():
     types = "f32[40,5000]", "f32[8]"
     check_refuses(AFTER, large(read=False), *types, because="XLA already writes it in place")
     alone(AFTER, large(read=True), *types, fires=True, phase="final")
+    with using(CostModel(GPU)):  # the window would be a kernel
+        graph = import_jaxpr(traced(large(read=True), *types), "final")
+        record = run_alone([AFTER], graph).record(AFTER.name, AFTER.cleanup)
+    assert [each.reason for each in record.refusals] == [
+        "a copy takes no longer than the window by itself"
+    ]
 
 
 def test_what_may_be_differentiated():
