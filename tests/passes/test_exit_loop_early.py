@@ -392,18 +392,39 @@ def test_rows_are_read_where_they_are(rows_of):
     assert any(isinstance(op, While) for op in around)
 
 
+def told(c, bound):
+    """As `counted`, but that each step back tells its number."""
+
+    def body(carry, _):
+        c, k = carry
+        p = jnp.all(c < bound)
+        return (lax.cond(p, lambda c: c + 1, keep, c), k + p.astype(jnp.int32)), c
+
+    def back(a, i_and_row):
+        i, row = i_and_row
+        jax.debug.callback(lambda i: None, i)
+        return lax.cond(i < k, lambda: a * row - 3, lambda: a), None
+
+    (c, k), rows = lax.scan(body, (c, jnp.int32(0)), None, length=5)
+    return lax.scan(back, c, (jnp.arange(5), rows), reverse=True)[0]
+
+
 @pytest.mark.parametrize(
-    "program",
+    ("program", "loops"),
     [
-        counted(lambda a, row: a * row - 3, unroll=5),
-        lambda c, bound: stopping(lambda p, c: c, step=lambda c: c + 1)(c, bound)[1].sum(0),
+        (counted(lambda a, row: a * row - 3, unroll=5), 1),
+        (told, 1),
+        (lambda c, bound: stopping(lambda p, c: c, step=lambda c: c + 1)(c, bound)[1].sum(0), 0),
     ],
 )
-def test_rows_that_something_else_reads(program):
-    """(7) A loop that does not stop, or a sum: they are as skipped steps would have made them."""
+def test_rows_that_something_else_reads(program, loops):
+    """(7) A loop that does not stop, because it is unrolled or has effects, or a sum: they are as
+    skipped steps would have made them.
+    """
     graph = alone(EXIT, program, jnp.zeros(3), jnp.float32(2), fires=True)
     stopped, filled = (op for op in graph.body.ops if isinstance(op, While))
     assert filled.operands[1] in stopped.results
+    assert sum(isinstance(op, Scan) for op in graph.body.ops) == loops
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -1561,6 +1582,10 @@ def test_losses_of_a_batch_that_the_step_sums_up(real_questions, summed):
 # ---------------------------------------------------------------- loops that only make rows
 
 
+def added(total, row):
+    return total + row[0] * row[1], None
+
+
 def fed(
     what=lambda g, h, ys: g,
     *,
@@ -1651,6 +1676,10 @@ def test_how_many_rows_are_made(n):
     [
         pytest.param(fed(lambda g, h, ys: (g, h)), id="its state is read"),
         pytest.param(fed(lambda g, h, ys: (g, ys.sum())), id="its rows are read elsewhere"),
+        pytest.param(
+            fed(lambda g, h, ys: (g, lax.scan(added, g, (lax.iota(jnp.float32, 5), ys))[0])),
+            id="another loop reads all of its rows",
+        ),
         pytest.param(fed(seen=lambda i, y, n: y > 0.5), id="its rows say which are read"),
         pytest.param(fed(reverse=True), id="it runs in reverse"),
         pytest.param(
