@@ -110,7 +110,10 @@ class HoistInvariantResiduals(Pass):
         values = tuple((old, make) for old, make in repeated(op) if old.uses)
         if values:
             names = ", ".join(old.label for old, _ in values)
-            yield Repeated(op, f"{names}: the same at every step, kept once", values)
+            is_small = all(cost_model().is_no_line(old.nbytes) for old, _ in values)
+            is_cleanup = isinstance(op, While) and is_small  # such as a bound: nobody stacks it
+            says = f"{names}: the same at every step, kept once"
+            yield Repeated(op, says, values, is_cleanup=is_cleanup)
         if isinstance(op, Scan):
             for stack in op.stacks:
                 made = stack.value.op

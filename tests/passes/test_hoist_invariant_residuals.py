@@ -550,6 +550,16 @@ def test_a_key_is_no_reason_to_touch_a_program():
     assert Pipeline(DEFAULT).run(jaxpr).jaxpr is jaxpr
 
 
+def test_the_bound_of_a_while_is_no_reason_to_touch_a_program():
+    """Cost: nobody stacks what a `while` carries, and a number is carried at no cost."""
+
+    def program(x, n):
+        return lax.fori_loop(0, n, lambda i, x: jnp.sin(x) + i, x)
+
+    jaxpr = traced(program, "f32[40]", "i32[]")
+    assert Pipeline(DEFAULT).run(jaxpr).jaxpr is jaxpr
+
+
 @pytest.mark.parametrize(
     ("chosen", "touched"),
     [
