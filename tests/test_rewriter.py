@@ -228,3 +228,18 @@ def test_a_reshape_is_what_tracing_makes(argument, weak):
     assert made.op.params == traced_too.op.params
     assert made.op.primitive is traced_too.op.primitive
     assert (made.op.source, len(rw.edits)) == (traced_too.op.source, 2)
+
+
+def test_a_long_chain_that_nothing_reads_is_erased():
+    def program(x):
+        y = x
+        for _ in range(3000):
+            y = y + 1.0
+        return x, y
+
+    graph = import_jaxpr(traced(program, "f32[]"))
+    rw = Rewriter(graph)
+    last = graph.body.outputs[1].op
+    rw.set_outputs(graph.body, graph.body.outputs[:1])
+    rw.erase_unread(last)
+    assert [op for op in graph.body.ops if not op.is_terminator] == []

@@ -130,13 +130,14 @@ class Rewriter:
 
     def erase_unread(self, op: Op) -> None:
         """Erase an op that nothing reads, and what was computed for it alone."""
-        if op.region is None or op.regions or not is_pure(op) or any(v.uses for v in op.results):
-            return
-        operands = op.operands
-        self.erase(op)
-        for value in operands:
-            if value.op is not None:
-                self.erase_unread(value.op)
+        pending = [op]
+        while pending:
+            each = pending.pop()
+            is_read = any(v.uses for v in each.results)
+            if each.region is None or each.regions or is_read or not is_pure(each):
+                continue
+            pending += [v.op for v in each.operands if v.op is not None]
+            self.erase(each)
 
     def move(self, op: Op, before: Op) -> None:
         """Move an op, with everything inside it, right before another."""
