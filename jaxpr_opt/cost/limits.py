@@ -29,6 +29,10 @@ LEVELS_OF_A_PREDICATE = 12
 """How deep in the logic of a predicate a part of it may be that says alone which steps are taken:
 what a step is if it is false is asked for each."""
 
+WALKS = 32
+"""How often all ops of a step are asked again, each time under another predicate, until no more
+predicates are looked at: hundreds that each tell of all ops after them take too long."""
+
 SUMS_IN_A_ROW = 64
 """Sums, one inside the other, that become part of an array to which they would be added."""
 

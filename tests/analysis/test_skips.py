@@ -7,9 +7,12 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.residuals.unread_rows import is_by_zeros, without_zeros
+from jaxpr_opt.analysis.steps import skips
 from jaxpr_opt.analysis.steps.assume import Splat
+from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
+from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.registry import default_pipeline
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
@@ -379,3 +382,29 @@ def test_a_mask_of_numbers_alone_chooses_elements_not_steps(case):
 
     found = find_skips(first_loop(program, "f32[5]", "i32[5]"))
     assert [isinstance(each, Skip) for each in found] == [skips]
+
+
+def test_no_more_predicates_are_looked_at_once_that_takes_long(monkeypatch):
+    """Each of many tells of all ops after it, in a transposed step: all are no cotangents then."""
+    made = []
+
+    class Seen(Assumable):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    def loss(c, xs):
+        def step(c, x):
+            for k in range(60):
+                c = jnp.where(x > k, jnp.sin(c), x)
+            return c, None
+
+        return lax.scan(step, c, xs)[0].sum()
+
+    monkeypatch.setattr(skips, "Assumable", Seen)
+    monkeypatch.setattr(limits, "WALKS", 2)
+    graph = import_jaxpr(traced(jax.grad(loss), "f32[8]", "f32[4,8]"))
+    loops = [op for op in graph.body.ops if isinstance(op, Scan)]
+    assert not any(isinstance(each, Skip) for op in loops for each in find_skips(op))
+    assert any(each.is_worn for each in made)
+    assert all(each.walked <= 4 * len(each.ops) for each in made)

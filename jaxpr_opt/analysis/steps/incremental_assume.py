@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 
 from jaxpr_opt.analysis.steps.assume import Assumed, Known, Splat
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Op, Region, Value
 
 
@@ -31,6 +32,8 @@ class Assumable(Assumed):
         self.asked: defaultdict[Value, dict[int, None]] = defaultdict(dict)
         """The places of the ops that asked about a value, or of which a region did."""
         self.region, self.linear = region, linear
+        self.walked = 0
+        """How many ops were asked again."""
         self._walking = True
         super().__init__(region, facts or {}, linear=linear)
         self._walking = False
@@ -38,6 +41,11 @@ class Assumable(Assumed):
     def under(self, facts: Mapping[Value, bool]) -> Assumed:
         """The region's values under facts."""
         return _Under(self, facts)
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether so many ops were asked again that other facts are not worth it any more."""
+        return self.walked > limits.WALKS * len(self.ops)
 
     def __getitem__(self, value: Value) -> Known:
         if self._walking:
@@ -70,6 +78,7 @@ class _Under(Assumed):
             place = heappop(self._waiting)
             if place != self._place:
                 self._place = place
+                self._before.walked += 1
                 self._learn(self._before.ops[place])
 
     def _note(self, value: Value, known: Known) -> None:
