@@ -134,8 +134,8 @@ class CostModel:
         return self.device.sums_by_library
 
     def is_reduced_inside(self, reduction: Op, op: Op) -> bool:
-        """Whether an op is computed while what comes of it is reduced, and is no array."""
-        return not self.device.sums_by_library or is_reduced_inside(reduction, op)
+        """Whether such a library computes an op on the way, so that what it makes is no array."""
+        return is_reduced_inside(reduction, op)
 
     @property
     def fuses_functions(self) -> bool:
