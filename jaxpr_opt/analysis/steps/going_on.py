@@ -10,7 +10,6 @@ these carries *settle*.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
 
 import numpy as np
 
@@ -48,7 +47,7 @@ def _goings(scan: Scan) -> Iterator[Skip]:
     if not candidates or not changing or not cost_model().is_worth_loops(1, seconds):
         return
     step = Assumable(scan.body, linear=carries_cotangents(scan))
-    for predicate in takewhile(lambda _: not step.is_worn, candidates):
+    for predicate in step.until_worn(candidates):
         kind, ops = kind_of(scan, predicate, counting)
         # Condition 11 of exit-loop-early.
         is_told = kind == "carried" or (kind == "upfront" and not scan.reverse)

@@ -9,8 +9,9 @@ and no others.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
+from itertools import takewhile
 
 from jaxpr_opt.analysis.steps.assume import Assumed, Known, Splat
 from jaxpr_opt.cost import limits
@@ -41,6 +42,10 @@ class Assumable(Assumed):
     def under(self, facts: Mapping[Value, bool]) -> Assumed:
         """The region's values under facts."""
         return _Under(self, facts)
+
+    def until_worn(self, predicates: Iterable[Value]) -> Iterator[Value]:
+        """Predicates, until so many ops were asked again that others are not worth it any more."""
+        return takewhile(lambda _: not self.is_worn, predicates)
 
     @property
     def is_worn(self) -> bool:

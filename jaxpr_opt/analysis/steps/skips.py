@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -119,7 +119,7 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
     if not candidates or not keeping or not all(map(may_keep, keeping)):
         return
     step = Assumable(scan.body, linear=carries_cotangents(scan))
-    for predicate in takewhile(lambda _: not step.is_worn, candidates):
+    for predicate in step.until_worn(candidates):
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
             blanks = _blanks(scan, keeping, skipped)
@@ -160,7 +160,7 @@ def _ends(scan: Scan) -> Iterator[Skip]:
         return
     read = {stack.value for stack in scan.stacks if stack.result.uses}
     step = Assumable(scan.body, began, linear=carries_cotangents(scan))
-    for predicate in takewhile(lambda _: not step.is_worn, candidates):
+    for predicate in step.until_worn(candidates):
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
             if not all(_stays(c, skipped, began.get(c.param), step.linear) for c in must):
