@@ -30,6 +30,7 @@ from jaxpr_opt.bridge import compat, compat_ad
 from jaxpr_opt.bridge.parameters import padding_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.exporter import export
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Constant, Op, Remat, Scan, Value, dominates
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -197,6 +198,7 @@ def _growth(scan: Scan, value: Value) -> list[tuple[Op, Value]] | None:
     return _path(carry.next, carry.param)
 
 
+@remembered
 def _path(value: Value, leaf: Value) -> list[tuple[Op, Value]] | None:
     if value is leaf:
         return []

@@ -19,6 +19,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.bridge import compat_ad, guard
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Call, Cond, Remat, Scan, Value, While
 from jaxpr_opt.ir.importer import import_jaxpr
 
@@ -106,6 +107,7 @@ def checked(jaxpr: ClosedJaxpr, count: int, changed: Iterable[Changed], name: st
     return compat_ad.select_outputs(jaxpr, used)
 
 
+@remembered
 def _origin(value: Value) -> Value:
     """What a value is that loops, branches and calls hand through."""
     op = value.op

@@ -14,6 +14,7 @@ from jaxpr_opt.analysis.windows.buffers import Buffer
 from jaxpr_opt.analysis.windows.sliding import Window
 from jaxpr_opt.analysis.windows.sliding_costs import is_partly_written
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, padding_of
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -83,6 +84,7 @@ def _entering(
     return list(rows), [Stream(blocks, param)]
 
 
+@remembered
 def _number(array: Value, axis: int, rows: range) -> Any:
     """The number that all these rows of an array along an axis are known to be, else None: what is
     written to others before the loop, or added to them, does not matter.

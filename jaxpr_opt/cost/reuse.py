@@ -33,7 +33,7 @@ def takes_over(use: Use, end: Op | None = None) -> bool:
     value = buffer_of(use.op.operands[use.position])
     if isinstance(value, Constant) or not _reaches(use.op, value):
         return False
-    others = (each for each in _readers(value) if each != use and each.op is not end)
+    others = (each for each in uses_of(value) if each != use and each.op is not end)
     return all(_is_done(each.op, end or use.op) for each in others) and _is_owned(value)
 
 
@@ -42,6 +42,19 @@ def buffer_of(value: Value) -> Value:
     while value.op is not None and is_view(value.op):
         value = value.op.operands[value.position]
     return value
+
+
+def views_of(value: Value) -> Iterator[Value]:
+    """A value, and its views."""
+    pending = [value]
+    for each in pending:
+        yield each
+        pending += [use.op.results[use.position] for use in each.uses if is_view(use.op)]
+
+
+def uses_of(value: Value) -> Iterator[Use]:
+    """The uses of a buffer, as whatever view."""
+    return (use for each in views_of(value) for use in each.uses if not is_view(use.op))
 
 
 def is_view(op: Op) -> bool:
@@ -74,15 +87,6 @@ def _reaches(op: Op, value: Value) -> bool:
             return False
         op = op.parent
     return True
-
-
-def _readers(value: Value) -> Iterator[Use]:
-    """The uses of a buffer, as whatever view."""
-    for use in value.uses:
-        if is_view(use.op):
-            yield from _readers(use.op.results[use.position])
-        else:
-            yield use
 
 
 def _is_done(reader: Op, writer: Op) -> bool:

@@ -26,7 +26,8 @@ from math import prod
 
 from jaxpr_opt.bridge.parameters import callee_of
 from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.cost.reuse import buffer_of, is_view, takes_over
+from jaxpr_opt.cost.reuse import buffer_of, is_view, takes_over, uses_of
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import (
     Call,
     Cond,
@@ -187,6 +188,7 @@ def _copied(use: Use, end: Op | None = None) -> int:
     return 0 if takes_over(use, end) else 2 * use.op.operands[use.position].nbytes
 
 
+@remembered
 def embedded(value: Value) -> tuple[Op, ...]:
     """The writes into zeros that a value is the sum of, if it is only added to something.
 
@@ -244,7 +246,6 @@ def _is_handed_on(value: Value) -> bool:
     return any(
         op.is_terminator
         or bool(op.regions)
-        or (is_view(op) and _is_handed_on(op.results[position]))
         or (op.name in WRITES and position == 0 and not embedded(op.result))
-        for op, position in value.uses
+        for op, position in uses_of(value)
     )

@@ -17,6 +17,7 @@ from typing import Literal
 
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.insight.saved import Saved, inside
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Constant, Graph, Op, Region, Scan, Value, backward_slice
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import IN_PLACE, is_data_movement
@@ -74,6 +75,7 @@ def _behind_dummies(row: Value) -> Value:
     return row
 
 
+@remembered
 def _source(value: Value, loop: Scan) -> Value:
     """What a value is moved, spread out or carried along unchanged from; in a batch, selected from
     copies of it.

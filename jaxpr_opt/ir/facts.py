@@ -8,6 +8,7 @@ drops all of them at every edit.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -23,8 +24,11 @@ def remembered(
 ) -> Callable[Concatenate[About, P], Answer]:
     """A query about an op or a value that is answered once for each state of its graph.
 
-    Answers are shared: nobody may change one.  What is in no graph is asked about each time.
+    Answers are shared: nobody may change one.  What is in no graph is asked about each time.  A
+    query may ask itself about what a value is made of, through thousands of ops: if too many
+    answers wait for one, that is found first, and they are found again.
     """
+    waiting = threading.local()
 
     @functools.wraps(query)
     def ask(about: About, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
@@ -33,11 +37,47 @@ def remembered(
             return query(about, *args, **kwargs)
         key = (query, about, *args, *kwargs.items())
         facts: dict[Any, Answer] = graph.facts
-        if key not in facts:
+        if key in facts:
+            return facts[key]
+        again, depth = functools.partial(ask, about, *args, **kwargs), getattr(waiting, "depth", 0)
+        if depth == _DEPTH:
+            raise _DeeperError(again)
+        waiting.depth = depth + 1
+        try:
             facts[key] = query(about, *args, **kwargs)
+        except _DeeperError as deeper:
+            if depth or deeper.again.func is not ask:
+                raise
+            _answer([again, deeper.again])
+        finally:
+            waiting.depth = depth
         return facts[key]
 
     return ask
+
+
+_DEPTH = 32
+"""How often a query asks itself inside of itself, on a stack of a thousand frames."""
+
+
+class _DeeperError(Exception):
+    """What is to be answered before what it is asked for."""
+
+    def __init__(self, again: functools.partial[Any]) -> None:
+        self.again = again
+
+
+def _answer(pending: list[functools.partial[Any]]) -> None:
+    """Answer the last question, and then those that waited for it."""
+    while pending:
+        try:
+            pending[-1]()
+        except _DeeperError as deeper:
+            if deeper.again.func is not pending[-1].func:
+                raise
+            pending.append(deeper.again)
+        else:
+            pending.pop()
 
 
 def memory(about: Op | Value, of: Hashable) -> dict[Any, Any]:

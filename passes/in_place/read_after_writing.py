@@ -125,10 +125,12 @@ def _reads(write: Access, body: Region) -> Iterator[Access]:
 
 def _is_multiplied(window: Value) -> bool:
     """Whether an operand of a product is the window, maybe in another shape."""
-    return any(
-        user.name == "dot_general" or (_shows(user) and _is_multiplied(user.result))
-        for user in window.users
-    )
+    pending = [window]
+    for each in pending:
+        if any(user.name == "dot_general" for user in each.users):
+            return True
+        pending += [user.result for user in each.users if _shows(user)]
+    return False
 
 
 def _shows(op: Op) -> bool:

@@ -90,14 +90,13 @@ from jaxpr_opt.analysis.residuals.residual_prices import cheapest_cut, residual_
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
 from jaxpr_opt.analysis.residuals.unread_rows import tells_ends
-from jaxpr_opt.analysis.residuals.versions import restored
+from jaxpr_opt.analysis.residuals.versions import is_kept_in_rows
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan, Value, While
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_data_movement
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,26 +172,12 @@ def _is_good_part(scan: Scan, cut: Cut, computed: Set[Value]) -> bool:
     """Whether what is no longer stacked is much of what any loop that reads it reads of stacks."""
     ends = (route[-1] for route in _ways(cut))
     readers = {end.scan for end in ends if isinstance(end, Rows)}
-    read = [sum(s.operand.nbytes for s in r.streams if _is_kept(s.operand)) for r in readers]
+    read = [sum(s.operand.nbytes for s in r.streams if is_kept_in_rows(s.operand)) for r in readers]
     bytes_of = {**stored_bytes(scan), **dict.fromkeys(computed, 0)}
     new = [v for v in cut.stored if v not in available(scan)]
     free = sum(v.nbytes - bytes_of.get(v, v.nbytes) for v in new)
     saved = cut.old_bytes - cut.new_bytes + free * scan.length
     return cost_model().is_visible(saved, max(read, default=0))
-
-
-def _is_kept(array: Value) -> bool:
-    """Whether a loop has stacked an array, or what it is a row of, and nothing will restore it."""
-    op, owner = array.op, array.region.owner if array.region is not None else None
-    if isinstance(op, Scan):
-        stack = op.stack_of(array)
-        if stack is None or stack.value in restored(op):
-            return False
-        return not isinstance(stack.value.op, Scan) or _is_kept(stack.value)
-    if op is not None:
-        return is_data_movement(op) and any(map(_is_kept, op.operands))
-    stream = owner.stream_of(array) if isinstance(owner, Scan) else None
-    return stream is not None and _is_kept(stream.operand)
 
 
 def _labels(values: Iterable[Value]) -> str:

@@ -33,7 +33,7 @@ from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.layouts import shape_read
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.ops import PRODUCTS
-from jaxpr_opt.cost.reuse import buffer_of, is_view
+from jaxpr_opt.cost.reuse import buffer_of, is_view, uses_of, views_of
 from jaxpr_opt.ir.devices import fence
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Use, Value
@@ -226,11 +226,7 @@ class _Fusing:
 
     def _reads(self, value: Value) -> Iterator[Use]:
         """The uses of a value, maybe through views."""
-        for use in value.uses:
-            if is_view(use.op):
-                yield from self._reads(use.op.results[use.position])
-            elif use.op not in self.dead:
-                yield use
+        return (use for use in uses_of(value) if use.op not in self.dead)
 
     def _reader(self, value: Value) -> Op | None:
         """The only op that reads a value, once, maybe through views; None if there is not one."""
@@ -293,8 +289,8 @@ def _is_fenced(value: Value) -> bool:
     """
     if fence() != "barrier":
         return False
-    views = (use for use in value.uses if is_view(use.op))
-    return any(use.op.name == BARRIER or _is_fenced(use.op.results[use.position]) for use in views)
+    _, *views = views_of(value)
+    return any(view.op is not None and view.op.name == BARRIER for view in views)
 
 
 def _places(op: Op) -> Places:

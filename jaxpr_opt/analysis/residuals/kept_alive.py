@@ -7,11 +7,11 @@ keeps it in memory as long as the residual itself would be, so it has the price 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from jaxpr_opt.analysis.residuals.cuts import Residual, available, outermost
 from jaxpr_opt.analysis.residuals.stack_consumers import Rows, routes
-from jaxpr_opt.cost.reuse import buffer_of, is_view
+from jaxpr_opt.cost.reuse import buffer_of, uses_of
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Value
 from jaxpr_opt.ir.traits import is_broadcast
 
@@ -46,15 +46,6 @@ def _is_gone(array: Value, region: Region, readers: Iterable[Op]) -> bool:
     if array.region is not region:
         return False
     first = min(map(region.order, readers), default=0)
-    last = max((region.order(op) for op in _users(array, region)), default=0)
+    users = (region.ancestor(use.op) for use in uses_of(array))
+    last = max((region.order(op) for op in users if op is not None), default=0)
     return last < first
-
-
-def _users(array: Value, region: Region) -> Iterator[Op]:
-    """The ops of a region that read an array, as whatever view."""
-    for use in array.uses:
-        around = region.ancestor(use.op)
-        if is_view(use.op) and use.op.region is region:
-            yield from _users(use.op.results[use.position], region)
-        elif around is not None:
-            yield around

@@ -74,21 +74,12 @@ def mapped_sum(scan: Scan, accumulator: Accumulator) -> MappedSum | None:
 
 def _fixed(scan: Scan) -> Callable[[Value], bool]:
     """Whether a value is the same in each step of a loop."""
-    known: dict[Value, bool] = {}
-
-    def is_fixed(value: Value) -> bool:
-        if value not in known:
-            op = value.op
-            known[value] = not scan.body.defines(value) or (
-                op is not None
-                and op.region is scan.body
-                and not op.regions
-                and can_move(op)
-                and all(map(is_fixed, op.operands))
-            )
-        return known[value]
-
-    return is_fixed
+    fixed = set[Value]()
+    for op in scan.body.ops:
+        made_of = (v in fixed or not scan.body.defines(v) for v in op.operands)
+        if not op.regions and can_move(op) and all(made_of):
+            fixed.update(op.results)
+    return lambda value: value in fixed or not scan.body.defines(value)
 
 
 def _linear_ops(

@@ -88,7 +88,9 @@ def needed_rows(scan: Scan, stack: Stack) -> NeededRows | None:
     return NeededRows(rows, last + 1, reads, picks, writers) if is_read_alike else None
 
 
-def _picked(array: Value, rows: Numbers) -> tuple[tuple[Op, Numbers], ...]:
+def _picked(
+    array: Value, rows: Numbers, left: int = limits.WAY_TO_AN_INDEX
+) -> tuple[tuple[Op, Numbers], ...]:
     """The slices and gathers that are read of an array, maybe of its reverse, and the rows of each;
     none if other ops read it, or rows in part.
     """
@@ -108,7 +110,7 @@ def _picked(array: Value, rows: Numbers) -> tuple[tuple[Op, Numbers], ...]:
             taken = rows[::-1]
         else:
             return ()
-        found += _picked(op.result, taken) or ((op, taken),)
+        found += (left and _picked(op.result, taken, left - 1)) or ((op, taken),)
     return tuple(found)
 
 

@@ -113,13 +113,15 @@ def _known(value: Value, body: Region) -> tuple[Op, ...] | None:
 
 def _is_alike(value: Value, axis: int) -> bool:
     """Whether all rows of an array are the same."""
-    if value.shape == () or value.shape[axis] == 1 or uniform(value) is not None:
-        return True
-    op = value.op
-    if op is None or op.name != "broadcast_in_dim":
-        return False
-    axes = broadcast_dimensions_of(op)
-    return axis not in axes or _is_alike(op.operands[0], axes.index(axis))
+    while value.shape != () and value.shape[axis] != 1 and uniform(value) is None:
+        op = value.op
+        if op is None or op.name != "broadcast_in_dim":
+            return False
+        axes = broadcast_dimensions_of(op)
+        if axis not in axes:
+            return True
+        value, axis = op.operands[0], axes.index(axis)
+    return True
 
 
 def window_readers(stacked: Value) -> tuple[Reader, ...] | str:

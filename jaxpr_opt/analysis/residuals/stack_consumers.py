@@ -43,7 +43,9 @@ class Stacked:
     scan: Scan
 
 
-Route = tuple[Split | Rows | Stacked, ...]
+Hop = Split | Rows | Stacked
+
+Route = tuple[Hop, ...]
 
 Pairs = tuple[tuple[Scan, Scan], ...]
 """The loops of a nest that stacks, each with the loop that reads its steps; the innermost first."""
@@ -66,28 +68,26 @@ def routes(stacked: Value, *, nests: bool = False) -> tuple[tuple[Route, Value],
     other way, or goes where nobody reads it.  Through loops around the one that stacks it only if
     `nests`.
     """
-    found: list[tuple[Route, Value]] = []
-    if not _follow(stacked, stacked.shape[1:], (), found, nests):
-        return None
+    row, found = stacked.shape[1:], list[tuple[Route, Value]]()
+    pending: list[tuple[Route, Value]] = [((), stacked)]
+    while pending:
+        hops, array = pending.pop()
+        if array.shape == row and hops:
+            found.append((hops, array))
+            continue
+        ways = [way for use in array.uses if (way := _hop(use, row, nests)) is not None]
+        if not ways or len(ways) < len(array.uses):
+            return None
+        pending += [((*hops, hop), there) for hop, there in reversed(ways)]
     return tuple(found)
 
 
-def _follow(
-    array: Value, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]], nests: bool
-) -> bool:
-    if array.shape == row and hops:
-        found.append((hops, array))
-        return True
-    return bool(array.uses) and all(_hop(use, row, hops, found, nests) for use in array.uses)
-
-
-def _hop(
-    use: Use, row: tuple[int, ...], hops: Route, found: list[tuple[Route, Value]], nests: bool
-) -> bool:
+def _hop(use: Use, row: tuple[int, ...], nests: bool) -> tuple[Hop, Value] | None:
+    """Where a use of an array leads, if nearer to a row of it."""
     op = use.op
     # Condition 1 of narrow-residuals, replay-steps, stack-read-windows.
     if isinstance(op, Scan) and use.position >= op.num_carries:
-        return _follow(op.body.params[use.position], row, (*hops, Rows(op)), found, nests)
+        return Rows(op), op.body.params[use.position]
     around = op.parent
     if (
         nests
@@ -95,13 +95,13 @@ def _hop(
         and isinstance(around, Scan)
         and use.position >= around.num_carries
     ):
-        return _follow(around.results[use.position], row, (*hops, Stacked(around)), found, nests)
+        return Stacked(around), around.results[use.position]
     # Condition 1 of narrow-residuals, replay-steps, stack-read-windows.
     if op.name != "reshape" or not is_in_order(op):
-        return False
+        return None
     # Only the leading axes may be reshaped: what they hold, a row, must stay whole.
     lead = len(op.result.shape) - len(row)
     # Condition 1 of narrow-residuals, replay-steps.
     if lead < 1 or op.result.shape[lead:] != row:
-        return False
-    return _follow(op.result, row, (*hops, Split(op, op.result.shape[:lead])), found, nests)
+        return None
+    return Split(op, op.result.shape[:lead]), op.result

@@ -29,7 +29,7 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Value
-from jaxpr_opt.ir.traits import is_arithmetic
+from jaxpr_opt.ir.traits import is_arithmetic, is_data_movement
 from jaxpr_opt.sizes import bytes_text
 
 _History = tuple[tuple[Op, ...], dict[Value, int], str | None]
@@ -195,6 +195,21 @@ def restored(scan: Scan) -> frozenset[Value]:
     """
     undone = (each for each in stacked_versions(scan) if each.why_not_undone() is None)
     return frozenset(stack.value for each in undone for stack in each.stacks)
+
+
+@remembered
+def is_kept_in_rows(array: Value) -> bool:
+    """Whether a loop has stacked an array, or what it is a row of, and nothing will restore it."""
+    op, owner = array.op, array.region.owner if array.region is not None else None
+    if isinstance(op, Scan):
+        stack = op.stack_of(array)
+        if stack is None or stack.value in restored(op):
+            return False
+        return not isinstance(stack.value.op, Scan) or is_kept_in_rows(stack.value)
+    if op is not None:
+        return is_data_movement(op) and any(map(is_kept_in_rows, op.operands))
+    stream = owner.stream_of(array) if isinstance(owner, Scan) else None
+    return stream is not None and is_kept_in_rows(stream.operand)
 
 
 def is_undone(value: Value, stored: Value) -> bool:

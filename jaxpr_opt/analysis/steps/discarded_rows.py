@@ -29,6 +29,7 @@ from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Op, Region, Value
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import LAYING, is_speculable
@@ -70,6 +71,7 @@ def chosen_rows(which: Value, is_true: bool, left: int = limits.WAY_TO_AN_INDEX)
                 yield Rows(rows.predicate, rows.when, axes)
 
 
+@remembered
 def rows_where(which: Value, is_true: bool) -> Rows:
     """The rows of an array like `which` for which its elements are `is_true`, by the smallest
     predicate that says so.

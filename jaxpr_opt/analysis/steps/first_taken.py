@@ -13,6 +13,7 @@ from jaxpr_opt.analysis.steps.lasting import keeps_truth
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import LAYING
 
@@ -30,6 +31,7 @@ def are_first(skip: Skip) -> bool:
     return is_made and _stays(skip.predicate, not skip.taken_when, skip.scan)
 
 
+@remembered
 def _stays(value: Value, truth: bool, scan: Scan | None) -> bool:
     """Whether an element that has this truth value in a row has it in all rows behind it: in the
     steps of a scan, or, of an array that it streams, along the first axis.
@@ -74,6 +76,7 @@ def _moves_in_rows(op: Op, scan: Scan | None) -> bool:
     return is_spread and op.operands[0].shape[:1] == op.result.shape[:1]
 
 
+@remembered
 def _slope(value: Value, scan: Scan | None) -> int | None:
     """By how much a number grows from row to row; one that might wrap around is unknown."""
     if _is_same(value, scan):

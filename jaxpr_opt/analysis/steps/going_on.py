@@ -65,6 +65,7 @@ def _goings(scan: Scan) -> Iterator[Skip]:
                 continue
             args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
             skip = Skip(*args, going=left)  # type: ignore[arg-type]
+            step.walked += len(step.ops)  # of each, it is asked now whether it goes on
             does = ops_going_on(skip)
             if does is None:
                 continue
@@ -152,15 +153,17 @@ class _Fixed:
 
     def _is_near(self, value: Value, before: Value) -> bool:
         """Whether a value is what was before, with zeros added, or values that are no numbers."""
-        known = self._skipped[value]
-        if known is before:
-            return True
-        op = known.op if isinstance(known, Value) else None
-        if op is None or op.name not in ("add", "add_any", "sub"):
-            return False
-        first, second = op.operands
-        ways = [(first, second)] if op.name == "sub" else [(first, second), (second, first)]
-        return any(
-            self.holds(other) and is_zero(self._known(other)) and self._is_near(mine, before)
-            for mine, other in ways
-        )
+        pending = [value]
+        for each in pending:
+            known = self._skipped[each]
+            if known is before:
+                return True
+            op = known.op if isinstance(known, Value) else None
+            if op is None or op.name not in ("add", "add_any", "sub"):
+                continue
+            first, second = op.operands
+            ways = [(first, second)] if op.name == "sub" else [(first, second), (second, first)]
+            pending += [
+                mine for mine, other in ways if self.holds(other) and is_zero(self._known(other))
+            ]
+        return False

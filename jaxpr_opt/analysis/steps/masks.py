@@ -15,6 +15,7 @@ from jaxpr_opt.analysis.steps.assume import Assumed, Splat
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import dimensions_of, starts_of, strides_of
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Value
 
 
@@ -102,6 +103,7 @@ def _counter(skip: Skip, other: Skip) -> Carry | None:
     return counter if counter is not None and _counts(counter, other) else None
 
 
+@remembered
 def _most(count: Value) -> int | None:
     """What a count of the steps of loops, one after the other, is at most; None if it is none."""
     if _is_zero(count):

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_slice
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import DRAWING, LAYING, is_speculable
@@ -29,6 +30,7 @@ Counters = tuple[tuple[Carry, Value], ...]
 _VIEWS = LAYING | {"convert_element_type"}
 
 
+@remembered
 def predicate_root(value: Value) -> Value:
     """The predicate that a mask is a broadcast or conversion of, or a comparison of with 0 or 1."""
     while (op := value.op) is not None:

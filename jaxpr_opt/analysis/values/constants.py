@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.graph import UNDEFINED, Cond, Constant, Scan, Value
+from jaxpr_opt.ir.graph import UNDEFINED, Cond, Constant, Op, Scan, Value
 from jaxpr_opt.ir.traits import VIEWING
 
 _SPREAD = VIEWING | {"dynamic_slice"}
@@ -22,18 +22,20 @@ def uniform(value: Value) -> Any:
 
     Sees through broadcasts, slices and reshapes, through conversions of integers, and signs.
     """
-    while (op := value.op) is not None and op.name in _SPREAD:
-        value = op.operands[0]
-    if op is not None and op.name == "convert_element_type":
-        (source,) = op.operands
-        number = uniform(source) if _is_numeric(source, "biu") else None
-        if number is None or not _is_numeric(value, "biuf"):
+    changes: list[Op] = []
+    while (op := value.op) is not None:
+        if op.name == "neg" or (op.name == "convert_element_type" and _is_of_integers(op)):
+            changes.append(op)
+        elif op.name not in _SPREAD:
             return None
-        return dtypes.converted(np.asarray(number, source.dtype), value.dtype)[()]
-    if op is not None and op.name == "neg":
-        number = uniform(op.operands[0])
-        return None if number is None else np.negative(np.asarray(number, value.dtype))[()]
-    return value.scalar if isinstance(value, Constant) else None
+        value = op.operands[0]
+    number = value.scalar if isinstance(value, Constant) else None
+    for op in reversed(changes) if number is not None else ():
+        numbers = np.asarray(number, op.operands[0].dtype)
+        is_negated = op.name == "neg"
+        made = np.negative(numbers) if is_negated else dtypes.converted(numbers, op.result.dtype)
+        number = made[()]
+    return number
 
 
 def captured(array: Constant) -> np.ndarray[Any, Any] | None:
@@ -63,8 +65,11 @@ def scalar_of(value: Value) -> Value | None:
     return value if value.shape == () else None
 
 
-def _is_numeric(value: Value, kinds: str) -> bool:
-    return isinstance(value.dtype, np.dtype) and value.dtype.kind in kinds
+def _is_of_integers(conversion: Op) -> bool:
+    """Whether integers or truth values are converted, to such or to real numbers."""
+    source, made = conversion.operands[0].dtype, conversion.result.dtype
+    are_numeric = isinstance(source, np.dtype) and isinstance(made, np.dtype)
+    return are_numeric and source.kind in "biu" and made.kind in "biuf"
 
 
 def is_undefined(value: Value) -> bool:

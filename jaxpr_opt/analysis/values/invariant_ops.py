@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Constant, Op, Scan, Value
+from jaxpr_opt.ir.graph import Constant, Op, Scan, Value, backward_slice
 from jaxpr_opt.ir.traits import (
     ARRANGING,
     REDUCING,
@@ -96,11 +96,9 @@ class _Leaving:
 
     def take(self, values: Iterable[Value]) -> None:
         """What leaves needs what it is made of."""
-        for op in (v.op for v in values):
-            if op is not None and op in self.waiting:
-                self.waiting.discard(op)
-                self.take(op.operands)
-                self.leaving[op] = None
+        for op in backward_slice(values, lambda value: value.op not in self.waiting):
+            self.waiting.discard(op)
+            self.leaving[op] = None
 
 
 def _is_of_numbers(value: Value) -> bool:

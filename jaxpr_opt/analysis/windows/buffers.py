@@ -114,14 +114,12 @@ def is_made_by_a_loop(array: Value) -> bool:
     """Whether a loop returns or carries the array, later writes of windows aside, so that it has
     memory of its own.
     """
-    op = array.op
-    if op is None:
-        return _is_carried(array)
-    if isinstance(op, Scan | While):
-        return True
-    known = access(op)
-    written = known is not None and known.kind != "read"
-    return (written or is_noop_cast(op)) and is_made_by_a_loop(op.operands[0])
+    while (op := array.op) is not None and not isinstance(op, Scan | While):
+        known = access(op)
+        if (known is None or known.kind == "read") and not is_noop_cast(op):
+            return False
+        array = op.operands[0]
+    return op is not None or _is_carried(array)
 
 
 def _is_carried(array: Value) -> bool:
@@ -130,6 +128,7 @@ def _is_carried(array: Value) -> bool:
     return isinstance(loop, Scan | While) and any(c.param is array for c in loop.carries)
 
 
+@remembered
 def is_read_outside(array: Value, axis: int, rows: range) -> bool:
     """Whether anything may read other rows of the array than these."""
     for op in array.users:
@@ -148,6 +147,7 @@ def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:
     return position < len(loop.carries) and loop.carries[position].param is carry.param
 
 
+@remembered
 def is_updated_in(array: Value, loop: Scan | While) -> bool:
     """Whether the loop carries the array, or carries it before some windows were written."""
     while (op := array.op) is not None and loop.body.contains(op.region):

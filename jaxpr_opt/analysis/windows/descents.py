@@ -11,6 +11,7 @@ from jaxpr_opt.analysis.values.constants import scalar_of
 from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Constant, Op, Value
 from jaxpr_opt.ir.traits import SCALING, SUMS
 
@@ -71,6 +72,7 @@ def why_not_in_place(found: Descent) -> str | None:
     return None
 
 
+@remembered
 def _pieces(dense: Value, summed: bool) -> tuple[Piece, ...] | None:
     """The pieces that an array is the sum of; None if it is not zero elsewhere."""
     chain = added(dense)

@@ -10,6 +10,7 @@ from jaxpr_opt.analysis.values.linearity import carries_cotangents, linear_opera
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, Pieces, added
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import (
     Carry,
     Makers,
@@ -143,6 +144,7 @@ def _summed(scan: Scan, plus: Op, position: int) -> Carry | None:
     return carry if len(param.uses) == 1 else None
 
 
+@remembered
 def _is_zero_but_for(value: Value, axis: int, place: int) -> bool:
     """Whether an array is zero but for the row at a place along an axis."""
     chain, op = added(value), value.op

@@ -63,11 +63,12 @@ def _indices(op: Op) -> list[Value]:
 
 def is_fenced_by_division(value: Value) -> bool:
     """Whether a value goes through such a division."""
-    return any(
-        user.name == "population_count"
-        or (user.name in _BITS and is_fenced_by_division(user.result))
-        for user in value.users
-    )
+    pending = [value]
+    for each in pending:
+        if any(user.name == "population_count" for user in each.users):
+            return True
+        pending += [user.result for user in each.users if user.name in _BITS]
+    return False
 
 
 _BITS = frozenset({"bitcast_convert_type", "convert_element_type", "imag", "real"})

@@ -49,8 +49,7 @@ def picked_rows(scan: Scan, stack: Stack) -> PickedRows | None:
     """How rows of a stack are picked; None if it is read otherwise."""
     if is_sharded(stack.result):
         return None
-    order = tuple(range(len(stack.result.shape)))
-    found = list(_picks(stack.result, (), order))
+    found = list(_picks(stack.result))
     picks = tuple(pick for pick in found if pick is not None)
     # Condition 1 of carry-picked-rows.
     if not picks or len(picks) < len(found):
@@ -66,19 +65,21 @@ def picked_rows(scan: Scan, stack: Stack) -> PickedRows | None:
     return PickedRows(stack, picks, tuple(sorted(moved, key=scan.region.order)))
 
 
-def _picks(array: Value, turned: tuple[Op, ...], axes: tuple[int, ...]) -> Iterator[Pick | None]:
-    """The reads of an array whose axes are these of the stack; None for another reader."""
-    for use in array.uses:
-        op = use.op
-        if op.name == "transpose" and op.result.uses:
-            order = tuple(axes[axis] for axis in permutation_of(op))
-            yield from _picks(op.result, (*turned, op), order)
-        elif op.name == "dynamic_slice" and use.position == 0:
-            yield _sliced(op, turned, axes)
-        elif op.name == "gather" and use.position == 0:
-            yield _gathered(op, turned, axes)
-        else:
-            yield None
+def _picks(stacked: Value) -> Iterator[Pick | None]:
+    """The reads of a stack; None for another reader."""
+    pending: list[tuple[Value, tuple[Op, ...], tuple[int, ...]]]
+    pending = [(stacked, (), tuple(range(len(stacked.shape))))]
+    for array, turned, axes in pending:
+        for op, position in array.uses:
+            if op.name == "transpose" and op.result.uses:
+                order = tuple(axes[axis] for axis in permutation_of(op))
+                pending.append((op.result, (*turned, op), order))
+            elif op.name == "dynamic_slice" and position == 0:
+                yield _sliced(op, turned, axes)
+            elif op.name == "gather" and position == 0:
+                yield _gathered(op, turned, axes)
+            else:
+                yield None
 
 
 def _sliced(op: Op, turned: tuple[Op, ...], axes: tuple[int, ...]) -> Pick | None:

@@ -16,6 +16,7 @@ from jaxpr_opt.bridge.parameters import (
     padding_of,
     sizes_of,
 )
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Value
 
 
@@ -43,7 +44,16 @@ def pieces(array: Value, axis: int) -> tuple[Piece, ...]:
     return tuple(joined)
 
 
-def _followed(piece: Piece, axis: int) -> Iterator[Piece]:
+def _followed(piece: Piece, axis: int) -> tuple[Piece, ...]:
+    return _rows(*piece, axis)
+
+
+@remembered
+def _rows(array: Value, start: int, size: int, axis: int) -> tuple[Piece, ...]:
+    return tuple(_sources(Piece(array, start, size), axis))
+
+
+def _sources(piece: Piece, axis: int) -> Iterator[Piece]:
     array, start, size = piece
     op = array.op
     if op is None:
