@@ -23,12 +23,11 @@ _MOVES = LAYING | {"transpose"}
 
 
 def are_first(skip: Skip) -> bool:
-    """Whether no row before one that is taken is skipped, of predicates that are known before the
-    loop: once an element says that a step is not taken, it says so of all rows behind it.
+    """Whether no row before one that is taken is skipped: once an element says that a step is not
+    taken, it says so of all rows behind it.
     """
     # Condition 2 of exit-loop-early.
-    is_made = skip.kind == "upfront" and skip.scan.body.defines(skip.predicate)
-    return is_made and _stays(skip.predicate, not skip.taken_when, skip.scan)
+    return _stays(skip.predicate, not skip.taken_when, skip.scan)
 
 
 @remembered

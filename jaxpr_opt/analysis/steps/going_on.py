@@ -61,7 +61,7 @@ def _goings(scan: Scan) -> Iterator[Skip]:
             skipped = step.under({predicate: not taken_when})
             left = tuple(c for c in changing if not skipped.keeps(c))
             # Condition 11 of exit-loop-early.
-            if not left or any(c.param in asked for c in left):
+            if any(c.param in asked for c in left):
                 continue
             args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
             skip = Skip(*args, going=left)  # type: ignore[arg-type]
