@@ -704,6 +704,7 @@ BY_NUMBER = lambda c, i, n: i < n
         lambda taken, c, other, i: other.at[1].set(c[0]),
         lambda taken, c, other, i: jnp.where(taken, other + i, c),
         lambda taken, c, other, i: other + c,
+        lambda taken, c, other, i: other + jnp.cos(c),
         lambda taken, c, other, i: other + jnp.sin(jnp.where(taken, c, i.astype(c.dtype))),
         lambda taken, c, other, i: c - other,
         lambda taken, c, other, i: other + taken * i.astype(jnp.float32),
@@ -736,8 +737,8 @@ def test_a_loop_that_goes_on():
 
 
 def test_integers_of_what_is_no_number():
-    """(12) Zero times infinity, as an integer, is not nothing."""
-    step = lambda taken, c, other, i: other + (taken * c).astype(jnp.int32)
+    """(12) Zero times infinity, as an integer, is not nothing, nor as a truth value."""
+    step = lambda taken, c, other, i: other + (taken * c).astype(bool)
     c = jnp.float32([0.1, jnp.inf, -jnp.inf])
     alone(EXIT, going(step, seen=BY_NUMBER), c, jnp.ones(3, jnp.int32), jnp.float32(2), fires=True)
 
@@ -1591,6 +1592,7 @@ def fed(
     *,
     seen=lambda i, y, n: i < n,
     made=lambda h, x, n: jnp.sin(h) * x,
+    start=lambda h: jnp.ones(3),
     **options,
 ):
     """A loop makes rows, another one reads the first of them, from the last to the first."""
@@ -1599,10 +1601,34 @@ def fed(
         step = lambda h, x: ((y := made(h, x, n)), y)
         h, ys = lax.scan(step, h, xs, **options)
         back = lambda g, row: (jnp.where(seen(*row, n), g * row[1] + 1.0, g), None)
-        g = lax.scan(back, jnp.ones(3), (lax.iota(jnp.int32, 5), ys), reverse=True)[0]
+        g = lax.scan(back, start(h), (lax.iota(jnp.int32, 5), ys), reverse=True)[0]
         return what(g, h, ys)
 
     return program
+
+
+def fed_again(h, xs, n):
+    """The same rows are read in each step of another loop."""
+    ys = lax.scan(lambda h, x: ((y := jnp.sin(h) * x), y), h, xs)[1]
+    back = lambda g, row: (jnp.where(row[0] < n, g * row[1] + 1.0, g), None)
+    rows = lax.iota(jnp.int32, 5), ys
+    return lax.fori_loop(0, 3, lambda _, g: lax.scan(back, g, rows, reverse=True)[0], h)
+
+
+def fed_until(h, xs, n):
+    """How many rows are read is known when they are."""
+    ys = lax.scan(lambda h, x: ((y := jnp.sin(h) * x), y), h, xs)[1]
+    step = lambda g, y: (jnp.where(g[0] < n, g * y + 1.0, g), None)
+    return lax.scan(step, h, ys)[0]
+
+
+def fed_by_all(h, xs, n):
+    """Devices make rows together, and read as many of them as each likes."""
+    program = fed(made=lambda h, x, n: jnp.sin(lax.pmean(h, "i")) * x)
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = PartitionSpec()
+    run = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return run(h, xs, n)
 
 
 def test_a_loop_that_makes_rows_for_a_loop_that_begins_late():
@@ -1680,6 +1706,10 @@ def test_how_many_rows_are_made(n):
             fed(lambda g, h, ys: (g, lax.scan(added, g, (lax.iota(jnp.float32, 5), ys))[0])),
             id="another loop reads all of its rows",
         ),
+        pytest.param(fed(start=lambda h: h), id="another loop begins with its state"),
+        pytest.param(fed_again, id="another loop reads its rows again and again"),
+        pytest.param(fed_until, id="another loop ends by what it makes of them"),
+        pytest.param(fed_by_all, id="it communicates"),
         pytest.param(fed(seen=lambda i, y, n: y > 0.5), id="its rows say which are read"),
         pytest.param(fed(reverse=True), id="it runs in reverse"),
         pytest.param(
@@ -1691,7 +1721,19 @@ def test_how_many_rows_are_made(n):
 def test_loops_that_make_all_rows(program):
     """(10)"""
     graph = alone(EXIT, program, *KNOWN, fires=True)
-    assert [type(op) for op in graph.body.ops if isinstance(op, Scan | While)][:1] == [Scan]
+    assert sum(isinstance(op, While) for op in graph.walk()) == 1
+
+
+def test_a_loop_that_makes_rows_in_no_time(real_questions):
+    """(10) It takes longer to ask than to make them."""
+
+    def program(h, xs, n, w):
+        ys = lax.scan(lambda h, x: ((y := h * x), y), h, xs)[1]
+        back = lambda g, row: (jnp.where(row[0] < n, jnp.tanh(w @ g) + row[1][0], g), None)
+        return lax.scan(back, w[0], (lax.iota(jnp.int32, 5), ys), reverse=True)[0]
+
+    graph = alone(EXIT, program, *KNOWN, "f32[300,300]", fires=True)
+    assert [type(op) for op in graph.walk() if isinstance(op, Scan | While)] == [Scan, While]
 
 
 # ---------------------------------------------------------------- asking a batch
