@@ -33,9 +33,10 @@ Sound when
 
 1. the stacks are read only row by row, in loops or nests of loops of as many steps; enclosing loops
    may stack them again;
-2. pure first-order ops make their values. These ops are repeated in the loops that read the stacks,
-   from values defined outside all these loops, rows of their streams, and values that are stacked,
-   now or already, by the loop around, too;
+2. pure first-order ops make their values, in the step or in the one branch that specifies them.
+   These ops are repeated in the loops that read the stacks, from values defined outside all these
+   loops, rows of their streams, and values that are stacked, now or already, by the loop around,
+   too;
 3. no op that jumps (a comparison, `floor`, a conversion to integers) is repeated together with the
    arithmetic that rounds what it reads. XLA may round otherwise in the other loop: ``x == max(x)``
    would be false everywhere (`jaxpr_opt.analysis.values.rounding`).

@@ -442,6 +442,98 @@ def test_rows_of_a_table():
     )
 
 
+def in_branch(residual, *, otherwise=lambda c: c):
+    """Loops whose steps have a branch that makes a residual, and one that reads it."""
+
+    def program(w, xs, ps, c, ct):
+        def step(c, given):
+            x, p = given
+            made = jax.eval_shape(residual, w, x)
+            dummy = unspecified(jnp.zeros(made.shape, made.dtype))
+            taken = lambda c: (jnp.sin(c), residual(w, x))
+            return lax.cond(p, taken, lambda c: (otherwise(c), dummy), c)
+
+        def back(g, given):
+            r, p = given
+            return lax.cond(p, lambda: g * r, lambda: g), None
+
+        h, rows = lax.scan(step, c, (xs, ps))
+        return h, lax.scan(back, ct, (rows, ps), reverse=True)[0]
+
+    return program
+
+
+IN_BRANCH = "f32[9,32]", "i32[8]", "bool[8]", "f32[32]", "f32[32]"
+
+
+def test_rows_of_a_table_that_a_branch_reads():
+    """(2) The branch that the readers take, too: no step does nothing."""
+    check_rewrite(
+        NARROW,
+        in_branch(lambda table, k: table[k], otherwise=jnp.cos),
+        *IN_BRANCH,
+        simplify=True,
+        saves_bytes=8 * 128,
+        diff="""
+          fn (w:f32[9,32], xs:i32[8], ps:bool[8], c:f32[32], ct:f32[32]) {
+        -   c1:f32[32], ys:f32[8,32] = scan[8] carry(c=c) xs(x=xs, x1=ps) {
+        +   c1:f32[32] = scan[8] carry(c=c) xs(x1=ps) {
+        -     u:f32[32] = undefined
+        -     r:f32[32], r1:f32[32] = cond x1 {
+        +     r:f32[32] = cond x1 {
+                s:f32[32] = sin c
+        -       l:bool[] = lt x 0
+        -       a:i32[] = add x 9
+        -       s1:i32[] = select_n l x a
+        -       d:f32[1,32] = dynamic_slice w s1 0
+        -       s2:f32[32] = squeeze d
+        -       yield s, s2
+        +       yield s
+              } else {
+                c1:f32[32] = cos c
+        -       yield c1, u
+        +       yield c1
+              }
+        -     yield carry(r) ys(r1)
+        +     yield carry(r)
+            }
+        -   c2:f32[32] = scan[8, reverse] carry(c=ct) xs(x=ys, x1=ps) {
+        +   c2:f32[32] = scan[8, reverse] carry(c=ct) xs(x1=ps, xs1=xs) {
+              r:f32[32] = cond x1 {
+        +       l:bool[] = lt xs1 0
+        +       a:i32[] = add xs1 9
+        +       s1:i32[] = select_n l xs1 a
+        +       d:f32[1,32] = dynamic_slice w s1 0
+        +       s2:f32[32] = squeeze d
+        -       m:f32[32] = mul c x
+        +       m:f32[32] = mul c s2
+                yield m
+              } else {
+                yield c
+              }
+              yield carry(r)
+            }
+            return c1, c2
+          }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("residual", "fires"),
+    [
+        pytest.param(lambda w, x: jnp.floor(w[0] * x), True, id="a product"),
+        pytest.param(lambda w, x: jnp.floor(w[0] * x + w[1]), False, id="a product and a sum"),
+        pytest.param(lambda w, x: w[0] * x + w[1], True, id="no jump"),
+    ],
+)
+@pytest.mark.parametrize("otherwise", [lambda c: c, jnp.cos])
+def test_what_jumps_in_a_branch(residual, fires, otherwise):
+    """(3) In a branch as in the step itself."""
+    types = "f32[2,32]", "f32[8,32]", "bool[8]", "f32[32]", "f32[32]"
+    alone(NARROW, in_branch(residual, otherwise=otherwise), *types, fires=fires)
+
+
 def gathered(table, tokens, c, ct):
     """The same with gathers of three rows a step."""
 

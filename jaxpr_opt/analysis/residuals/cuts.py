@@ -51,7 +51,8 @@ def residuals(scan: Scan, *, nests: bool = False) -> tuple[Residual, ...]:
     """Stacks that loops of as many steps read row by row, computed in a step of `scan`; with those
     that loops around it stack, if `nests`.
 
-    A row that a skipped step leaves unspecified is read for steps that are taken only.
+    A row that a skipped step leaves unspecified is read for steps that are taken only, and one that
+    all branches but one leave unspecified for steps that take this branch.
     """
     skip = find_skip(scan)
     # In a batch, a step that is taken is so by some rows only.
@@ -63,12 +64,20 @@ def residuals(scan: Scan, *, nests: bool = False) -> tuple[Residual, ...]:
         # Condition 3 of replay-steps.
         if alone is not None and taken is not None and _is_unspecified(alone.skipped[stack.value]):
             known = taken[stack.value]  # only then
+        if isinstance(known, Value) and known.region is scan.body and isinstance(known.op, Cond):
+            known = _of_one_branch(known.op, known)
         if not isinstance(known, Value) or known.op is None or not scan.body.defines(known):
             continue
         # Condition 1 of narrow-residuals, replay-steps.
         if routes(stack.result, nests=nests):
             found.append((stack, known))
     return tuple(found)
+
+
+def _of_one_branch(cond: Cond, result: Value) -> Value:
+    """What the only branch that specifies a result gives; else the result."""
+    given = [v for v in cond.outcomes[result.position].values if not is_undefined(v)]
+    return given[0] if len(given) == 1 and cond.defines(given[0]) else result
 
 
 def _is_unspecified(known: Known) -> bool:

@@ -21,7 +21,7 @@ from jaxpr_opt.analysis.windows.window_primitives import windows_read
 from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.ir.graph import Constant, Op, Scan, Value, program_of
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Value, program_of
 from jaxpr_opt.ir.traits import is_arithmetic, is_broadcast, is_speculable
 
 READS = frozenset({"dynamic_slice", "gather"})
@@ -154,6 +154,15 @@ def _made(op: Op) -> int:
     return sum(v.nbytes for v in op.results)
 
 
+def _repeatable(scan: Scan) -> Iterator[Op]:
+    """The ops of a step, and of the branches in it."""
+    regions = [scan.body]
+    while regions:
+        for op in regions.pop().ops:
+            yield op
+            regions += op.branches if isinstance(op, Cond) else ()
+
+
 def _unstable(scan: Scan) -> Set[Op]:
     """Ops that jump where what they read is rounded otherwise; or what makes it, if the readers
     have that anyway.
@@ -161,7 +170,7 @@ def _unstable(scan: Scan) -> Set[Op]:
     kept = {value for value, nbytes in stored_bytes(scan).items() if nbytes == 0}
     kept |= known_to_readers(scan, residuals(scan, nests=True))
     found: set[Op] = set()
-    for op in filter(is_discontinuous, scan.body.ops):
+    for op in filter(is_discontinuous, _repeatable(scan)):
         sources = rounded(op.operands, scan.body)
         makers = {v.op for v in sources if v.op is not None}
         found |= {op} if sources - kept else makers
@@ -210,7 +219,7 @@ def _windows(scan: Scan) -> dict[Op, int]:
     """
     return {
         op: windows_read(op)
-        for op in scan.body.ops
+        for op in _repeatable(scan)
         if op.name in READS and _is_at_hand(op.operands[0], op.result.nbytes * scan.length, scan)
     }
 

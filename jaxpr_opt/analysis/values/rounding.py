@@ -51,14 +51,14 @@ def compares_rounded(op: Op) -> bool:
 
 
 def rounded(values: Iterable[Value], body: Region) -> set[Value]:
-    """The values that exact ops compute these from, and that may be rounded otherwise if a step
-    recomputes them.
+    """The values that exact ops compute these from, in a step or its branches, and that may be
+    rounded otherwise if they are computed again.
     """
     pending, found = list(values), set[Value]()
     seen = set(pending)
     while pending:
         value = pending.pop()
-        made_by = value.op if value.region is body else None
+        made_by = value.op if body.defines(value) else None
         if made_by is None or is_discontinuous(made_by) or not dtypes.is_inexact(value.dtype):
             continue
         if _is_exact(made_by):
@@ -88,7 +88,7 @@ def _makers(value: Value, body: Region) -> Iterator[Op]:
     pending, seen = [value], {value}
     while pending:
         current = pending.pop()
-        if current.op is None or current.region is not body or not dtypes.is_inexact(current.dtype):
+        if current.op is None or not body.defines(current) or not dtypes.is_inexact(current.dtype):
             continue
         yield current.op
         new = [v for v in current.op.operands if v not in seen]
@@ -113,7 +113,7 @@ def adds_product(op: Op, body: Region) -> bool:
 
 def _is_product(value: Value, body: Region) -> bool:
     """Whether a value is a product, moved perhaps: one instruction may multiply and add."""
-    while (op := value.op) is not None and value.region is body:
+    while (op := value.op) is not None and body.defines(value):
         if op.name in PRODUCTS:
             return True
         if not op.operands or not (op.name == "neg" or is_data_movement(op)):
