@@ -72,7 +72,6 @@ from jaxpr_opt.analysis.steps.going_on import find_goings
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.questions import (
     is_counted,
-    is_read_by_rows,
     rounds_alike,
     steps_a_question,
     steps_asked_at_once,
@@ -169,8 +168,6 @@ class ExitLoopEarly(Pass):
     ) -> tuple[Skip, ...]:  # (7)
         """The loops that read the rows of a stack, if the pass stops them all."""
         found = readers(stack, skip, ends=True) or ()
-        if steps_a_question(skip.scan, skip) != 1 and not is_read_by_rows(stack, found):
-            return ()
         return found if all(self._stops(each, skip, stops) for each in found) else ()
 
     def _stops(self, other: Skip, skip: Skip, stops: Mapping[Scan, Skip]) -> bool:  # (7)

@@ -330,14 +330,14 @@ def test_few_rows_of_skipped_steps_are_made_all_at_once():
         )
 
 
-def counted(back, length=5, **options):
+def counted(back, length=5, onward=lambda c: c + 1, **options):
     """A loop that counts its steps and hands over what they start with, and a loop back."""
 
     def program(c, bound):
         def body(carry, _):
             c, k = carry
             p = c[0] < bound
-            return (lax.cond(p, lambda c: c + 1, keep, c), k + p.astype(jnp.int32)), c
+            return (lax.cond(p, onward, keep, c), k + p.astype(jnp.int32)), c
 
         (c, k), rows = lax.scan(body, (c, jnp.int32(0)), None, length=length)
         step = lambda a, row: (lax.cond(row[0] < k, lambda: back(a, row[1]), lambda: a), None)
@@ -390,6 +390,48 @@ def test_rows_are_read_where_they_are(rows_of):
     graph = alone(EXIT, program, jnp.zeros(300), xs, fires=True)
     around = [graph.body.ancestor(user) for user in graph.body.params[1].users]
     assert any(isinstance(op, While) for op in around)
+
+
+class Every(Eager):
+    """It is worth asking after two steps."""
+
+    __slots__ = ()
+    asks_the_host = True
+
+    def steps_a_question(self, body, predicate=None):
+        return 2
+
+
+@pytest.mark.parametrize("model", [EAGER, Every(FREE)], ids=["each step", "every second"])
+def test_rows_that_loops_in_a_loop_read(model):
+    """(7) Step `i, j` reads what step `i, j` has made."""
+
+    def program(cs, bound):
+        def there(total, c):
+            body = lambda c, _: ((p := c[0] < bound), (jnp.where(p, c + 1, c), (c, p)))[1]
+            c, rows = lax.scan(body, c, length=6)
+            return total + c, rows
+
+        def back(a, rows):
+            step = lambda a, row: (jnp.where(row[1], a * row[0] - 3, a), None)
+            return lax.scan(step, a, rows, reverse=True)[0], None
+
+        total, rows = lax.scan(there, jnp.zeros(2), cs)
+        return lax.scan(back, total, rows, reverse=True)[0]
+
+    cs = jnp.float32([[0, 0], [1, 5], [9, 1]])
+    with using(model):
+        graph = alone(EXIT, program, cs, jnp.float32(3), fires=True)
+    assert sum(isinstance(op, While) for op in graph.walk()) == 2
+
+
+def test_rows_that_a_loop_of_cheap_steps_reads(real_questions):
+    """(7) It is not worth asking, and takes all its steps."""
+    onward = lambda c: jnp.tanh(jnp.ones((300, 300)) @ c) + 1
+    program = counted(lambda a, row: a + row, onward=onward)
+    graph = alone(EXIT, program, jnp.zeros(300), jnp.float32(1.5), fires=True)
+    loops = [type(op) for op in graph.walk() if isinstance(op, Scan | While)]
+    assert loops == [While, While, Scan]
 
 
 def told(c, bound):

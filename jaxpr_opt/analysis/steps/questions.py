@@ -84,7 +84,7 @@ def is_counted(reader: Skip, skip: Skip) -> bool:
     return counts and is_asked and skip.scan.region is reader.scan.region
 
 
-# Condition 7 of exit-loop-early.
+# Condition 2 of isolate-dropped-steps.
 def is_read_by_rows(stack: Stack, readers: Sequence[Skip]) -> bool:
     """Whether loops read a stack row by row, so that several of their steps read rows of as many
     steps.
