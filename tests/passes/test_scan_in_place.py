@@ -156,9 +156,28 @@ def of_a_product(xs):
     return lax.scan(step, jnp.zeros(3), (xs @ jnp.ones((3, 3)))[1:])
 
 
+def joined_and_reversed(xs):
+    """What is beside the rows is not in them."""
+    last, ys = lax.scan(step, xs[0], xs[1:])
+    return jnp.concatenate([ys, last[None]])[::-1]
+
+
+def written_in_an_array(xs):
+    return lax.dynamic_update_slice(jnp.ones(9), lax.scan(step, 0.0, xs)[1], (1,))
+
+
+def written_and_transposed(xs):
+    """The rows of what they are written into are others then."""
+    whole, start = jnp.ones((9, 3)), jnp.zeros(3)
+    return lax.dynamic_update_slice(whole, lax.scan(step, start, xs)[1], (1, 0)).T
+
+
 @pytest.mark.parametrize(
     ("program", "shape"),
     [
+        (joined_and_reversed, "f32[8]"),
+        (written_in_an_array, "f32[8]"),
+        (written_and_transposed, "f32[8,3]"),
         (of_columns_that_are_computed, "f32[3,8]"),
         (of_a_product, "f32[8,3]"),
         (of_columns_of_a_batch, "f32[3,8]"),
@@ -280,9 +299,19 @@ def written_to_a_large_one(xs):
     return jnp.ones(30).at[1:9].set(lax.scan(step, 0.0, xs)[1])
 
 
+def multiplied(xs):
+    return xs * lax.scan(step, 0.0, xs)[1]
+
+
+def overwritten(xs):
+    return lax.dynamic_update_slice(lax.scan(step, xs[0], xs)[1], jnp.ones(2), (3,))
+
+
 @pytest.mark.parametrize(
     ("program", "shape"),
     [
+        (multiplied, "f32[8]"),
+        (overwritten, "f32[8]"),
         (of_transposed_rows, "f32[2,4,3]"),
         (into_transposed_rows, "f32[2,4,3]"),
         (of_much_more, "f32[8]"),
