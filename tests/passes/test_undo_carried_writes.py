@@ -620,20 +620,26 @@ def counting(
     is_taken=lambda t, taken: t < taken,
     start=0,
     kept=lambda old, x: old,
+    now=lambda on, x: on,
+    first=0,
+    reverse=False,
 ):
     """A loop that stops for good, and counts its steps; the loop back takes as many."""
 
     def program(b, at, xs):
         def forth(c, ix):
-            b, on, k = c
+            b, was, k = c
             i, x = ix
+            on = now(was, x)
             old = lax.dynamic_slice(b, (i,), (1,), allow_negative_indices=False)[0]
             new = put(b, i, lax.select_n(on, kept(old, x), x + b.sum()))
-            return (new, ends(on, x), count(k, on)), b
+            return (new, ends(was, x), count(k, on)), b
 
-        (b, _, taken), versions = lax.scan(forth, (b, jnp.bool_(True), jnp.int32(start)), (at, xs))
+        init = b, jnp.bool_(True), jnp.int32(start)
+        (b, _, taken), versions = lax.scan(forth, init, (at, xs), reverse=reverse)
         back = lambda a, tv: (jnp.where(is_taken(tv[0], taken), a * 0.5 + tv[1], a), None)
-        return b, lax.scan(back, b, (jnp.arange(6), versions), reverse=True)[0]
+        steps = lax.iota(jnp.int32, first + 6)[first:]
+        return b, lax.scan(back, b, (steps, versions), reverse=not reverse)[0]
 
     return program
 
@@ -651,9 +657,27 @@ def test_as_many_steps_as_the_loop_has_counted():
     alone(UNDO, counting(), jnp.arange(32.0), *ARRAYS[1:], fires=True)
 
 
+def counting_whole_steps(b, at, xs):
+    """Of a batch, steps that all rows take."""
+
+    def forth(c, ix):
+        b, on, k = c
+        i, x = ix
+        old = lax.dynamic_slice(b, (i, 0), (1, 2), allow_negative_indices=False)
+        new = jnp.where(on, x + b.sum(), old)
+        b_next = lax.dynamic_update_slice(b, new, (i, 0), allow_negative_indices=False)
+        return (b_next, on & (x < jnp.float32([102, 104])), k + on.all().astype(jnp.int32)), b
+
+    init = b.reshape(16, 2), jnp.ones(2, bool), jnp.int32(0)
+    (b, _, taken), versions = lax.scan(forth, init, (at % 16, xs))
+    back = lambda a, tv: (jnp.where(tv[0] < taken, a * 0.5 + tv[1], a), None)
+    return b, lax.scan(back, b, (jnp.arange(6), versions), reverse=True)[0]
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        pytest.param(counting_whole_steps, id="those of all rows of a batch"),
         pytest.param(counting(is_taken=lambda t, taken: t < taken - 1), id="one less"),
         pytest.param(counting(is_taken=lambda t, taken: t >= taken), id="the others"),
         pytest.param(counting(start=-1), id="counted from below zero"),
@@ -662,6 +686,9 @@ def test_as_many_steps_as_the_loop_has_counted():
         pytest.param(counting(count=lambda k, on: k - on.astype(jnp.int32)), id="downwards"),
         pytest.param(counting(ends=lambda on, x: x < 103), id="may go on again"),
         pytest.param(counting(kept=lambda old, x: x), id="writes in skipped steps"),
+        pytest.param(counting(first=1), id="one less, by another number"),
+        pytest.param(counting(lambda on, x: on, now=lambda on, x: x < 103), id="some between them"),
+        pytest.param(counting(reverse=True), id="the first of those taken last"),
     ],
 )
 def test_other_steps_than_the_loop_has_counted(program):
