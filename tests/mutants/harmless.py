@@ -130,6 +130,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     "shift_registers._shifts": {
         "without: or carry.is_invariant": "what stays whole is one piece",
     },
+    "selected_cases.case_within": {
+        "without: and known is not None": "of a selector at least the limits of its type are known",
+    },
     "skipped_steps.select_kept": {
         "without: or plain.keeps(carry)": "what is selected is kept anyway",
         "always: not isinstance(plain[stack.value], Splat)": "the number is stacked anyway",

@@ -28,9 +28,6 @@ def case_within(select: Op, which: Value, case: int, count: int) -> int | None:
     if that is not known.
     """
     own, alike = select.operands[0], len(select.operands) - 1 == count
-    if own is which:
-        # Condition 1 of sink-select-into-update.
-        return case if alike else None
     (root, axes), (other, others) = spread(own), spread(which)
     # Condition 1 of sink-select-into-update.
     if axes != others:
