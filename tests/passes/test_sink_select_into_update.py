@@ -564,6 +564,22 @@ def batch_step(read=lambda new, h: jnp.tanh(h + new.sum(1)), take=jnp.where):
 BATCH = "bool[3]", "f32[3,3]", "f32[3]", "i32[3]"
 
 
+def told(new, h):
+    jax.debug.callback(lambda _: None, new)
+    return h
+
+
+def turned(new, h):
+    return lax.cond(h[0] > 0, lambda: new, lambda: new.T)
+
+
+def put(mode):
+    """Rows that do not count are written out of range."""
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    places = lambda p: jnp.where(p[:, None], jnp.arange(3)[:, None], 9)
+    return lambda p, a, h: lax.scatter(h, places(p), a, numbers, mode=mode)
+
+
 def test_a_version_read_for_the_rows_that_are_taken():
     """(4) The sum of a row counts where the row is written: it is of the new array."""
     check_rewrite(
@@ -606,6 +622,12 @@ def test_a_version_read_for_the_rows_that_are_taken():
         pytest.param(batch_step(lambda new, h: h + jnp.cumsum(new, 0)[:, 0]), id="of rows before"),
         pytest.param(batch_step(lambda new, h: new @ new[1]), id="of one row for all"),
         pytest.param(batch_step(lambda new, h: h.at[new.argmax(1)].set(0)), id="places"),
+        pytest.param(batch_step(told), id="told to the host"),
+        pytest.param(batch_step(lambda new, h: turned(new, h)[:, 0]), id="rows or columns"),
+        pytest.param(batch_step(lambda new, h: turned(new, h)[0]), id="columns or rows"),
+        pytest.param(
+            batch_step(lambda new, h: lax.clamp(0.0, h, new.sum(1)), lambda p, a, h: a), id="limits"
+        ),
         pytest.param(
             lambda p, b, h, i: (
                 (new := WRITES(b, h, i)),
@@ -620,6 +642,33 @@ def test_a_version_of_which_rows_count_that_are_not_taken(program):
     """(4) What other rows would become is seen."""
     because = "what scatter makes is read elsewhere, too"
     check_refuses(FINAL, program, *BATCH, because=because)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda p, new, h: lax.cond(new.sum() > 0, lambda: h, lambda: 2 * h),
+        lambda p, new, h: jnp.where(p, told(new, h), 2 * h),
+        lambda p, new, h: lax.select_n(p, h, jax.pure_callback(np.sin, h, new[:3])),
+        lambda p, new, h: lax.select_n(p, h, lax.while_loop(jnp.any, lambda x: x / 2, new)[:3]),
+    ],
+    ids=["a branch", "a message", "a callback", "whether a loop ends"],
+)
+def test_what_a_version_decides_whatever_the_predicate(made):
+    """(4)"""
+
+    def program(p, b, h, i):
+        new = lax.dynamic_update_slice(b, h, (i,))
+        return lax.select_n(p, b, new), made(p, new, h)
+
+    args = "bool[]", "f32[300]", "f32[3]", "i32[]"
+    check_refuses(FINAL, program, *args, because="is read elsewhere, too")
+
+
+@pytest.mark.parametrize("mode", ["drop", "clip"])
+def test_rows_that_are_dropped(mode):
+    """(4) Unless the last row is written instead."""
+    alone(FINAL, batch_step(lambda new, h: new.sum(1), put(mode)), *BATCH, fires=mode == "drop")
 
 
 def test_a_version_that_may_be_differentiated():

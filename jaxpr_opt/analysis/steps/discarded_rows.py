@@ -26,7 +26,6 @@ from jax.lax import GatherScatterMode
 
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.row_axes import row_axis
-from jaxpr_opt.analysis.windows.window_primitives import SCATTERS
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
@@ -150,9 +149,6 @@ class _Walk:
 
     def _results(self, op: Op) -> Sequence[Axes | None] | None:
         """The axes of the rows that change in each result; None if that is not known."""
-        # Condition 4 of sink-select-into-update.
-        if op.effects:
-            return None
         if isinstance(op, Cond):
             return self._cond(op)
         # Condition 4 of sink-select-into-update.
@@ -193,7 +189,7 @@ class _Walk:
         places says so, and dropped.
         """
         # Condition 4 of sink-select-into-update.
-        if changed != [2] or scatter.name not in SCATTERS or mode_of(scatter) != DROP:
+        if changed != [2] or mode_of(scatter) != DROP:
             return False
         array, places, update = scatter.operands
         select, axes = places.op, _moved(scatter, 2, self._axes[update])
