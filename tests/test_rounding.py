@@ -55,12 +55,24 @@ def interpolated(a, b, xs):
     return jnp.sum(image**2) + jnp.sum(a + b)
 
 
+def stopping(a, b, xs):
+    """Steps that are skipped after a while, each with a maximum."""
+
+    def step(carry, x):
+        c, done = carry
+        y = a * x + b * jnp.flip(x) + c
+        new = 0.9 * c + 1e-3 * jnp.sum(jnp.where(y == jnp.max(y), y * c, x))
+        return (jnp.where(done, c, new), done | (new > 1e6)), None
+
+    return lax.scan(step, (jnp.float32(0.3), False), xs)[0][0]
+
+
 def close(want, got):
     for one, other in zip(want, got, strict=True):
         np.testing.assert_allclose(other, one, atol=1e-5 * float(jnp.max(jnp.abs(one)) + 1e-9))
 
 
-@pytest.mark.parametrize("program", [maximum, probabilities, interpolated])
+@pytest.mark.parametrize("program", [maximum, probabilities, interpolated, stopping])
 @pytest.mark.parametrize("order", ["above", "below"])
 def test_gradients_of_what_jumps(program, order):
     gradient = functools.partial(jax.grad, argnums=(0, 1, 2))

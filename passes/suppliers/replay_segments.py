@@ -30,7 +30,8 @@ Sound when
    Random keys are data, and come out the same;
 3. the steps that were taken are taken again, and no other: a loop that skips steps is told which by
    their predicates, which are stored, a truth value for each step. Computed again, a comparison of
-   what XLA may round otherwise might say something else (condition 4 of `replay-steps`).
+   what XLA may round otherwise might say something else (condition 4 of `replay-steps`), so nothing
+   is computed again that is compared with its own maximum, either (condition 5 there).
 
 Where XLA may divide arrays over devices, nothing changes: the reshaped axis may be the divided one.
 

@@ -56,7 +56,9 @@ Sound when
 4. truth values that are one number in all skipped steps stay residuals if they depend on a
    comparison of what XLA may round otherwise in the other loop
    (`jaxpr_opt.analysis.values.rounding`): else a step that was skipped might be transposed as one
-   that was taken. Stored, they also let the transposed loop stop early.
+   that was taken. Stored, they also let the transposed loop stop early;
+5. what is compared with its own maximum, or with anything else of which XLA may round both
+   otherwise in the other loop, is not computed again if the comparison is; nor is the comparison.
 
 It fires only on loops that skip. Where memory has a price (`optimize(memory=...)`), the first steps
 are replayed, too.

@@ -320,6 +320,53 @@ def test_predicates_that_may_be_rounded_otherwise():
     assert "exp" in names and "gt" not in names
 
 
+def largest(c):
+    """The gradient of a maximum asks which of these sums it is."""
+    y = c * 0.5 + c * jnp.flip(c)
+    return jnp.sin(c) + 0.1 * jnp.max(y)
+
+
+def test_a_comparison_with_the_maximum():
+    """(5) It is stored: a sum that was the largest may be none of those that are made again."""
+    with using(EAGER):
+        graph = alone(REPLAY, gradient(largest), "f32[64]", "f32[]", "f32[64]", fires=True)
+    _, back = (op for op in graph.body.ops if isinstance(op, Scan))
+    names = {op.name for op in back.walk()}
+    assert "cos" in names and not names & {"eq", "reduce_max"}
+
+
+@pytest.mark.parametrize(
+    ("bound", "fires"),
+    [
+        pytest.param(jnp.max, False, id="its own maximum"),
+        pytest.param(lambda y: jnp.float32(1), True, id="a number"),
+    ],
+)
+def test_rows_that_the_loop_back_compares(bound, fires):
+    """(5) Both stay stored."""
+
+    def program(c, limit, ct):
+        def body(c, _):
+            def step():
+                y = c * 0.5 + c * jnp.flip(c)
+                return jnp.sin(y), (y, bound(y), True)
+
+            def skip():
+                return c, (unspecified(c), unspecified(c[0]), False)
+
+            return lax.cond(c[0] < limit, step, skip)
+
+        def back(g, row):
+            y, most, taken = row
+            return lax.cond(taken, lambda: jnp.where(y == most, g, 0.0), lambda: g), None
+
+        out, rows = lax.scan(body, c, None, length=64)
+        return out, lax.scan(back, ct, rows, reverse=True)[0]
+
+    with using(EAGER):
+        alone(REPLAY, program, "f32[64]", "f32[]", "f32[64]", fires=fires)
+
+
 def moving(function, move, *, until):
     """Gradient of steps whose elements are computed from others."""
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from jaxpr_opt.analysis.residuals.cuts import Cut, cut, residuals
-from jaxpr_opt.analysis.residuals.replays import Replay, may_skip_others, replay
+from jaxpr_opt.analysis.residuals.replays import (
+    Replay,
+    compared_rows,
+    compares_again,
+    may_skip_others,
+    replay,
+)
+from jaxpr_opt.analysis.residuals.stack_consumers import routes
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import is_divided
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Scan
+from jaxpr_opt.ir.graph import Op, Scan, Value, backward_slice
 
 
 @remembered
@@ -18,10 +25,20 @@ def replayed_cut(scan: Scan) -> Cut | None:
     # Condition 1 of replay-steps.
     if not found or skip is None:
         return None
+    rows = {row: v for stack, v in found for _, row in routes(stack.result) or ()}
     kept = {
-        value for _, value in found if may_skip_others(value, skip)
-    }  # condition 4 of replay-steps
+        value
+        for _, value in found
+        # Conditions 4, 5 of replay-steps.
+        if may_skip_others(value, skip) or compares_again(_slice(value, scan), scan)
+    }
+    kept |= compared_rows(rows, scan)  # condition 5 of replay-steps
     return cut(scan, found, keep=kept.__contains__)
+
+
+def _slice(value: Value, scan: Scan) -> list[Op]:
+    """The ops of a step that compute a value."""
+    return backward_slice([value], lambda v: not scan.body.defines(v))
 
 
 def is_replayed(scan: Scan, cut: Cut) -> bool:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip
-from jaxpr_opt.analysis.values.rounding import may_differ
+from jaxpr_opt.analysis.values.rounding import (
+    compares_rounded,
+    exact_sources,
+    is_discontinuous,
+    may_differ,
+    rounded,
+)
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Scan, Stack, Stream, Value, backward_slice
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import communicates, is_broadcast, is_pure
+from jaxpr_opt.ir.traits import COMPARISONS, communicates, is_broadcast, is_pure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +70,15 @@ class Replay:
         # Condition 3 of replay-segments.
         if any(value.op in self.ops for value in self.told):
             return "an op makes the predicate of the steps that are taken, and something else"
+        # Condition 3 of replay-segments.
+        rows = {
+            stream.param: stack.value
+            for stack in self.stacks
+            for stream in (s for reader in self.readers for s in reader.streams)
+            if stream.operand is stack.result
+        }
+        if compares_again(self.ops, self.scan) or compared_rows(rows, self.scan):
+            return "XLA may round otherwise in the other loop what is compared there"
         for op in self.ops:
             # Condition 2 of replay-segments.
             if not all(each.is_terminator or is_pure(each) for each in op.walk()):
@@ -147,6 +162,30 @@ def _reached(roots: Iterable[Value], told: Sequence[Value]) -> Set[Value]:
             left += (op.selector, *(region.outputs[place] for region in op.regions))
         else:
             left += inputs(op)
+    return found
+
+
+def compares_again(ops: Iterable[Op], scan: Scan) -> bool:
+    """Whether ops of a step, computed again, compare what XLA may round otherwise there."""
+    return any(compares_rounded(each, scan.body) for op in ops for each in op.walk())
+
+
+def compared_rows(rows: Mapping[Value, Value], scan: Scan) -> Set[Value]:
+    """The values of a step whose rows a reader compares with each other, of which XLA may round
+    both otherwise if they are computed again.
+
+    Args:
+      rows: Of each row that a reader reads, the value of the step.
+      scan: The loop that makes them.
+    """
+    found: set[Value] = set()
+    unsure = {row: value for row, value in rows.items() if rounded([value], scan.body)}
+    for reader in dict.fromkeys(row.region for row in unsure):
+        for op in reader.walk() if reader is not None else ():
+            # Condition 5 of replay-steps.
+            if op.name in COMPARISONS and is_discontinuous(op):
+                sides = [{unsure[v] for v in exact_sources(x) if v in unsure} for x in op.operands]
+                found |= set().union(*sides) if all(sides) else set()
     return found
 
 

@@ -40,11 +40,11 @@ def may_differ(op: Op) -> bool:
     return is_discontinuous(op) and op.region is not None and bool(rounded(op.operands, op.region))
 
 
-def compares_rounded(op: Op) -> bool:
-    """Whether an op compares a value with one computed from it, such as an array with its maximum,
-    so that both must be rounded alike.
+def compares_rounded(op: Op, body: Region | None = None) -> bool:
+    """Whether an op of a step compares a value with one computed from it, such as an array with its
+    maximum, so that both must be rounded alike.
     """
-    region = op.region
+    region = body or op.region
     if region is None or op.name not in COMPARISONS or not is_discontinuous(op):
         return False
     return all(rounded([value], region) for value in op.operands)
@@ -67,6 +67,17 @@ def rounded(values: Iterable[Value], body: Region) -> set[Value]:
             seen.update(new)
         elif _is_unstable(value, body):
             found.add(value)
+    return found
+
+
+def exact_sources(value: Value) -> set[Value]:
+    """A value, and those that exact ops compute it from."""
+    pending, found = [value], {value}
+    while pending:
+        op = pending.pop().op
+        new = set(op.operands) - found if op is not None and _is_exact(op) else set()
+        pending.extend(new)
+        found |= new
     return found
 
 
