@@ -303,6 +303,20 @@ def test_sums_with_another_array(other):
     alone(SINK, added, "bool[3]", "i32[3]", "f32[3]", fires=False)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda u, i: lax.dynamic_update_slice(jnp.zeros(300), u, (i,)),
+        lambda u, i: jnp.ones(300).at[i].add(u[0], mode="clip", wrap_negative_indices=False),
+    ],
+    ids=["written into zeros", "added to ones"],
+)
+def test_sums_with_what_is_no_window_added_to_zeros(made):
+    """(1)"""
+    added = lambda p, b, u, i: lax.select_n(p, b, b + made(u, i))
+    alone(SINK, added, "bool[]", "f32[300]", "f32[2]", "i32[]", fires=False)
+
+
 @pytest.mark.parametrize("how", ["add", "multiply", "min", "max"])
 @pytest.mark.parametrize("dtype", ["int8", "uint32", "bfloat16", "float32"])
 def test_numbers_that_change_nothing(how, dtype):
