@@ -42,6 +42,9 @@ class Eager(Sparse):
     def is_better_stacked(self, nbytes):
         return False
 
+    def is_worth_ranges(self, scan, arrays):
+        return True
+
 
 EAGER = Eager(FREE)
 

@@ -49,6 +49,38 @@ def unrolled(weights: Array, xs: Array, lengths: Array) -> Array:
     return jax.vmap(one)(xs, lengths)
 
 
+def gated(weights: Array, xs: Array, lengths: Array) -> Array:
+    """The last states of padded sequences; a factor keeps those of rows that have ended."""
+    mask = (jnp.arange(xs.shape[1]) < lengths[:, None]).astype(xs.dtype)
+
+    def step(h: Array, tx: Any) -> Any:
+        row, m = tx
+        keep, new = jnp.split(jnp.concatenate([row, h], 1) @ weights, 2, axis=1)
+        keep = jax.nn.sigmoid(keep)
+        new = keep * h + (1 - keep) * jnp.tanh(new)
+        return m[:, None] * new + (1 - m[:, None]) * h, None
+
+    start = jnp.zeros((len(xs), weights.shape[1] // 2))
+    return lax.scan(step, start, (jnp.swapaxes(xs, 0, 1), mask.T))[0]
+
+
+def scored(table: Array, weights: Array, tokens: Array, lengths: Array) -> Array:
+    """How well a network tells the next token of padded sentences, on average."""
+    mask = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(table.dtype)
+
+    def step(carry: Any, tx: Any) -> Any:
+        h, total = carry
+        token, after, m = tx
+        h = jnp.tanh(table[token] + h @ weights)
+        told = jax.nn.log_softmax(h @ table.T)
+        loss = -jnp.take_along_axis(told, after[:, None], axis=1)[:, 0]
+        return (h, total + jnp.sum(m * loss)), None
+
+    rows = tokens.T, jnp.roll(tokens.T, -1, axis=0), mask.T
+    start = jnp.zeros((len(tokens), table.shape[1])), 0.0
+    return lax.scan(step, start, rows)[0][1] / jnp.sum(mask)
+
+
 def pondered(weights: Array, xs: Array) -> Array:
     """Adaptive computation time: as many steps as the state asks for."""
 
@@ -305,6 +337,12 @@ def marched(grid: Array, origins: Array, directions: Array) -> Array:
 PROGRAMS: dict[str, Entry] = {
     "ended": entry(ended, 0.1 * normal(96, 64), normal(8, 64, 32), 4 + below(12, 8)),
     "unrolled by four": entry(unrolled, 0.1 * normal(64, 96), normal(8, 62, 32), 4 + below(9, 8)),
+    "gated by a factor": entry(
+        gated, 0.1 * normal(96, 128), normal(16, 192, 32), 4 + below(20, 16)
+    ),
+    "scored": entry(
+        scored, normal(50, 64), 0.1 * normal(64, 64), below(50, 16, 192), 4 + below(20, 16)
+    ),
     "pondered": entry(pondered, 0.3 * normal(32, 32), normal(32, 32)),
     "saved": entry(saved, 0.3 * normal(16, 16), normal(16)),
     "accepted": entry(accepted, np.float32([0.3, 1.2]), normal(64, 50)),

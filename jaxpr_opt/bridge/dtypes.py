@@ -77,6 +77,12 @@ def precision(dtype: Any) -> int:
 
 
 @functools.cache
+def most(dtype: Any) -> float:
+    """The greatest finite number of a dtype of floats."""
+    return float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
 def limits(dtype: Any) -> tuple[int, int]:
     """The least and the greatest integer of a dtype of integers, of any width."""
     info = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]

@@ -19,6 +19,7 @@ loops
 `merged_loop`, `split_loop`, `peeling`              one loop of two, two of one
 `early_exit`, `skipped_steps`, `any_row`,           loops that skip steps; is any row taken; how
 `taken_steps`                                       many steps are
+`unless_finite`                                     a loop that stops if what it skips is finite
 `packed_step`                                       a step with vectors
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers
 what loops store

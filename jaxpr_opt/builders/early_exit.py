@@ -23,6 +23,7 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.builders.streamed_rows import row_of_step
+from jaxpr_opt.builders.unless_finite import surround
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Stream, Value, reads
 from jaxpr_opt.ir.inputs import inputs
@@ -65,17 +66,19 @@ def stop_early(
     along = _is_carried_along(skip, every)
     if along:
         inits.append(_predicate_of([c.init for c in carries], skip, scan, rw))
-    predicate = _predicate(skip, inits, stop, along, rw)
+    around = surround(skip, stop, inits, rw) if skip.products else None
+    until = stop if around is None else around.until
+    predicate = _predicate(skip, inits, until, along, rw)
     going = _going_on(skip, inits, rw) if skip.going else None
     refilling = {op for each in rows for op in each.all_ops()}
     once = _body(skip, inits, refilling, every, along, rw)
     body = once if every == 1 else _repeated(once, every, scan, rw)
-    loop = rw.new_while(predicate, body, inits, like=scan, before=scan)
-    row, finals, buffers = (
-        loop.results[0],
-        loop.results[1 : 1 + len(carries)],
-        loop.results[1 + len(carries) :][: len(stacks)],
-    )
+    if around is None:
+        loop = rw.new_while(predicate, body, inits, like=scan, before=scan)
+        row, *left = loop.results
+    else:
+        row, *left = around.run(predicate, body, rw)
+    finals, buffers = tuple(left[: len(carries)]), left[len(carries) :][: len(stacks)]
     kept = _in_skipped_steps(skip, once, finals, along, rw)
     if going is not None:
         settled = rw.new_while(*going, [row, *finals], like=scan, before=scan).results[1:]
@@ -87,7 +90,7 @@ def stop_early(
         if is_weak(end) and not is_weak(carry.result):  # it begins as a weak type
             end = rw.insert(strong, end, before=scan)
         rw.replace(carry.result, end)
-    done = stop if skip.kind == "upfront" else row
+    done = stop if skip.kind == "upfront" and not skip.products else row
     for stack, buffer, skipped in zip(stacks, buffers, rows, strict=True):
         rw.replace(stack.result, _refilled(skip, buffer, skipped, kept, done, rw))
     rw.erase(scan)
@@ -247,12 +250,18 @@ def _predicate(skip: Skip, inits: list[Value], stop: Value, along: bool, rw: Rew
     def and_taken(go_on: jax.Array, p: jax.Array) -> jax.Array:
         return lax.bitwise_and(go_on, any_true(_is_taken(skip, p)))
 
-    go_on = rw.insert(partial(_in_range, scan), row, stop, before=end)
+    is_below = partial(_in_range, scan)
+    go_on = rw.insert(is_below, row, stop, before=end)
     if skip.kind == "carried":
         given = region.params[1:]
         known = given[-1] if along else _predicate_of(given, skip, end, rw)
         taken = _in_less_time(known, region, rw)
-        go_on = rw.insert(and_taken, go_on, taken, before=end)
+        if skip.products:  # up to there, it runs in any case
+            in_range = rw.insert(is_below, row, rw.scalar(scan.length, np.int32), before=end)
+            taken = rw.insert(and_taken, in_range, taken, before=end)
+            go_on = rw.insert(lax.bitwise_or, go_on, taken, before=end)
+        else:
+            go_on = rw.insert(and_taken, go_on, taken, before=end)
     rw.set_outputs(region, [go_on])
     return region
 
@@ -332,7 +341,8 @@ def _body(
     region = rw.new_region(inits)
     row, end = region.params[0], region.terminator
     # Condition 2 of exit-loop-early.
-    if every == 1 and (is_known_in_steps(skip) or are_first(skip)) and _is_rid_of(skip):
+    is_known = not skip.products and (is_known_in_steps(skip) or are_first(skip))
+    if every == 1 and is_known and _is_rid_of(skip):
         for value, truth in _known(skip):
             known = rw.constant(np.bool_(truth), value.aval)
             rw.replace(value, known, lambda use: use.op not in refilling)

@@ -110,3 +110,18 @@ PRICES = tuple(2.0 ** (half / 2) for half in range(-12, 21))
 """What a byte may be worth to a memory budget, in seconds of the whole program for each byte that
 it takes: at the first price, all of its memory is worth a sixty-fourth of its time, and at the last
 a 1024th of its memory is worth all of its time."""
+
+OPS_OF_A_RANGE = 256
+"""Ops of a step of which the least and the greatest results are computed."""
+
+OF_ITS_RANGE = 0.25
+"""The part of the numbers of a dtype that ranges may take: they are known up to rounding."""
+
+OF_A_FUNCTION = 1e-2
+"""By how much of itself a function's result may be rounded."""
+
+OF_A_SUM = 80.0
+"""The logarithm of by how much of itself a sum may be rounded, at most: more is not finite."""
+
+EXACT_NUMBERS = 2**23
+"""Integers up to this are exact as floats."""

@@ -410,6 +410,14 @@ class CostModel:
         asked = self.device.predicate * sum(_number(mask.size) for mask in masks)
         return _number(scan.length) * self.step_seconds(scan.body) >= self.device.unsure * asked
 
+    def is_worth_ranges(self, scan: Scan, arrays: Sequence[Value]) -> bool:
+        """Whether all steps take so much longer than finding the least and the greatest number of
+        arrays, once, and asking for it, that it is worth it though maybe no step is skipped.
+        """
+        tested = self.device.predicate * sum(_number(array.size) for array in arrays)
+        asked = tested + 2 * self.device.kernel * len(arrays) + self.device.question
+        return _number(scan.length) * self.step_seconds(scan.body) >= self.device.unsure * asked
+
     def is_worth_a_search(self, body: Region, predicate: Value) -> bool:
         """Whether a step takes longer than one of a loop that looks for the last step that is to be
         taken, by its predicate.

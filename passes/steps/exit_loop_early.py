@@ -50,7 +50,10 @@ Sound when
 11. carries of which (1) does not hold may *go on*, where the predicate is computed of others and
     skipped steps follow the last one taken: a second loop makes of them what those steps do,
 12. it takes one step where a second would change nothing: what is made of kept carries and outer
-    values, or adds such zeros or NaNs, or is a maximum, a choice or a write of such.
+    values, or adds such zeros or NaNs, or is a maximum, a choice or a write of such,
+13. (1) may hold because zero times a finite number is zero, of either sign: when it stops, the loop
+    tells how large the other factors of all steps left may be, of what these read. If one may not
+    be finite, it goes on to its end. One device runs it.
 
 What goes on takes little of a step's time, as a trace does, or settles: ``total + alive * reward``.
 A batch whose rows XLA may divide over devices is left: they would communicate before each step. A
@@ -68,6 +71,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.unread_rows import feeders, readers
+from jaxpr_opt.analysis.steps.factors import why_not_asked
 from jaxpr_opt.analysis.steps.going_on import find_goings
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.questions import (
@@ -77,7 +81,7 @@ from jaxpr_opt.analysis.steps.questions import (
     steps_asked_at_once,
 )
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
+from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_factors, find_skips
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.builders.early_exit import stop_early
 from jaxpr_opt.cost.model import cost_model
@@ -105,7 +109,7 @@ class ExitLoopEarly(Pass):
 
     def find(self, op: Op) -> Iterator[SkippingLoop]:
         assert isinstance(op, Scan)
-        for skip in (*find_skips(op), *find_ends(op), *find_goings(op)):
+        for skip in (*find_skips(op), *find_ends(op), *(find_goings(op) or find_factors(op))):
             if steps_a_question(op, skip) is None and steps_asked_at_once(op) is not None:
                 continue
             what = f"{'starts at' if op.reverse else 'stops after'} the last step taken"
@@ -130,6 +134,8 @@ class ExitLoopEarly(Pass):
             )
         if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):  # (3)
             return "a step has effects"
+        if skip.products and (reason := why_not_asked(skip)) is not None:  # (13)
+            return reason
         if not knows_steps and skip.kind == "upfront" and first_rows(skip) is None:
             if not rounds_alike(skip):  # (6)
                 return "its predicates may round differently when computed all at once"
@@ -145,7 +151,8 @@ class ExitLoopEarly(Pass):
         every = steps_a_question(match.skip.scan, match.skip) or 1
         with_it, unread = self._unread(match.skip)
         counted = {each.scan for each in with_it if is_counted(each, match.skip)}
-        feeding = [each for each in feeders(match.skip) if _is_worth(each, every)]  # (10)
+        asked = cost_model().steps_a_question
+        feeding = [s for s in feeders(match.skip) if asked(s.body) <= every]  # (10)
         steps = stop_early(match.skip, rw, unread, every=every, feeders=feeding)
         for each in with_it:
             stop_early(each, rw, steps=steps if each.scan in counted else None, every=every)
@@ -187,8 +194,3 @@ def _why_run(skip: Skip) -> str | None:
     if numbers is not None and bool(numbers[-1]) == skip.taken_when:
         return "it takes its last step"
     return "it asks to be unrolled" if steps_asked_at_once(skip.scan) is None else None  # (9)
-
-
-def _is_worth(scan: Scan, every: int) -> bool:
-    """Whether a loop whose steps are counted is worth asking after so many."""
-    return cost_model().steps_a_question(scan.body) <= every

@@ -22,7 +22,7 @@ from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value, depending_on, reads
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import BARRIER, can_move, is_pure, may_depend_on, may_not_end
+from jaxpr_opt.ir.traits import BARRIER, LAYING, can_move, is_pure, may_depend_on, may_not_end
 
 
 def readers(stack: Stack, skip: Skip, *, ends: bool = False) -> tuple[Skip, ...] | None:
@@ -72,7 +72,7 @@ def feeders(skip: Skip) -> tuple[Scan, ...]:
     stop, or begin, with it.
     """
     # Condition 10 of exit-loop-early.
-    if skip.kind != "upfront" or skip.going:
+    if skip.kind != "upfront" or skip.going or skip.products:
         return ()
     made = (stream.operand.op for stream in skip.scan.streams)
     found = dict.fromkeys(op for op in made if isinstance(op, Scan))
@@ -129,7 +129,7 @@ def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
     than that loop has counted, or its predicate is a row of a stack of that loop, or computed alike
     from the same rows and the numbers of steps.
     """
-    if len(route) == 1 and takes_no_more(other, skip):
+    if len(route) == 1 and (takes_no_more(other, skip) or _asks_the_same(other, skip)):
         return True
     found = counterparts(skip.scan, route, ())
     if found is None:
@@ -143,6 +143,24 @@ def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
     return other.taken_when == skip.taken_when and same_expression(
         skip.predicate, other.predicate, renamed, partial(_is_counted_alike, skip.scan, other.scan)
     )
+
+
+def _asks_the_same(other: Skip, skip: Skip) -> bool:
+    """Whether the predicates of two loops are the rows of one array, however each is laid out."""
+    streams = (each.scan.stream_of(each.predicate) for each in (other, skip))
+    arrays = [_laid_out(stream.operand) for stream in streams if stream is not None]
+    alike = other.taken_when == skip.taken_when and other.scan.length == skip.scan.length
+    return alike and len(arrays) > 1 and arrays[0] is arrays[1]
+
+
+def _laid_out(array: Value) -> Value:
+    """What an array has the same elements as, in the same rows."""
+    while array.op is not None and array.op.name in LAYING:
+        source = array.op.operands[0]
+        if source.size != array.size or source.shape[:1] != array.shape[:1]:
+            break
+        array = source
+    return array
 
 
 def _is_counted_alike(scan: Scan, other: Scan, number: Value, its: Value) -> bool:

@@ -6,6 +6,7 @@
 `lasting`                      whether a step that is skipped is followed by skipped steps only
 `assume`, `incremental_assume` what values become if a predicate is known
 `going_on`                     what skipped steps change in little time, or but once
+`factors`                      what steps that do nothing multiply by zero
 `skipped_rows`                 what a scan stacks in steps that do nothing
 `read_ends`                    how far the rows of a stack are read
 `zero_rows`                    cotangents of a loop that may begin with rows of zeros

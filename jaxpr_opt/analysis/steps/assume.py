@@ -7,8 +7,9 @@ splat of zero and what else has a neutral element, reductions of such elements, 
 old value or out of range.
 
 With `linear=True` a product with a zero is zero. That holds for cotangents only, whose zeros are
-symbolic: JAX itself drops ``0 * residual`` whenever it knows the zero while tracing. Do not use it
-on primal code, where ``0 * inf`` is NaN.
+symbolic: JAX itself drops ``0 * residual`` whenever it knows the zero while tracing. On primal code
+``0 * inf`` is NaN. With `finite=True` such a product is zero, too, of either sign, and it is one of
+`products`: what else they multiply must then be finite.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ _REDUCES = {
 }  # fmt: skip
 """Ops that combine elements of one operand: neutral ones make the same."""
 
+MULTIPLYING = frozenset({"dot_general", "mul"})
+"""Ops of two factors, of which finite ones times zero are zero."""
+
 _FORWARDING = frozenset({
     *_COMBINES, *_WRITES, "convert_element_type", "select_n", "sub",
 })  # fmt: skip
@@ -78,8 +82,11 @@ class Assumed:
         facts: Mapping[Value, bool | Splat],
         *,
         linear: bool = False,
+        finite: bool = False,
         around: Assumed | None = None,
     ) -> None:
+        self.products: dict[Op, None] = {}
+        """What is zero if the other factors are finite."""
         self._known: dict[Value, Known] = {
             value: fact if isinstance(fact, Splat) else Splat(np.bool_(fact))
             for value, fact in facts.items()
@@ -87,7 +94,7 @@ class Assumed:
         for value, fact in facts.items():
             for other, truth in implied(value, fact).items() if isinstance(fact, bool) else ():
                 self._known.setdefault(other, Splat(np.bool_(truth)))
-        self._linear = linear
+        self._linear, self._finite = linear, finite
         self._around = around
         self._walk(region)
 
@@ -128,7 +135,8 @@ class Assumed:
         if op.name == BARRIER:
             return [self[v] for v in op.operands]
         told = op.name in _RULES or op.name in _WRITES
-        if not (told or (self._linear and linear_in(op))) or op.regions or op.effects:
+        is_linear = (self._linear or self._finite) and linear_in(op) is not None
+        if not (told or is_linear) or op.regions or op.effects:
             return []
         known = [self[v] for v in op.operands]
         return [self._first_order(op, result, known) for result in op.results]
@@ -172,9 +180,20 @@ class Assumed:
         found = rule(op, known) if rule is not None else None
         if found is None and op.name in _WRITES and self._writes_nothing(op, known):
             return _typed(known[0], result)
-        if found is None and self._linear and vanishes(op, known):
+        if found is None and self._is_zero(op, known):
             return Splat(np.zeros((), result.dtype)[()])
         return result if found is None else _typed(found, result)
+
+    def _is_zero(self, op: Op, known: list[Known]) -> bool:
+        """Whether a linear op makes zeros: of symbolic ones, or if other factors are finite."""
+        if not (self._linear or self._finite) or not vanishes(op, known):
+            return False
+        if self._linear or linear_in(op) == "all":
+            return True
+        if op.name not in MULTIPLYING:
+            return False
+        self.products[op] = None
+        return True
 
     def _writes_nothing(self, op: Op, known: list[Known]) -> bool:
         """Whether a write is dropped, or writes what is there, or combines it with what is

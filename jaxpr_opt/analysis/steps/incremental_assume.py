@@ -27,16 +27,17 @@ class Assumable(Assumed):
         facts: Mapping[Value, bool | Splat] | None = None,
         *,
         linear: bool = False,
+        finite: bool = False,
     ) -> None:
         self.ops: list[Op] = []
         """The ops of the region, without those of regions in it, in program order."""
         self.asked: defaultdict[Value, dict[int, None]] = defaultdict(dict)
         """The places of the ops that asked about a value, or of which a region did."""
-        self.region, self.linear = region, linear
+        self.region, self.linear, self.finite = region, linear, finite
         self.walked = 0
         """How many ops were asked again."""
         self._walking = True
-        super().__init__(region, facts or {}, linear=linear)
+        super().__init__(region, facts or {}, linear=linear, finite=finite)
         self._walking = False
 
     def under(self, facts: Mapping[Value, bool]) -> Assumed:
@@ -71,7 +72,8 @@ class _Under(Assumed):
         self._place = -1
         self._waiting: list[int] = []
         """A heap of the places of ops that are to be asked again."""
-        super().__init__(before.region, facts, linear=before.linear, around=before)
+        linear, finite = before.linear, before.finite
+        super().__init__(before.region, facts, linear=linear, finite=finite, around=before)
 
     def _walk(self, region: Region) -> None:
         if region is not self._before.region:

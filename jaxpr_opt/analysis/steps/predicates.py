@@ -51,7 +51,7 @@ def predicate_root(value: Value) -> Value:
 def candidates_of(scan: Scan) -> list[Value]:
     """Bools of the body that choose: selectors of its conds, masks of its selects, what it makes
     factors of; in this order. Then the truth values that these are made of by logic: ``or done (lt
-    error bound)``.
+    error bound)``. Then those that it stacks, for loops that choose by them.
     """
     of_conds, of_selects, factors = (dict[Value, None]() for _ in range(3))
     for op in scan.body.ops:
@@ -67,7 +67,9 @@ def candidates_of(scan: Scan) -> list[Value]:
         if root.dtype == bool and root.region is scan.body and not isinstance(root, Constant):
             found[root] = None
     chosen = of_conds | of_selects | factors
-    return list(chosen | dict.fromkeys(_parts(scan, chosen)))
+    values = (stack.value for stack in scan.stacks)
+    stacked = [v for v in values if v.dtype == bool and v.region is scan.body]
+    return list(chosen | dict.fromkeys(_parts(scan, chosen)) | dict.fromkeys(stacked))
 
 
 def _parts(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:

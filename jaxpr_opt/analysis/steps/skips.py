@@ -80,6 +80,8 @@ class Skip:
     """Carries that a skipped step changes, which a loop of their own computes after the last step
     taken. Of `find_goings` only.
     """
+    products: tuple[Op, ...] = ()
+    """What is zero in a skipped step if the other factor is finite. Of `find_factors` only."""
 
     @property
     def kept(self) -> tuple[Carry, ...]:
@@ -148,7 +150,18 @@ def find_ends(scan: Scan) -> tuple[Skip, ...]:
     return tuple(islice(_ends(scan), 1))
 
 
-def _ends(scan: Scan) -> Iterator[Skip]:
+@remembered
+def find_factors(scan: Scan) -> tuple[Skip, ...]:
+    """The first way in which a scan skips all steps after the last one taken if what they multiply
+    by zero is finite: ``total + alive * reward``. None if it skips otherwise.
+    """
+    others = (*find_skips(scan), *find_ends(scan))
+    if scan.reverse or carries_cotangents(scan) or any(isinstance(each, Skip) for each in others):
+        return ()
+    return tuple(islice((each for each in _ends(scan, finite=True) if each.products), 1))
+
+
+def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
     counters, counting, keeping = counted(scan)
     candidates = candidates_of(scan)
     if not candidates:
@@ -159,14 +172,15 @@ def _ends(scan: Scan) -> Iterator[Skip]:
     if not all(c.param in began or may_keep(c) for c in must):
         return
     read = {stack.value for stack in scan.stacks if stack.result.uses}
-    step = Assumable(scan.body, began, linear=carries_cotangents(scan))
+    step = Assumable(scan.body, began, linear=carries_cotangents(scan), finite=finite)
     for predicate in step.until_worn(candidates):
         for taken_when in (True, False):
             skipped = step.under({predicate: not taken_when})
             if not all(_stays(c, skipped, began.get(c.param), step.linear) for c in must):
                 continue
             told = (known for value, known in skipped.told if value in read)
-            if not must and not any(_is_dropped(known, scan) for known in told):
+            tells = predicate in read or any(_is_dropped(known, scan) for known in told)
+            if not must and not tells:
                 continue  # a step stacks the same, taken or not
             kind, ops = kind_of(scan, predicate, counting)
             rest = () if scan.reverse else (c for c in keeping if not c.result.uses)
@@ -176,7 +190,8 @@ def _ends(scan: Scan) -> Iterator[Skip]:
             # Condition 8 of exit-loop-early.
             if is_told and not any(c.param in asked for c in lost) and not is_of_numbers(predicate):
                 args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
-                yield Skip(*args, dropped=lost)  # type: ignore[arg-type]
+                products = (*step.products, *skipped.products)
+                yield Skip(*args, dropped=lost, products=products)  # type: ignore[arg-type]
                 break
 
 

@@ -3,6 +3,8 @@
 ====================================  ======================================================
 `constants`                           numbers that all elements are; undefined and weak types
 `affine`, `induction`, `intervals`    integers as functions of loop steps, and their ranges
+`ranges`                              the least and the greatest number of an array, at run time
+`softmax`                             differences from the greatest of a row
 `step_numbers`                        integers of each step, known at compile time
 `algebra`                             laws of single ops
 `selected_cases`                      which case a select takes inside another one

@@ -1,0 +1,252 @@
+"""Ranges of numbers, computed where the program runs: the least and the greatest that an element of
+an array may be, if those of the arrays that it is made of are known.
+
+`RANGES` is a table: an op, and the range of its result, by those of its operands. What is not
+finite says that nothing is known. Ends that are rounded are moved apart by as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import expm1, log1p, prod
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.softmax import has_the_greatest, is_from_the_greatest
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import exponent_of, filled_by, numbers_of
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.traits import VIEWING
+
+Range = tuple[jax.Array, jax.Array]
+"""The least and the greatest number, as scalars; of a truth value, 0 and 1."""
+Rule = Callable[..., Range]
+
+
+def hull(_: Op, *ranges: Range) -> Range:
+    """The range of what is in any of these."""
+    low, high = ranges[0]
+    for least, most in ranges[1:]:
+        low, high = lax.min(low, least), lax.max(high, most)
+    return low, high
+
+
+def size(a: Range) -> jax.Array:
+    """The greatest absolute value."""
+    return lax.max(lax.abs(a[0]), lax.abs(a[1]))
+
+
+def is_finite(a: Range) -> jax.Array:
+    """Whether all numbers of a range are finite."""
+    return size(a) < np.inf
+
+
+def _nothing(a: Range) -> Range:
+    """What says that nothing is known."""
+    return lax.full_like(a[0], np.nan), lax.full_like(a[0], np.nan)
+
+
+def _if(known: jax.Array, low: jax.Array, high: jax.Array) -> Range:
+    """A range that is known under a condition."""
+    least, most = _nothing((low, high))
+    return lax.select(known, low, least), lax.select(known, high, most)
+
+
+def _apart(a: Range) -> jax.Array:
+    """Whether zero is not in a range."""
+    return (a[0] > 0) | (a[1] < 0)
+
+
+def _least(a: Range) -> jax.Array:
+    """The least absolute value."""
+    ends = lax.min(lax.abs(a[0]), lax.abs(a[1]))
+    return lax.select(_apart(a), ends, ends * 0)
+
+
+def _same(_: Op, a: Range, *__: Range) -> Range:
+    return a
+
+
+def _sum(op: Op, a: Range, b: Range) -> Range:
+    sizes = size(a) + size(b)
+    return _off(op, a[0] + b[0], sizes, -1), _off(op, a[1] + b[1], sizes, 1)
+
+
+def _total(op: Op, a: Range, terms: int) -> Range:
+    """A sum of so many numbers, in any order."""
+    sizes = size(a) * terms
+    return _off(op, a[0] * terms, sizes, -1, terms), _off(op, a[1] * terms, sizes, 1, terms)
+
+
+def _off(op: Op, end: jax.Array, sizes: jax.Array, sign: int, times: int = 1) -> jax.Array:
+    """An end of a sum that is rounded so often, of terms of such sizes: if all have the sign of the
+    end that is nearer to zero, so has their sum.
+    """
+    ulp = 2.0 ** -dtypes.precision(op.result.dtype) if dtypes.is_float(op.result.dtype) else 0.0
+    most = expm1(min(times * log1p(ulp), limits.OF_A_SUM))
+    is_nearer = sign * end < 0
+    return lax.select(is_nearer, end * (1 - min(most, 1.0)), end + sign * most * sizes)
+
+
+def _negated(_: Op, a: Range) -> Range:
+    return -a[1], -a[0]
+
+
+def _product(op: Op, a: Range, b: Range) -> Range:
+    return _power(2)(op, a) if op.operands[0] is op.operands[1] else _times(op, a, b)
+
+
+def _times(op: Op, a: Range, b: Range) -> Range:
+    ends = [x * y for x in a for y in b]
+    return hull(op, *zip(ends, ends, strict=True))
+
+
+def _power(n: int) -> Rule:
+    def rule(op: Op, a: Range) -> Range:
+        if n < 0:
+            return _inverse(op, _power(-n)(op, a))
+        if n % 2:
+            return lax.integer_pow(a[0], n), lax.integer_pow(a[1], n)
+        return lax.integer_pow(_least(a), n), lax.integer_pow(size(a), n)
+
+    return rule
+
+
+def _inverse(_: Op, a: Range) -> Range:
+    return _if(_apart(a), 1 / a[1], 1 / a[0])
+
+
+def _reduced(op: Op, a: Range) -> Range:
+    low, high = _total(op, a, op.operands[0].size // max(op.result.size, 1))
+    return (lax.max(low, lax.full_like(low, 1)), high) if has_the_greatest(op) else (low, high)
+
+
+def _dot(op: Op, a: Range, b: Range) -> Range:
+    (contracted, _), _ = numbers_of(op)
+    terms = prod(int(op.operands[0].shape[axis]) for axis in contracted)
+    most = size(a) * size(b)
+    return _total(op, (-most, most), terms)
+
+
+def _growing(fun: Callable[[jax.Array], jax.Array], above: float = -np.inf) -> Rule:
+    """A function that grows, and is unknown unless its operand is greater than a number."""
+
+    def rule(_: Op, a: Range) -> Range:
+        low, high = fun(a[0]), fun(a[1])
+        by = limits.OF_A_FUNCTION
+        return _if(a[0] > above, low - by * lax.abs(low), high + by * lax.abs(high))
+
+    return rule
+
+
+def _between(low: float, high: float) -> Rule:
+    """A function whose results are between two numbers, if its operands are finite."""
+
+    def rule(_: Op, a: Range) -> Range:
+        by = limits.OF_A_FUNCTION
+        return _if(is_finite(a), lax.full_like(a[0], low - by), lax.full_like(a[0], high + by))
+
+    return rule
+
+
+def _greater(_: Op, a: Range, b: Range) -> Range:
+    return lax.max(a[0], b[0]), lax.max(a[1], b[1])
+
+
+def _lesser(_: Op, a: Range, b: Range) -> Range:
+    return lax.min(a[0], b[0]), lax.min(a[1], b[1])
+
+
+def _selected(op: Op, _: Range, *cases: Range) -> Range:
+    low, high = hull(op, *cases)
+    if not _counts_from_the_end(op):
+        return low, high
+    is_first = cases[0][0] >= 0
+    return lax.select(is_first, cases[0][0], low), lax.select(is_first, cases[0][1], high)
+
+
+def _counts_from_the_end(op: Op) -> bool:
+    """Whether a select takes its second case where its first is below zero, as of an index."""
+    test, number = op.operands[0].op, op.operands[1]
+    is_test = test is not None and test.name == "lt" and test.operands[0] is number
+    return is_test and test is not None and uniform(test.operands[1]) == 0
+
+
+def _read(op: Op, a: Range, where: Range) -> Range:
+    """Windows of an array; a gather may give something else where it is out of range."""
+    if filled_by(op) == 0:
+        zero = lax.full_like(a[0], 0)
+        return hull(op, a, (zero, zero))
+    numbers = numbers_of(op)
+    last = min(op.operands[0].shape[axis] for axis in numbers.start_index_map) - 1
+    is_number = all(axis in numbers.collapsed_slice_dims for axis in numbers.start_index_map)
+    if not is_number or last > limits.EXACT_NUMBERS:
+        return _nothing(a)
+    return _if((where[0] >= 0) & (where[1] <= last), *a)
+
+
+def _difference(op: Op, a: Range, b: Range) -> Range:
+    low, high = _sum(op, a, _negated(op, b))
+    return (low, lax.min(high, lax.full_like(high, 0))) if is_from_the_greatest(op) else (low, high)
+
+
+def _quotient(op: Op, a: Range, b: Range) -> Range:
+    return _times(op, a, _inverse(op, b)) if dtypes.is_float(op.result.dtype) else _nothing(a)
+
+
+def _powers(op: Op, a: Range, b: Range) -> Range:
+    ends = [lax.pow(x, y) for x in a for y in b]
+    low, high = hull(op, *zip(ends, ends, strict=True))
+    by = limits.OF_A_FUNCTION
+    return _if(a[0] > 0, low * (1 - by), high * (1 + by))
+
+
+RANGES: dict[str, Rule] = {
+    **dict.fromkeys(VIEWING | {"name", "reduce_max", "reduce_min", "reduce_precision"}, _same),
+    **dict.fromkeys(("convert_element_type", "cummax", "cummin", "split", "unstack"), _same),
+    **dict.fromkeys(("concatenate", "pad", "stack"), hull),
+    **dict.fromkeys(("add", "add_any"), _sum),
+    **dict.fromkeys(("ceil", "floor", "round"), lambda _, a: (lax.floor(a[0]), lax.ceil(a[1]))),
+    **dict.fromkeys(("cos", "erf", "sign", "sin", "tanh"), _between(-1, 1)),
+    "abs": lambda _, a: (_least(a), size(a)),
+    "clamp": lambda op, low, a, high: _lesser(op, _greater(op, a, low), high),
+    "cumsum": lambda op, a: _total(op, hull(op, a, _negated(op, a)), max(op.result.shape)),
+    "div": _quotient,
+    "dot_general": _dot,
+    "dynamic_slice": _same,
+    "dynamic_update_slice": lambda op, a, b, *_: hull(op, a, b),
+    "erfc": _between(0, 2),
+    "exp": _growing(lax.exp),
+    "exp2": _growing(lax.exp2),
+    "expm1": _growing(lax.expm1),
+    "gather": _read,
+    "integer_pow": lambda op, a: _power(exponent_of(op))(op, a),
+    "log": _growing(lax.log, above=0.0),
+    "log1p": _growing(lax.log1p, above=-1.0),
+    "logistic": _between(0, 1),
+    "max": _greater,
+    "min": _lesser,
+    "mul": _product,
+    "neg": _negated,
+    "pow": _powers,
+    "reduce_sum": _reduced,
+    "rsqrt": lambda op, a: _inverse(op, _growing(lax.sqrt)(op, a)),
+    "scatter": lambda op, a, _, b: hull(op, a, b),
+    "select_n": _selected,
+    "sqrt": _growing(lax.sqrt),
+    "square": _power(2),
+    "sub": _difference,
+}  # fmt: skip
+
+
+def fits(op: Op, a: Range) -> jax.Array:
+    """Whether a range is one of numbers that an op's results hold, however they are rounded."""
+    dtype = op.results[0].dtype
+    if dtypes.is_integer(dtype):
+        low, high = dtypes.limits(dtype)
+        return (a[0] >= low * limits.OF_ITS_RANGE) & (a[1] <= high * limits.OF_ITS_RANGE)
+    return size(a) <= min(map(dtypes.most, (dtype, a[0].dtype))) * limits.OF_ITS_RANGE

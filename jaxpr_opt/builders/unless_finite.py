@@ -1,0 +1,125 @@
+"""A loop that stops, unless later steps may multiply by zero what is not finite.
+
+The least and the greatest number of what these steps read tell, in the program, how large the
+factors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxpr_opt.analysis.steps.assume import Known
+from jaxpr_opt.analysis.steps.factors import Factors, factors
+from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.values.ranges import RANGES, Range, fits, is_finite
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value
+from jaxpr_opt.ir.rewriter import Rewriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Around:
+    """A loop around one that stops, which runs it again, to its end, if it should not have. It
+    carries until which row that one runs in any case, whether it is done, and what that one
+    carries.
+    """
+
+    scan: Scan
+    factors: Factors
+    start: list[Value]
+    step: Region
+
+    @property
+    def until(self) -> Value:
+        """The row until which the inner loop runs in any case."""
+        return self.step.params[0]
+
+    def run(self, predicate: Region, body: Region, rw: Rewriter) -> Sequence[Value]:
+        """The results of the inner loop, whose regions are given."""
+        scan, end, rows = self.scan, self.step.terminator, np.int32(self.scan.length)
+        begun = self.step.params[2:]
+        row, *left = rw.new_while(predicate, body, begun, like=scan, before=end).results
+        carries = dict(zip((c.param for c in scan.carries), left, strict=False))
+        finite = are_finite(self.factors, carries, row, scan.length, end, rw)
+        done = rw.insert(lambda r, f: lax.bitwise_or(f, lax.ge(r, rows)), row, finite, before=end)
+        rw.set_outputs(self.step, [rw.scalar(rows, np.int32), done, row, *left])
+        again = rw.new_region(self.start)
+        goes_on = rw.insert(lax.bitwise_not, again.params[1], before=again.terminator)
+        rw.set_outputs(again, [goes_on])
+        return rw.new_while(again, self.step, self.start, like=scan, before=scan).results[2:]
+
+
+def surround(skip: Skip, stop: Value, inits: Sequence[Value], rw: Rewriter) -> Around:
+    """The loop around one that runs until a row, or as long as its predicate is true."""
+    found = factors(skip)
+    assert isinstance(found, Factors)
+    until = rw.scalar(0, np.int32) if skip.kind == "carried" else stop
+    start = [until, rw.scalar(False, np.bool_), *inits]
+    return Around(skip.scan, found, start, rw.new_region(start))
+
+
+def are_finite(
+    found: Factors, left: Mapping[Value, Value], row: Value, rows: int, before: Op, rw: Rewriter
+) -> Value:
+    """Whether factors are finite in the steps from a row on; `left` is what carries then are."""
+    truths = [v for v in found.read if v.dtype == bool]
+    reading = {v: left.get(array, array) for v, array in found.read.items() if v.dtype != bool}
+    changing = {v: left[v] for v in found.changing}
+    arrays = dict.fromkeys([*reading.values(), *changing.values()])
+    made = [v.dtype for op, _ in found.ops for v in op.results]
+    is_double = np.float64 in (*made, *(array.dtype for array in arrays))
+    number = np.dtype(np.float64 if is_double else np.float32)
+
+    def known(value: Known, ranges: Mapping[Value, Range]) -> Range:
+        if isinstance(value, Value):
+            return ranges[value]
+        end = lax.convert_element_type(np.asarray(value.value), number)
+        return end, end
+
+    def ask(row: jax.Array, *given: jax.Array) -> jax.Array:
+        of_arrays = dict(zip(arrays, (_range_of(each, number) for each in given), strict=True))
+        truth = lax.full((), 0, number), lax.full((), 1, number)
+        fixed = {v: of_arrays[array] for v, array in reading.items()} | dict.fromkeys(truths, truth)
+
+        def look(moving: Sequence[Range]) -> tuple[jax.Array, list[Range]]:
+            """Whether factors are finite in a step, and the ranges of what changes after it."""
+            ranges = fixed | dict(zip(changing, moving, strict=True))
+            told = []
+            for op, operands in found.ops:
+                of_op = RANGES[op.name](op, *(known(v, ranges) for v in operands))
+                told.append(fits(op, of_op))
+                ranges |= dict.fromkeys(op.results, of_op)
+            told += [is_finite(ranges[v]) for v in found.values if v in fixed or v in changing]
+            return reduce(lax.bitwise_and, told), [
+                known(v, ranges) for v in found.changing.values()
+            ]
+
+        begun = [of_arrays[array] for array in changing.values()]
+        if not begun:
+            return look(begun)[0]
+
+        def step(state: Any) -> Any:
+            row, finite, moving = state
+            told, after = look(moving)
+            return lax.add(row, np.int32(1)), lax.bitwise_and(finite, told), after
+
+        def is_left(state: Any) -> Any:
+            return lax.lt(state[0], np.int32(rows))
+
+        finite: jax.Array = lax.while_loop(is_left, step, (row, lax.full((), True), begun))[1]
+        return finite
+
+    return rw.insert(ask, row, *arrays, before=before)
+
+
+def _range_of(array: jax.Array, number: np.dtype[Any]) -> Range:
+    """The least and the greatest element of an array."""
+    ends = (reduce_by(array, range(array.ndim)) for reduce_by in (lax.reduce_min, lax.reduce_max))
+    least, most = (lax.convert_element_type(end, number) for end in ends)
+    return least, most

@@ -1,0 +1,322 @@
+"""Loops stop where skipped steps multiply by zero, if what they multiply is finite (13)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from jaxpr_opt import optimize
+from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.graph import Scan, While
+from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
+from jaxpr_opt.reports import observe
+from jaxpr_opt.testing import (
+    assert_close,
+    assert_same_bits,
+    assert_same_derivatives,
+    check_refuses,
+    check_rewrite,
+    evaluate_exactly,
+)
+from tests.loops import alone
+from tests.prices import EAGER
+
+EXIT = ExitLoopEarly()
+MODEL = EAGER
+"""Programs here are small: asking whether to go on is free."""
+ROWS = jnp.array([[0.5, -1.0], [1.0, 2.0], [0.3, 0.2], [-0.7, 0.1], [2.0, -3.0], [0.1, 0.4]])
+TABLE = jnp.linspace(0.0, 1.0, 6)
+BAD = (jnp.inf, -jnp.inf, jnp.nan, 3e38)
+
+
+def adding(make, *, until=2.5):
+    """What is made of rows is added as long as the sum is small."""
+
+    def program(x, rows):
+        def step(c, row):
+            x, alive = c
+            x = x + alive.astype(x.dtype) * make(row, x)
+            return (x, alive & (jnp.sum(jnp.abs(x)) < until)), None
+
+        return lax.scan(step, (x, jnp.bool_(True)), rows)[0][0]
+
+    return program
+
+
+def test_sums_of_rows_that_count():
+    check_rewrite(
+        EXIT,
+        adding(lambda row, x: row),
+        "f32[2]",
+        "f32[6,2]",
+        diff="""
+          fn (x:f32[2], rows:f32[6,2]) {
+        -   c:f32[2], c1:bool[] = scan[6] carry(c=x, c1=True) xs(x=rows) {
+        -     c2:f32[] = convert_element_type c1
+        -     m:f32[2] = mul c2 x
+        -     a:f32[2] = add c m
+        -     a1:f32[2] = abs a
+        -     r:f32[] = reduce_sum[axes=(0,)] a1
+        -     l:bool[] = lt r 2.5
+        -     a2:bool[] = and c1 l
+        -     yield carry(a, a2)
+        -   }
+        +   s:i32[] = sub 6 6
+        +   c3:i32[], c4:bool[], c5:i32[], c6:f32[2], c7:bool[] = while carry(c3=0, c4=False, c5=s, x1=x, c6=True) {
+        +     n:bool[] = not c4
+        +     yield n
+        +   } do {
+        +     c7:i32[], c8:f32[2], c9:bool[] = while carry(c4=c5, x1=x1, c5=c6) {
+        +       l1:bool[] = lt c4 c3
+        +       l2:bool[] = lt c4 6
+        +       e:bool[] = eq c5 True
+        +       r1:bool[] = reduce_or e
+        +       a3:bool[] = and l2 r1
+        +       o:bool[] = or l1 a3
+        +       yield o
+        +     } do {
+        +       d:f32[1,2] = dynamic_slice rows c4 0
+        +       s:f32[2] = squeeze d
+        +       c3:f32[] = convert_element_type c5
+        +       m1:f32[2] = mul c3 s
+        +       a3:f32[2] = add x1 m1
+        +       a4:f32[2] = abs a3
+        +       r1:f32[] = reduce_sum[axes=(0,)] a4
+        +       l1:bool[] = lt r1 2.5
+        +       a5:bool[] = and c5 l1
+        +       a6:i32[] = add c4 1
+        +       yield carry(a6, a3, a5)
+        +     }
+        +     r1:f32[] = reduce_min[axes=(0, 1)] rows
+        +     r2:f32[] = reduce_max[axes=(0, 1)] rows
+        +     a3:f32[] = abs r1
+        +     a4:f32[] = abs r2
+        +     m1:f32[] = max a3 a4
+        +     l1:bool[] = lt m1 inf
+        +     g:bool[] = ge c7 6
+        +     o:bool[] = or l1 g
+        +     yield carry(6, o, c7, c8, c9)
+        +   }
+        -   return c
+        +   return c6
+          }
+        """,  # noqa: E501
+    )
+
+
+@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("bad", BAD)
+def test_a_row_that_is_not_finite(bad, place):
+    """The loop goes on: what is multiplied by zero is no number in a later step."""
+    rows = ROWS.at[place, 1].set(bad)
+    for make in (lambda row, x: row, lambda row, x: row * row, lambda row, x: jnp.exp(row)):
+        alone(EXIT, adding(make), jnp.zeros(2), rows, fires=True)
+
+
+MAKES = {
+    "products": lambda row, x: jnp.tanh(jnp.outer(row, x) @ row),
+    "a softmax": lambda row, x: jax.nn.softmax(row * x),
+    "a loss": lambda row, x: jax.nn.log_softmax(500 * row) + jax.nn.logsumexp(-500 * row),
+    "logarithms": lambda row, x: jnp.log(1.0 + row * row) + jnp.log1p(jnp.square(row)),
+    "a norm": lambda row, x: row * lax.rsqrt(jnp.mean(jnp.square(row)) + 1e-3),
+    "a quotient": lambda row, x: row / (1.0 + jnp.abs(x)),
+    "a power": lambda row, x: 0.9 ** jnp.abs(row) + row**3 + jnp.maximum(x, 0.1) ** -2,
+    "a row of a table": lambda row, x: TABLE.at[jnp.clip(row, 0, 5).astype(int)].get(mode="fill"),
+    "cases": lambda row, x: jnp.where(row > x, jnp.floor(row), jnp.clip(x, -1.0, 1.0)),
+    "functions": lambda row, x: jax.nn.gelu(row) + jax.nn.sigmoid(x) * jnp.cos(row) + jnp.sin(x),
+    "sums": lambda row, x: jnp.cumsum(row) + jnp.sum(x) - jnp.concatenate([row[:1], -x[1:]]),
+}
+
+
+def steps_taken(graph, *args):
+    """How many steps the loop of a graph takes."""
+    (loop,) = (op for op in graph.body.ops if isinstance(op, While))
+    Rewriter(graph).set_outputs(graph.body, [loop.results[2]])
+    return int(evaluate_exactly(graph, *args)[0])
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_what_is_made_of_rows(make):
+    for rows, taken in ((ROWS, 1), (ROWS.at[5].set(jnp.inf), 6), (ROWS.at[4, 0].set(jnp.nan), 6)):
+        graph = alone(EXIT, adding(make, until=1e-6), jnp.ones(2), rows, fires=True)
+        assert steps_taken(graph, jnp.ones(2), rows) == taken
+
+
+def test_numbers_that_become_too_large():
+    """(13) They are finite in the first step, and would not be in a later one."""
+    program = adding(lambda row, x: row * 1e30 * row * 1e6, until=1e-6)
+    graph = alone(EXIT, program, jnp.ones(2), ROWS, fires=True)
+    assert steps_taken(graph, jnp.ones(2), ROWS) == 1
+    graph = alone(EXIT, program, jnp.ones(2), ROWS.at[5, 0].set(30.0), fires=True)
+    assert steps_taken(graph, jnp.ones(2), ROWS.at[5, 0].set(30.0)) == 6
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(("large", "taken"), [(1.0, 1), (9.9, 6)])
+def test_each_format_has_its_own_numbers(dtype, large, taken):
+    with jax.enable_x64(True):
+        most = float(jnp.finfo(dtype).max)
+        rows = jnp.asarray(np.asarray(ROWS, "float64") * most**0.5 * large / 8, dtype)
+        program = adding(lambda row, x: row * row, until=1e-6)
+        graph = alone(EXIT, program, jnp.ones(2, dtype), rows, fires=True)
+        assert steps_taken(graph, jnp.ones(2, dtype), rows) == taken
+
+
+def going_on(step):
+    """What is added is made of a state that goes on, and of which nothing is read; the sum, and
+    whether each step counts.
+    """
+
+    def program(state, total, rows):
+        def body(c, row):
+            state, total, alive = c
+            state = step(state, row)
+            new = total + alive.astype(total.dtype) * jnp.cos(state) * state
+            return (state, new, alive & (jnp.sum(jnp.abs(new)) < 0.5)), alive
+
+        (_, total, _), alive = lax.scan(body, (state, total, jnp.bool_(True)), rows)
+        return total, alive
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("step", "finite"),
+    [
+        (lambda state, row: state + row, True),
+        (lambda state, row: jnp.tanh(state * row), True),
+        (lambda state, row: state * 1e8 + row, False),
+        (lambda state, row: jnp.exp(state) + row, False),
+    ],
+)
+def test_a_state_that_goes_on(step, finite):
+    """(13) Its range goes on with it, to the last step."""
+    args = jnp.full(2, 0.3), jnp.zeros(2), jnp.tile(ROWS, (4, 1))[:20]
+    count = int(jnp.sum(going_on(step)(*args)[1]))
+    graph = alone(EXIT, lambda *args: going_on(step)(*args)[0], *args, fires=True)
+    assert count < 20
+    assert steps_taken(graph, *args) == (count if finite else 20)
+
+
+def test_numbers_of_steps():
+    """(13) A counter is a state that goes on."""
+
+    def program(x):
+        def step(c, _):
+            i, x, alive = c
+            x = x + alive.astype(x.dtype) * jnp.sin(0.1 * i.astype(x.dtype))
+            return (i + 1, x, alive & (x < 0.5)), None
+
+        return lax.scan(step, (jnp.int32(0), x, jnp.bool_(True)), None, length=30)[0][1]
+
+    graph = alone(EXIT, program, jnp.float32(0.0), fires=True)
+    assert steps_taken(graph, jnp.float32(0.0)) == 4
+
+
+def padded(x, weights, rows, lengths):
+    """A batch of sequences, padded to the longest, whose mask is a factor."""
+    mask = (jnp.arange(rows.shape[0])[:, None] < lengths).astype(x.dtype)
+
+    def step(x, z):
+        row, m = z
+        new = jnp.tanh(row + x @ weights)
+        x = m[:, None] * new + (1 - m[:, None]) * x
+        return x, x
+
+    return lax.scan(step, x, (rows, mask))
+
+
+@pytest.mark.parametrize("lengths", [[2, 3], [6, 1], [0, 0]])
+@pytest.mark.parametrize("bad", [0.0, jnp.inf])
+def test_a_batch_that_is_padded(lengths, bad):
+    args = jnp.ones((2, 2)), jnp.eye(2), jnp.tile(ROWS[:, None], (1, 2, 1)), jnp.array(lengths)
+    args = args[0], args[1], args[2].at[5, 0, 0].set(bad), args[3]
+    found, _ = observe.optimized(padded, args, {})
+    assert not any(isinstance(op, Scan) for op in found.walk())
+    assert_same_bits(evaluate_exactly(found, *args), jax.tree.leaves(padded(*args)))
+
+
+@pytest.mark.parametrize("summed", ["state", "losses"])
+def test_both_loops_of_a_gradient(summed):
+    """The loop back begins with the last row that counts, the loop forward makes no more."""
+
+    def loss(weights, x, rows, lengths):
+        if summed == "state":
+            return jnp.sum(padded(x, weights, rows, lengths)[0] ** 2)
+        mask = (jnp.arange(rows.shape[0])[:, None] < lengths).astype(x.dtype)
+
+        def step(c, z):
+            x, total = c
+            row, m = z
+            x = jnp.tanh(row + x @ weights)
+            return (x, total + jnp.sum(m * jnp.sum(jnp.exp(x), axis=1))), None
+
+        total = lax.scan(step, (x, 0.0), (rows, mask))[0][1]
+        return total / jnp.sum(mask)
+
+    rows = jnp.tile(ROWS[:, None], (1, 2, 1))
+    args = 0.5 * jnp.eye(2), jnp.ones((2, 2)), rows, jnp.array([2, 4])
+    assert_same_derivatives(loss, optimize(loss), *args[:3], *args[3:])
+    graph, _ = observe.optimized(jax.grad(loss), args, {})
+    loops = [op for op in graph.walk() if isinstance(op, Scan | While)]
+    assert not any(isinstance(op, Scan) for op in loops)
+    assert_close(evaluate_exactly(graph, *args), [jax.grad(loss)(*args)])
+
+
+# ---------------------------------------------------------------- what is not asked
+
+
+@pytest.mark.parametrize(
+    ("make", "because"),
+    [
+        (lambda row, x: jnp.sort(row), "it is not known how large"),
+        (lambda row, x: lax.erf_inv(row), "it is not known how large"),
+        (lambda row, x: lax.while_loop(lambda z: z[0] > 9.0, jnp.sin, row), "not known how large"),
+    ],
+)
+def test_what_may_be_of_any_size(make, because):
+    check_refuses(EXIT, adding(make), "f32[2]", "f32[6,2]", because=because)
+
+
+def test_too_much_that_is_computed(monkeypatch):
+    monkeypatch.setattr(limits, "OPS_OF_A_RANGE", 3)
+    check_refuses(
+        EXIT, adding(MAKES["a norm"]), "f32[2]", "f32[6,2]", because="too much is computed"
+    )
+
+
+def test_complex_numbers_have_no_order():
+    program = adding(lambda row, x: row * row)
+    check_refuses(EXIT, program, "c64[2]", "c64[6,2]", because="it is not known how large")
+
+
+def test_devices_that_differ():
+    """(13) Each would tell by its own numbers."""
+    mesh = AbstractMesh((2,), ("i",), axis_types=(AxisType.Auto,))
+    parts = {"in_specs": (PartitionSpec(),) * 2, "out_specs": PartitionSpec()}
+    each = jax.shard_map(adding(lambda row, x: row), mesh=mesh, check_vma=False, **parts)
+    check_refuses(EXIT, each, "f32[2]", "f32[6,2]", because="devices may differ")
+
+
+def test_what_takes_as_long_as_the_steps():
+    def program(x, rows, table):
+        return adding(lambda row, x: jnp.tanh(x @ table[:128]) + row)(x, rows)
+
+    with using(CostModel()):
+        args = "f32[128,128]", "f32[256,128]"
+        alone(EXIT, program, *args, "f32[128,128]", fires=True)
+        check_refuses(EXIT, program, *args, "f32[9999,128]", because="about as long as")
+
+
+def test_a_loop_in_reverse():
+    """It would begin late: nothing tells what its carries are then."""
+
+    def program(x, rows, mask):
+        step = lambda x, z: (x + z[1].astype(x.dtype) * z[0], None)
+        return lax.scan(step, x, (rows, mask), reverse=True)[0]
+
+    alone(EXIT, program, "f32[2]", "f32[6,2]", "bool[6]", fires=False)
