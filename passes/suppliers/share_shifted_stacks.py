@@ -26,7 +26,8 @@ after it, for the activation. Sound when
 2. the second stack is read only row by row, in loops of as many steps that run the other way: the
    row that such a loop reads of the first stack in a step is what it needs of the second one in the
    next step, and in its first step it needs the carry's result;
-3. none of these loops skips steps, and the carry has the type of the rows.
+3. none of these loops skips steps, nor may one begin late, where data tell which steps count; and
+   the carry has the type of the rows.
 
 Cost: the reading loops carry one row more, and the stacking loop writes one row less. So it fires
 only if that row is large, and a good part of what is streamed.

@@ -242,6 +242,27 @@ def test_a_loop_that_skips():
     check_refuses(SHARE, program, "f32[3]", because="steps are skipped")
 
 
+@pytest.mark.parametrize("where", ["in the step", "after the loop"])
+def test_a_loop_that_may_begin_late(where):
+    """(3) A mask drops losses of the last steps: the loop back begins with any of the rows."""
+
+    def program(c, xs, length):
+        mask = jnp.arange(xs.shape[0]) < length
+
+        def body(c, row):
+            x, m = row
+            c = c * x
+            loss = jnp.sum(c * c)
+            return c, jnp.where(m, loss, 0.0) if where == "in the step" else loss
+
+        losses = lax.scan(body, c, (xs, mask))[1]
+        return jnp.sum(losses if where == "in the step" else jnp.where(mask, losses, 0.0))
+
+    args = "f32[300]", "f32[6,300]", "i32[]"
+    wanted = jax.grad(program, (0, 1))
+    check_refuses(SHARE, wanted, *args, because="may begin with any", simplify=True)
+
+
 def test_read_by_a_loop_that_skips():
     """(3) It could not pass on a row in a step that it skips."""
 

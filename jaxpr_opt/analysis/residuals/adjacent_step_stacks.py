@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Set
 
 from jaxpr_opt.analysis.residuals.cuts import residuals
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
-from jaxpr_opt.analysis.steps.skips import find_skip
+from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skip
+from jaxpr_opt.analysis.steps.zero_rows import zero_rows
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Scan, Stack, Value
@@ -47,7 +48,16 @@ def readers_back(scan: Scan, stacked: Value) -> tuple[Reader, ...] | str:
         return "steps are skipped"
     if not all(_runs_back(scan, route) for route, _ in found):
         return f"{stacked.label} is read in another order than from the last step to the first"
-    return tuple((hop.scan, row) for (hop,), row in found if isinstance(hop, Rows))
+    readers = tuple((hop.scan, row) for (hop,), row in found if isinstance(hop, Rows))
+    # Condition 3 of share-shifted-stacks.
+    if any(_may_begin_late(reader) for reader, _ in readers):
+        return "a loop that reads it may begin with any of its rows, which data tell"
+    return readers
+
+
+def _may_begin_late(scan: Scan) -> bool:
+    """Whether the first steps of a loop may do nothing: then it begins with another row."""
+    return any(isinstance(end, Skip) for end in find_ends(scan)) or zero_rows(scan) is not None
 
 
 def is_good_part(row: Value, readers: Iterable[Reader]) -> bool:
