@@ -25,9 +25,9 @@ loop forward stacks. Sound when
    (`jaxpr_opt.analysis.values.flags`), so that its derivative is zero;
 2. a comparison tells the two apart in a step, or it is a factor, so that each element is looked at;
    no step writes single elements, which would convert all others;
-3. where it is not carried, but rows of it are read or stacked, they are no integers, and only loops
-   read them, row by row. Rows that are read are made of truth values by conversions, moves and
-   ``1 - x``.
+3. where it is not carried, but rows of it are read or stacked, they are no integers, and loops read
+   them, row by row; else only reductions do, which make the numbers where they read them. Rows that
+   are read are made of truth values by conversions, moves and ``1 - x``.
 
 The number is selected, not converted: XLA would see the truth value, and make a select of a product
 with it, which loses the NaN of ``0 * NaN``.
@@ -63,7 +63,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import VIEWING
+from jaxpr_opt.ir.traits import REDUCING, VIEWING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,10 +165,11 @@ def _is_flag(value: Value) -> bool:
 
 @remembered
 def _is_asked_by_rows(array: Value) -> bool:
-    """Whether only loops read an array, row by row, and one of them asks what it is."""
+    """Whether loops read an array, row by row, of which one asks what it is; else it is reduced."""
     reads = [(u.op, u.position) for u in array.uses if isinstance(u.op, Scan)]
     rows = [scan.body.params[i] for scan, i in reads if i >= scan.num_carries]
-    is_read = len(rows) == len(array.uses) and dtypes.is_inexact(array.dtype)
+    reduced = sum(u.op.name in REDUCING for u in array.uses)
+    is_read = len(rows) + reduced == len(array.uses) and dtypes.is_inexact(array.dtype)
     return is_read and any(map(_is_asked, rows))  # (2, 3)
 
 
