@@ -83,6 +83,12 @@ def most(dtype: Any) -> float:
 
 
 @functools.cache
+def least(dtype: Any) -> float:
+    """The least positive number of a dtype of floats that is not flushed to zero."""
+    return float(jnp.finfo(dtype).tiny)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
 def limits(dtype: Any) -> tuple[int, int]:
     """The least and the greatest integer of a dtype of integers, of any width."""
     info = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]

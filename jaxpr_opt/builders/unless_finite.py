@@ -18,7 +18,7 @@ from jax import lax
 from jaxpr_opt.analysis.steps.assume import Known
 from jaxpr_opt.analysis.steps.factors import Factors, factors
 from jaxpr_opt.analysis.steps.skips import Skip
-from jaxpr_opt.analysis.values.ranges import RANGES, Range, fits, is_finite
+from jaxpr_opt.analysis.values.ranges import Range, fits, is_finite, ranged
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -92,7 +92,7 @@ def are_finite(
             ranges = fixed | dict(zip(changing, moving, strict=True))
             told = []
             for op, operands in found.ops:
-                of_op = RANGES[op.name](op, *(known(v, ranges) for v in operands))
+                of_op = ranged(op, *(known(v, ranges) for v in operands))
                 told.append(fits(op, of_op))
                 ranges |= dict.fromkeys(op.results, of_op)
             told += [is_finite(ranges[v]) for v in found.values if v in fixed or v in changing]

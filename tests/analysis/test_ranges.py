@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.values.ranges import RANGES, fits
+from jaxpr_opt.analysis.values.ranges import fits, ranged
 from tests.graphs import graph_of
 
 MATRIX = "f32[3,4]"
@@ -66,7 +66,7 @@ def test_results_are_in_range(name):
     fun, arity = (OPS | POWERS)[name]
     op = last_op(fun, *[MATRIX] * arity)
     rng, known = np.random.default_rng(0), 0
-    rule = jax.jit(lambda *a: (made := RANGES[op.name](op, *a), fits(op, made)))
+    rule = jax.jit(lambda *a: (made := ranged(op, *a), fits(op, made)))
     for ends in zip(*(ENDS[i:] + ENDS[:i] for i in range(arity)), strict=True):
         arrays = [rng.uniform(*end, (3, 4)).astype("float32") for end in ends]
         for array, end in zip(arrays, ends, strict=True):
@@ -87,7 +87,7 @@ def test_what_may_be_no_number(name):
     fun, arity = OPS[name]
     op = last_op(fun, *[MATRIX] * arity)
     ends = [tuple(map(jnp.float32, (-2.0, 3.0)))] * arity
-    assert not fits(op, RANGES[name](op, *ends))
+    assert not fits(op, ranged(op, *ends))
 
 
 @pytest.mark.parametrize("name", [*OPS, *POWERS])
@@ -96,7 +96,7 @@ def test_nothing_is_known_of_what_is_no_number(name):
     op = last_op(fun, *[MATRIX] * arity)
     nothing = (jnp.float32(jnp.nan), jnp.float32(jnp.nan))
     truth = [(jnp.float32(0), jnp.float32(1))] * (op.name == "select_n")
-    assert not fits(op, RANGES[op.name](op, *truth, *[nothing] * arity))
+    assert not fits(op, ranged(op, *truth, *[nothing] * arity))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
@@ -112,7 +112,7 @@ def test_integers_that_wrap_around(dtype):
             one = (jnp.float32(1), jnp.float32(1))
             operands = [tuple(map(jnp.float32, ends)), *[one] * (op.name != "mul")]
             operands += operands[:1] * (op.name == "mul")
-            assert not fits(op, RANGES[op.name](op, *operands))
+            assert not fits(op, ranged(op, *operands))
 
 
 @pytest.mark.parametrize(("low", "high", "known"), [(0, 5, True), (-1, 5, False), (0, 6, False)])
@@ -121,4 +121,19 @@ def test_rows_of_a_table_that_may_be_out_of_range(low, high, known):
     fun = lambda table, i: table.at[i].get(mode="fill", wrap_negative_indices=False)
     op = last_op(fun, "f32[6]", "i32[3]")
     ends = [tuple(map(jnp.float32, end)) for end in ((1.0, 2.0), (low, high))]
-    assert bool(fits(op, RANGES["gather"](op, *ends))) == known
+    assert bool(fits(op, ranged(op, *ends))) == known
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_is_rounded_to_zero_or_to_one(dtype):
+    """A logarithm of what may be flushed to zero is not finite, nor a quotient."""
+    one, half = ((jnp.float32(1),) * 2, (jnp.float32(0.5),) * 2)
+    small = (jnp.float32(float(jnp.finfo(dtype).tiny)),) * 2
+    product = last_op(lax.mul, jax.ShapeDtypeStruct((2,), dtype), jax.ShapeDtypeStruct((2,), dtype))
+    low, high = ranged(product, small, half)
+    assert low == 0
+    log, log1p = (last_op(f, jax.ShapeDtypeStruct((2,), dtype)) for f in (lax.log, lax.log1p))
+    assert not fits(log, ranged(log, (low, high)))
+    low, high = ranged(product, tuple(-(1 - x / 2048) for x in one), one)
+    assert not fits(log1p, ranged(log1p, (low, high)))
+    assert fits(log1p, ranged(log1p, half))

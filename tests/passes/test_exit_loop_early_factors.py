@@ -294,6 +294,13 @@ def test_complex_numbers_have_no_order():
     check_refuses(EXIT, program, "c64[2]", "c64[6,2]", because="it is not known how large")
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int4"])
+def test_formats_of_few_bits(dtype):
+    program = adding(lambda row, x: row.astype(x.dtype) * x)
+    rows = jax.ShapeDtypeStruct((6, 2), dtype)
+    check_refuses(EXIT, program, "f32[2]", rows, because="it is not known how large")
+
+
 def test_devices_that_differ():
     """(13) Each would tell by its own numbers."""
     mesh = AbstractMesh((2,), ("i",), axis_types=(AxisType.Auto,))

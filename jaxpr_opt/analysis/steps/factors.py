@@ -16,8 +16,7 @@ import numpy as np
 
 from jaxpr_opt.analysis.steps.assume import Known, Splat
 from jaxpr_opt.analysis.steps.skips import Skip
-from jaxpr_opt.analysis.values.ranges import RANGES
-from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.analysis.values.ranges import RANGES, is_ranged
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import is_divided, is_manual
@@ -61,7 +60,7 @@ def factors(skip: Skip) -> Factors | str:
             read[value] = value
             continue
         # Condition 13 of exit-loop-early.
-        if not dtypes.is_real(value.dtype):
+        if not is_ranged(value.dtype):
             return f"it is not known how large {value.label} may be"
         if value in nexts:
             changing[value] = skipped[nexts[value]]

@@ -1,14 +1,16 @@
 """Ranges of numbers, computed where the program runs: the least and the greatest that an element of
 an array may be, if those of the arrays that it is made of are known.
 
-`RANGES` is a table: an op, and the range of its result, by those of its operands. What is not
-finite says that nothing is known. Ends that are rounded are moved apart by as much.
+`RANGES` is a table: an op, and the range of its results, by those of its operands. What is not
+finite says that nothing is known. Ends that are rounded are moved apart by as much, and numbers
+that may be flushed to zero are zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import expm1, log1p, prod
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +22,7 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import exponent_of, filled_by, numbers_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Op
-from jaxpr_opt.ir.traits import VIEWING
+from jaxpr_opt.ir.traits import EXACT, VIEWING
 
 Range = tuple[jax.Array, jax.Array]
 """The least and the greatest number, as scalars; of a truth value, 0 and 1."""
@@ -86,10 +88,15 @@ def _off(op: Op, end: jax.Array, sizes: jax.Array, sign: int, times: int = 1) ->
     """An end of a sum that is rounded so often, of terms of such sizes: if all have the sign of the
     end that is nearer to zero, so has their sum.
     """
-    ulp = 2.0 ** -dtypes.precision(op.result.dtype) if dtypes.is_float(op.result.dtype) else 0.0
-    most = expm1(min(times * log1p(ulp), limits.OF_A_SUM))
+    most = expm1(min(times * log1p(_ulp(op)), limits.OF_A_SUM))
     is_nearer = sign * end < 0
     return lax.select(is_nearer, end * (1 - min(most, 1.0)), end + sign * most * sizes)
+
+
+def _ulp(op: Op) -> float:
+    """By how much of itself a result is rounded."""
+    dtype = op.results[0].dtype
+    return 2.0 ** -dtypes.precision(dtype) if dtypes.is_inexact(dtype) else 0.0
 
 
 def _negated(_: Op, a: Range) -> Range:
@@ -195,7 +202,7 @@ def _difference(op: Op, a: Range, b: Range) -> Range:
 
 
 def _quotient(op: Op, a: Range, b: Range) -> Range:
-    return _times(op, a, _inverse(op, b)) if dtypes.is_float(op.result.dtype) else _nothing(a)
+    return _times(op, a, _inverse(op, b)) if dtypes.is_inexact(op.result.dtype) else _nothing(a)
 
 
 def _powers(op: Op, a: Range, b: Range) -> Range:
@@ -241,6 +248,30 @@ RANGES: dict[str, Rule] = {
     "square": _power(2),
     "sub": _difference,
 }  # fmt: skip
+
+
+_EXACT = EXACT | VIEWING | {"concatenate", "dynamic_slice", "gather", "pad", "stack"}
+
+
+def is_ranged(dtype: Any) -> bool:
+    """Whether ranges of such numbers are known: of integers, and of floats of 16 bits or more."""
+    is_large = dtypes.is_real(dtype) and dtypes.is_inexact(dtype) and dtypes.bits(dtype) >= 16
+    return dtypes.is_integer(dtype) or is_large
+
+
+def ranged(op: Op, *operands: Range) -> Range:
+    """The range of what an op makes of numbers in ranges."""
+    low, high = RANGES[op.name](op, *operands)
+    dtype = op.results[0].dtype
+    if op.name in _EXACT or not dtypes.is_inexact(dtype):
+        return low, high
+    ulp, least = _ulp(op), dtypes.least(dtype) / limits.OF_ITS_RANGE
+    low, high = low - ulp * lax.abs(low), high + ulp * lax.abs(high)
+    is_flushed = [lax.abs(end) < least for end in (low, high)]
+    return (
+        lax.select(is_flushed[0] & (low > 0), low * 0, low),
+        lax.select(is_flushed[1] & (high < 0), high * 0, high),
+    )
 
 
 def fits(op: Op, a: Range) -> jax.Array:
