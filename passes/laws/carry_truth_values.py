@@ -24,7 +24,7 @@ loop forward stacks. Sound when
 1. it begins as zeros and ones, and steps make zeros and ones of such
    (`jaxpr_opt.analysis.values.flags`), so that its derivative is zero;
 2. a comparison tells the two apart in a step, or it is a factor, so that each element is looked at;
-   no step writes single elements, which would convert all others;
+   no step writes or reads single elements, which would convert all others;
 3. where it is not carried, but rows of it are read or stacked, they are no integers, and loops read
    them, row by row; else only reductions do, which make the numbers where they read them. Rows that
    are read are made of truth values by conversions, moves and ``1 - x``.
@@ -46,6 +46,7 @@ from typing import ClassVar
 import jax
 from jax import lax
 
+from jaxpr_opt.analysis.residuals.repeated_ops import READS
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.flags import (
     Source,
@@ -100,6 +101,8 @@ class CarryTruthValues(Pass):
         users = match.of.param.users if isinstance(match.of, Carry) else []
         if any(user.name in WRITES | SCATTERS for user in users):  # (2)
             return "a step writes some of its elements"
+        if any(map(_reads_a_part, users)):  # (2)
+            return "a step reads some of its elements"
         return None
 
     def rewrite(self, match: Flag, rw: Rewriter) -> None:
@@ -111,6 +114,11 @@ class CarryTruthValues(Pass):
                 _read_truth(match.op, stream, rw)
             case Stack() as stack:
                 _stack_truth(match.op, stack, rw)
+
+
+def _reads_a_part(op: Op) -> bool:
+    """Whether an op reads fewer elements of an array, at places that are not known, than it has."""
+    return op.name in READS and op.result.size < op.operands[0].size
 
 
 def _carry_truth(scan: Scan, old: Carry, rw: Rewriter) -> None:

@@ -140,6 +140,24 @@ def test_a_table_that_steps_write_into_stays():
     check_refuses(CARRY, visited, "f32[8]", "i32[5]", because="a step writes some")
 
 
+@pytest.mark.parametrize(("reads", "fires"), [(lambda i: i[:2], False), (lambda i: i, True)])
+def test_elements_of_a_map_that_a_step_reads(reads, fires):
+    """(2) All others would be converted for them; a batch that is drawn again is read whole."""
+
+    def program(alive, places):
+        def step(alive, i):
+            found = alive.at[reads(i)].get(mode="clip")
+            return jnp.roll(alive, 1), (jnp.sum(found), alive > 0.5)
+
+        return lax.scan(step, (alive > 0).astype(alive.dtype), places)
+
+    args = "f32[8]", "i32[5,8]"
+    if fires:
+        alone(CARRY, program, *args, fires=True)
+    else:
+        check_refuses(CARRY, program, *args, because="a step reads some")
+
+
 def test_nothing_is_lost_of_what_skipped_steps_would_compute():
     def program(x):
         def step(carry, _):
