@@ -293,7 +293,7 @@ def test_too_much_that_is_computed(monkeypatch):
 
 def test_complex_numbers_have_no_order():
     program = adding(lambda row, x: row * row)
-    check_refuses(EXIT, program, "c64[2]", "c64[6,2]", because="it is not known how large")
+    alone(EXIT, program, "c64[2]", "c64[6,2]", fires=False)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int4"])

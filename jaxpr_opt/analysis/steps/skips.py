@@ -25,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxpr_opt.analysis.steps.assume import Assumed, Known, Splat, may_keep
+from jaxpr_opt.analysis.steps.assume import MULTIPLYING, Assumed, Known, Splat, may_keep
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.predicates import (
     Counters,
@@ -36,6 +36,7 @@ from jaxpr_opt.analysis.steps.predicates import (
     predicate_root,
 )
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.flags import source_of
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access, access
@@ -156,9 +157,16 @@ def find_factors(scan: Scan) -> tuple[Skip, ...]:
     by zero is finite: ``total + alive * reward``. None if it skips otherwise.
     """
     others = (*find_skips(scan), *find_ends(scan))
-    if scan.reverse or carries_cotangents(scan) or any(isinstance(each, Skip) for each in others):
+    if scan.reverse or any(isinstance(each, Skip) for each in others):
+        return ()
+    if not any(map(_has_a_mask, scan.body.ops)) or carries_cotangents(scan):
         return ()
     return tuple(islice((each for each in _ends(scan, finite=True) if each.products), 1))
+
+
+def _has_a_mask(op: Op) -> bool:
+    """Whether a factor of a product is made of truth values."""
+    return op.name in MULTIPLYING and any(source_of(v) is not None for v in op.operands)
 
 
 def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
