@@ -269,6 +269,20 @@ def test_both_loops_of_a_gradient(summed):
     assert_close(evaluate_exactly(graph, *args), [jax.grad(loss)(*args)])
 
 
+@pytest.mark.parametrize("bad", [0.0, 1e38])
+def test_rows_that_another_loop_makes(bad):
+    """(10) It makes all of them: this loop may go on to its end."""
+
+    def program(x, rows, mask):
+        made = lax.scan(lambda c, row: (c + 1, row * c), jnp.float32(1), rows)[1]
+        step = lambda x, z: (x + z[1].astype(x.dtype) * z[0], None)
+        return lax.scan(step, x, (made, mask))[0]
+
+    mask = jnp.arange(6) == 2
+    graph = alone(EXIT, program, jnp.zeros(2), ROWS.at[5, 0].set(bad), mask, fires=True)
+    assert [type(op) for op in graph.body.ops if isinstance(op, Scan | While)] == [Scan, While]
+
+
 # ---------------------------------------------------------------- what is not asked
 
 
@@ -282,6 +296,19 @@ def test_both_loops_of_a_gradient(summed):
 )
 def test_what_may_be_of_any_size(make, because):
     check_refuses(EXIT, adding(make), "f32[2]", "f32[6,2]", because=because)
+
+
+def test_a_number_that_is_not_finite():
+    def program(x, y, rows):
+        def step(c, row):
+            x, y, alive = c
+            m = alive.astype(x.dtype)
+            x = x + m * row
+            return (x, y + m * jnp.inf, alive & (jnp.sum(x) < 2.0)), None
+
+        return lax.scan(step, (x, y, jnp.bool_(True)), rows)[0][:2]
+
+    check_refuses(EXIT, program, "f32[2]", "f32[]", "f32[6,2]", because="what is not finite")
 
 
 def test_too_much_that_is_computed(monkeypatch):
