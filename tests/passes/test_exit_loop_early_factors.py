@@ -203,6 +203,22 @@ def test_a_state_that_goes_on(step, finite):
     assert steps_taken(graph, *args) == (count if finite else 20)
 
 
+def test_a_number_that_is_added():
+    """(13) It is finite, so nothing is to be asked."""
+
+    def program(state, rows):
+        def step(c, row):
+            state, total, alive = c
+            total = total + alive.astype(row.dtype) * 10.0
+            return (jnp.sin(state * row), total, alive & (total < 25.0)), None
+
+        return lax.scan(step, (state, jnp.float32(0), jnp.bool_(True)), rows)[0][1]
+
+    graph = alone(EXIT, program, jnp.ones(2), ROWS, fires=True)
+    (loop,) = (op for op in graph.walk() if isinstance(op, While))
+    assert [c.param.shape for c in loop.carries] == [(), (2,), (), ()]
+
+
 def test_numbers_of_steps():
     """(13) A counter is a state that goes on."""
 

@@ -86,7 +86,7 @@ class Assumed:
         around: Assumed | None = None,
     ) -> None:
         self.products: dict[Op, None] = {}
-        """What is zero if the other factors are finite."""
+        """What is zero if the other factors are finite, which is not known."""
         self._known: dict[Value, Known] = {
             value: fact if isinstance(fact, Splat) else Splat(np.bool_(fact))
             for value, fact in facts.items()
@@ -192,7 +192,8 @@ class Assumed:
             return True
         if op.name not in MULTIPLYING:
             return False
-        self.products[op] = None
+        if not all(isinstance(k, Splat) and np.isfinite(k.value) for k in known):
+            self.products[op] = None
         return True
 
     def _writes_nothing(self, op: Op, known: list[Known]) -> bool:

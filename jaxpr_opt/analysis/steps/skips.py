@@ -161,7 +161,7 @@ def find_factors(scan: Scan) -> tuple[Skip, ...]:
         return ()
     if not any(map(_has_a_mask, scan.body.ops)) or carries_cotangents(scan):
         return ()
-    return tuple(islice((each for each in _ends(scan, finite=True) if each.products), 1))
+    return tuple(islice(_ends(scan, finite=True), 1))
 
 
 def _has_a_mask(op: Op) -> bool:
