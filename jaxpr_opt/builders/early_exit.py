@@ -83,18 +83,23 @@ def stop_early(
     if going is not None:
         settled = rw.new_while(*going, [row, *finals], like=scan, before=scan).results[1:]
         finals = tuple(settled)
-    advances = {c.param: step for c, step in skip.counters}
-    for carry, final in zip(carries, finals, strict=True):
-        step = advances.get(carry.param)
-        end = final if step is None else _count(carry.init, step, scan.length, scan, rw)
-        if is_weak(end) and not is_weak(carry.result):  # it begins as a weak type
-            end = rw.insert(strong, end, before=scan)
-        rw.replace(carry.result, end)
+    _end_carries(skip, finals, rw)
     done = stop if skip.kind == "upfront" and not skip.products else row
     for stack, buffer, skipped in zip(stacks, buffers, rows, strict=True):
         rw.replace(stack.result, _refilled(skip, buffer, skipped, kept, done, rw))
     rw.erase(scan)
     return done
+
+
+def _end_carries(skip: Skip, finals: Sequence[Value], rw: Rewriter) -> None:
+    """Let the carries end as they are after the loop that stops; counters as if all steps ran."""
+    scan, advances = skip.scan, {c.param: step for c, step in skip.counters}
+    for carry, final in zip(scan.carries, finals, strict=True):
+        step = advances.get(carry.param)
+        end = final if step is None else _count(carry.init, step, scan.length, scan, rw)
+        if is_weak(end) and not is_weak(carry.result):  # it begins as a weak type
+            end = rw.insert(strong, end, before=scan)
+        rw.replace(carry.result, end)
 
 
 def last_step(skip: Skip, rw: Rewriter) -> Value:

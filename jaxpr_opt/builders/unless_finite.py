@@ -96,9 +96,8 @@ def are_finite(
                 told.append(fits(op, of_op))
                 ranges |= dict.fromkeys(op.results, of_op)
             told += [is_finite(ranges[v]) for v in found.values if v in fixed or v in changing]
-            return reduce(lax.bitwise_and, told), [
-                known(v, ranges) for v in found.changing.values()
-            ]
+            after = [known(v, ranges) for v in found.changing.values()]
+            return reduce(lax.bitwise_and, told), after
 
         begun = [of_arrays[array] for array in changing.values()]
         if not begun:

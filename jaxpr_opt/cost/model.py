@@ -407,15 +407,21 @@ class CostModel:
         """Whether all steps take so much longer than testing masks of them once that it is worth it
         though maybe no step is skipped.
         """
-        asked = self.device.predicate * sum(_number(mask.size) for mask in masks)
-        return _number(scan.length) * self.step_seconds(scan.body) >= self.device.unsure * asked
+        return self._outlasts(scan, self._testing(masks))
 
     def is_worth_ranges(self, scan: Scan, arrays: Sequence[Value]) -> bool:
         """Whether all steps take so much longer than finding the least and the greatest number of
         arrays, once, and asking for it, that it is worth it though maybe no step is skipped.
         """
-        tested = self.device.predicate * sum(_number(array.size) for array in arrays)
-        asked = tested + 2 * self.device.kernel * len(arrays) + self.device.question
+        ops = 2 * self.device.kernel * len(arrays)
+        return self._outlasts(scan, self._testing(arrays) + ops + self.device.question)
+
+    def _testing(self, arrays: Sequence[Value]) -> float:
+        """Seconds to look at all elements of arrays."""
+        return self.device.predicate * sum(_number(array.size) for array in arrays)
+
+    def _outlasts(self, scan: Scan, asked: float) -> bool:
+        """Whether all steps take so much longer than what is asked once, though maybe in vain."""
         return _number(scan.length) * self.step_seconds(scan.body) >= self.device.unsure * asked
 
     def is_worth_a_search(self, body: Region, predicate: Value) -> bool:

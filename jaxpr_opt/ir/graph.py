@@ -739,6 +739,14 @@ def inputs(op: Op) -> tuple[Value, ...]:
     return (*op.operands, *(v for region in op.regions for v in region.captures()))
 
 
+def users_through(value: Value, passes_on: Callable[[Op], bool]) -> Iterator[Op]:
+    """What reads a value, or what ops that pass it on make of it."""
+    pending = [value]
+    for each in pending:
+        yield from each.users
+        pending += [user.result for user in each.users if passes_on(user)]
+
+
 def depending_on(values: Iterable[Value], ops: Iterable[Op]) -> dict[Op, None]:
     """The ops that depend on one of `values`, in order; `ops` are in program order."""
     tainted = set(values)

@@ -56,7 +56,7 @@ from jaxpr_opt.builders.fences import barrier, can_be_divided, division
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import fence
-from jaxpr_opt.ir.graph import Op, Phase, Region, Scan, Value, backward_slice
+from jaxpr_opt.ir.graph import Op, Phase, Region, Scan, Value, backward_slice, users_through
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -125,12 +125,7 @@ def _reads(write: Access, body: Region) -> Iterator[Access]:
 
 def _is_multiplied(window: Value) -> bool:
     """Whether an operand of a product is the window, maybe in another shape."""
-    pending = [window]
-    for each in pending:
-        if any(user.name == "dot_general" for user in each.users):
-            return True
-        pending += [user.result for user in each.users if _shows(user)]
-    return False
+    return any(user.name == "dot_general" for user in users_through(window, _shows))
 
 
 def _shows(op: Op) -> bool:

@@ -48,7 +48,8 @@ def predicate_root(value: Value) -> Value:
     return value
 
 
-def candidates_of(scan: Scan) -> list[Value]:
+@remembered
+def candidates_of(scan: Scan) -> tuple[Value, ...]:
     """Bools of the body that choose: selectors of its conds, masks of its selects, what it makes
     factors of; in this order. Then the truth values that these are made of by logic: ``or done (lt
     error bound)``. Then those that it stacks, for loops that choose by them.
@@ -69,7 +70,7 @@ def candidates_of(scan: Scan) -> list[Value]:
     chosen = of_conds | of_selects | factors
     values = (stack.value for stack in scan.stacks)
     stacked = [v for v in values if v.dtype == bool and v.region is scan.body]
-    return list(chosen | dict.fromkeys(_parts(scan, chosen)) | dict.fromkeys(stacked))
+    return (*(chosen | dict.fromkeys(_parts(scan, chosen)) | dict.fromkeys(stacked)),)
 
 
 def _parts(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:

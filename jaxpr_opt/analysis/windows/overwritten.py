@@ -9,7 +9,7 @@ from jaxpr_opt.analysis.windows.window_primitives import WRITES, places, windows
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import fence, is_sharded
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Value, users_through
 
 
 def reads_a_window(op: Op) -> bool:
@@ -63,12 +63,8 @@ def _indices(op: Op) -> list[Value]:
 
 def is_fenced_by_division(value: Value) -> bool:
     """Whether a value goes through such a division."""
-    pending = [value]
-    for each in pending:
-        if any(user.name == "population_count" for user in each.users):
-            return True
-        pending += [user.result for user in each.users if user.name in _BITS]
-    return False
+    users = users_through(value, lambda op: op.name in _BITS)
+    return any(user.name == "population_count" for user in users)
 
 
 _BITS = frozenset({"bitcast_convert_type", "convert_element_type", "imag", "real"})
