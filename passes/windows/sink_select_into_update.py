@@ -158,8 +158,8 @@ def _read_elsewhere(match: Sinkable) -> list[Value]:
 def _is_discarded(array: Value, match: Sinkable) -> bool:
     """Whether what else is made of a version counts only where the select takes its case (4)."""
     which, writes = match.op.operands[0], match.writes
-    is_one_of_two = len(match.op.operands) == 3 and len({case for case, _ in writes}) == 1
-    if which.dtype != bool or not is_one_of_two or phase_of(match.op) != "final":  # (4)
+    is_of_one = len({case for case, _ in writes}) == 1
+    if which.dtype != bool or not is_of_one or phase_of(match.op) != "final":  # (4)
         return False
     if array not in [write.op.result for _, write in writes]:
         return False

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
@@ -701,6 +702,52 @@ def test_a_predicate_that_depends_on_what_is_read():
 
     because = "what scatter makes is read elsewhere, too"
     check_refuses(FINAL, program, *BATCH[1:], because=because)
+
+
+def asked(h):
+    """What only the host knows, at the time when it is asked."""
+    return io_callback(lambda h: h > 0, jax.ShapeDtypeStruct(h.shape, bool), h, ordered=True)
+
+
+def chosen_late(ask, take):
+    """The predicate is made when the array has been written."""
+
+    def program(b, h, i):
+        new = WRITES(b, h, i)
+        p = ask(new, h)
+        return jnp.where(p[:, None], new, b), take(p, new, h)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("ask", "take"),
+    [
+        (lambda new, h: new.sum(1) > 0, lambda p, new, h: h),
+        (lambda new, h: asked(h), lambda p, new, h: jnp.where(p, new.sum(1), h)),
+    ],
+    ids=["of what is written", "told by the host"],
+)
+def test_a_predicate_that_cannot_be_known_earlier(ask, take):
+    """(4) It would have to move before what it is made of, or before another effect."""
+    check_refuses(FINAL, chosen_late(ask, take), *BATCH[1:], because="known only after")
+
+
+def test_a_predicate_that_need_not_be_known_earlier():
+    """(4) Nothing else reads the array."""
+    program = chosen_late(lambda new, h: asked(h), lambda p, new, h: h)
+    graph = import_jaxpr(traced(program, *BATCH[1:]), "final")
+    assert run_alone((FINAL,), graph).record(FINAL.name, False).rewrites
+
+
+def test_a_version_of_the_other_case():
+    """(4) Its rows are those where the select takes its own case."""
+
+    def program(p, b, h, i):
+        new, other = WRITES(b, h, i), WRITES(b, -h, i)
+        return jnp.where(p[:, None], new, other), jnp.where(p, h, jnp.tanh(new.sum(1)))
+
+    check_refuses(FINAL, program, *BATCH, because="what scatter makes is read elsewhere, too")
 
 
 def test_versions_in_between():
