@@ -118,7 +118,7 @@ def _tests(path: Path) -> Iterator[Path]:
     """
     for each in (path.stem, *sorted(_sharing(path))):
         yield ROOT / "tests" / "passes" / f"test_{each}.py"
-        yield from sorted((ROOT / "tests" / "passes").glob(f"test_{each}_on_*.py"))
+        yield from sorted((ROOT / "tests" / "passes").glob(f"test_{each}_*.py"))
     asking = {f"test_{file.stem}" for file in _naming(path)}
     for test in sorted((ROOT / "tests" / "analysis").glob("test_*.py")):
         if test.stem in asking or f".{path.stem} import" in test.read_text():

@@ -410,6 +410,49 @@ def test_windows_that_may_repeat():
     check_refuses(DIRECT, program, "f32[8]", "f32[5,2]", "i32[5,2]", because="may repeat")
 
 
+def windows_of_two(starts):
+    """Two numbers are added from each of some places on."""
+    numbers = lax.ScatterDimensionNumbers((1,), (), (0,))
+    drop = lax.GatherScatterMode.FILL_OR_DROP
+    add = partial(lax.scatter_add, dimension_numbers=numbers, mode=drop)
+    return lambda c, u, i: c + add(jnp.zeros_like(c), jnp.asarray(starts)[:, None], u)
+
+
+def at_places(*places):
+    """Numbers are added, where two places say so."""
+
+    def step(c, u, i):
+        where = [jnp.broadcast_to(each, u.shape) for each in (*places, i)]
+        numbers = lax.ScatterDimensionNumbers((), (0, 1), (0, 1))
+        index, drop = jnp.stack(where, -1), lax.GatherScatterMode.FILL_OR_DROP
+        return c + lax.scatter_add(jnp.zeros_like(c), index, u, numbers, mode=drop)
+
+    return step
+
+
+EACH, ROWS, COLUMNS = (lax.iota("int32", n) for n in (4, 2, 2))
+PAIRS = ("f32[8,16]", "f32[5,2,2]", "i32[5,2,2]")
+
+
+@pytest.mark.parametrize(
+    ("step", "types", "fires"),
+    [
+        (at_places(EACH), ("f32[8,16]", "f32[5,4]", "i32[5,4]"), True),
+        (at_places(7 - EACH), ("f32[8,16]", "f32[5,4]", "i32[5,4]"), True),
+        (at_places(EACH[:, None]), ("f32[8,16]", "f32[5,4,1]", "i32[5,4,1]"), True),
+        (at_places(EACH[:, None]), ("f32[8,16]", "f32[5,4,3]", "i32[5,4,3]"), False),
+        (at_places(EACH // 2), ("f32[8,16]", "f32[5,4]", "i32[5,4]"), False),
+        (at_places(ROWS[:, None] + COLUMNS), PAIRS, False),
+        (windows_of_two(2 * EACH), ("f32[16]", "f32[5,4,2]", "i32[5]"), True),
+        (windows_of_two(EACH), ("f32[16]", "f32[5,4,2]", "i32[5]"), False),
+    ],
+    ids=["rows", "back", "one column", "columns", "twice", "diagonals", "apart", "overlapping"],
+)
+def test_windows_that_are_numbered(step, types, fires):
+    """(2) Each has a place of its own, if places along an axis are apart, whatever others are."""
+    alone(DIRECT, looped(step), *types, fires=fires)
+
+
 def test_another_type():
     """(3) A weak type gives way to that of the piece, and so would the accumulator's."""
 

@@ -134,10 +134,10 @@ def _are_numbered(scatter: Op) -> bool:
     sizes, told = window_sizes(scatter), set(numbers.scatter_indices_batching_dims)
     for number, axis in enumerate(indexed_axes(scatter)):
         start = component(index, number)
-        moving = [d for d, stride in enumerate(start.strides) if stride] if start else []
+        strides = {d: n for d, n in enumerate(start.strides) if n} if start is not None else {}
         # Condition 2 of accumulate-sparse-cotangents.
-        if start and len(moving) == 1 and abs(start.strides[moving[0]]) >= sizes[axis]:
-            told.update(moving)
+        if len(strides) == 1 and all(abs(n) >= sizes[axis] for n in strides.values()):
+            told.update(strides)
     # Condition 2 of accumulate-sparse-cotangents.
     return all(n == 1 or d in told for d, n in enumerate(index.shape[:-1]))
 
