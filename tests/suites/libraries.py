@@ -36,7 +36,7 @@ LIBRARIES = (
             ("beartype",)),
     Library("lineax", ("tests/test_solve.py", "tests/test_norm.py", "tests/test_lsmr.py"),
             ("equinox", "beartype")),
-    Library("optimistix", ("tests",), ("equinox", "lineax", "beartype")),
+    Library("optimistix", ("tests",), ("equinox", "lineax", "beartype", "pytest-benchmark")),
     Library("diffrax", ("test",), ("equinox", "lineax", "optimistix", "scipy"),
             "event or interpolation or root_finder", 1200),
     Library("jaxopt", ("tests",), ("scikit-learn", "optax"), "gradient or armijo or bisection"),

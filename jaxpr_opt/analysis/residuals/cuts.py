@@ -99,7 +99,7 @@ def available(scan: Scan) -> Mapping[Value, Value]:
         value: stack.result
         for stack, value in found
         # Condition 2 of narrow-residuals.
-        if value.region is not scan.body or value not in made_of
+        if value not in made_of
     } | {s.value: s.result for s in scan.stacks}
 
 
