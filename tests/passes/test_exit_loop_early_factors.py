@@ -11,6 +11,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan, While
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.reports import observe
@@ -21,6 +22,7 @@ from jaxpr_opt.testing import (
     check_refuses,
     check_rewrite,
     evaluate_exactly,
+    run_alone,
     traced,
 )
 from tests.loops import alone
@@ -352,6 +354,14 @@ def test_devices_that_differ():
     parts = {"in_specs": (PartitionSpec(),) * 2, "out_specs": PartitionSpec()}
     each = jax.shard_map(adding(lambda row, x: row), mesh=mesh, check_vma=False, **parts)
     check_refuses(EXIT, each, "f32[2]", "f32[6,2]", because="devices may differ")
+
+
+def test_devices_that_have_parts():
+    """(13) Telling the ranges of arrays that XLA divides is communication."""
+    graph = import_jaxpr(traced(adding(lambda row, x: row), "f32[2]", "f32[6,2]"), "final")
+    graph.divided = True
+    (refusal,) = run_alone((EXIT,), graph).record(EXIT.name, False).refusals
+    assert "devices may differ" in refusal.reason
 
 
 def test_what_takes_as_long_as_the_steps():
