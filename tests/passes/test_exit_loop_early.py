@@ -378,6 +378,33 @@ def test_rows_that_loops_of_a_batch_read(bounds, reverse):
     assert any(op.name == "reduce_max" for op in graph.body.ops) == reverse
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("compares", "filled"), [(False, 0), (True, 1)])
+def test_rows_of_two_stacks(compares, filled, turned, reverse):
+    """(7) Both are left unspecified, if the loop back stops by one predicate. By its rows of the
+    predicate it would not need `x`, by `x` not `y`: then rows of one are made.
+    """
+
+    def program(c, bounds):
+        def body(c, _):
+            p = c < bounds
+            return jnp.where(p, c + 1, c), ((c, 2 * c + 1)[:: -1 if turned else 1], p)
+
+        c, rows = lax.scan(body, c, None, length=5, reverse=reverse)
+
+        def back(a, row):
+            (x, y), p = row[0][:: -1 if turned else 1], row[1]
+            new = a * x + y
+            return jnp.where(p, jnp.where(x < bounds, new, a) if compares else new, a), None
+
+        return lax.scan(back, c, rows, reverse=not reverse)[0]
+
+    for bounds in ([0.0, 0.0, 0.0], [1.0, 4.0, 2.0], [9.0, 0.0, 0.0]):
+        graph = alone(EXIT, program, jnp.zeros(3), jnp.asarray(bounds), fires=True)
+        assert sum(isinstance(op, While) for op in graph.body.ops) == 2 + filled
+
+
 @pytest.mark.parametrize("rows_of", [jnp.transpose, lambda xs: xs.T[::-1], lambda xs: xs.T[1:]])
 def test_rows_are_read_where_they_are(rows_of):
     """A step slices a row of the array, not of a part of it that is copied before the loop."""
