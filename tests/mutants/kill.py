@@ -32,7 +32,7 @@ TIMEOUT = 4
 
 QUICK = "survived tests that need not compile"
 
-ALONE = (*CHECKS, "run_alone(", "aliasing(")
+ALONE = (*CHECKS, "run_alone(", "aliasing(", "graph_of(")
 """What tests call that run a pass and evaluate the program op by op, or ask an analysis."""
 
 TOOL = 3

@@ -765,13 +765,18 @@ def test_versions_in_between():
     check_refuses(SINK, program, *types, because="read elsewhere")
 
 
-def test_one_of_three_cases_that_is_read_elsewhere():
+@pytest.mark.parametrize(
+    "take",
+    [lambda k, h, a: jnp.where(k == 1, a, h), lax.select_n],
+    ids=["the same case", "all cases but the first"],
+)
+def test_one_of_three_cases_that_is_read_elsewhere(take):
     """(4) Which rows count is followed for truth values only."""
 
     def program(k, b, h, i):
         new = WRITES(b, h, i)
         which = lax.broadcast_in_dim(k, b.shape, (0,))
-        return lax.select_n(which, b, new, b), jnp.where(k == 1, jnp.tanh(new.sum(1)), h)
+        return lax.select_n(which, b, new, b), take(k, h, jnp.tanh(new.sum(1)))
 
     because = "what scatter makes is read elsewhere, too"
     types = "i32[3]", "f32[3,8]", "f32[3]", "i32[3]"
