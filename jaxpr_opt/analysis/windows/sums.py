@@ -41,7 +41,7 @@ def loop_with_own_windows(chain: Chain, array: Value) -> Pieces | None:
         return None
     (piece,) = link.inner.links
     # Condition 1 of accumulate-sparse-cotangents.
-    if not isinstance(piece, Piece) or not is_read_nowhere(link):
+    if not is_read_nowhere(link):
         return None
     if cost_model().is_better_stacked(piece.nbytes):
         return None
