@@ -107,6 +107,8 @@ class Device:
     rows; 0 if that shows nowhere."""
     row: int = 16
     """Numbers of a row from which on a loop computes several together, if it can."""
+    unrolled: int = 0
+    """Numbers of a row up to which a loop over it is unrolled, if it is."""
     starts_each: bool = False
     """Whether ops of a loop over small arrays are started one by one, unless they touch few bytes
     in all."""
@@ -160,6 +162,7 @@ CPU = Device(
     fuses_all_or_none=True,
     jumps=True,
     place=1e-9,
+    unrolled=40,
     starts_each=not compat_devices.COMPILES_LOOPS_WHOLE,
     near=4 << 20,
     nearby=0.028e-9,
@@ -190,6 +193,9 @@ CPU = Device(
 - Rows along the second axis are read and written in place in 0.7 to 1.15 times the time of
   transposing the array before and after the loop, if a row has at most 256 cache lines, and in 0.8
   to 5 times the time if it has 1024.
+- Outer products that are added up, in 256 rows of 24 to 40 numbers: 0.1 to 0.3 ns a number if the
+  row is computed there, 0.5 to 0.9 if it is in memory; in rows of 8, 16, or 48 and more, no less.
+  In 16 to 64 rows 0.54 to 0.75 times as long on JAX 0.12, 1 to 1.5 times on 0.10.
 - A window of 16 kB that is reduced is copied first, if it is written, too; a smaller one is not.
 - Asking in each step whether any of 1024 truth values is true takes 0.17 to 0.23 us, and 0.01 to
   0.05 us if halves of them are combined first; of 8192, 1.0 to 1.5 us and at most 0.2.  With what

@@ -221,6 +221,14 @@ class CostModel:
         """Whether so many bytes are less than a cache line, so that moving more takes as long."""
         return nbytes < self.device.line
 
+    def is_row_unrolled(self, array: Value, row: int | None) -> bool:
+        """Whether LLVM unrolls a loop over a row of an array of so many numbers, and computes the
+        row before the loop over all rows; where ops are started one by one if the rows are many.
+        """
+        if row is None or row > self.device.unrolled:
+            return False
+        return not self.device.starts_each or self.is_longer(row, array.size // row)
+
     def are_close(self, windows: int) -> bool:
         """Whether windows that lie anywhere stay in the cache of first level, so that those beside
         them are read and written next as quickly as if all lay in one.

@@ -19,7 +19,7 @@ ONCE = MakeFactorsOnce()
 def quick(monkeypatch):
     """Programs here are small; and text is that of versions that keep barriers."""
     monkeypatch.setattr(make_factors_once, "fence", lambda: "barrier")
-    with using(CostModel().but(kernel=0.0, cached=0.0)):
+    with using(CostModel().but(kernel=0.0, cached=0.0, unrolled=0)):
         yield
 
 
@@ -152,3 +152,30 @@ def test_factors_that_are_cheap():
     with using(CostModel()):
         because = "takes no longer than an op more"
         check_refuses(ONCE, products(put_together), "f32[3,2]", "f32[3,5]", because=because)
+
+
+@pytest.mark.parametrize(
+    ("make", "equation", "batch", "row"),
+    [(put_together, "i,j->ji", "", 4), (jnp.square, "bi,bj->bji", "4,", 2)],
+)
+def test_short_rows(make, equation, batch, row):
+    """(3) What is computed for each number of a short last axis is computed once in any case."""
+    types = f"f32[3,{batch}2]", f"f32[3,{batch}5]"
+    with using(CostModel().but(kernel=0.0, cached=0.0, unrolled=row - 1, starts_each=False)):
+        alone(ONCE, products(make, equation), *types, fires=True)
+    with using(CostModel().but(kernel=0.0, cached=0.0, unrolled=row, starts_each=False)):
+        because = "a loop over its few numbers is unrolled"
+        check_refuses(ONCE, products(make, equation), *types, because=because)
+
+
+def test_short_columns():
+    """(3) Along the first axis of the product each number is computed for each row."""
+    with using(CostModel().but(kernel=0.0, cached=0.0, unrolled=4, starts_each=False)):
+        alone(ONCE, products(put_together), "f32[3,2]", "f32[3,5]", fires=True)
+
+
+@pytest.mark.parametrize(("rows", "fires"), [(12, True), (13, False)])
+def test_short_rows_that_are_few(rows, fires):
+    """(3) Where each op is started, a few rows are computed as quickly."""
+    with using(CostModel().but(kernel=0.0, cached=0.0, unrolled=4, starts_each=True)):
+        alone(ONCE, products(put_together, "i,j->ji"), "f32[3,2]", f"f32[3,{rows}]", fires=fires)
