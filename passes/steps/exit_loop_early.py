@@ -190,7 +190,10 @@ def _why_run(skip: Skip) -> str | None:
     """Why all steps of a loop are to be run."""
     if skip.scan.length < 2:
         return f"the loop has {skip.scan.length} steps only"
-    numbers = numbers_at(skip.predicate, skip.scan)
-    if numbers is not None and bool(numbers[-1]) == skip.taken_when:
-        return "it takes its last step"
+    numbers, length = numbers_at(skip.predicate, skip.scan), skip.scan.length
+    if numbers is not None:
+        taken = [row for row, number in enumerate(numbers) if bool(number) == skip.taken_when]
+        left = length - 1 - max(taken, default=-1)
+        if not cost_model().is_visible(left, length):
+            return f"it skips {left} of its {length} steps only"
     return "it asks to be unrolled" if steps_asked_at_once(skip.scan) is None else None  # (9)

@@ -969,6 +969,20 @@ def test_a_loop_that_is_known_to_take_its_last_step(last, reverse):
     assert any(isinstance(op, While) for op in graph.body.ops) != last
 
 
+@pytest.mark.parametrize(("n", "fires"), [(8, True), (9, False)])
+def test_a_loop_that_is_known_to_skip_few_steps(n, fires):
+    """Fewer than one step of eight saves no time that shows."""
+
+    def program(c, xs):
+        body = lambda c, row: (lax.cond(row[0] < n - 1, lambda: c + row[1], lambda: c), None)
+        return lax.scan(body, c, (np.arange(n), xs))[0]
+
+    args = "f32[3]", f"f32[{n},3]"
+    alone(EXIT, program, *args, fires=fires)
+    if not fires:
+        check_refuses(EXIT, program, *args, because="it skips 1 of its 9 steps only")
+
+
 def test_a_loop_that_is_unrolled_asks_after_as_many_steps():
     """(9) What it runs together is what it ran together before."""
 
