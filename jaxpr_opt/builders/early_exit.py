@@ -438,6 +438,7 @@ def _refilled(
     scan = skip.scan
     if skipped.value is not None:
         mapping = dict(kept)
+        mapping |= {v: rw.full(told.value, v.aval, before=scan) for v, told in skipped.numbers}
         rw.clone(skipped.ops, mapping, scan)
         value = mapping.get(skipped.value, skipped.value)
     else:

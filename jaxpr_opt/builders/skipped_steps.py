@@ -194,6 +194,7 @@ def _instead(skip: Skip, value: Value, row: SkippedRow, end: Op, rw: Rewriter) -
         mapping: dict[Value, Value] = {
             skip.predicate: rw.constant(false, skip.predicate.aval),
         }
+        mapping |= {v: rw.full(told.value, v.aval, before=end) for v, told in row.numbers}
         rw.clone(row.ops, mapping, end)
         return mapping.get(row.value, row.value)
     constant = not skip.taken_when if row.constant is None else row.constant.value

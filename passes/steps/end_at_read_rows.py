@@ -134,7 +134,7 @@ def _taken(scan: Scan) -> Skip | str | None:  # (1)
     """The steps that carries need which are read after a loop; none if no such carry is; or why
     that is not known.
     """
-    counting = {carry.param for carry, _ in as_begun(scan, ())[1]}
+    counting = {carry.param for carry, _ in as_begun(scan, {})[1]}
     read = [c for c in scan.carries if c.result.uses and c.param not in counting]
     skips = [each for each in (*find_skips(scan), *find_ends(scan)) if isinstance(each, Skip)]
     if any(skip.kind != "upfront" for skip in skips):

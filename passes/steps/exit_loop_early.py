@@ -37,7 +37,8 @@ Sound when
    logic, which round for many rows as for one: they compare no sums of products
    (`jaxpr_opt.analysis.values.rounding`),
 7. rows of skipped steps are left unspecified only if all that reads them are loops that this pass
-   stops before they come to such a row,
+   stops before they come to such a row; so does a transposed loop of which what such rows are known
+   to be leaves all carries as they begin, whatever it asks itself,
 8. where (1) does not hold of a carry, either nothing reads what becomes of it and the predicate
    does not depend on it: after the last step taken it does not matter. Or the loop runs in reverse,
    its predicates are known before it, and the carry is the number that it began with, which a
@@ -124,7 +125,7 @@ class ExitLoopEarly(Pass):
         assert isinstance(scan, Scan)
         if isinstance(skip, str):  # (1, 2)
             return skip
-        if (reason := _why_run(skip)) is not None:
+        if (reason := _why_run(skip, knows_steps)) is not None:
             return reason
         if not may_depend_on(skip.predicate, scan.body.ops, scan):  # (3)
             return "a step has collectives, or XLA may insert some, so every device must run it"
@@ -186,12 +187,12 @@ class ExitLoopEarly(Pass):
         return is_asked and self._refuse(match, is_counted(other, skip)) is None
 
 
-def _why_run(skip: Skip) -> str | None:
+def _why_run(skip: Skip, knows_steps: bool) -> str | None:
     """Why all steps of a loop are to be run."""
     if skip.scan.length < 2:
         return f"the loop has {skip.scan.length} steps only"
     numbers, length = numbers_at(skip.predicate, skip.scan), skip.scan.length
-    if numbers is not None:
+    if numbers is not None and not knows_steps:
         taken = [row for row, number in enumerate(numbers) if bool(number) == skip.taken_when]
         left = length - 1 - max(taken, default=-1)
         if not cost_model().is_visible(left, length):

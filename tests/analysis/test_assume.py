@@ -8,6 +8,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.steps.assume import Assumed, Splat
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
@@ -70,7 +71,11 @@ def is_alike(a, b):
         (lambda p, x: x.at[jnp.array([0, 5])].add(jnp.where(p, x[0], 0.0)), "x"),
         (lambda p, x: x.at[1].multiply(jnp.where(p, x[0], 1.0)), "x"),
         (lambda p, x: x.at[1].max(jnp.where(p, x[0], -jnp.inf)), "x"),
+        (lambda p, x: jnp.where(p, x, 0.0) * lax.stop_gradient(jnp.float32(0.5)), 0.0),
+        (lambda p, x: p * 0.9 ** jnp.arange(3), 0.0),
+        (lambda p, x: jnp.where(p, 3, 0) * x.astype(jnp.int32), 0),
         # Of these nothing is known.
+        (lambda p, x: p * 0.9 ** -jnp.arange(3), None),
         (lambda p, x: x * 2, None),
         (lambda p, x: x + jnp.where(p, x, 1.0).sum(), None),
         (lambda p, x: x * jnp.where(p, x, 2.0).prod(), None),
@@ -87,6 +92,29 @@ def is_alike(a, b):
 )
 def test_what_is_known_where_a_predicate_is_false(fun, expected):
     assert known(fun) == expected
+
+
+def test_a_discount_that_is_not_positive():
+    """A number from zero to one is zero then."""
+
+    def discounted(decide):
+        def program(x):
+            def body(d, x):
+                p = decide(d, x)
+                return d * 0.9 * jnp.where(x > 1, 1.0, 0.0), jnp.where(p, d * x, d)
+
+            return lax.scan(body, 1.0, x)[1]
+
+        scan = next(
+            op for op in import_jaxpr(traced(program, "f32[3]")).body.ops if isinstance(op, Scan)
+        )
+        which = scan.stacks[0].value.op.operands[0]
+        return Assumed(scan.body, {which: False})[scan.carries[0].next]
+
+    assert discounted(lambda d, x: d > 0) == Splat(0)
+    assert discounted(lambda d, x: ~(d <= 0)) == Splat(0)
+    for decide in (lambda d, x: d > 0.5, lambda d, x: d >= 0, lambda d, x: x > 0):
+        assert not isinstance(discounted(decide), Splat)
 
 
 def test_both_branches_of_a_cond_nothing_is_known_about():

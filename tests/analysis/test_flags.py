@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.values.flags import is_flag
+from jaxpr_opt.analysis.values.flags import is_flag, is_fraction
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
@@ -107,3 +107,53 @@ def test_the_greatest_of_no_elements_is_another_number():
     least = lambda p: lax.reduce_max_p.bind(p.astype(jnp.float32), axes=(0,), out_sharding=None)
     assert flagged(least, "bool[0]") == [False]
     assert flagged(least, "bool[2]") == [True]
+
+
+def discounted(step, begin=1.0):
+    """What a loop carries of a number, and stacks."""
+
+    def program(p, q, x, n):
+        body = lambda d, t: (step(d, t, f32(q)[0], x[0]), d)
+        return lax.scan(body, begin, jnp.arange(3))[1]
+
+    return program
+
+
+FRACTIONS = {
+    "a discount": discounted(lambda d, t, q, x: d * 0.9),
+    "where it is not done": discounted(lambda d, t, q, x: d * jnp.bfloat16(0.9) * (1 - q)),
+    "a power of the step": discounted(lambda d, t, q, x: 0.9**t),
+    "a root": discounted(lambda d, t, q, x: jnp.sqrt(1 - 0.5 * d)),
+    "the least": discounted(lambda d, t, q, x: jnp.minimum(d, jnp.where(x > 0, 0.5, q))),
+    "rows": lambda p, q, x, n: 0.9 ** jnp.arange(4),
+    "all that is left": lambda p, q, x, n: jnp.cumprod(0.9 * f32(p)),
+    "integers": lambda p, q, x, n: p.astype(jnp.int8),
+}
+
+NO_FRACTIONS = {
+    "it grows": discounted(lambda d, t, q, x: d * 1.1),
+    "it begins above one": discounted(lambda d, t, q, x: d * 0.9, 2.0),
+    "it is negative": discounted(lambda d, t, q, x: d * -0.9),
+    "it begins as a negative zero": discounted(lambda d, t, q, x: d * 0.9, -0.0),
+    "it is no number": discounted(lambda d, t, q, x: jnp.minimum(d, x)),
+    "a negative power": discounted(lambda d, t, q, x: 0.9 ** (t - 1)),
+    "a power of a number": discounted(lambda d, t, q, x: 0.9**x),
+    "a sum": discounted(lambda d, t, q, x: d + q),
+    "a difference": discounted(lambda d, t, q, x: 0.5 - d),
+    "complex": lambda p, q, x, n: f32(p) + 0j,
+    "many": lambda p, q, x, n: n,
+}
+
+
+@pytest.mark.parametrize("name", [*FRACTIONS, *NO_FRACTIONS])
+def test_numbers_from_zero_to_one(name):
+    graph = import_jaxpr(traced((FRACTIONS | NO_FRACTIONS)[name], *TYPES))
+    assert is_fraction(graph.body.outputs[0]) == (name in FRACTIONS)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_powers_are_not_above_one(dtype):
+    """However they are rounded: the powers of numbers up to one."""
+    bases = 1 - jnp.asarray([0, 2.0**-24, 1e-6, 1e-4, 1e-3, 0.01, 0.1, 0.5, 1], dtype)
+    powers = jax.jit(lambda b, t: b[:, None] ** t)(bases, jnp.arange(20000).astype(dtype))
+    assert ((powers >= 0) & (powers <= 1)).all()

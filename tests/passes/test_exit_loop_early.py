@@ -1977,3 +1977,163 @@ def test_a_loop_back_runs_the_steps_that_were_counted(bound):
     """(2) Nobody looks at the predicates of all rows."""
     graph = alone(EXIT, there_and_back, jnp.arange(3.0), jnp.float32(bound), fires=True)
     assert [op.name for op in graph.walk() if op.name in ("while", "reduce_max")] == ["while"] * 2
+
+
+def rollout(row, *, factor=0.9, done=lambda done, new: done | (new.sum() > 2)):
+    """A loop whose state stops, and a discount goes on; it stacks `row` of these."""
+
+    def program(s, x):
+        def body(c, t):
+            s, stopped, d = c
+            new = jnp.sin(s) + x
+            kept = jnp.where(stopped, s, new)
+            left = 1.0 - stopped.astype(jnp.float32)
+            return (kept, done(stopped, new), d * factor), row(left, d, t, new)
+
+        return lax.scan(body, (s, jnp.bool_(False), 1.0), jnp.arange(6))[1]
+
+    return program
+
+
+DISCOUNTED = {
+    "carried": lambda left, d, t, new: left * d * jnp.sum(new**2),
+    "a power": lambda left, d, t, new: left * 0.9**t * jnp.sum(new**2),
+    "of a step": lambda left, d, t, new: left * (1 - d) * new,
+    "last": lambda left, d, t, new: jnp.sum(new**2) * (d * left),
+    "integers": lambda left, d, t, new: left.astype(jnp.int32) * t,
+}
+
+
+@pytest.mark.parametrize("name", DISCOUNTED)
+def test_discounts_of_steps_that_count_no_more(name):
+    """(4) Zero times a number from zero to one is zero, however it goes on."""
+    graph = alone(EXIT, rollout(DISCOUNTED[name]), "f32[3]", "f32[3]", fires=True)
+    assert not any(isinstance(op, Scan) for op in graph.body.ops)
+
+
+def test_a_rollout():
+    """(4) Rows of skipped steps are made of what they keep, without what goes on."""
+    check_rewrite(
+        EXIT,
+        rollout(DISCOUNTED["carried"]),
+        "f32[3]",
+        "f32[3]",
+        simplify=True,
+        diff="""
+          fn (s:f32[3], x:f32[3]) {
+        -   c:f32[3], c1:bool[], c2:f32[], ys:f32[6] = scan[6] carry(c=s, c1=False, c2=1.0) {
+        -     s:f32[3] = sin c
+        -     a:f32[3] = add s x
+        -     s1:f32[3] = select_n c1 a c
+        -     c3:f32[] = convert_element_type c1
+        -     s2:f32[] = sub 1.0 c3
+        -     r:f32[] = reduce_sum[axes=(0,)] a
+        -     g:bool[] = gt r 2.0
+        -     o:bool[] = or c1 g
+        -     m:f32[] = mul c2 0.9
+        -     c4:f32[] = convert_element_type c2
+        -     m1:f32[] = mul s2 c4
+        -     i:f32[3] = integer_pow[y=2] a
+        -     r1:f32[] = reduce_sum[axes=(0,)] i
+        -     m2:f32[] = mul m1 r1
+        -     yield carry(s1, o, m) ys(m2)
+        -   }
+        +   u:f32[6] = undefined
+        +   c5:i32[], c6:f32[3], c7:bool[], c8:f32[], c9:f32[6] = while carry(c5=0, s3=s, c6=False, c7=1.0, c8=u) {
+        +     l:bool[] = lt c5 6
+        +     n:bool[] = not c6
+        +     r2:bool[] = reduce_or n
+        +     a1:bool[] = and l r2
+        +     yield a1
+        +   } do {
+        +     s:f32[3] = sin s3
+        +     a:f32[3] = add s x
+        +     r:f32[] = reduce_sum[axes=(0,)] a
+        +     g:bool[] = gt r 2.0
+        +     m:f32[] = mul c7 0.9
+        +     c4:f32[] = convert_element_type c7
+        +     i:f32[3] = integer_pow[y=2] a
+        +     r1:f32[] = reduce_sum[axes=(0,)] i
+        +     m3:f32[] = mul c4 r1
+        +     b:f32[1] = broadcast_in_dim m3
+        +     d:f32[6] = dynamic_update_slice c8 b c5
+        +     a1:i32[] = add c5 1
+        +     yield carry(a1, a, g, m, d)
+        +   }
+        +   s3:f32[3] = sin c6
+        +   a1:f32[3] = add s3 x
+        +   i1:f32[3] = integer_pow[y=2] a1
+        +   r2:f32[] = reduce_sum[axes=(0,)] i1
+        +   m3:f32[] = mul 0.0 r2
+        +   c10:i32[], c11:f32[6] = while carry(c5=c5, c6=c9) {
+        +     l:bool[] = lt c5 6
+        +     yield l
+        +   } do {
+        +     b:f32[1] = broadcast_in_dim m3
+        +     d:f32[6] = dynamic_update_slice c6 b c5
+        +     a1:i32[] = add c5 1
+        +     yield carry(a1, d)
+        +   }
+        -   return ys
+        +   return c11
+          }
+        """,  # noqa: E501
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "factor"),
+    [
+        pytest.param(DISCOUNTED["carried"], 1.1, id="it may grow until it is infinite"),
+        pytest.param(lambda left, d, t, new: left * new * d, 0.9, id="the sum may be no number"),
+        pytest.param(lambda left, d, t, new: left + d, 0.9, id="no product"),
+    ],
+)
+def test_rows_that_go_on(row, factor):
+    """(4) What a skipped step multiplies by zero may be no number, and differ."""
+    program = rollout(row, factor=factor)
+    check_refuses(EXIT, program, "f32[3]", "f32[3]", because="from one skipped step to the next")
+
+
+def test_a_discount_that_ends():
+    """(1) A number from zero to one that is not positive is zero, and stays so."""
+
+    def program(s, x):
+        def body(c, _):
+            s, d = c
+            new = jnp.sin(s) + x
+            return (jnp.where(d > 0, new, s), d * 0.9 * (new.sum() < 2)), d * jnp.sum(new**2)
+
+        return lax.scan(body, (s, 1.0), None, length=6)
+
+    graph = alone(EXIT, program, "f32[3]", "f32[3]", fires=True)
+    assert not any(isinstance(op, Scan) for op in graph.body.ops)
+
+
+def gradient_of(row, read=lambda rows: rows.sum()):
+    return jax.grad(lambda s, x: read(rollout(row)(s, x)), argnums=(0, 1))
+
+
+@pytest.mark.parametrize("name", ["carried", "a power", "of a step", "last"])
+def test_the_loop_back_of_discounts(name):
+    """(7) It begins at the last step taken: the rows of others leave its carries as they begin."""
+    args = jnp.asarray([0.1, 0.2, 0.3]), jnp.asarray([0.2, 0.4, 0.1])
+    gradient = gradient_of(DISCOUNTED[name])
+    graph, _ = observe.optimized(optimize(gradient), args, {})
+    loops = [op for op in graph.body.ops if isinstance(op, Scan | While)]
+    assert [type(op) for op in loops] == [While, While]
+    for done in (0.1, 1.0, 9.0):
+        assert_same(optimize(gradient), gradient, (args[0], args[1] * done), grad=False)
+
+
+def test_a_loop_back_that_reads_more():
+    """(7) Not if another cotangent comes in at steps that are skipped."""
+
+    def row(left, d, t, new):
+        return left * d * jnp.sum(new**2) + jnp.sum(new)
+
+    args = jnp.asarray([0.1, 0.2, 0.3]), jnp.asarray([0.2, 0.4, 0.1])
+    gradient = gradient_of(row)
+    graph, _ = observe.optimized(optimize(gradient), args, {})
+    assert any(isinstance(op, Scan) and op.reverse for op in graph.body.ops)
+    assert_same(optimize(gradient), gradient, args, grad=False)

@@ -16,8 +16,9 @@ from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.steps.assume import Assumed, Splat
 from jaxpr_opt.analysis.steps.masks import takes_no_more
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
+from jaxpr_opt.analysis.steps.skips import Skip, all_taken, find_ends, find_skips, stays
 from jaxpr_opt.analysis.values.expressions import same_expression
+from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value, depending_on, reads
@@ -46,16 +47,36 @@ def _reader(row: Value, route: Route, skip: Skip, ends: bool) -> Skip | None:
     if any(map(_acts, depending_on({row}, last.scan.body.ops))):
         return None
     skips = (*find_skips(last.scan), *(find_ends(last.scan) if ends else ()))
-    found = (
+    found = [
         other
         for other in skips
         if isinstance(other, Skip)
         # Condition 2 of isolate-skipped-steps.
         and all(isinstance(other.skipped[s.value], Splat) for s in last.scan.stacks)
-        and not _asks(other, row)
         and _skips_with(other, skip, route)
-    )
-    return next(found, None)
+    ]
+    if found or not ends:
+        return next((other for other in found if not _asks(other, row)), None)
+    return _begun(last.scan, skip, route)
+
+
+def _begun(scan: Scan, skip: Skip, route: Route) -> Skip | None:
+    """How a transposed loop makes nothing of the rows of skipped steps, which it reads first: what
+    these are leaves its carries as they begin, whichever predicates it has.
+    """
+    is_transposed = scan.reverse and not skip.scan.reverse and carries_cotangents(scan)
+    # Condition 7 of exit-loop-early.
+    if len(route) > 1 or not is_transposed or skip.scan.region is not scan.region:
+        return None
+    found = counterparts(skip.scan, route, ())
+    # Conditions 3, 7 of exit-loop-early.
+    if found is None or not may_depend_on(skip.predicate, scan.body.ops, scan):
+        return None
+    rows = ((param, skip.skipped[there]) for param, there in found.names.items())
+    begun = all_taken(scan, {param: known for param, known in rows if isinstance(known, Splat)})
+    is_number = all(isinstance(begun.skipped[s.value], Splat) for s in scan.stacks)
+    # Condition 7 of exit-loop-early.
+    return begun if is_number and stays(scan, begun.skipped, begun.counters) else None
 
 
 def tells_ends(stack: Stack) -> bool:

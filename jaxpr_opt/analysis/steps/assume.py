@@ -9,7 +9,8 @@ old value or out of range.
 With `linear=True` a product with a zero is zero. That holds for cotangents only, whose zeros are
 symbolic: JAX itself drops ``0 * residual`` whenever it knows the zero while tracing. On primal code
 ``0 * inf`` is NaN. With `finite=True` such a product is zero, too, of either sign, and it is one of
-`products`: what else they multiply must then be finite.
+`products`: what else they multiply must then be finite. In any case it is zero if the other factor
+is an integer, or a number from zero to one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from jaxpr_opt.analysis.values.constants import identity, uniform
+from jaxpr_opt.analysis.values.flags import is_fraction
 from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, UPDATE, WRITES, neutral
@@ -94,6 +96,8 @@ class Assumed:
         for value, fact in facts.items():
             for other, truth in implied(value, fact).items() if isinstance(fact, bool) else ():
                 self._known.setdefault(other, Splat(np.bool_(truth)))
+                if (zero := _zero_if(other, truth)) is not None:
+                    self._known.setdefault(zero, zero_of(zero))
         self._linear, self._finite = linear, finite
         self._around = around
         self._walk(region)
@@ -161,7 +165,7 @@ class Assumed:
         """
         zero = {c.param: c for c in op.carries if is_zero(self[c.init])}
         while zero:
-            facts = {p: Splat(np.zeros((), p.dtype)[()]) for p in zero}
+            facts = {p: zero_of(p) for p in zero}
             facts |= {s.param: k for s in op.streams if isinstance(k := self[s.operand], Splat)}
             inner = Assumed(op.body, facts, linear=True, around=self)
             lost = [p for p, c in zero.items() if not is_zero(inner[c.next])]
@@ -181,11 +185,13 @@ class Assumed:
         if found is None and op.name in _WRITES and self._writes_nothing(op, known):
             return _typed(known[0], result)
         if found is None and self._is_zero(op, known):
-            return Splat(np.zeros((), result.dtype)[()])
+            return zero_of(result)
         return result if found is None else _typed(found, result)
 
     def _is_zero(self, op: Op, known: list[Known]) -> bool:
-        """Whether a linear op makes zeros: of symbolic ones, or if other factors are finite."""
+        """Whether an op makes zeros: of symbolic ones, or if other factors are finite."""
+        if op.name == "mul" and vanishes(op, known) and all(map(_is_finite, known)):
+            return True
         if not (self._linear or self._finite) or not vanishes(op, known):
             return False
         if self._linear or linear_in(op) == "all":
@@ -220,6 +226,15 @@ class Assumed:
                 return False
             value = self[source]
         return False
+
+
+def _zero_if(compared: Value, truth: bool) -> Value | None:
+    """The number from zero to one that is zero if a comparison comes out so: ``discount > 0``."""
+    op = compared.op
+    if op is None or (op.name, truth) not in {("gt", False), ("le", True)}:
+        return None
+    left, right = op.operands
+    return left if uniform(right) == 0 and is_fraction(left) else None
 
 
 def _mirrors(read: Access, write: Access) -> bool:
@@ -367,9 +382,21 @@ def _same(a: Known, b: Known) -> bool:
     return a is b
 
 
+def zero_of(value: Value) -> Splat:
+    """What is known of a value that is zero."""
+    return Splat(np.zeros((), value.dtype)[()])
+
+
 def is_zero(known: Known) -> bool:
     """Whether every element is known to be zero."""
     return _is(known, 0)
+
+
+def _is_finite(known: Known) -> bool:
+    """Whether every element is known to be finite."""
+    if isinstance(known, Splat):
+        return bool(np.isfinite(known.value))
+    return dtypes.is_integral(known.dtype) or is_fraction(known)
 
 
 def _is(known: Known, number: Any) -> TypeGuard[Splat]:

@@ -20,6 +20,8 @@ class SkippedRow:
     value: Value | None = None
     """A value that a skipped step computes from kept carries and outer values by `ops`."""
     ops: tuple[Op, ...] = ()
+    numbers: tuple[tuple[Value, Splat], ...] = ()
+    """What they read that is a number in skipped steps."""
 
     @property
     def is_unspecified(self) -> bool:
@@ -40,10 +42,20 @@ def skipped_row(skip: Skip, stack: Stack) -> SkippedRow | str:
         return SkippedRow()
     if (number := uniform(known)) is not None:
         return SkippedRow(constant=Splat(number))
-    ops = backward_slice([known], lambda v: v.region is not body or v is skip.predicate)
+
+    def number_of(value: Value) -> Splat | None:
+        told = skip.skipped[value] if value.region is body else value
+        return told if isinstance(told, Splat) and value is not skip.predicate else None
+
+    ops = backward_slice(
+        [known],
+        lambda v: v.region is not body or v is skip.predicate or number_of(v) is not None,
+    )
     moving = {s.param for s in skip.scan.streams} | {c.param for c, _ in skip.counters}
     moving |= {c.param for c in (*skip.dropped, *skip.going)}
     used = {known, *reads(ops)}
+    numbers = {v: number for v in used if (number := number_of(v)) is not None}
+    used -= numbers.keys()
     name = stack.value.name or stack.value.aval
     # Condition 4 of exit-loop-early.
     if not used.isdisjoint(moving):
@@ -53,4 +65,4 @@ def skipped_row(skip: Skip, stack: Stack) -> SkippedRow | str:
     # Condition 4 of exit-loop-early.
     if foreign or not all(is_speculable(op) for op in ops):
         return f"it stacks {name}, which a skipped step computes anew"
-    return SkippedRow(value=known, ops=tuple(ops))
+    return SkippedRow(value=known, ops=tuple(ops), numbers=tuple(numbers.items()))

@@ -18,8 +18,9 @@ are what they began with, as the cotangents of that state: zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Literal
 
@@ -208,21 +209,26 @@ def _is_dropped(known: Known, scan: Scan) -> bool:
     return isinstance(known, Splat) or not scan.body.defines(known)
 
 
-def as_begun(scan: Scan, zeros: Iterable[Value]) -> tuple[Assumed, Counters]:
+def as_begun(scan: Scan, rows: Mapping[Value, Splat]) -> tuple[Assumed, Counters]:
     """The body's values in a step in which carries, counters apart, are still the numbers that they
-    began with, and some rows are zeros; and the counters.
+    began with, and some rows are known; and the counters.
     """
     counters, _, others = counted(scan)
     began = dict(_numbers(others))
-    rows = {v: Splat(np.zeros((), v.dtype)[()]) for v in zeros}
     return Assumed(scan.body, {**began, **rows}, linear=carries_cotangents(scan)), counters
 
 
-def all_taken(scan: Scan) -> Skip:
-    """The steps of a loop that says of none that it is skipped: all are taken."""
-    values, counters = as_begun(scan, ())
-    always = Constant(compat.array_aval((), np.dtype(bool)), np.bool_(True))
-    return Skip(scan, always, True, "upfront", (), counters, values)
+def all_taken(scan: Scan, rows: Mapping[Value, Splat] | None = None) -> Skip:
+    """The steps of a loop that says of none that it is skipped, after those with such rows: all are
+    taken.
+    """
+    values, counters = as_begun(scan, rows or {})
+    return Skip(scan, _always(), True, "upfront", (), counters, values)
+
+
+@cache
+def _always() -> Constant:
+    return Constant(compat.array_aval((), np.dtype(bool)), np.bool_(True))
 
 
 def stays(scan: Scan, values: Assumed, counters: Iterable[tuple[Carry, Value]]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.steps.assume import Assumed
+from jaxpr_opt.analysis.steps.assume import Assumed, zero_of
 from jaxpr_opt.analysis.steps.predicates import Counters
 from jaxpr_opt.analysis.steps.skips import as_begun, find_ends, find_skips, stays
 from jaxpr_opt.analysis.values.constants import uniform
@@ -43,7 +43,7 @@ def zero_rows(scan: Scan) -> ZeroRows | None:
     streams = tuple(s for s in scan.streams if _may_be_zero(s.operand, seen))
     if not streams or find_skips(scan) or find_ends(scan):
         return None
-    values, counters = as_begun(scan, (s.param for s in streams))
+    values, counters = as_begun(scan, {s.param: zero_of(s.param) for s in streams})
     # Condition 2 of begin-at-cotangents.
     if not stays(scan, values, counters):
         return None

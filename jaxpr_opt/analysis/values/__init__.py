@@ -8,7 +8,7 @@
 `step_numbers`                        integers of each step, known at compile time
 `algebra`                             laws of single ops
 `selected_cases`                      which case a select takes inside another one
-`flags`                               numbers that are zero or one, and their logic
+`flags`                               numbers that are zero or one, or between, and their logic
 `truths`                              what a truth value tells of those that it is made of
 `expressions`, `value_numbering`      equal expressions; all equal values of a program
 `moves`                               reshapes and transpositions that take each other back

@@ -2,7 +2,8 @@
 Their zeros have no sign.
 
 They are found by induction over loops: a carry is one of them if it begins as one and each step
-makes one, where all that is made of other such numbers is taken to be right until one is not.
+makes one, where all that is made of other such numbers is taken to be right until one is not. So
+are numbers from zero to one, as discounts are: ``discount * 0.99``, ``0.99 ** step``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.induction import bounds
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, exponent_of, filled_by
 from jaxpr_opt.ir.facts import remembered
@@ -45,13 +47,27 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+Parts = tuple[Value, ...] | None
+
+
 @remembered
 def is_flag(value: Value) -> bool:
     """Whether all elements are zeros or ones, or truth values, in all steps of the loops around."""
+    return _by_induction(value, _made_of)
+
+
+@remembered
+def is_fraction(value: Value) -> bool:
+    """Whether all elements are numbers from zero to one, in all steps of the loops around."""
+    return _by_induction(value, _parts_of)
+
+
+def _by_induction(value: Value, made_of_others: Callable[[Value], Parts]) -> bool:
+    """Whether nothing that a value is made of says that it is not such a number."""
     pending = [value]
     seen = {value}
     while pending:
-        made_of = _made_of(pending.pop())
+        made_of = made_of_others(pending.pop())
         if made_of is None:
             return False
         new = [v for v in dict.fromkeys(made_of) if v not in seen]
@@ -60,15 +76,45 @@ def is_flag(value: Value) -> bool:
     return True
 
 
-def _made_of(value: Value) -> tuple[Value, ...] | None:
+def _made_of(value: Value) -> Parts:
     """Values such that, if they are flags, this one is, too; None if nothing says so."""
-    if value.dtype == bool:
-        return ()
     # Condition 1 of carry-truth-values.
-    if not dtypes.is_real(value.dtype) or not dtypes.has_zero(value.dtype):
-        return None
+    if not _is_number(value):
+        return () if value.dtype == bool else None
     if _is_one_of(value, 0, 1):
         return ()
+    made_of = _kept(value)
+    if made_of is not None or value.op is None:
+        return made_of
+    other = negated(value)
+    return (other,) if other is not None else either(value.op)
+
+
+def _parts_of(value: Value) -> Parts:
+    """The same of numbers from zero to one."""
+    if not _is_number(value):
+        return () if value.dtype == bool else None
+    number = uniform(value)
+    if number is not None:
+        return () if 0 <= number <= 1 and not np.signbit(number) else None
+    made_of, op = _kept(value), value.op
+    if made_of is not None or op is None:
+        return made_of
+    if op.name == "pow":
+        low = bounds(whole_number(op.operands[1]))
+        return op.operands[:1] if low is not None and low[0] >= 0 else None
+    other = op.operands[0] if op.name == "sqrt" else negated(value)
+    return (other,) if other is not None else None
+
+
+def _is_number(value: Value) -> bool:
+    return value.dtype != bool and dtypes.is_real(value.dtype) and dtypes.has_zero(value.dtype)
+
+
+def _kept(value: Value) -> Parts:
+    """Values such that, if all of them are flags, or numbers from zero to one, so is this one; None
+    if nothing says so.
+    """
     op = value.op
     if op is None or isinstance(op, Remat | Scan | While):
         return _in_region(value)
@@ -82,8 +128,14 @@ def _made_of(value: Value) -> tuple[Value, ...] | None:
         return tuple(op.operands)
     if op.name == "gather" and filled_by(op) in (0, 1):
         return tuple(op.operands[:1])
-    other = negated(value)
-    return (other,) if other is not None else either(op)
+    return None
+
+
+def whole_number(value: Value) -> Value:
+    """The integers that numbers are conversions of, and moves, if they are."""
+    while value.op is not None and value.op.name in VIEWING | {"convert_element_type"}:
+        (value,) = value.op.operands[:1]
+    return value
 
 
 def _in_region(value: Value) -> tuple[Value, ...] | None:
