@@ -385,6 +385,19 @@ def test_what_is_infinite_because_of_what_is_unspecified():
     assert check.is_lenient(graph)
 
 
+def test_a_program_that_compares_what_is_unspecified():
+    """Two unspecified arrays need not be equal: what comes of it may be anything."""
+
+    def program(x):
+        a, b = (saved.undefined(x.shape, "float32") for _ in range(2))
+        return jnp.where(a == b, x, 0.0)
+
+    before, after = (import_jaxpr(jax.make_jaxpr(f)(X)) for f in (program, jnp.zeros_like))
+    outcome = check.Outcome()
+    assert check.confirmed(before, after, [X], outcome) is None
+    assert not outcome.is_valid
+
+
 def test_a_loop_that_may_not_end_on_devices_is_too_large():
     """Also one that an op has in a parameter: JAX runs it, not NumPy."""
 

@@ -6,8 +6,9 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any, Literal
 
 import jax
@@ -206,7 +207,7 @@ def confirmed(
         return Difference("type", f"{type(error).__name__}: {error}", args)
     with garbage():
         want, said = heard(lambda a: evaluate_exactly(before, *a), args)
-    with garbage(OTHER_GARBAGE):
+    with garbage(range(OTHER_GARBAGE, GARBAGE)):
         other = heard(lambda a: evaluate_exactly(before, *a), args)
     if difference(want, said, *other, lenient=False):
         outcome.is_valid = False
@@ -283,14 +284,14 @@ def _array(x: Any) -> Any:
 
 
 @contextlib.contextmanager
-def garbage(number: int = GARBAGE) -> Iterator[None]:
-    """Unspecified arrays hold what nobody may look at."""
-    kept = exact.compat.undefined
+def garbage(numbers: Iterable[int] = (GARBAGE,)) -> Iterator[None]:
+    """Unspecified arrays hold what nobody may look at: each the next number."""
+    kept, given = exact.compat.undefined, cycle(numbers)
 
     def undefined(aval: Any) -> Any:
         if not isinstance(aval.dtype, np.dtype) or aval.dtype == jax.dtypes.float0:
             return kept(aval)
-        return jnp.full(aval.shape, number, aval.dtype)
+        return jnp.full(aval.shape, next(given), aval.dtype)
 
     exact.compat.undefined = undefined
     try:
