@@ -6,6 +6,7 @@ pass says so (`Pass.after`).
 
 from __future__ import annotations
 
+from jaxpr_opt.passes.compile_small_loops import CompileSmallLoops
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.in_place.add_in_place import AddInPlace
 from jaxpr_opt.passes.in_place.join_scalar_stacks import JoinScalarStacks
@@ -92,9 +93,7 @@ CLEANUP = (
     MergeCommonSubexpressions(),
 )
 
-OUTWARDS = (HoistInvariantResiduals(), DropDummyResiduals())
-
-RESIDUALS = (*CLEANUP, *OUTWARDS)
+RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
 WINDOWS = (
     SplitFlatLoops(),
@@ -134,7 +133,7 @@ STAGES = (
     # Residuals that need not be: outer values, dummies of untaken branches.  They leave a nest of
     # loops level by level, and no other pass has to look at each.
     CLEANUP,
-    OUTWARDS,
+    (HoistInvariantResiduals(), DropDummyResiduals()),
     # Sums in another order, where the user allows it.
     REASSOCIATING,
     # What is made and used under one predicate.  Arrays that a loop reads and writes a
@@ -181,6 +180,7 @@ STAGES = (
     (ReadBeforeOverwriting(), ReadAfterWriting()),
     # Last: it makes `while` loops, and only the steps of a scan have known numbers.
     (ScanInPlace(), EliminateDeadCode()),
+    (CompileSmallLoops(),),
 )
 
 DEFAULT = tuple(stage for stage in STAGES if stage is not REASSOCIATING)

@@ -18,6 +18,7 @@ FREE = dataclasses.replace(
     registers=0,
     vector=1.0,
     starts_each=False,
+    makes_functions=False,
 )
 """Steps take no time, so that whatever a step moves takes longer; two scalars are many."""
 
@@ -43,6 +44,9 @@ class Eager(Sparse):
         return False
 
     def is_worth_ranges(self, scan, arrays):
+        return True
+
+    def is_worth_one_function(self, loop):
         return True
 
 

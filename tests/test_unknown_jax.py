@@ -23,7 +23,14 @@ from jax.extend.core import primitives
 import jaxpr_opt
 from jaxpr_opt import explain, optimize, settings
 from jaxpr_opt.boundary import trial
-from jaxpr_opt.bridge import compat, compat_ad, compat_call, guard, parameters
+from jaxpr_opt.bridge import (
+    compat,
+    compat_ad,
+    compat_call,
+    compat_lowering,
+    guard,
+    parameters,
+)
 from jaxpr_opt.donation import calling
 from jaxpr_opt.engine.interface import PassError
 from tests import fake_jax
@@ -127,7 +134,7 @@ SYMBOLS = {
     "ValAccum is gone": (compat_ad, "_ad", without(ad, "ValAccum")),
     "batch_jaxpr_axes is gone": (compat_ad, "_batching", without(batching, "batch_jaxpr_axes")),
     "jaxpr_subcomp takes an argument more": (
-        compat_ad, "_mlir", without(mlir, jaxpr_subcomp=other_signature)),
+        compat_lowering, "_mlir", without(mlir, jaxpr_subcomp=other_signature)),
     "trace_to_jaxpr_dynamic takes an argument more": (
         compat, "_pe", without(pe, trace_to_jaxpr_dynamic=other_signature)),
     "trace_to_jaxpr_dynamic gives a result more": (

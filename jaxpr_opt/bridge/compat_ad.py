@@ -25,12 +25,11 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
-from jax._src.lib import xla_client as _xla
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from jaxpr_opt.bridge import compat, compat_devices, compat_guard, guard
+from jaxpr_opt.bridge import compat, compat_devices, compat_guard, compat_lowering, guard
 from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
 
 try:
@@ -408,7 +407,7 @@ def register(primitive: Primitive, rules: Rules) -> None:
         with uncollected():
             if not isinstance(program, ClosedJaxpr):
                 return _mlir.lower_fun(program)(ctx, *args)
-            return _lower_inline(ctx, program, args)
+            return compat_lowering.lower_inline(ctx, program, args)
 
     lower = compat_guard.guarded_lowering(lower, rules.plain)
     _mlir.register_lowering(primitive, lower, cacheable=False)
@@ -428,25 +427,6 @@ def register(primitive: Primitive, rules: Rules) -> None:
 
     _pe.dce_rules[primitive] = compat_guard.guarded_dce(dce_rule)
     compat_guard.guard_binding(primitive, rules.plain)
-
-
-def _lower_inline(ctx: Any, jaxpr: ClosedJaxpr, args: Sequence[Any]) -> Any:
-    """Compile a jaxpr in place, as `mlir.lower_fun` does, without tracing it again."""
-    module = (
-        ctx.module_context
-        if ctx.platforms is None
-        else ctx.module_context.replace(platforms=ctx.platforms)
-    )
-    constvars = compat.open_jaxpr(jaxpr).constvars
-    inner = jaxpr if compat.JAXPRS_ARE_CLOSED else jaxpr.jaxpr
-    out, tokens = _mlir.jaxpr_subcomp(
-        module, inner, ctx.name_stack, ctx.tokens_in,
-        _mlir.ir_consts(jaxpr.consts, [v.aval for v in constvars]), *args,
-        dim_var_values=ctx.dim_var_values, const_lowering=ctx.const_lowering,
-        outer_traceback=_xla.Traceback(),
-    )  # fmt: skip
-    ctx.set_tokens_out(tokens)
-    return out
 
 
 def register_accumulation(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -> None:

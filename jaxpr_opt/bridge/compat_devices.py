@@ -21,12 +21,19 @@ _XLA: tuple[int, ...] = jaxlib.version.__version_info__
 KEEPS_BARRIERS: bool = _XLA >= (0, 11)
 """Whether XLA keeps an `optimization_barrier` until it has placed its copies."""
 
+SAYS_WHAT_IS_MAIN: bool = _XLA < (0, 11)
+"""Whether it is known of a function, while it is lowered, that it is a program's entry."""
+
 ADDS_AT_CONSTANTS: bool = _XLA >= (0, 12)
 """Whether XLA:CPU adds in place to a window of an array that is at a constant."""
 
 COMPILES_LOOPS_WHOLE: bool = _XLA >= (0, 12)
 """Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step,
 too."""
+
+LARGEST_CONSTANT: int = 4096
+"""Bytes of the largest constant that may be in a loop which XLA:CPU compiles as one function: it
+ends the process from 10,000 on."""
 
 MULTIPLIES_BFLOAT16: bool = _XLA >= (0, 12)
 """Whether XLA:CPU has products of `bfloat16` that round as they go."""
@@ -60,6 +67,13 @@ def are_divided(ctx: Any) -> bool:
     if isinstance(around, _SPMDAxisContext):
         several = any(n > 1 for a, n in around.mesh.shape.items() if a not in around.manual_axes)
     return several and (mesh.empty or _has_auto_axes(mesh))
+
+
+def is_one_cpu(ctx: Any) -> bool:
+    """Whether what is lowered in this context is for one CPU device, and nothing else."""
+    platforms = ctx.platforms or ctx.module_context.platforms
+    devices = getattr(ctx.module_context.axis_context, "num_devices", 0)
+    return tuple(platforms) == ("cpu",) and devices == 1
 
 
 def donated(args: Sequence[Any]) -> frozenset[int]:

@@ -80,6 +80,7 @@ _TABLE = {
     "scatter-mul": _SCATTER,
     "scatter-sub": _SCATTER,
     "shard_map": "check_vma in_specs jaxpr mesh newly_manual_axes out_specs",
+    "small_loop": "jaxpr",
     "slice": "limit_indices start_indices strides",
     "sort": "dimension is_stable num_keys",
     "split": "axis sizes",
@@ -284,6 +285,15 @@ def window_dimensions_of(op: Equation) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------- loops, calls, the rest
+
+
+ONE_FUNCTION, SMALL_LOOP = "one_function", "small_loop"
+"""A parameter of our own, of loops; and the primitive that such a loop becomes."""
+
+
+def is_one_function(op: Equation) -> bool:
+    """Whether XLA is to compile a loop as one function."""
+    return bool(op.params.get(ONE_FUNCTION))
 
 
 def length_of(scan: Equation) -> int:

@@ -112,6 +112,12 @@ class Device:
     starts_each: bool = False
     """Whether ops of a loop over small arrays are started one by one, unless they touch few bytes
     in all."""
+    makes_functions: bool = False
+    """Whether XLA makes one function of such a loop where it is asked to."""
+    few_bytes: int = 1024
+    """How many bytes are few."""
+    noticed_starts: float = 1 / 8
+    """The part of a step's time that starting its ops takes where it is worth to avoid that."""
     near: int = 0
     """Bytes that stay in a cache of each core, if that is known."""
     nearby: float = 0.0
@@ -164,6 +170,7 @@ CPU = Device(
     place=1e-9,
     unrolled=40,
     starts_each=not compat_devices.COMPILES_LOOPS_WHOLE,
+    makes_functions=compat_devices.SAYS_WHAT_IS_MAIN,
     near=4 << 20,
     nearby=0.028e-9,
     reduces_one_by_one=True,

@@ -40,6 +40,9 @@ All others (a choice, a comparison, a slice) are in memory before it is called."
 ELEMENTS_SUMMED = 4096
 """Elements of an array from which on it is called; so it is if few elements make a number."""
 
+ELEMENTS_MULTIPLIED = 8
+"""Rows, columns or terms from which on such a library multiplies two matrices."""
+
 FEW_SUMMED = 32
 """How many are few."""
 

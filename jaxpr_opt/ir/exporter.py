@@ -20,8 +20,13 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt.bridge import compat, dtypes
-from jaxpr_opt.bridge.parameters import dimension_of, shard_map_options
+from jaxpr_opt.bridge import compat, compat_lowering, dtypes
+from jaxpr_opt.bridge.parameters import (
+    ONE_FUNCTION,
+    dimension_of,
+    is_one_function,
+    shard_map_options,
+)
 from jaxpr_opt.ir import checkpointed
 from jaxpr_opt.ir.graph import (
     UNDEFINED,
@@ -37,6 +42,8 @@ from jaxpr_opt.ir.graph import (
     While,
     is_sized,
 )
+from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.traits import dead_ops, is_pure
 from jaxpr_opt.ir.unrolling import steps_as_one
 
 Environment = dict[Value, Any]
@@ -152,6 +159,49 @@ def _closure(region: Region, env: Environment, avals: Sequence[Any]) -> Callable
     return lambda *args: _as_typed(evaluate(region, args, dict(env)), avals)
 
 
+def _loop(op: Scan | While, env: Environment) -> Sequence[Any]:
+    rule: Rule = _scan if isinstance(op, Scan) else _while
+    return _in_one_function(rule, op, env) if is_one_function(op) else rule(op, env)
+
+
+def _in_one_function(rule: Rule, op: Scan | While, env: Environment) -> Sequence[Any]:
+    """A loop that XLA compiles as one function, which hands back all that it reads, but for what
+    each step reads and overwrites: XLA ends the process where it finds that nothing reads an
+    argument.
+    """
+    # Condition 3 of compile-small-loops.
+    regions = [op.body, *(region for each in op.body.walk() for region in each.regions)]
+    dead = set[Op]().union(*map(dead_ops, regions))
+    unread = {c.init for c in op.carries if dead.issuperset(c.param.users)}
+    overwritten = {c.init for c in op.carries} - unread
+    given = list(dict.fromkeys(v for v in inputs(op) if not isinstance(v, Constant)))
+    made = {v: ops for v in given if (ops := _made_of_constants(v))}
+    read = [v for v in given if v not in made]
+
+    def run(*args: Any) -> list[Any]:
+        inside = dict(zip(read, args, strict=True))
+        kept = [x for v, x in inside.items() if v not in overwritten]
+        _run(dict.fromkeys(each for ops in made.values() for each in ops), inside)
+        return [*rule(op, dict(inside)), *kept]
+
+    operands = [_read(env, v) for v in read]
+    return compat_lowering.in_one_function(run, operands)[: len(op.results)]
+
+
+def _made_of_constants(value: Value, levels: int = 4) -> list[Op]:
+    """The ops that make a value, if they are few and read constants only; else none."""
+    op = value.op
+    if op is None or op.regions or not is_pure(op) or not levels:
+        return []
+    found: list[Op] = []
+    for operand in op.operands:
+        made = [] if isinstance(operand, Constant) else _made_of_constants(operand, levels - 1)
+        if not made and not isinstance(operand, Constant):
+            return []
+        found += made
+    return [*found, op]
+
+
 def _scan(op: Scan, env: Environment) -> Sequence[Any]:
     n = op.num_carries
     params = [p.aval for p in op.body.params[:n]]
@@ -164,8 +214,10 @@ def _scan(op: Scan, env: Environment) -> Sequence[Any]:
     operands = [_read(env, v) for v in op.operands]
     inits, streams = _as_typed(operands[:n], params), operands[n:]
     # A symbolic length must follow from what is streamed.
-    settings = {**op.params, "length": None} if streams else op.params
-    carry, stacked = lax.scan(step, inits, streams, **{**settings, "unroll": steps_as_one(op)})
+    settings = {k: v for k, v in op.params.items() if k != ONE_FUNCTION}
+    settings["unroll"] = steps_as_one(op)
+    settings["length"] = None if streams else settings["length"]
+    carry, stacked = lax.scan(step, inits, streams, **settings)
     return [*carry, *stacked]
 
 
@@ -255,8 +307,8 @@ def _call(op: Call, env: Environment) -> Sequence[Any]:
 
 
 _RULES: dict[type[Op], Rule] = {
-    Scan: _scan,
-    While: _while,
+    Scan: _loop,
+    While: _loop,
     Cond: _cond,
     Remat: _remat,
     Call: _call,

@@ -22,6 +22,7 @@ from jax.extend.core.primitives import ne_p
 
 from jaxpr_opt.bridge import compat, guard, parameters
 from jaxpr_opt.bridge.guard import UnknownJaxError
+from jaxpr_opt.bridge.parameters import ONE_FUNCTION, SMALL_LOOP
 from jaxpr_opt.ir.graph import (
     TERMINATOR,
     UNDEFINED,
@@ -210,7 +211,8 @@ class _Importer:
         if not any(compat.is_ref(v.aval) for v in operands):
             body = self.inlined_body(kind, eqn.params)
             if body is not None:
-                return self.inline(region, body, operands, source, before)
+                made = self.inline(region, body, operands, source, before)
+                return _in_one_function(made) if kind == SMALL_LOOP else made
             undefined = self.undefined(kind, operands)
             if undefined:
                 return self.append(
@@ -246,7 +248,7 @@ class _Importer:
     def inlined_body(self, kind: str, params: dict[str, Any]) -> Any:
         if kind == OPTIMIZED and not self.takes_in(params["program"].pipeline):
             return None
-        if kind in self.inlined:
+        if kind in self.inlined or kind == SMALL_LOOP:
             return params.get("call_jaxpr", params.get("jaxpr"))
         if kind == "jit" and compat.is_trivial_jit(params):
             return params["jaxpr"]
@@ -424,3 +426,11 @@ class _Importer:
         )
 
     _jit = _shard_map = _called
+
+
+def _in_one_function(made: list[Value]) -> list[Value]:
+    """The results of a loop that is compiled as one function, and what is handed back with them."""
+    for loop in {value.op for value in made}:
+        if isinstance(loop, Scan | While):
+            loop.params = {**loop.params, ONE_FUNCTION: True}
+    return made

@@ -20,6 +20,7 @@ from jax import lax
 from jax.extend.core.primitives import reshape_p
 
 from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge.parameters import ONE_FUNCTION
 from jaxpr_opt.ir.aliases import Aliasing
 from jaxpr_opt.ir.exporter import evaluate_ops
 from jaxpr_opt.ir.facts import note_copy
@@ -425,6 +426,11 @@ class Rewriter:
         """
         loop.rows = rows
         self._record("keep carries of", loop)
+
+    def set_one_function(self, loop: Scan | While) -> None:
+        """Have XLA compile a loop as one function (see `jaxpr_opt.bridge.compat_lowering`)."""
+        loop.params = {**loop.params, ONE_FUNCTION: True}
+        self._record("modify", loop)
 
     def set_cond(self, cond: Cond, outcomes: Sequence[Outcome]) -> None:
         """Give a cond other results, each with one value per branch."""

@@ -2120,7 +2120,7 @@ def test_the_loop_back_of_discounts(name):
     args = jnp.asarray([0.1, 0.2, 0.3]), jnp.asarray([0.2, 0.4, 0.1])
     gradient = gradient_of(DISCOUNTED[name])
     graph, _ = observe.optimized(optimize(gradient), args, {})
-    loops = [op for op in graph.body.ops if isinstance(op, Scan | While)]
+    loops = [op for op in graph.walk() if isinstance(op, Scan | While)]
     assert [type(op) for op in loops] == [While, While]
     for done in (0.1, 1.0, 9.0):
         assert_same(optimize(gradient), gradient, (args[0], args[1] * done), grad=False)
@@ -2135,5 +2135,5 @@ def test_a_loop_back_that_reads_more():
     args = jnp.asarray([0.1, 0.2, 0.3]), jnp.asarray([0.2, 0.4, 0.1])
     gradient = gradient_of(row)
     graph, _ = observe.optimized(optimize(gradient), args, {})
-    assert any(isinstance(op, Scan) and op.reverse for op in graph.body.ops)
+    assert any(isinstance(op, Scan) and op.reverse for op in graph.walk())
     assert_same(optimize(gradient), gradient, args, grad=False)

@@ -15,6 +15,7 @@
 `questions`                    how often a loop that skips asks whether to go on
 `loop_nests`                   loops of loops that can be one loop
 `flat_loops`                   loops over all cells of a table, which can be nests
+`one_function`                 loops that XLA can compile as one function
 `selected_work`                ops that run for one case of a select
 `discarded_rows`               rows of a batch of which selects discard all that comes of them
 =============================  =============================================================

@@ -1,0 +1,148 @@
+"""What XLA:CPU can make one function of, together with the loop around it.
+
+The code for such a function is older than that for ops it calls by themselves, and XLA has none in
+it for sorts and transforms, for scatters of several windows, nor for what it leaves to a library:
+products of matrices, and reductions of large arrays.  A large constant ends the process, where a
+loop or a branch inside takes it as an argument.  What is not known to work is not tried.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from jaxpr_opt.bridge.compat_devices import LARGEST_CONSTANT
+from jaxpr_opt.bridge.parameters import numbers_of
+from jaxpr_opt.cost.fusion import ELEMENTS_MULTIPLIED, ELEMENTS_SUMMED
+from jaxpr_opt.cost.reuse import is_view
+from jaxpr_opt.cost.work import READS, WRITES
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Value, While, is_sized
+from jaxpr_opt.ir.traits import (
+    ARRANGING,
+    BARRIER,
+    CUMULATIVE,
+    ELEMENTWISE,
+    MOVING,
+    REDUCING,
+    SCATTERING,
+    is_broadcast,
+)
+from jaxpr_opt.ir.unrolling import steps_as_one
+
+KNOWN = (
+    ELEMENTWISE | MOVING | ARRANGING | REDUCING | CUMULATIVE | SCATTERING | READS | WRITES
+    | frozenset({
+        "bitcast_convert_type", "dot_general", "random_bits", "random_fold_in", "random_seed",
+        "random_split", "random_unwrap", "random_wrap", "threefry2x32", BARRIER,
+    })
+)  # fmt: skip
+"""Ops that are known to work."""
+
+PARTS = WRITES | {"clamp", "concatenate", "pad", "select_n", "stack"}
+"""Ops whose result may turn out to be one of their operands."""
+
+TYPES = frozenset({
+    "bfloat16", "bool", "complex128", "complex64", "float16", "float32", "float64", "int16",
+    "int32", "int64", "int8", "key<fry>", "uint16", "uint32", "uint64", "uint8",
+})  # fmt: skip
+"""Types of which they are."""
+
+
+@remembered
+def unknown_op(loop: Op) -> Op | None:
+    """The first op of a loop, itself included, that is not known to work; None if all are."""
+    return next((op for op in loop.walk() if not _is_known(op)), None)
+
+
+@remembered
+def reads_large_constant(loop: Op) -> bool:
+    """Whether XLA may find a large constant in a loop."""
+    read = (v for op in loop.walk() for v in (*op.operands, *op.results))
+    return any(v.nbytes > LARGEST_CONSTANT and _is_constant(v) for v in read)
+
+
+def is_left(loop: Scan | While) -> bool:
+    """Whether XLA leaves a loop as it is: it takes two steps or more, each by itself, or XLA cannot
+    know how many, as what the predicate asks of is no constant when the loop begins.
+    """
+    if isinstance(loop, Scan):
+        return loop.length >= 2 * steps_as_one(loop)
+    predicate = loop.predicate
+    asked = {*predicate.outputs, *(v for op in predicate.walk() for v in op.operands)}
+    begun = {p: c.init for p, c in zip(predicate.params, loop.carries, strict=True)}
+    known = [begun.get(v) for v in asked if v.op is None and not isinstance(v, Constant)]
+    if not all(isinstance(v, Constant) for v in known):
+        return True
+    return _steps(loop) >= 2
+
+
+def _steps(loop: While) -> int:
+    """How many steps a loop takes that counts up by ones to a constant; none if it is another."""
+    (answer,) = loop.predicate.outputs
+    if answer.op is None or answer.op.name != "lt":
+        return 0
+    count, end = answer.op.operands
+    params = zip(loop.predicate.params, loop.carries, strict=True)
+    carry = next((c for p, c in params if p is count), None)
+    made = None if carry is None else carry.next.op
+    if carry is None or made is None or made.name != "add" or not isinstance(end, Constant):
+        return 0
+    one = next((v.scalar for v in made.operands if isinstance(v, Constant)), None)
+    if carry.param not in made.operands or one != 1 or not isinstance(carry.init, Constant):
+        return 0
+    return int(end.scalar - carry.init.scalar)
+
+
+@remembered
+def _is_constant(value: Value) -> bool | None:
+    """Whether XLA may find that a value is a constant; None where it is the same number everywhere,
+    or an `iota`, which XLA writes when it runs.
+    """
+    if isinstance(value, Constant):
+        return None if value.scalar is not None else True
+    op = value.op
+    if op is None or op.regions:
+        return False
+    known = {_is_constant(v) for v in op.operands}
+    if False in known and not (op.name in PARTS and True in known):
+        return False
+    return None if known <= {None} and is_broadcast(op) else True
+
+
+def _is_known(op: Op) -> bool:
+    values = [*op.operands, *op.results]
+    if not all(is_sized(v.shape) and getattr(v.dtype, "name", "") in TYPES for v in values):
+        return False
+    if op.regions or op.is_terminator:
+        is_kept = isinstance(op, While) and op.rows is not None
+        return op.is_terminator or (isinstance(op, Scan | While | Cond) and not is_kept)
+    if op.name in SCATTERING and prod(op.operands[1].shape[:-1]) != 1:
+        return False
+    if op.name == "dot_general" and not _is_own_product(op):
+        return False
+    is_small = all(v.size < ELEMENTS_SUMMED for v in _computed_with(op))
+    return op.name in KNOWN and not op.effects and is_small
+
+
+def _is_own_product(op: Op) -> bool:
+    """Whether XLA leaves a product of matrices to no library: one of them is a vector, or both are
+    tiny.
+    """
+    summed, batch = numbers_of(op)
+    free = [
+        prod(n for axis, n in enumerate(operand.shape) if axis not in {*over, *along})
+        for operand, over, along in zip(op.operands, summed, batch, strict=True)
+    ]
+    terms = prod(op.operands[0].shape[axis] for axis in summed[0])
+    return min(free) <= 1 or max(*free, terms) < ELEMENTS_MULTIPLIED
+
+
+def _computed_with(op: Op) -> list[Value]:
+    """The arrays that an op computes with: not those of which it reads a window, or that it writes
+    a window into.
+    """
+    if is_view(op):
+        return []
+    if op.name in READS:
+        return [*op.operands[1:], *op.results]
+    return list(op.operands[1:]) if op.name in WRITES else [*op.operands, *op.results]

@@ -1,0 +1,101 @@
+"""Have XLA compile a loop of small ops as one function.
+
+Before::
+
+    c, ys = scan[1000] carry(x=a) xs(w=ws) { ... }
+
+After::
+
+    c, ys = scan[1000, one_function] carry(x=a) xs(w=ws) { ... }
+
+XLA:CPU calls each op of a loop by itself, unless the loop touches few bytes (before JAX 0.12, at
+most 1024). Where ops are small, calling them takes longer than computing them, up to ten times
+(jax#26145: solvers of cells, chemical reactions, physics engines). As one function a loop computes
+the same, in the same order. Sound when
+
+1. XLA has code for each op in such a function: it fails on others
+   (`jaxpr_opt.analysis.steps.one_function`);
+2. there is no large constant in it, of which XLA would end the process; whether an operand is one
+   is known when the program is lowered (`jaxpr_opt.bridge.compat_lowering`), and then it is lowered
+   as it was; so it is for other devices than one CPU;
+3. XLA cannot find that an argument is not read, of which it would end the process, too: operands
+   are handed back, but for what each step reads and overwrites; and a loop is left: it takes two
+   steps or more, as far as XLA knows, and does not run unrolled;
+4. it is the outermost such loop, so that no function is inside of another;
+5. nothing differentiates or batches the loop any more (the final phase).
+
+Cost: none where starting ops takes a good part of a step's time; XLA divides larger ops among
+cores.
+It asks on JAX 0.10 only: on 0.11 it is not known, while a function is lowered, whether it is the
+program's entry. Source: `SmallWhileLoopHoistingPass` of XLA:CPU, which does so by itself since JAX
+0.12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxpr_opt.analysis.steps.one_function import (
+    is_left,
+    reads_large_constant,
+    unknown_op,
+)
+from jaxpr_opt.bridge.parameters import is_one_function
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.graph import Op, Phase, Scan, While
+from jaxpr_opt.ir.rewriter import Rewriter
+
+
+@dataclass(frozen=True)
+class CompileSmallLoops(Pass):
+    """A loop of small ops -> one function."""
+
+    name: ClassVar[str] = "compile-small-loops"
+    phase: ClassVar[Phase] = "final"  # (5)
+    whole_arrays: ClassVar[bool] = True
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan, While)
+
+    def find(self, op: Op) -> Iterator[Match]:
+        if any(map(_is_compiled, _around(op))):  # (4)
+            return
+        if _is_worth(op) and not is_one_function(op):
+            yield Match(op, "the loop is compiled as one function")
+
+    def refuse(self, match: Match) -> str | None:
+        return _why_not(match.op)
+
+    def rewrite(self, match: Match, rw: Rewriter) -> None:
+        loop = match.op
+        assert isinstance(loop, Scan | While)
+        rw.set_one_function(loop)
+
+
+def _why_not(loop: Op) -> str | None:
+    """Why XLA cannot compile a loop as one function; None if it can."""
+    assert isinstance(loop, Scan | While)
+    if reads_large_constant(loop):
+        return "XLA cannot compile a large constant in one function with a loop"  # (2)
+    if not is_left(loop):
+        return "XLA may leave no loop, as it takes one step, or runs unrolled"  # (3)
+    if (unknown := unknown_op(loop)) is not None:  # (1)
+        return f"XLA cannot compile {unknown.name} in one function with a loop"
+    return None
+
+
+def _is_worth(op: Op) -> bool:
+    return isinstance(op, Scan | While) and cost_model().is_worth_one_function(op)
+
+
+def _is_compiled(op: Op) -> bool:
+    """Whether an op is, or becomes, one function."""
+    return is_one_function(op) or (_is_worth(op) and _why_not(op) is None)
+
+
+def _around(op: Op) -> Iterator[Op]:
+    """The ops that an op is in, the innermost first."""
+    while (parent := op.parent) is not None:
+        yield parent
+        op = parent

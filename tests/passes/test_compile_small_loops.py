@@ -1,0 +1,380 @@
+"""Loops of small ops are compiled as one function, and only if XLA can."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxpr_opt
+from jaxpr_opt.bridge import compat_devices
+from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.text import to_text
+from jaxpr_opt.passes.compile_small_loops import CompileSmallLoops
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from tests.loops import alone
+
+PASS = CompileSmallLoops()
+ONE_BY_ONE = CostModel().but(makes_functions=True)
+
+
+lowers = pytest.mark.skipif(
+    not compat_devices.SAYS_WHAT_IS_MAIN, reason="since JAX 0.11 it is not known what main is"
+)
+
+
+@pytest.fixture(autouse=True)
+def ops_are_started_one_by_one():
+    """As on JAX 0.10."""
+    with using(ONE_BY_ONE):
+        yield
+
+
+def compiled(program, *args):
+    """How XLA compiles a program without other passes."""
+    alone = jaxpr_opt.optimize(partial(program), passes=[PASS])
+    return jax.jit(alone).lower(*args).compile()
+
+
+def is_one_function(program, *args):
+    """Whether a loop of a program is compiled as one function, because we ask for it."""
+    lowered = jax.jit(jaxpr_opt.optimize(partial(program), passes=[PASS])).lower(*args)
+    return "xla_cpu_small_call" in lowered.as_text()
+
+
+def decays(state, row):
+    """A step of a few small ops."""
+    state = jnp.tanh(state * row) + jnp.sum(state)
+    return state, state[0]
+
+
+def test_a_loop_becomes_one_function():
+    """It computes the same."""
+
+    def program(x, w):
+        return lax.scan(lambda c, i: (jnp.tanh(c * w), jnp.sum(c) * i), x, jnp.arange(4.0))
+
+    check_rewrite(
+        PASS,
+        program,
+        "f32[200]",
+        "f32[200]",
+        grad=False,
+        diff="""
+          fn (x:f32[200], w:f32[200]) {
+            i:f32[4] = iota
+        -   c:f32[200], ys:f32[4] = scan[4] carry(c=x) xs(x=i) {
+        +   c:f32[200], ys:f32[4] = scan[4, one_function] carry(c=x) xs(x=i) {
+              m:f32[200] = mul c w
+              t:f32[200] = tanh m
+              r:f32[] = reduce_sum[axes=(0,)] c
+              m1:f32[] = mul r x
+              yield carry(t) ys(m1)
+            }
+            return c, ys
+          }
+        """,
+    )
+
+
+@lowers
+def test_steps_that_write_in_place():
+    """Arrays may be large, if windows are read and written."""
+
+    def program(x, w):
+        def step(c, i):
+            c = c.at[i].set(c[i - 1] * w[i % 3]).at[i % 7].add(1.0)
+            return lax.dynamic_update_slice(c, c[:2] * 0.5, (i,)), c[0]
+
+        return lax.scan(step, x, jnp.arange(60))
+
+    x, w = jnp.sin(jnp.arange(40000.0)).reshape(2, 20000)
+    alone(PASS, program, x, w, fires=True)
+    assert is_one_function(program, x, w)
+    assert_close(compiled(program, x, w)(x, w), jax.jit(program)(x, w))
+
+
+def sorts(c):
+    return jnp.sort(c)
+
+
+def multiplies(c):
+    return (jnp.outer(c, c) @ jnp.ones((50, 50)))[0]
+
+
+def scatters(c):
+    return c.at[jnp.arange(5)].add(c[:5])
+
+
+def spreads(c):
+    return c + jnp.sum(jnp.broadcast_to(c, (100, 50)))
+
+
+def transforms(c):
+    return jnp.fft.irfft(jnp.fft.rfft(c), 50)
+
+
+def asks_the_host(c):
+    return c * jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), "float32"), c[0])
+
+
+def factors(c):
+    return jnp.linalg.cholesky(jnp.eye(20) + jnp.outer(c[:20], c[:20]))[0, 0] + c
+
+
+def chooses_rows(c):
+    return lax.top_k(c, 3)[0][0] + c
+
+
+def draws(c):
+    key = jax.random.wrap_key_data(lax.bitcast_convert_type(c[:4], jnp.uint32), impl="rbg")
+    return c + jax.random.uniform(key, c.shape)
+
+
+def rounds(c):
+    return c.astype(jnp.float8_e4m3fn).astype(jnp.float32) * 0.5
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        (sorts, "sort"),
+        (multiplies, "dot_general"),
+        (scatters, "scatter-add"),
+        (spreads, "broadcast_in_dim"),
+        (transforms, "fft"),
+        (asks_the_host, "pure_callback"),
+        (factors, "cholesky"),
+        (chooses_rows, "top_k"),
+        (draws, "random_wrap"),
+        (rounds, "convert_element_type"),
+    ],
+)
+def test_what_xla_has_no_code_for(op, name):
+    """(1) Each would fail to compile, or is not known to work."""
+
+    def program(x):
+        def step(c, t):
+            c = op(jnp.sin(c) + jnp.sum(c))
+            return jnp.sum(c) * jnp.cos(c) + t, c[0]
+
+        return lax.scan(step, x, jnp.arange(3.0))
+
+    with using(ONE_BY_ONE.but(kernel=1.0)):
+        check_refuses(PASS, program, "f32[50]", because=f"XLA cannot compile {name} ")
+        x = jnp.linspace(0.0, 1.0, 50)
+        assert not is_one_function(program, x)
+
+
+@lowers
+def test_products_of_vectors_and_of_tiny_matrices():
+    """(1) XLA leaves them to no library."""
+
+    def program(a, b, v):
+        def step(c, t):
+            a, v = c
+            return (jnp.tanh(a @ b + a) * 0.5, jnp.sin(v @ jnp.outer(v, v)) * a[0, 0]), v @ v + t
+
+        return lax.scan(step, (a, v), jnp.arange(5.0))
+
+    a, b, v = jnp.eye(7) * 0.5, jnp.ones((7, 7)) * 0.1, jnp.linspace(0.0, 1.0, 40)
+    assert is_one_function(program, a, b, v)
+    assert_close(compiled(program, a, b, v)(a, b, v), jax.jit(program)(a, b, v))
+
+
+@lowers
+def test_what_is_handed_back():
+    """(3) All that the function reads, but for what each step reads and overwrites."""
+
+    def program(x, n, w):
+        def step(c, t):
+            x, n, _ = c
+            return (jnp.tanh(x * w) + t, n + 1, jnp.cos(x)), n
+
+        return lax.scan(step, (x, n, x * 2), jnp.arange(4.0))
+
+    optimized = jaxpr_opt.optimize(program, passes=[PASS])
+    text = jax.jit(optimized).lower(jnp.ones(200), jnp.int32(0), jnp.ones(200)).as_text()
+    (call,) = re.findall(r"call @small_loop\((.*?)\).* -> \((.*)\)\n", text)
+    results = ["200xf32", "i32", "200xf32", "4xi32", "200xf32", "200xf32"]
+    assert re.findall(r"tensor<(.*?)>", call[1])[:4] == results[:4]
+    assert sorted(re.findall(r"tensor<(.*?)>", call[1])) == sorted(results)
+
+
+@pytest.mark.parametrize("steps", [{"length": 1}, {"length": 6, "unroll": 6}])
+def test_no_loop_is_left(steps):
+    """(3) XLA may find that what the first step reads is not read."""
+
+    def program(x, w):
+        return lax.scan(lambda c, _: (jnp.tanh(w) * jnp.sum(w), c[0]), x, None, **steps)
+
+    check_refuses(PASS, program, "f32[200]", "f32[200]", because="XLA may leave no loop")
+
+
+@pytest.mark.parametrize(("first", "end", "fires"), [(0, 1, False), (0, 2, True), (3, 1, False)])
+def test_how_many_steps_xla_knows(first, end, fires):
+    """(3) A `while` whose number of steps is known takes two or more."""
+
+    def program(x, n):
+        loop = partial(lax.while_loop, lambda c: c[0] < end, lambda c: (c[0] + 1, jnp.tanh(c[1])))
+        asked = lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(c[1])), (first, x))
+        return loop((first, x)), asked
+
+    graph = alone(PASS, program, "f32[200]", "i32[]", fires=True)
+    assert to_text(graph).count("one_function") == 1 + fires
+
+
+def test_only_the_outermost_loop():
+    """(2) A function is not inside of another; where the outer loop cannot be one, the inner is."""
+
+    def nested(through, x):
+        def row(c, t):
+            return lax.fori_loop(0, 5, lambda _, c: decays(c, t)[0], through(c)), c[0]
+
+        return lax.scan(row, x, jnp.arange(3.0))
+
+    text = to_text(alone(PASS, partial(nested, lambda c: c), "f32[200]", fires=True))
+    assert text.count("one_function") == 1
+    assert "scan[3, one_function]" in text
+    text = to_text(alone(PASS, partial(nested, jnp.sort), "f32[200]", fires=True))
+    assert text.count("one_function") == 1
+    assert text.index("one_function") > text.index("sort")
+
+
+def test_what_is_still_differentiated():
+    """(3) A gradient is that of the loop, and only then compiled as one function."""
+
+    def program(x, w):
+        return jnp.sum(lax.scan(decays, x, w)[0])
+
+    x, w = jnp.linspace(0.0, 1.0, 200), jnp.ones((4, 200)) * 0.1
+    ours = jaxpr_opt.optimize(program, passes=[PASS])
+    assert "small_loop" not in str(jax.make_jaxpr(jax.grad(ours))(x, w))
+    wanted = jax.jit(jax.grad(program))(x, w)
+    assert_close(jax.jit(jax.grad(ours))(x, w), wanted)
+    assert_close(jax.jit(jaxpr_opt.optimize(jax.grad(program), passes=[PASS]))(x, w), wanted)
+    assert_close(jax.jit(jax.vmap(ours))(x[None], w[None])[0], jax.jit(program)(x, w))
+    assert_close(
+        jax.jit(lambda x: jax.jvp(lambda x: ours(x, w), (x,), (x,)))(x),
+        jax.jit(lambda x: jax.jvp(lambda x: program(x, w), (x,), (x,)))(x),
+    )
+
+
+TABLE = np.linspace(0.0, 0.1, 50 * 300, dtype=np.float32).reshape(50, 300)
+"""Numbers that XLA would end the process for, if they were an operand of the call."""
+
+
+def reads_a_table(x, table):
+    return lax.scan(decays, x, table)[0]
+
+
+def chosen(x):
+    return reads_a_table(x, jnp.where(jnp.array(True), TABLE, x))
+
+
+def cut(x):
+    return reads_a_table(x, jnp.concatenate([TABLE, TABLE * x])[:50])
+
+
+def called(x):
+    return reads_a_table(*jax.jit(lambda x: (x * 2, jnp.asarray(TABLE)))(x))
+
+
+def handed_on(x):
+    return reads_a_table(*jax.jit(lambda x, t: (x * 2, t))(x, TABLE))
+
+
+def branched(x):
+    return reads_a_table(x, lax.cond(x[0] > 0, lambda: TABLE, lambda: TABLE * 0.5))
+
+
+def looped(x):
+    return lax.scan(lambda x, t: (reads_a_table(x, t), None), x, TABLE[None])[0]
+
+
+def written_into(x):
+    return reads_a_table(x, jnp.zeros((50, 300)).at[0].set(0.25))
+
+
+def counted(x):
+    return reads_a_table(x, jnp.zeros((50, 300)).at[:, 0].set(jnp.arange(50.0)))
+
+
+def inside(x):
+    return jax.jit(reads_a_table)(x, TABLE)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        chosen,
+        cut,
+        called,
+        written_into,
+        counted,
+        handed_on,
+        branched,
+        looped,
+        inside,
+        partial(reads_a_table, table=TABLE),
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_operands_that_are_constants(program, whole, monkeypatch):
+    """They are part of the function, or there is none."""
+    x = jnp.linspace(0.0, 1.0, 300)
+    wanted = jax.jit(program)(x)
+    optimized = jaxpr_opt.optimize(reads_a_table, passes=[PASS])
+    if whole:
+        ours = jaxpr_opt.optimize(partial(program), passes=[PASS])
+    elif isinstance(program, partial):
+        ours = partial(optimized, table=TABLE)
+    else:
+        monkeypatch.setitem(program.__globals__, "reads_a_table", optimized)
+        ours = partial(program)
+    assert_close(jax.jit(ours)(x), wanted)
+
+
+@lowers
+def test_an_operand_that_is_made_in_many_ways():
+    """What an operand is made of is looked at once, however many ways lead there."""
+
+    def program(x):
+        for _ in range(60):
+            x = jnp.outer(x, x)[0] * 0.5 + x
+        return lax.scan(decays, x, jnp.broadcast_to(x, (5, *x.shape)))[0]
+
+    assert is_one_function(program, jnp.linspace(0.0, 0.1, 300))
+
+
+@lowers
+def test_devices_of_another_kind():
+    """What is exported for several platforms is as it was."""
+    x, w = jnp.linspace(0.0, 1.0, 200), jnp.ones((4, 200))
+    ours = jax.jit(jaxpr_opt.optimize(lambda x, w: lax.scan(decays, x, w), passes=[PASS]))
+    for platforms, expected in ((["cpu"], True), (["cpu", "tpu"], False), (["cuda"], False)):
+        text = jax.export.export(ours, platforms=platforms)(x, w).mlir_module()
+        assert ("xla_cpu_small_call" in text) == expected, platforms
+
+
+@pytest.mark.parametrize(
+    ("size", "figures", "worth"),
+    [
+        (200, {}, True),
+        (200, {"makes_functions": False}, False),
+        (4000, {}, False),
+        (8, {}, False),
+    ],
+)
+def test_what_is_worth_it(size, figures, worth):
+    """Small arrays, of which XLA would not make one function by itself."""
+    with using(ONE_BY_ONE.but(**figures)):
+        alone(
+            PASS,
+            lambda x: lax.fori_loop(0, 9, lambda _, c: jnp.tanh(c) + c[0], x),
+            f"f32[{size}]",
+            fires=worth,
+        )
