@@ -37,15 +37,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.steps.one_function import (
-    is_left,
-    reads_large_constant,
-    unknown_op,
-)
+from jaxpr_opt.analysis.steps.one_function import is_left, reads_large_constant, unknown_op
 from jaxpr_opt.bridge.parameters import is_one_function
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Phase, Scan, While
+from jaxpr_opt.ir.graph import Op, Phase, Scan, While, with_parents
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -59,7 +55,7 @@ class CompileSmallLoops(Pass):
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan, While)
 
     def find(self, op: Op) -> Iterator[Match]:
-        if any(map(_is_compiled, _around(op))):  # (4)
+        if any(map(_is_compiled, with_parents(op.parent))):  # (4)
             return
         if _is_worth(op) and not is_one_function(op):
             yield Match(op, "the loop is compiled as one function")
@@ -92,10 +88,3 @@ def _is_worth(op: Op) -> bool:
 def _is_compiled(op: Op) -> bool:
     """Whether an op is, or becomes, one function."""
     return is_one_function(op) or (_is_worth(op) and _why_not(op) is None)
-
-
-def _around(op: Op) -> Iterator[Op]:
-    """The ops that an op is in, the innermost first."""
-    while (parent := op.parent) is not None:
-        yield parent
-        op = parent

@@ -402,13 +402,14 @@ class CostModel:
         """Whether XLA would start each op of a loop by itself, and that takes a good part of the
         time of a step.  What a region hands on is an op, and those it is made of are parts of it.
         """
-        regions = [region for op in loop.walk() for region in op.regions]
+        if not self.device.makes_functions:
+            return False
         ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
+        if sum(cost(op).bytes or 0 for op in ops) <= self.device.few_bytes:
+            return False
+        regions = [region for op in loop.walk() for region in op.regions]
         handed = {v for region in regions for v in region.outputs if v.op and is_fused(v.op)}
         known = [self._computed(cost(op)) for op in ops]
-        touched = sum(cost(op).bytes or 0 for op in ops)
-        if not self.device.makes_functions or touched <= self.device.few_bytes:
-            return False
         starts = self.started(kernels(ops) + len(handed))
         seconds = self.moved(sum(map(_made, ops))) + sum(each for each in known if each < inf)
         return starts >= self.device.noticed_starts * seconds

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxpr_opt.cost.layouts import is_made_transposed
-from jaxpr_opt.ir.graph import Call, Cond, Constant, Op, Remat, Use, Value
+from jaxpr_opt.ir.graph import Call, Cond, Constant, Op, Remat, Use, Value, with_parents
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import BARRIER, RESHAPING
 
@@ -91,20 +91,14 @@ def _reaches(op: Op, value: Value) -> bool:
 
 def _is_done(reader: Op, writer: Op) -> bool:
     """Whether a read is known to be over when `writer` runs, or not to happen if it does."""
-    around = {op.region: op for op in _with_parents(writer)}
-    inner = next((op for op in _with_parents(reader) if op.region in around), None)
+    around = {op.region: op for op in with_parents(writer)}
+    inner = next((op for op in with_parents(reader) if op.region in around), None)
     if inner is None:
         return False
     outer = around[inner.region]
     if inner is outer:
         return isinstance(inner, Cond) and inner is not writer  # in another branch
     return _needs(outer, inner)
-
-
-def _with_parents(op: Op | None) -> Iterator[Op]:
-    while op is not None:
-        yield op
-        op = op.parent
 
 
 def _needs(op: Op, earlier: Op) -> bool:

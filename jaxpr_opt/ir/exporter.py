@@ -182,7 +182,7 @@ def _in_one_function(rule: Rule, op: Scan | While, env: Environment) -> Sequence
         inside = dict(zip(read, args, strict=True))
         kept = [x for v, x in inside.items() if v not in overwritten]
         _run(dict.fromkeys(each for ops in made.values() for each in ops), inside)
-        return [*rule(op, dict(inside)), *kept]
+        return [*rule(op, inside), *kept]
 
     operands = [_read(env, v) for v in read]
     return compat_lowering.in_one_function(run, operands)[: len(op.results)]

@@ -706,6 +706,13 @@ def reads(ops: Iterable[Op]) -> set[Value]:
     return {value for op in ops for inner in op.walk() for value in inner.operands}
 
 
+def with_parents(op: Op | None) -> Iterator[Op]:
+    """An op, and those that it is in, the innermost first; nothing if there is none."""
+    while op is not None:
+        yield op
+        op = op.parent
+
+
 def is_in_a_loop(op: Op) -> bool:
     """Whether an op is in a loop, at any depth of branches."""
     around = op.parent

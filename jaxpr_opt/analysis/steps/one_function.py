@@ -30,7 +30,7 @@ from jaxpr_opt.ir.traits import (
 from jaxpr_opt.ir.unrolling import steps_as_one
 
 KNOWN = (
-    ELEMENTWISE | MOVING | ARRANGING | REDUCING | CUMULATIVE | SCATTERING | READS | WRITES
+    ELEMENTWISE | MOVING | ARRANGING | REDUCING | CUMULATIVE | READS | WRITES
     | frozenset({
         "bitcast_convert_type", "dot_general", "random_bits", "random_fold_in", "random_seed",
         "random_split", "random_unwrap", "random_wrap", "threefry2x32", BARRIER,
