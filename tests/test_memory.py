@@ -253,6 +253,20 @@ def gelus(w, h):
     return (h**2).mean()
 
 
+def mixed(weights, h):
+    """Layers that look at one another's rows."""
+    for w in weights:
+        h = h + jax.nn.softmax(h @ w @ h.T) @ h
+    return (h**2).mean()
+
+
+@pytest.mark.parametrize(("fun", "w"), [(unrolled, W), (gelus, W), (mixed, (W,) * 8)])
+def test_a_larger_budget_never_computes_more_of_straight_line_code(fun, w):
+    flops = [each.flops for each in frontier(jax.grad(fun), w, jnp.tile(H, (4, 1)))]
+    rounded = [float(f"{each:.3g}") for each in flops]  # JAX 0.10 has selects for barriers
+    assert len(flops) > 3 and rounded == sorted(rounded), flops
+
+
 def test_no_product_is_repeated_where_activations_are_enough():
     """An activation and what it is computed of are both dropped: the one does not pay for both."""
     found = frontier(jax.grad(gelus), W, TALL)

@@ -7,13 +7,13 @@ worth (`CostModel.byte`), and which part of what straight-line code holds it is 
 - Loops: where a pass would do something else at another price, the stage runs on a copy of the
   graph at that price.
 - Straight-line code: what passes find on such a copy says in which ways memory may be traded
-  (`Trade`), with bytes and seconds, and nothing is rewritten.
+  (`Trade`), with bytes, seconds and operations, and nothing is rewritten.
 
 Together these are *offers*.  They depend on the graph alone, not on the budget.  They are gone
-through in one order, of rising seconds and falling bytes; one is made only if it should fit, and
-the first that does fit is taken.  What should not fit a budget, or does not, would not fit a
-smaller one either: so a larger budget never costs more predicted seconds.  The last few are made
-in any case before a budget is given up: which of them is the smallest is known when they are made.
+through in one order, of rising seconds and operations; one is made only if it should fit, and the
+first that does fit is taken.  What should not fit a budget, or does not, would not fit a smaller
+one either: so a larger budget never costs more predicted seconds, nor operations.  The smallest few
+are made in any case before a budget is given up: which is the smallest is known when they are made.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from jaxpr_opt.cost import limits
@@ -46,6 +47,8 @@ class Trade(NamedTuple):
     """What is computed again takes."""
     saved: int = 0
     """Bytes that it holds less."""
+    flops: int = 0
+    """Floating point operations that are computed again."""
 
 
 class Found(Protocol):
@@ -110,6 +113,8 @@ class Offer:
     """Of what straight-line code holds at its peak, what it is to hold."""
     nbytes: int
     seconds: float
+    flops: int
+    """As far as they are known."""
 
     def made(self, stage: Stage) -> Candidate:
         """The candidate."""
@@ -177,22 +182,28 @@ def rewritten(base: Candidate, stage: Stage, *models: CostModel) -> Candidate:
 
 
 def _offers(first: Candidate, stage: Stage, others: Callable[[], Iterable[Graph]]) -> list[Offer]:
-    """What may be had, ever smaller and slower, and computing ever more; the program without a
-    budget is not among it, and none is held to be faster.
+    """What may be had, ever slower, and computing ever more; the program without a budget is not
+    among it, and none is held to be faster.
     """
     bases = [*_bases(first, first, stage)]
     if _loops(first.graph):
         bases += (each for graph in others() for each in _bases(unchanged(graph), first, stage))
     found = [offer for base in bases for offer in _traded(base, stage)]
-    kept: list[Offer] = []
+    smaller: list[Offer] = []
     for each in reversed(_best(found)):
-        least = (limits.NEXT_LEAST if each.part < 1 else 1.0) * (kept[-1] if kept else first).nbytes
-        if each.nbytes < least:
-            while kept and _flops(kept[-1]) > _flops(each):
-                kept.pop()
-            seconds = max(each.seconds, kept[-1].seconds if kept else first.seconds)
-            kept.append(replace(each, seconds=seconds))
-    return kept
+        least = smaller[-1].nbytes if smaller else first.nbytes
+        if each.nbytes < (limits.NEXT_LEAST if each.part < 1 else 1.0) * least:
+            smaller.append(each)
+    kept = [each for n, each in enumerate(smaller) if _may_be_taken(each, smaller[n + 1 :])]
+    kept.sort(key=lambda each: each.flops)
+    seconds = accumulate((first.seconds, *(each.seconds for each in kept)), max)
+    return [replace(each, seconds=most) for each, most in zip(kept, [*seconds][1:], strict=True)]
+
+
+def _may_be_taken(offer: Offer, smaller: Sequence[Offer]) -> bool:
+    """Whether no smaller one computes less; which of the last are smaller is not known for sure."""
+    is_last = offer.part < 1 and len(smaller) < limits.LAST_OFFERS
+    return is_last or all(each.flops >= offer.flops for each in smaller)
 
 
 def _best(offers: Iterable[Offer]) -> list[Offer]:
@@ -208,14 +219,9 @@ def _is_better(smaller: Offer, other: Offer) -> bool:
     """Whether what takes no more memory is no slower; where that is a near tie, it must not compute
     more.
     """
-    is_less = other.part == 1 and _flops(other) < _flops(smaller)
+    is_less = other.flops < smaller.flops
     most = smaller.seconds * (limits.NEAR_TIE if is_less else 1.0)
     return other.seconds > most or (not is_less and other.seconds == most)
-
-
-def _flops(offer: Offer) -> int:
-    """Operations, as far as they are known before it is made."""
-    return offer.base.flops or 0
 
 
 def _loops(graph: Graph) -> bool:
@@ -259,7 +265,8 @@ def changes(says: Callable[[int], list[str]], low: int, high: int) -> Iterator[i
 
 def _traded(base: Candidate, stage: Stage) -> Iterator[Offer]:
     """A candidate, and what may be made of it by trades of its straight-line code."""
-    yield Offer(base, 1.0, base.nbytes, base.seconds)
+    flops = base.flops or 0
+    yield Offer(base, 1.0, base.nbytes, base.seconds, flops)
     with using(cost_model().at(base.price, 0.0)):
         found = stage.find(base.graph, is_straight=True)
     places = [each.trades for each in found if each.trades]
@@ -269,7 +276,8 @@ def _traded(base: Candidate, stage: Stage) -> Iterator[Offer]:
         nbytes = max(rest, round(max(each.part for each in taken) * base.nbytes))
         again = sum(each.seconds for each in taken)
         less = cost_model().fresh(base.nbytes) - cost_model().fresh(nbytes)
-        yield Offer(base, part, nbytes, base.seconds + again - less)
+        computed = flops + sum(each.flops for each in taken)
+        yield Offer(base, part, nbytes, base.seconds + again - less, computed)
 
 
 def _within(trades: Sequence[Trade], part: float) -> Trade:
@@ -282,7 +290,7 @@ def _within(trades: Sequence[Trade], part: float) -> Trade:
 
 @dataclass(frozen=True, eq=False)
 class _Shelf:
-    """Offers, ever smaller and slower, each made once at most."""
+    """Offers, ever slower and computing more, each made once at most."""
 
     offers: list[Offer]
     stage: Stage
@@ -297,18 +305,12 @@ class _Shelf:
     def chosen(self, limit: int | None, first: Candidate) -> Candidate:
         """The fastest that fits, or else the smallest of the last, and of what there is now."""
         most = -1 if limit is None else limit
-        last = self.offers[-limits.LAST_OFFERS :]
-        for place, offer in enumerate(self.offers):
+        last = sorted(self.offers, key=lambda each: each.nbytes)[: limits.LAST_OFFERS]
+        for offer in self.offers:
             may_fit = offer.nbytes <= most or (limit is not None and offer in last)
-            if may_fit and self.made(offer).nbytes <= most and not self._computes_more(place):
+            if may_fit and self.made(offer).nbytes <= most:
                 return self.made(offer)
         return min([first, *map(self.made, last)], key=lambda each: each.nbytes)
-
-    def _computes_more(self, place: int) -> bool:
-        """Whether an offer turns out to compute more than a smaller one, now that it is made."""
-        offer, smaller = self.offers[place], self.offers[place + 1 :]
-        flops = self.made(offer).flops or 0
-        return offer.part < 1 and any(each.part == 1 and _flops(each) < flops for each in smaller)
 
     def frontier(self, first: Candidate) -> tuple[Candidate, ...]:
         """All of them that take less than what is faster."""

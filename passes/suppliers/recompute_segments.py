@@ -57,12 +57,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.liveness.across_peak import Turn
-from jaxpr_opt.analysis.liveness.rematerialization import cheapest, droppings
+from jaxpr_opt.analysis.liveness.rematerialization import Dropping, cheapest, droppings
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prediction import runs
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.timeline import timeline
-from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.facts import copied_from, remembered
 from jaxpr_opt.ir.graph import TERMINATOR, Op, Region, program_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.memory.planner import Trade
@@ -109,8 +110,8 @@ class RecomputeSegments(Pass):
         largest = max(dropped, key=lambda value: value.nbytes)
         fewer = binary_text(found.before - found.nbytes)
         says = f"{fewer} of arrays are computed again where they are read"
-        trades = [*_trades(op)]
-        yield Segments(op, says, found.turn, parts, at=largest.op, about=largest, trades=trades)
+        at, trades = largest.op, _trades(op)
+        yield Segments(op, says, found.turn, parts, at=at, about=largest, trades=trades)
 
     def refuse(self, match: Segments) -> str | None:
         if match.turn is None:  # (4)
@@ -122,10 +123,19 @@ class RecomputeSegments(Pass):
         recompute(match.turn, match.parts, rw)
 
 
-def _trades(end: Op) -> Iterator[Trade]:
+@remembered
+def _trades(end: Op) -> tuple[Trade, ...]:
     """What may be dropped, in figures, the fastest first."""
-    for each in droppings(end):
-        yield Trade(each.nbytes / each.before, runs(end) * each.seconds, each.before - each.nbytes)
+    if (original := copied_from(end)) is not None:
+        return _trades(original)
+    return tuple(_trade(each, runs(end)) for each in droppings(end))
+
+
+def _trade(found: Dropping, times: int) -> Trade:
+    """What a region gains and pays that runs so many times."""
+    flops = sum(cost(op).flops or 0 for part in again(found) for op in part.ops)
+    saved = found.before - found.nbytes
+    return Trade(found.nbytes / found.before, times * found.seconds, saved, times * flops)
 
 
 def _is_at_peak(region: Region) -> bool:
