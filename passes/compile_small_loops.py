@@ -15,12 +15,12 @@ the same, in the same order. Sound when
 
 1. XLA has code for each op in such a function: it fails on others
    (`jaxpr_opt.analysis.steps.one_function`);
-2. there is no large constant in it, of which XLA would end the process; whether an operand is one
-   is known when the program is lowered (`jaxpr_opt.bridge.compat_lowering`), and then it is lowered
-   as it was; so it is for other devices than one CPU;
+2. there is no large constant in it, of which XLA would end the process: operands are behind a
+   barrier, so that XLA does not find that one is (`jaxpr_opt.bridge.compat_lowering`); for other
+   devices than one CPU the loop is lowered as it was;
 3. XLA cannot find that an argument is not read, of which it would end the process, too: operands
-   are handed back, but for what each step reads and overwrites; and a loop is left: it takes two
-   steps or more, as far as XLA knows, and does not run unrolled;
+   are handed back, but for what each step reads and overwrites; and a loop is left: a scan takes
+   two steps or more, and does not run unrolled, and what a `while` begins with is behind a barrier;
 4. it is the outermost such loop, so that no function is inside of another;
 5. nothing differentiates or batches the loop any more (the final phase).
 

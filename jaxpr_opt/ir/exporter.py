@@ -226,6 +226,8 @@ def _while(op: While, env: Environment) -> Sequence[Any]:
     init = _as_typed([_read(env, v) for v in op.operands], avals)
     if op.rows is not None:
         return _checkpointed(op, env, init, op.rows)
+    if is_one_function(op):  # XLA does not know that it takes one step.
+        init = lax.optimization_barrier(init)
     predicate = _closure(op.predicate, env, [v.aval for v in op.predicate.outputs])
     body = _closure(op.body, env, avals)
     return lax.while_loop(lambda c: predicate(*c)[0], lambda c: body(*c), init)

@@ -214,17 +214,33 @@ def test_no_loop_is_left(steps):
     check_refuses(PASS, program, "f32[200]", "f32[200]", because="XLA may leave no loop")
 
 
-@pytest.mark.parametrize(("first", "end", "fires"), [(0, 1, False), (0, 2, True), (3, 1, False)])
-def test_how_many_steps_xla_knows(first, end, fires):
-    """(3) A `while` whose number of steps is known takes two or more."""
+def one(n):
+    return n * 0 + 1
 
-    def program(x, n):
-        loop = partial(lax.while_loop, lambda c: c[0] < end, lambda c: (c[0] + 1, jnp.tanh(c[1])))
-        asked = lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(c[1])), (first, x))
-        return loop((first, x)), asked
 
-    graph = alone(PASS, program, "f32[200]", "i32[]", fires=True)
-    assert to_text(graph).count("one_function") == 1 + fires
+def counts_to(end, x, n):
+    """To what is carried, computed in the predicate, or a constant, `end` of an argument."""
+    same, step, known = end(n), lambda i, x: jnp.where(i == 0, 3.0, jnp.tanh(x)), end(np.int32(1))
+
+    def count(asks, *begin):
+        return lax.while_loop(asks, lambda c: (c[0] + 1, step(*c[:2]), *c[2:]), begin)[1]
+
+    return (
+        count(lambda c: c[0] < c[2], 0, x, same),
+        count(lambda c: c[0] < end(c[2]), 0, x, n),
+        count(lambda c: c[0] < known, 0, x),
+        count(lambda c: c[0] < c[2], same * 0, x, lax.sub(np.int32(3), np.int32(2))),
+    )
+
+
+@lowers
+@pytest.mark.parametrize("end", [one, lambda n: n * 0, lambda n: n])
+def test_xla_does_not_know_that_a_loop_takes_one_step(end):
+    """(3) The first would not read what is carried."""
+    program = partial(counts_to, end)
+    x, n = jnp.linspace(0.0, 1.0, 200), np.int32(1)
+    assert is_one_function(program, x, n)
+    assert_close(compiled(program, x, n)(x, n), jax.jit(program)(x, n))
 
 
 def test_only_the_outermost_loop():
@@ -303,6 +319,18 @@ def counted(x):
     return reads_a_table(x, jnp.zeros((50, 300)).at[:, 0].set(jnp.arange(50.0)))
 
 
+def chosen_of_one(x):
+    return reads_a_table(x, jnp.asarray(TABLE[None])[x[0].astype(int)])
+
+
+def cut_whole(x):
+    return reads_a_table(x, lax.dynamic_slice(TABLE, (x[0].astype(int), 0), TABLE.shape))
+
+
+def multiplied_by_zero(x):
+    return reads_a_table(x, TABLE + x[0].astype(int) * 0)
+
+
 def inside(x):
     return jax.jit(reads_a_table)(x, TABLE)
 
@@ -318,13 +346,16 @@ def inside(x):
         handed_on,
         branched,
         looped,
+        chosen_of_one,
+        cut_whole,
+        multiplied_by_zero,
         inside,
         partial(reads_a_table, table=TABLE),
     ],
 )
 @pytest.mark.parametrize("whole", [True, False])
 def test_operands_that_are_constants(program, whole, monkeypatch):
-    """They are part of the function, or there is none."""
+    """XLA does not find that they are."""
     x = jnp.linspace(0.0, 1.0, 300)
     wanted = jax.jit(program)(x)
     optimized = jaxpr_opt.optimize(reads_a_table, passes=[PASS])

@@ -63,34 +63,9 @@ def reads_large_constant(loop: Op) -> bool:
 
 def is_left(loop: Scan | While) -> bool:
     """Whether XLA leaves a loop as it is: it takes two steps or more, each by itself, or XLA cannot
-    know how many, as what the predicate asks of is no constant when the loop begins.
+    know how many.
     """
-    if isinstance(loop, Scan):
-        return loop.length >= 2 * steps_as_one(loop)
-    predicate = loop.predicate
-    asked = {*predicate.outputs, *(v for op in predicate.walk() for v in op.operands)}
-    begun = {p: c.init for p, c in zip(predicate.params, loop.carries, strict=True)}
-    known = [begun.get(v) for v in asked if v.op is None and not isinstance(v, Constant)]
-    if not all(isinstance(v, Constant) for v in known):
-        return True
-    return _steps(loop) >= 2
-
-
-def _steps(loop: While) -> int:
-    """How many steps a loop takes that counts up by ones to a constant; none if it is another."""
-    (answer,) = loop.predicate.outputs
-    if answer.op is None or answer.op.name != "lt":
-        return 0
-    count, end = answer.op.operands
-    params = zip(loop.predicate.params, loop.carries, strict=True)
-    carry = next((c for p, c in params if p is count), None)
-    made = None if carry is None else carry.next.op
-    if carry is None or made is None or made.name != "add" or not isinstance(end, Constant):
-        return 0
-    one = next((v.scalar for v in made.operands if isinstance(v, Constant)), None)
-    if carry.param not in made.operands or one != 1 or not isinstance(carry.init, Constant):
-        return 0
-    return int(end.scalar - carry.init.scalar)
+    return isinstance(loop, While) or loop.length >= 2 * steps_as_one(loop)
 
 
 @remembered
