@@ -14,7 +14,8 @@ most 1024). Where ops are small, calling them takes longer than computing them, 
 the same, in the same order. Sound when
 
 1. XLA has code for each op in such a function: it fails on others
-   (`jaxpr_opt.analysis.steps.one_function`);
+   (`jaxpr_opt.analysis.steps.one_function`).  A scatter of several windows, as `vmap` makes of a
+   write, is written as a loop over them, in the same order;
 2. there is no large constant in it, of which XLA would end the process: operands are behind a
    barrier, so that XLA does not find that one is (`jaxpr_opt.bridge.compat_lowering`); for other
    devices than one CPU the loop is lowered as it was;
@@ -28,7 +29,7 @@ Cost: none where starting ops takes a good part of a step's time; XLA divides la
 cores.
 It asks on JAX 0.10 only: on 0.11 it is not known, while a function is lowered, whether it is the
 program's entry. Source: `SmallWhileLoopHoistingPass` of XLA:CPU, which does so by itself since JAX
-0.12.
+0.12, but not with scatters of several windows: there the windows are written one by one, no more.
 """
 
 from __future__ import annotations
@@ -37,8 +38,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.steps.one_function import is_left, reads_large_constant, unknown_op
+from jaxpr_opt.analysis.steps.one_function import (
+    is_divided,
+    is_left,
+    reads_large_constant,
+    unknown_op,
+)
 from jaxpr_opt.bridge.parameters import is_one_function
+from jaxpr_opt.builders.window_by_window import one_by_one
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Phase, Scan, While, with_parents
@@ -66,15 +73,20 @@ class CompileSmallLoops(Pass):
     def rewrite(self, match: Match, rw: Rewriter) -> None:
         loop = match.op
         assert isinstance(loop, Scan | While)
-        rw.set_one_function(loop)
+        for op in [op for op in loop.walk() if is_divided(op)]:
+            rw.replace(op.result, rw.typed(one_by_one(op), op.result.aval, *op.operands, before=op))
+            rw.erase(op)
+        if cost_model().makes_functions:
+            rw.set_one_function(loop)
 
 
 def _why_not(loop: Op) -> str | None:
     """Why XLA cannot compile a loop as one function; None if it can."""
     assert isinstance(loop, Scan | While)
-    if reads_large_constant(loop):
+    makes = cost_model().makes_functions
+    if makes and reads_large_constant(loop):
         return "XLA cannot compile a large constant in one function with a loop"  # (2)
-    if not is_left(loop):
+    if makes and not is_left(loop):
         return "XLA may leave no loop, as it takes one step, or runs unrolled"  # (3)
     if (unknown := unknown_op(loop)) is not None:  # (1)
         return f"XLA cannot compile {unknown.name} in one function with a loop"

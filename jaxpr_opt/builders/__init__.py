@@ -8,6 +8,7 @@ reads and writes of windows
 `same_op`                                           an op again, on other operands
 `branch_writes`                                     writes of branches, after their cond
 `whole_writes`                                      writes to windows, as writes to the array
+`window_by_window`                                  writes of several windows, one by one
 `summed_windows`, `repeated_rows`                   additions in place, and of equal rows
 `shared_tables`                                     one table for all rows of a batch
 `reduction_privatization`, `sums_in_slots`,         sums in another place, in the old order

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil, inf, prod
 from sys import maxsize
 from typing import Any
 
@@ -29,10 +29,10 @@ from jaxpr_opt.cost.layouts import Copy, bytes_made, copies, is_read_transposed
 from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.scratch import scratch_bytes
-from jaxpr_opt.cost.work import WRITES
+from jaxpr_opt.cost.work import READS, WRITES
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import TRANSCENDENTAL, dead_ops, is_broadcast, rearranges
+from jaxpr_opt.ir.traits import SCATTERING, TRANSCENDENTAL, dead_ops, is_broadcast, rearranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,21 +398,39 @@ class CostModel:
         touched = sum(v.nbytes for v in inputs(scan)) + sum(map(_made, scan.body.walk()))
         return touched + others <= self.device.fused_bytes
 
+    @property
+    def makes_functions(self) -> bool:
+        """Whether XLA makes one function of a loop where it is asked to."""
+        return self.device.makes_functions
+
     def is_worth_one_function(self, loop: Scan | While) -> bool:
-        """Whether XLA would start each op of a loop by itself, and that takes a good part of the
-        time of a step.  What a region hands on is an op, and those it is made of are parts of it.
+        """Whether XLA would start each op of a loop by itself, as it touches many bytes or writes
+        several windows at once, and that takes a good part of the time of a step.  What a region
+        hands on is an op, and those it is made of are parts of it.  Windows of a scatter are then
+        written one by one, and those of a gather read so.
         """
-        if not self.device.makes_functions:
-            return False
         ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
-        if sum(cost(op).bytes or 0 for op in ops) <= self.device.few_bytes:
+        if any(op.name in SCATTERING and _windows_apart(op) > 1 for op in ops):
+            is_possible = self.makes_functions or self._makes_by_itself(ops)
+        else:
+            touched = sum(cost(op).bytes or 0 for op in ops)
+            is_possible = self.makes_functions and touched > self.device.few_bytes
+        if not is_possible:
             return False
         regions = [region for op in loop.walk() for region in op.regions]
         handed = {v for region in regions for v in region.outputs if v.op and is_fused(v.op)}
         known = [self._computed(cost(op)) for op in ops]
         starts = self.started(kernels(ops) + len(handed))
         seconds = self.moved(sum(map(_made, ops))) + sum(each for each in known if each < inf)
-        return starts >= self.device.noticed_starts * seconds
+        saved = starts - self.device.window_apart * sum(map(_windows_apart, ops))
+        return saved >= self.device.noticed_starts * seconds
+
+    def _makes_by_itself(self, ops: Sequence[Op]) -> bool:
+        """Whether XLA makes one function of a loop of these ops, as they touch few bytes, if it has
+        code for all of them.
+        """
+        few = self.device.few_bytes if self.device.starts_each else self.device.fused_bytes
+        return sum(map(_touched, ops)) <= few
 
     def is_worth_carrying(self, value: Value, ops: Sequence[Op], times: float) -> bool:
         """Whether making a value so many times more, by these ops, takes longer than handing it on
@@ -653,3 +671,24 @@ def using(model: CostModel) -> Iterator[CostModel]:
         yield model
     finally:
         _given.reset(token)
+
+
+def _windows_apart(op: Op) -> int:
+    """How many windows an op writes, or reads at places of several numbers each, which one
+    function of a loop puts together again and again.
+    """
+    if op.name not in SCATTERING and op.name != "gather":
+        return 0
+    *windows, numbers = op.operands[1].shape
+    return prod(windows) if numbers > 1 or op.name in SCATTERING else 0
+
+
+def _touched(op: Op) -> int:
+    """Bytes that an op reads and writes, of an array that it looks into, or writes in place, the
+    windows.
+    """
+    if op.name in READS:
+        return 2 * sum(v.nbytes for v in op.results) + sum(v.nbytes for v in op.operands[1:])
+    if op.name in WRITES:
+        return 2 * sum(v.nbytes for v in op.operands[1:])
+    return cost(op).bytes or 0

@@ -14,7 +14,7 @@ from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.text import to_text
 from jaxpr_opt.passes.compile_small_loops import CompileSmallLoops
-from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_close, assert_same_bits, check_refuses, check_rewrite
 from tests.loops import alone
 
 PASS = CompileSmallLoops()
@@ -105,8 +105,17 @@ def multiplies(c):
     return (jnp.outer(c, c) @ jnp.ones((50, 50)))[0]
 
 
-def scatters(c):
-    return c.at[jnp.arange(5)].add(c[:5])
+def applies(c):
+    return c.at[jnp.arange(5)].apply(jnp.sin)
+
+
+def turns(c):
+    return jnp.real((c + 1j).at[jnp.array([1, 2])].multiply(1j))
+
+
+def numbers_few(c):
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    return lax.scatter_add(c, jnp.arange(5, dtype=jnp.int8)[:, None], c[:5], numbers)
 
 
 def spreads(c):
@@ -143,7 +152,9 @@ def rounds(c):
     [
         (sorts, "sort"),
         (multiplies, "dot_general"),
-        (scatters, "scatter-add"),
+        (applies, "scatter"),
+        (turns, "scatter-mul"),
+        (numbers_few, "scatter-add"),
         (spreads, "broadcast_in_dim"),
         (transforms, "fft"),
         (asks_the_host, "pure_callback"),
@@ -167,6 +178,114 @@ def test_what_xla_has_no_code_for(op, name):
         check_refuses(PASS, program, "f32[50]", because=f"XLA cannot compile {name} ")
         x = jnp.linspace(0.0, 1.0, 50)
         assert not is_one_function(program, x)
+
+
+def test_windows_of_a_batch_are_written_one_by_one():
+    """(1) In their order, as XLA does."""
+
+    def program(x, at):
+        def step(c, i):
+            new = jnp.sin(jnp.sum(c))
+            return c.at[i].set(new, mode="promise_in_bounds", wrap_negative_indices=False), None
+
+        return lax.scan(step, x, at)[0]
+
+    promised = "indices_are_sorted, unique_indices, mode=promise_in_bounds"
+    check_rewrite(
+        PASS,
+        jax.vmap(program, (0, 1)),
+        "f32[3,400]",
+        "i32[5,3]",
+        grad=False,
+        simplify=True,
+        diff="""
+          fn (x:f32[3,400], at:i32[5,3]) {
+        -   c:f32[3,400] = scan[5] carry(c=x) xs(x=at) {
+        +   c:f32[3,400] = scan[5, one_function] carry(c=x) xs(x=at) {
+              r:f32[3] = reduce_sum[axes=(1,)] c
+              s:f32[3] = sin r
+              b:i32[3,1] = broadcast_in_dim[dims=(0,)] x
+        -     s1:f32[3,400] = scatter[inserted_window_dims=(1,), OF_THE_BATCH] c b s
+        +     c1:i32[], c2:f32[3,400] = scan[3] carry(c1=0, c2=c) {
+        +       a:i32[] = add c1 1
+        +       r1:i32[] = rem c1 3
+        +       c3:i32[] = convert_element_type r1
+        +       b1:i32[1] = broadcast_in_dim c3
+        +       c4:i32[] = convert_element_type c1
+        +       d:i32[1,1] = dynamic_slice b c4 0
+        +       s2:i32[1] = squeeze d
+        +       c5:i32[2] = concatenate[dimension=0] s2 b1
+        +       d1:f32[1] = dynamic_slice s c4
+        +       s3:f32[] = squeeze d1
+        +       s4:f32[3,400] = scatter[inserted_window_dims=(0, 1), AS_IT_WAS] c2 c5 s3
+        +       yield carry(a, s4)
+        +     }
+        -     yield carry(s1)
+        +     yield carry(c2)
+            }
+            return c
+          }
+        """.replace(
+            "OF_THE_BATCH",
+            "scatter_dims_to_operand_dims=(1,), operand_batching_dims=(0,), "
+            f"scatter_indices_batching_dims=(0,), {promised}",
+        ).replace("AS_IT_WAS", f"scatter_dims_to_operand_dims=(1, 0), {promised}"),
+    )
+
+
+def rows(c, at, x):
+    return jax.vmap(lambda c, i, x: c.at[i].set(x[:4]))(c, at[:3], x[:3])
+
+
+def columns(c, at, x):
+    return jax.vmap(lambda c, i, x: c.at[i].add(x[0]), (1, 0, 0), 1)(c, at[:4], x[:4])
+
+
+def twice(c, at, x):
+    return c.at[at].set(x[:, :4], mode="promise_in_bounds")
+
+
+def numbers(c, at, x):
+    return c.at[0, at].add(x[:, 0]).at[at, at % 3].multiply(x[:, 1], mode="clip")
+
+
+def least(c, at, x):
+    return c.at[at[:, None], at % 4].min(x[:, :5].T[:5, :5] + jnp.zeros((5, 5), x.dtype))
+
+
+def most(c, at, x):
+    return c.at[at].max(x[:, :4], mode="drop").at[at].subtract(x[:, 1:])
+
+
+def blocks(c, at, x):
+    return jax.vmap(lambda c, i, x: lax.dynamic_update_slice(c, x[:2, None], (i, i)))(
+        jnp.stack([c, c + c]), at[:2], x[:2]
+    )[1]
+
+
+@lowers
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "int8"])
+@pytest.mark.parametrize("write", [rows, columns, twice, numbers, least, most, blocks])
+def test_scatters_of_several_windows(write, dtype):
+    """(1) At places that are negative, out of range, or there twice."""
+    shape = (3, 3, 4) if write is rows else (3, 4)
+
+    def program(c, at, x):
+        def step(c, row):
+            i, y = row
+            return write(c, i, y.astype(dtype)), c
+
+        return lax.scan(step, c, (at, x))
+
+    rng = np.random.default_rng(0)
+    c = jnp.asarray(rng.normal(size=shape) * 3, dtype)
+    at = jnp.asarray(rng.integers(-5, 5, (20, 5)), jnp.int32)
+    at = at % 3 if write is twice else at
+    x = jnp.asarray(rng.normal(size=(20, 5, 5)), jnp.float32)
+    with using(ONE_BY_ONE.but(kernel=1.0, few_bytes=0)):
+        assert is_one_function(program, c, at, x)
+        ours, wanted = compiled(program, c, at, x)(c, at, x), jax.jit(program)(c, at, x)
+    assert_same_bits(ours, wanted)
 
 
 @lowers
@@ -408,4 +527,65 @@ def test_what_is_worth_it(size, figures, worth):
             lambda x: lax.fori_loop(0, 9, lambda _, c: jnp.tanh(c) + c[0], x),
             f"f32[{size}]",
             fires=worth,
+        )
+
+
+def writes_half(x, at):
+    return lax.scan(lambda c, i: (c.at[i].set(c[i - 1] * 0.5), None), x, at)[0]
+
+
+def sums_up(x, at):
+    return lax.scan(lambda c, i: (c.at[i].set(jnp.sum(c)), None), x, at)[0]
+
+
+@pytest.mark.parametrize(("batch", "worth"), [(3, True), (200, False)])
+def test_windows_that_are_worth_it(batch, worth):
+    """XLA writes many windows faster than a loop inside of a function."""
+    alone(PASS, jax.vmap(writes_half), f"f32[{batch},400]", f"i32[{batch},9]", fires=worth)
+
+
+@pytest.mark.parametrize(("count", "worth"), [(5, True), (300, False)])
+def test_windows_that_are_read_at_rows_and_columns(count, worth):
+    """XLA puts their places together once, and in one function again and again."""
+
+    def program(x, at, w):
+        def step(c, i):
+            return jnp.tanh(c * w[i, i - 1]), None
+
+        return lax.scan(step, x, at)[0]
+
+    alone(PASS, program, f"f32[{count}]", f"i32[9,{count}]", "f32[20,20]", fires=worth)
+
+
+@pytest.mark.parametrize(
+    ("program", "touches", "fires"),
+    [
+        (writes_half, 400, True),
+        (writes_half, 40000, True),
+        (sums_up, 400, True),
+        (sums_up, 40000, False),
+    ],
+)
+def test_where_xla_makes_functions_by_itself(program, touches, fires):
+    """Since JAX 0.12, of loops that touch few bytes: windows are written one by one, no more."""
+    with using(CostModel().but(makes_functions=False, starts_each=False, kernel=1e-3)):
+        graph = alone(PASS, jax.vmap(program), f"f32[3,{touches}]", "i32[3,9]", fires=fires)
+    text = to_text(graph)
+    assert "one_function" not in text
+    assert ("scan[3]" in text) == fires
+
+
+def test_where_xla_makes_no_function():
+    """(1) Then windows are written at once."""
+
+    def program(x, at):
+        return lax.scan(lambda c, i: (c.at[i].set(jnp.sort(c)[i]), None), x, at)[0]
+
+    with using(CostModel().but(makes_functions=False, starts_each=False, kernel=1e-3)):
+        check_refuses(
+            PASS,
+            jax.vmap(program),
+            "f32[3,40]",
+            "i32[3,9]",
+            because="XLA cannot compile sort in one function",
         )

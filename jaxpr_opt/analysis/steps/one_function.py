@@ -1,17 +1,19 @@
 """What XLA:CPU can make one function of, together with the loop around it.
 
 The code for such a function is older than that for ops it calls by themselves, and XLA has none in
-it for sorts and transforms, for scatters of several windows, nor for what it leaves to a library:
-products of matrices, and reductions of large arrays.  A large constant ends the process, where a
-loop or a branch inside takes it as an argument.  What is not known to work is not tried.
+it for sorts and transforms, for scatters of several windows (a loop writes them one by one), nor
+for what it leaves to a library: products of matrices, and reductions of large arrays.  A large
+constant ends the process, where a loop or a branch inside takes it as an argument.  What is not
+known to work is not tried.
 """
 
 from __future__ import annotations
 
 from math import prod
 
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.compat_devices import LARGEST_CONSTANT
-from jaxpr_opt.bridge.parameters import numbers_of
+from jaxpr_opt.bridge.parameters import combiner_of, numbers_of
 from jaxpr_opt.cost.fusion import ELEMENTS_MULTIPLIED, ELEMENTS_SUMMED
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.work import READS, WRITES
@@ -40,6 +42,9 @@ KNOWN = (
 
 PARTS = WRITES | {"clamp", "concatenate", "pad", "select_n", "stack"}
 """Ops whose result may turn out to be one of their operands."""
+
+PLACES = ("int32", "int64")
+"""Types of indices that also number the rows of a batch."""
 
 TYPES = frozenset({
     "bfloat16", "bool", "complex128", "complex64", "float16", "float32", "float64", "int16",
@@ -91,12 +96,26 @@ def _is_known(op: Op) -> bool:
     if op.regions or op.is_terminator:
         is_kept = isinstance(op, While) and op.rows is not None
         return op.is_terminator or (isinstance(op, Scan | While | Cond) and not is_kept)
-    if op.name in SCATTERING and prod(op.operands[1].shape[:-1]) != 1:
+    if op.name in SCATTERING and not (_windows(op) == 1 or is_divided(op)):
         return False
     if op.name == "dot_general" and not _is_own_product(op):
         return False
     is_small = all(v.size < ELEMENTS_SUMMED for v in _computed_with(op))
     return op.name in KNOWN and not op.effects and is_small
+
+
+def is_divided(op: Op) -> bool:
+    """Whether an op writes or combines several windows, which a loop can do one by one."""
+    if op.name not in SCATTERING or _windows(op) < 2:
+        return False
+    if op.name == "scatter":
+        return combiner_of(op) is None and op.operands[1].dtype in PLACES
+    return dtypes.is_real(op.result.dtype) and op.operands[1].dtype in PLACES
+
+
+def _windows(op: Op) -> int:
+    """How many windows an op writes or combines."""
+    return prod(op.operands[1].shape[:-1])
 
 
 def _is_own_product(op: Op) -> bool:
