@@ -4,6 +4,7 @@
 reads and writes of windows
 `narrow_reads`, `coinciding`, `selected_writes`     a window of a result, of another's window
 `read_rows`, `last_rows`, `picked_rows`             the rows of results that are read, of stacks
+`one_hot_rows`                                      the row that a mask chooses
 `streamed_rows`                                     the row of a step, in place of a stream
 `same_op`                                           an op again, on other operands
 `branch_writes`                                     writes of branches, after their cond

@@ -42,7 +42,7 @@ LEVELS_COMPARED = 3
 ELEMENTS_OF_A_ROW = 1024
 """Elements of an array that are looked at one by one."""
 
-BYTES_OF_INDICES = 4096
+BYTES_OF_INDICES = 2**18
 """Bytes of a constant whose least and largest number are looked up."""
 
 BYTES_COMPARED = 64

@@ -257,6 +257,10 @@ class CostModel:
         """Whether moving windows one by one takes no longer than moving all of an array."""
         return self.device.bulk * _number(windows) <= array
 
+    def is_sparse_apart(self, count: int, nbytes: int, array: int) -> bool:
+        """The same of so many windows of so many bytes, each in a cache line of its own."""
+        return self.is_sparse(count * max(nbytes, self.device.line), array)
+
     def is_dense(self, windows: float, array: float) -> bool:
         """Whether moving all of an array takes no longer than moving windows of it one by one."""
         return self.device.bulk * _number(windows) >= array

@@ -12,42 +12,51 @@ After::
     u = dynamic_slice y i
     b1 = dynamic_update_slice b u i
     v = dynamic_slice c i
-    s = dynamic_update_slice 0.0 v i
     r = reshape v
 
 ``jnp.where(jnp.arange(n) == i, y, ys)`` writes one element and touches all; so does its transpose.
-Sound when
+So do ``seen | (jnp.arange(n) == i)`` and ``counts + jax.nn.one_hot(i, n)``: their op is computed
+for one row. Sound when
 
 1. the mask compares the positions along one axis with a number that is constant along that axis:
    one for all, or one a row;
-2. the number is in range at every step: one out of range would write nothing, where an update
-   writes the nearest element;
-3. a sum is of one element and of zeros: x + 0 is x, up to the sign of zero.
+2. a number out of range chooses nothing: what is written there is dropped, and what is read is what
+   the other elements are;
+3. a reduction is of one element and of its neutral element, as x + 0 is x, up to the sign of zero;
+4. an op leaves the other elements as they are, as the number that they are combined with is its
+   neutral element: 0 times a number is 0 of integers only, and where the number is known.
 
 Cost: an element instead of the array, unless elementwise ops read all of it anyway. Inside loops
-only: outside, an array is made once in any case.
+only: outside, an array is made once in any case. Where each row of a batch has a number, the array
+must be larger than what so many writes move.
 Source: https://github.com/jax-ml/jax/issues/13522
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import jax
-import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.values.induction import bounds
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.one_hot import OneHot, one_hot
-from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.analysis.windows.one_hot import (
+    KEEPING,
+    REDUCING,
+    Chosen,
+    changed,
+    one_hot,
+    reduced,
+)
 from jaxpr_opt.bridge.parameters import axes_of, mode_of
+from jaxpr_opt.builders.one_hot_rows import Rows, read, written
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Value, is_in_a_loop
+from jaxpr_opt.ir.devices import is_sharded
+from jaxpr_opt.ir.graph import Op, Scan, Value, is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import ELEMENTWISE
 
@@ -55,18 +64,30 @@ NARROWED = frozenset({"add", "add_any", "convert_element_type", "copy"})
 """Elementwise ops that are not computed where an operand is zero, or not at all."""
 
 CLIP = lax.GatherScatterMode.CLIP
+"""What is out of range is written to the nearest place."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedWrite(Match):
-    """A select by a one-hot mask."""
+    """A select by a one-hot mask, or an op that changes an array at one place."""
 
-    mask: OneHot
+    rows: Rows
+    kept: Value
+    here: Any
+    """Another array, or a number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedRead(Match):
-    """A sum of zeros and of one element along the axis."""
+    """A reduction of one element along the axis, and of neutral elements."""
+
+    rows: Rows
+    row: Chosen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenRead(Match):
+    """A sum of one element that has been written among zeros."""
 
     write: Access
 
@@ -78,66 +99,94 @@ class RecognizeOneHot(Pass):
     name: ClassVar[str] = "recognize-one-hot"
     whole_arrays: ClassVar[bool] = True
 
-    primitives: ClassVar[frozenset[str]] = frozenset({"select_n", "reduce_sum"})
+    primitives: ClassVar[frozenset[str]] = frozenset({"select_n", *KEEPING, *REDUCING})
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Match]:
-        if not op.result.uses or not is_in_a_loop(op):
+        if not op.result.uses or not is_in_a_loop(op) or is_sharded(op.operands[-1]):
             return
-        if op.name == "select_n" and len(op.operands) == 3:
-            mask = one_hot(op.operands[0])
+        array = op.operands[0]
+        if op.name in REDUCING:
+            says = "a sum of one row and zeros becomes that row"
+            if (row := reduced(op)) is not None:
+                rows = Rows(row.mask, array.shape)
+                yield MaskedRead(op, says, rows, row, about=array, waste="select")
+            elif (write := _only_summand(op)) is not None:
+                yield WrittenRead(op, says, write, about=array, waste="select")
+        elif op.name == "select_n":
+            mask = one_hot(op.operands[0]) if len(op.operands) == 3 else None
             if mask is not None:
                 says = "a select by a one-hot mask becomes a write of one row"
-                yield MaskedWrite(op, says, mask, about=op.result, waste="select")
-        if op.name == "reduce_sum":
-            write = _only_summand(op)
-            if write is not None:
-                says = "a sum of one row and zeros becomes that row"
-                yield MaskedRead(op, says, write, about=op.operands[0], waste="select")
+                kept, new = op.operands[2:0:-1] if mask.negated else op.operands[1:]
+                rows = Rows(mask, op.result.shape)
+                yield MaskedWrite(op, says, rows, kept, new, about=op.result, waste="select")
+        elif (found := changed(op)) is not None:
+            kept, row = found
+            says = f"{op.name} of one row of an array becomes a write of that row"
+            rows = Rows(row.mask, op.result.shape)
+            yield MaskedWrite(op, says, rows, kept, row.here, about=op.result, waste="select")
 
     def refuse(self, match: Match) -> str | None:
+        op = match.op
+        if isinstance(match, MaskedWrite | MaskedRead) and _are_short(match.rows, op):
+            return "a row of each by itself takes longer than all of the array"
         if not isinstance(match, MaskedWrite):
             return None
-        mask, n = match.mask, match.op.result.shape[match.mask.axis]
-        known = bounds(mask.number)
-        assert known is not None  # of integers something is known
-        if known[0] < mask.offset or known[1] >= mask.offset + n:
-            return "the index may be out of range"  # (2)
-        kept = match.op.operands[2 if mask.negated else 1]
-        if uniform(kept) is not None and all(
-            _takes_all(user, mask) for user in match.op.result.users
-        ):
+        if uniform(match.kept) is not None:
+            if any(map(_takes_the_row, op.result.users)):
+                return "what is made of it is one row"
+            if all(_takes_all(user, match) for user in op.result.users):
+                return "the whole array is read, not the row alone"
+        if op.name != "select_n" and not _takes_the_row(op):
             return "the whole array is read, not the row alone"
         return None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
         op = match.op
         if isinstance(match, MaskedWrite):
-            new = _written(match.mask, op, rw)
+            new = written(match.rows, match.kept, match.here, op, rw)
+        elif isinstance(match, MaskedRead):
+            new = read(match.rows, match.row, op, rw)
         else:
-            assert isinstance(match, MaskedRead)
-            new = _read(match.write, op, rw)
+            assert isinstance(match, WrittenRead)
+            new = _alone(match.write, op, rw)
         rw.replace(op.result, new)
         rw.erase(op)
 
 
-def _takes_all(op: Op, mask: OneHot) -> bool:
+def _are_short(rows: Rows, op: Op) -> bool:
+    """Whether each row of a batch has a place of its own among a few."""
+    return bool(rows.mask.rows) and not cost_model().is_sparse_apart(*rows.sizes(op))
+
+
+def _takes_all(op: Op, match: MaskedWrite) -> bool:
     """Whether an elementwise op computes with every place along the axis, so that XLA makes the row
-    and what is around it on the way; sums, and choices that are the same for all, may be narrowed.
+    and what is around it on the way, or all of it is stacked; sums with zeros, and choices that are
+    the same for all, may be narrowed.
     """
     if op.name == "select_n":
-        root, axes = spread(op.operands[0])
-        return (
-            root.region is not None and mask.axis in axes and root.shape[axes.index(mask.axis)] > 1
-        )
-    return op.name in ELEMENTWISE and op.name not in NARROWED
+        (root, axes), axis = spread(op.operands[0]), match.rows.mask.axis
+        return root.region is not None and axis in axes and root.shape[axes.index(axis)] > 1
+    if op.is_terminator:
+        loop, array = op.parent, match.op.result
+        return isinstance(loop, Scan) and all(array is not carry.next for carry in loop.carries)
+    is_narrowed = op.name in NARROWED and uniform(match.kept) == 0
+    return op.name in ELEMENTWISE and not is_narrowed
+
+
+def _takes_the_row(op: Op) -> bool:
+    """Whether an op comes to the row, or changes it in an array that is not read as a whole."""
+    if changed(op) is None:
+        return op.name in REDUCING and reduced(op) is not None
+    users = op.result.users
+    return any(user.is_terminator or user.regions or access(user) is not None for user in users)
 
 
 def _only_summand(op: Op) -> Access | None:
     """The row that zeros are written around, if the sum is along the axis it is one row of (3)."""
     made_by = op.operands[0].op
-    write = access(made_by) if made_by is not None else None
-    if write is None or not _is_never_dropped(write):  # (3)
+    write = access(made_by) if made_by is not None and op.name == "reduce_sum" else None
+    if write is None or not (mode_of(write.op) in {None, CLIP} or write.is_located):  # (3)
         return None
     touched = [axis for axis, n in enumerate(write.array.shape) if write.sizes[axis] != n]
     one = all(write.sizes[axis] == 1 for axis in touched)
@@ -145,38 +194,8 @@ def _only_summand(op: Op) -> Access | None:
     return write if one and alone and uniform(write.array) == 0 else None  # (3)
 
 
-def _is_never_dropped(write: Access) -> bool:  # (3)
-    """Whether what is out of range is written to the nearest place."""
-    return mode_of(write.op) in {None, CLIP} or write.is_located
-
-
-def _read(write: Access, op: Op, rw: Rewriter) -> Value:
-    """The row alone."""
+def _alone(write: Access, op: Op, rw: Rewriter) -> Value:
+    """The row that was written."""
     shape = op.result.shape
     fun = lambda row: lax.reshape(write.to_window(row), shape)  # noqa: E731
     return rw.typed(fun, op.result.aval, write.value, before=op)
-
-
-def _written(mask: OneHot, op: Op, rw: Rewriter) -> Value:
-    """One element along the axis, or one a row, written where the mask says so."""
-    _, *cases = op.operands
-    kept, new = reversed(cases) if mask.negated else cases
-    rows = sorted(mask.rows)
-    inner = [d for d in range(len(op.result.shape)) if d not in rows]
-    window = tuple(1 if d == mask.axis else op.result.shape[d] for d in inner)
-
-    def write(kept: jax.Array, new: jax.Array, place: jax.Array) -> jax.Array:
-        starts = [place if d == mask.axis else np.zeros((), place.dtype) for d in inner]
-        row = lax.dynamic_slice(new, starts, window, allow_negative_indices=False)
-        return lax.dynamic_update_slice(kept, row, starts, allow_negative_indices=False)
-
-    def fun(kept: jax.Array, new: jax.Array, number: jax.Array) -> jax.Array:
-        of_rows: Callable[..., jax.Array] = write
-        for passed, axis in reversed([*enumerate(rows)]):  # the axes outside are gone by then
-            at = axis - passed
-            of_rows = jax.vmap(of_rows, in_axes=(at, at, 0), out_axes=at)
-        offset = dtypes.wrapped(number.dtype, mask.offset)
-        place = lax.sub(number, offset) if mask.offset else number
-        return of_rows(kept, new, lax.transpose(place, [mask.rows.index(d) for d in rows]))
-
-    return rw.typed(fun, op.result.aval, kept, new, mask.number, before=op)

@@ -1,11 +1,14 @@
 """A mask that is true at one place is an index, if it is true at one place."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
@@ -149,21 +152,31 @@ def test_axes(axis):
     assert_recognized(program, jnp.arange(120.0).reshape(shape))
 
 
-def test_rows_with_places_of_their_own():
-    """(1) One number a row: a scatter of one element in each."""
-
+def rows_with_places(size):
     def program(b, starts):
         def one(b, start):
             def step(b, i):
-                j = jnp.clip(start + i, 0, N - 1)
-                here = jnp.arange(N) == j
+                j = jnp.clip(start + i, 0, size - 1)
+                here = jnp.arange(size) == j
                 return jnp.where(here, b[j] + i, b), jnp.sum(jnp.where(here, b, 0))
 
             return lax.scan(step, b, jnp.arange(4))
 
         return jax.vmap(one)(b, starts)
 
-    assert_recognized(program, jnp.arange(24.0).reshape(3, N), jnp.array([0, 6, -3]))
+    return program
+
+
+def test_rows_with_places_of_their_own():
+    """(1) One number a row: a scatter of one element in each."""
+    args = jnp.arange(192.0).reshape(3, 64), jnp.array([0, 62, -3])
+    assert_recognized(rows_with_places(64), *args)
+
+
+def test_short_rows_with_places_of_their_own():
+    """Cost: a write for each row takes longer than choosing among a few elements."""
+    because = "a row of each by itself takes longer"
+    check_refuses(RECOGNIZE, rows_with_places(8), "f32[3,8]", "i32[3]", because=because)
 
 
 def assert_recognized(program, *args):
@@ -186,12 +199,229 @@ def assert_recognized(program, *args):
     ],
 )
 def test_a_place_that_may_be_none(numbers):
-    """(2) Out of range nothing is selected."""
+    """(2) Out of range nothing is selected: a write is dropped, a sum is zero."""
 
     def program(b, k):
-        return loop(lambda b, i: lax.select_n(places(numbers(i)), b, -b), b, jnp.arange(4) + 0 * k)
+        def step(b, i):
+            here = places(numbers(i))
+            new = lax.select_n(here, b, -2 * b)
+            return new, (lax.select_n(here, jnp.zeros(N), b).sum(), jnp.max(here))
 
-    check_refuses(RECOGNIZE, program, "f32[8]", "i32[]", because="may be out of range")
+        return lax.scan(step, b, jnp.arange(4) + 0 * k)
+
+    assert_recognized(program, jnp.arange(1.0, N + 1), jnp.array(0))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+def test_places_at_the_limits_of_their_type(dtype):
+    """(2) None is taken for another, whatever it is counted from."""
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    at = np.array([least, least + 1, most - 1, most, 0, 1, 2, 100, 127], dtype)
+
+    def program(b, at):
+        def step(b, i):
+            counted = lax.iota(dtype, 120) + np.array(1, dtype)
+            here = lax.eq(counted, i)
+            return lax.select_n(here, b, b + 2), lax.select_n(here, jnp.zeros(120), b).sum()
+
+        return lax.scan(step, b, at)
+
+    assert_recognized(program, jnp.arange(1.0, 121.0), at)
+
+
+def recognized(program, *args):
+    """The names of the ops that compute with arrays, if the pass changes the program."""
+    graph = import_jaxpr(traced(program, *args))
+    run_alone(CLEANUP, graph)
+    record = run_alone((RECOGNIZE, *CLEANUP), graph).record(RECOGNIZE.name, False)
+    moving = {"dynamic_slice", "scan", "scatter", "yield"}
+    names = {op.name for op in graph.walk() if any(v.shape == (N,) for v in op.operands)}
+    return names - moving if record.rewrites else None
+
+
+def here(i):
+    return jnp.arange(N) == i
+
+
+CHANGES = {
+    "add": lambda c, i, x: c + jnp.where(here(i), x, 0.0),
+    "add, the other way round": lambda c, i, x: jnp.where(here(i), x, 0.0) + c,
+    "sub": lambda c, i, x: c - jnp.where(here(i), x, 0.0),
+    "mul": lambda c, i, x: c * jnp.where(here(i), x, 1.0),
+    "div": lambda c, i, x: c / jnp.where(here(i), x, 1.0),
+    "max": lambda c, i, x: jnp.maximum(c, jnp.where(here(i), x, -jnp.inf)),
+    "min": lambda c, i, x: jnp.minimum(c, jnp.where(here(i), x, jnp.inf)),
+    "counted": lambda c, i, x: c + jax.nn.one_hot(i, N),
+    "scaled": lambda c, i, x: c - 0.5 * jax.nn.one_hot(i, N),
+    "erased": lambda c, i, x: c * (1 - jax.nn.one_hot(i, N)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_op_of_one_place(name):
+    """(4) Values, gradients and tangents, also where there is no such place, and of NaN."""
+
+    def program(c, at, x):
+        step = lambda c, ix: (CHANGES[name](c, *ix), c[ix[0]])
+        return lax.scan(step, c, (at, x))
+
+    at, x = jnp.array([3, -1, 0, N, 3]), jnp.array([1.5, 2.0, -3.0, 4.0, 0.5])
+    c = jnp.arange(1.0, N + 1)
+    assert recognized(program, "f32[8]", "i32[5]", "f32[5]") in (set(), {"scatter-add"})
+    for values in (c, c.at[3].set(jnp.nan), c.at[0].set(-jnp.inf)):
+        assert_same_bits(program(values, at, x), optimize(program)(values, at, x))
+    close = partial(np.testing.assert_allclose, rtol=1e-6)
+    derived = lambda f: jax.grad(lambda c, x: sum(v.sum() for v in f(c, at, x)), (0, 1))
+    jax.tree.map(close, derived(optimize(program))(c, x), derived(program)(c, x))
+    jax.tree.map(close, optimize(derived(program))(c, x), derived(program)(c, x))
+    along = lambda f: jax.jvp(lambda c, x: f(c, at, x), (c, x), (c, x))
+    jax.tree.map(close, along(optimize(program)), along(program))
+
+
+INTEGERS = {
+    "counted": lambda c, i, x: c + jax.nn.one_hot(i, N, dtype=jnp.int32),
+    "times a number": lambda c, i, x: c + x * jax.nn.one_hot(i, N, dtype=jnp.int32),
+    "max": lambda c, i, x: jnp.maximum(c, jnp.where(here(i), x, np.iinfo("int32").min)),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers(name):
+    """(4) Zero times any of them is zero."""
+
+    def program(c, at, x):
+        return lax.scan(lambda c, ix: (INTEGERS[name](c, *ix), None), c, (at, x))[0]
+
+    at, x = jnp.array([3, -1, 0, N, 3]), jnp.array([1, 2, -3, 4, 9])
+    assert recognized(program, "i32[8]", "i32[5]", "i32[5]") in (set(), {"scatter-add"})
+    assert_same_bits(program(jnp.arange(N), at, x), optimize(program)(jnp.arange(N), at, x))
+
+
+def test_truth_values():
+    """(3, 4) Which have been seen, which are left, and whether one has been."""
+
+    def program(seen, left, at):
+        def step(state, i):
+            seen, left = state
+            asked = jnp.any(seen & here(i))
+            return (seen | here(i), left & (jnp.arange(N) != i)), asked
+
+        return lax.scan(step, (seen, left), at)
+
+    assert recognized(program, "bool[8]", "bool[8]", "i32[5]") == set()
+    args = jnp.arange(N) == 2, jnp.ones(N, bool), jnp.array([3, -1, 2, N, 3])
+    assert_same_bits(program(*args), optimize(program)(*args))
+
+
+def test_an_op_of_one_place_as_text():
+    def program(c, xs):
+        step = lambda c, ix: lax.mul(
+            c, lax.select_n(places(ix[0]), np.ones(N, "f"), jnp.full(N, ix[1]))
+        )
+        return loop(step, c, (lax.iota("int32", 4), xs))
+
+    check_rewrite(
+        RECOGNIZE,
+        program,
+        "f32[8]",
+        "f32[4]",
+        diff="""
+            fn (c:f32[8], xs:f32[4]) {
+              i:i32[4] = iota
+              c1:f32[8] = scan[4] carry(c=c) xs(x=i, x1=xs) {
+          -     i:i32[8] = iota
+          -     e:bool[8] = eq i x
+                b:f32[8] = broadcast_in_dim x1
+          -     s:f32[8] = select_n e const:f32[8] b
+          -     m:f32[8] = mul c s
+          +     d:f32[1] = dynamic_slice b x
+          +     d1:f32[1] = dynamic_slice c x
+          +     m1:f32[1] = mul d1 d
+          +     d2:f32[8] = dynamic_update_slice c m1 x
+          -     yield carry(m)
+          +     yield carry(d2)
+              }
+              return c1
+            }
+        """,
+        simplify=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda c, i, x: c + x * jax.nn.one_hot(i, N), id="times what may be infinite"),
+        pytest.param(lambda c, i, x: jnp.where(here(i), x, 0.0) - c, id="subtracted from"),
+        pytest.param(lambda c, i, x: jnp.where(here(i), x, 1.0) / c, id="divided by"),
+        pytest.param(lambda c, i, x: c + jnp.where(here(i), x, 1.0), id="one is added elsewhere"),
+        pytest.param(lambda c, i, x: c * jnp.where(here(i), x, 0.0), id="zero elsewhere"),
+        pytest.param(lambda c, i, x: jnp.maximum(c, jnp.where(here(i), x, 0.0)), id="max with 0"),
+        pytest.param(lambda c, i, x: c**2 + jnp.where(c > i, x, 0.0), id="another mask"),
+    ],
+)
+def test_ops_of_more_places(change):
+    """(4) What is not the neutral element changes the other elements, too."""
+
+    def program(c, at, x):
+        return lax.scan(lambda c, ix: (change(c, *ix), None), c, (at, x))[0]
+
+    assert recognized(program, "f32[8]", "i32[5]", "f32[5]") is None
+
+
+def test_all_of_what_an_op_changes_is_read():
+    """Cost: no write in place is to be had, and XLA makes the row on the way."""
+
+    def program(c, at):
+        step = lambda c, i: (jnp.tanh(c + jax.nn.one_hot(i, N)), None)
+        return lax.scan(step, c, at)[0]
+
+    because = "the whole array is read, not the row alone"
+    check_refuses(RECOGNIZE, program, "f32[8]", "i32[4]", because=because)
+
+
+REDUCTIONS = {
+    "sum": lambda b, i: jnp.sum(jnp.where(here(i), b, 0.0)),
+    "max": lambda b, i: jnp.max(jnp.where(here(i), b, -jnp.inf)),
+    "min": lambda b, i: jnp.min(jnp.where(here(i), b, jnp.inf)),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_other_reductions(name):
+    """(3) Of one element, and of the neutral element."""
+
+    def program(b, at):
+        return lax.scan(lambda c, i: (c, REDUCTIONS[name](b, i)), 0, at)[1]
+
+    assert recognized(program, "f32[8]", "i32[4]") == set()
+    b = jnp.arange(1.0, N + 1).at[3].set(jnp.nan)
+    assert_same_bits(*(f(b, jnp.array([0, -1, 3, N])) for f in (program, optimize(program))))
+
+
+@pytest.mark.parametrize(
+    "reduction",
+    [
+        pytest.param(lambda b, i: jnp.sum(jnp.where(here(i), b, 1.0)), id="a sum of ones"),
+        pytest.param(lambda b, i: jnp.max(jnp.where(here(i), b, 0.0)), id="a maximum of zeros"),
+        pytest.param(lambda b, i: jnp.prod(jnp.where(here(i), b, 1.0)), id="a product"),
+    ],
+)
+def test_reductions_of_more(reduction):
+    """(3) Of what is not neutral, or by another op."""
+    program = lambda b: lax.scan(lambda c, i: (c, reduction(b, i)), 0, lax.iota("int32", 4))[1]
+    assert "reduce" in " ".join(recognized(program, "f32[8]"))
+
+
+def test_a_captured_iota():
+    """(1) Of thousands of numbers, made outside of the program."""
+    iota = jnp.arange(5000)
+
+    def program(b, at):
+        return loop(lambda b, i: jnp.where(iota == i, -b, b), b, at)
+
+    graph = alone(RECOGNIZE, program, "f32[5000]", "i32[4]", fires=True)
+    assert not any(op.name == "select_n" for op in graph.walk())
 
 
 @pytest.mark.parametrize(

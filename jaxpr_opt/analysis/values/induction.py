@@ -289,7 +289,11 @@ class _Search:
     def _bounds_of(self, value: Value, depth: int) -> Interval | None:
         if isinstance(value, Constant):
             numbers = captured_indices(value)
-            return span(numbers.flat) if numbers is not None else _uniform_bounds(value)
+            return (
+                span((numbers.min(), numbers.max()))
+                if numbers is not None
+                else _uniform_bounds(value)
+            )
         op = value.op
         if op is None or isinstance(op, Scan):
             source = _source(value)
@@ -417,7 +421,7 @@ def _in_steps(table: Affine, nest: Nest) -> Affine:
 def _progression(array: Constant) -> Affine | None:
     """A captured array in which each axis counts by a step of its own: ``np.arange(8)``."""
     numbers = captured_indices(array)
-    if numbers is None or not all(map(_is_index, span(numbers.flat))):
+    if numbers is None or not all(map(_is_index, span((numbers.min(), numbers.max())))):
         return None
     first, axes = int(numbers.flat[0]), range(numbers.ndim)
     along = [numbers[tuple(slice(None) if d == axis else 0 for d in axes)] for axis in axes]

@@ -1,12 +1,34 @@
-"""Masks that are true at one place along an axis."""
+"""Masks that are true at one place along an axis, and arrays that are one number but for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from jaxpr_opt.analysis.values.induction import affine
+import numpy as np
+
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.induction import affine, bounds
 from jaxpr_opt.analysis.values.selected_cases import spread
-from jaxpr_opt.ir.graph import Value
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Op, Value
+
+KEEPING = {
+    "add": "add", "add_any": "add", "and": "and", "div": "mul", "max": "max", "min": "min",
+    "mul": "mul", "or": "or", "sub": "add",
+}  # fmt: skip
+"""Ops that leave their first operand as it is if the second is the neutral element of this op."""
+
+ONE_WAY = frozenset({"div", "sub"})
+"""Those of them whose operands do not change places."""
+
+REDUCING = {
+    "reduce_max": "max", "reduce_min": "min", "reduce_or": "or", "reduce_sum": "add",
+}  # fmt: skip
+"""Reductions by such an op."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +43,22 @@ class OneHot:
     rows: tuple[int, ...]
     """For each axis of the number, which axis of the mask it is."""
     negated: bool
+
+    def is_in_range(self, places: int) -> bool:
+        """Whether the number is always one of so many places."""
+        known = bounds(self.number)
+        return known is not None and known[0] >= self.offset and known[1] < self.offset + places
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An array that is one number but for the place of a mask, where it is as another array, or
+    another number.
+    """
+
+    mask: OneHot
+    here: Any
+    elsewhere: Any
 
 
 def one_hot(predicate: Value) -> OneHot | None:
@@ -42,3 +80,112 @@ def one_hot(predicate: Value) -> OneHot | None:
             rows = tuple(axes[d] for d in rows)
             return OneHot(axes[along[0]], counted.offset, source, rows, op.name == "ne")
     return None
+
+
+@remembered
+def chosen(array: Value) -> Chosen | None:
+    """How an array is one number but for one place along an axis; None if it is not."""
+    mask = one_hot(array) if array.dtype == bool else None
+    if mask is not None:
+        return Chosen(mask, not mask.negated, mask.negated)
+    rule = None if array.op is None else _RULES.get(array.op.name)
+    return rule(array.op) if rule is not None and array.op is not None else None
+
+
+def changed(op: Op) -> tuple[Value, Chosen] | None:
+    """The array that an elementwise op changes at one place, and what it combines it with there."""
+    if op.name not in KEEPING:
+        return None
+    for kept, other in (op.operands, op.operands[::-1]):
+        at = chosen(other) if kept.shape == other.shape and uniform(kept) is None else None
+        # Condition 4 of recognize-one-hot.
+        if at is not None and _is_neutral(KEEPING[op.name], at, kept):
+            return kept, at
+        # Condition 4 of recognize-one-hot.
+        if op.name in ONE_WAY:
+            break
+    return None
+
+
+def reduced(op: Op) -> Chosen | None:
+    """What is reduced, if all but one element along the axis changes nothing."""
+    at = chosen(op.operands[0])
+    # Condition 3 of recognize-one-hot.
+    if at is None or axes_of(op) != (at.mask.axis,):
+        return None
+    # Condition 3 of recognize-one-hot.
+    return at if _is_neutral(REDUCING[op.name], at, op.operands[0]) else None
+
+
+def _is_neutral(combine: str, at: Chosen, array: Value) -> bool:
+    """Whether combining an array with the number around a place changes nothing."""
+    if combine in ("and", "or"):
+        return array.dtype == bool and bool(at.elsewhere) == (combine == "and")
+    neutral = dtypes.neutral(array.dtype, combine)
+    return neutral is not None and bool(at.elsewhere == neutral)
+
+
+def _selected(op: Op) -> Chosen | None:
+    mask = one_hot(op.operands[0])
+    if mask is None or len(op.operands) != 3:
+        return None
+    kept, new = op.operands[2:0:-1] if mask.negated else op.operands[1:]
+    number = uniform(kept)
+    return None if number is None else Chosen(mask, new, number)
+
+
+def _converted(op: Op) -> Chosen | None:
+    found = chosen(op.operands[0]) if dtypes.is_array(op.result.dtype) else None
+    if found is None or isinstance(found.here, Value):
+        return None
+    here, elsewhere = (
+        dtypes.converted(np.asarray(number, op.operands[0].dtype), op.result.dtype)[()]
+        for number in (found.here, found.elsewhere)
+    )
+    return replace(found, here=here, elsewhere=elsewhere)
+
+
+def _broadcast(op: Op) -> Chosen | None:
+    found, axes = chosen(op.operands[0]), broadcast_dimensions_of(op)
+    if found is None or isinstance(found.here, Value):
+        return None
+    mask, rows = found.mask, tuple(axes[d] for d in found.mask.rows)
+    return replace(found, mask=replace(mask, axis=axes[mask.axis], rows=rows))
+
+
+def _computed(op: Op) -> Chosen | None:
+    for place, operand in enumerate(op.operands):
+        found, other = chosen(operand), op.operands[1 - place]
+        if found is None or isinstance(found.here, Value):
+            continue
+        number, made = uniform(other), op.result.dtype
+        if number is not None:
+            order = slice(None, None, -1 if place else 1)
+            with np.errstate(all="ignore"):
+                here, elsewhere = (
+                    _NUMPY[op.name](*np.asarray([each, number], made)[order])
+                    for each in (found.here, found.elsewhere)
+                )
+            return replace(found, here=here, elsewhere=elsewhere)
+        # Condition 4 of recognize-one-hot.
+        if op.name in ("mul", "and") and _are(found, 1, 0) and dtypes.is_integral(made):
+            return replace(found, here=other, elsewhere=made.type(0))
+    return None
+
+
+def _are(found: Chosen, here: int, elsewhere: int) -> bool:
+    return bool(found.here == here and found.elsewhere == elsewhere)
+
+
+_NUMPY: Mapping[str, Callable[..., Any]] = {
+    "add": np.add,
+    "and": np.bitwise_and,
+    "mul": np.multiply,
+    "sub": np.subtract,
+}
+_RULES: Mapping[str, Callable[[Op], Chosen | None]] = {
+    "broadcast_in_dim": _broadcast,
+    "convert_element_type": _converted,
+    "select_n": _selected,
+    **dict.fromkeys(_NUMPY, _computed),
+}
