@@ -132,12 +132,10 @@ class RecognizeOneHot(Pass):
             return "a row of each by itself takes longer than all of the array"
         if not isinstance(match, MaskedWrite):
             return None
-        if uniform(match.kept) is not None:
-            if any(map(_takes_the_row, op.result.users)):
-                return "what is made of it is one row"
-            if all(_takes_all(user, match) for user in op.result.users):
-                return "the whole array is read, not the row alone"
-        if op.name != "select_n" and not _takes_the_row(op):
+        if uniform(match.kept) is not None and any(map(_takes_the_row, op.result.users)):
+            return "what is made of it is one row"
+        takes_all = (_takes_all(user, match) for user in op.result.users)
+        if all(takes_all) if op.name == "select_n" else not _takes_the_row(op):
             return "the whole array is read, not the row alone"
         return None
 
@@ -154,8 +152,7 @@ class RecognizeOneHot(Pass):
         rw.erase(op)
 
 
-def _are_short(rows: Rows, op: Op) -> bool:
-    """Whether each row of a batch has a place of its own among a few."""
+def _are_short(rows: Rows, op: Op) -> bool:  # each with a number of its own
     return bool(rows.mask.rows) and not cost_model().is_sparse_apart(*rows.sizes(op))
 
 
@@ -167,19 +164,22 @@ def _takes_all(op: Op, match: MaskedWrite) -> bool:
     if op.name == "select_n":
         (root, axes), axis = spread(op.operands[0]), match.rows.mask.axis
         return root.region is not None and axis in axes and root.shape[axes.index(axis)] > 1
-    if op.is_terminator:
-        loop, array = op.parent, match.op.result
-        return isinstance(loop, Scan) and all(array is not carry.next for carry in loop.carries)
-    is_narrowed = op.name in NARROWED and uniform(match.kept) == 0
-    return op.name in ELEMENTWISE and not is_narrowed
+    is_narrowed = op.name in NARROWED and uniform(match.kept) in (None, 0)
+    return not is_narrowed if op.name in ELEMENTWISE else _is_stacked(match.op.result, op)
+
+
+def _is_stacked(array: Value, end: Op) -> bool:  # and not carried on
+    loop = end.parent if end.is_terminator else None
+    return isinstance(loop, Scan) and all(array is not carry.next for carry in loop.carries)
 
 
 def _takes_the_row(op: Op) -> bool:
     """Whether an op comes to the row, or changes it in an array that is not read as a whole."""
     if changed(op) is None:
         return op.name in REDUCING and reduced(op) is not None
-    users = op.result.users
-    return any(user.is_terminator or user.regions or access(user) is not None for user in users)
+    ends = [user for user in op.result.users if user.is_terminator]
+    parts = (user for user in op.result.users if user.regions or access(user) is not None)
+    return any(parts) or not all(_is_stacked(op.result, end) for end in ends)
 
 
 def _only_summand(op: Op) -> Access | None:
