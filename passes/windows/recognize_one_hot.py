@@ -63,8 +63,7 @@ from jaxpr_opt.ir.traits import ELEMENTWISE
 NARROWED = frozenset({"add", "add_any", "convert_element_type", "copy"})
 """Elementwise ops that are not computed where an operand is zero, or not at all."""
 
-CLIP = lax.GatherScatterMode.CLIP
-"""What is out of range is written to the nearest place."""
+CLIP = lax.GatherScatterMode.CLIP  # what is out of range is written to the nearest place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
