@@ -60,11 +60,22 @@ class Rows:
         for passed, axis in reversed([*enumerate(rows)]):  # the axes outside are gone by then
             at = axis - passed
             fun = jax.vmap(fun, in_axes=(0, *[at] * len(arrays)), out_axes=at)
-        if dtypes.bits(number.dtype) < dtypes.bits(np.dtype(np.int32)):
-            number = lax.convert_element_type(number, np.int32)
-        offset = dtypes.wrapped(number.dtype, self.mask.offset)
-        place = lax.sub(number, offset) if self.mask.offset else number
+        place = self._place(number)
         return fun(lax.transpose(place, [self.mask.rows.index(d) for d in rows]), *arrays)
+
+    def _place(self, number: jax.Array) -> jax.Array:
+        """Where the mask is true, in a type that can say where it never is.  JAX's transpose of a
+        scatter takes the lower 32 bits of a longer index.
+        """
+        dtype, first = number.dtype, self.mask.offset
+        is_long = dtypes.bits(dtype) > dtypes.bits(np.dtype(np.int32)) and not self.are_known
+        if is_long:
+            least = max(first - 1, dtypes.limits(dtype)[0])
+            end = dtypes.wrapped(dtype, first + self.shape[self.mask.axis])
+            number = lax.clamp(dtypes.wrapped(dtype, least), number, end)
+        if is_long or dtypes.bits(dtype) < dtypes.bits(np.dtype(np.int32)):
+            number = lax.convert_element_type(number, np.int32)
+        return lax.sub(number, dtypes.wrapped(number.dtype, first)) if first else number
 
     def of(self, array: Any, place: jax.Array, dtype: Any) -> jax.Array:
         """The row of an array, the nearest where there is none, or one of a number."""

@@ -229,6 +229,21 @@ def test_places_at_the_limits_of_their_type(dtype):
     assert_recognized(program, jnp.arange(1.0, 121.0), at)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_long_places(dtype):
+    """(2) None is taken for its lower bits, as by the transpose of a scatter."""
+    with jax.enable_x64(True):
+        at = np.array([3, 2**32 + 3, np.iinfo(dtype).min, np.iinfo(dtype).max, N + 1, 0], dtype)
+
+        def program(c, x):
+            step = lambda c, ix: (c + jnp.where(jnp.arange(1, N + 1) == ix[0], ix[1], 0.0), c)
+            return lax.scan(step, c, (at, x))[0] @ jnp.arange(1.0, N + 1)
+
+        c, x = jnp.arange(1.0, N + 1), jnp.arange(1.0, 7)
+        for derived in (jax.grad(optimize(program), (0, 1)), optimize(jax.grad(program, (0, 1)))):
+            assert_same_bits(derived(c, x), jax.grad(program, (0, 1))(c, x))
+
+
 def recognized(program, *args):
     """The names of the ops that compute with arrays, if the pass changes the program."""
     graph = import_jaxpr(traced(program, *args))
