@@ -300,6 +300,20 @@ def rivers(rates: Array, jumps: Array, rain: Array) -> Array:
     return lax.scan(day, jnp.zeros(len(rates)), rain)[1]
 
 
+def learned(values: Array, states: Array, rewards: Array) -> Any:
+    """Values and counts of states, read and written by masks, as where no array is indexed."""
+
+    def step(table: Any, given: Any) -> Any:
+        (values, counts), (state, reward) = table, given
+        here = jnp.arange(len(values)) == state
+        counts = counts + jax.nn.one_hot(state, len(values))
+        old, count = (jnp.sum(jnp.where(here, each, 0.0)) for each in (values, counts))
+        error = reward - old
+        return (values + jnp.where(here, error / count, 0.0), counts), error
+
+    return lax.scan(step, (values, jnp.zeros(len(values))), (states, rewards))
+
+
 PROGRAMS: dict[str, Entry] = {
     "greedy": forward(greedy, normal(200, 16), below(200, 100)),
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
@@ -325,5 +339,6 @@ PROGRAMS: dict[str, Entry] = {
     "rivers": entry(rivers, normal(100), below(5, 100), normal(30, 100)),
     "swapped": entry(swapped, normal(200), 0),
     "reservoir": entry(reservoir, normal(1000, 16), below(1000, 1000)),
+    "learned": entry(learned, normal(1000), below(1000, 200), normal(200)),
     "calculator": entry(calculator, normal(500), below(3, 500)),
 }
