@@ -75,6 +75,33 @@ def test_buffers(names):
         check(lambda c, rows: lax.scan(updated, c, rows), carried, rows)
 
 
+def masked(c, row):
+    """Arrays of each type, changed and read where a mask is true at one place, and mixed."""
+    xs, i = row
+    here = jnp.arange(5) == i
+    one, read = {}, {}
+    for name, array in c.items():
+        zeros = jnp.zeros_like(array)
+        one[name] = jnp.where(here, xs[name], array)
+        if array.dtype != bool:
+            mask = here.astype(array.dtype)
+            one[name] = one[name] + jnp.where(here, xs[name], zeros) - mask
+            one[name] = one[name] * (1 - mask) + xs[name] * (1 - xs[name])
+        read[name] = (
+            jnp.any(one[name] & here) if array.dtype == bool else jnp.where(here, array, zeros)[0]
+        )
+    return one, read
+
+
+@pytest.mark.parametrize("names", [NARROW, WIDE], ids=["narrow", "wide"])
+def test_masks_of_one_place(names):
+    """Where nothing is at times, and a difference from one is."""
+    with jax.enable_x64(names is WIDE):
+        c = {name: numbers(jnp.dtype(name), 5) for name in names}
+        xs = {name: numbers(jnp.dtype(name), STEPS, 1) for name in names}
+        check(lambda c, rows: lax.scan(masked, c, rows), c, (xs, jnp.arange(STEPS) - 2))
+
+
 @pytest.mark.parametrize("names", [SOME, WIDE], ids=["narrow", "wide"])
 def test_loops_that_stop(names):
     """What skipped steps of a batch keep and stack."""

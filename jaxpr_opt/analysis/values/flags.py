@@ -269,5 +269,5 @@ def _operands(value: Value, name: str) -> tuple[Value, ...]:
 
 
 def _is_one_of(value: Value, *numbers: int) -> bool:
-    number = uniform(value)
+    number = uniform(value) if _is_number(value) else None
     return number is not None and number in numbers and not np.signbit(number)
