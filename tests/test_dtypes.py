@@ -86,7 +86,7 @@ def masked(c, row):
         if array.dtype != bool:
             mask = here.astype(array.dtype)
             one[name] = one[name] + jnp.where(here, xs[name], zeros) - mask
-            one[name] = one[name] * (1 - mask) + xs[name] * (1 - xs[name])
+            one[name] = one[name] * (1 - mask) * (1 - xs[name]) + xs[name]
         read[name] = (
             jnp.any(one[name] & here) if array.dtype == bool else jnp.where(here, array, zeros)[0]
         )

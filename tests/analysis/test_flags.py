@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.values.flags import is_flag, is_fraction
+from jaxpr_opt.analysis.values.flags import is_flag, is_fraction, negated
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
@@ -149,6 +149,13 @@ NO_FRACTIONS = {
 def test_numbers_from_zero_to_one(name):
     graph = import_jaxpr(traced((FRACTIONS | NO_FRACTIONS)[name], *TYPES))
     assert is_fraction(graph.body.outputs[0]) == (name in FRACTIONS)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float8_e8m0fnu"])
+def test_one_minus_what_has_no_sign_or_no_zero(dtype):
+    """No flag that is turned around."""
+    graph = import_jaxpr(traced(lambda x: 1 - x, jax.ShapeDtypeStruct((3,), dtype)))
+    assert negated(graph.body.outputs[0]) is None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
