@@ -56,7 +56,7 @@ class Rows:
     ) -> jax.Array:
         """A function of a place and of arrays, for all numbers."""
         rows = sorted(self.mask.rows)
-        arrays = [a if a.shape else lax.broadcast(a, self.shape) for a in arrays]
+        arrays = [lax.broadcast_in_dim(a, self.shape, range(a.ndim)) for a in arrays]
         for passed, axis in reversed([*enumerate(rows)]):  # the axes outside are gone by then
             at = axis - passed
             fun = jax.vmap(fun, in_axes=(0, *[at] * len(arrays)), out_axes=at)

@@ -293,6 +293,24 @@ def test_an_op_of_one_place(name):
     jax.tree.map(close, along(optimize(program)), along(program))
 
 
+def test_numbers_of_rows_that_are_spread():
+    """(4) By JAX's ops, along axes of one element."""
+
+    def program(c, at, x):
+        def step(c, ix):
+            i, x = ix
+            return c + x[:, None] * (jnp.arange(64) == i[:, None]).astype(jnp.int32), c[:, 0]
+
+        return lax.scan(step, c, (at, x))
+
+    args = (
+        jnp.arange(192).reshape(3, 64),
+        jnp.arange(15).reshape(5, 3),
+        jnp.arange(15).reshape(5, 3),
+    )
+    alone(RECOGNIZE, program, *args, fires=True)
+
+
 INTEGERS = {
     "counted": lambda c, i, x: c + jax.nn.one_hot(i, N, dtype=jnp.int32),
     "times a number": lambda c, i, x: c + x * jax.nn.one_hot(i, N, dtype=jnp.int32),
