@@ -362,6 +362,23 @@ def test_xla_does_not_know_that_a_loop_takes_one_step(end):
     assert_close(compiled(program, x, n)(x, n), jax.jit(program)(x, n))
 
 
+@pytest.mark.parametrize(("size", "fires"), [(200, False), (1, True)])
+def test_many_arrays(size, fires):
+    """(6) XLA would compile sixty arrays for minutes; numbers take no longer than in plain JAX."""
+
+    def program(x):
+        def step(c, _):
+            return [jnp.tanh(a + b) for a, b in zip(c, c[1:] + c[:1], strict=True)], None
+
+        return lax.scan(step, [x * i for i in range(60)], None, length=4)[0]
+
+    if fires:
+        with using(ONE_BY_ONE.but(few_bytes=0)):
+            alone(PASS, program, f"f32[{size}]", fires=True)
+    else:
+        check_refuses(PASS, program, f"f32[{size}]", because="long to compile")
+
+
 def test_only_the_outermost_loop():
     """(2) A function is not inside of another; where the outer loop cannot be one, the inner is."""
 

@@ -15,6 +15,7 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.compat_devices import LARGEST_CONSTANT
 from jaxpr_opt.bridge.parameters import combiner_of, numbers_of
 from jaxpr_opt.cost.fusion import ELEMENTS_MULTIPLIED, ELEMENTS_SUMMED
+from jaxpr_opt.cost.limits import ARRAYS_OF_A_FUNCTION
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.work import READS, WRITES
 from jaxpr_opt.ir.facts import remembered
@@ -71,6 +72,12 @@ def is_left(loop: Scan | While) -> bool:
     know how many.
     """
     return isinstance(loop, While) or loop.length >= 2 * steps_as_one(loop)
+
+
+def hands_on_many_arrays(loop: Op) -> bool:
+    """Whether XLA would take long to compile a loop: its time grows faster than the arrays made."""
+    outputs = {v for op in loop.walk() for region in op.regions for v in region.outputs}
+    return sum(v.op is not None and v.size > 1 for v in outputs) > ARRAYS_OF_A_FUNCTION
 
 
 @remembered
