@@ -24,7 +24,7 @@ the same, in the same order. Sound when
    two steps or more, and does not run unrolled, and what a `while` begins with is behind a barrier;
 4. it is the outermost such loop, so that no function is inside of another;
 5. nothing differentiates or batches the loop any more (the final phase);
-6. its steps hand on few arrays, or XLA compiles it for seconds, or minutes.
+6. its steps hand on few arrays, and reduce few: XLA would compile more for seconds, or minutes.
 
 Cost: none where starting ops takes a good part of a step's time; XLA divides larger ops among
 cores.
@@ -40,9 +40,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.steps.one_function import (
-    hands_on_many_arrays,
     is_divided,
     is_left,
+    is_long_to_compile,
     reads_large_constant,
     unknown_op,
 )
@@ -92,8 +92,8 @@ def _why_not(loop: Op) -> str | None:
         return "XLA may leave no loop, as it takes one step, or runs unrolled"  # (3)
     if (unknown := unknown_op(loop)) is not None:  # (1)
         return f"XLA cannot compile {unknown.name} in one function with a loop"
-    if hands_on_many_arrays(loop):
-        return "XLA would take long to compile so many arrays in one function"  # (6)
+    if is_long_to_compile(loop):
+        return "XLA would take long to compile one function of so many arrays"  # (6)
     return None
 
 

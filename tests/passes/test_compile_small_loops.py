@@ -379,6 +379,20 @@ def test_many_arrays(size, fires):
         check_refuses(PASS, program, f"f32[{size}]", because="long to compile")
 
 
+def test_many_reductions():
+    """(6) The same."""
+
+    def program(c):
+        def step(c, _):
+            for each in range(40):
+                c = jnp.tanh(c + each * c.sum())
+            return c, None
+
+        return lax.scan(step, c, None, length=4)[0]
+
+    check_refuses(PASS, program, "f32[200]", because="long to compile")
+
+
 def test_only_the_outermost_loop():
     """(2) A function is not inside of another; where the outer loop cannot be one, the inner is."""
 

@@ -74,10 +74,12 @@ def is_left(loop: Scan | While) -> bool:
     return isinstance(loop, While) or loop.length >= 2 * steps_as_one(loop)
 
 
-def hands_on_many_arrays(loop: Op) -> bool:
-    """Whether XLA would take long to compile a loop: its time grows faster than the arrays made."""
-    outputs = {v for op in loop.walk() for region in op.regions for v in region.outputs}
-    return sum(v.op is not None and v.size > 1 for v in outputs) > ARRAYS_OF_A_FUNCTION
+def is_long_to_compile(loop: Op) -> bool:
+    """Whether XLA would take long to compile a loop: it hands on many arrays, or reduces many."""
+    handed = {v for op in loop.walk() for region in op.regions for v in region.outputs}
+    arrays = [v for v in handed if v.op is not None and v.size > 1]
+    reductions = [op for op in loop.walk() if op.name in REDUCING]
+    return len(arrays) + len(reductions) > ARRAYS_OF_A_FUNCTION
 
 
 @remembered
