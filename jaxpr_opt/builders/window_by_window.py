@@ -33,8 +33,12 @@ def one_by_one(scatter: Op) -> Callable[[jax.Array, jax.Array, jax.Array], jax.A
         windows = lax.reshape(moved, (prod(lead), *window))
 
         def write_one(step: jax.Array, array: jax.Array) -> jax.Array:
-            rows = [step // each % size for each, size in zip(along, sizes, strict=True)]
-            rows = [lax.convert_element_type(row, index.dtype)[None] for row in rows]
+            number = lax.convert_element_type(step, index.dtype)
+            rows = [
+                lax.rem(lax.div(number, lax.full_like(number, each)), lax.full_like(number, size))
+                for each, size in zip(along, sizes, strict=True)
+            ]
+            rows = [lax.reshape(row, (1,)) for row in rows]
             place = lax.concatenate([places[step], *rows], 0)
             return write(array, place, windows[step], there, **alike_in_both(scatter))
 

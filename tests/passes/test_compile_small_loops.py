@@ -208,16 +208,15 @@ def test_windows_of_a_batch_are_written_one_by_one():
         -     s1:f32[3,400] = scatter[inserted_window_dims=(1,), OF_THE_BATCH] c b s
         +     c1:i32[], c2:f32[3,400] = scan[3] carry(c1=0, c2=c) {
         +       a:i32[] = add c1 1
-        +       r1:i32[] = rem c1 3
-        +       c3:i32[] = convert_element_type r1
-        +       b1:i32[1] = broadcast_in_dim c3
-        +       c4:i32[] = convert_element_type c1
-        +       d:i32[1,1] = dynamic_slice b c4 0
+        +       c3:i32[] = convert_element_type c1
+        +       r1:i32[] = rem c3 3
+        +       r2:i32[1] = reshape r1
+        +       d:i32[1,1] = dynamic_slice b c3 0
         +       s2:i32[1] = squeeze d
-        +       c5:i32[2] = concatenate[dimension=0] s2 b1
-        +       d1:f32[1] = dynamic_slice s c4
+        +       c4:i32[2] = concatenate[dimension=0] s2 r2
+        +       d1:f32[1] = dynamic_slice s c3
         +       s3:f32[] = squeeze d1
-        +       s4:f32[3,400] = scatter[inserted_window_dims=(0, 1), AS_IT_WAS] c2 c5 s3
+        +       s4:f32[3,400] = scatter[inserted_window_dims=(0, 1), AS_IT_WAS] c2 c4 s3
         +       yield carry(a, s4)
         +     }
         -     yield carry(s1)
