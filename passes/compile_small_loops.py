@@ -66,7 +66,8 @@ class CompileSmallLoops(Pass):
     def find(self, op: Op) -> Iterator[Match]:
         if any(map(_is_compiled, with_parents(op.parent))):  # (4)
             return
-        if _is_worth(op) and not is_one_function(op):
+        changes = cost_model().makes_functions or any(map(is_divided, op.walk()))
+        if changes and _is_worth(op) and not is_one_function(op):
             yield Match(op, "the loop is compiled as one function")
 
     def refuse(self, match: Match) -> str | None:
