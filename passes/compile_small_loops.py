@@ -16,9 +16,10 @@ the same, in the same order. Sound when
 1. XLA has code for each op in such a function: it fails on others
    (`jaxpr_opt.analysis.steps.one_function`).  A scatter of several windows, as `vmap` makes of a
    write, is written as a loop over them, in the same order;
-2. there is no large constant in it, of which XLA would end the process: operands are behind a
-   barrier, so that XLA does not find that one is (`jaxpr_opt.bridge.compat_lowering`); for other
-   devices than one CPU the loop is lowered as it was;
+2. no op in it makes a large constant, of which XLA would end the process: those that it captures
+   are operands, and operands are behind a barrier, so that XLA does not find that one is constant
+   (`jaxpr_opt.bridge.compat_lowering`); for other devices than one CPU the loop is lowered as it
+   was;
 3. XLA cannot find that an argument is not read, of which it would end the process, too: operands
    are handed back, but for what each step reads and overwrites; and a loop is left: a scan takes
    two steps or more, and does not run unrolled, and what a `while` begins with is behind a barrier;
@@ -43,7 +44,7 @@ from jaxpr_opt.analysis.steps.one_function import (
     is_divided,
     is_left,
     is_long_to_compile,
-    reads_large_constant,
+    makes_large_constant,
     unknown_op,
 )
 from jaxpr_opt.bridge.parameters import is_one_function
@@ -87,7 +88,7 @@ def _why_not(loop: Op) -> str | None:
     """Why XLA cannot compile a loop as one function; None if it can."""
     assert isinstance(loop, Scan | While)
     makes = cost_model().makes_functions
-    if makes and reads_large_constant(loop):
+    if makes and makes_large_constant(loop):
         return "XLA cannot compile a large constant in one function with a loop"  # (2)
     if makes and not is_left(loop):
         return "XLA may leave no loop, as it takes one step, or runs unrolled"  # (3)

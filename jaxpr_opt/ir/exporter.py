@@ -43,7 +43,7 @@ from jaxpr_opt.ir.graph import (
     is_sized,
 )
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import dead_ops, is_pure
+from jaxpr_opt.ir.traits import dead_ops, is_large_constant
 from jaxpr_opt.ir.unrolling import steps_as_one
 
 Environment = dict[Value, Any]
@@ -174,32 +174,17 @@ def _in_one_function(rule: Rule, op: Scan | While, env: Environment) -> Sequence
     dead = set[Op]().union(*map(dead_ops, regions))
     unread = {c.init for c in op.carries if dead.issuperset(c.param.users)}
     overwritten = {c.init for c in op.carries} - unread
-    given = list(dict.fromkeys(v for v in inputs(op) if not isinstance(v, Constant)))
-    made = {v: ops for v in given if (ops := _made_of_constants(v))}
-    read = [v for v in given if v not in made]
+    large = (v for each in op.walk() for v in each.operands if is_large_constant(v))
+    given = (v for v in inputs(op) if not isinstance(v, Constant))
+    read = list(dict.fromkeys((*given, *large)))
 
     def run(*args: Any) -> list[Any]:
         inside = dict(zip(read, args, strict=True))
         kept = [x for v, x in inside.items() if v not in overwritten]
-        _run(dict.fromkeys(each for ops in made.values() for each in ops), inside)
         return [*rule(op, inside), *kept]
 
     operands = [_read(env, v) for v in read]
     return compat_lowering.in_one_function(run, operands)[: len(op.results)]
-
-
-def _made_of_constants(value: Value, levels: int = 4) -> list[Op]:
-    """The ops that make a value, if they are few and read constants only; else none."""
-    op = value.op
-    if op is None or op.regions or not is_pure(op) or not levels:
-        return []
-    found: list[Op] = []
-    for operand in op.operands:
-        made = [] if isinstance(operand, Constant) else _made_of_constants(operand, levels - 1)
-        if not made and not isinstance(operand, Constant):
-            return []
-        found += made
-    return [*found, op]
 
 
 def _scan(op: Scan, env: Environment) -> Sequence[Any]:

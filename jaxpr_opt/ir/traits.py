@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge.compat_devices import LARGEST_CONSTANT
 from jaxpr_opt.bridge.parameters import filled_by, is_in_transpose
 from jaxpr_opt.ir.devices import is_divided, is_manual, is_partly_manual, is_replicated
 from jaxpr_opt.ir.facts import remembered
@@ -22,6 +23,7 @@ from jaxpr_opt.ir.graph import (
     UNDEFINED,
     Call,
     Cond,
+    Constant,
     Op,
     Region,
     Remat,
@@ -315,6 +317,11 @@ def is_cheap(op: Op) -> bool:
     movement.
     """
     return (op.name in ELEMENTWISE or op.name in MOVING) and is_pure(op)
+
+
+def is_large_constant(value: Value) -> bool:
+    """Whether a captured array is too large to be in one function with a loop that reads it."""
+    return isinstance(value, Constant) and value.nbytes > LARGEST_CONSTANT
 
 
 def is_pointwise(op: Op) -> bool:

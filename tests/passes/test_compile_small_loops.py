@@ -317,7 +317,7 @@ def test_what_is_handed_back():
     optimized = jaxpr_opt.optimize(program, passes=[PASS])
     text = jax.jit(optimized).lower(jnp.ones(200), jnp.int32(0), jnp.ones(200)).as_text()
     (call,) = re.findall(r"call @small_loop\((.*?)\).* -> \((.*)\)\n", text)
-    results = ["200xf32", "i32", "200xf32", "4xi32", "200xf32", "200xf32"]
+    results = ["200xf32", "i32", "200xf32", "4xi32", "4xf32", "200xf32", "200xf32"]
     assert re.findall(r"tensor<(.*?)>", call[1])[:4] == results[:4]
     assert sorted(re.findall(r"tensor<(.*?)>", call[1])) == sorted(results)
 
@@ -484,6 +484,21 @@ def inside(x):
     return jax.jit(reads_a_table)(x, TABLE)
 
 
+PLACES = np.arange(1500, dtype=np.int32).reshape(500, 3) % 300
+
+
+def captured(x):
+    def step(c, at):
+        return jnp.tanh(c).at[at[0]].add(c[at[1]]) + c.sum() * 0.01, jnp.where(at[2] > 3, c[at], 0)
+
+    return lax.scan(step, x, PLACES)
+
+
+def captured_inside(x):
+    step = lambda i, c: jnp.tanh(c + jnp.asarray(PLACES)[i, 0]) + c.sum() * 0.01
+    return lax.fori_loop(0, 9, lambda _, c: lax.cond(c[0] > 0, step, lambda _, c: -c, 5, c), x)
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -499,6 +514,8 @@ def inside(x):
         cut_whole,
         multiplied_by_zero,
         inside,
+        captured,
+        captured_inside,
         partial(reads_a_table, table=TABLE),
     ],
 )
@@ -516,6 +533,25 @@ def test_operands_that_are_constants(program, whole, monkeypatch):
         monkeypatch.setitem(program.__globals__, "reads_a_table", optimized)
         ours = partial(program)
     assert_close(jax.jit(ours)(x), wanted)
+
+
+@lowers
+@pytest.mark.parametrize("program", [captured, captured_inside])
+def test_what_is_captured_is_handed_in(program):
+    """(2) XLA finds no constant."""
+    text = jax.jit(jaxpr_opt.optimize(program, passes=[PASS])).lower(jnp.ones(300)).as_text()
+    (called,) = re.findall(r"call @small_loop\(.*?: \((.*?)\) ->", text)
+    assert "tensor<500x3xi32>" in called
+
+
+def test_an_op_makes_a_large_constant():
+    """(2) XLA would find it inside of the function."""
+
+    def program(x):
+        step = lambda c, t: (c * jnp.pad(jnp.arange(1000.0) ** 2, (0, 200))[t] + c.sum(), None)
+        return lax.scan(step, x, jnp.arange(9))[0]
+
+    check_refuses(PASS, program, "f32[200]", because="a large constant")
 
 
 @lowers

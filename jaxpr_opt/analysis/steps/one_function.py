@@ -29,6 +29,7 @@ from jaxpr_opt.ir.traits import (
     REDUCING,
     SCATTERING,
     is_broadcast,
+    is_large_constant,
 )
 from jaxpr_opt.ir.unrolling import steps_as_one
 
@@ -60,11 +61,24 @@ def unknown_op(loop: Op) -> Op | None:
     return next((op for op in loop.walk() if not _is_known(op)), None)
 
 
-@remembered
-def reads_large_constant(loop: Op) -> bool:
-    """Whether XLA may find a large constant in a loop."""
-    read = (v for op in loop.walk() for v in (*op.operands, *op.results))
-    return any(v.nbytes > LARGEST_CONSTANT and _is_constant(v) for v in read)
+def makes_large_constant(loop: Op) -> bool:
+    """Whether XLA may find that an op of a loop makes a large constant."""
+    known = dict[Value, bool | None]()
+
+    def is_constant(value: Value) -> bool | None:
+        """None where it is the same number everywhere, or an `iota`, which XLA writes when it
+        runs.
+        """
+        if isinstance(value, Constant) and not is_large_constant(value):
+            return None if value.scalar is not None else True
+        return known.get(value, False)
+
+    for op in loop.walk():
+        read = set(map(is_constant, op.operands))
+        if op.regions or (False in read and not (op.name in PARTS and True in read)):
+            continue
+        known |= dict.fromkeys(op.results, None if read <= {None} and is_broadcast(op) else True)
+    return any(v.nbytes > LARGEST_CONSTANT and each for v, each in known.items())
 
 
 def is_left(loop: Scan | While) -> bool:
@@ -80,22 +94,6 @@ def is_long_to_compile(loop: Op) -> bool:
     arrays = [v for v in handed if v.op is not None and v.size > 1]
     reductions = [op for op in loop.walk() if op.name in REDUCING]
     return len(arrays) + len(reductions) > ARRAYS_OF_A_FUNCTION
-
-
-@remembered
-def _is_constant(value: Value) -> bool | None:
-    """Whether XLA may find that a value is a constant; None where it is the same number everywhere,
-    or an `iota`, which XLA writes when it runs.
-    """
-    if isinstance(value, Constant):
-        return None if value.scalar is not None else True
-    op = value.op
-    if op is None or op.regions:
-        return False
-    known = {_is_constant(v) for v in op.operands}
-    if False in known and not (op.name in PARTS and True in known):
-        return False
-    return None if known <= {None} and is_broadcast(op) else True
 
 
 def _is_known(op: Op) -> bool:
