@@ -911,7 +911,9 @@ def test_decoding_a_batch():
     graph = left_of(batch, WEIGHTS, STARTS, COUNTS, phase="final")
     assert max(np.prod(shape) for shape in selects(graph)) < 3 * 6 * 4
     args = WEIGHTS, STARTS, COUNTS
-    assert_same_bits(optimize(batch)(*args), jax.jit(batch)(*args))
+    ours = optimize(batch, skip=["compile-small-loops"])  # as one function it is rounded otherwise
+    assert_same_bits(ours(*args), jax.jit(batch)(*args))
+    assert_close(optimize(batch)(*args), jax.jit(batch)(*args))
 
 
 @pytest.mark.parametrize("inside", [True, False])
