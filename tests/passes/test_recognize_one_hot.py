@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cost.model import using
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
@@ -21,6 +22,7 @@ from jaxpr_opt.testing import (
     traced,
 )
 from tests.loops import alone
+from tests.prices import EAGER
 
 RECOGNIZE = RecognizeOneHot()
 N = 8
@@ -330,6 +332,25 @@ def test_integers(name):
     assert_same_bits(program(jnp.arange(N), at, x), optimize(program)(jnp.arange(N), at, x))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda c, x, one: c + (x + one), id="added"),
+        pytest.param(lambda c, x, one: c + (x - one), id="subtracted"),
+        pytest.param(lambda c, x, one: c + x * (2 - one), id="not zero elsewhere"),
+        pytest.param(lambda c, x, one: c + x * (2 * one), id="not one there"),
+    ],
+)
+def test_integers_that_are_combined_otherwise(change):
+    """(4) A mask of zeros and one, times an array, is the array there; nothing else is."""
+
+    def program(c, at, x):
+        step = lambda c, ix: (change(c, ix[1], jax.nn.one_hot(ix[0], N, dtype=jnp.int32)), None)
+        return lax.scan(step, c, (at, x))[0]
+
+    assert recognized(program, "i32[8]", "i32[5]", "i32[5]") is None
+
+
 def test_truth_values():
     """(3, 4) Which have been seen, which are left, and whether one has been."""
 
@@ -432,6 +453,18 @@ def test_other_reductions(name):
     assert_same_bits(*(f(b, jnp.array([0, -1, 3, N])) for f in (program, optimize(program))))
 
 
+@pytest.mark.parametrize("axes", [1, (0, 1)])
+def test_reductions_along_other_axes(axes):
+    """(3) Of more than the row's one element."""
+
+    def program(b, at):
+        step = lambda c, i: (c, jnp.sum(jnp.where(places(i)[:, None], b, 0.0), axes))
+        return lax.scan(step, 0, at)[1]
+
+    b, at = jnp.arange(16.0).reshape(N, 2), jnp.array([3, -1])
+    assert_same_bits(program(b, at), optimize(program)(b, at))
+
+
 @pytest.mark.parametrize(
     "reduction",
     [
@@ -504,6 +537,32 @@ def test_masks_of_two_axes(mask):
     untouched(program)
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(
+            lambda i: lax.broadcast_in_dim(i.reshape(1), (64, 2), (1,)), id="one for a row"
+        ),
+        pytest.param(
+            lambda i: lax.broadcast_in_dim(lax.iota("int32", 64) % 3 + i, (64, 2), (0,)),
+            id="one for each place",
+        ),
+    ],
+)
+def test_numbers_that_are_no_number_of_a_row(number):
+    """(1) Along another axis than a batch has, or along that of the mask."""
+
+    def program(b):
+        def step(b, i):
+            mask = lax.eq(lax.broadcasted_iota("int32", (64, 2), 0), number(i))
+            return lax.select_n(mask, b, -b)
+
+        return loop(step, b, lax.iota("int32", 4))
+
+    with using(EAGER):
+        alone(RECOGNIZE, program, "f32[64,2]", fires=False)
+
+
 def test_a_mask_from_the_data():
     """(1) It may be true at several places, or nowhere."""
     step = lambda b, mask: lax.select_n(mask, b, -b)
@@ -521,6 +580,19 @@ def test_a_sum_of_what_is_never_dropped():
         return lax.scan(step, b, lax.iota("int32", 4))[0]
 
     graph = alone(RECOGNIZE, program, "f32[8]", fires=True)
+    assert not any(op.name == "reduce_sum" for op in graph.walk())
+
+
+def test_a_sum_of_what_is_clamped():
+    """(3) It is written at the nearest place, wherever it is to be."""
+
+    def program(b, at):
+        def step(b, i):
+            return b + lax.dynamic_update_slice(jnp.zeros(N), b[:1], (i,)).sum()
+
+        return loop(step, b, at)
+
+    graph = alone(RECOGNIZE, program, "f32[8]", jnp.array([3, -2, 11]), fires=True)
     assert not any(op.name == "reduce_sum" for op in graph.walk())
 
 

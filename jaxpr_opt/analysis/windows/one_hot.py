@@ -47,8 +47,9 @@ class OneHot:
     def is_in_range(self, places: int) -> bool:
         """Whether the number is always one of so many places."""
         known = bounds(self.number)
+        assert known is not None  # of integers something is known
         # Condition 2 of recognize-one-hot.
-        return known is not None and known[0] >= self.offset and known[1] < self.offset + places
+        return known[0] >= self.offset and known[1] < self.offset + places
 
 
 @dataclass(frozen=True, slots=True)
