@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.one_hot import Chosen, OneHot
 from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.slicing import read_window, write_window
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -81,8 +82,7 @@ class Rows:
         """The row of an array, the nearest where there is none, or one of a number."""
         if not isinstance(array, jax.Array):
             return lax.full(self.window, array, dtype)
-        starts = self._starts(place)
-        return lax.dynamic_slice(array, starts, self.window, allow_negative_indices=False)
+        return read_window(array, self._starts(place), self.window)
 
     def among(self, number: Any, row: jax.Array, place: jax.Array) -> jax.Array:
         """The row, or one of numbers where there is none."""
@@ -94,8 +94,7 @@ class Rows:
 
     def put(self, array: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
         """The array with a row that is there."""
-        starts = self._starts(place)
-        return lax.dynamic_update_slice(array, row, starts, allow_negative_indices=False)
+        return write_window(array, row, self._starts(place))
 
     def scattered(self, scatter: Any, array: jax.Array, row: jax.Array, place: jax.Array) -> Any:
         """The array with a row written or added to, if it is there."""
@@ -110,8 +109,7 @@ class Rows:
         return scatter(array, index, update, numbers, mode=mode, **hints)
 
     def _starts(self, place: jax.Array) -> list[Any]:
-        zero = np.zeros((), place.dtype)
-        return [place if d == self.axis else zero for d in range(len(self.window))]
+        return [place if d == self.axis else 0 for d in range(len(self.window))]
 
 
 def read(rows: Rows, row: Chosen, op: Op, rw: Rewriter) -> Value:

@@ -434,7 +434,7 @@ class CostModel:
         code for all of them.
         """
         few = self.device.few_bytes if self.device.starts_each else self.device.fused_bytes
-        return sum(map(_touched, ops)) <= few
+        return sum(map(_bytes_touched, ops)) <= few
 
     def is_worth_carrying(self, value: Value, ops: Sequence[Op], times: float) -> bool:
         """Whether making a value so many times more, by these ops, takes longer than handing it on
@@ -687,7 +687,7 @@ def _windows_apart(op: Op) -> int:
     return prod(windows) if numbers > 1 or op.name in SCATTERING else 0
 
 
-def _touched(op: Op) -> int:
+def _bytes_touched(op: Op) -> int:
     """Bytes that an op reads and writes, of an array that it looks into, or writes in place, the
     windows.
     """

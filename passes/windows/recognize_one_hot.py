@@ -45,11 +45,11 @@ from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.one_hot import (
     KEEPING,
-    REDUCING,
+    REDUCTIONS,
     Chosen,
     changed,
-    one_hot,
     reduced,
+    selected,
 )
 from jaxpr_opt.bridge.parameters import axes_of, mode_of
 from jaxpr_opt.builders.one_hot_rows import Rows, read, written
@@ -98,14 +98,14 @@ class RecognizeOneHot(Pass):
     name: ClassVar[str] = "recognize-one-hot"
     whole_arrays: ClassVar[bool] = True
 
-    primitives: ClassVar[frozenset[str]] = frozenset({"select_n", *KEEPING, *REDUCING})
+    primitives: ClassVar[frozenset[str]] = frozenset({"select_n", *KEEPING, *REDUCTIONS})
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Match]:
         if not op.result.uses or not is_in_a_loop(op) or is_sharded(op.operands[-1]):
             return
         array = op.operands[0]
-        if op.name in REDUCING:
+        if op.name in REDUCTIONS:
             says = "a sum of one row and zeros becomes that row"
             if (row := reduced(op)) is not None:
                 rows = Rows(row.mask, array.shape)
@@ -113,10 +113,9 @@ class RecognizeOneHot(Pass):
             elif (write := _only_summand(op)) is not None:
                 yield WrittenRead(op, says, write, about=array, waste="select")
         elif op.name == "select_n":
-            mask = one_hot(op.operands[0]) if len(op.operands) == 3 else None
-            if mask is not None:
+            if (parts := selected(op)) is not None:
+                mask, kept, new = parts
                 says = "a select by a one-hot mask becomes a write of one row"
-                kept, new = op.operands[2:0:-1] if mask.negated else op.operands[1:]
                 rows = Rows(mask, op.result.shape)
                 yield MaskedWrite(op, says, rows, kept, new, about=op.result, waste="select")
         elif (found := changed(op)) is not None:
@@ -175,7 +174,7 @@ def _is_stacked(array: Value, end: Op) -> bool:  # and not carried on
 def _takes_the_row(op: Op) -> bool:
     """Whether an op comes to the row, or changes it in an array that is not read as a whole."""
     if changed(op) is None:
-        return op.name in REDUCING and reduced(op) is not None
+        return op.name in REDUCTIONS and reduced(op) is not None
     ends = [user for user in op.result.users if user.is_terminator]
     parts = (user for user in op.result.users if user.regions or access(user) is not None)
     return any(parts) or not all(_is_stacked(op.result, end) for end in ends)

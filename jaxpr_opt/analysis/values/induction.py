@@ -14,6 +14,7 @@ Both compute in the program's integer types: a value that might wrap around is u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -289,11 +290,7 @@ class _Search:
     def _bounds_of(self, value: Value, depth: int) -> Interval | None:
         if isinstance(value, Constant):
             numbers = captured_indices(value)
-            return (
-                span((numbers.min(), numbers.max()))
-                if numbers is not None
-                else _uniform_bounds(value)
-            )
+            return _extremes(numbers) if numbers is not None else _uniform_bounds(value)
         op = value.op
         if op is None or isinstance(op, Scan):
             source = _source(value)
@@ -421,13 +418,17 @@ def _in_steps(table: Affine, nest: Nest) -> Affine:
 def _progression(array: Constant) -> Affine | None:
     """A captured array in which each axis counts by a step of its own: ``np.arange(8)``."""
     numbers = captured_indices(array)
-    if numbers is None or not all(map(_is_index, span((numbers.min(), numbers.max())))):
+    if numbers is None or not all(map(_is_index, _extremes(numbers))):
         return None
     first, axes = int(numbers.flat[0]), range(numbers.ndim)
     along = [numbers[tuple(slice(None) if d == axis else 0 for d in axes)] for axis in axes]
     strides = tuple(int(line[1]) - first if len(line) > 1 else 0 for line in along)
     counted = sum(np.indices(numbers.shape)[d] * strides[d] for d in axes) + first
     return Affine(first, strides) if np.array_equal(counted, numbers) else None
+
+
+def _extremes(numbers: np.ndarray[Any, Any]) -> Interval:
+    return span((numbers.min(), numbers.max()))
 
 
 def _is_index(number: int) -> bool:

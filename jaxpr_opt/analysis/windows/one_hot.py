@@ -25,7 +25,7 @@ KEEPING = {
 ONE_WAY = frozenset({"div", "sub"})
 """Those of them whose operands do not change places."""
 
-REDUCING = {
+REDUCTIONS = {
     "reduce_max": "max", "reduce_min": "min", "reduce_or": "or", "reduce_sum": "add",
 }  # fmt: skip
 """Reductions by such an op."""
@@ -94,6 +94,15 @@ def chosen(array: Value) -> Chosen | None:
     return rule(array.op) if rule is not None and array.op is not None else None
 
 
+def selected(op: Op) -> tuple[OneHot, Value, Value] | None:
+    """The mask of a select, the array that it takes elsewhere, and that which it takes there."""
+    mask = one_hot(op.operands[0]) if len(op.operands) == 3 else None
+    if mask is None:
+        return None
+    kept, new = op.operands[2:0:-1] if mask.negated else op.operands[1:]
+    return mask, kept, new
+
+
 def changed(op: Op) -> tuple[Value, Chosen] | None:
     """The array that an elementwise op changes at one place, and what it combines it with there."""
     if op.name not in KEEPING:
@@ -116,7 +125,7 @@ def reduced(op: Op) -> Chosen | None:
     if at is None or axes_of(op) != (at.mask.axis,):
         return None
     # Condition 3 of recognize-one-hot.
-    return at if _is_neutral(REDUCING[op.name], at, op.operands[0]) else None
+    return at if _is_neutral(REDUCTIONS[op.name], at, op.operands[0]) else None
 
 
 def _is_neutral(combine: str, at: Chosen, array: Value) -> bool:
@@ -128,12 +137,9 @@ def _is_neutral(combine: str, at: Chosen, array: Value) -> bool:
 
 
 def _selected(op: Op) -> Chosen | None:
-    mask = one_hot(op.operands[0])
-    if mask is None or len(op.operands) != 3:
-        return None
-    kept, new = op.operands[2:0:-1] if mask.negated else op.operands[1:]
-    number = uniform(kept)
-    return None if number is None else Chosen(mask, new, number)
+    found = selected(op)
+    number = None if found is None else uniform(found[1])
+    return None if found is None or number is None else Chosen(found[0], found[2], number)
 
 
 def _converted(op: Op) -> Chosen | None:
