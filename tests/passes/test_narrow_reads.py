@@ -470,7 +470,10 @@ def test_windows_of_what_is_put_together(reads):
 
 
 def test_what_is_solved_backwards_takes_no_copy_of_what_was_eliminated():
-    """Coefficients that XLA copies in every step, so that they are stacked; 49 kB before."""
+    """Coefficients that XLA copies in every step, so that they are stacked; 49 kB before.
+
+    A loop that is one function (JAX 0.10) takes up to 64 bytes for pointers to its results.
+    """
 
     def solve(a):
         def forward(i, cd):
@@ -487,6 +490,6 @@ def test_what_is_solved_backwards_takes_no_copy_of_what_was_eliminated():
         return lax.fori_loop(0, 4095, back, jnp.zeros(4096).at[4095].set(d[4095]))
 
     a = jnp.ones(4096)
-    assert memory(optimize(solve), a) <= memory(solve, a)
+    assert memory(optimize(solve), a) <= memory(solve, a) + 64
     batch = jnp.ones((3, 4096))
     assert memory(optimize(jax.vmap(solve)), batch) <= memory(jax.vmap(solve), batch)
