@@ -180,6 +180,21 @@ def test_what_xla_has_no_code_for(op, name):
         assert not is_one_function(program, x)
 
 
+@pytest.mark.parametrize("donated", [(), (0,), (1,), (0, 1)])
+def test_arrays_of_no_elements(donated):
+    """(1) XLA would end the process where one is donated."""
+
+    def program(x, none):
+        step = lambda c, t: ((jnp.tanh(c[0]) + c[0].sum(), c[1] * t), None)
+        return lax.scan(step, (x, none), jnp.arange(5.0))[0]
+
+    check_refuses(PASS, program, "f32[200]", "f32[2,0,3]", because="XLA cannot compile scan ")
+    x, none = jnp.linspace(0.0, 1.0, 200), jnp.zeros((2, 0, 3))
+    wanted = jax.jit(program)(x, none)
+    ours = jax.jit(jaxpr_opt.optimize(program, passes=[PASS]), donate_argnums=donated)
+    assert_close(ours(x, none), wanted)
+
+
 def test_windows_of_a_batch_are_written_one_by_one():
     """(1) In their order, as XLA does."""
 

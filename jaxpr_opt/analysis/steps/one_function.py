@@ -3,8 +3,8 @@
 The code for such a function is older than that for ops it calls by themselves, and XLA has none in
 it for sorts and transforms, for scatters of several windows (a loop writes them one by one), nor
 for what it leaves to a library: products of matrices, and reductions of large arrays.  A large
-constant ends the process, where a loop or a branch inside takes it as an argument.  What is not
-known to work is not tried.
+constant ends the process, where a loop or a branch inside takes it as an argument, and so does an
+array of no elements, where it is donated.  What is not known to work is not tried.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def is_long_to_compile(loop: Op) -> bool:
 
 def _is_known(op: Op) -> bool:
     values = [*op.operands, *op.results]
-    if not all(is_sized(v.shape) and getattr(v.dtype, "name", "") in TYPES for v in values):
+    if not all(
+        is_sized(v.shape) and v.size and getattr(v.dtype, "name", "") in TYPES for v in values
+    ):
         return False
     if op.regions or op.is_terminator:
         is_kept = isinstance(op, While) and op.rows is not None
