@@ -32,6 +32,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -39,7 +40,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from jaxpr_opt import settings
-from jaxpr_opt.analysis.values.linearity import is_linear
+from jaxpr_opt.analysis.values.linearity import has_transpose, is_linear
 from jaxpr_opt.boundary import accumulation, checking
 from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
 from jaxpr_opt.boundary.constant_residuals import made_again
@@ -119,6 +120,8 @@ class Program:
     """Whether a backward program reads some outputs: their batch axes stay where they are."""
     is_backward: bool = False
     """Whether it is the second half of a gradient: it shares memory with the first."""
+    source: ClosedJaxpr | None = None
+    """What it was before passes, where they changed it and it is remembered."""
     _memo: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
@@ -138,7 +141,8 @@ class Program:
         if settings.current().check and not compat_ad.has_side_effects(jaxpr):
             history = (history or checking.begin(jaxpr)).followed_by(result.snapshots)
         changed = result.jaxpr is not jaxpr
-        return cls(result.jaxpr, pipeline, name, forward_mode, history, changed)
+        source = jaxpr if changed else None
+        return cls(result.jaxpr, pipeline, name, forward_mode, history, changed, source=source)
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -173,8 +177,11 @@ class Program:
         keep = [i for i, is_used in enumerate(used[: self.history.outputs]) if is_used]
         history = self.history.mapped(lambda f: lambda *args: _at(f(*args), keep), len(keep))
         jaxpr = compat_ad.select_outputs(self.jaxpr, used)
+        source = self.source and compat_ad.select_outputs(self.source, used)
         self.pipeline.mark_part_optimized(self.jaxpr, jaxpr)
-        return replace(self, jaxpr=jaxpr, forward_mode=mode, history=history, _memo={})
+        return replace(
+            self, jaxpr=jaxpr, source=source, forward_mode=mode, history=history, _memo={}
+        )
 
     @_remembered
     def needed(self, used: Mask) -> tuple[Program, Mask]:
@@ -189,8 +196,22 @@ class Program:
         if jaxpr is self.jaxpr:
             return self, inputs
         self.pipeline.mark_part_optimized(self.jaxpr, jaxpr)
-        left = replace(self, jaxpr=jaxpr, forward_mode=None, history=UNCHECKED, _memo={})
+        left = replace(
+            self, jaxpr=jaxpr, source=None, forward_mode=None, history=UNCHECKED, _memo={}
+        )
         return left, inputs
+
+    @_remembered
+    def transposable(self, moving: Mask) -> Program:
+        """The program that JAX can transpose in these inputs: what it was before passes, where they
+        wrote zeros instead of selecting them, at places of which some may meet.
+        """
+        if self.source is None or "scatter" not in compat.primitive_names(self.jaxpr):
+            return self
+        graph = import_jaxpr(self.jaxpr, pipeline=self.pipeline)
+        if has_transpose(graph, compress(graph.inputs, moving)):
+            return self
+        return replace(self, jaxpr=self.source, source=None, changed=False, _memo={})
 
     def tangents_left(self) -> Mask:
         """Which outputs of a forward-mode program are tangents; empty if none is left."""
@@ -251,6 +272,9 @@ class Program:
 
         Also says for which linear inputs.
         """
+        whole = self.transposable(linear)
+        if whole is not self:
+            return whole.transposed(linear, nonzero)
         jaxpr, nonzero_in = self._backward(linear, nonzero)
         made = Program.optimized(jaxpr, self.pipeline, f"transpose({self.name})")
         return replace(made, is_backward=True, _memo={}), nonzero_in

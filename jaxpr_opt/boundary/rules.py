@@ -164,6 +164,7 @@ def _split(
     mode = program.forward_mode
     if mode is not None and _only_tangents(unknown, mode):
         return _split_forward_mode(values, program, mode)
+    program = program.transposable(unknown)
     parts = compat_ad.partial_eval(program.jaxpr, unknown)
     num_known = len(parts.unknown_out) - sum(parts.unknown_out)
     made = _half(parts.known, program, num_known)(*values)
@@ -219,6 +220,11 @@ def _half(jaxpr: ClosedJaxpr, program: Program, num_outputs: int) -> Program:
     return Program(jaxpr, program.pipeline, program.name, None, history, program.changed, True)
 
 
+def _whole(unknown: Mask, *, program: Program, **_: Any) -> dict[str, Any]:
+    whole = program.transposable(unknown)
+    return {"jaxpr": whole.jaxpr, "program": whole}
+
+
 def _rebuild(num_outputs: int, *, jaxpr: ClosedJaxpr, program: Program) -> dict[str, Any]:
     return {"jaxpr": jaxpr, "program": _half(jaxpr, program, num_outputs)}
 
@@ -243,7 +249,7 @@ compat_ad.register(
 compat_ad.register_accumulation(optimized_p, _transpose)
 compat_ad.register_expansion(optimized_p, _expand)
 compat_ad.register_linearization(optimized_p, _linearize)
-compat_ad.register_partial_eval(optimized_p, _split, _rebuild, _replay)
+compat_ad.register_partial_eval(optimized_p, _split, _whole, _rebuild, _replay)
 compat_ad.register_checkify(optimized_p)
 compat_ad.register_taylor_mode(optimized_p)
 

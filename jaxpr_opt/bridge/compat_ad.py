@@ -508,6 +508,7 @@ _LINEARIZATIONS_HAVE_STRUCTURE = "structured_residuals" in _ad.LinearizeTrace.__
 def register_partial_eval(
     primitive: Primitive,
     split: Callable[..., tuple[Sequence[Any], Mask, Sequence[Any], Primitive, dict[str, Any]]],
+    whole: Callable[..., dict[str, Any]],
     rebuild: Callable[..., dict[str, Any]],
     replay: Callable[..., dict[str, Any] | None],
 ) -> None:
@@ -516,6 +517,8 @@ def register_partial_eval(
     * ``split(unknown, known values, **params)`` runs the known half and gives ``(known outputs,
       unknown_out, residuals, primitive, params)``: the other half is the equation
       ``primitive[params](residuals, unknown inputs)``
+    * ``whole(unknown_in, **params)`` gives the parameters of an equation that may be split, and its
+      unknown half transposed
     * ``rebuild(number of outputs that are no residuals, **params)`` gives the parameters of an
       equation with another jaxpr, which is among them
     * ``replay(unknown_in, wanted outputs, **params)`` gives those of an equation that computes
@@ -551,6 +554,7 @@ def register_partial_eval(
     def policy_rule(
         saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
     ) -> Any:
+        eqn = eqn.replace(params=whole(tuple(unknown), **eqn.params))
         out = _pe.closed_call_partial_eval_custom_rule(
             "jaxpr", update, saveable, list(unknown), list(instantiated), eqn
         )

@@ -1,6 +1,8 @@
 """A select by where something was written is a write."""
 # ruff: noqa: E501 - the parameters of a scatter
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -341,3 +343,29 @@ def test_gradients_in_little_memory(program, batch):
         given, used = measured(gradient, params, memory, places)
         assert_close(wanted, given)
         assert used < usual / 2
+
+
+def kept(f):
+    """Its gradient, where a policy says what is stored, so that JAX splits the forward mode."""
+    saved = jax.checkpoint(f, policy=jax.checkpoint_policies.everything_saveable)
+    return jax.grad(lambda c, places: jnp.sum(jnp.sin(saved(c, places))))
+
+
+def transposed(f):
+    return lambda c, places: jax.linear_transpose(lambda c: f(c, places), c)(c)
+
+
+def clears(c, places):
+    return loop(lambda c, at: (c * 2).at[at].set(0.0) + c, c, places)
+
+
+@pytest.mark.parametrize(
+    ("how", "program"),
+    [(kept, clears), (kept, cleared()), (transposed, cleared())],
+)
+def test_what_is_transposed(how, program):
+    """JAX cannot transpose a write to places of which some may meet."""
+    c = jnp.linspace(0.1, 2.0, N)
+    places = jnp.array([[0, 5, 39], [1, 1, 40], [-1, 2, 3], [99, -50, 7], [2, 2, 2]], jnp.int32)
+    ours, plain = jax.jit(how(optimize(partial(program)))), jax.jit(how(program))
+    assert_close(ours(c, places), plain(c, places))

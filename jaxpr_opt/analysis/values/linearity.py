@@ -11,7 +11,7 @@ from enum import Enum
 
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import first_right_side_of
+from jaxpr_opt.bridge.parameters import combiner_of, first_right_side_of, has_unique_indices
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import (
     Call,
@@ -45,6 +45,16 @@ def is_linear(graph: Graph, inputs: Iterable[Value]) -> bool:
     kinds = Kinds(dict.fromkeys(inputs, LINEAR))
     kinds.walk(graph.body)
     return all(kinds[v] in MOVING for v in graph.body.outputs)
+
+
+def has_transpose(graph: Graph, inputs: Iterable[Value]) -> bool:
+    """Whether JAX can transpose all that a program writes into what is linear in these inputs: of
+    windows that may meet it would not know which is left.
+    """
+    kinds = Kinds(dict.fromkeys(inputs, LINEAR))
+    kinds.walk(graph.body)
+    scatters = (op for op in graph.walk() if op.name == "scatter" and not combiner_of(op))
+    return all(has_unique_indices(op) or kinds[op.operands[0]] in {FIXED, ZERO} for op in scatters)
 
 
 def carries_cotangents(scan: Scan) -> bool:
