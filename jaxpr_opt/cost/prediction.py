@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 from jaxpr_opt.cost.model import CostModel
-from jaxpr_opt.ir.graph import Op, Scan
+from jaxpr_opt.ir.graph import Op, Scan, with_parents
 
 
 def known_seconds(ops: Iterable[Op], model: CostModel) -> float:
@@ -22,8 +23,4 @@ def _known(op: Op, model: CostModel) -> float:
 
 def runs(op: Op) -> int:
     """How often the loops around an op run it. Loops of unknown length count once."""
-    around, times = op.parent, 1
-    while around is not None:
-        times *= around.length if isinstance(around, Scan) else 1
-        around = around.parent
-    return times
+    return prod(around.length for around in with_parents(op.parent) if isinstance(around, Scan))

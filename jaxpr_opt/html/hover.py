@@ -19,7 +19,7 @@ from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import Chart
 from jaxpr_opt.html.places import key
 from jaxpr_opt.insight.timeline import Instant, Live, Tick
-from jaxpr_opt.ir.graph import Scan, While
+from jaxpr_opt.ir.graph import Scan, While, with_parents
 from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.reports import residual_rows
 from jaxpr_opt.sizes import bytes_text
@@ -72,12 +72,11 @@ def _value(live: Live, values: _Table) -> int:
 
 def _steps(tick: Tick) -> str:
     """`step 3 of 8, 1 of 2`, outermost loop first, counted from one."""
-    lengths: list[int | None] = []
-    around = tick.instant.op.parent
-    while around is not None:
-        if isinstance(around, Scan | While):
-            lengths.append(around.length if isinstance(around, Scan) else None)
-        around = around.parent
+    lengths = [
+        around.length if isinstance(around, Scan) else None
+        for around in with_parents(tick.instant.op.parent)
+        if isinstance(around, Scan | While)
+    ]
     steps = [
         f"{step + 1:,}" + (f" of {length:,}" if length is not None else "")
         for step, length in zip(tick.steps, reversed(lengths), strict=True)

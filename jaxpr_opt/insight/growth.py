@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from jaxpr_opt.bridge import compat
 from jaxpr_opt.cost.work import works
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.insight.powers import Limit, exponent
 from jaxpr_opt.insight.saved import kept
-from jaxpr_opt.ir.graph import Graph, Op, Value
+from jaxpr_opt.ir.graph import Graph, Value
+from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.ir.traits import is_broadcast
 
 Measure = Literal["residual_bytes", "work", "peak_bytes"]
@@ -133,7 +133,7 @@ def _residuals(graph: Graph) -> Amounts:
 
 def _work(graph: Graph) -> Amounts:
     return _summed(
-        (Place(work.op.name, _frame(work.op), work.loop is not None), work.amount)
+        (Place(work.op.name, user_frame(work.op), work.loop is not None), work.amount)
         for work in works(graph)
     )
 
@@ -177,12 +177,4 @@ def _summed(parts: Iterable[tuple[Place, int]]) -> Amounts:
 
 
 def _place(value: Value) -> Place:
-    return ARGUMENTS if value.op is None else Place(value.op.name, _frame(value.op))
-
-
-def _frame(op: Op) -> Frame | None:
-    """Where an op comes from; what JAX knows no place for, from where the op around it does."""
-    around: Op | None = op
-    while around is not None and compat.user_frame(around.source.info) is None:
-        around = around.parent
-    return None if around is None else compat.user_frame(around.source.info)
+    return ARGUMENTS if value.op is None else Place(value.op.name, user_frame(value.op))

@@ -715,8 +715,7 @@ def with_parents(op: Op | None) -> Iterator[Op]:
 
 def is_in_a_loop(op: Op) -> bool:
     """Whether an op is in a loop, at any depth of branches."""
-    around = op.parent
-    return around is not None and (isinstance(around, Scan | While) or is_in_a_loop(around))
+    return any(isinstance(around, Scan | While) for around in with_parents(op.parent))
 
 
 def program_of(op: Op) -> Graph | None:
@@ -735,9 +734,8 @@ def phase_of(op: Op) -> Phase | None:
 
 def enclosing_shard_map(op: Op) -> Call | None:
     """The innermost `shard_map` whose body `op` is in."""
-    around = op.parent
-    while around is not None and around.name != "shard_map":
-        around = around.parent
+    found = (op for op in with_parents(op.parent) if op.name == "shard_map")
+    around = next(found, None)
     return around if isinstance(around, Call) else None
 
 

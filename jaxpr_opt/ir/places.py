@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While, with_parents
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,5 @@ def lengths_around(region: Region | None) -> tuple[int | None, ...]:
 
 def user_frame(op: Op) -> Frame | None:
     """The user's line that an op comes from, or else that of the op around it."""
-    around: Op | None = op
-    while around is not None:
-        frame = compat.user_frame(around.source.info)
-        if frame is not None:
-            return frame
-        around = around.parent
-    return None
+    frames = (compat.user_frame(around.source.info) for around in with_parents(op))
+    return next((frame for frame in frames if frame is not None), None)

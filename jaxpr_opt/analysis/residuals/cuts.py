@@ -19,7 +19,7 @@ from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Stack, Value, backward_slice
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Stack, Value, backward_slice, with_parents
 from jaxpr_opt.ir.inputs import inputs
 
 Residual = tuple[Stack, Value]
@@ -115,13 +115,8 @@ def outermost(scan: Scan, found: Iterable[Residual]) -> Scan:
         for hop in route
         if isinstance(hop, Stacked)
     }
-    loops: list[Scan] = [scan]
-    around = scan.parent
-    while around is not None:
-        if isinstance(around, Scan) and around in beyond:
-            loops.append(around)
-        around = around.parent
-    return loops[-1]
+    around = [op for op in with_parents(scan.parent) if isinstance(op, Scan) and op in beyond]
+    return [scan, *around][-1]
 
 
 def known_to_readers(scan: Scan, found: Iterable[Residual]) -> Set[Value]:

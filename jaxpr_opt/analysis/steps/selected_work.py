@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While, is_in_a_loop
+from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While, is_in_a_loop, with_parents
 from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import can_move, is_arithmetic
 
@@ -50,13 +50,12 @@ def share_of_steps(predicate: Value, op: Op) -> float | None:
 
 def is_asked(predicate: Value, op: Op) -> bool:
     """Whether an op is in a branch that runs only where some row has a predicate."""
-    while (around := op.parent) is not None:
+    for around in with_parents(op.parent):
         asked = around.operands[0].op if isinstance(around, Cond) else None
         if asked is not None and asked.name == "reduce_or":
             (rows,) = asked.operands
             if rows is predicate or (rows.op is not None and predicate in rows.op.operands):
                 return True
-        op = around
     return False
 
 

@@ -23,6 +23,7 @@ from jaxpr_opt.ir.graph import (
     Scan,
     Value,
     While,
+    with_parents,
 )
 from jaxpr_opt.ir.traits import BARRIER, linear_in
 
@@ -61,9 +62,7 @@ def carries_cotangents(scan: Scan) -> bool:
     """Whether a loop carries cotangents, counters aside: JAX made it by transposing; or it is
     inside such a loop, and linear in what that carries.
     """
-    around: Op | None = scan
-    while around is not None and not around.source.transposed:
-        around = around.parent
+    around = next((op for op in with_parents(scan) if op.source.transposed), None)
     if not isinstance(around, Scan):
         return False
     kinds = _of_cotangents(around)

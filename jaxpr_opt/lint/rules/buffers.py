@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir.graph import Op, Scan, Value, While
+from jaxpr_opt.ir.graph import Op, Scan, Value, While, with_parents
 from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.places import Costly, costly
@@ -251,8 +252,8 @@ def _read_in_nests(subject: Subject) -> set[Frame | None]:
 
 def _loops_between(op: Op, value: Value) -> int:
     """How many loops around an op a value comes from outside of."""
-    count, around = 0, op.parent
-    while around is not None and not any(region.defines(value) for region in around.regions):
-        count += isinstance(around, Scan | While)
-        around = around.parent
-    return count
+    inside = takewhile(
+        lambda around: not any(region.defines(value) for region in around.regions),
+        with_parents(op.parent),
+    )
+    return sum(isinstance(around, Scan | While) for around in inside)

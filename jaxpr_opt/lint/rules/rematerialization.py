@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from jaxpr_opt.bridge.parameters import label_of, policy_of
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir.graph import Op, Remat, Scan, While
+from jaxpr_opt.ir.graph import Op, Remat, Scan, While, with_parents
 from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register
@@ -148,14 +148,15 @@ class CheckpointInACheckpoint(Rule):
 
 def _superfluous(inner: Remat) -> int:
     """How many checkpoints around this one do little else than it does."""
-    count, own, around = 0, cost(inner).flops, inner.parent
-    while around is not None and not isinstance(around, Scan | While):
+    count, own = 0, cost(inner).flops
+    for around in with_parents(inner.parent):
+        if isinstance(around, Scan | While):
+            break
         if isinstance(around, Remat):
             whole = cost(around).flops
             if own is None or whole is None or not 0 < ALL_OF_IT * whole <= own:
                 break
             count += 1
-        around = around.parent
     return count
 
 

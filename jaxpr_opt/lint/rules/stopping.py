@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.engine import registry
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir.graph import Cond, Region, Scan
+from jaxpr_opt.ir.graph import Cond, Region, Scan, with_parents
 from jaxpr_opt.ir.places import Size, lengths_around, user_frame
 from jaxpr_opt.ir.traits import is_broadcast
 from jaxpr_opt.lint.finding import Finding
@@ -132,12 +133,8 @@ def _stops(scan: Scan) -> bool:
 
 def _steps(scan: Scan) -> int:
     """How many steps the loops take that are written in one line, a scan being the innermost."""
-    steps, around = scan.length, scan.parent
-    while around is not None:
-        if isinstance(around, Scan) and user_frame(around) == user_frame(scan):
-            steps *= around.length
-        around = around.parent
-    return steps
+    loops = (op for op in with_parents(scan) if isinstance(op, Scan))
+    return prod(op.length for op in loops if user_frame(op) == user_frame(scan))
 
 
 def _idle(scan: Scan) -> Size:
