@@ -10,9 +10,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.first_taken import are_first
-from jaxpr_opt.analysis.steps.going_on import ops_going_on, settles
+from jaxpr_opt.analysis.steps.going_on import going_on, settles
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.questions import is_known_in_steps
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
@@ -22,11 +21,11 @@ from jaxpr_opt.analysis.windows.row_views import Rows, rows_of_stream
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.any_row import any_true
+from jaxpr_opt.builders.skipped_steps import in_skipped_step
 from jaxpr_opt.builders.streamed_rows import row_of_step
 from jaxpr_opt.builders.unless_finite import surround
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Stream, Value, reads
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.unrolling import steps_as_one
 
@@ -283,20 +282,10 @@ def _going_on(skip: Skip, inits: list[Value], rw: Rewriter) -> tuple[Region, Reg
     rw.set_outputs(predicate, [more])
     row, end = body.params[0], body.terminator
     mapping = dict(zip((c.param for c in scan.carries), body.params[1:], strict=True))
-    ops = ops_going_on(skip) or ()
-    asked = {skip.skipped[v] for op in ops for v in inputs(op)}
-    asked |= {skip.skipped[c.next] for c in skip.going}
+    computed = going_on(skip)
+    asked = {v for v in computed.known.values() if isinstance(v, Value)}
     mapping |= {s.param: _row(s, row, scan, end, rw) for s in scan.streams if s.param in asked}
-
-    def known(value: Value) -> Value:
-        told = skip.skipped[value]
-        if isinstance(told, Splat):
-            return _full(rw.scalar(told.value, value.dtype), value.aval, end, rw)
-        return mapping.get(told, told)
-
-    for op in ops:
-        mapping |= {v: known(v) for v in inputs(op)}
-        rw.clone([op], mapping, end)
+    known = in_skipped_step(computed, mapping, end, rw)
     changing = {c.param for c in skip.kept}
     nexts = [mapping[c.param] if c.param in changing else known(c.next) for c in scan.carries]
     step = np.int32(scan.length if settles(skip) else 1)
@@ -436,11 +425,8 @@ def _refilled(
     if skipped.is_unspecified or _is_number(skipped, buffer.aval):
         return buffer
     scan = skip.scan
-    if skipped.value is not None:
-        mapping = dict(kept)
-        mapping |= {v: rw.full(told.value, v.aval, before=scan) for v, told in skipped.numbers}
-        rw.clone(skipped.ops, mapping, scan)
-        value = mapping.get(skipped.value, skipped.value)
+    if skipped.value is not None and skipped.computed is not None:
+        value = in_skipped_step(skipped.computed, dict(kept), scan, rw)(skipped.value)
     else:
         assert skipped.constant is not None
         value = rw.scalar(skipped.constant.value, buffer.dtype)

@@ -12,7 +12,7 @@ from jax import lax
 from jaxpr_opt.analysis.residuals.unread_rows import needed_row, without_zeros
 from jaxpr_opt.analysis.steps.assume import Known, Splat
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow
-from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.steps.skips import Computed, Skip
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.parts import summands
@@ -20,6 +20,7 @@ from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
 from jaxpr_opt.builders.any_row import any_row
 from jaxpr_opt.builders.step_numbers import numbered
 from jaxpr_opt.ir.graph import Carry, Op, Region, Stack, Value, backward_slice, dominates
+from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import SUMS
 
@@ -185,17 +186,30 @@ def is_taken(skip: Skip, p: jax.Array) -> jax.Array:
     return any_row(p, skip.taken_when)
 
 
+def in_skipped_step(
+    computed: Computed, mapping: dict[Value, Value], before: Op, rw: Rewriter
+) -> Callable[[Value], Value]:
+    """Copies of what a skipped step computes, reading `mapping` for what is renamed, params of the
+    body say; with what a value then is.
+    """
+
+    def known(value: Value) -> Value:
+        told = computed.known[value]
+        if isinstance(told, Splat):
+            return rw.full(told.value, value.aval, before=before)
+        return mapping.get(told, told)
+
+    for op in computed.ops:
+        mapping |= {v: known(v) for v in inputs(op) if v in computed.known}
+        rw.clone([op], mapping, before)
+    return known
+
+
 def _instead(skip: Skip, value: Value, row: SkippedRow, end: Op, rw: Rewriter) -> Value:
     """What a skipped step stacks for `value`."""
     if row.is_unspecified:
         return rw.undefined(value.aval, before=end)
-    false = np.full(skip.predicate.shape, not skip.taken_when)
-    if row.value is not None:
-        mapping: dict[Value, Value] = {
-            skip.predicate: rw.constant(false, skip.predicate.aval),
-        }
-        mapping |= {v: rw.full(told.value, v.aval, before=end) for v, told in row.numbers}
-        rw.clone(row.ops, mapping, end)
-        return mapping.get(row.value, row.value)
+    if row.value is not None and row.computed is not None:
+        return in_skipped_step(row.computed, {}, end, rw)(row.value)
     constant = not skip.taken_when if row.constant is None else row.constant.value
     return rw.full(constant, value.aval, before=end)

@@ -936,13 +936,155 @@ def test_a_counter_that_is_stacked():
     "what",
     [
         lambda p, c: lax.while_loop(lambda x: x < 0, lambda x: x + 1, c[0]),
-        lambda p, c: lax.cond(p, jnp.sin, jnp.cos, c),
+        lambda p, c: lax.cond(p, jnp.sin, lambda c: lax.linalg.lu(jnp.outer(c, c))[0][0], c),
         lambda p, c: lax.linalg.lu(jnp.outer(c, c))[0],
     ],
 )
 def test_rows_that_a_skipped_step_computes(what):
-    """(4) By a loop, which may not end, in a branch, or by what may not run elsewhere."""
+    """(4) By a loop, which may not end, or by what may not run elsewhere, in a branch, too."""
     check_refuses(EXIT, stopping(what), "f32[3]", "f32[]", because="a skipped step computes anew")
+
+
+def test_a_row_that_a_skipped_step_computes_of_what_it_keeps():
+    """(4) A step that is taken computes it of a row of a stream."""
+
+    def program(c, xs, bound):
+        def body(c, x):
+            c = jnp.where(c[0] < bound, c + x, c)
+            return c, jnp.floor(c[0])
+
+        return lax.scan(body, c, xs)
+
+    check_rewrite(
+        EXIT,
+        program,
+        "f32[3]",
+        "f32[5,3]",
+        "f32[]",
+        simplify=True,
+        diff="""
+          fn (c:f32[3], xs:f32[5,3], bound:f32[]) {
+        -   c1:f32[3], ys:f32[5] = scan[5] carry(c=c) xs(x=xs) {
+        -     s:f32[1] = slice[:1] c
+        -     s1:f32[] = squeeze s
+        -     l:bool[] = lt s1 bound
+        -     a:f32[3] = add c x
+        -     s2:f32[3] = select_n l c a
+        -     s3:f32[1] = slice[:1] s2
+        -     s4:f32[] = squeeze s3
+        -     f:f32[] = floor s4
+        -     yield carry(s2) ys(f)
+        -   }
+        +   u:f32[5] = undefined
+        +   c2:i32[], c3:f32[3], c4:f32[5] = while carry(c2=0, c3=c, c4=u) {
+        +     l1:bool[] = lt c2 5
+        +     s:f32[1] = slice[:1] c3
+        +     s1:f32[] = squeeze s
+        +     l:bool[] = lt s1 bound
+        +     r:bool[] = reduce_or l
+        +     a1:bool[] = and l1 r
+        +     yield a1
+        +   } do {
+        +     d:f32[1,3] = dynamic_slice xs c2 0
+        +     s5:f32[3] = squeeze d
+        +     a1:f32[3] = add c3 s5
+        +     s6:f32[1] = slice[:1] a1
+        +     s7:f32[] = squeeze s6
+        +     f1:f32[] = floor s7
+        +     b:f32[1] = broadcast_in_dim f1
+        +     d1:f32[5] = dynamic_update_slice c4 b c2
+        +     a2:i32[] = add c2 1
+        +     yield carry(a2, a1, d1)
+        +   }
+        +   s5:f32[1] = slice[:1] c3
+        +   s6:f32[] = squeeze s5
+        +   f1:f32[] = floor s6
+        +   c5:i32[], c6:f32[5] = while carry(c2=c2, c3=c4) {
+        +     l1:bool[] = lt c2 5
+        +     yield l1
+        +   } do {
+        +     b:f32[1] = broadcast_in_dim f1
+        +     d:f32[5] = dynamic_update_slice c3 b c2
+        +     a1:i32[] = add c2 1
+        +     yield carry(a1, d)
+        +   }
+        -   return c1, ys
+        +   return c3, c6
+          }
+        """,
+    )
+
+
+def test_a_row_that_a_skipped_step_computes_in_a_branch():
+    """(4) The branch that it takes runs once."""
+    what = lambda p, c: lax.cond(p, jnp.sin, jnp.cos, c)
+    check_rewrite(
+        EXIT,
+        stopping(what),
+        "f32[3]",
+        "f32[]",
+        simplify=True,
+        diff="""
+          fn (c:f32[3], bound:f32[]) {
+        -   c1:f32[3], ys:f32[5,3] = scan[5] carry(c=c) {
+        -     s:f32[1] = slice[:1] c
+        -     s1:f32[] = squeeze s
+        -     l:bool[] = lt s1 bound
+        -     r:f32[3] = cond l {
+        -       s:f32[3] = sin c
+        -       yield s
+        -     } else {
+        -       yield c
+        -     }
+        -     r1:f32[3] = cond l {
+        -       s:f32[3] = sin c
+        -       yield s
+        -     } else {
+        -       c1:f32[3] = cos c
+        -       yield c1
+        -     }
+        -     yield carry(r) ys(r1)
+        -   }
+        +   u:f32[5,3] = undefined
+        +   c2:i32[], c3:f32[3], c4:f32[5,3] = while carry(c2=0, c3=c, c4=u) {
+        +     l1:bool[] = lt c2 5
+        +     s:f32[1] = slice[:1] c3
+        +     s1:f32[] = squeeze s
+        +     l:bool[] = lt s1 bound
+        +     r2:bool[] = reduce_or l
+        +     a:bool[] = and l1 r2
+        +     yield a
+        +   } do {
+        +     s2:f32[1] = slice[:1] c3
+        +     s3:f32[] = squeeze s2
+        +     l1:bool[] = lt s3 bound
+        +     s:f32[3] = sin c3
+        +     r1:f32[3] = cond l1 {
+        +       yield s
+        +     } else {
+        +       c1:f32[3] = cos c3
+        +       yield c1
+        +     }
+        +     b:f32[1,3] = broadcast_in_dim r1
+        +     d:f32[5,3] = dynamic_update_slice c4 b c2 0
+        +     a:i32[] = add c2 1
+        +     yield carry(a, s, d)
+        +   }
+        +   c5:f32[3] = cos c3
+        +   c6:i32[], c7:f32[5,3] = while carry(c2=c2, c3=c4) {
+        +     l1:bool[] = lt c2 5
+        +     yield l1
+        +   } do {
+        +     b:f32[1,3] = broadcast_in_dim c5
+        +     d:f32[5,3] = dynamic_update_slice c3 b c2 0
+        +     a:i32[] = add c2 1
+        +     yield carry(a, d)
+        +   }
+        -   return c1, ys
+        +   return c3, c7
+          }
+        """,
+    )
 
 
 def test_only_when_nothing_differentiates_any_more():

@@ -16,7 +16,7 @@ import numpy as np
 from jaxpr_opt.analysis.steps.assume import Known, Splat, is_zero, vanishes
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.predicates import candidates_of, counted, is_of_numbers, kind_of
-from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
+from jaxpr_opt.analysis.steps.skips import Computed, Skip, find_ends, find_skips
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.bridge import dtypes
@@ -66,31 +66,15 @@ def _goings(scan: Scan) -> Iterator[Skip]:
             args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
             skip = Skip(*args, going=left)  # type: ignore[arg-type]
             step.walked += len(step.ops)  # of each, it is asked now whether it goes on
-            does = ops_going_on(skip)
-            if does is None:
-                continue
+            does = going_on(skip).ops
             if settles(skip) or cost_model().is_little_of_a_step(does, scan.body):
                 yield skip
                 break
 
 
-def ops_going_on(skip: Skip) -> tuple[Op, ...] | None:
-    """What a skipped step computes of the carries that it changes, in order; None if a part is in a
-    branch.
-    """
-    scan, needed = skip.scan, set[Op]()
-    pending = [skip.skipped[c.next] for c in (*skip.going, *(c for c, _ in skip.counters))]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Splat) or not scan.body.defines(value) or value.owner is scan.body:
-            continue
-        op = value.op
-        if op is None or op.region is not scan.body:
-            return None
-        if op not in needed:
-            needed.add(op)
-            pending += [skip.skipped[v] for v in inputs(op)]
-    return tuple(op for op in scan.body.ops if op in needed)
+def going_on(skip: Skip) -> Computed:
+    """What a skipped step computes of the carries that it changes."""
+    return skip.computed(c.next for c in (*skip.going, *(c for c, _ in skip.counters)))
 
 
 def settles(skip: Skip) -> bool:

@@ -49,6 +49,16 @@ from jaxpr_opt.ir.inputs import inputs
 _MIXED = "its predicate mixes carries with streams or counters"
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a skipped step computes: ops of the body, in order, and what is known of the values that
+    they read and that were asked for.
+    """
+
+    ops: tuple[Op, ...]
+    known: Mapping[Value, Known]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Skip:
     """How a scan skips; `predicate` is true (somewhere, if batched) exactly in steps that must
@@ -90,6 +100,26 @@ class Skip:
         """Carries that a skipped step leaves alone."""
         changing = {c.param for c, _ in self.counters} | {c.param for c in self.going}
         return tuple(c for c in self.scan.carries if c.param not in changing)
+
+    def computed(self, values: Iterable[Value]) -> Computed:
+        """What a skipped step computes to make these values of the body."""
+        body, known, needed = self.scan.body, dict[Value, Known](), set[Op]()
+        pending = [*values]
+        while pending:
+            value = pending.pop()
+            told = known[value] = self._instead(value)
+            op = told.op if isinstance(told, Value) else None
+            if op is not None and op.region is body and op not in needed:
+                needed.add(op)
+                pending += inputs(op)
+        return Computed(tuple(sorted(needed, key=body.order)), known)
+
+    def _instead(self, value: Value) -> Known:
+        """What a value of the body is in a skipped step; itself if that is inside of a branch."""
+        body = self.scan.body
+        known = self.skipped[value] if value.region is body else value
+        is_inside = isinstance(known, Value) and known.region is not body and body.defines(known)
+        return value if is_inside else known
 
 
 @remembered
