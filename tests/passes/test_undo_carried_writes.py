@@ -7,10 +7,11 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis.residuals.versions import undoable
+from jaxpr_opt.analysis.residuals.versions import restorable, undoable
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.graphs import graph_of, op_of
@@ -777,6 +778,94 @@ def test_what_is_no_view(made):
     alone(UNDO, forth_and_back(step), "f32[32]", *TYPES[1:], fires=False)
 
 
+def test_a_version_that_no_stack_holds_yet():
+    """What is computed of it, and of a number of the step, is computed again of both."""
+    program = forth_and_back(lambda b, i, x: (put(b, i, x), 2.0 * (b - x)))
+    types = "f32[32]", "i32[40]", "f32[40]"
+    check_rewrite(
+        NarrowResiduals(),
+        program,
+        *types,
+        diff="""
+          fn (b:f32[32], at:i32[40], xs:f32[40]) {
+            c:f32[32], ys:f32[40,32] = scan[40] carry(c=b) xs(x=at, x1=xs) {
+              b:f32[1] = broadcast_in_dim x1
+              d:f32[32] = dynamic_update_slice c b x
+              s:f32[32] = sub c x1
+              m:f32[32] = mul 2.0 s
+        -     yield carry(d) ys(m)
+        +     yield carry(d) ys(c)
+            }
+            b1:f32[32] = broadcast_in_dim 0.0
+        -   c1:f32[32] = scan[40, reverse] carry(c=b1) xs(x=ys) {
+        +   c1:f32[32] = scan[40, reverse] carry(c=b1) xs(x=ys, xs1=xs) {
+        +     s1:f32[32] = sub x xs1
+        +     m1:f32[32] = mul 2.0 s1
+              m:f32[32] = mul c 0.5
+        -     a:f32[32] = add m x
+        +     a:f32[32] = add m m1
+              yield carry(a)
+            }
+            return c, c1
+          }
+        """,
+    )
+    graph = import_jaxpr(traced(program, *types))
+    records = run_alone((NarrowResiduals(), UNDO), graph).records
+    assert len(records[UNDO.name].rewrites) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "fires"),
+    [
+        pytest.param(lambda b, i, x: (put(b, i, x), jnp.abs(b * x)), True, id="a product"),
+        pytest.param(
+            lambda b, i, x: (w := put(b, i, x), x - w),
+            True,
+            id="of the version after the write",
+        ),
+        pytest.param(
+            lambda b, i, x: (put(b, i, x), b[None] - jnp.arange(3.0)[:, None] * x),
+            True,
+            id="repeated",
+        ),
+        pytest.param(
+            lambda b, i, x: (put(b, i, x), (b - x, jnp.where(b * x < 0, 0.0, x))),
+            True,
+            id="several stacks",
+        ),
+        pytest.param(
+            lambda b, i, x: (put(put(b, i, x), i + 1, -x), b * x), True, id="of two writes"
+        ),
+        pytest.param(lambda b, i, x: (put(b, i, x), b[:4] * x), False, id="a part: it is as small"),
+        pytest.param(lambda b, i, x: (put(b, i, x), jnp.exp(b * x)), False, id="a function"),
+        pytest.param(lambda b, i, x: (b * x, b - x), False, id="the buffer is no buffer"),
+    ],
+)
+def test_what_is_computed_of_versions(step, fires):
+    """It is made of what the loop back has once the writes are undone."""
+    types = "f32[32]", "i32[40]", "f32[40]"
+    graph = import_jaxpr(traced(forth_and_back(step), *types))
+    records = run_alone((NarrowResiduals(), UNDO), graph).records
+    assert bool(records[UNDO.name].rewrites) == fires
+
+
+def test_versions_that_cannot_be_undone_are_not_stacked_instead():
+    """(2) Condition: the other order."""
+    step = lambda b, i, x: (put(b, i, x), 2.0 * (b - x))
+
+    def program(b, at, xs):
+        b, made = lax.scan(lambda b, ix: step(b, *ix), b, (at, xs))
+        return b, lax.scan(lambda a, v: (a * 0.5 + v, None), jnp.zeros(32), made)[0]
+
+    types = "f32[32]", "i32[40]", "f32[40]"
+    graph = import_jaxpr(traced(program, *types))
+    assert not restorable(op_of(graph, "scan"))
+    graph = import_jaxpr(traced(forth_and_back(step), *types))
+    # The buffer and 40 numbers, in 40 steps.
+    assert list(restorable(op_of(graph, "scan")).values()) == [-(-(32 + 40) * 4 // 40)]
+
+
 def row(b, i):
     """Elements from wherever the index is: it is clamped."""
     return lax.dynamic_slice(b, (i,), (24,), allow_negative_indices=False)
@@ -1157,6 +1246,26 @@ def test_attention_in_little_memory(scores):
     for gradient in (optimize(jax.grad(loss)), jax.grad(optimize(loss))):
         given, used = measured(gradient, xs)
         assert used < 20 * xs.nbytes
+        assert_close(wanted, given)
+
+
+@pytest.mark.slow
+def test_distances_in_little_memory():
+    """Of all places to one, which then moves: neither places nor differences are stacked."""
+
+    def loss(xs):
+        def step(places, i):
+            apart = jnp.sum((places - xs[i]) ** 2, axis=-1)
+            return places.at[i].set(jnp.sin(xs[i])), jnp.sum(jnp.sqrt(1.0 + apart))
+
+        return jnp.sum(lax.scan(step, jnp.zeros_like(xs), jnp.arange(len(xs)))[1] ** 2)
+
+    xs = jnp.linspace(0.0, 1.0, 200 * 4).reshape(200, 4)
+    wanted, usual = measured(jax.grad(loss), xs)
+    assert usual > 200 * xs.nbytes
+    for gradient in (optimize(jax.grad(loss)), jax.grad(optimize(loss))):
+        given, used = measured(gradient, xs)
+        assert used < 70 * xs.nbytes  # a number of each place, a quarter of it
         assert_close(wanted, given)
 
 

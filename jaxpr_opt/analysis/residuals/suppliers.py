@@ -18,7 +18,7 @@ from jaxpr_opt.analysis.residuals.adjacent_step_stacks import stacked_by_next_st
 from jaxpr_opt.analysis.residuals.cuts import known_to_readers, residuals
 from jaxpr_opt.analysis.residuals.kept_alive import gone_before_readers
 from jaxpr_opt.analysis.residuals.register_stacks import stored_as_rows
-from jaxpr_opt.analysis.residuals.versions import restored
+from jaxpr_opt.analysis.residuals.versions import restorable, restored
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Scan, Value
 
@@ -52,6 +52,7 @@ def _next_step(scan: Scan) -> Mapping[Value, int]:
 SUPPLIERS = (
     Supplier("a row that is streamed or stacked anyway", _present, "narrow-residuals"),
     Supplier("a version of a buffer, by undoing the writes", _restored, "undo-carried-writes"),
+    Supplier("a version that no stack holds yet, likewise", restorable, "undo-carried-writes"),
     Supplier("the row that the next step stacks", _next_step, "share-shifted-stacks"),
     Supplier("the rows that enter a shift register", stored_as_rows, "stack-entering-rows"),
 )

@@ -4,7 +4,7 @@ Each write of a step makes a version of the buffer. A loop that takes the steps 
 order meets every version if it starts with the last one and undoes the writes, last first. The
 versions that it reads then need no stack, nor do views of them: transposed, rounded, or rows
 gathered at indices from outside the loop. `restored` are the values that need no stack for this
-reason.
+reason, `restorable` those of which the loop stacks what it computes of them and of others.
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ class Versions:
         # Condition 1 of undo-carried-writes.
         return uniform(self.carry.init) if any(abs(k) >= n for k, n in starts) else None
 
-    def why_not_undone(self) -> str | None:
-        """Why the writes cannot be undone, or why nothing would be gained."""
+    def why_not_undone(self, old: int | None = None) -> str | None:
+        """Why the writes cannot be undone, or why nothing would be gained if the loop no longer
+        stacks `old` bytes: by default those of all the stacks.
+        """
         # Condition 1 of undo-carried-writes.
         if self.obstacle is not None:
             return self.obstacle
@@ -88,7 +90,7 @@ class Versions:
         # Condition 4 of undo-carried-writes.
         if not all(skip is None or self._is_kept(skip, walk) for walk, skip in guards):
             return f"the loop that reads {self.name} skips steps that may write to it"
-        return self._too_large(found)
+        return self._too_large(found, old)
 
     def guard(self, walk: Walk) -> Skip | None:
         """How a loop skips steps, if those are known to be the first or the last ones."""
@@ -119,22 +121,34 @@ class Versions:
             if isinstance(other, Skip)
         )
 
-    def _too_large(self, found: Sequence[Walk]) -> str | None:
+    def _too_large(self, found: Sequence[Walk], old: int | None) -> str | None:
+        nest = max(found, key=lambda walk: len(walk.pairs))
+        old = sum(s.result.nbytes for s in self.stacks) if old is None else old
+        old *= prod(nest.lengths[1:])
+        new, copied = self._stored(found)
+        prices = cost_model()  # a buffer is copied; a step reads a window more, and one writes it
+        undone = prices.stored(new) + prices.moved(copied)
+        if old <= new or prices.stored(old) < undone:  # what is kept is read of versions, too
+            parts = "the buffer and what is overwritten"
+            return f"{bytes_text(old)} are stacked; {parts} take {bytes_text(new)}"
+        return None
+
+    def stored(self) -> int:
+        """The bytes that a step stores, so that the writes can be undone."""
+        found = self.walks
+        assert not isinstance(found, str)
+        return -(-self._stored(found)[0] // max(prod(walk.lengths) for walk in found))
+
+    def _stored(self, found: Sequence[Walk]) -> tuple[int, int]:
+        """The bytes that are stored in all, and those of buffers and windows."""
         scan, nest = self.scan, max(found, key=lambda walk: len(walk.pairs))
         there = {s.value for s in scan.stacks if s not in self.stacks} | {*scan.body.params}
         there -= {c.param for c in scan.carries}
         kept = self.writes if self.replaced is None else ()
         windows = sum(w.operands[UPDATE[w.name]].nbytes for w in kept) * prod(nest.lengths)
         numbers = sum(v.nbytes * nest.steps_with(v) for v in self.numbers if v not in there)
-        old = sum(s.result.nbytes for s in self.stacks) * prod(nest.lengths[1:])
         buffers = self.carry.result.nbytes * (len(found) + max(walk.starts for walk in found))
-        new = buffers + windows + numbers
-        prices = cost_model()  # a buffer is copied; a step reads a window more, and one writes it
-        undone = prices.stored(new) + prices.moved(buffers + windows)
-        if old <= new or prices.stored(old) < undone:  # what is kept is read of versions, too
-            parts = "the buffer and what is overwritten"
-            return f"{bytes_text(old)} are stacked; {parts} take {bytes_text(new)}"
-        return None
+        return buffers + windows + numbers, buffers + windows
 
 
 def stacked_versions(scan: Scan) -> Iterator[Versions]:
@@ -195,6 +209,38 @@ def restored(scan: Scan) -> frozenset[Value]:
     """
     undone = (each for each in stacked_versions(scan) if each.why_not_undone() is None)
     return frozenset(stack.value for each in undone for stack in each.stacks)
+
+
+@remembered
+def restorable(scan: Scan) -> Mapping[Value, int]:
+    """Versions of carries of which a step computes, element by element, what it stacks: were they
+    stacked instead, their writes could be undone. The bytes that a step then stores for each.
+    """
+    found: dict[Value, int] = {}
+    for carry in scan.carries:
+        writes, versions, _ = _history(scan, carry) if not carry.is_invariant else ((), {}, None)
+        # Condition 1 of undo-carried-writes.
+        read = _computed_of(scan, versions) if writes else {}
+        stacks = {stack: versions[version] for stack, version in read.items()}
+        would = Versions(scan, carry, writes, stacks, {}, None)
+        old = carry.result.nbytes * scan.length * len(set(stacks.values()))
+        if stacks and would.why_not_undone(old) is None:
+            found.update(dict.fromkeys(read.values(), would.stored()))
+    return found
+
+
+def _computed_of(scan: Scan, versions: Mapping[Value, int]) -> Mapping[Stack, Value]:
+    """Stacks of what is computed, element by element, of a version and of other arrays."""
+    found: dict[Stack, Value] = {}
+    for stack in scan.stacks:
+        pending = [stack.value] if stack.result.uses else []
+        while pending and stack not in found:
+            value = pending.pop()
+            if original(value) in versions:
+                found[stack] = original(value)
+            elif (op := value.op) is not None and op.region is scan.body and is_arithmetic(op):
+                pending += [v for v in op.operands if v.size <= value.size]
+    return found
 
 
 @remembered
