@@ -295,6 +295,13 @@ def is_pure(op: Op) -> bool:
     return op.name not in _FIXED and not op.effects
 
 
+def may_be_skipped(op: Op) -> bool:
+    """Whether a step with the op itself may be left out: it has no effects. A barrier only says
+    what is computed together.
+    """
+    return is_pure(op) or op.name == BARRIER or op.is_terminator
+
+
 def is_mergeable(op: Op) -> bool:
     """Whether one of two such ops on the same operands can stand for both."""
     return not op.regions and is_pure(op) and not is_collective(op)

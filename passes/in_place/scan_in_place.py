@@ -67,7 +67,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.weighing import takes_more
 from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized, program_of
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import BARRIER, is_pure
+from jaxpr_opt.ir.traits import may_be_skipped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,9 +106,7 @@ class ScanInPlace(Pass):
         assert isinstance(scan, Scan)
         if unroll_of(scan) != 1:
             return "the scan asks to be unrolled"  # (3)
-        if not all(
-            is_pure(op) or op.name == BARRIER or op.is_terminator for op in scan.body.walk()
-        ):
+        if not all(map(may_be_skipped, scan.body.walk())):
             return "a step has effects"  # (3)
         if any(p.is_result for p in match.places.values()) and _takes_more(scan):
             return "the room of a result, where rows would be written, holds more until then"

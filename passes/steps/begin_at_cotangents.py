@@ -63,7 +63,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Stream, backward_slice
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_pure, may_depend_on
+from jaxpr_opt.ir.traits import may_be_skipped, may_depend_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +102,7 @@ class BeginAtCotangents(Pass):
             return f"the loop has {scan.length} steps only"
         if steps_asked_at_once(scan) is None:
             return "it asks to be unrolled"
-        if any(not is_pure(op) and not op.is_terminator for op in scan.body.walk()):  # (3)
+        if not all(map(may_be_skipped, scan.body.walk())):  # (3)
             return "a step has effects"
         for stream in match.found.streams:
             if not may_depend_on(stream.param, scan.body.ops, scan):  # (3)

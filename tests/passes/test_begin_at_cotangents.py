@@ -261,6 +261,16 @@ def test_a_step_with_effects():
     check_refuses(BEGIN, jax.grad(loss), *ARGS, because="has effects")
 
 
+def test_a_barrier_has_no_effects():
+    """(3) Its transpose is one."""
+
+    def loss(w, xs, n):
+        step = lambda h, x: ((y := lax.optimization_barrier(jnp.sin(h * w) + x)), y)
+        return masked(lax.scan(step, jnp.zeros(3), xs)[1], n).sum()
+
+    alone(BEGIN, jax.grad(loss), *ARGS, fires=True)
+
+
 @pytest.mark.parametrize(
     ("options", "because"), [({"unroll": 6}, "asks to be unrolled"), ({"length": 1}, "1 steps")]
 )

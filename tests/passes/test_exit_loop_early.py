@@ -912,6 +912,54 @@ def test_a_step_with_effects():
     check_refuses(EXIT, stopping(what), "f32[3]", "f32[]", because="a step has effects")
 
 
+def test_a_barrier_has_no_effects():
+    """(3) Other passes leave one between a read and a write, as `undo-carried-writes` does."""
+
+    def program(c, bound):
+        def body(c, _):
+            new, old = lax.optimization_barrier((jnp.sin(c), c))
+            return jnp.where(c[0] < bound, new, old), None
+
+        return lax.scan(body, c, None, length=5)
+
+    check_rewrite(
+        EXIT,
+        program,
+        "f32[3]",
+        "f32[]",
+        simplify=True,
+        diff="""
+          fn (c:f32[3], bound:f32[]) {
+        -   c1:f32[3] = scan[5] carry(c=c) {
+        -     s:f32[3] = sin c
+        -     o:f32[3], o1:f32[3] = optimization_barrier s c
+        -     s1:f32[1] = slice[:1] c
+        -     s2:f32[] = squeeze s1
+        -     l:bool[] = lt s2 bound
+        -     s3:f32[3] = select_n l o1 o
+        -     yield carry(s3)
+        -   }
+        +   c2:i32[], c3:f32[3] = while carry(c2=0, c3=c) {
+        +     l1:bool[] = lt c2 5
+        +     s1:f32[1] = slice[:1] c3
+        +     s2:f32[] = squeeze s1
+        +     l:bool[] = lt s2 bound
+        +     r:bool[] = reduce_or l
+        +     a:bool[] = and l1 r
+        +     yield a
+        +   } do {
+        +     s:f32[3] = sin c3
+        +     o:f32[3], o1:f32[3] = optimization_barrier s c3
+        +     a:i32[] = add c2 1
+        +     yield carry(a, o)
+        +   }
+        -   return c1
+        +   return c3
+          }
+        """,
+    )
+
+
 def test_rows_that_differ_from_one_skipped_step_to_the_next():
     """(4) The row of a stream is stacked."""
     check_refuses(
@@ -1920,6 +1968,13 @@ def test_how_many_rows_are_made(n):
     for seen in (lambda i, y, n: i < n, lambda i, y, n: (i < n) & (i != 1)):
         graph = alone(EXIT, fed(seen=seen), XS[0], XS, jnp.int32(n), fires=True)
         assert sum(isinstance(op, While) for op in graph.body.ops) == 2
+
+
+def test_rows_that_are_made_behind_a_barrier():
+    """(10) It has no effects."""
+    made = lambda h, x, n: lax.optimization_barrier(jnp.sin(h) * x)
+    graph = alone(EXIT, fed(made=made), XS[0], XS, jnp.int32(3), fires=True)
+    assert sum(isinstance(op, While) for op in graph.body.ops) == 2
 
 
 @pytest.mark.parametrize(

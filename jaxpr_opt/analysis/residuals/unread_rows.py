@@ -23,7 +23,14 @@ from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value, depending_on, reads
 from jaxpr_opt.ir.inputs import inputs
-from jaxpr_opt.ir.traits import BARRIER, LAYING, can_move, is_pure, may_depend_on, may_not_end
+from jaxpr_opt.ir.traits import (
+    BARRIER,
+    LAYING,
+    can_move,
+    may_be_skipped,
+    may_depend_on,
+    may_not_end,
+)
 
 
 def readers(stack: Stack, skip: Skip, *, ends: bool = False) -> tuple[Skip, ...] | None:
@@ -116,7 +123,7 @@ def _only_feeds(scan: Scan, skip: Skip) -> bool:
     if not may_depend_on(skip.predicate, scan.body.ops, scan):
         return False
     # Condition 10 of exit-loop-early.
-    return all(is_pure(op) or op.is_terminator for op in scan.body.walk())
+    return all(map(may_be_skipped, scan.body.walk()))
 
 
 def is_by_zeros(skip: Skip) -> bool:
