@@ -656,6 +656,20 @@ def test_where_xla_makes_functions_by_itself(program, touches, fires):
     assert ("scan[3]" in text) == fires
 
 
+def reads_a_square(x, at):
+    squares = lambda i: jnp.pad(jnp.arange(1000.0) ** 2, (0, 200))[i]
+    return lax.scan(lambda c, i: (c.at[i].set(c[i - 1] * squares(i)), None), x, at)[0]
+
+
+@pytest.mark.parametrize(("program", "steps"), [(reads_a_square, 9), (writes_half, 1)])
+def test_what_xla_leaves_out_of_its_own_functions(program, steps):
+    """(2, 3) What a function of ours must not have, XLA does not put into its own."""
+    with using(CostModel().but(makes_functions=False, starts_each=False, kernel=1e-3)):
+        alone(PASS, jax.vmap(program), "f32[3,400]", f"i32[3,{steps}]", fires=True)
+    with using(ONE_BY_ONE.but(kernel=1.0)):
+        check_refuses(PASS, jax.vmap(program), "f32[3,400]", f"i32[3,{steps}]", because="XLA ")
+
+
 def test_where_xla_makes_no_function():
     """(1) Then windows are written at once."""
 
