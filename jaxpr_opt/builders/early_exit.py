@@ -425,7 +425,7 @@ def _refilled(
     if skipped.is_unspecified or _is_number(skipped, buffer.aval):
         return buffer
     scan = skip.scan
-    if skipped.value is not None and skipped.computed is not None:
+    if skipped.value is not None:
         value = in_skipped_step(skipped.computed, dict(kept), scan, rw)(skipped.value)
     else:
         assert skipped.constant is not None

@@ -209,7 +209,7 @@ def _instead(skip: Skip, value: Value, row: SkippedRow, end: Op, rw: Rewriter) -
     """What a skipped step stacks for `value`."""
     if row.is_unspecified:
         return rw.undefined(value.aval, before=end)
-    if row.value is not None and row.computed is not None:
+    if row.value is not None:
         return in_skipped_step(row.computed, {}, end, rw)(row.value)
     constant = not skip.taken_when if row.constant is None else row.constant.value
     return rw.full(constant, value.aval, before=end)

@@ -11,6 +11,8 @@ from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.ir.graph import UNDEFINED, Op, Stack, Value
 from jaxpr_opt.ir.traits import is_speculable
 
+_NOTHING = Computed((), {})
+
 
 @dataclass(frozen=True, slots=True)
 class SkippedRow:
@@ -19,7 +21,7 @@ class SkippedRow:
     constant: Splat | None = None
     value: Value | None = None
     """A value that a skipped step computes from kept carries and outer values."""
-    computed: Computed | None = None
+    computed: Computed = _NOTHING
 
     @property
     def is_unspecified(self) -> bool:
@@ -28,7 +30,7 @@ class SkippedRow:
     @property
     def ops(self) -> tuple[Op, ...]:
         """What a skipped step computes the value by."""
-        return () if self.computed is None else self.computed.ops
+        return self.computed.ops
 
     def all_ops(self) -> Iterator[Op]:
         """The ops and everything inside them."""
