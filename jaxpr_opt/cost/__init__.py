@@ -1,6 +1,22 @@
 """The cost model: the only place that knows prices.
 
-`devices` has the figures, `model` the questions, `ops` what an op computes and moves, `fusion` what
-XLA fuses, `work` what a whole run does, `reuse` which buffers are copied, `layouts` which operands
-are, `scratch` what an op needs while it runs, `limits` how far passes look.
+============  ==============================================================================
+of a device
+`devices`     its figures
+`lowering`    what XLA makes of a program there: which ops are fused, what is copied
+`prices`      what that takes, in seconds
+`model`       what pays: the questions that passes ask, and the model that is in use
+`segments`    how long the segments of a loop are that is recomputed
+of programs
+`ops`         what an op computes, and how many bytes it touches
+`windows`     how many of an array of which it reads or writes a part
+`fusion`      what XLA fuses
+`reuse`       which buffers it takes over, and which it copies
+`layouts`     which operands it copies, to read them in another order
+`scratch`     what an op needs while it runs
+`work`        what a whole run does
+`prediction`  how long ops take whose cost is known
+of passes
+`limits`      how far they look
+============  ==============================================================================
 """

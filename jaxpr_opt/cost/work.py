@@ -27,6 +27,7 @@ from math import prod
 from jaxpr_opt.bridge.parameters import callee_of
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.reuse import buffer_of, is_view, takes_over, uses_of
+from jaxpr_opt.cost.windows import READS, WRITES
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import (
     Call,
@@ -42,12 +43,7 @@ from jaxpr_opt.ir.graph import (
     While,
 )
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.ir.traits import SCATTERING, SUMS, is_broadcast, is_pure
-
-READS = frozenset({"dynamic_slice", "gather", "slice", "split"})
-"""Of the first operand no more is touched than what is read of it."""
-WRITES = SCATTERING | {"dynamic_update_slice"}
-"""The result is the first operand, but for a window that the other operands tell."""
+from jaxpr_opt.ir.traits import SUMS, is_broadcast, is_pure
 
 
 @dataclass(frozen=True, slots=True)

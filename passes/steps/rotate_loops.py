@@ -39,7 +39,7 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.values.value_numbering import Numbering
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.work import READS
+from jaxpr_opt.cost.windows import READS
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Carry, Op, Phase, Use, Value, While, backward_slice, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter

@@ -17,7 +17,7 @@ from jaxpr_opt.bridge.parameters import combiner_of, numbers_of
 from jaxpr_opt.cost.fusion import ELEMENTS_MULTIPLIED, ELEMENTS_SUMMED
 from jaxpr_opt.cost.limits import ARRAYS_OF_A_FUNCTION
 from jaxpr_opt.cost.reuse import is_view
-from jaxpr_opt.cost.work import READS, WRITES
+from jaxpr_opt.cost.windows import READS, WRITES
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Value, While, is_sized
 from jaxpr_opt.ir.traits import (

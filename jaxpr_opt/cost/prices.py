@@ -1,0 +1,189 @@
+"""What things cost on a device, in seconds: bytes, ops, steps of loops.
+
+What is not known costs infinitely many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from jaxpr_opt.cost.fusion import kernels
+from jaxpr_opt.cost.lowering import Lowering
+from jaxpr_opt.cost.ops import Cost, cost
+from jaxpr_opt.cost.reuse import is_view
+from jaxpr_opt.cost.windows import bytes_moved
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
+from jaxpr_opt.ir.traits import TRANSCENDENTAL, dead_ops
+
+
+@dataclass(frozen=True, slots=True)
+class Prices(Lowering):
+    """What things cost on a device, in seconds."""
+
+    byte: float = 0.0
+    """Seconds that a byte of temporary memory is worth; 0 where there is memory enough."""
+
+    # -- bytes
+
+    def held(self, nbytes: float) -> float:
+        """Seconds that so many bytes of temporary memory are worth."""
+        return self.byte * number(nbytes)
+
+    def moved(self, nbytes: float) -> float:
+        """Seconds to write so many bytes, and to read them once."""
+        return self.device.cached * number(nbytes)
+
+    def stored(self, nbytes: float) -> float:
+        """Seconds to write so many bytes in a forward pass and to read them in the backward pass.
+
+        Between the two the cache is needed for other things, unless they are few.
+        """
+        return self.kept(nbytes, nbytes)
+
+    def stored_far(self, nbytes: int) -> float:
+        """The same where it is unknown what else is stored."""
+        return self.device.trips * self.device.memory * number(nbytes)
+
+    def kept(self, nbytes: float, stacked: float) -> float:
+        """Seconds to store so many bytes, and to load them, among so many that are stacked."""
+        far = self.device.trips * self.device.memory
+        return number(nbytes) * (far if self.is_far(stacked) else self.device.cached)
+
+    def kept_row(self, nbytes: float, stacked: float, *, is_new: bool) -> float:
+        """Seconds to store such a row in a step, and to load it.
+
+        Where it is copied beyond the cache, that takes as long in a new stack as in one that is
+        there, and starts ops.  Else the op that makes it may write it into a new stack, or may not.
+        """
+        seconds = self.kept(nbytes, stacked)
+        if self.device.trips > 1 and self.is_far(stacked):
+            return seconds + self.device.kernel
+        return self.doubtful(seconds) if is_new else seconds
+
+    def passed(self, nbytes: float, among: float) -> float:
+        """Seconds to store and load so many bytes, as far as they show in the time of a whole
+        program: bytes that are used together may stay near a core.
+        """
+        is_near = among <= self.device.near
+        return number(nbytes) * self.device.nearby if is_near else self.kept(nbytes, among)
+
+    def is_far(self, stacked: float) -> bool:
+        """Whether so many bytes exceed the cache."""
+        return stacked > self.device.cache
+
+    def fresh(self, nbytes: float) -> float:
+        """Seconds that handing out so many bytes of temporary memory takes in each run."""
+        return self.device.fresh * number(nbytes) if self.is_far(nbytes) else 0.0
+
+    def filled(self, nbytes: float) -> float:
+        """Seconds to write so many bytes to new pages, which may never be read."""
+        return self.device.memory / 2 * number(nbytes)
+
+    def read_windows(self, nbytes: float, count: int) -> float:
+        """Seconds to read so many bytes again, in so many windows that lie anywhere."""
+        return self.device.cached / 2 * max(number(nbytes), count * self.device.line)
+
+    def marked(self, numbers: int, nbytes: float) -> float:
+        """Seconds to write a number for each window into so many bytes of zeros, and to read it, if
+        so many numbers say where all of them are.
+        """
+        return self.moved(nbytes) / 2 + 2 * self.read_windows(0, numbers)
+
+    def paired(self, windows: int) -> float:
+        """Seconds to compare all pairs of so many windows."""
+        return self.device.predicate * windows**2
+
+    # -- ops
+
+    def repeated(self, items: Iterable[Op | Region]) -> float:
+        """Seconds to compute ops once more, fused with what reads them; infinite if not known."""
+        return sum(self._computed(cost(item)) for item in items)
+
+    def run(self, items: Iterable[Op | Region]) -> float:
+        """Seconds that ops take at least, each by itself: to read, to compute and to write."""
+        known = [cost(item) for item in items]
+        seconds = [self._computed(each) + self._touched(each) for each in known]
+        return sum(each for each in seconds if each != inf)
+
+    def started(self, ops: int) -> float:
+        """Seconds to start so many ops, in a loop of which each is called by itself."""
+        return self.device.kernel * ops
+
+    def repeated_apart(self, op: Op) -> float:
+        """Seconds to compute an op once more in a loop of its own, which writes what it makes; a
+        function of each number in that of what reads it, where the device fuses these.
+        """
+        if self.device.fuses_functions and op.name in TRANSCENDENTAL:
+            return self.repeated([op])
+        made = sum(v.nbytes for v in op.results)
+        start = self.device.kernel + (self.device.product if cost(op).products else 0.0)
+        return start + self.repeated([op]) + self.moved(made)
+
+    def apart(self, items: Iterable[Op]) -> float:
+        """Seconds to compute functions of numbers one step at a time: one core does, and where few
+        are fused with other ops, one by one.
+        """
+        return self.device.lanes * self.repeated(items)
+
+    def elementwise(self, value: Value, ops: int = 1) -> float:
+        """Seconds of so many ops of basic arithmetic, or movement, that make such a value."""
+        return self.device.arithmetic * ops * number(value.size)
+
+    def one_by_one(self, value: Value) -> float:
+        """Seconds of one such op on numbers that no vector instruction computes together."""
+        return self.device.lanes * self.elementwise(value)
+
+    def by_places(self, value: Value) -> float:
+        """Seconds of an op that makes such a value of several arrays, all read in another order."""
+        return self.device.place * number(value.size)
+
+    def streamed(self, nbytes: int) -> float:
+        """Seconds to read so many bytes, four a number, in an op that computes with them."""
+        return self.device.arithmetic * nbytes / 4
+
+    def _computed(self, known: Cost) -> float:
+        if known.flops is None or known.products is None or known.functions is None:
+            return inf
+        turned = known.turned or 0
+        others = max(known.flops - known.products - known.functions, 0)
+        products = (known.products - turned) * self.device.flop
+        products += turned * (self.device.turned or self.device.flop)
+        special = products + known.functions * self.device.transcendental
+        return special + others * self.device.arithmetic
+
+    def _touched(self, known: Cost) -> float:
+        return inf if known.bytes is None else self.moved(known.bytes)
+
+    # -- loops
+
+    def step_seconds(self, body: Region) -> float:
+        """Seconds of a step of a loop, by what its ops make, of an array that is written in place
+        the window, and what its products read; infinite if there is a loop inside.  What nobody
+        reads does not count: a pass has left it.
+        """
+        dead = dead_ops(body)
+        return self._step_of([op for op in body.walk() if op not in dead])
+
+    def _step_of(self, ops: Sequence[Op]) -> float:
+        if any(isinstance(op, Scan | While) for op in ops):
+            return inf
+        made = sum(bytes_moved(op) for op in ops if not is_view(op))
+        starts = kernels(ops) * self.device.kernel if made > self.device.fused_bytes else 0.0
+        return self.moved(made) + starts
+
+    def loop_seconds(self, steps: int, nbytes: int) -> float:
+        """Seconds of so many steps that do next to nothing, over arrays of so many bytes."""
+        is_fused = nbytes <= self.device.fused_bytes
+        return steps * (self.device.fused_step if is_fused else self.device.step)
+
+    def doubtful(self, seconds: float) -> float:
+        """Seconds that must be saved to be worth this many, where the saving is not certain."""
+        return self.device.noticed * seconds
+
+
+def number(size: Any) -> float:
+    """A size; one that is a symbol raises JAX's `InconclusiveDimensionOperation`."""
+    return size if isinstance(size, float) else int(size)

@@ -1,0 +1,45 @@
+"""The bytes that an op moves: of an array that it reads or writes in part, the windows only."""
+
+from __future__ import annotations
+
+from math import prod
+
+from jaxpr_opt.cost.ops import cost
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.traits import SCATTERING
+
+READS = frozenset({"dynamic_slice", "gather", "slice", "split"})
+"""Of the first operand no more is touched than what is read of it."""
+WRITES = SCATTERING | {"dynamic_update_slice"}
+"""The result is the first operand, but for a window that the other operands tell."""
+
+
+def bytes_moved(op: Op) -> int:
+    """Bytes that an op writes, the window where it writes one in place; and bytes that a product
+    reads, as no op before it hands them on in registers.
+    """
+    if op.name in WRITES:
+        return op.operands[1 if op.name == "dynamic_update_slice" else 2].nbytes
+    read = op.operands if op.name == "dot_general" else ()
+    return sum(v.nbytes for v in (*op.results, *read))
+
+
+def bytes_touched(op: Op) -> int:
+    """Bytes that an op reads and writes, of an array that it looks into, or writes in place, the
+    windows.
+    """
+    if op.name in READS:
+        return 2 * sum(v.nbytes for v in op.results) + sum(v.nbytes for v in op.operands[1:])
+    if op.name in WRITES:
+        return 2 * sum(v.nbytes for v in op.operands[1:])
+    return cost(op).bytes or 0
+
+
+def windows_apart(op: Op) -> int:
+    """How many windows an op writes, or reads at places of several numbers each, which one
+    function of a loop puts together again and again.
+    """
+    if op.name not in SCATTERING and op.name != "gather":
+        return 0
+    *windows, numbers = op.operands[1].shape
+    return prod(windows) if numbers > 1 or op.name in SCATTERING else 0
