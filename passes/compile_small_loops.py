@@ -51,7 +51,8 @@ from jaxpr_opt.bridge.parameters import is_one_function
 from jaxpr_opt.builders.window_by_window import one_by_one
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Phase, Scan, While, with_parents
+from jaxpr_opt.ir.graph import Op, Phase, Scan, While
+from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

@@ -58,7 +58,8 @@ from jaxpr_opt.analysis.values.varying import loop_around, steps_of, varying
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import UNDEFINED, Cond, Op, Region, Use, Value, backward_slice
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import UNDEFINED, Cond, Op, Region, Use, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_cheap, is_data_movement
 
@@ -93,8 +94,7 @@ class DropDummyResiduals(Pass):
             for outcome in op.outcomes:
                 if outcome.result.uses:
                     yield from _dummy(op, outcome.result, outcome.values)
-            reads = tuple(_reads_in_branch(op))
-            if reads:
+            if reads := tuple(_reads_in_branch(op)):
                 says = f"{len(reads)} reads are in the branch that made the value"
                 yield ReadInBranch(op, says, reads)
         elif any(map(is_undefined, op.operands[1:])) and op.result.uses:

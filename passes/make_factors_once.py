@@ -40,7 +40,8 @@ from jaxpr_opt.cost.fusion import is_repeated
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import fence
-from jaxpr_opt.ir.graph import Op, Phase, Value, is_in_a_loop, is_sized
+from jaxpr_opt.ir.graph import Op, Phase, Value, is_sized
+from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_data_movement, rearranges
 

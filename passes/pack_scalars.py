@@ -57,7 +57,8 @@ from jaxpr_opt.analysis.values.enclosing import is_differentiated
 from jaxpr_opt.builders.packed_step import StepWriter, padding
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Phase, Scan, phase_of
+from jaxpr_opt.ir.graph import Op, Phase, Scan
+from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

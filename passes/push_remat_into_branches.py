@@ -41,7 +41,9 @@ from typing import ClassVar
 from jaxpr_opt.bridge.parameters import is_in_transpose, with_one_cse_flag
 from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Cond, Op, Region, Remat, Value, backward_slice, phase_of
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Cond, Op, Region, Remat, Value
+from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import can_move, is_cheap, may_depend_on
 

@@ -45,7 +45,8 @@ from jaxpr_opt.bridge.parameters import padding_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_sharded
-from jaxpr_opt.ir.graph import Op, Phase, is_in_a_loop, is_sized
+from jaxpr_opt.ir.graph import Op, Phase, is_sized
+from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import ELEMENTWISE
 

@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.ir.graph import (
-    Constant,
-    Use,
-    aval_bytes,
-    backward_slice,
-    dominates,
-)
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Constant, Use, aval_bytes
+from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.verify import verify
 from tests.graphs import LOOP, branch, graph_of, loop, op_of

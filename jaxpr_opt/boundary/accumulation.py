@@ -31,8 +31,9 @@ from jaxpr_opt.bridge.parameters import padding_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Cond, Constant, Op, Remat, Scan, Value, dominates
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Remat, Scan, Value
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.rewriter import Rewriter
 
 _SUMS = ("add", "add_any")

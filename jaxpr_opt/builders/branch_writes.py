@@ -10,16 +10,8 @@ import jax.numpy as jnp
 from jaxpr_opt.analysis.values.constants import identity, is_undefined
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.branch_writes import BranchWrites, may_be_early
-from jaxpr_opt.ir.graph import (
-    Cond,
-    Op,
-    Outcome,
-    Region,
-    Value,
-    backward_slice,
-    depending_on,
-    inputs,
-)
+from jaxpr_opt.ir.dataflow import backward_slice, depending_on, inputs
+from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

@@ -25,7 +25,8 @@ from jaxpr_opt.builders.skipped_steps import in_skipped_step
 from jaxpr_opt.builders.streamed_rows import row_of_step
 from jaxpr_opt.builders.unless_finite import surround
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Stream, Value, reads
+from jaxpr_opt.ir.dataflow import reads
+from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.unrolling import steps_as_one
 

@@ -17,8 +17,9 @@ from jax import lax
 
 from jaxpr_opt.bridge import compat, dtypes
 from jaxpr_opt.cost.fusion import is_repeated
+from jaxpr_opt.ir.dataflow import depending_on
 from jaxpr_opt.ir.devices import fence
-from jaxpr_opt.ir.graph import Constant, Op, Value, depending_on
+from jaxpr_opt.ir.graph import Constant, Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_data_movement
 

@@ -11,8 +11,8 @@ from jax import lax
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.last_rows import FirstRow, LastRow, LastValue
 from jaxpr_opt.bridge.slicing import read_window
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import Op, Scan, Value
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

@@ -8,9 +8,9 @@ from jaxpr_opt.analysis.residuals.cuts import Cut, available, hidden, outermost
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, paired, routes
 from jaxpr_opt.builders.fences import from_memory
 from jaxpr_opt.builders.residual_transfer import carried_along, counterpart, drop_unread, stacked
+from jaxpr_opt.ir.dataflow import inputs, reads
 from jaxpr_opt.ir.devices import is_partly_manual
-from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Scan, Value, reads
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

@@ -19,8 +19,9 @@ from jaxpr_opt.analysis.windows.parts import summands
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
 from jaxpr_opt.builders.any_row import any_row
 from jaxpr_opt.builders.step_numbers import numbered
-from jaxpr_opt.ir.graph import Carry, Op, Region, Stack, Value, backward_slice, dominates
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
+from jaxpr_opt.ir.graph import Carry, Op, Region, Stack, Value
+from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import SUMS
 

@@ -14,7 +14,8 @@ from jax import lax
 from jaxpr_opt.analysis.windows.scatter_chains import Chain, Piece, Pieces
 from jaxpr_opt.builders.carried_scratch import carried_zeros, enclosing_scans, hand_on
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Carry, Op, Scan, Use, Value, backward_slice, depending_on
+from jaxpr_opt.ir.dataflow import backward_slice, depending_on
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Use, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_speculable
 

@@ -14,7 +14,8 @@ from jaxpr_opt.analysis.values.constants import is_weak
 from jaxpr_opt.analysis.windows.window_primitives import places, replaced, written
 from jaxpr_opt.builders.residual_transfer import counterpart
 from jaxpr_opt.builders.skipped_steps import is_taken
-from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Value, depending_on
+from jaxpr_opt.ir.dataflow import depending_on
+from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

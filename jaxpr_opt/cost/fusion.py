@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 import jax.numpy as jnp
 
-from jaxpr_opt.ir.graph import Constant, Op, Value, depending_on
+from jaxpr_opt.ir.dataflow import depending_on
+from jaxpr_opt.ir.graph import Constant, Op, Value
 from jaxpr_opt.ir.traits import ARRANGING, is_broadcast, is_cheap
 
 NEVER_REPEATED = frozenset({

@@ -17,8 +17,8 @@ from jaxpr_opt.cost.layouts import Copy, bytes_made, copies, is_read_transposed
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.scratch import scratch_bytes
 from jaxpr_opt.cost.windows import bytes_moved, bytes_touched
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import Op, Scan, Value
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import TRANSCENDENTAL, is_broadcast, rearranges
 
 

@@ -22,19 +22,9 @@ from jaxpr_opt.bridge.parameters import (
 )
 from jaxpr_opt.cost.layouts import features_last
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import (
-    UNDEFINED,
-    Call,
-    Cond,
-    Op,
-    Region,
-    Remat,
-    Scan,
-    While,
-    is_in_a_loop,
-    is_sized,
-)
+from jaxpr_opt.ir.graph import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While, is_sized
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.traits import ELEMENTWISE, MOVING, is_transcendental
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from math import prod
 
 from jaxpr_opt.cost.model import CostModel
-from jaxpr_opt.ir.graph import Op, Scan, with_parents
+from jaxpr_opt.ir.graph import Op, Scan
+from jaxpr_opt.ir.nesting import with_parents
 
 
 def known_seconds(ops: Iterable[Op], model: CostModel) -> float:

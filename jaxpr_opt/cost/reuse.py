@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxpr_opt.cost.layouts import is_made_transposed
-from jaxpr_opt.ir.graph import Call, Cond, Constant, Op, Remat, Use, Value, with_parents
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.dataflow import inputs
+from jaxpr_opt.ir.graph import Call, Cond, Constant, Op, Remat, Use, Value
+from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.traits import BARRIER, RESHAPING
 
 VIEWS = RESHAPING | {"bitcast_convert_type", "name", BARRIER}

@@ -24,10 +24,10 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.analysis.values.origins import Origins, is_origin
 from jaxpr_opt.builders.fences import from_memory
+from jaxpr_opt.ir.dataflow import backward_slice, depending_on, inputs
 from jaxpr_opt.ir.exporter import export
-from jaxpr_opt.ir.graph import Constant, Graph, Op, Value, backward_slice, depending_on
+from jaxpr_opt.ir.graph import Constant, Graph, Op, Value
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

@@ -19,7 +19,8 @@ from jaxpr_opt.html import peak
 from jaxpr_opt.html.chart import Chart
 from jaxpr_opt.html.places import key
 from jaxpr_opt.insight.timeline import Instant, Live, Tick
-from jaxpr_opt.ir.graph import Scan, While, with_parents
+from jaxpr_opt.ir.graph import Scan, While
+from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.reports import residual_rows
 from jaxpr_opt.sizes import bytes_text

@@ -17,9 +17,9 @@ from typing import Literal
 
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.insight.saved import Saved, inside
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Cond, Constant, Graph, Op, Region, Scan, Value, backward_slice
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.graph import Cond, Constant, Graph, Op, Region, Scan, Value
 from jaxpr_opt.ir.traits import IN_PLACE, is_data_movement
 
 Why = Literal["dummy", "input", "invariant", "stream", "buffer"]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.insight.temporaries import temporary_bytes
-from jaxpr_opt.ir.graph import Op, program_of
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.rewriter import Rewriter, copy_graph
 
 

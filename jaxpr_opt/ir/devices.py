@@ -13,7 +13,8 @@ import jax
 
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.bridge.parameters import checks_vma, mesh_of, newly_manual_axes_of
-from jaxpr_opt.ir.graph import Call, Op, Value, enclosing_shard_map, program_of
+from jaxpr_opt.ir.graph import Call, Op, Value
+from jaxpr_opt.ir.nesting import enclosing_shard_map, program_of
 
 Fence = Literal["barrier", "division"]
 """See `jaxpr_opt.builders.fences`."""

@@ -28,6 +28,7 @@ from jaxpr_opt.bridge.parameters import (
     shard_map_options,
 )
 from jaxpr_opt.ir import checkpointed
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import (
     UNDEFINED,
     Call,
@@ -42,7 +43,6 @@ from jaxpr_opt.ir.graph import (
     While,
     is_sized,
 )
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import dead_ops, is_large_constant
 from jaxpr_opt.ir.unrolling import steps_as_one
 

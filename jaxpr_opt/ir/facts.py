@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from jaxpr_opt.ir.graph import Graph, Op, Region, Value
+from jaxpr_opt.ir.graph import Graph, Op, Value
+from jaxpr_opt.ir.nesting import program_around
 
 About = TypeVar("About", bound=Op | Value)
 P = ParamSpec("P")
@@ -32,7 +33,7 @@ def remembered(
 
     @functools.wraps(query)
     def ask(about: About, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
-        graph = _home(about.region)
+        graph = program_around(about.region)
         if graph is None:
             return query(about, *args, **kwargs)
         key = (query, about, *args, *kwargs.items())
@@ -82,18 +83,8 @@ def _answer(pending: list[functools.partial[Any]]) -> None:
 
 def memory(about: Op | Value, of: Hashable) -> dict[Any, Any]:
     """A dictionary that lives as long as the answers, for facts found beside them."""
-    graph = _home(about.region)
+    graph = program_around(about.region)
     return {} if graph is None else graph.facts.setdefault(of, {})
-
-
-def _home(region: Region | None) -> Graph | None:
-    """The graph that a region is in."""
-    while region is not None:
-        owner = region.owner
-        if not isinstance(owner, Op):
-            return owner
-        region = owner.region
-    return None
 
 
 _COPIED, _ORIGINAL = "copied", "original"
@@ -108,7 +99,7 @@ def copied_from(op: Op) -> Op | None:
     """The op that this one is a copy of; None if its graph is no copy, or one of the two has
     changed.
     """
-    copy = _home(op.region)
+    copy = program_around(op.region)
     graph, state = (None, None) if copy is None else copy.facts.get(_ORIGINAL, (None, None))
     if copy is None or graph is None or graph.facts.get(_COPIED) is not state:
         return None

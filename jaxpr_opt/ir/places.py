@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While, with_parents
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
+from jaxpr_opt.ir.nesting import with_parents
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,9 +41,9 @@ from jaxpr_opt.ir.graph import (
     Use,
     Value,
     While,
-    enclosing_shard_map,
 )
 from jaxpr_opt.ir.importer import splice
+from jaxpr_opt.ir.nesting import enclosing_shard_map
 from jaxpr_opt.ir.traits import is_pure
 
 

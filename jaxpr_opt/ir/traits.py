@@ -30,8 +30,8 @@ from jaxpr_opt.ir.graph import (
     Scan,
     Value,
     While,
-    phase_of,
 )
+from jaxpr_opt.ir.nesting import phase_of
 
 SPREADING = frozenset({"broadcast_in_dim", "iota", UNDEFINED})
 """Results are larger than what they are made from, which costs nothing to redo."""

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxpr_opt.ir.graph import Call, Constant, Graph, Op, Region, Use, Value, dominates
+from jaxpr_opt.ir.graph import Call, Constant, Graph, Op, Region, Use, Value
+from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.verify_types import Report, VerifyError, check_primitive, check_roles
 
 __all__ = ["VerifyError", "verify"]

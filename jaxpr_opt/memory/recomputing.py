@@ -10,8 +10,8 @@ from itertools import pairwise
 from jaxpr_opt.analysis.liveness.across_peak import Turn, is_free
 from jaxpr_opt.analysis.liveness.rematerialization import Dropping, Segment
 from jaxpr_opt.builders.fences import can_signal, waiting
-from jaxpr_opt.ir.graph import Constant, Op, Use, Value, backward_slice
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
+from jaxpr_opt.ir.graph import Constant, Op, Use, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

@@ -17,7 +17,8 @@ from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.bridge.parameters import label_of
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.insight.saved import Kind, Saved, saved
-from jaxpr_opt.ir.graph import Constant, Graph, Op, Region, Scan, Value, While, backward_slice
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Constant, Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.ir.traits import is_cheap
 from jaxpr_opt.sizes import bytes_text

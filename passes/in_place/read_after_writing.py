@@ -55,8 +55,9 @@ from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.dataflow import backward_slice, users_through
 from jaxpr_opt.ir.devices import fence
-from jaxpr_opt.ir.graph import Op, Phase, Region, Scan, Value, backward_slice, users_through
+from jaxpr_opt.ir.graph import Op, Phase, Region, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

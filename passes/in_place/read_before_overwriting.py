@@ -76,8 +76,9 @@ from jaxpr_opt.builders.fences import barrier, can_be_divided, division, made_on
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.journal import Waste
+from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.devices import fence
-from jaxpr_opt.ir.graph import Op, Phase, Region, Value, backward_slice
+from jaxpr_opt.ir.graph import Op, Phase, Region, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, can_move
 
@@ -191,10 +192,7 @@ def _schedule(match: Overwriting) -> tuple[dict[Op, None], Op]:
     """The ops of the body that must run before the reads, and these, in program order; and the
     first op that is none of them.
     """
-    roots = [
-        match.array,
-        *(reader.result for reader in match.readers if reads_a_window(reader)),
-    ]
+    roots = [match.array, *(each.result for each in match.readers if reads_a_window(each))]
     found = set(backward_slice(roots, lambda value: value.region is not match.body))
     first = dict.fromkeys(op for op in match.body.ops if op in found)
     return first, next(op for op in match.body.ops if op not in first)

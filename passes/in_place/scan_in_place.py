@@ -65,7 +65,8 @@ from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.streamed_rows import row_of_step
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.weighing import takes_more
-from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized, program_of
+from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized
+from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import may_be_skipped
 

@@ -45,8 +45,8 @@ from typing import ClassVar
 from jaxpr_opt.bridge.parameters import is_in_transpose
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import Op, Region, Remat, Scan, Value
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import SPREADING, is_data_movement, is_plainly_called
 from jaxpr_opt.sizes import bytes_text

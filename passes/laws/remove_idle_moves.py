@@ -44,7 +44,8 @@ from jaxpr_opt.bridge.parameters import (
     padding_of,
     permutation_of,
 )
-from jaxpr_opt.ir.graph import Op, Value, phase_of
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.passes.laws.simplify import Identity, Simplify
 
 

@@ -44,7 +44,8 @@ from jaxpr_opt.analysis.values.accumulators import accumulators
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.enclosing import is_read_after
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Carry, Op, Scan, Value, dominates, is_in_a_loop
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
+from jaxpr_opt.ir.nesting import dominates, is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import SUMS
 from jaxpr_opt.sizes import bytes_text

@@ -60,8 +60,9 @@ from jaxpr_opt.analysis.steps.zero_rows import ZeroRows, zero_rows
 from jaxpr_opt.builders.early_exit import stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.devices import has_divided_rows
-from jaxpr_opt.ir.graph import Op, Phase, Scan, Stream, backward_slice
+from jaxpr_opt.ir.graph import Op, Phase, Scan, Stream
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import may_be_skipped, may_depend_on
 

@@ -35,16 +35,8 @@ from typing import ClassVar
 
 from jaxpr_opt.builders.fences import from_memory
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import (
-    Cond,
-    Graph,
-    Op,
-    Outcome,
-    Value,
-    backward_slice,
-    depending_on,
-)
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.dataflow import backward_slice, depending_on, inputs
+from jaxpr_opt.ir.graph import Cond, Graph, Op, Outcome, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import can_move, is_cheap
 

@@ -49,7 +49,8 @@ from jaxpr_opt.builders.skipped_steps import into_branch, leave_unspecified
 from jaxpr_opt.builders.taken_steps import steps_taken
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Pass
-from jaxpr_opt.ir.graph import Op, Phase, Scan, Stack, program_of
+from jaxpr_opt.ir.graph import Op, Phase, Scan, Stack
+from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly, SkippingLoop
 

@@ -41,7 +41,8 @@ from jaxpr_opt.analysis.values.value_numbering import Numbering
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.windows import READS
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Carry, Op, Phase, Use, Value, While, backward_slice, is_sized
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Carry, Op, Phase, Use, Value, While, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_arithmetic, is_broadcast, is_cheap, is_mergeable, is_pure
 

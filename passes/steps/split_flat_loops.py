@@ -54,7 +54,8 @@ from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.split_loop import split
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Scan, program_of
+from jaxpr_opt.ir.graph import Op, Scan
+from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

@@ -57,8 +57,8 @@ from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Stack, Value, backward_slice
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
+from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_arithmetic, is_data_movement
 

@@ -49,7 +49,9 @@ from jaxpr_opt.analysis.values.enclosing import is_read_after
 from jaxpr_opt.analysis.windows.scatter_chains import added
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value, backward_slice, is_in_a_loop
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value
+from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import SUMS, can_move
 from jaxpr_opt.sizes import bytes_text

@@ -46,7 +46,8 @@ from jaxpr_opt.analysis.values.enclosing import is_differentiated
 from jaxpr_opt.analysis.windows.access import Access, combined
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, written
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.ir.graph import Op, Phase, is_in_a_loop, phase_of
+from jaxpr_opt.ir.graph import Op, Phase
+from jaxpr_opt.ir.nesting import is_in_a_loop, phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

@@ -53,7 +53,8 @@ from jaxpr_opt.bridge.parameters import fill_value_of, mode_of
 from jaxpr_opt.builders.narrow_reads import read_cases, read_operands, spread_out
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Value, is_in_a_loop
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
 
 RING = frozenset({"add", "add_any", "mul", "neg", "stop_gradient", "sub"})

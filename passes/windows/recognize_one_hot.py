@@ -56,7 +56,8 @@ from jaxpr_opt.builders.one_hot_rows import Rows, read, written
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_sharded
-from jaxpr_opt.ir.graph import Op, Scan, Value, is_in_a_loop
+from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import ELEMENTWISE
 

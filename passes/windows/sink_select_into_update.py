@@ -70,7 +70,9 @@ from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
 from jaxpr_opt.builders.selected_writes import write_each_selected, write_selected
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.journal import Waste
-from jaxpr_opt.ir.graph import Op, Value, backward_slice, dominates, phase_of
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.nesting import dominates, phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import can_move
 

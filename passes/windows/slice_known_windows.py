@@ -40,7 +40,8 @@ from jaxpr_opt.analysis.values.enclosing import is_differentiated
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
-from jaxpr_opt.ir.graph import Op, phase_of
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

@@ -70,7 +70,8 @@ from jaxpr_opt.analysis.windows.branch_writes import BranchWrites, branch_writes
 from jaxpr_opt.builders.branch_writes import split_after, write_after
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Cond, Op, Scan, phase_of
+from jaxpr_opt.ir.graph import Cond, Op, Scan
+from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import can_move
 

@@ -52,7 +52,9 @@ from jaxpr_opt.bridge.slicing import write_window
 from jaxpr_opt.builders.residual_transfer import stacked
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value, backward_slice, dominates
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value
+from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_speculable
 

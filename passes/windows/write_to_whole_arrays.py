@@ -47,7 +47,8 @@ from jaxpr_opt.bridge.parameters import has_numbers
 from jaxpr_opt.builders.whole_writes import written_to_whole
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, dominates
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

@@ -46,7 +46,8 @@ from jaxpr_opt.analysis.windows.written_masks import WrittenMask, written_mask
 from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, stacked
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Constant, Op, Scan, Stack, Value, is_in_a_loop
+from jaxpr_opt.ir.graph import Constant, Op, Scan, Stack, Value
+from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
 
 

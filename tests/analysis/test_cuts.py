@@ -7,7 +7,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.analysis.residuals.cuts import cheapest, residuals
-from jaxpr_opt.ir.graph import Scan, backward_slice
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 

@@ -10,8 +10,8 @@ from tests.imports import imported
 
 HOME = Path(jaxpr_opt.__file__).parent
 BELOW = {
-    "ir.facts", "ir.inputs", "bridge.compat_devices", "bridge.parameters",
-    "ir.importer", "ir.graph", "ir.traits",
+    "ir.dataflow", "ir.facts", "ir.graph", "ir.importer", "ir.nesting", "ir.traits",
+    "bridge.compat_devices", "bridge.parameters",
 }  # fmt: skip
 """What the model may import: the graph, what is known of primitives, and how answers are kept."""
 

@@ -12,8 +12,8 @@ from itertools import accumulate
 
 from jaxpr_opt.analysis.liveness.fused import Fused, fused
 from jaxpr_opt.cost.reuse import buffer_of, is_view
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import Op, Region, Value
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import is_broadcast, is_pure
 
 

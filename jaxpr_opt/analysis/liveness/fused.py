@@ -34,10 +34,10 @@ from jaxpr_opt.cost.layouts import shape_read
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.ops import PRODUCTS
 from jaxpr_opt.cost.reuse import buffer_of, is_view, uses_of, views_of
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.devices import fence
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Use, Value
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import (
     BARRIER,
     ELEMENTWISE,

@@ -39,9 +39,9 @@ from jaxpr_opt.analysis.liveness.segmenting import Matrix, Step, Way, Ways, shor
 from jaxpr_opt.analysis.values.rounding import compares_rounded
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import copied_from, remembered
 from jaxpr_opt.ir.graph import Op, Value
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import is_arithmetic, is_cheap, is_repeatable
 
 Counts = NDArray[np.int_]

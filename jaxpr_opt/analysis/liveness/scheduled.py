@@ -20,8 +20,8 @@ from typing import NamedTuple
 from jaxpr_opt.analysis.liveness.fused import Fused, Read
 from jaxpr_opt.cost.layouts import Copy
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import Op, Region, Value
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import REDUCING
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, paired
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Op, Region, Scan, Value, backward_slice, dominates
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value
+from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.traits import is_speculable
 
 

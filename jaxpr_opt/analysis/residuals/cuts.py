@@ -18,9 +18,10 @@ from jaxpr_opt.analysis.steps.assume import Assumed, Known
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Stack, Value, backward_slice, with_parents
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Stack, Value
+from jaxpr_opt.ir.nesting import with_parents
 
 Residual = tuple[Stack, Value]
 """A stack, and the value of a step that its readers need: the one of a step that is taken."""

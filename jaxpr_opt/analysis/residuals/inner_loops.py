@@ -16,9 +16,9 @@ from jaxpr_opt.analysis.steps.questions import steps_a_question
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, has_branch
 from jaxpr_opt.analysis.values.rounding import is_discontinuous
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import backward_slice, depending_on, inputs
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Op, Scan, Value, While, backward_slice, depending_on
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.graph import Op, Scan, Value, While
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,8 @@ from jaxpr_opt.analysis.values.linearity import linear_operands
 from jaxpr_opt.analysis.windows.scatter_chains import added
 from jaxpr_opt.bridge import compat, dtypes
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Op, Scan, Value, backward_slice
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import can_move
 
 

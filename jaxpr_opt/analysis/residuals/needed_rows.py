@@ -27,7 +27,8 @@ from jaxpr_opt.bridge.parameters import (
 )
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Stack, Value, dominates, is_sized
+from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Stack, Value, is_sized
+from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.traits import is_speculable
 
 Writers = tuple[tuple[Region, Value], ...]

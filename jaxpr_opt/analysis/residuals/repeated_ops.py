@@ -21,7 +21,8 @@ from jaxpr_opt.analysis.windows.window_primitives import windows_read
 from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Value, program_of
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Value
+from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.traits import is_arithmetic, is_broadcast, is_speculable
 
 READS = frozenset({"dynamic_slice", "gather"})

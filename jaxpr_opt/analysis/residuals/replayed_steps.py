@@ -13,9 +13,10 @@ from jaxpr_opt.analysis.residuals.replays import (
 from jaxpr_opt.analysis.residuals.stack_consumers import routes
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.devices import is_divided
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Op, Scan, Value, backward_slice
+from jaxpr_opt.ir.graph import Op, Scan, Value
 
 
 @remembered

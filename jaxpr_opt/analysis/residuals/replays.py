@@ -14,9 +14,9 @@ from jaxpr_opt.analysis.values.rounding import (
     may_differ,
     rounded,
 )
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Carry, Cond, Op, Scan, Stack, Stream, Value, backward_slice
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.graph import Carry, Cond, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.traits import COMPARISONS, communicates, is_broadcast, is_pure
 
 

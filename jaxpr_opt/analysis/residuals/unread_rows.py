@@ -21,8 +21,8 @@ from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Op, Scan, Stack, Value, depending_on, reads
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.dataflow import depending_on, inputs, reads
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
 from jaxpr_opt.ir.traits import (
     BARRIER,
     LAYING,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from jaxpr_opt.analysis.scalars.element_provenance import Lane
 from jaxpr_opt.analysis.values.constants import identity
-from jaxpr_opt.ir.graph import Carry, Op, Scan, Stream, Value, inputs
+from jaxpr_opt.ir.dataflow import inputs
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Stream, Value
 
 Lanes = tuple[Lane, ...]
 

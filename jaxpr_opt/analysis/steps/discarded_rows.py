@@ -28,9 +28,9 @@ from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Op, Region, Value
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import LAYING, is_speculable
 
 Axes = tuple[int | None, ...]

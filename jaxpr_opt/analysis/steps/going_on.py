@@ -21,9 +21,9 @@ from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Scan, Value
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import is_repeatable
 
 _REPEATABLE = frozenset({"and", "max", "min", "or"})

@@ -27,8 +27,8 @@ from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import indexed_axes
 from jaxpr_opt.bridge.parameters import has_numbers
-from jaxpr_opt.ir.graph import Cond, Op, Scan, Value, backward_slice
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
+from jaxpr_opt.ir.graph import Cond, Op, Scan, Value
 
 _GROWS = {
     ("lt", False): 1,

@@ -13,8 +13,9 @@ from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import unroll_of
+from jaxpr_opt.ir.dataflow import backward_slice, reads
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import UNDEFINED, Carry, Op, Scan, Stack, Value, backward_slice, reads
+from jaxpr_opt.ir.graph import UNDEFINED, Carry, Op, Scan, Stack, Value
 from jaxpr_opt.ir.traits import is_pure, is_speculable
 
 

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_slice
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value
 from jaxpr_opt.ir.traits import DRAWING, LAYING, is_speculable
 
 Counters = tuple[tuple[Carry, Value], ...]

@@ -8,8 +8,9 @@ from heapq import heappop, heappush
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While, is_in_a_loop, with_parents
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.dataflow import inputs
+from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While
+from jaxpr_opt.ir.nesting import is_in_a_loop, with_parents
 from jaxpr_opt.ir.traits import can_move, is_arithmetic
 
 _SPREADING = frozenset({"broadcast_in_dim", "convert_element_type"})

@@ -42,9 +42,9 @@ from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.bridge import compat
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value
-from jaxpr_opt.ir.inputs import inputs
 
 _MIXED = "its predicate mixes carries with streams or counters"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While, program_of
+from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While
+from jaxpr_opt.ir.nesting import program_of
 
 
 def loop_body(op: Op) -> Region | None:

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Constant, Op, Scan, Value, backward_slice
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Constant, Op, Scan, Value
 from jaxpr_opt.ir.traits import (
     ARRANGING,
     REDUCING,

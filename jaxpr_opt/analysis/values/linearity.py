@@ -13,18 +13,8 @@ from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import combiner_of, first_right_side_of, has_unique_indices
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import (
-    Call,
-    Cond,
-    Graph,
-    Op,
-    Region,
-    Remat,
-    Scan,
-    Value,
-    While,
-    with_parents,
-)
+from jaxpr_opt.ir.graph import Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.traits import BARRIER, linear_in
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxpr_opt.ir.graph import Constant, Value, backward_slice
+from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.graph import Constant, Value
 from jaxpr_opt.ir.traits import is_cheap
 
 

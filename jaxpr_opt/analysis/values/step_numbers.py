@@ -17,8 +17,9 @@ from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import is_in_order
 from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.facts import memory
-from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, backward_slice, is_sized
+from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, is_sized
 
 Numbers = np.ndarray[Any, Any]
 

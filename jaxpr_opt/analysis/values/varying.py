@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
-from jaxpr_opt.ir.inputs import inputs
 from jaxpr_opt.ir.traits import can_move, is_broadcast
 
 

@@ -12,7 +12,8 @@ from jaxpr_opt.analysis.windows.access import Access, writes_in_a_row
 from jaxpr_opt.analysis.windows.selected_versions import is_reordered, is_stored_for_loop_back
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Cond, Op, Value, backward_slice, depending_on
+from jaxpr_opt.ir.dataflow import backward_slice, depending_on
+from jaxpr_opt.ir.graph import Cond, Op, Value
 from jaxpr_opt.ir.traits import is_arithmetic
 
 

@@ -15,17 +15,9 @@ from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, windows_read
 from jaxpr_opt.cost.fusion import is_repeated, reduces
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import (
-    Carry,
-    Cond,
-    Op,
-    Region,
-    Scan,
-    Value,
-    While,
-    backward_slice,
-)
+from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Value, While
 from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE
 
 

@@ -10,19 +10,9 @@ from jaxpr_opt.analysis.values.linearity import carries_cotangents, linear_opera
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, Pieces, added
+from jaxpr_opt.ir.dataflow import Makers, backward_slice, inputs
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import (
-    Carry,
-    Makers,
-    Op,
-    Region,
-    Scan,
-    Stack,
-    Stream,
-    Value,
-    backward_slice,
-)
-from jaxpr_opt.ir.inputs import inputs
+from jaxpr_opt.ir.graph import Carry, Op, Region, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.traits import RESHAPING, SUMS, can_move
 
 _MOVING = RESHAPING | {"convert_element_type", "neg", "transpose"}

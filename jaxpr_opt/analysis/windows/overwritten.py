@@ -8,8 +8,9 @@ from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.window_primitives import WRITES, places, windows_read
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import users_through
 from jaxpr_opt.ir.devices import fence, is_sharded
-from jaxpr_opt.ir.graph import Op, Value, users_through
+from jaxpr_opt.ir.graph import Op, Value
 
 
 def reads_a_window(op: Op) -> bool:

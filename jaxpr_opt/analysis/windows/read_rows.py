@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.selections import Selection
 from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.ir.dataflow import Makers
 from jaxpr_opt.ir.devices import is_sharded
-from jaxpr_opt.ir.graph import Makers, Op, Value
+from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.traits import CUMULATIVE, ELEMENTWISE, REDUCING
 
 SHAPED = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}

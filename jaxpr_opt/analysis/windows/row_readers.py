@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.windows.read_rows import may_round
 from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.devices import is_sharded
-from jaxpr_opt.ir.graph import Op, Scan, Stack, Value, backward_slice, dominates
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
+from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING, RESHAPING, can_move, is_arithmetic
 
 _READING = frozenset({"gather", "slice"})

@@ -10,7 +10,8 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.ir.devices import is_sharded
-from jaxpr_opt.ir.graph import Op, Region, Scan, Value, is_sized, program_of
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value, is_sized
+from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.traits import ELEMENTWISE, VIEWING, is_arithmetic, is_broadcast
 
 _MOVING = VIEWING | {"iota"}

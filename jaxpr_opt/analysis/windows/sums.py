@@ -11,7 +11,8 @@ from jaxpr_opt.analysis.windows.disjoint_pieces import is_disjoint_between_steps
 from jaxpr_opt.analysis.windows.parts import before_writes, summands
 from jaxpr_opt.analysis.windows.scatter_chains import Chain, Piece, Pieces, added, is_read_nowhere
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Op, Value, dominates
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.traits import SUMS
 
 

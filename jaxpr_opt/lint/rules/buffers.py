@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir.graph import Op, Scan, Value, While, with_parents
+from jaxpr_opt.ir.graph import Op, Scan, Value, While
+from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.places import Costly, costly

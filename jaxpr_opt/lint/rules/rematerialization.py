@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from jaxpr_opt.bridge.parameters import label_of, policy_of
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir.graph import Op, Remat, Scan, While, with_parents
+from jaxpr_opt.ir.graph import Op, Remat, Scan, While
+from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.places import user_frame
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, register

@@ -10,7 +10,8 @@ from typing import ClassVar
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.engine import registry
 from jaxpr_opt.frames import Frame
-from jaxpr_opt.ir.graph import Cond, Region, Scan, with_parents
+from jaxpr_opt.ir.graph import Cond, Region, Scan
+from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.places import Size, lengths_around, user_frame
 from jaxpr_opt.ir.traits import is_broadcast
 from jaxpr_opt.lint.finding import Finding

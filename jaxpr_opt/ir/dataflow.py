@@ -1,0 +1,90 @@
+"""What values are made of, and what is made of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Op, Region, Value
+
+
+def inputs(op: Op) -> tuple[Value, ...]:
+    """The values that an op reads: its operands, then outer values that its regions read."""
+    return _with_captures(op) if op.regions else op.operands
+
+
+@remembered
+def _with_captures(op: Op) -> tuple[Value, ...]:
+    return (*op.operands, *(v for region in op.regions for v in region.captures()))
+
+
+def reads(ops: Iterable[Op]) -> set[Value]:
+    """Every value that these ops, or ops inside them, read."""
+    return {value for op in ops for inner in op.walk() for value in inner.operands}
+
+
+def users_through(value: Value, passes_on: Callable[[Op], bool]) -> Iterator[Op]:
+    """What reads a value, or what ops that pass it on make of it."""
+    pending = [value]
+    for each in pending:
+        yield from each.users
+        pending += [user.result for user in each.users if passes_on(user)]
+
+
+def depending_on(values: Iterable[Value], ops: Iterable[Op]) -> dict[Op, None]:
+    """The ops that depend on one of `values`, in order; `ops` are in program order."""
+    tainted = set(values)
+    found: dict[Op, None] = {}
+    for op in ops:
+        if not tainted.isdisjoint(inputs(op)):
+            found[op] = None
+            tainted.update(op.results)
+    return found
+
+
+def backward_slice(roots: Iterable[Value], stop: Callable[[Value], bool]) -> list[Op]:
+    """Ops that compute `roots`, in program order per region, not looking behind values for which
+    `stop` holds.
+
+    An op with regions brings what its regions capture.  Shared by everything that moves or clones
+    code.
+    """
+    order: dict[Op, None] = {}
+    visited: set[Value] = set()
+    stack: list[tuple[Value, bool]] = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        value, done = stack.pop()
+        op = value.op
+        if op is None or op in order:
+            continue
+        if done:
+            order[op] = None
+            continue
+        if value in visited or stop(value):
+            continue
+        visited.add(value)
+        stack.append((value, True))
+        stack.extend((v, False) for v in reversed(inputs(op)))
+    return list(order)
+
+
+class Makers:
+    """The ops of one result in a region that make values, each once, last to first."""
+
+    def __init__(self, region: Region | None) -> None:
+        self._region = region
+        self._heap: list[tuple[int, int, Op]] = []
+        self._seen: set[Op] = set()
+
+    def add(self, value: Value) -> None:
+        op = value.op
+        if op is None or op in self._seen or len(op.results) > 1 or op.region is not self._region:
+            return
+        assert op.region is not None
+        self._seen.add(op)
+        heapq.heappush(self._heap, (-op.region.order(op), len(self._seen), op))
+
+    def __iter__(self) -> Iterator[Op]:
+        while self._heap:
+            yield heapq.heappop(self._heap)[-1]
