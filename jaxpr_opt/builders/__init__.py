@@ -19,8 +19,8 @@ loops
 `narrow_carry`, `sliding_rows`, `ring_rows`,        a loop that carries less of an array
 `traced_rows`, `register_windows`
 `merged_loop`, `split_loop`, `peeling`              one loop of two, two of one
-`early_exit`, `skipped_steps`, `any_row`,           loops that skip steps; is any row taken; how
-`taken_steps`                                       many steps are
+`early_exit`, `last_taken`, `refilled_stacks`       a loop that stops early, and what it stacks then
+`skipped_steps`, `any_row`, `taken_steps`           steps that skip; is any row taken; how many are
 `unless_finite`                                     a loop that stops if what it skips is finite
 `packed_step`                                       a step with vectors
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers

@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.steps.skips import Skip
-from jaxpr_opt.builders.early_exit import last_step
+from jaxpr_opt.builders.last_taken import last_step
 from jaxpr_opt.builders.skipped_steps import is_taken
 from jaxpr_opt.ir.graph import Value
 from jaxpr_opt.ir.rewriter import Rewriter

@@ -1063,6 +1063,35 @@ def test_a_row_that_a_skipped_step_computes_of_what_it_keeps():
     )
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("taken", "what"),
+    [
+        (lambda p: p, lambda p, c: jnp.concatenate([p, c > 0])),
+        (lambda p: ~p, lambda p, c: jnp.concatenate([p, c > 0])),
+        (lambda p: p, lambda p, c: lax.sort(jnp.stack([p, c > 0]), dimension=0)),
+        (
+            lambda p: p,
+            lambda p, c: lax.cond(
+                c[0] > 0, lambda: jnp.concatenate([p, c > 0]), lambda: jnp.concatenate([c > 0, p])
+            ),
+        ),
+    ],
+    ids=["beside a mask", "of its opposite", "sorted", "in a branch"],
+)
+def test_a_row_that_a_skipped_step_computes_of_its_predicate(taken, what, reverse):
+    """(4) Only the loop reads that of a step that is taken: after the loop, it is false."""
+
+    def program(c, ps):
+        def body(c, p):
+            return jnp.where(taken(p), jnp.sin(c), c), what(p, c)
+
+        return lax.scan(body, c, ps, reverse=reverse)
+
+    masks = np.arange(6)[:, None] < np.array([2, 1, 3])
+    alone(EXIT, program, "f32[3]", masks == taken(np.bool_(True)), fires=True)
+
+
 def test_a_row_that_a_skipped_step_computes_in_a_branch():
     """(4) The branch that it takes runs once."""
     what = lambda p, c: lax.cond(p, jnp.sin, jnp.cos, c)
