@@ -16,7 +16,7 @@ from jaxpr_opt.analysis.steps.going_on import going_on, settles
 from jaxpr_opt.analysis.steps.questions import is_known_in_steps
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, has_branch
-from jaxpr_opt.analysis.values.constants import is_weak, strong
+from jaxpr_opt.analysis.values.constants import defined, is_weak, strong
 from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.builders.last_taken import (
@@ -237,7 +237,7 @@ def _body(
     rows = [row_at(s, row, scan, end, rw) if s.param in reading else s.param for s in scan.streams]
     outputs = rw.inline(scan.body, [*region.params[1 : n + 1], *rows], end)
     written = [
-        rw.typed(write_row, b.aval, b, v, row, before=end)
+        rw.typed(write_row, b.aval, b, defined(v), row, before=end)
         for b, v in zip(region.params[n + 1 :], outputs[n:], strict=False)
     ]
     onward = lax.sub if scan.reverse else lax.add

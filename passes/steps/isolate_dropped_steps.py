@@ -32,7 +32,9 @@ Which steps are taken is known before the loop, or, where a step decides that fo
 loop counts the steps that it takes.
 
 Cost: the branch goes when the loops stop early. It fires if a step takes longer than asking whether
-to go on. A program that is compiled as a whole is left.
+to go on. A program that is compiled as a whole is left. Steps of a batch that keep their carries
+when skipped, and take hardly longer than testing all rows, become branches in the loop back only:
+the forward loop asks after several steps, and counts those that are taken.
 """
 
 from __future__ import annotations
@@ -42,9 +44,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.unread_rows import readers
-from jaxpr_opt.analysis.steps.questions import is_known_in_steps, is_read_by_rows
+from jaxpr_opt.analysis.steps.questions import (
+    is_asked_by_branch,
+    is_known_in_steps,
+    is_read_by_rows,
+    steps_a_question,
+)
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.steps.skips import Skip, find_ends
+from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skip
 from jaxpr_opt.builders.skipped_steps import into_branch, leave_unspecified
 from jaxpr_opt.builders.taken_steps import steps_taken
 from jaxpr_opt.cost.model import cost_model
@@ -81,10 +88,8 @@ class IsolateDroppedSteps(Pass):
         program = program_of(op)
         if op.reverse or program is None or not program.cotangents:
             return
-        if not cost_model().is_worth_a_question(op.body):  # `vmap` would make a select of a branch
-            return
         says = "steps of which nothing is used become branches, forward and backward"
-        for skip in find_ends(op):
+        for skip in _skips(op):
             if left_out := _left_out(skip):
                 yield DroppingLoop(op, says, skip, left_out)
 
@@ -101,10 +106,20 @@ class IsolateDroppedSteps(Pass):
         back = {each.scan: each for found in left_out.values() for each in found}
         taken = steps_taken(skip, rw)
         tells = skip.kind == "carried" or is_known_in_steps(skip)
-        some = into_branch(skip, rw, None if tells else taken, _kept)
+        asked = None if tells else taken
+        some = into_branch(skip, rw, asked, _kept) if is_asked_by_branch(skip) else None
         leave_unspecified(skip, left_out, rw, some)
         for each in back.values():
             into_branch(each, rw, taken, _kept)
+
+
+def _skips(scan: Scan) -> Iterator[Skip]:
+    """The ways in which a loop drops steps; and those of which a batch would ask each step."""
+    if cost_model().is_worth_a_question(scan.body):  # `vmap` would make a select of a branch
+        yield from find_ends(scan)
+    skip = find_skip(scan)
+    if skip is not None and not is_asked_by_branch(skip) and steps_a_question(scan, skip):
+        yield skip
 
 
 def _left_out(skip: Skip) -> dict[Stack, tuple[Skip, ...]]:

@@ -41,7 +41,8 @@ A write into a buffer that a skipped step leaves unchanged moves after the branc
 It fires only if a stack would otherwise keep the loop from stopping early, and not where XLA may
 divide the rows of the batch over devices, which would communicate in every step. In a loop that is
 not batched, steps that take longer than the predicate become branches before its residuals are
-optimised; but after `undo-carried-writes`, if that stores less: it sees no writes in branches.
+optimised; but after `undo-carried-writes`, if that stores less: it sees no writes in branches. Of a
+batch, steps that take hardly longer than asking are left to `isolate-dropped-steps`.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from jaxpr_opt.analysis.residuals.unread_rows import (
 )
 from jaxpr_opt.analysis.residuals.versions import restored
 from jaxpr_opt.analysis.steps.assume import Splat
+from jaxpr_opt.analysis.steps.questions import is_asked_by_branch
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, has_branch
 from jaxpr_opt.builders.skipped_steps import (
@@ -174,7 +176,8 @@ def _skips(scan: Scan, predicates: Literal["scalars", "rows"]) -> list[Skip]:
     if is_asked and not cost_model().is_worth_a_question(scan.body):
         return []
     if predicates == "rows":
-        return [s for s in (find_skip(scan),) if s is not None and s.predicate.shape]
+        found = find_skip(scan)
+        return [found] if found and found.predicate.shape and is_asked_by_branch(found) else []
     return [s for s in find_skips(scan) if isinstance(s, Skip) and s.predicate.shape == ()]
 
 
@@ -190,9 +193,7 @@ def _is_refilled(skip: Skip) -> bool:
     """Whether a skipped step would stack for nobody what can be computed of what it keeps, and no
     branch of the predicate does that already.
     """
-    if has_branch(skip):
-        return False
-    return any(
+    return not has_branch(skip) and any(
         readers(stack, skip) is not None
         for stack in skip.scan.stacks
         if isinstance(row := skipped_row(skip, stack), SkippedRow) and row.ops

@@ -16,7 +16,7 @@ from jaxpr_opt.passes.steps import isolate_dropped_steps
 from jaxpr_opt.passes.steps.isolate_dropped_steps import IsolateDroppedSteps
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
-from tests.loops import alone
+from tests.loops import alone, paths
 from tests.prices import EAGER
 
 DROPPED = IsolateDroppedSteps()
@@ -284,3 +284,28 @@ def test_a_mask_that_tells_a_loop_back_is_computed_again():
     graph, _ = observe.optimized(gradient, args, {})
     assert [type(op) for op in graph.walk() if isinstance(op, Scan | While)] == [While, While]
     assert_close(jax.grad(markov)(*args), gradient(*args))
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.2, 99.0])
+def test_cheap_steps_of_a_batch(bound):
+    """The forward loop asks after several steps and stacks what it computes; the loop back begins
+    at the last one taken.
+    """
+    args = 0.3, jax.random.normal(jax.random.key(0), (64, 256)) + 1, bound
+    gradient = jax.grad(optimize(paths()))
+    after, journals = observe.optimized(gradient, args, {})
+    assert any(DROPPED.name in journal.records for journal in journals)
+    outer = [op for op in after.walk() if isinstance(op, While) and op.parent is None]
+    assert any(isinstance(op, Scan) for op in outer[0].body.ops)
+    assert not any(isinstance(op, Cond) for op in after.walk())
+    assert not any(op.name == "reduce_or" for op in outer[-1].walk())
+    assert_close(jax.jit(gradient)(*args), jax.grad(paths())(*args), rtol=1e-5)
+
+
+def test_cheap_steps_of_a_batch_that_are_asked_in_vain():
+    """Fewer rows take less time than asking after any number of steps."""
+    gradient = jax.grad(optimize(paths()))
+    args = jnp.float32(0.3), jnp.ones((64, 8)), jnp.float32(1.2)
+    _, journals = observe.optimized(gradient, args, {})
+    records = [r for j in journals for r in j.records.values() if r.name == DROPPED.name]
+    assert not any(record.rewrites for record in records)

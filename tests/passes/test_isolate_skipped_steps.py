@@ -9,11 +9,13 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.insight.journal import collect_journals
-from jaxpr_opt.ir.graph import TERMINATOR, UNDEFINED, Cond, Scan
+from jaxpr_opt.ir.graph import TERMINATOR, UNDEFINED, Cond, Scan, While
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.traits import dead_ops
+from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.testing import assert_close, check_refuses, run_alone, traced
-from tests.loops import alone, unspecified
+from tests.loops import alone, paths, unspecified
 from tests.prices import EAGER
 
 ISOLATE = IsolateSkippedSteps()
@@ -568,6 +570,35 @@ def test_what_a_batch_counts_and_stacks():
     masks = (jnp.arange(6)[:, None] % 5 < 2) & (jnp.arange(3) < 2)
     args = jnp.arange(1.0, 7.0), jnp.arange(1.0, 4.0), jnp.arange(1.0, 19.0).reshape(6, 3), masks
     alone(ISOLATE, jax.grad(loss, (1, 2)), *args, fires=True)
+
+
+PATHS = ("f32[]", "f32[64,256]", "f32[]")
+
+
+def test_cheap_steps_of_a_batch():
+    """They are left: `exit-loop-early` stops both loops, and asks after several steps."""
+    alone(ISOLATE, jax.grad(paths()), *PATHS, fires=False)
+    types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), (64, 256), ())]
+    with collect_journals() as journals:
+        optimize(jax.grad(paths())).lower(*types)
+    assert not journals[-1].records[ISOLATE.name].rewrites
+    assert len(journals[-1].records["exit-loop-early"].rewrites) == 1
+
+
+def test_a_choice_of_nothing_that_a_loop_makes_that_stops():
+    """The loop stacks what it computes: no step asks for that whether any row takes it."""
+
+    def program(c, xs):
+        def body(c, x):
+            p = c < 1
+            row = jnp.where(jnp.any(p), jnp.cos(c) * x, unspecified(c))
+            return jnp.where(p, c + jnp.exp(x), c), row
+
+        return lax.scan(body, c, xs)
+
+    graph = alone(ExitLoopEarly(), program, "f32[256]", "f32[64,256]", fires=True)
+    (loop,) = (op for op in graph.walk() if isinstance(op, While))
+    assert not any(op.name == "reduce_or" for op in {*loop.body.ops} - dead_ops(loop.body))
 
 
 @pytest.mark.slow

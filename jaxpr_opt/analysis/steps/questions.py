@@ -62,6 +62,14 @@ def is_asked_each_step(skip: Skip) -> bool:
     return is_known or skip.kind == "carried" or model.is_worth_questions(scan.body, skip.predicate)
 
 
+def is_asked_by_branch(skip: Skip) -> bool:
+    """Whether each step may ask whether it is taken: a batch tests many numbers for that, if they
+    are not known before the loop.
+    """
+    is_tested = bool(skip.predicate.shape) and skip.kind == "carried"
+    return not is_tested or cost_model().is_worth_a_question(skip.scan.body, skip.predicate)
+
+
 def asks_by_branch(skip: Skip) -> bool:
     """Whether each step has a branch on the predicate, which a loop that asks does without."""
     return is_known_in_steps(skip) and has_branch(skip)

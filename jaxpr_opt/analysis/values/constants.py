@@ -77,6 +77,15 @@ def is_undefined(value: Value) -> bool:
     return value.op is not None and value.op.name == UNDEFINED
 
 
+def defined(value: Value) -> Value:
+    """A value; of a choice between two of which one is undefined, the other."""
+    op = value.op
+    if op is None or op.name != "select_n" or len(op.operands) != 3:
+        return value
+    known = [v for v in op.operands[1:] if not is_undefined(v)]
+    return known[0] if len(known) == 1 else value
+
+
 def may_be_undefined(value: Value) -> bool:
     """Whether a value is undefined in some branch or step, or computed from one that is: its number
     counts nowhere then, and need not be the same wherever it is read.
