@@ -257,6 +257,17 @@ def test_names_are_unique_where_they_are_read(fun, args):
     assert to_text(graph) == to_text(import_jaxpr(jax.make_jaxpr(fun)(*args)))
 
 
+def test_a_while_names_its_carry_apart_from_what_its_body_reads():
+    """Though its predicate does not read it."""
+
+    def program(x):
+        ended = lax.while_loop(lambda c: c < 3, lambda c: c + x, x)
+        return lax.while_loop(lambda c: c < 9, lambda c: c + ended, x)
+
+    text = to_text(import_jaxpr(traced(program, "f32[]")))
+    assert "lt c1 9.0" in text and "add c1 c\n" in text
+
+
 @pytest.mark.parametrize(
     "text", ["f32[8,3]", "i32[]", "bool[2]", "bf16[1]", "u8[4]", "c64[2,2]", "f16[0]"]
 )

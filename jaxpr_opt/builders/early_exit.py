@@ -27,7 +27,12 @@ from jaxpr_opt.builders.last_taken import (
     predicate_of,
     row_at,
 )
-from jaxpr_opt.builders.refilled_stacks import buffer_of_rows, refilled
+from jaxpr_opt.builders.refilled_stacks import (
+    MissingRows,
+    buffer_of_rows,
+    missing_rows,
+    refill,
+)
 from jaxpr_opt.builders.skipped_steps import in_skipped_step
 from jaxpr_opt.builders.unless_finite import surround
 from jaxpr_opt.cost.model import cost_model
@@ -91,8 +96,14 @@ def stop_early(
         finals = tuple(settled)
     _end_carries(skip, finals, rw)
     done = stop if skip.kind == "upfront" and not skip.products else row
+    left_out: dict[Value, MissingRows] = {}
     for stack, buffer, skipped in zip(stacks, buffers, rows, strict=True):
-        rw.replace(stack.result, refilled(skip, buffer, skipped, kept, done, rw))
+        missing = missing_rows(skip, buffer, skipped, kept, done, rw)
+        if missing is None:
+            rw.replace(stack.result, buffer)
+        else:
+            left_out[stack.result] = missing
+    refill(left_out, scan, rw)
     rw.erase(scan)
     return done
 

@@ -213,9 +213,18 @@ class CostModel(Prices):
         """Whether one number more is tested before a step while others are computed, and steps are
         so many that it is noticed if they end: more than it takes to fill in rows.
         """
-        if not self.is_one_function(scan, sum(stack.result.nbytes for stack in scan.stacks)):
+        if predicate.size != 1 or self.loop_seconds(scan.length, 0) < self.device.step:
             return False
-        return predicate.size == 1 and self.loop_seconds(scan.length, 0) >= self.device.step
+        stacked = sum(stack.result.nbytes for stack in scan.stacks)
+        return self.is_one_function(scan, stacked) or self.asks_while_starting(scan)
+
+    def asks_while_starting(self, scan: Scan) -> bool:
+        """Whether starting a step's ops one by one takes so much longer than testing a number
+        before it that it is worth it though maybe no step is skipped.
+        """
+        stacked = sum(stack.result.nbytes for stack in scan.stacks)
+        is_slow = self.device.step >= self.device.unsure * self.device.question
+        return is_slow and not self.is_one_function(scan, stacked)
 
     def is_worth_questions(self, body: Region, predicate: Value) -> bool:
         """Whether a step takes so much longer than computing its predicate, with those of all
@@ -321,12 +330,14 @@ class CostModel(Prices):
         part, step = self._step_of(ops), self.step_seconds(body)
         return part < inf and self.doubtful(part) <= step
 
-    def is_faster_by_rows(self, rows: int, nbytes: int) -> bool:
-        """Whether a loop that writes so many rows takes less time than making their whole array of
-        so many bytes anew, or next to none: it makes no second array.
+    def rows_at_once(self, rows: int, nbytes: int) -> int:
+        """How many rows a loop's step writes of an array of so many bytes where others are there
+        already: so many that starting the step is hardly noticed; all, if one step writes them.
         """
-        is_fused = nbytes <= self.device.fused_bytes
-        return is_fused or self.loop_seconds(rows, nbytes) < self.moved(nbytes)
+        if nbytes <= self.device.fused_bytes:
+            return 1
+        step = self.loop_seconds(1, nbytes) + self.device.question
+        return max(1, min(rows, _quotient(self.doubtful(step), self.moved(nbytes) / rows)))
 
     def block(self, size: int) -> int:
         """How many rows of so many elements can be tested in a time that a loop's step hides."""

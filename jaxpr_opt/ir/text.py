@@ -212,9 +212,12 @@ class Names:
         return frozenset(self._names.values())
 
     def _region(self, region: Region) -> None:
-        """Name what a region defines, apart from what it reads; then what its regions define."""
+        """Name what a region defines, apart from what it reads, or the other region of a `while`;
+        then what its regions define.
+        """
         self._numbers.clear()
-        taken = {self[value] for value in region.captures()}
+        alike = region.owner.regions if isinstance(region.owner, While) else (region,)
+        taken = {self[value] for each in alike for value in each.captures()}
         taken.update(self._names[value] for value in region.params if value in self._names)
         for value in region.params:
             self._name(value, value.name or _hint_of_param(region, value), taken)

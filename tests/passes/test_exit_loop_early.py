@@ -14,9 +14,10 @@ from jaxpr_opt.analysis.steps.predicates import predicate_root
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.any_row import any_true
-from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.ir.graph import Cond, Scan, While
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite, traced
@@ -31,8 +32,17 @@ class Whole(Eager):
 
     __slots__ = ()
 
-    def is_faster_by_rows(self, rows, nbytes):
-        return False
+    def rows_at_once(self, rows, nbytes):
+        return rows
+
+
+class Blocks(Eager):
+    """A step writes two rows as quickly as one."""
+
+    __slots__ = ()
+
+    def rows_at_once(self, rows, nbytes):
+        return 2
 
 
 class Along(Eager):
@@ -328,6 +338,97 @@ def test_few_rows_of_skipped_steps_are_made_all_at_once():
               }
             """,
         )
+
+
+def test_rows_of_skipped_steps_are_written_in_blocks():
+    """(4) In place, as what reads the stack computes no select: the last block begins before its
+    rows, and keeps those that ran.
+    """
+    with using(Blocks(FREE)):
+        check_rewrite(
+            EXIT,
+            stopping(lambda p, c: c * 2),
+            "f32[3]",
+            "f32[]",
+            simplify=True,
+            diff="""
+              fn (c:f32[3], bound:f32[]) {
+            -   c1:f32[3], ys:f32[5,3] = scan[5] carry(c=c) {
+            -     s:f32[1] = slice[:1] c
+            -     s1:f32[] = squeeze s
+            -     l:bool[] = lt s1 bound
+            -     r:f32[3] = cond l {
+            -       s:f32[3] = sin c
+            -       yield s
+            -     } else {
+            -       yield c
+            -     }
+            -     m:f32[3] = mul c 2.0
+            -     yield carry(r) ys(m)
+            -   }
+            +   u:f32[5,3] = undefined
+            +   c2:i32[], c3:f32[3], c4:f32[5,3] = while carry(c2=0, c3=c, c4=u) {
+            +     l1:bool[] = lt c2 5
+            +     s:f32[1] = slice[:1] c3
+            +     s1:f32[] = squeeze s
+            +     l:bool[] = lt s1 bound
+            +     r1:bool[] = reduce_or l
+            +     a:bool[] = and l1 r1
+            +     yield a
+            +   } do {
+            +     s:f32[3] = sin c3
+            +     m:f32[3] = mul c3 2.0
+            +     b:f32[1,3] = broadcast_in_dim m
+            +     d:f32[5,3] = dynamic_update_slice c4 b c2 0
+            +     a:i32[] = add c2 1
+            +     yield carry(a, s, d)
+            +   }
+            +   m1:f32[3] = mul c3 2.0
+            +   c5:i32[], c6:f32[5,3] = while carry(c3=c2, c4=c4) {
+            +     l1:bool[] = lt c3 5
+            +     yield l1
+            +   } do {
+            +     m2:i32[] = min c3 3
+            +     d:f32[2,3] = dynamic_slice c4 m2 0
+            +     i:i32[2,3] = iota
+            +     a:i32[2,3] = add i m2
+            +     l1:bool[2,3] = lt a c2
+            +     b:f32[2,3] = broadcast_in_dim m1
+            +     s2:f32[2,3] = select_n l1 b d
+            +     d1:f32[5,3] = dynamic_update_slice c4 s2 m2 0
+            +     a1:i32[] = add c3 2
+            +     yield carry(a1, d1)
+            +   }
+            -   return c1, ys
+            +   return c3, c6
+              }
+            """,
+        )
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("taken", range(6))
+def test_blocks_of_rows_of_skipped_steps(taken, reverse):
+    """(4) However many are left; numbers, too."""
+    for what in (lambda p, c: c * 2, lambda p, c: p):
+        program = stopping(what, step=lambda c: c + 1, reverse=reverse)
+        with using(Blocks(FREE)):
+            alone(EXIT, program, jnp.zeros(3), jnp.float32(taken), fires=True)
+
+
+@pytest.mark.parametrize(
+    ("read", "loops"), [(jnp.sin, 1), (lambda rows: rows.T, 2), (lambda rows: rows @ rows.T, 2)]
+)
+def test_rows_of_skipped_steps_that_a_reader_selects(read, loops):
+    """(4) They are selected where no array is made of that; XLA moves no axes of a buffer."""
+
+    def program(c, bound):
+        c, rows = stopping(lambda p, c: c * 2)(c, bound)
+        return c, read(rows)
+
+    with using(Blocks(FREE)):
+        graph = alone(EXIT, program, "f32[3]", "f32[]", fires=True)
+    assert sum(isinstance(op, While) for op in graph.body.ops) == loops
 
 
 def counted(back, length=5, onward=lambda c: c + 1, **options):
@@ -1400,8 +1501,8 @@ def test_a_step_that_is_cheaper_than_the_question(real_questions):
     ("rows", "length"), [(3, 90), (3, 5), (99_999, 90), (3, 9_000), (3, 70_000)]
 )
 def test_many_steps_of_few_numbers(real_questions, rows, length, what):
-    """Asking costs nothing where XLA compiles the loop as one function, and rows of skipped steps
-    are few, or none.
+    """Asking costs nothing where XLA compiles the loop as one function, nor while it starts the ops
+    of a step one by one, as it does beside large arrays.
     """
 
     def program(c, table, bound):
@@ -1411,9 +1512,9 @@ def test_many_steps_of_few_numbers(real_questions, rows, length, what):
 
         return lax.scan(body, c, None, length=length)
 
-    fires = rows == 3 and 90 <= length < (99_999 if what is None else 70_000)
     args = jnp.float32(0), jnp.ones(rows), jnp.float32(20)
-    alone(EXIT, program, *args, fires=fires, evaluate=compiled)  # only whole numbers are added
+    # Only whole numbers are added.
+    alone(EXIT, program, *args, fires=length >= 90, evaluate=compiled)
 
 
 def test_steps_that_are_cheaper_than_all_their_predicates(real_questions):
@@ -1432,9 +1533,8 @@ def test_steps_that_are_cheaper_than_all_their_predicates(real_questions):
     alone(EXIT, wide, "f32[300]", fires=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("width", "fires"), [(140, False), (3000, True)])
-def test_a_step_that_writes_to_a_large_array_in_place(real_questions, width, fires):
+@pytest.mark.parametrize(("width", "is_worth_it"), [(140, False), (3000, True)])
+def test_a_step_that_writes_to_a_large_array_in_place(real_questions, width, is_worth_it):
     """It costs the window."""
 
     def program(bound, table):
@@ -1446,7 +1546,11 @@ def test_a_step_that_writes_to_a_large_array_in_place(real_questions, width, fir
 
         return lax.scan(step, table, jnp.arange(500))[0]
 
-    alone(EXIT, program, "i32[]", f"f32[500,{width}]", fires=fires)
+    graph = import_jaxpr(traced(program, "i32[]", f"f32[500,{width}]"), "final")
+    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    assert cost_model().is_worth_a_question(loop.body) == is_worth_it
+    # XLA starts its ops one by one, as the array is large.
+    alone(EXIT, program, "i32[]", f"f32[500,{width}]", fires=True)
 
 
 def test_while_it_may_be_differentiated():

@@ -56,7 +56,8 @@ def asked_in_steps(skip: Skip) -> Value | None:
 def is_asked_each_step(skip: Skip) -> bool:
     """Whether a step takes so much longer than its predicate that a loop asks before each."""
     model, scan = cost_model(), skip.scan
-    if not model.is_worth_a_question(scan.body, asked_in_steps(skip)):
+    asks = model.is_worth_a_question(scan.body, asked_in_steps(skip))
+    if not asks and (skip.predicate.size != 1 or not model.asks_while_starting(scan)):
         return False
     is_known = is_known_in_steps(skip) or first_rows(skip) is not None
     return is_known or skip.kind == "carried" or model.is_worth_questions(scan.body, skip.predicate)
