@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from jaxpr_opt import settings
-from jaxpr_opt.bridge import guard
+from jaxpr_opt.bridge import compat_call, guard
 from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.memory.budget import parse_budget
 from jaxpr_opt.optimized import Optimized
@@ -202,9 +202,8 @@ def _without_jit(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A jitted function's own function, and its options joined with the given ones."""
     from jaxpr_opt.boundary import wrapping
-    from jaxpr_opt.bridge import compat_ad
 
-    jitted = compat_ad.jit_options(fun)
+    jitted = compat_call.jit_options(fun)
     if jitted is None:
         return fun, given
     inner, own = jitted

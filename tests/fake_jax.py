@@ -8,10 +8,10 @@ from functools import partial
 
 import jax
 
-from jaxpr_opt.bridge import compat_ad
+from jaxpr_opt.bridge import compat_rules
 
-core, effects, ad = compat_ad._core, compat_ad._effects, compat_ad._ad
-batching, mlir, pe = compat_ad._batching, compat_ad._mlir, compat_ad._pe
+core, effects, ad = compat_rules._core, compat_rules._effects, compat_rules._ad
+batching, mlir, pe = compat_rules._batching, compat_rules._mlir, compat_rules._pe
 
 
 def renamed(old, new):

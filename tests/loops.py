@@ -6,7 +6,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from bench.limits import temporary_bytes
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.graph import Graph, Phase
@@ -18,7 +18,7 @@ from jaxpr_opt.testing.sampling import random_inputs
 
 def unspecified(like):
     """An array of which nothing is said, as JAX makes them for branches that are not taken."""
-    return compat.undefined(jax.typeof(like))
+    return compat_types.undefined(jax.typeof(like))
 
 
 def keep(x):

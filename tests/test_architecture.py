@@ -73,7 +73,7 @@ def test_no_import_circles():
 ANALYSES = [name.replace(".", "/") for name in LAYERS.split() if name.startswith("analysis.")]
 
 
-@pytest.mark.parametrize("folder", ["analysis", *ANALYSES, "builders", "cost", "ir"])
+@pytest.mark.parametrize("folder", ["analysis", *ANALYSES, "bridge", "builders", "cost", "ir"])
 def test_a_folder_says_what_each_of_its_modules_is(folder):
     """The table in its `__init__` names every module, and no other."""
     place = PACKAGE / folder

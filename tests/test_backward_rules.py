@@ -11,7 +11,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.values.linearity import is_linear
 from jaxpr_opt.boundary.program import LinearMap, Program
-from jaxpr_opt.bridge import compat, compat_ad
+from jaxpr_opt.bridge import compat_ad, compat_types
 from jaxpr_opt.engine.registry import default_pipeline
 from jaxpr_opt.ir.importer import import_jaxpr
 
@@ -142,4 +142,4 @@ def test_names_of_what_has_a_rule():
     expected = jax.grad(lambda x: outer(x)[0])(X)
     found = jax.grad(lambda x: optimize(outer)(x)[0])(X)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert compat.aval_of(found).shape == X.shape
+    assert compat_types.aval_of(found).shape == X.shape

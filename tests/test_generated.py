@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.engine.registry import resolve
-from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
+from jaxpr_opt.testing import assert_close, evaluate_exactly
 from tests.generate import (
     BUFFERS,
     HANDS,
@@ -84,7 +84,7 @@ def garbage(aval):
     return jnp.full(aval.shape, 7, aval.dtype)
 
 
-UNDEFINED = compat.undefined
+UNDEFINED = compat_types.undefined
 
 
 def floats(fun, args):
@@ -193,7 +193,7 @@ def check_exact(recipe, mode, how, monkeypatch):
             return
         for label, program in zip(("differentiable", "both", "final"), programs, strict=True):
             with monkeypatch.context() as patch:
-                patch.setattr(exact.compat, "undefined", garbage)
+                patch.setattr(compat_types, "undefined", garbage)
                 got, repeated = heard(evaluate_exactly, program, *args)
             for index, (a, b) in enumerate(zip(want, got, strict=True)):
                 assert (a.dtype, a.shape) == (b.dtype, b.shape)

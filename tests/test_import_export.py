@@ -16,7 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from jaxpr_opt import frames, optimize
 from jaxpr_opt.analysis.values.constants import strong
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat, compat_source
 from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.graph import Call, Cond, Op, Remat, Scan, While
 from jaxpr_opt.ir.importer import import_jaxpr
@@ -178,10 +178,10 @@ def test_names_and_source_lines_survive():
     assert "attention/sin" in lowered
     assert compat.debug_info(after).arg_names == compat.debug_info(before).arg_names
     sin = next(op for op in graph.walk() if op.name == "sin")
-    file, line, function = compat.user_frame(sin.source.info)
+    file, line, function = compat_source.user_frame(sin.source.info)
     assert file == programs.__file__ and function == "named"
     assert "jnp.sin(x)" in Path(file).read_text().splitlines()[line - 1]
-    assert compat.user_frame(after.eqns[0].source_info) == (file, line, function)
+    assert compat_source.user_frame(after.eqns[0].source_info) == (file, line, function)
 
 
 def test_a_line_of_a_library_is_told_as_the_line_that_calls_it(tmp_path, monkeypatch):
@@ -192,13 +192,13 @@ def test_a_line_of_a_library_is_told_as_the_line_that_calls_it(tmp_path, monkeyp
         monkeypatch.setattr(frames, "_INSTALLED", (str(tmp_path),) if installed else ())
         _forget_frames()
         _, graph, _ = round_trip(lambda x: layer.f(x), X)  # noqa: PLW0108
-        assert compat.user_frame(next(graph.walk()).source.info)[0] == expected
+        assert compat_source.user_frame(next(graph.walk()).source.info)[0] == expected
     _forget_frames()
 
 
 def _forget_frames():
     frames.is_installed.cache_clear()
-    compat._user_frame.cache_clear()
+    compat_source._user_frame.cache_clear()
 
 
 def test_the_name_of_an_inlined_function_goes_in_front():

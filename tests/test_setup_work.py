@@ -24,7 +24,7 @@ from jaxpr_opt import optimize, settings
 from jaxpr_opt.analysis.steps import skips
 from jaxpr_opt.analysis.values import step_numbers
 from jaxpr_opt.analysis.values.origins import Origins
-from jaxpr_opt.bridge import compat, compat_ad, compat_repeats
+from jaxpr_opt.bridge import compat, compat_ad, compat_repeats, compat_source, compat_types
 from jaxpr_opt.engine import pipeline, split
 from jaxpr_opt.engine.interface import Match, Pass, PassError
 from jaxpr_opt.engine.running import run_pass
@@ -310,7 +310,7 @@ def test_a_list_of_values_would_be_noticed():
 def told(jaxpr):
     """A program as text, and the source of every equation."""
     return str(jaxpr), [
-        (str(eqn.source_info.name_stack), compat.user_frame(eqn.source_info), eqn.ctx)
+        (str(eqn.source_info.name_stack), compat_source.user_frame(eqn.source_info), eqn.ctx)
         for eqn in compat.open_jaxpr(jaxpr).eqns
     ]
 
@@ -401,7 +401,8 @@ def test_equations_that_differ_in_anything_are_of_two_kinds():
     weak = jax.core.ShapedArray((3,), jnp.float32, weak_type=True)
     jaxpr = compat.trace(
         lambda *args: jax.tree.leaves(f(*args)),
-        [compat.aval_of(jnp.ones(3))] * 2 + [weak, compat.aval_of(jnp.ones(3, "bfloat16"))],
+        [compat_types.aval_of(jnp.ones(3))] * 2
+        + [weak, compat_types.aval_of(jnp.ones(3, "bfloat16"))],
     )
     kinds = [compat_repeats._kind(eqn) for eqn in compat.open_jaxpr(jaxpr).eqns]
     assert len(kinds) == len(set(kinds)) > 7

@@ -28,6 +28,9 @@ from jaxpr_opt.bridge import (
     compat_ad,
     compat_call,
     compat_lowering,
+    compat_rules,
+    compat_source,
+    compat_types,
     guard,
     parameters,
 )
@@ -143,17 +146,17 @@ SYMBOLS = {
     "dce_jaxpr gives a result more": (
         compat_ad, "_pe", without(pe, dce_jaxpr=other_results(pe.dce_jaxpr))),
     "closed_call_partial_eval_custom_rule is gone": (
-        compat_ad, "_pe", without(pe, "closed_call_partial_eval_custom_rule")),
+        compat_rules, "_pe", without(pe, "closed_call_partial_eval_custom_rule")),
     "DebugInfo takes other arguments": (
         compat, "_core", without(core, DebugInfo=other_signature)),
     "get_bind_params is gone": (compat, "bind", gone("get_bind_params")),
-    "name stacks are gone": (compat, "transposes", gone("name_stack")),
+    "name stacks are gone": (compat_source, "transposes", gone("name_stack")),
     "to_ct_aval is gone": (compat_ad, "cotangent_avals", gone("to_ct_aval")),
-    "typeof is gone": (compat_ad, "_core", without(core, "typeof")),
+    "typeof is gone": (compat_rules, "_core", without(core, "typeof")),
     "ShapedArray is gone, which passes ask about": (
-        compat, "_core", without(core, "ShapedArray")),
+        compat_types, "_core", without(core, "ShapedArray")),
     "ShapedArray is a function": (
-        compat, "_core", without(core, ShapedArray=other_signature)),
+        compat_types, "_core", without(core, ShapedArray=other_signature)),
     "trace_context is gone": (compat_ad, "_config", without(compat_ad._config, "trace_context")),
 }  # fmt: skip
 
@@ -440,7 +443,7 @@ def test_the_table_of_parameters_is_that_of_this_jax():
 # ---------------------------------------------------------------- decoration and calls
 
 CALLS = {
-    "_jit_info is gone": (compat_ad, "jit_options", gone("_jit_info")),
+    "_jit_info is gone": (compat_call, "jit_options", gone("_jit_info")),
     "debug_info takes other arguments": (compat_call, "leaf_names", other_signature),
     "names cannot be set": (compat_call, "describe", gone("__fun_debug_info__")),
     "types are asked for elsewhere": (compat_call, "is_array", gone("shaped_abstractify")),

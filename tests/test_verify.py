@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.ir.graph import TERMINATOR, Constant, Op, Region
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -35,7 +35,7 @@ def while_graph():
 
 
 def value(shape=(3,), dtype="float32"):
-    return Constant(compat.array_aval(shape, np.dtype(dtype)), np.zeros(shape, dtype))
+    return Constant(compat_types.array_aval(shape, np.dtype(dtype)), np.zeros(shape, dtype))
 
 
 def refuses(graph, *words, types=False):
@@ -290,6 +290,6 @@ def test_operands_that_a_primitive_does_not_take():
 def test_weak_types_are_not_compared():
     graph = scan_graph()
     scan = op_of(graph, "scan")
-    weak = compat.with_weak_type(scan.body.params[0].aval, True)
+    weak = compat_types.with_weak_type(scan.body.params[0].aval, True)
     scan.body.params[0].aval = weak
     verify(graph)

@@ -26,7 +26,7 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.analysis.values.constants import identity, uniform
-from jaxpr_opt.bridge import compat, compat_ad
+from jaxpr_opt.bridge import compat_ad, compat_types
 from jaxpr_opt.bridge.parameters import padding_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.exporter import export
@@ -64,7 +64,7 @@ class _Sums:
         """`base + value`, right before an op; `readers` are those that need `value` no more, if
         each reads it once.
         """
-        is_alike = compat.same_type(base.aval, value.aval)
+        is_alike = compat_types.same_type(base.aval, value.aval)
         if uniform(value) == 0 and is_alike:
             return base
         read = [use.op for use in value.uses]

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxpr_opt.bridge import compat_ad
+from jaxpr_opt.bridge import compat_call
 
 STATIC = ("static_argnums", "static_argnames")
 
@@ -34,7 +34,7 @@ def arrays_only(
 
     One that `jax.jit` or `optimize` made stays where that will do: it knows what is static.
     """
-    jitted = compat_ad.jit_options(fun)
+    jitted = compat_call.jit_options(fun)
     has_own = jitted is not None and any(jitted[1].get(name) for name in STATIC)
     if has_own or (jitted is not None and not holds_statics((args, kwargs))):
         return fun, args, kwargs

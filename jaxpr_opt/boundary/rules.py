@@ -23,8 +23,9 @@ from jaxpr_opt.boundary.program import (
     optimized_linear_p,
     optimized_p,
 )
-from jaxpr_opt.bridge import compat, compat_ad, dtypes, guard
-from jaxpr_opt.bridge.compat_ad import NO_REFS, Mask, Refs
+from jaxpr_opt.bridge import compat, compat_ad, compat_rules, compat_types, dtypes, guard
+from jaxpr_opt.bridge.compat_ad import Mask
+from jaxpr_opt.bridge.compat_rules import NO_REFS, Refs
 from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.pipeline import Pipeline
 
@@ -39,7 +40,7 @@ def call(jaxpr: ClosedJaxpr, pipeline: Pipeline, name: str, args: Sequence[Any])
         closed, constants = compat_ad.hoist_unknown(jaxpr, _is_known)
         if compat_ad.uses_references(closed) or compat.has_high_types(closed):
             return plain()
-        compat_ad.register_sparsify(optimized_p)
+        compat_rules.register_sparsify(optimized_p)
         return Program.optimized(closed, pipeline, name)(*constants, *args)
 
     return guard.attempt(optimized, plain, name)
@@ -57,7 +58,7 @@ def _is_known(constant: Any) -> bool:
 
 
 def _abstract(*, program: Program, **_: Any) -> tuple[Sequence[Any], Any]:
-    return list(map(compat.typed_here, program.jaxpr.out_avals)), program.jaxpr.effects
+    return list(map(compat_types.typed_here, program.jaxpr.out_avals)), program.jaxpr.effects
 
 
 def _evaluate(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
@@ -136,7 +137,7 @@ def _pull(program: Program, operands: Sequence[Any], mask: Sequence[bool], refs:
 
 
 def _fits(ref: Any, aval: Any) -> bool:
-    return compat.same_type(compat.aval_of(ref).inner_aval, aval)
+    return compat_types.same_type(compat_types.aval_of(ref).inner_aval, aval)
 
 
 def _dce(used: Mask, *, program: Program, **_: Any) -> tuple[Mask, dict[str, Any]]:
@@ -160,7 +161,7 @@ def _linearize(
 def _split(
     unknown: Mask, values: Sequence[Any], *, program: Program, **_: Any
 ) -> tuple[Sequence[Any], Mask, Sequence[Any], Primitive, dict[str, Any]]:
-    """Run what is known now; see `compat_ad.register_partial_eval`."""
+    """Run what is known now; see `compat_rules.register_partial_eval`."""
     mode = program.forward_mode
     if mode is not None and _only_tangents(unknown, mode):
         return _split_forward_mode(values, program, mode)
@@ -242,23 +243,23 @@ def _plain(*, jaxpr: ClosedJaxpr, **_: Any) -> Callable[..., Sequence[Any]]:
     return run
 
 
-compat_ad.register(
+compat_rules.register(
     optimized_p,
-    compat_ad.Rules(_abstract, _evaluate, _lowered, _jvp, _batch, _transpose, _dce, _plain),
+    compat_rules.Rules(_abstract, _evaluate, _lowered, _jvp, _batch, _transpose, _dce, _plain),
 )
-compat_ad.register_accumulation(optimized_p, _transpose)
-compat_ad.register_expansion(optimized_p, _expand)
-compat_ad.register_linearization(optimized_p, _linearize)
-compat_ad.register_partial_eval(optimized_p, _split, _whole, _rebuild, _replay)
-compat_ad.register_checkify(optimized_p)
-compat_ad.register_taylor_mode(optimized_p)
+compat_rules.register_accumulation(optimized_p, _transpose)
+compat_rules.register_expansion(optimized_p, _expand)
+compat_rules.register_linearization(optimized_p, _linearize)
+compat_rules.register_partial_eval(optimized_p, _split, _whole, _rebuild, _replay)
+compat_rules.register_checkify(optimized_p)
+compat_rules.register_taylor_mode(optimized_p)
 
 
 # ---------------------------------------------------------------- rules of ``optimized_linear``
 
 
 def _linear_abstract(*, linear: LinearMap) -> tuple[Sequence[Any], Any]:
-    return list(map(compat.typed_here, linear.out_avals)), no_effects
+    return list(map(compat_types.typed_here, linear.out_avals)), no_effects
 
 
 def _linear_evaluate(*args: Any, linear: LinearMap) -> Sequence[Any]:
@@ -309,9 +310,9 @@ def _linear_plain(*, linear: LinearMap) -> Callable[..., Sequence[Any]]:
     return linear.plain
 
 
-compat_ad.register(
+compat_rules.register(
     optimized_linear_p,
-    compat_ad.Rules(
+    compat_rules.Rules(
         _linear_abstract,
         _linear_evaluate,
         _linear_lowered,
@@ -322,4 +323,4 @@ compat_ad.register(
         _linear_plain,
     ),
 )
-compat_ad.register_accumulation(optimized_linear_p, _linear_transpose)
+compat_rules.register_accumulation(optimized_linear_p, _linear_transpose)

@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt import settings
 from jaxpr_opt.boundary import compiling, mutation, rules
 from jaxpr_opt.boundary.static_leaves import Statics, WithStatics, divided
-from jaxpr_opt.bridge import compat, compat_ad, compat_call, guard
+from jaxpr_opt.bridge import compat, compat_call, guard
 from jaxpr_opt.bridge.interpreter_stack import with_large_frame
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.frames import name_of
@@ -150,7 +150,7 @@ def jitted(wrapped: Wrapped, options: dict[str, Any]) -> Any:
 
     def make() -> tuple[Any, WithStatics]:
         plain = compiling.jit(wrapped, **options)
-        resolved = compat_ad.jit_options(plain) or (wrapped, options)
+        resolved = compat_call.jit_options(plain) or (wrapped, options)
         return plain, WithStatics(wrapped, compiling.jit, resolved[1])
 
     plain, statics = wrapped.once(tuple(sorted(options.items())), make)

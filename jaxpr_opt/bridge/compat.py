@@ -8,7 +8,6 @@ the version of jaxlib, because nothing else shows them. Supported: jax 0.10.2 to
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -16,21 +15,16 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import ad_util as _ad_util
 from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _pe
-from jax._src.lax import lax as _lax_internal
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
-from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt.bridge.guard import UnknownJaxError
-from jaxpr_opt.frames import Frame, is_installed, is_machinery
 
 _trace_ctx, _DynamicJaxprTrace = _core.trace_ctx, _pe.DynamicJaxprTrace  # asked in every call
 
@@ -105,12 +99,6 @@ def opened(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def undefined(aval: Any) -> Any:
-    """An unspecified array of this type, as JAX itself makes them for untaken branches."""
-    made = _ad_util.empty_like_aval(aval)
-    return weaken(made, aval) if getattr(aval, "weak_type", False) else made
-
-
 def check_jaxpr(jaxpr: Any) -> None:
     """JAX's own type checker; raises `jax.extend.core.JaxprTypeError`."""
     _core.check_jaxpr(getattr(jaxpr, "jaxpr", jaxpr))
@@ -144,191 +132,14 @@ def is_trivial_jit(params: dict[str, Any]) -> bool:
     )
 
 
-def is_ref(aval: Any) -> bool:
-    """Whether values of this type are mutable references."""
-    return isinstance(aval, _AbstractRef)
-
-
-def can_select(predicate: Any, avals: Sequence[Any]) -> bool:
-    """Whether `lax.select_n` takes these types: arrays that vary over the same devices."""
-    varying = {getattr(aval, "manual_axis_type", None) for aval in (predicate, *avals)}
-    return all(isinstance(aval, _core.ShapedArray) for aval in avals) and len(varying) == 1
-
-
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a value written into the equation."""
     return isinstance(atom, _core.Literal)
 
 
-def array_aval(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> Any:
-    """The abstract value of a plain array."""
-    return jax.core.ShapedArray(tuple(shape), dtype, weak_type=weak_type)
-
-
-def with_weak_type(aval: Any, weak_type: bool) -> Any:
-    """`aval` with another weak type."""
-    return aval.update(weak_type=weak_type) if hasattr(aval, "weak_type") else aval
-
-
-def is_local(aval: Any) -> bool:
-    """Whether the type says nothing of devices."""
-    return isinstance(aval, _core.ShapedArray) and bool(aval.sharding.mesh.empty)
-
-
-def reshaped(aval: Any, shape: Sequence[int]) -> Any:
-    """A type that says nothing of devices, of another shape."""
-    return aval.update(shape=tuple(shape), sharding=None)
-
-
-def stacked(aval: Any, length: int) -> Any:
-    """The type of an array of `length` rows of this type, as `lax.scan` stacks them."""
-    if is_local(aval):  # ten times as fast
-        return reshaped(aval, (length, *aval.shape))
-    return _core.unmapped_aval(length, 0, aval)
-
-
-def row(aval: Any) -> Any:
-    """The type of one row of an array of this type, as `lax.scan` reads them."""
-    if is_local(aval):
-        return reshaped(aval, aval.shape[1:])
-    return _core.mapped_aval(aval.shape[0], 0, aval)
-
-
-def weaken(value: Any, aval: Any) -> Any:
-    """`value` with the dtype and weak type of `aval`."""
-    return _lax_internal._convert_element_type(value, aval.dtype, weak_type=aval.weak_type)
-
-
-def without_idle_mesh(aval: Any) -> Any:
-    """The type, without a mesh that it does not divide anything over: XLA decides, or all devices
-    have the whole array.
-    """
-    sharding = getattr(aval, "sharding", None)
-    if sharding is None:
-        return aval
-    kinds = {*sharding.mesh.axis_types}
-    is_whole = sharding.spec == PartitionSpec(*(None for _ in aval.shape))
-    idle = kinds <= {AxisType.Auto} or (is_whole and AxisType.Manual not in kinds)
-    return aval.update(sharding=None) if idle else aval
-
-
-def typed_here(aval: Any) -> Any:
-    """The type, without a mesh that is not the one code is traced under now: a program that was
-    traced outside runs on each device of an axis.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    is_other = not (mesh.empty or is_local(aval)) and aval.sharding.mesh != mesh
-    return without_idle_mesh(aval) if is_other else aval
-
-
-def beside(array: Any, value: Any) -> Any:
-    """The value; one that is on no mesh, as constants are, on that of an array, which all devices
-    have whole: ops that take both ask for it.
-    """
-    mesh = aval_of(array).sharding.mesh
-    if mesh.empty or not is_local(aval_of(value)):
-        return value
-    whole = NamedSharding(mesh, PartitionSpec(*(None for _ in value.shape)))
-    return jax.lax.reshape(value, value.shape, out_sharding=whole)
-
-
-def may_be_on_mesh() -> bool:
-    """Whether types of what is traced now may say which device has what."""
-    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
-
-
-def aval_of(value: Any) -> Any:
-    """The abstract value of a JAX value."""
-    return _core.typeof(value)
-
-
 def is_committed(value: Any) -> bool:
     """Whether an array was put where it is by the user, and is not to be moved."""
     return bool(getattr(value, "_committed", True))
-
-
-def same_type(a: Any, b: Any) -> bool:
-    """Whether a value of type `a` may stand for one of type `b`, weak types apart."""
-    return bool(with_weak_type(a, False) == with_weak_type(b, False))
-
-
-def nest_source(outer: Any, inner: Any, callee: Any) -> Any:
-    """Source info of an equation inlined from a call: the call's name stack goes in front.
-
-    `callee` is the library's function that is called, if it is one (see `library_function`).  JAX
-    traces it once and for all; so if no code of the user runs in it, this call is where the
-    equation comes from: what it has on record is the line of the first such call, if any.
-    """
-    if outer is None or inner is None:
-        return inner
-    is_theirs = callee is None or _calls_back(inner.traceback, callee)
-    traceback = (inner if is_theirs and user_frame(inner) is not None else outer).traceback
-    return inner.replace(traceback=traceback, name_stack=outer.name_stack + inner.name_stack)
-
-
-def library_function(jaxpr: Any) -> tuple[str, str] | None:
-    """File and name of the function that a jaxpr was traced from, unless it is the user's."""
-    info = debug_info(jaxpr)
-    name, _, place = str(info.func_src_info or "").partition(" at ") if info else ("", "", "")
-    file = place.rpartition(":")[0]
-    return (file, name) if is_machinery(file) or is_installed(file) else None
-
-
-def users_function(jaxpr: Any) -> Frame | None:
-    """Where a function of the user begins that a jaxpr was traced from: itself, or the outermost
-    that runs inside of a library's function; None if none does.
-    """
-    if (callee := library_function(jaxpr)) is None:
-        return _own_place(jaxpr) or _inner_place(jaxpr, ("", ""))
-    return _inner_place(jaxpr, callee)
-
-
-def _own_place(jaxpr: Any) -> Frame | None:
-    info = debug_info(jaxpr)
-    name, at, place = str(info.func_src_info or "").partition(" at ") if info else ("", "", "")
-    file, _, line = place.rpartition(":")
-    return (file, int(line), name) if at and line.isdigit() else None
-
-
-def _inner_place(jaxpr: Any, callee: tuple[str, str]) -> Frame | None:
-    for eqn in open_jaxpr(jaxpr).eqns:
-        frame = _users_frame_in(eqn.source_info.traceback, callee)
-        if frame is not None:
-            return frame
-        for inner in inner_jaxprs(eqn.params):
-            if (frame := _inner_place(inner, callee)) is not None:
-                return frame
-    return None
-
-
-@functools.lru_cache(maxsize=1024)
-def _users_frame_in(traceback: Any, callee: tuple[str, str]) -> Frame | None:
-    """The outermost function of the user that runs inside of `callee`; None if it runs others only.
-
-    Frames are told by their file: what wraps a function is called as that is.  Where none is of
-    that file, as in the body of a loop that runs op by op, it is the innermost function.
-    """
-    found: list[Frame] = []
-    runs_itself = False
-    for code in traceback.raw_frames()[0] if traceback is not None else ():
-        if code.co_filename == callee[0]:
-            if found:
-                return found[-1]
-            runs_itself = True
-        elif not is_machinery(code.co_filename) and not is_installed(code.co_filename):
-            found.append((code.co_filename, code.co_firstlineno, code.co_name))
-    return found[0] if found and not runs_itself else None
-
-
-@functools.lru_cache(maxsize=256)
-def _calls_back(traceback: Any, callee: tuple[str, str]) -> bool:
-    """Whether code of the user runs inside of a library's function."""
-    for code in traceback.raw_frames()[0] if traceback is not None else ():
-        if (code.co_filename, code.co_name) == callee:
-            return False
-        if not is_machinery(code.co_filename) and not is_installed(code.co_filename):
-            return True
-    return False
 
 
 @contextlib.contextmanager
@@ -430,38 +241,6 @@ def _primitive_names(jaxpr: Any) -> set[str]:
 
 STRUCTURED = frozenset({"scan", "while", "cond", "checkpoint", "remat", "remat2", "shard_map"})
 """Equations with regions of their own, but for a `jit` that is kept."""
-
-
-def transposes(info: Any) -> int:
-    """How many times JAX has transposed to make an equation: its name stack says
-    ``transpose(...)``.
-    """
-    stack = () if info is None else info.name_stack.stack
-    return sum(
-        isinstance(each, _source_info.Transform) and each.name == "transpose" for each in stack
-    )
-
-
-def user_frame(info: Any) -> Frame | None:
-    """`(file, line, function)` of the user's code an equation was traced from; None where JAX
-    knows none.
-
-    Of the code that called into libraries, if there is any: nobody edits an installed file.
-    """
-    return None if info is None or info.traceback is None else _user_frame(info.traceback)
-
-
-@functools.lru_cache(maxsize=1024)
-def _user_frame(traceback: Any) -> Frame | None:
-    innermost: Frame | None = None
-    for each in _source_info.user_frames(traceback):
-        if is_machinery(each.file_name):
-            continue
-        frame = (each.file_name, each.start_line, each.function_name)
-        if not is_installed(each.file_name):
-            return frame
-        innermost = innermost or frame
-    return innermost
 
 
 def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:

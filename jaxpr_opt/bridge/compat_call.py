@@ -1,5 +1,5 @@
-"""JAX's private parts that calls of a jitted function meet: what an array is, what arguments are
-called, and what runs where the compiled program is not found.
+"""JAX's private parts that jitted functions and their calls meet: options, what an array is, what
+arguments are called, and what runs where the compiled program is not found.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+import jax
 import numpy as np
 from jax._src import api_util as _api_util
 from jax._src import core as _core
+from jax._src import tree_util as _tree
 from jax._src import xla_bridge as _bridge
+from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.bridge.compat_frames import boundary
@@ -165,3 +168,40 @@ def _staging(plain: Any, how: str, stage: Callable[..., Any], fun: Any) -> Calla
 
     staged.of = fun  # type: ignore[attr-defined]
     return staged
+
+
+def jit_options(fun: Any) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+    """The function and the options of a jitted function; None if it is not one, or has layouts."""
+    if not isinstance(fun, _JITTED):
+        return None
+    info, inner = fun._jit_info, fun._fun
+    if any(x is not None for x in (*info.in_layouts_leaves, *info.out_layouts_leaves)):
+        return None
+    options: dict[str, Any] = {
+        "in_shardings": _specified(info.in_shardings_treedef, info.in_shardings_leaves),
+        "out_shardings": _specified(info.out_shardings_treedef, info.out_shardings_leaves),
+        "static_argnums": info.static_argnums or None,
+        "static_argnames": info.static_argnames or None,
+        "donate_argnums": info.donate_argnums or None,
+        "donate_argnames": info.donate_argnames or None,
+        "keep_unused": info.keep_unused or None,
+        "device": info.device,
+        "backend": info.backend,
+        "inline": _inline(info.inline),
+        "compiler_options": dict(info.compiler_options_kvs) or None,
+    }
+    return inner, {name: value for name, value in options.items() if value is not None}
+
+
+_JITTED: Any = type(jax.jit(lambda: None))
+
+
+def _specified(tree: Any, leaves: Sequence[Any]) -> Any:
+    if all(isinstance(leaf, _Unspecified) for leaf in leaves):
+        return None
+    return _tree.tree_unflatten(tree, leaves)
+
+
+def _inline(value: Any) -> Any:
+    """None for the default, which is False before 0.11 and an enum's AUTO after."""
+    return None if value is False or getattr(value, "value", None) == "auto" else value

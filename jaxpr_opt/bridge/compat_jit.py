@@ -15,7 +15,7 @@ from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 
-from jaxpr_opt.bridge import compat, guard
+from jaxpr_opt.bridge import compat, compat_source, compat_types, guard
 from jaxpr_opt.frames import is_machinery
 
 _traceback_util.register_exclusion(__file__)  # errors of the user's functions pass through here
@@ -104,7 +104,7 @@ def _asking(primitive: Any, hooks: Hooks) -> Callable[..., Any]:
     def bind(trace: Any, args: Sequence[Any], *rest: Any) -> Any:
         if not isinstance(trace, _DIFFERENTIATING) or not _runs(trace):
             return plain(trace, args, *rest)
-        instead = hooks.loop(primitive, tuple(map(compat.aval_of, args)), rest[-1])
+        instead = hooks.loop(primitive, tuple(map(compat_types.aval_of, args)), rest[-1])
         if instead is None:
             return plain(trace, args, *rest)
         with _set_current_trace(trace):
@@ -126,7 +126,7 @@ def is_helper(jaxpr: Any) -> bool:
     """Whether a program is one of JAX's own functions, and has no loop: what `jax.numpy` runs op by
     op.
     """
-    function = compat.library_function(jaxpr)
+    function = compat_source.library_function(jaxpr)
     return (
         function is not None
         and is_machinery(function[0])

@@ -17,7 +17,7 @@ from jax._src.lib import xla_client as _xla
 from jax._src.lib.mlir import ir as _ir
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from jaxpr_opt.bridge import compat, compat_devices, compat_guard
+from jaxpr_opt.bridge import compat, compat_devices, compat_guard, compat_types
 from jaxpr_opt.bridge.parameters import SMALL_LOOP
 
 small_loop_p = Primitive(SMALL_LOOP)
@@ -25,13 +25,15 @@ small_loop_p = Primitive(SMALL_LOOP)
 final phase, so that nothing differentiates or batches it.
 """
 small_loop_p.multiple_results = True
-small_loop_p.def_abstract_eval(lambda *_, jaxpr: list(map(compat.typed_here, jaxpr.out_avals)))
+small_loop_p.def_abstract_eval(
+    lambda *_, jaxpr: list(map(compat_types.typed_here, jaxpr.out_avals))
+)
 small_loop_p.def_impl(lambda *args, jaxpr: compat.evaluate(jaxpr, args))
 
 
 def in_one_function(fun: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> list[Any]:
     """The results of a function with a loop, which XLA compiles as one."""
-    jaxpr = compat.trace(fun, [compat.aval_of(x) for x in operands])
+    jaxpr = compat.trace(fun, [compat_types.aval_of(x) for x in operands])
     return list(small_loop_p.bind(*operands, jaxpr=jaxpr))
 
 

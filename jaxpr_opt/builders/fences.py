@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.bridge import compat, dtypes
+from jaxpr_opt.bridge import compat_types, dtypes
 from jaxpr_opt.cost.fusion import is_repeated
 from jaxpr_opt.ir.dataflow import depending_on
 from jaxpr_opt.ir.devices import fence
@@ -150,7 +150,7 @@ def _divided(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
     if x.dtype == jnp.bool_:
         return quotient.astype(jnp.bool_), [quotient]
     same = lax.bitcast_convert_type(quotient, x.dtype)
-    return compat.weaken(same, compat.aval_of(x)), [quotient]
+    return compat_types.weaken(same, compat_types.aval_of(x)), [quotient]
 
 
 def _bits(x: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ from jaxpr_opt.boundary.static_leaves import (
     with_statics,
 )
 from jaxpr_opt.boundary.wrapping import Wrapped
-from jaxpr_opt.bridge import compat, compat_ad, guard
+from jaxpr_opt.bridge import compat, compat_call, compat_types, guard
 from jaxpr_opt.bridge.compat_frames import without_ours
 from jaxpr_opt.donation import caller
 from jaxpr_opt.donation.plan import Donation, donation
@@ -68,7 +68,7 @@ class Donating:
         functools.update_wrapper(self, fun, updated=())
         self.mode = mode
         self._given = fun, options
-        known = compat_ad.jit_options(jax.jit(fun, **options))
+        known = compat_call.jit_options(jax.jit(fun, **options))
         if known is None:
             raise guard.users(
                 ValueError(f"optimize: donate={mode!r} does not go with layouts in shardings")
@@ -270,7 +270,7 @@ def _donating(mode: Mode, fun: Callable[..., Any], **options: Any) -> Donating:
 
 def _fitting(variants: Sequence[Variant], leaves: Sequence[Any]) -> Variant | None:
     """The variant for these arrays, of several for one structure."""
-    made = tuple(map(compat.aval_of, leaves)) if variants else ()
+    made = tuple(map(compat_types.aval_of, leaves)) if variants else ()
     return next((each for each in variants if made in each.types), None)
 
 

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from jaxpr_opt.analysis.liveness.aliasing import Buffer, Offer
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_source, compat_types
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.running import run_pass
 from jaxpr_opt.frames import Frame, frame_text
@@ -166,7 +166,7 @@ def donation(
             kind=str(alias.kind),
         )
     for refusal in found.refused:
-        frame = None if refusal.op is None else compat.user_frame(refusal.op.source.info)
+        frame = None if refusal.op is None else compat_source.user_frame(refusal.op.source.info)
         arguments[refusal.input] = replace(
             _argument(taken, inputs, refusal.input), reason=refusal.reason, frame=frame
         )
@@ -204,7 +204,7 @@ def _buffer(aval: Any, sharding: Any) -> Buffer | None:
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
         return None
-    if compat.is_ref(aval):
+    if compat_types.is_ref(aval):
         return None
     layout = getattr(sharding, "layout", None)  # of a `jax.experimental.layout.Format`
     sharding = getattr(sharding, "sharding", sharding)

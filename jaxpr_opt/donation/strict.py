@@ -12,7 +12,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.boundary.static_leaves import Call, Parameters, divided, split_off, without
-from jaxpr_opt.bridge import compat, compat_ad, guard
+from jaxpr_opt.bridge import compat, compat_call, guard
 from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.ir.graph import aval_bytes
@@ -73,7 +73,7 @@ def check(fun: Callable[..., Any], options: dict[str, Any]) -> Check:
     """What to ask of calls of `fun`, jitted with these options, `donate_argnums` or
     `donate_argnames` among them.
     """
-    _, resolved = compat_ad.jit_options(jax.jit(fun, **options)) or (fun, {})
+    _, resolved = compat_call.jit_options(jax.jit(fun, **options)) or (fun, {})
     name = name_of(fun)
     return Check(name, Parameters.of(resolved, "static"), Parameters.of(resolved, "donate"))
 

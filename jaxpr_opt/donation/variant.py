@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxpr_opt.boundary import compiling
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.donation.plan import Donation
 from jaxpr_opt.ir.aliases import Alias
 
@@ -78,7 +78,7 @@ def compiled(
 
     def flat(*arrays: Any) -> Any:
         leaves = [arrays[k] for k in back]
-        made = tuple(map(compat.aval_of, leaves))
+        made = tuple(map(compat_types.aval_of, leaves))
         if made not in types:
             raise OtherTypesError(made)
         out = fun(leaves)

@@ -17,7 +17,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
-from jaxpr_opt.bridge import compat, compat_devices, guard
+from jaxpr_opt.bridge import compat, compat_devices, compat_types, guard
 from jaxpr_opt.engine import log
 from jaxpr_opt.engine.already_optimized import State, mark_optimized, optimized_state, source_of
 from jaxpr_opt.engine.interface import PHASES, Pass, PassError
@@ -401,7 +401,7 @@ def _same_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:
     cotangents.  What is counted, not computed, is of no mesh, as is a number that a loop stacks;
     and what is computed may come to be of one.
     """
-    plain = compat.without_idle_mesh
+    plain = compat_types.without_idle_mesh
     for kind, old, new in (
         ("input", before.in_avals, after.in_avals),
         ("output", before.out_avals, after.out_avals),

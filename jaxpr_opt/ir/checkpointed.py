@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jaxpr_opt.bridge import compat, compat_ad, dtypes
+from jaxpr_opt.bridge import compat, compat_ad, compat_types, dtypes
 from jaxpr_opt.bridge.compat_ad import Mask
 from jaxpr_opt.bridge.slicing import read_row, write_row
 
@@ -224,7 +224,7 @@ def _moving(
     """Which constants are differentiated, and which carries depend on such, at any step."""
     of_constants, of_carry = perturbed
     n = len(constants)
-    avals = [compat.aval_of(x) for x in (*constants, *init)]
+    avals = [compat_types.aval_of(x) for x in (*constants, *init)]
     jaxpr = compat.trace(lambda *args: step(args[:n], args[n:]), avals)
     while True:
         _, moved = compat_ad.jvp(jaxpr, (*of_constants, *of_carry))
@@ -254,7 +254,7 @@ def _pulled_back(step: Step, kept: _Kept, cotangents: Sequence[Any]) -> tuple[Va
 
     given = [_instantiated(ct) for ct in _chosen(of_carry, cotangents)]
     sums = [
-        compat_ad.zeros(compat.aval_of(x).to_ct_aval())
+        compat_ad.zeros(compat_types.aval_of(x).to_ct_aval())
         for x in _chosen(of_constants, kept.constants)
     ]
     _, _, pulled, sums = lax.while_loop(

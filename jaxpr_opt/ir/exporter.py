@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxpr_opt.bridge import compat, compat_lowering, dtypes
+from jaxpr_opt.bridge import compat, compat_lowering, compat_types, dtypes
 from jaxpr_opt.bridge.parameters import (
     ONE_FUNCTION,
     dimension_of,
@@ -82,9 +82,9 @@ def evaluate_ops(ops: Iterable[Op], output: Value, env: Environment) -> Any:
 def evaluate_op(op: Op, operands: Sequence[Any], bind: Bind | None = None) -> list[Any]:
     """Run an op without regions on JAX values, bound by `compat.bind`, or by another."""
     if op.name == UNDEFINED:
-        return [compat.undefined(op.result.aval)]
+        return [compat_types.undefined(op.result.aval)]
     assert op.primitive is not None
-    if op.name == "stack" and compat.may_be_on_mesh():
+    if op.name == "stack" and compat_types.may_be_on_mesh():
         return [_stacked(operands, dimension_of(op))]
     given = _beside(op, _with_wide_starts(op, operands))
     return (bind or compat.bind)(op.primitive, given, op.params)
@@ -103,7 +103,7 @@ def _run(ops: Iterable[Op], env: Environment) -> None:
 def _as_typed(values: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
     """Values with these weak types: one that stands for another may have another."""
     return [
-        v if _is_weak(compat.aval_of(v)) == _is_weak(aval) else compat.weaken(v, aval)
+        v if _is_weak(compat_types.aval_of(v)) == _is_weak(aval) else compat_types.weaken(v, aval)
         for v, aval in zip(values, avals, strict=True)
     ]
 
@@ -132,7 +132,7 @@ def _beside(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
     if op.name != "dynamic_update_slice":
         return operands
     array, value, *starts = operands
-    return array, compat.beside(array, value), *starts
+    return array, compat_types.beside(array, value), *starts
 
 
 _STARTS = {"dynamic_slice": 1, "dynamic_update_slice": 2}
@@ -236,7 +236,7 @@ def _checkpointed(op: While, env: Environment, init: Sequence[Any], rows: int) -
 
     def step(constants: Sequence[Any], carries: Sequence[Any]) -> list[Any]:
         made = compress(run(op.body, constants, carries), map(not_, fixed))
-        return _as_typed(list(made), [compat.aval_of(x) for x in carries])
+        return _as_typed(list(made), [compat_types.aval_of(x) for x in carries])
 
     moved = iter(
         checkpointed.while_loop(

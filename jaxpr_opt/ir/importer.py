@@ -20,7 +20,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 from jax.extend.core.primitives import ne_p
 
-from jaxpr_opt.bridge import compat, guard, parameters
+from jaxpr_opt.bridge import compat, compat_source, compat_types, guard, parameters
 from jaxpr_opt.bridge.guard import UnknownJaxError
 from jaxpr_opt.bridge.parameters import ONE_FUNCTION, SMALL_LOOP
 from jaxpr_opt.ir.graph import (
@@ -165,8 +165,8 @@ class _Importer:
             env.update(zip(eqn.outvars, values, strict=True))
 
     def origin(self, eqn: Any, outer: Source, callee: Any) -> Source:
-        info = compat.nest_source(outer.info, eqn.source_info, callee)
-        return Source(info, eqn.ctx, compat.transposes(info))
+        info = compat_source.nest_source(outer.info, eqn.source_info, callee)
+        return Source(info, eqn.ctx, compat_source.transposes(info))
 
     def equation(
         self, region: Region, eqn: Any, operands: list[Value], source: Source, before: Op | None
@@ -208,7 +208,7 @@ class _Importer:
         if parameters.is_platform_choice(eqn.params):
             chosen = self.opaque("platform_dependent", eqn, operands, source)
             return self.append(region, chosen, before)
-        if not any(compat.is_ref(v.aval) for v in operands):
+        if not any(compat_types.is_ref(v.aval) for v in operands):
             body = self.inlined_body(kind, eqn.params)
             if body is not None:
                 made = self.inline(region, body, operands, source, before)
@@ -263,7 +263,7 @@ class _Importer:
         opened = compat.open_jaxpr(jaxpr)
         env = self.bind_constants(opened)
         env.update(zip(opened.invars, operands, strict=True))
-        callee = compat.library_function(jaxpr)
+        callee = compat_source.library_function(jaxpr)
         self.equations(region, opened.eqns, env, source, before, callee)
         return [self.read(atom, env) for atom in opened.outvars]
 
@@ -318,7 +318,9 @@ class _Importer:
         inits = operands[split + count :]
         running = compat.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval
         is_batched = bool(running.shape)
-        if is_batched and (eqn.effects or not compat.can_select(running, [v.aval for v in inits])):
+        if is_batched and (
+            eqn.effects or not compat_types.can_select(running, [v.aval for v in inits])
+        ):
             return None
         predicate = self.closed_region(params["cond_jaxpr"], operands[:split], len(inits))
         body = self.closed_region(params["body_jaxpr"], operands[split : split + count], len(inits))
@@ -383,12 +385,12 @@ class _Importer:
         ):
             return producer.operands[0]
         zero = Constant(
-            compat.with_weak_type(selector.aval, False), np.zeros((), selector.dtype)[()]
+            compat_types.with_weak_type(selector.aval, False), np.zeros((), selector.dtype)[()]
         )
         test = Op(
             "ne",
             (selector, zero),
-            [compat.array_aval((), np.dtype(bool))],
+            [compat_types.array_aval((), np.dtype(bool))],
             primitive=ne_p,
             source=source,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_source
 from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
@@ -45,5 +45,5 @@ def lengths_around(region: Region | None) -> tuple[int | None, ...]:
 
 def user_frame(op: Op) -> Frame | None:
     """The user's line that an op comes from, or else that of the op around it."""
-    frames = (compat.user_frame(around.source.info) for around in with_parents(op))
+    frames = (compat_source.user_frame(around.source.info) for around in with_parents(op))
     return next((frame for frame in frames if frame is not None), None)

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core.primitives import reshape_p
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat, compat_source, compat_types
 from jaxpr_opt.bridge.parameters import ONE_FUNCTION
 from jaxpr_opt.ir.aliases import Aliasing
 from jaxpr_opt.ir.exporter import evaluate_ops
@@ -59,7 +59,7 @@ class Edit(NamedTuple):
     @property
     def frame(self) -> tuple[str, int, str] | None:
         """`(file, line, function)` in the user's program."""
-        return compat.user_frame(self.source.info) if self.source is not None else None
+        return compat_source.user_frame(self.source.info) if self.source is not None else None
 
 
 @dataclass(eq=False, slots=True)
@@ -89,11 +89,11 @@ class Rewriter:
 
     def scalar(self, value: Any, dtype: Any) -> Constant:
         """A literal scalar."""
-        return Constant(compat.array_aval((), np.dtype(dtype)), np.dtype(dtype).type(value))
+        return Constant(compat_types.array_aval((), np.dtype(dtype)), np.dtype(dtype).type(value))
 
     def array(self, numbers: np.ndarray[Any, Any]) -> Constant:
         """A literal array."""
-        return Constant(compat.array_aval(numbers.shape, numbers.dtype), numbers)
+        return Constant(compat_types.array_aval(numbers.shape, numbers.dtype), numbers)
 
     def replace(self, old: Value, new: Value, where: Callable[[Use], bool] | None = None) -> None:
         """Make the uses of `old` (those for which `where` holds) read `new`.
@@ -194,7 +194,7 @@ class Rewriter:
         of that type.
         """
         weak = aval is not None and getattr(aval, "weak_type", False)
-        typed = (lambda *args: compat.weaken(fun(*args), aval)) if weak else fun
+        typed = (lambda *args: compat_types.weaken(fun(*args), aval)) if weak else fun
         return self.insert(typed, *operands, before=before)
 
     def full(self, number: Any, aval: Any, *, before: Op) -> Value:
@@ -205,12 +205,12 @@ class Rewriter:
         """The same elements in another shape; made without tracing, which takes ten times as long,
         and merging loops takes many.
         """
-        if not compat.is_local(array.aval):
+        if not compat_types.is_local(array.aval):
             return self.insert(lambda x: lax.reshape(x, shape), array, before=before)
         made = Op(
             "reshape",
             [array],
-            [compat.reshaped(array.aval, shape)],
+            [compat_types.reshaped(array.aval, shape)],
             primitive=reshape_p,
             params={"new_sizes": tuple(shape), "dimensions": None, "sharding": None},
             source=self._origin(before).source,
@@ -404,11 +404,11 @@ class Rewriter:
 
     def stacked_aval(self, value: Value, length: int) -> Any:
         """The type of `length` rows of `value`."""
-        return compat.stacked(value.aval, length)
+        return compat_types.stacked(value.aval, length)
 
     def row_aval(self, array: Value) -> Any:
         """The type of one row of `array`."""
-        return compat.row(array.aval)
+        return compat_types.row(array.aval)
 
     def set_while(self, loop: While, carries: Sequence[Carry], kept: Sequence[int]) -> None:
         """Keep only the carries numbered `kept`, given with their possibly new fields."""

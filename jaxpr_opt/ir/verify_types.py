@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat, compat_types
 from jaxpr_opt.bridge.dtypes import type_text
 from jaxpr_opt.ir.graph import UNDEFINED, Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
 from jaxpr_opt.ir.text import Names, quote
@@ -164,7 +164,7 @@ def check_primitive(op: Op, report: Report) -> None:
     primitive, params = op.primitive, op.params
     if type(op) is not Op or primitive is None or op.effects or _inside_shard_map(op):
         return
-    if any(compat.is_ref(v.aval) for v in (*op.operands, *op.results)):
+    if any(compat_types.is_ref(v.aval) for v in (*op.operands, *op.results)):
         return
 
     def again(*args: Any) -> list[Any]:

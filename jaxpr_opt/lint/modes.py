@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpr_opt.boundary.arrays_only import STATIC, arrays_only
-from jaxpr_opt.bridge import compat_ad
+from jaxpr_opt.bridge import compat_call
 from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.lint.options import Mode
 from jaxpr_opt.targets import Arguments
@@ -28,7 +28,7 @@ def traceable(
     Raises:
       ValueError: `argnums` are not positions of arguments.
     """
-    jitted = compat_ad.jit_options(fun)
+    jitted = compat_call.jit_options(fun)
     fun, args, kwargs = arrays_only(fun, *arguments)
     arguments = args, kwargs
     if mode != "gradient":  # whether a function is a loss is known once it was traced

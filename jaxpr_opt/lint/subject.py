@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from jaxpr_opt.bridge import compat_ad
+from jaxpr_opt.bridge import compat_call
 from jaxpr_opt.donation.calling import Donating
 from jaxpr_opt.donation.plan import donation
 from jaxpr_opt.donation.strict import donated_arrays
@@ -138,7 +138,7 @@ class Subject:
     def donated(self) -> list[bool]:
         """Which inputs of the program are donated, by the options of `jax.jit`."""
         count = len(self.graph.inputs)
-        jitted = compat_ad.jit_options(self.function)
+        jitted = compat_call.jit_options(self.function)
         if jitted is None or self.mode == "gradient":
             return [False] * count
         donated = donated_arrays(jitted[1], self.args, self.kwargs)

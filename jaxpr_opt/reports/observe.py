@@ -25,7 +25,7 @@ from jaxpr_opt.boundary.program import (
     optimized_linear_p,
     optimized_p,
 )
-from jaxpr_opt.bridge import compat_ad
+from jaxpr_opt.bridge import compat_call
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.interface import Pass, PassError
@@ -104,7 +104,7 @@ def reselected(
     skip: Sequence[str],
 ) -> Any:
     """The function optimised by these passes, whatever is optimised inside of it."""
-    inner, options = compat_ad.jit_options(fun) or (fun, {})
+    inner, options = compat_call.jit_options(fun) or (fun, {})
 
     def bare(*args: Any, **kwargs: Any) -> Any:
         with settings.override(disable=True):
@@ -117,7 +117,7 @@ def reselected(
 
 def _trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> ClosedJaxpr:
     fun, args, kwargs = arrays_only(fun, args, kwargs)
-    jitted: Any = fun if compat_ad.jit_options(fun) is not None else jax.jit(fun)
+    jitted: Any = fun if compat_call.jit_options(fun) is not None else jax.jit(fun)
     with _fresh(object()):
         traced: ClosedJaxpr = jitted.trace(*args, **kwargs).jaxpr
     return traced

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxpr_opt.boundary.arrays_only import arrays_only
 from jaxpr_opt.boundary.loops import differentiated
-from jaxpr_opt.bridge import compat_ad
+from jaxpr_opt.bridge import compat_call
 from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.journal import Journal, collect_journals
@@ -160,7 +160,7 @@ def _name_arguments(joint: Any, fun: Callable[..., Any]) -> None:
 
 def _static(fun: Callable[..., Any]) -> dict[str, Any]:
     """The arguments that a jitted function wants static, behind one that is not."""
-    _, options = compat_ad.jit_options(fun) or (fun, {})
+    _, options = compat_call.jit_options(fun) or (fun, {})
     static = {key: options[key] for key in ("static_argnames",) if key in options}
     if "static_argnums" in options:
         numbers = options["static_argnums"]

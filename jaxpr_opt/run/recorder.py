@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from jaxpr_opt.bridge import compat, compat_jit, compat_watch
+from jaxpr_opt.bridge import compat_jit, compat_source, compat_watch
 from jaxpr_opt.frames import Frame, is_machinery
 from jaxpr_opt.run.arguments import Kept, kept
 
@@ -81,7 +81,7 @@ class Recorder:
         if (found := self.programs.get(id(lowered.jaxpr))) is not None:
             return found
         written, made, seconds = self.replaced.get(id(lowered.jaxpr), (lowered.jaxpr, None, 0.0))
-        place = None if compat_jit.is_helper(written) else compat.users_function(written)
+        place = None if compat_jit.is_helper(written) else compat_source.users_function(written)
         if place is None and not self.keeps_libraries:
             return _owner(written)
         name = called(lowered.name, place, written)
@@ -119,7 +119,7 @@ class Recorder:
 
 def called(name: str, place: Frame | None, jaxpr: Any) -> str:
     """What people call a program: a function that JAX made of the user's is called as that."""
-    library = compat.library_function(jaxpr)
+    library = compat_source.library_function(jaxpr)
     is_jaxs = library is not None and is_machinery(library[0]) and name.startswith("_")
     unnamed = is_jaxs or name == "<unnamed function>"
     return place[2].rpartition(".")[2] if unnamed and place is not None else name
@@ -127,7 +127,7 @@ def called(name: str, place: Frame | None, jaxpr: Any) -> str:
 
 def _owner(jaxpr: Any) -> str:
     """The package that a program is of."""
-    library = compat.library_function(jaxpr)
+    library = compat_source.library_function(jaxpr)
     if library is None or is_machinery(library[0]):
         return "jax"
     parts = Path(library[0]).parts

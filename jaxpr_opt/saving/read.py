@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxpr_opt.bridge import compat, compat_saving
+from jaxpr_opt.bridge import compat, compat_saving, compat_types
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import Frame, first_line
 from jaxpr_opt.ir.graph import UNDEFINED
@@ -114,7 +114,7 @@ class Saved:
     def _as_results(self, op: Any, branch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         avals = [self.types[each] for _, each in op["out"]]
         return lambda: [
-            x if compat.aval_of(x).weak_type == a.weak_type else compat.weaken(x, a)
+            x if compat_types.aval_of(x).weak_type == a.weak_type else compat_types.weaken(x, a)
             for x, a in zip(branch(), avals, strict=True)
         ]
 
@@ -124,7 +124,7 @@ class Saved:
         given = [env[each] for each in numbers]  # the body is a jaxpr, which sees nothing outside
         jaxpr = compat.trace(
             lambda *args: self._region(region, (), dict(zip(numbers, args, strict=True))),
-            list(map(compat.aval_of, given)),
+            list(map(compat_types.aval_of, given)),
         )
         params = {**values.read(op["params"], self._jaxpr), "jaxpr": compat.opened(jaxpr)}
         return compat.bind(compat_saving.checkpoint(), given, params)
@@ -134,7 +134,7 @@ class Saved:
 
     def _undefined(self, op: Any, operands: list[Any], env: Env) -> Sequence[Any]:
         del operands, env
-        return [compat.undefined(self.types[each]) for _, each in op["out"]]
+        return [compat_types.undefined(self.types[each]) for _, each in op["out"]]
 
     def _opaque(self, op: Any, operands: list[Any], env: Env) -> Sequence[Any]:
         del env
@@ -164,9 +164,9 @@ class Saved:
 
 def _typed(made: Sequence[Any], like: Sequence[Any]) -> list[Any]:
     """Values with the weak types of others."""
-    avals = map(compat.aval_of, like)
+    avals = map(compat_types.aval_of, like)
     return [
-        x if compat.aval_of(x).weak_type == a.weak_type else compat.weaken(x, a)
+        x if compat_types.aval_of(x).weak_type == a.weak_type else compat_types.weaken(x, a)
         for x, a in zip(made, avals, strict=True)
     ]
 

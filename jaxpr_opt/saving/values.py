@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpr_opt.bridge import compat, compat_saving
+from jaxpr_opt.bridge import compat_saving, compat_types
 
 _CLASSES = (
     jax.lax.GatherDimensionNumbers,
@@ -140,7 +140,7 @@ def dtype(text: str) -> Any:
 
 def type_of(aval: Any) -> list[Any]:
     """The type of a value as JSON."""
-    if not isinstance(compat.without_idle_mesh(aval), jax.core.ShapedArray):
+    if not isinstance(compat_types.without_idle_mesh(aval), jax.core.ShapedArray):
         raise UnwritableError(str(aval))
     if not all(isinstance(size, int) for size in aval.shape):
         raise UnwritableError(f"{aval}: a size that is a symbol")
@@ -150,7 +150,7 @@ def type_of(aval: Any) -> list[Any]:
 def read_type(parts: Any) -> Any:
     """A type from JSON."""
     shape, name, is_weak = parts
-    return compat.array_aval(tuple(map(int, shape)), dtype(name), bool(is_weak))
+    return compat_types.array_aval(tuple(map(int, shape)), dtype(name), bool(is_weak))
 
 
 def array(value: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxpr_opt.bridge import compat_saving
-from jaxpr_opt.bridge.compat import user_frame
+from jaxpr_opt.bridge.compat_source import user_frame
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.ir.graph import (
     UNDEFINED,

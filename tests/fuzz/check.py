@@ -21,7 +21,7 @@ from fuzz.lanes import LANES, Lanes
 from fuzz.mutations import effects
 from fuzz.mutations.places import copy_of
 from jaxpr_opt import settings
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat, compat_types
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.interface import Pass, PassError
 from jaxpr_opt.engine.pipeline import Pipeline
@@ -29,7 +29,7 @@ from jaxpr_opt.insight.journal import Journal
 from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.graph import UNDEFINED, Graph, Phase
 from jaxpr_opt.ir.verify import VerifyError, verify
-from jaxpr_opt.testing import assert_close, evaluate_exactly, exact
+from jaxpr_opt.testing import assert_close, evaluate_exactly
 from jaxpr_opt.testing.agreement import close
 from tests.prices import AddedElsewhere
 
@@ -286,18 +286,18 @@ def _array(x: Any) -> Any:
 @contextlib.contextmanager
 def garbage(numbers: Iterable[int] = (GARBAGE,)) -> Iterator[None]:
     """Unspecified arrays hold what nobody may look at: each the next number."""
-    kept, given = exact.compat.undefined, cycle(numbers)
+    kept, given = compat_types.undefined, cycle(numbers)
 
     def undefined(aval: Any) -> Any:
         if not isinstance(aval.dtype, np.dtype) or aval.dtype == jax.dtypes.float0:
             return kept(aval)
         return jnp.full(aval.shape, next(given), aval.dtype)
 
-    exact.compat.undefined = undefined
+    compat_types.undefined = undefined
     try:
         yield
     finally:
-        exact.compat.undefined = kept
+        compat_types.undefined = kept
 
 
 # -- arguments ------------------------------------------------------------------------------------

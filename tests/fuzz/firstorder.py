@@ -13,7 +13,7 @@ import numpy as np
 
 from fuzz import windows
 from fuzz.elementwise import PLAIN, WITH_PARAMS
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.ir import exporter
 from jaxpr_opt.ir.graph import UNDEFINED, Op, Region
 from jaxpr_opt.testing.exact import by_itself
@@ -57,7 +57,7 @@ def _elementwise(op: Op) -> Run:
 
 def _garbage(aval: Any, garbage: int) -> Any:
     if not isinstance(aval.dtype, np.dtype) or aval.dtype == jax.dtypes.float0:
-        return compat.undefined(aval)
+        return compat_types.undefined(aval)
     return np.full(aval.shape, garbage, aval.dtype)
 
 

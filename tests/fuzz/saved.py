@@ -18,7 +18,7 @@ from fuzz import check, transformed
 from fuzz.eager import eager
 from fuzz.lanes import AXIS, LANES, bound
 from fuzz.mutations import effects
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat, compat_types
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.interface import PassError
 from jaxpr_opt.ir.graph import Graph, Phase
@@ -73,7 +73,7 @@ def weak(value: Any) -> Any:
 
 def undefined(shape: tuple[int, ...], kind: str) -> Any:
     """An array of which nothing is known."""
-    return compat.undefined(compat.array_aval(shape, jnp.dtype(kind)))
+    return compat_types.undefined(compat_types.array_aval(shape, jnp.dtype(kind)))
 
 
 def say(x: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.verify import verify
 from jaxpr_opt.passes.laws.merge_common_subexpressions import MergeCommonSubexpressions
@@ -493,6 +493,6 @@ def test_results_of_two_types_stay():
     graph = import_jaxpr(traced(program, "bool[]", "f32[3]"))
     (cond,) = (op for op in graph.walk() if op.name == "cond")
     second = cond.results[1]
-    second.aval = compat.with_weak_type(second.aval, True)
+    second.aval = compat_types.with_weak_type(second.aval, True)
     run_alone((CSE,), graph)
     assert list(graph.outputs) == list(cond.results)

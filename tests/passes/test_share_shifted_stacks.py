@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan, Stream
 from jaxpr_opt.ir.importer import import_jaxpr
@@ -288,7 +288,7 @@ def test_rows_of_another_type():
     first, reader = (op for op in graph.walk() if isinstance(op, Scan))
     rw = Rewriter(graph)
     before, after = reader.streams
-    weak = rw.new_value(compat.with_weak_type(after.param.aval, True))
+    weak = rw.new_value(compat_types.with_weak_type(after.param.aval, True))
     rw.replace(after.param, weak)
     rw.set_scan(reader, streams=[before, Stream(after.operand, weak)])
     (match,) = SHARE.find(first)

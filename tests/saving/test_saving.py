@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.bridge.compat import user_frame
+from jaxpr_opt.bridge.compat_source import user_frame
 from jaxpr_opt.cli import main
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.ir.exporter import export

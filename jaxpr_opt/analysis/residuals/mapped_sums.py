@@ -14,7 +14,7 @@ from jaxpr_opt.analysis.residuals.networks import cheapest_leaves, price
 from jaxpr_opt.analysis.values.accumulators import Accumulator
 from jaxpr_opt.analysis.values.linearity import linear_operands
 from jaxpr_opt.analysis.windows.scatter_chains import added
-from jaxpr_opt.bridge import compat, dtypes
+from jaxpr_opt.bridge import compat_types, dtypes
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.graph import Op, Scan, Value
@@ -107,7 +107,7 @@ def _linear_ops(
 
 def _is_as_exact(value: Value, total: Value) -> bool:
     """Whether a sum of such values loses no more digits than one of the terms."""
-    if not dtypes.is_inexact(value.dtype) or not compat.is_local(value.aval):
+    if not dtypes.is_inexact(value.dtype) or not compat_types.is_local(value.aval):
         return False
     return bool(dtypes.precision(value.dtype) >= dtypes.precision(total.dtype))
 

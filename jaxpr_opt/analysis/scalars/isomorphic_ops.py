@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import numpy as np
 
-from jaxpr_opt.bridge import compat, dtypes
+from jaxpr_opt.bridge import compat_source, compat_types, dtypes
 from jaxpr_opt.bridge.parameters import weak_type_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
@@ -18,7 +18,7 @@ def is_float(value: Value) -> bool:
     """Whether the value is made of floating point numbers; counters and masks are what other
     passes look at.
     """
-    return dtypes.is_float(value.dtype) and compat.is_local(value.aval)
+    return dtypes.is_float(value.dtype) and compat_types.is_local(value.aval)
 
 
 @remembered
@@ -35,7 +35,7 @@ def kind(op: Op) -> Hashable | None:
         return None  # it tells weak types apart, which vectors do not have
     if not all(v.size == 1 and isinstance(v.dtype, np.dtype) for v in values):
         return None
-    if not all(compat.is_local(v.aval) for v in values):
+    if not all(compat_types.is_local(v.aval) for v in values):
         return None
     params = tuple((name, repr(value)) for name, value in op.params.items())
     return (op.primitive, op.source.ctx, params, *(v.dtype for v in values))
@@ -85,7 +85,7 @@ def _operand_kinds(value: Value) -> set[Hashable]:
 
 def _line(value: Value) -> Hashable:
     """Where it is written."""
-    return compat.user_frame(value.op.source.info) if value.op is not None else None
+    return compat_source.user_frame(value.op.source.info) if value.op is not None else None
 
 
 def _groups(values: Iterable[Value], by: Callable[[Value], Hashable]) -> list[list[Value]]:

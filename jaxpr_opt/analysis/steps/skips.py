@@ -41,7 +41,7 @@ from jaxpr_opt.analysis.values.flags import source_of
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value
@@ -258,7 +258,7 @@ def all_taken(scan: Scan, rows: Mapping[Value, Splat] | None = None) -> Skip:
 
 @cache
 def _always() -> Constant:
-    return Constant(compat.array_aval((), np.dtype(bool)), np.bool_(True))
+    return Constant(compat_types.array_aval((), np.dtype(bool)), np.bool_(True))
 
 
 def stays(scan: Scan, values: Assumed, counters: Iterable[tuple[Carry, Value]]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from jaxpr_opt.bridge import compat
+from jaxpr_opt.bridge import compat_source
 from jaxpr_opt.lint.finding import Finding
 from jaxpr_opt.lint.rule import Rule, named, register, rules
 from jaxpr_opt.lint.subject import Subject
@@ -82,7 +82,7 @@ def _reached(subjects: Collection[Subject]) -> dict[Comment, Subject]:
     """The comments on statements that linted programs come from."""
     reached: dict[Comment, Subject] = {}
     for subject in subjects:
-        frames = {compat.user_frame(op.source.info) for op in subject.graph.walk()}
+        frames = {compat_source.user_frame(op.source.info) for op in subject.graph.walk()}
         lines = {(frame[0], frame[1]) for frame in frames if frame is not None}
         for comment in [c for file in sorted({file for file, _ in lines}) for c in comments(file)]:
             if any((comment.file, n) in lines for n in range(comment.first, comment.last + 1)):

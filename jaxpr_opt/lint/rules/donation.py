@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.bridge import compat_ad
+from jaxpr_opt.bridge import compat_call
 from jaxpr_opt.donation.plan import Argument, donation
 from jaxpr_opt.donation.strict import unusable
 from jaxpr_opt.lint.finding import Finding
@@ -144,7 +144,7 @@ class ReturnedArgument(Rule):
     name: ClassVar[str] = "returned-argument"
 
     def check(self, subject: Subject) -> Iterator[Finding]:
-        is_jitted = compat_ad.jit_options(subject.function) is not None
+        is_jitted = compat_call.jit_options(subject.function) is not None
         if subject.mode == "gradient" or not (is_jitted or subject.mode == "train-step"):
             return
         if subject.donating is not None:
