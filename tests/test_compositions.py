@@ -16,7 +16,8 @@ from jax.experimental import checkify, jet
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxpr_opt import settings
-from jaxpr_opt.boundary.program import LinearMap, Program, optimized_p
+from jaxpr_opt.boundary.gradients import LinearMap, linearized
+from jaxpr_opt.boundary.program import Program, optimized_p
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.pipeline import Pipeline
@@ -509,7 +510,7 @@ def hlo(f, *args):
 def test_the_linear_map_can_be_evaluated_batched_and_differentiated():
     """JAX only ever transposes it; the other rules are for whoever evaluates such a jaxpr."""
     program = Program.optimized(jax.make_jaxpr(recurrent)(W, X), PIPELINE, "recurrent")
-    halves = program.linearized((False, False, True), True)
+    halves = linearized(program, (False, False, True), True)
     _, residuals = halves.run_forward([W["a"], W["b"], X])
     assert isinstance(halves.tangent, LinearMap)
     push = lambda t: halves.tangent(*residuals, t)[0]

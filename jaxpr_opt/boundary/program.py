@@ -7,24 +7,15 @@ the others still see a function they can transform, and what they make of it is 
 evaluated      the *final* phase runs when the equation is lowered: nothing differentiates any more
 ``jvp``        ``optimized`` of the forward-mode program; no residuals are kept
 ``vmap``       ``optimized`` of the vectorised program
-``vjp``        forward and backward are traced as one program, ``(primals, cotangents) -> (outputs,
-               cotangents in)``, optimised as one, and split where they meet.  Forward is
-               ``optimized``; the tangent is ``optimized_linear``, the linear map known by its
-               transpose, which is ``optimized`` again
+``vjp``        forward and backward, optimised as one program and split where they meet
+               (`jaxpr_opt.boundary.gradients`)
 ``linearize``  JAX's own forward and tangent programs, as two ``optimized``
 transpose      ``optimized`` of the transposed program
 =============  =====================================================================================
 
-A pipeline that has nothing to say about a gradient leaves JAX's own: forward and backward as JAX
-makes them.  So does a backward program that is not linear in the cotangents of several outputs,
-which a rule of the user's may make: for some of them it cannot be told from that for all.
-
 `jax.checkpoint` and loops inside it differentiate by forward mode and split the result by what is
 known.  A forward-mode program therefore remembers what it is the forward mode of (`ForwardMode`):
 asked to split itself where all primals are known it goes back there and answers as ``vjp`` would.
-
-An ``optimized_linear`` is only ever transposed in JAX as it is today.  Should something evaluate
-it, it is the transpose of its transpose.
 """
 
 from __future__ import annotations
@@ -36,20 +27,16 @@ from itertools import compress
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive
 
 from jaxpr_opt import settings
-from jaxpr_opt.analysis.values.linearity import has_transpose, is_linear
+from jaxpr_opt.analysis.values.linearity import has_transpose
 from jaxpr_opt.boundary import accumulation, checking
-from jaxpr_opt.boundary.checking import UNCHECKED, History, Snapshots
-from jaxpr_opt.boundary.constant_residuals import made_again
-from jaxpr_opt.boundary.loops import with_reverse_mode
-from jaxpr_opt.bridge import compat, compat_ad, compat_repeats, guard
+from jaxpr_opt.boundary.checking import UNCHECKED, History
+from jaxpr_opt.bridge import compat, compat_ad, compat_repeats
 from jaxpr_opt.bridge.compat_ad import Mask
 from jaxpr_opt.bridge.interpreter_stack import uncollected, with_large_frame
 from jaxpr_opt.engine.pipeline import Pipeline
-from jaxpr_opt.engine.split import Split
 from jaxpr_opt.frames import frame_text, raised_at
 from jaxpr_opt.ir.graph import Phase
 from jaxpr_opt.ir.importer import import_jaxpr
@@ -58,11 +45,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 optimized_p = Primitive("optimized")
-optimized_linear_p = Primitive("optimized_linear")
 
 
-def _remembered(method: Callable[P, T]) -> Callable[P, T]:
-    """Cache a method on its instance, so that the results live as long as it does."""
+def memoised(method: Callable[P, T]) -> Callable[P, T]:
+    """Cache a method, or a function, on its first argument: results live as long as that does."""
 
     @functools.wraps(method)
     def cached(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -84,24 +70,6 @@ class ForwardMode(NamedTuple):
     nonzero: Mask
     outputs: tuple[int, ...]
     """Which outputs of the whole are left: those of `base`, then the nonzero tangents."""
-
-
-class Halves(NamedTuple):
-    """A program taken apart for differentiation."""
-
-    forward: Program
-    """`inputs -> (outputs, further residuals)`"""
-    residuals: tuple[tuple[str, int], ...]
-    """Where each residual comes from: `("input", i)` or `("output", j)` of `forward`."""
-    tangent: Program | LinearMap
-    """`(residuals, nonzero tangents) -> nonzero tangents`"""
-    nonzero_out: Mask
-
-    def run_forward(self, primals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Outputs and residuals."""
-        made = self.forward(*primals)
-        kept = [primals[i] if kind == "input" else made[i] for kind, i in self.residuals]
-        return made[: len(self.nonzero_out)], kept
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -155,7 +123,7 @@ class Program:
             made = optimized_p.bind(*args, jaxpr=needed.jaxpr, program=needed)
         return [args[i] if kind == "input" else made[i] for kind, i in sources]
 
-    @_remembered
+    @memoised
     def _without_copies(self) -> tuple[Program, tuple[tuple[str, int], ...]]:
         inputs, first = compat_ad.forwarded(self.jaxpr), compat_ad.repeated(self.jaxpr)
         used = [inputs[i] is None and first[i] == i for i in range(len(first))]
@@ -183,7 +151,7 @@ class Program:
             self, jaxpr=jaxpr, source=source, forward_mode=mode, history=history, _memo={}
         )
 
-    @_remembered
+    @memoised
     def needed(self, used: Mask) -> tuple[Program, Mask]:
         """The program without what the used outputs do not need, and the inputs left.
 
@@ -201,7 +169,7 @@ class Program:
         )
         return left, inputs
 
-    @_remembered
+    @memoised
     def transposable(self, moving: Mask) -> Program:
         """The program that JAX can transpose in these inputs: what it was before passes, where they
         wrote zeros instead of selecting them, at places of which some may meet.
@@ -220,18 +188,18 @@ class Program:
         mask = tuple(i >= count for i in self.forward_mode.outputs)
         return mask if any(mask) else ()
 
-    def _lineage(self) -> History:
+    def lineage(self) -> History:
         """What derivatives of this program are checked against; with residuals it begins here."""
         whole = self.history.outputs == len(self.jaxpr.out_avals) and not self.history.guard
         return checking.begin(self.jaxpr) if self.history and not whole else self.history
 
     # ------------------------------------------------------------ transformations
 
-    @_remembered
+    @memoised
     def jvp(self, nonzero: Mask) -> tuple[Program, Mask]:
         """The forward-mode program, and which output tangents are not symbolically zero."""
         jaxpr, nonzero_out = compat_ad.jvp(self.jaxpr, nonzero)
-        history = self._lineage().mapped(
+        history = self.lineage().mapped(
             lambda f: checking.jvp(f, nonzero, nonzero_out), len(jaxpr.out_avals)
         )
         mode = ForwardMode(self, nonzero, tuple(range(len(jaxpr.out_avals))))
@@ -239,7 +207,7 @@ class Program:
             jaxpr, self.pipeline, f"jvp({self.name})", mode, history
         ), nonzero_out
 
-    @_remembered
+    @memoised
     def batched(self, axis: Any, dims: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
         """The vectorised program, and the batch dimensions of its outputs."""
         # With arguments that have it elsewhere, `jax.vmap` likely wants results that have, too.
@@ -256,7 +224,7 @@ class Program:
         made = replace(made, has_residuals=reads, is_backward=is_backward, _memo={})
         return made, dims_out
 
-    @_remembered
+    @memoised
     def batched_by_device(
         self, axis: Any, dims: tuple[Any, ...]
     ) -> tuple[Callable[..., list[Any]], tuple[Any, ...]]:
@@ -266,7 +234,7 @@ class Program:
         made, dims_out = self.batched(compat_ad.rows_of_device(axis), dims)
         return compat_ad.by_device(made, axis, dims, dims_out), dims_out
 
-    @_remembered
+    @memoised
     def transposed(self, linear: Mask, nonzero: Mask) -> tuple[Program, Mask]:
         """`(other inputs, nonzero cotangents) -> nonzero cotangents of the linear inputs`.
 
@@ -275,122 +243,30 @@ class Program:
         whole = self.transposable(linear)
         if whole is not self:
             return whole.transposed(linear, nonzero)
-        jaxpr, nonzero_in = self._backward(linear, nonzero)
+        jaxpr, nonzero_in = self.backward(linear, nonzero)
         made = Program.optimized(jaxpr, self.pipeline, f"transpose({self.name})")
         return replace(made, is_backward=True, _memo={}), nonzero_in
 
-    @_remembered
-    def _backward(self, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
+    @memoised
+    def backward(self, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
+        """The same before passes."""
         return compat_ad.transpose(self.jaxpr, linear, nonzero)
 
-    @_remembered
+    @memoised
     def onto(self, added: Mask) -> Program:
         """`(inputs, bases) -> outputs`, the marked ones added to their bases."""
         jaxpr = accumulation.onto(self.jaxpr, added)
         self.pipeline.mark_part_optimized(self.jaxpr, jaxpr)
         return Program(jaxpr, self.pipeline, self.name, changed=self.changed)
 
-    @_remembered
-    def differentiated(self) -> Program:
-        """The program as reverse mode is to see it."""
-        made = Program.optimized(
-            self.jaxpr, self.pipeline, self.name, None, self.history, phase="differentiated"
-        )
-        return made if made.changed else self
-
-    def linearized(self, nonzero: Mask, is_vjp: bool) -> Halves:
-        """The program taken apart, after what is to be done before."""
-        return (self.differentiated() if is_vjp else self).halves(nonzero, is_vjp)
-
-    @_remembered
-    def halves(self, nonzero: Mask, is_vjp: bool) -> Halves:
-        """The program taken apart; optimised as a whole where its tangent will be transposed."""
-        jaxpr = with_reverse_mode(self.jaxpr, self.pipeline) if is_vjp else self.jaxpr
-        plain = compat_repeats.linearize(jaxpr, nonzero, is_vjp=is_vjp)
-        plain = made_again(plain, len(jaxpr.out_avals))
-        tangent = Program(plain.tangent, self.pipeline, f"tangent({self.name})")
-        if is_vjp and any(plain.nonzero_out):
-            halves = self._joint(plain, tangent, nonzero)
-            if halves is not None:
-                return halves
-            tangent = replace(tangent, pipeline=self.pipeline.unbudgeted)
-        forward = Program(plain.forward, tangent.pipeline, self.name, None, self.history)
-        forward = replace(forward, has_residuals=True)
-        return Halves(forward, plain.residuals, tangent, plain.nonzero_out)
-
-    def _joint(self, plain: compat_ad.Linearized, tangent: Program, nonzero: Mask) -> Halves | None:
-        """Forward and backward optimised as one and split; None if no pass had anything to do."""
-        num_inputs, num_outputs = len(self.jaxpr.in_avals), len(self.jaxpr.out_avals)
-        num_residuals = len(plain.residuals)
-        moving = tuple(i >= num_residuals for i in range(len(plain.tangent.in_avals)))
-        try:
-            back, nonzero_in = tangent._backward(moving, (True,) * sum(plain.nonzero_out))
-            if sum(plain.nonzero_out) > 1 and not _is_linear(plain, back):
-                return None  # `LinearMap.restricted` could not leave out a cotangent
-            split = self.pipeline.run_joined(
-                Split(plain.forward, back, plain.residuals), num_outputs, always=bool(self.history)
-            )
-        except Exception as error:  # an optimiser must not take the user's gradient down with it
-            if guard.is_of_symbols(error):
-                return None
-            if settings.current().strict:
-                raise
-            if _has_transpose(plain):
-                left = f"the gradient of {self.name} was left unchanged: {error}"
-                guard.failed(error, left, again=True)
-            return None
-        if split is None:
-            return None
-        backward, residuals = split.backward, split.residuals
-        history = UNCHECKED
-        if self.history:  # the backward half is checked against the primals, which must reach it
-            residuals = (*residuals, *(("input", i) for i in range(num_inputs)))
-            backward = _with_unused_inputs(backward, len(split.residuals), self.jaxpr.in_avals)
-            joint, _ = _joint_program(plain, num_inputs, num_outputs)
-            snapshots = self.pipeline.run(joint, "differentiable").snapshots
-            history = self._backward_history(plain, nonzero, nonzero_in, snapshots)
-            history = history.guarded(split.forward, split.residuals, split.backward)
-        pipeline, name = self.pipeline.unbudgeted, f"vjp({self.name})"
-        linear = LinearMap(
-            Program(backward, pipeline, name, None, history, changed=True, is_backward=True),
-            len(residuals),
-            tuple(
-                a.to_tangent_aval()
-                for a, nz in zip(self.jaxpr.in_avals, nonzero, strict=True)
-                if nz
-            ),
-            tuple(
-                a.to_tangent_aval()
-                for a, nz in zip(self.jaxpr.out_avals, plain.nonzero_out, strict=True)
-                if nz
-            ),
-            nonzero_in,
-        )
-        spent = self.pipeline.unbudgeted
-        forward = Program(split.forward, spent, self.name, None, self.history, True, True)
-        return Halves(forward, residuals, linear, plain.nonzero_out)
-
-    def _backward_history(
-        self, plain: compat_ad.Linearized, nonzero: Mask, nonzero_in: Mask, snapshots: Snapshots
-    ) -> History:
-        """What `(inputs, nonzero cotangents) -> nonzero cotangents in` must compute."""
-        num_outputs, count = len(self.jaxpr.out_avals), sum(nonzero_in)
-        derived = self._lineage().mapped(
-            lambda f: checking.vjp(f, nonzero, plain.nonzero_out, nonzero_in), count
-        )
-        joint = UNCHECKED.followed_by(snapshots).mapped(
-            lambda f: lambda *args: f(*args)[num_outputs:], count
-        )
-        return History((*derived.steps, *joint.steps), count)
-
-    @_remembered
+    @memoised
     def lowered(self) -> Program:
         """The program in the primitives XLA knows, once nothing can ask for another rule."""
         jaxpr = compat.lowered(self.jaxpr)
         made = Program(jaxpr, self.pipeline, self.name, None, self.history, self.changed)
         return replace(made, is_backward=self.is_backward, _memo={})
 
-    @_remembered
+    @memoised
     def compiled(self) -> Callable[..., Sequence[Any]]:
         """For evaluation outside of any trace: through `jax.jit` and its cache.
 
@@ -406,7 +282,7 @@ class Program:
         run.__name__ = self.name
         return jax.jit(run)
 
-    @_remembered
+    @memoised
     def final(
         self, divided: bool | None = None, donated: frozenset[int] = frozenset()
     ) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
@@ -445,166 +321,3 @@ def _evaluated(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> Sequence[Any]:
 
 def _at(values: Sequence[Any], positions: Sequence[int]) -> list[Any]:
     return [values[i] for i in positions]
-
-
-def _joint_program(
-    plain: compat_ad.Linearized, num_inputs: int, num_outputs: int
-) -> tuple[ClosedJaxpr, Mask]:
-    """`(inputs, cotangents) -> (outputs, nonzero cotangents in)`, and which those are."""
-    num_residuals = len(plain.residuals)
-    linear = tuple(i >= num_residuals for i in range(len(plain.tangent.in_avals)))
-    found: list[bool] = []
-
-    def joint(*args: Any) -> list[Any]:
-        primals, cotangents = args[:num_inputs], args[num_inputs:]
-        made = jaxpr_as_fun(plain.forward)(*primals)
-        residuals = [primals[i] if kind == "input" else made[i] for kind, i in plain.residuals]
-        back = compat_ad.backward_pass(plain.tangent, linear, residuals, cotangents)
-        found[:] = [ct is not None for ct in back]
-        return [*made[:num_outputs], *(ct for ct in back if ct is not None)]
-
-    avals = [*plain.forward.in_avals, *compat_ad.cotangent_avals(plain.tangent)]
-    return compat.trace(joint, avals), tuple(found)
-
-
-def _is_linear(plain: compat_ad.Linearized, back: ClosedJaxpr) -> bool:
-    """Whether a backward program is linear in the cotangents.
-
-    JAX's own rules are; those of the user's (`jax.custom_vjp`) are looked at.
-    """
-    if not compat_ad.has_backward_rules(plain.tangent):
-        return True
-    graph = import_jaxpr(back)
-    return is_linear(graph, graph.inputs[len(plain.residuals) :])
-
-
-def _has_transpose(plain: compat_ad.Linearized) -> bool:
-    """Whether JAX makes a backward program by itself: rules of the user may fail in it."""
-    n, tangent = len(plain.residuals), jaxpr_as_fun(plain.tangent)
-
-    def pulled(*args: Any) -> Any:
-        residuals, tangents = args[:n], args[n:]
-        pull = jax.linear_transpose(lambda *xs: list(tangent(*residuals, *xs)), *tangents)
-        return pull([jnp.zeros(a.shape, a.dtype) for a in plain.tangent.out_avals])
-
-    try:
-        jax.eval_shape(pulled, *plain.tangent.in_avals)
-    except Exception:  # noqa: BLE001  whatever a user's rule raises
-        return False
-    return True
-
-
-def _with_unused_inputs(jaxpr: ClosedJaxpr, at: int, avals: Sequence[Any]) -> ClosedJaxpr:
-    """The same program with further inputs at a position, unused."""
-    run, count = jaxpr_as_fun(jaxpr), len(avals)
-    every = [*jaxpr.in_avals[:at], *avals, *jaxpr.in_avals[at:]]
-    return compat.trace(lambda *args: run(*args[:at], *args[at + count :]), every)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class LinearMap:
-    """`(residuals, tangents) -> tangents`, known by its transpose; of ``optimized_linear``."""
-
-    transposed: Program
-    """`(residuals, cotangents) -> cotangents` of the tangents marked in `nonzero_in`."""
-    num_residuals: int
-    in_avals: tuple[Any, ...]
-    out_avals: tuple[Any, ...]
-    nonzero_in: Mask
-    """Which tangents have any influence."""
-    _memo: dict[Any, Any] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"transpose(<{self.transposed.name}>)"
-
-    def __call__(self, *args: Any) -> list[Any]:
-        return list(optimized_linear_p.bind(*args, linear=self))
-
-    def plain(self, *args: Any) -> list[Any]:
-        """The map as JAX transposes its transpose."""
-        n, jaxpr = self.num_residuals, self.transposed.jaxpr
-        back = jax.linear_transpose(
-            lambda *cts: list(jaxpr_as_fun(jaxpr)(*args[:n], *cts)), *jaxpr.in_avals[n:]
-        )
-        return list(back([t for t, nz in zip(args[n:], self.nonzero_in, strict=True) if nz]))
-
-    @_remembered
-    def restricted(self, used: Mask) -> tuple[LinearMap, Mask]:
-        """The map to some of its outputs only, and the operands that is a map of.
-
-        The transpose is linear in its cotangents, hence its own derivative; the derivative in the
-        direction of the used ones alone knows which cotangents are symbolically zero, and needs
-        only their part of the residuals.
-        """
-        if all(used):
-            return self, (True,) * (self.num_residuals + len(self.in_avals))
-        whole, n = self.transposed, self.num_residuals
-        derivative, nonzero = compat_ad.jvp(whole.jaxpr, ((False,) * n) + used)
-        cotangents = whole.jaxpr.in_avals[n:]
-        run, count = jaxpr_as_fun(derivative), len(whole.jaxpr.out_avals)
-
-        def pulled(*args: Any) -> list[Any]:
-            return list(run(*args[:n], *map(compat_ad.zeros, cotangents), *args[n:])[count:])
-
-        seeds = [a for a, keep in zip(cotangents, used, strict=True) if keep]
-        jaxpr, inputs = compat_ad.dce(
-            compat.trace(pulled, [*whole.jaxpr.in_avals[:n], *seeds]),
-            [True] * sum(nonzero),
-            keep_inputs=[bool(whole.history)] * n + [True] * len(seeds),
-        )
-        history = whole.history.mapped(
-            lambda f: _restricted(f, n, cotangents, used, nonzero), sum(nonzero)
-        )
-        linear = LinearMap(
-            Program.optimized(jaxpr, whole.pipeline, whole.name, None, history),
-            sum(inputs[:n]),
-            self.in_avals,
-            tuple(a for a, keep in zip(self.out_avals, used, strict=True) if keep),
-            _refined(self.nonzero_in, nonzero),
-        )
-        return linear, (*inputs[:n], *(True for _ in self.in_avals))
-
-    @_remembered
-    def evaluated(self) -> Program:
-        """The map as a program of its own: the transpose of its transpose."""
-        whole, n = self.transposed, self.num_residuals
-        jaxpr = whole.jaxpr
-        cotangents = jaxpr.in_avals[n:]
-        nonzero = (*((False,) * n), *(True for _ in cotangents))
-        plain = compat_ad.linearize(jaxpr, nonzero, is_vjp=True)
-        joint, nonzero_out = _joint_program(plain, len(jaxpr.in_avals), len(jaxpr.out_avals))
-        run, count = jaxpr_as_fun(joint), len(jaxpr.out_avals)
-
-        def forward(*args: Any) -> list[Any]:
-            moving = [t for t, nz in zip(args[n:], self.nonzero_in, strict=True) if nz]
-            moving = [t for t, nz in zip(moving, plain.nonzero_out, strict=True) if nz]
-            made = iter(run(*args[:n], *map(compat_ad.zeros, cotangents), *moving)[count:])
-            return [
-                next(made) if nz else compat_ad.zeros(a)
-                for a, nz in zip(self.out_avals, nonzero_out, strict=True)
-            ]
-
-        avals = [*jaxpr.in_avals[:n], *self.in_avals]
-        return Program.optimized(
-            compat.trace(forward, avals), whole.pipeline, f"transpose({whole.name})"
-        )
-
-
-def _refined(mask: Mask, left: Mask) -> Mask:
-    """Refine a mask by another over its true entries."""
-    each = iter(left)
-    return tuple(on and next(each) for on in mask)
-
-
-def _restricted(
-    fun: checking.Function, n: int, cotangents: Sequence[Any], used: Mask, nonzero: Mask
-) -> checking.Function:
-    def run(*args: Any) -> list[Any]:
-        given = iter(args[n:])
-        full = [
-            next(given) if keep else compat_ad.zeros(a)
-            for a, keep in zip(cotangents, used, strict=True)
-        ]
-        return [ct for ct, nz in zip(fun(*args[:n], *full), nonzero, strict=True) if nz]
-
-    return run

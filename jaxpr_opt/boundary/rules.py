@@ -16,13 +16,8 @@ from jaxpr_opt import settings
 from jaxpr_opt.analysis.values.constants import fetched
 from jaxpr_opt.boundary import checking
 from jaxpr_opt.boundary.checking import UNCHECKED
-from jaxpr_opt.boundary.program import (
-    ForwardMode,
-    LinearMap,
-    Program,
-    optimized_linear_p,
-    optimized_p,
-)
+from jaxpr_opt.boundary.gradients import LinearMap, linearized, optimized_linear_p
+from jaxpr_opt.boundary.program import ForwardMode, Program, optimized_p
 from jaxpr_opt.bridge import compat, compat_ad, compat_rules, compat_types, dtypes, guard
 from jaxpr_opt.bridge.compat_ad import Mask
 from jaxpr_opt.bridge.compat_rules import NO_REFS, Refs
@@ -148,7 +143,7 @@ def _dce(used: Mask, *, program: Program, **_: Any) -> tuple[Mask, dict[str, Any
 def _linearize(
     is_vjp: bool, nonzero: Mask, *primals: Any, program: Program, **_: Any
 ) -> tuple[Sequence[Any], Mask, Sequence[Any], Callable[..., Any]]:
-    halves = program.linearized(nonzero, is_vjp)
+    halves = linearized(program, nonzero, is_vjp)
     outputs, residuals = halves.run_forward(primals)
     return (
         outputs,
@@ -183,7 +178,7 @@ def _split(
 def _split_forward_mode(
     primals: Sequence[Any], program: Program, mode: ForwardMode
 ) -> tuple[Sequence[Any], Mask, Sequence[Any], Primitive, dict[str, Any]]:
-    halves = mode.base.linearized(mode.nonzero, True)
+    halves = linearized(mode.base, mode.nonzero, True)
     outputs, residuals = halves.run_forward(primals)
     unknown_out = program.tangents_left()
     known = [

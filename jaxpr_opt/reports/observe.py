@@ -19,12 +19,8 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
 from jaxpr_opt.boundary.arrays_only import arrays_only
-from jaxpr_opt.boundary.program import (
-    LinearMap,
-    Program,
-    optimized_linear_p,
-    optimized_p,
-)
+from jaxpr_opt.boundary.gradients import LinearMap, optimized_linear_p
+from jaxpr_opt.boundary.program import Program, optimized_p
 from jaxpr_opt.bridge import compat_call
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.engine import registry
