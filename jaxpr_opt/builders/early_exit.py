@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.first_taken import are_first
 from jaxpr_opt.analysis.steps.going_on import going_on, settles
 from jaxpr_opt.analysis.steps.questions import is_known_in_steps
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, has_branch
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.constants import defined, is_weak, strong
 from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.any_row import any_true

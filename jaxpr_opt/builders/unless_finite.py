@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.steps.assume import Known
 from jaxpr_opt.analysis.steps.factors import Factors, factors
 from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.steps.splats import Known
 from jaxpr_opt.analysis.values.ranges import Range, fits, is_finite, ranged
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter

@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.residuals.replays import Replay
-from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.builders.peeling import without_last
 from jaxpr_opt.builders.skipped_steps import is_taken

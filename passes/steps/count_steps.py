@@ -37,9 +37,10 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.steps.assume import Assumed, Splat
+from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.predicates import predicate_root
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.taken_steps import count_taken

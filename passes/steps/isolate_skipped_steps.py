@@ -59,10 +59,10 @@ from jaxpr_opt.analysis.residuals.unread_rows import (
     without_zeros,
 )
 from jaxpr_opt.analysis.residuals.versions import restored
-from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.questions import is_asked_by_branch
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, has_branch
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.builders.skipped_steps import (
     into_branch,
     leave_unspecified,

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.steps.assume import Assumed, Splat
+from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced

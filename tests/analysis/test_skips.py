@@ -8,9 +8,9 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.residuals.unread_rows import is_by_zeros, without_zeros
 from jaxpr_opt.analysis.steps import skips
-from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.registry import default_pipeline

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.residuals.networks import cheapest_leaves
 from jaxpr_opt.analysis.residuals.stack_consumers import Stacked, routes
-from jaxpr_opt.analysis.steps.assume import Assumed, Known
+from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.skips import find_skip
+from jaxpr_opt.analysis.steps.splats import Known
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice, inputs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.rounding import (
     compares_rounded,
     exact_sources,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.residuals.replayed_steps import first_storing, replayed_cut
 from jaxpr_opt.analysis.residuals.replays import Replay, replay
-from jaxpr_opt.analysis.steps.assume import Splat
 from jaxpr_opt.analysis.steps.masks import is_told
 from jaxpr_opt.analysis.steps.questions import is_asked_each_step
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, has_branch
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.segments import LOOPS_OF_A_SEGMENT, Steps
 from jaxpr_opt.ir.devices import is_divided

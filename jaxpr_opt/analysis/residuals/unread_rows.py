@@ -13,10 +13,11 @@ import numpy as np
 
 from jaxpr_opt.analysis.residuals.counterparts import counterparts
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
-from jaxpr_opt.analysis.steps.assume import Assumed, Splat
+from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.masks import takes_no_more
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, find_ends, find_skips, stays
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.step_numbers import numbers_at

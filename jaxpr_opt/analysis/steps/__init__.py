@@ -5,6 +5,7 @@
 `predicates`                   truth values that say it, and when they are known
 `lasting`                      whether a step that is skipped is followed by skipped steps only
 `assume`, `incremental_assume` what values become if a predicate is known
+`splats`                       arrays of one number, and what ops make of them
 `going_on`                     what skipped steps change in little time, or but once
 `factors`                      what steps that do nothing multiply by zero
 `skipped_rows`                 what a scan stacks in steps that do nothing

@@ -15,62 +15,42 @@ is an integer, or a number from zero to one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from collections.abc import ItemsView, Mapping
 
-import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
+from jaxpr_opt.analysis.steps.splats import (
+    COMBINES,
+    RULES,
+    Known,
+    Splat,
+    is_splat_of,
+    is_zero,
+    same,
+    vanishes,
+    zero_of,
+)
 from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.values.flags import is_fraction
 from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, UPDATE, WRITES, neutral
+from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES, neutral
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import (
-    filled_by,
-    first_right_side_of,
-    has_numbers,
-    mode_of,
-    numbers_of,
-)
+from jaxpr_opt.bridge.parameters import has_numbers, mode_of, numbers_of
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Value
-from jaxpr_opt.ir.traits import BARRIER, LAYING, VIEWING, linear_in
+from jaxpr_opt.ir.traits import BARRIER, LAYING, linear_in
 
 _WRITES = WRITES | SCATTERS
 
-_COMBINES = {"add": "add", "add_any": "add", "max": "max", "min": "min", "mul": "mul"}
-"""Ops of two operands, of which one may be neutral, by how they combine them."""
-
-_REDUCES = {
-    "cummax": "max", "cummin": "min", "cumprod": "mul", "cumsum": "add",
-    "reduce_prod": "mul", "reduce_sum": "add",
-}  # fmt: skip
-"""Ops that combine elements of one operand: neutral ones make the same."""
 
 MULTIPLYING = frozenset({"dot_general", "mul"})
 """Ops of two factors, of which finite ones times zero are zero."""
 
 _FORWARDING = frozenset({
-    *_COMBINES, *_WRITES, "convert_element_type", "select_n", "sub",
+    *COMBINES, *_WRITES, "convert_element_type", "select_n", "sub",
 })  # fmt: skip
 """First-order ops that may be found to be one of their operands, not a splat."""
-
-
-@dataclass(frozen=True, slots=True)
-class Splat:
-    """An array of which every element is `value`."""
-
-    value: Any
-
-    @property
-    def is_zero(self) -> bool:
-        return bool(self.value == 0)
-
-
-Known = Value | Splat
 
 
 class Assumed:
@@ -117,7 +97,7 @@ class Assumed:
 
     def keeps(self, carry: Carry) -> bool:
         """Whether the carry has at the end of the step the value it had at its start."""
-        return _same(self[carry.next], self[carry.param])
+        return same(self[carry.next], self[carry.param])
 
     def _walk(self, region: Region) -> None:
         for op in region.ops:
@@ -138,7 +118,7 @@ class Assumed:
             return self._scan(op) if self._linear else []
         if op.name == BARRIER:
             return [self[v] for v in op.operands]
-        told = op.name in _RULES or op.name in _WRITES
+        told = op.name in RULES or op.name in _WRITES
         is_linear = (self._linear or self._finite) and linear_in(op) is not None
         if not (told or is_linear) or op.regions or op.effects:
             return []
@@ -156,7 +136,7 @@ class Assumed:
             self._walk(branch)
         for outcome in op.outcomes:
             first, *rest = (self[v] for v in outcome.values)
-            results.append(first if all(_same(first, other) for other in rest) else outcome.result)
+            results.append(first if all(same(first, other) for other in rest) else outcome.result)
         return results
 
     def _scan(self, op: Scan) -> list[Known]:
@@ -180,7 +160,7 @@ class Assumed:
         return list(op.results)
 
     def _first_order(self, op: Op, result: Value, known: list[Known]) -> Known:
-        rule = _RULES.get(op.name)
+        rule = RULES.get(op.name)
         found = rule(op, known) if rule is not None else None
         if found is None and op.name in _WRITES and self._writes_nothing(op, known):
             return _typed(known[0], result)
@@ -207,7 +187,7 @@ class Assumed:
         neutral.
         """
         array, where = op.operands[0], known[1]
-        if op.name in SCATTERS and _is(known[-1], neutral(op)):
+        if op.name in SCATTERS and is_splat_of(known[-1], neutral(op)):
             return True
         if op.name == "scatter" and isinstance(where, Splat) and 0 not in op.operands[1].shape:
             drops = mode_of(op) == GatherScatterMode.FILL_OR_DROP
@@ -262,111 +242,6 @@ def may_keep(carry: Carry) -> bool:
     return op is not None and (bool(op.regions) or op.name in {BARRIER, *_FORWARDING})
 
 
-Rule = Callable[[Op, list[Known]], Known | None]
-
-
-def _splat_of_first(op: Op, known: list[Known]) -> Known | None:
-    """Moved or reduced, a splat stays one; a reduction of no elements is not its operand's."""
-    return known[0] if isinstance(known[0], Splat) and 0 not in op.operands[0].shape else None
-
-
-def _joined(_: Op, known: list[Known]) -> Known | None:
-    is_one = all(isinstance(k, Splat) and _same(k, known[0]) for k in known)
-    return known[0] if is_one else None
-
-
-def _converted(op: Op, known: list[Known]) -> Known | None:
-    value, dtype = known[0], op.result.dtype
-    if not isinstance(value, Splat):
-        return value
-    exact = dtypes.is_array(dtype) and not _may_overflow(value.value, dtype)
-    return Splat(dtypes.converted(value.value, dtype)[()]) if exact else None
-
-
-def _may_overflow(value: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether a number is converted to an integer it may not be: NumPy and XLA differ there."""
-    if not jnp.issubdtype(dtype, jnp.integer) or dtypes.is_integral(np.asarray(value).dtype):
-        return False
-    least, most = dtypes.limits(dtype)
-    return not (abs(value) < most and (value >= 0 or least < 0))
-
-
-def _selected(_: Op, known: list[Known]) -> Known | None:
-    which, *cases = known
-    if isinstance(which, Splat):
-        return cases[min(max(int(which.value), 0), len(cases) - 1)]
-    return cases[0] if all(_same(cases[0], other) for other in cases[1:]) else None
-
-
-def _combined(op: Op, known: list[Known]) -> Known | None:
-    """One operand where the other is neutral."""
-    a, b = known
-    nothing = dtypes.neutral(op.result.dtype, _COMBINES[op.name])
-    if _is(a, nothing):
-        return b
-    return a if _is(b, nothing) else None
-
-
-def _reduced(op: Op, known: list[Known]) -> Known | None:
-    nothing = dtypes.neutral(op.result.dtype, _REDUCES[op.name])
-    return known[0] if _is(known[0], nothing) else None
-
-
-def _difference(_: Op, known: list[Known]) -> Known | None:
-    a, b = known
-    if is_zero(b):
-        return a
-    return Splat(a.value - b.value) if _is(a, 1) and _is(b, 1) else None
-
-
-def _folded(fun: Callable[..., Any]) -> Rule:
-    def rule(_: Op, known: list[Known]) -> Known | None:
-        values = [k.value for k in known if isinstance(k, Splat)]
-        return Splat(fun(*values)) if len(values) == len(known) else None
-
-    return rule
-
-
-def _logical(fun: Callable[..., Any], absorbing: bool | None = None) -> Rule:
-    """A connective of bools: folded, decided by one operand (`absorbing`), or the other one."""
-    fold = _folded(fun)
-
-    def rule(op: Op, known: list[Known]) -> Known | None:
-        if op.result.dtype != bool:
-            return None
-        splats = [bool(k.value) for k in known if isinstance(k, Splat)]
-        if absorbing is None or len(splats) != 1:
-            return fold(op, known)
-        other = next(k for k in known if not isinstance(k, Splat))
-        return Splat(np.bool_(absorbing)) if splats[0] == absorbing else other
-
-    return rule
-
-
-_RULES: dict[str, Rule] = {
-    **dict.fromkeys(VIEWING | {"name", "split", "unstack"}, _splat_of_first),
-    **dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or"), _splat_of_first),
-    **dict.fromkeys(_COMBINES, _combined),
-    **dict.fromkeys(_REDUCES, _reduced),
-    "and": _logical(np.logical_and, absorbing=False),
-    "concatenate": _joined,
-    "stack": _joined,
-    "clamp": _folded(lambda low, x, high: np.clip(x, low, high)),
-    "convert_element_type": _converted,
-    "eq": _folded(np.equal),
-    "ge": _folded(np.greater_equal),
-    "gt": _folded(np.greater),
-    "le": _folded(np.less_equal),
-    "lt": _folded(np.less),
-    "ne": _folded(np.not_equal),
-    "not": _logical(np.logical_not),
-    "or": _logical(np.logical_or, absorbing=True),
-    "select_n": _selected,
-    "sub": _difference,
-    "xor": _logical(np.logical_xor),
-}
-
-
 def _typed(known: Known, result: Value) -> Known:
     """`known` if it may stand for `result`: a splat always may, a value only with the same
     shape and dtype.
@@ -376,54 +251,8 @@ def _typed(known: Known, result: Value) -> Known:
     return result
 
 
-def _same(a: Known, b: Known) -> bool:
-    if isinstance(a, Splat) and isinstance(b, Splat):
-        return bool(a.value == b.value)
-    return a is b
-
-
-def zero_of(value: Value) -> Splat:
-    """What is known of a value that is zero."""
-    return Splat(np.zeros((), value.dtype)[()])
-
-
-def is_zero(known: Known) -> bool:
-    """Whether every element is known to be zero."""
-    return _is(known, 0)
-
-
 def _is_finite(known: Known) -> bool:
     """Whether every element is known to be finite."""
     if isinstance(known, Splat):
         return bool(np.isfinite(known.value))
     return dtypes.is_integral(known.dtype) or is_fraction(known)
-
-
-def _is(known: Known, number: Any) -> TypeGuard[Splat]:
-    return number is not None and isinstance(known, Splat) and bool(known.value == number)
-
-
-def _is_filled_by_zero(gather: Op) -> bool:
-    """Whether a gather of zeros gives zeros, also where it is out of range."""
-    read = access(gather)
-    return bool(filled_by(gather) == 0) or (read is not None and read.is_located)
-
-
-def vanishes(op: Op, known: list[Known]) -> bool:
-    """Whether a linear op's results are zero because enough of its operands are."""
-    rule = linear_in(op)
-    if rule == "any":
-        return any(is_zero(k) for k in known)
-    if rule == "all":
-        return bool(known) and all(is_zero(k) for k in known)
-    if rule == "first":
-        return is_zero(known[0]) and (op.name != "gather" or _is_filled_by_zero(op))
-    if rule == "cases":
-        return all(is_zero(k) for k in known[1:])
-    if rule == "last":
-        return is_zero(known[-1])
-    if rule == "right sides":
-        return all(is_zero(k) for k in known[first_right_side_of(op) :])
-    if rule == "base and updates":
-        return is_zero(known[0]) and is_zero(known[UPDATE[op.name]])
-    return False

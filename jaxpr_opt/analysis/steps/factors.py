@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpr_opt.analysis.steps.assume import Known, Splat
 from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.analysis.values.ranges import RANGES, is_ranged
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpr_opt.analysis.steps.assume import Known, Splat, is_zero, vanishes
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.predicates import candidates_of, counted, is_of_numbers, kind_of
 from jaxpr_opt.analysis.steps.skips import Computed, Skip, find_ends, find_skips
+from jaxpr_opt.analysis.steps.splats import Known, Splat, is_zero, vanishes
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.bridge import dtypes
@@ -65,7 +65,7 @@ def _goings(scan: Scan) -> Iterator[Skip]:
                 continue
             args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
             skip = Skip(*args, going=left)  # type: ignore[arg-type]
-            step.walked += len(step.ops)  # of each, it is asked now whether it goes on
+            step.count_walked(len(step.ops))  # of each it is asked now whether it goes on
             does = going_on(skip).ops
             if settles(skip) or cost_model().is_little_of_a_step(does, scan.body):
                 yield skip

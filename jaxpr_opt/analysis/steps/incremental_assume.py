@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import takewhile
 
-from jaxpr_opt.analysis.steps.assume import Assumed, Known, Splat
+from jaxpr_opt.analysis.steps.assume import Assumed
+from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Op, Region, Value
 
@@ -53,6 +54,10 @@ class Assumable(Assumed):
         """Whether so many ops were asked again that other facts are not worth it any more."""
         return self.walked > limits.WALKS * len(self.ops)
 
+    def count_walked(self, ops: int) -> None:
+        """Count so many ops as asked again."""
+        self.walked += ops
+
     def __getitem__(self, value: Value) -> Known:
         if self._walking:
             self.asked[value][len(self.ops) - 1] = None
@@ -85,7 +90,7 @@ class _Under(Assumed):
             place = heappop(self._waiting)
             if place != self._place:
                 self._place = place
-                self._before.walked += 1
+                self._before.count_walked(1)
                 self._learn(self._before.ops[place])
 
     def _note(self, value: Value, known: Known) -> None:

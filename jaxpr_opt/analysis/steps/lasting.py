@@ -13,8 +13,9 @@ from functools import partial
 
 import numpy as np
 
-from jaxpr_opt.analysis.steps.assume import Assumed, Splat
+from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.affine import Affine
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.induction import (

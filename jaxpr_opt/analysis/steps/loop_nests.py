@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpr_opt.analysis.steps.assume import Assumed, Known, Splat
+from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.masks import Prefix, implies, prefix, steps_mask, tested_value
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
+from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import unroll_of

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from jaxpr_opt.analysis.steps.assume import Assumed, Splat
+from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import dimensions_of, starts_of, strides_of
 from jaxpr_opt.ir.facts import remembered

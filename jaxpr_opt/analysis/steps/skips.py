@@ -26,7 +26,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxpr_opt.analysis.steps.assume import MULTIPLYING, Assumed, Known, Splat, may_keep
+from jaxpr_opt.analysis.steps.assume import MULTIPLYING, Assumed, may_keep
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.predicates import (
     Counters,
@@ -36,6 +36,7 @@ from jaxpr_opt.analysis.steps.predicates import (
     kind_of,
     predicate_root,
 )
+from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.flags import source_of
 from jaxpr_opt.analysis.values.linearity import carries_cotangents

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.steps.assume import Assumed, zero_of
+from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.predicates import Counters
 from jaxpr_opt.analysis.steps.skips import as_begun, find_ends, find_skips, stays
+from jaxpr_opt.analysis.steps.splats import zero_of
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.bridge import dtypes
