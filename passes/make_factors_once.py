@@ -36,7 +36,6 @@ from typing import ClassVar
 
 from jaxpr_opt.bridge.parameters import numbers_of, permutation_of
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division
-from jaxpr_opt.cost.fusion import is_repeated
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import fence
@@ -118,7 +117,9 @@ def _repeated(factor: Value, product: Op) -> list[Op]:
     pending = [factor]
     for value in pending:
         op = value.op
-        if op is None or op.region is not product.region or op in ops or not is_repeated(op):
+        if op is None or op.region is not product.region or op in ops:
+            continue
+        if not cost_model().is_repeated(op):
             continue
         ops.append(op)
         pending += op.operands

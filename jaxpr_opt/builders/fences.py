@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.bridge import compat_types, dtypes
-from jaxpr_opt.cost.fusion import is_repeated
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import depending_on
 from jaxpr_opt.ir.devices import fence
 from jaxpr_opt.ir.graph import Constant, Op, Value
@@ -189,5 +189,6 @@ def made_on_the_way(reads: list[Value], first: dict[Op, None]) -> Iterator[Value
     would repeat the read for them.
     """
     for op in depending_on(reads, first):
-        if is_repeated(op) and can_be_divided(op.result) and {*op.result.users} - first.keys():
+        is_repeated = cost_model().is_repeated(op)
+        if is_repeated and can_be_divided(op.result) and {*op.result.users} - first.keys():
             yield op.result

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 import jax.numpy as jnp
 
-from jaxpr_opt.ir.dataflow import depending_on
-from jaxpr_opt.ir.graph import Constant, Op, Value
+from jaxpr_opt.ir.dataflow import inputs
+from jaxpr_opt.ir.facts import memory
+from jaxpr_opt.ir.graph import Constant, Op, Region, Value
 from jaxpr_opt.ir.traits import ARRANGING, is_broadcast, is_cheap
 
 NEVER_REPEATED = frozenset({
@@ -72,15 +73,33 @@ def is_made_once(op: Op) -> bool:
     XLA computes such an op in all fusions that read it, or in none.  Of single numbers it may have
     another shape until then, and be read by one op only.
     """
-    result, region = op.result, op.region
+    result = op.result
     arrays = {v for v in op.operands if len(v.shape) >= len(result.shape) and not _is_spread(v)}
     is_less = sum(v.nbytes for v in arrays) > result.nbytes
-    if region is None or len(arrays) < 2 or not is_less or result.size == 1:
+    if op.region is None or len(arrays) < 2 or not is_less or result.size == 1:
         return False
-    after = (each for each in region.ops if region.order(each) > region.order(op))
-    made_of_it = depending_on([result], after)
-    kept = [each.result for each in made_of_it if _is_kept(each)]
-    return any(result in each.operands for each in depending_on(kept, made_of_it))
+    above, below = _kept_around(op.region, op)
+    return any(above.get(user, 0) & below[op] for user in result.users)
+
+
+def _kept_around(region: Region, about: Op) -> tuple[dict[Op, int], dict[Op, int]]:
+    """For each op of a region, a set of numbers that XLA computes once, as bits: those that it is
+    made of, and those that are made of it.
+    """
+    known = memory(about, _kept_around)
+    if region not in known:
+        kept = [op for op in region.ops if _is_kept(op)]
+        itself = {op: 1 << number for number, op in enumerate(kept)}
+        above, below = dict.fromkeys(region.ops, 0), dict.fromkeys(region.ops, 0)
+        made_of = {op: [v.op for v in inputs(op) if v.op in above] for op in above} if kept else {}
+        for op, makers in made_of.items():
+            for maker in makers:
+                above[op] |= above[maker] | itself.get(maker, 0)
+        for op, makers in reversed(made_of.items()):
+            for maker in makers:
+                below[maker] |= below[op] | itself.get(op, 0)
+        known[region] = above, below
+    return known[region]  # type: ignore[no-any-return]
 
 
 def _is_spread(value: Value) -> bool:

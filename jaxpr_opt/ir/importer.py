@@ -434,5 +434,10 @@ def _in_one_function(made: list[Value]) -> list[Value]:
     """The results of a loop that is compiled as one function, and what is handed back with them."""
     for loop in {value.op for value in made}:
         if isinstance(loop, Scan | While):
-            loop.params = {**loop.params, ONE_FUNCTION: True}
+            mark_one_function(loop)
     return made
+
+
+def mark_one_function(loop: Scan | While) -> None:
+    """Have XLA compile a loop as one function (see `jaxpr_opt.bridge.compat_lowering`)."""
+    loop.params = {**loop.params, ONE_FUNCTION: True}

@@ -20,7 +20,6 @@ from jax import lax
 from jax.extend.core.primitives import reshape_p
 
 from jaxpr_opt.bridge import compat, compat_source, compat_types
-from jaxpr_opt.bridge.parameters import ONE_FUNCTION
 from jaxpr_opt.ir.aliases import Aliasing
 from jaxpr_opt.ir.exporter import evaluate_ops
 from jaxpr_opt.ir.facts import note_copy
@@ -42,7 +41,7 @@ from jaxpr_opt.ir.graph import (
     Value,
     While,
 )
-from jaxpr_opt.ir.importer import splice
+from jaxpr_opt.ir.importer import mark_one_function, splice
 from jaxpr_opt.ir.nesting import enclosing_shard_map
 from jaxpr_opt.ir.traits import is_pure
 
@@ -428,8 +427,8 @@ class Rewriter:
         self._record("keep carries of", loop)
 
     def set_one_function(self, loop: Scan | While) -> None:
-        """Have XLA compile a loop as one function (see `jaxpr_opt.bridge.compat_lowering`)."""
-        loop.params = {**loop.params, ONE_FUNCTION: True}
+        """Have XLA compile a loop as one function."""
+        mark_one_function(loop)
         self._record("modify", loop)
 
     def set_cond(self, cond: Cond, outcomes: Sequence[Outcome]) -> None:

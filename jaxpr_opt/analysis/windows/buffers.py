@@ -13,7 +13,7 @@ from jaxpr_opt.analysis.values.enclosing import is_differentiated
 from jaxpr_opt.analysis.values.renaming import is_noop_cast, original
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, windows_read
-from jaxpr_opt.cost.fusion import is_repeated, reduces
+from jaxpr_opt.cost.fusion import reduces
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.facts import remembered
@@ -212,16 +212,18 @@ def is_read_for(write: Op, reader: Op) -> bool:
     needed = {write, *backward_slice(write.operands, is_before)}
     if reader not in needed:
         return False
-    large = not cost_model().is_read_again(reader.results[0].nbytes)
+    model = cost_model()
+    large = not model.is_read_again(reader.results[0].nbytes)
     pending, seen = [reader], set[Op]()
     while pending:
         op = pending.pop()
-        if op not in needed and not (large and (is_repeated(op) or reduces(op))):
+        is_repeated = model.is_repeated(op)
+        if op not in needed and not (large and (is_repeated or reduces(op))):
             return False
         if op in seen:
             continue
         seen.add(op)
-        if (is_repeated(op) and not cost_model().is_made_once(op)) or _reads(op):
+        if (is_repeated and not model.is_made_once(op)) or _reads(op):
             users = (region.ancestor(user) for v in op.results for user in v.users)
             pending.extend(user for user in users if user is not None)
     return True
