@@ -85,8 +85,8 @@ def _is_checked(shard_map: Call) -> bool:
 def fence() -> Fence | None:
     """What keeps XLA from moving a read past a write until it has placed its copies, if anything.
 
-    Since JAX 0.11 a barrier does.  Before, XLA dropped barriers first; on a CPU it does not fuse
-    divisions again and again, as other devices may.
+    Since JAX 0.11 a barrier does.  Before, XLA dropped barriers too early.  On a CPU a division
+    does, too: XLA:CPU does not compute it again in each of its readers, as other devices may.
     """
     if compat_devices.KEEPS_BARRIERS:
         return "barrier"
@@ -101,15 +101,16 @@ def is_quick_if_small() -> bool:
 
 
 def writes_in_order() -> bool:
-    """Whether a scatter writes one row after the other, so that of equal places the last stays."""
+    """Whether a scatter writes its rows in order, so that the last row for a place stays there."""
     return jax.default_backend() == "cpu"
 
 
 def copies_at_constants() -> bool:
-    """Whether XLA copies an array for a window at a constant that is read, added to and written.
+    """Whether XLA copies an array of which a window at a constant place is read, added to and
+    written.
 
-    It makes a `slice` of the read; before JAX 0.12 a fusion on a CPU wrote in place only what it
-    read by a `dynamic_slice`.
+    XLA makes a `slice` of such a read; before JAX 0.12 a fusion on a CPU wrote in place only what
+    it read by a `dynamic_slice`.
     """
     return not compat_devices.ADDS_AT_CONSTANTS and jax.default_backend() == "cpu"
 

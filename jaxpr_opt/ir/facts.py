@@ -25,9 +25,9 @@ def remembered(
 ) -> Callable[Concatenate[About, P], Answer]:
     """A query about an op or a value that is answered once for each state of its graph.
 
-    Answers are shared: nobody may change one.  What is in no graph is asked about each time.  A
-    query may ask itself about what a value is made of, through thousands of ops: if too many
-    answers wait for one, that is found first, and they are found again.
+    Answers are shared: nobody may change one.  A query about what is in no graph is answered each
+    time.  A query may ask itself about what a value is made of, through thousands of ops: if too
+    many questions wait for an answer, that one is found first, and they are asked again.
     """
     waiting = threading.local()
 

@@ -439,8 +439,8 @@ class Region:
 
 
 class Carry(NamedTuple):
-    """A loop-carried value: `init` enters, `param` is it at the start of a step, `next` at its
-    end.
+    """A loop-carried value: `init` enters the loop, `param` is its value at the start of a step,
+    `next` at the end of the step, and `result` after the loop.
     """
 
     init: Value
@@ -468,8 +468,8 @@ class Stack(NamedTuple):
 
 
 class Scan(Op):
-    """A counted loop.  `Step i` reads row `i` of the streams whichever way it runs; `reverse`
-    runs backwards.
+    """A counted loop.  Step `i` reads row `i` of the streams; with `reverse`, the last step runs
+    first.
     """
 
     __slots__ = ("num_carries",)
@@ -589,9 +589,9 @@ class Cond(Op):
         return tuple(map(Outcome, self.results, per_branch))
 
     def chooses_with(self, other: Cond) -> bool:
-        """Whether it takes the branch of the same number as another one, always.
+        """Whether this cond and another one always take branches of the same number.
 
-        Conds on one number may have more branches, or fewer.
+        Two conds on one selector may have different numbers of branches.
         """
         return self.selector is other.selector and len(self.branches) == len(other.branches)
 
@@ -626,7 +626,7 @@ class Call(Op):
 
 @dataclass(eq=False, slots=True)
 class Graph:
-    """A whole program: one isolated region, and what JAX needs to know to give it back."""
+    """A whole program: one isolated region, and what is needed to make a jaxpr of it again."""
 
     body: Region
     name: str = "fn"

@@ -55,9 +55,8 @@ def import_jaxpr(
 ) -> Graph:
     """The graph of a closed jaxpr; its constants become `Constant`s.
 
-    Calls of the primitives named in `keep` stay calls.  So do programs that another pipeline
-    optimises than `pipeline`, if it is given: which passes run on them was said where they were
-    optimised.
+    Calls of the primitives named in `keep` stay calls.  If `pipeline` is given, so do programs
+    of `optimize` that have another pipeline: it says which passes run on them.
     """
     left: set[str] = set()
     while True:

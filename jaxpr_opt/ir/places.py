@@ -35,7 +35,7 @@ def size_of(value: Value) -> Size:
 
 
 def lengths_around(region: Region | None) -> tuple[int | None, ...]:
-    """How many steps the loops take that a region is in, as for `Size`."""
+    """How many steps each loop around a region takes, as in `Size.lengths`."""
     around = None if region is None else region.owner
     if not isinstance(around, Op):
         return ()

@@ -221,7 +221,7 @@ class Rewriter:
         return self.place(Op(UNDEFINED, (), [aval], source=before.source), before).result
 
     def step(self, scan: Scan, *, before: Op) -> Value:
-        """The number of the step that a scan around an op is in, as a stream of it."""
+        """The number of the current step of a scan around `before`, as a stream of that scan."""
         assert scan.body.contains(before.region)
         for stream in scan.streams:
             numbers = stream.operand
@@ -420,9 +420,7 @@ class Rewriter:
         self._record("modify", loop)
 
     def set_rows(self, loop: While, rows: int) -> None:
-        """Make a loop one that can be differentiated backwards, as carries of so many steps are
-        kept.
-        """
+        """Let a loop be differentiated backwards: it keeps the carries of so many steps."""
         loop.rows = rows
         self._record("keep carries of", loop)
 
@@ -524,7 +522,7 @@ def copy_graph(graph: Graph) -> Graph:
 
 
 def adopt(graph: Graph, copy: Graph) -> None:
-    """Make a program what has become of a copy of it, which is not to be used any more."""
+    """Replace a program by a changed copy of it; the copy must not be used any more."""
     graph.body, graph.cotangents = copy.body, copy.cotangents
     graph.body.owner = graph
     graph.facts.clear()

@@ -207,8 +207,9 @@ _FIXED = ANCHORED | UNREPEATABLE | {TERMINATOR}
 
 
 def linear_in(op: Op) -> str | None:
-    """Which operands must be zero for the results to be, but for NaN where a gather reads nothing;
-    None if that is another number, or nobody knows.
+    """Which operands must be zero for the results to be zero; None if that is not known.
+
+    A gather may fill what is out of range with NaN, but with no other number.
     """
     filler = filled_by(op) if op.name == "gather" else 0
     is_linear = filler is not None and (filler == 0 or bool(np.isnan(filler)))
@@ -265,8 +266,8 @@ def _params_wait(name: str, params: dict[str, Any]) -> bool | None:
 
 
 def may_depend_on(predicate: Value, ops: Iterable[Op], at: Op) -> bool:
-    """Whether ops at the place of `at` may run, or not, as a predicate says: all devices have the
-    same predicate, or none waits for another in the ops.
+    """Whether a predicate may decide if ops run at the place of `at`: all devices have the same
+    predicate, or no device waits for another one in the ops.
     """
     alone = not is_partly_manual(at) and not any(communicates(op) for op in ops)
     return alone or is_replicated(predicate, at)
