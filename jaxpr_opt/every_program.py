@@ -96,7 +96,7 @@ def turn_on(tell: Tell | None = None) -> None:
 
 
 def turn_on_if_asked() -> None:
-    """Do so where the environment says so."""
+    """`turn_on` if ``JAXPR_OPT_EVERYWHERE=1``."""
     if settings.is_on(os.environ.get("JAXPR_OPT_EVERYWHERE", "")):
         turn_on()
 

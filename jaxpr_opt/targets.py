@@ -242,9 +242,10 @@ def check_call(
     arguments: Arguments,
     hint: str = "give arguments with --args or --args-from",
 ) -> None:
-    """Whether the function can be called with so many arguments, and returns when it is.
+    """Raise `TargetError` if the function cannot be called with these arguments, or if a call would
+    return no arrays.
 
-    What it takes is said if not, and `hint` if some are missing.
+    The message says what it takes, and `hint` if arguments are missing.
     """
     if kind := next((kind for kind, is_so in _SUSPENDED.items() if is_so(function)), None):
         raise TargetError(f"{target} is {kind}: JAX traces functions that return arrays")

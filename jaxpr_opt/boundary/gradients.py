@@ -6,7 +6,7 @@ linear map known by its transpose, which is ``optimized`` again.
 
 A pipeline that has nothing to say about a gradient leaves JAX's own: forward and backward as JAX
 makes them.  So does a backward program that is not linear in the cotangents of several outputs,
-which a rule of the user's may make: for some of them it cannot be told from that for all.
+which a rule of the user's may make: what some of them contribute cannot be told apart.
 
 An ``optimized_linear`` is only ever transposed in JAX as it is today.  Should something evaluate
 it, it is the transpose of its transpose.
@@ -56,13 +56,13 @@ class Halves(NamedTuple):
 
 
 def linearized(program: Program, nonzero: Mask, is_vjp: bool) -> Halves:
-    """The program taken apart, after what is to be done before."""
+    """The two halves of a program; passes that pay only where a gradient is stored run first."""
     return halves(differentiated(program) if is_vjp else program, nonzero, is_vjp)
 
 
 @memoised
 def differentiated(program: Program) -> Program:
-    """The program as reverse mode is to see it."""
+    """The program after passes that pay only where a gradient is stored."""
     made = Program.optimized(
         program.jaxpr, program.pipeline, program.name, None, program.history, phase="differentiated"
     )
@@ -71,7 +71,7 @@ def differentiated(program: Program) -> Program:
 
 @memoised
 def halves(program: Program, nonzero: Mask, is_vjp: bool) -> Halves:
-    """The program taken apart; optimised as a whole where its tangent will be transposed."""
+    """The two halves of a program as it is, optimised as one if the tangent will be transposed."""
     jaxpr = with_reverse_mode(program.jaxpr, program.pipeline) if is_vjp else program.jaxpr
     plain = compat_repeats.linearize(jaxpr, nonzero, is_vjp=is_vjp)
     plain = made_again(plain, len(jaxpr.out_avals))
@@ -213,7 +213,9 @@ def _with_unused_inputs(jaxpr: ClosedJaxpr, at: int, avals: Sequence[Any]) -> Cl
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearMap:
-    """`(residuals, tangents) -> tangents`, known by its transpose; of ``optimized_linear``."""
+    """A linear map `(residuals, tangents) -> tangents`, known by its transpose; the parameter of
+    ``optimized_linear``.
+    """
 
     transposed: Program
     """`(residuals, cotangents) -> cotangents` of the tangents marked in `nonzero_in`."""
@@ -240,7 +242,7 @@ class LinearMap:
 
     @memoised
     def restricted(self, used: Mask) -> tuple[LinearMap, Mask]:
-        """The map to some of its outputs only, and the operands that is a map of.
+        """The map to some of its outputs only, and which operands that map takes.
 
         The transpose is linear in its cotangents, hence its own derivative; the derivative in the
         direction of the used ones alone knows which cotangents are symbolically zero, and needs

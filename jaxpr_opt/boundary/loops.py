@@ -38,7 +38,7 @@ def with_reverse_mode(jaxpr: ClosedJaxpr, pipeline: Any = None) -> ClosedJaxpr:
     """The program with loops of unknown length that JAX can differentiate backwards; the object
     that came in if it has none.
 
-    Programs in it that another pipeline optimises than `pipeline`, if it is given, stay calls.
+    If `pipeline` is given, programs of `optimize` in it that have another pipeline stay calls.
     """
     if "while" not in compat.primitive_names(jaxpr):
         return jaxpr
@@ -53,8 +53,8 @@ def with_reverse_mode(jaxpr: ClosedJaxpr, pipeline: Any = None) -> ClosedJaxpr:
 
 
 def differentiated(how: Callable[[Function], T], fun: Function) -> T:
-    """What `how` makes of a function that it differentiates backwards: as JAX does, or else, where
-    that lacks the gradient of a loop, as `jaxpr_opt.optimize` does.
+    """What `how` makes of a function that it differentiates backwards.  If JAX lacks the gradient
+    of a loop in it, that of `jaxpr_opt.optimize` is used.
     """
     try:
         return how(fun)

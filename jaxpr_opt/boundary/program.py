@@ -171,8 +171,8 @@ class Program:
 
     @memoised
     def transposable(self, moving: Mask) -> Program:
-        """The program that JAX can transpose in these inputs: what it was before passes, where they
-        wrote zeros instead of selecting them, at places of which some may meet.
+        """The program that JAX can transpose with respect to these inputs: the one before passes,
+        if they write zeros, instead of selecting them, at places of which two may be the same.
         """
         if self.source is None or "scatter" not in compat.primitive_names(self.jaxpr):
             return self
@@ -189,7 +189,9 @@ class Program:
         return mask if any(mask) else ()
 
     def lineage(self) -> History:
-        """What derivatives of this program are checked against; with residuals it begins here."""
+        """What derivatives of this program are checked against; a program that also returns
+        residuals begins a new history.
+        """
         whole = self.history.outputs == len(self.jaxpr.out_avals) and not self.history.guard
         return checking.begin(self.jaxpr) if self.history and not whole else self.history
 
@@ -249,7 +251,7 @@ class Program:
 
     @memoised
     def backward(self, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:
-        """The same before passes."""
+        """`transposed` before passes, as a jaxpr."""
         return compat_ad.transpose(self.jaxpr, linear, nonzero)
 
     @memoised
@@ -268,7 +270,7 @@ class Program:
 
     @memoised
     def compiled(self) -> Callable[..., Sequence[Any]]:
-        """For evaluation outside of any trace: through `jax.jit` and its cache.
+        """The program to call outside of any trace, through `jax.jit` and its cache.
 
         Where that gave a NaN, `jax_debug_nans` calls the function without `jax.jit`, to find the
         equation at fault.

@@ -112,8 +112,9 @@ class Pass:
         raise NotImplementedError
 
     def refuse(self, match: Any) -> str | None:  # noqa: ARG002
-        """Why the match must stay as it is, naming the value at fault; None if it may be rewritten,
-        as any may if a pass does not say.
+        """Why the match must stay as it is, naming the value at fault; None if it may be rewritten.
+
+        By default every match may be.
         """
         return None
 

@@ -35,8 +35,9 @@ class Run:
         self.snapshots: list[tuple[str, ClosedJaxpr]] = []
 
     def stage(self, stage: Sequence[Pass]) -> None:
-        """Run passes to a fixpoint; raises `PassError`.  Where there is none, what they have made
-        is sound: that is an error in strict mode only.
+        """Run passes to a fixpoint; raises `PassError`.
+
+        If there is no fixpoint, the graph is sound all the same: an error in strict mode only.
         """
         phase = PHASES.index(self.graph.phase)
         active = [each for each in stage if PHASES.index(each.phase) <= phase]
@@ -92,7 +93,7 @@ class Trading:
     def run(self, graph: Graph, journal: Journal) -> list[tuple[str, ClosedJaxpr]]:
         """Run it on a graph, in place; raises `PassError`.
 
-        Straight-line code is tidied up when it is chosen, if it is: nothing here needs it before.
+        Straight-line code is tidied up only if it is chosen: nothing here needs that before.
         """
         run = Run(graph, journal)
         has_loops = any(isinstance(op, Scan) for op in graph.walk())
@@ -128,8 +129,8 @@ def run_pass(
     """Run one pass over every op of a graph until it finds nothing more; return whether it changed
     anything. `census` is the graph's, if it is known.
 
-    An op is asked again after each rewrite anchored at it, but by passes that do all at once, and
-    structured ops a rewrite has made are asked next, so `find` always sees the graph as it is.
+    After each rewrite the pass looks at the same op again, unless it does all at once, and then at
+    the structured ops that the rewrite has made.  So `find` always sees the graph as it is.
     """
     record = journal.record(each.name, each.cleanup)
     started = time.perf_counter()

@@ -33,10 +33,9 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """`residuals[k]` says where backward's k-th input comes from: `("input", i)`, the i-th primal,
-    or
-    `("output", j)`, the j-th output of `forward`, which are the function's outputs and then
-    further residuals.
+    """The two halves.  `residuals[k]` says where backward's k-th input comes from: `("input", i)`,
+    the i-th primal, or `("output", j)`, the j-th output of `forward`.  These are the function's
+    outputs, then further residuals.
     """
 
     forward: ClosedJaxpr
@@ -45,8 +44,8 @@ class Split:
 
 
 def join(halves: Split, num_outputs: int, pipeline: Any = None) -> Graph:
-    """The joint program of two halves of which the second takes what the first gives it, as
-    `pipeline` is to see it.
+    """Join two halves into one program, imported for `pipeline`: the second half reads what the
+    first returns.
     """
     graph = import_jaxpr(halves.forward, pipeline=pipeline)
     back = import_jaxpr(halves.backward, pipeline=pipeline)

@@ -117,7 +117,7 @@ def collect_journals(measure: Measure | None = None) -> Iterator[list[Journal]]:
 
 
 def is_collected() -> bool:
-    """Whether anybody will be handed journals."""
+    """Whether anybody collects journals."""
     return bool(_listeners)
 
 

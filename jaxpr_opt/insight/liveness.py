@@ -4,9 +4,9 @@ An estimate to compare two programs by: what is merely spread out (a broadcast, 
 unspecified value) takes no room, a view of an array (a reshape) takes none beside the array, and a
 buffer written in place or carried by a loop takes the room of the operand that ends there.
 
-`peak_bytes` is the most of it, `jaxpr_opt.insight.timeline` all of it; both add up `moments`, in
-which nothing is fused.  `jaxpr_opt.insight.temporaries` predicts what XLA needs beside arguments
-and results: it adds up `fused_moments`.
+`peak_bytes` is the most at any time, `jaxpr_opt.insight.timeline` shows all times; both add up
+`moments`, in which nothing is fused.  `jaxpr_opt.insight.temporaries` predicts what XLA needs
+beside arguments and results: it adds up `fused_moments`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def last_uses(region: Region) -> dict[Value, Op]:
 
 
 def moments(region: Region) -> Iterator[Moment]:
-    """What each op of a region makes and ends, in program order; regions inside it are not told."""
+    """What each op of a region makes and ends, in program order, without regions inside it."""
     last = last_uses(region)
     ending: dict[Op, list[Value]] = {}
     for value, op in last.items():

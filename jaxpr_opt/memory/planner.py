@@ -9,11 +9,12 @@ worth (`CostModel.byte`), and which part of what straight-line code holds it is 
 - Straight-line code: what passes find on such a copy says in which ways memory may be traded
   (`Trade`), with bytes, seconds and operations, and nothing is rewritten.
 
-Together these are *offers*.  They depend on the graph alone, not on the budget.  They are gone
-through in one order, of rising seconds and operations; one is made only if it should fit, and the
-first that does fit is taken.  What should not fit a budget, or does not, would not fit a smaller
-one either: so a larger budget never costs more predicted seconds, nor operations.  The smallest few
-are made in any case before a budget is given up: which is the smallest is known when they are made.
+Together these are *offers*.  They depend on the graph alone, not on the budget.  The planner tries
+them in one order, of rising seconds and operations.  It makes a program of an offer only if it is
+predicted to fit the budget, and takes the first one that does fit.  What does not fit a budget
+would not fit a smaller one either, so a larger budget never costs more predicted seconds, nor
+operations.  Before the planner gives up, it makes the smallest few offers in any case: which one is
+the smallest is known only when they are made.
 """
 
 from __future__ import annotations
@@ -143,8 +144,8 @@ class Plan:
 def plan(
     graph: Graph, budget: Budget, stage: Stage, others: Callable[[], Iterable[Graph]] = tuple
 ) -> Plan:
-    """The program that a budget buys; the smallest if none fits.  The `others` compute the same,
-    and are asked for where it does not fit as it is.
+    """The program that a budget buys; the smallest if none fits.  The `others` compute the same;
+    they are made only if the program does not fit as it is.
     """
     told = _listener.get()
     first = unchanged(graph if told is None else copy_graph(graph))
@@ -250,8 +251,10 @@ def _bases(start: Candidate, first: Candidate, stage: Stage) -> Iterator[Candida
 
 
 def changes(says: Callable[[int], list[str]], low: int, high: int) -> Iterator[int]:
-    """The numbers above a low one, up to a high one, at which something else is said than at the
-    one before.  What costs least at two prices does so at those between them.
+    """The numbers above `low`, up to `high`, at which `says` gives something else than at the
+    number before.
+
+    By bisection: what costs least at two prices also costs least at all prices between them.
     """
     if says(low) == says(high):
         return
