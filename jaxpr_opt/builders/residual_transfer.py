@@ -26,7 +26,9 @@ def _row(*scalars: jax.Array) -> jax.Array:
 
 
 def send(scan: Scan, stack: Stack, made: Sequence[tuple[Op, Value, Route]], rw: Rewriter) -> None:
-    """Stack values of a step in place of a stack of which ops at the ends of routes read a part."""
+    """Replace a stack by stacks of other values.  `made`: the ops that read a part of it, each with
+    the value that it is to read a row of, and its route to there.
+    """
     for op, value, route in made:
         rw.replace(op.result, carried_along(stacked(value, scan, rw), route, rw))
         rw.erase(op)

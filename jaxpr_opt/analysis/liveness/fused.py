@@ -77,8 +77,8 @@ class Fused:
 
 @remembered
 def fused(end: Op, *, repeats: bool = True) -> Fused:
-    """The region that ends here as XLA fuses it; or if it repeated nothing in several fusions, but
-    for what a GPU would never store: what is larger than the arrays that it is made of.
+    """The region that ends here, as XLA fuses it; or as if XLA repeated nothing in several fusions,
+    except what a GPU would never store: a value larger than the arrays that it is made of.
     """
     assert end.region is not None
     return _Fusing(end.region, repeats).found()

@@ -60,7 +60,7 @@ SUPPLIERS = (
 
 @remembered
 def stored_bytes(scan: Scan) -> Mapping[Value, int]:
-    """The bytes that a step must store for values that a supplier has: the least that one asks.
+    """The bytes that a step must store for each value that some supplier has, at the cheapest one.
 
     Any other value takes as many bytes as it has.
     """

@@ -15,9 +15,7 @@ from jaxpr_opt.ir.traits import same_in_vectors
 
 
 def is_float(value: Value) -> bool:
-    """Whether the value is made of floating point numbers; counters and masks are what other
-    passes look at.
-    """
+    """Whether the value is a floating point number; other passes look at counters and masks."""
     return dtypes.is_float(value.dtype) and compat_types.is_local(value.aval)
 
 
@@ -42,7 +40,9 @@ def kind(op: Op) -> Hashable | None:
 
 
 def families(values: Iterable[Value], body: Region, least: int) -> Iterator[list[Value]]:
-    """Floats that a region computes alike, at least so many, each once and in program order."""
+    """Families of at least so many floats that isomorphic ops of a region compute.  No float is in
+    two; those of a family are in program order.
+    """
     made = {v: v.op for v in values if v.op is not None and v.op.region is body and is_float(v)}
     floats = sorted(made, key=lambda v: body.order(made[v]))
     for group in _groups(floats, lambda v: _sketch(v, 1)):

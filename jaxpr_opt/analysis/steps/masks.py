@@ -141,7 +141,7 @@ def _counts(counter: Carry, skip: Skip) -> bool:
 
 
 def first_rows(skip: Skip) -> Prefix | None:
-    """The mask of a scan of which exactly the first so many rows are taken."""
+    """The mask of a scan that takes exactly its first rows: it says how many."""
     mask = steps_mask(skip) if skip.taken_when and skip.predicate.shape == () else None
     return (
         mask
@@ -151,7 +151,7 @@ def first_rows(skip: Skip) -> Prefix | None:
 
 
 def is_told(skip: Skip) -> bool:
-    """Whether each step knows whether it is taken by its number, or by one row of a stream."""
+    """Whether the number of a step, or one row of a stream, says whether the step is taken."""
     mask = first_rows(skip)
     is_numbered = mask is not None and mask.coefficients == (1,)
     is_row = skip.predicate.shape == () and skip.scan.stream_of(skip.predicate) is not None

@@ -1,4 +1,4 @@
-"""How often a loop that skips steps is worth asking whether to go on."""
+"""How often a loop that skips steps asks whether to go on: before each step, or before several."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
 
 # Condition 9 of exit-loop-early.
 def steps_asked_at_once(scan: Scan, at_least: int = 1) -> int | None:
-    """So many steps, or the next more that are a divisor of their number, and of which as many run
-    as one as in the loop; None if there are none.  A loop that writes rows runs them one by one.
+    """The least number of steps, at least so many, that divides the length of the loop and is a
+    multiple of the steps that run as one there; None if there is none.
+
+    Steps of a loop that writes rows run one by one.
     """
     block = steps_as_one(scan)
     if scan.stacks and block < scan.length:
@@ -72,7 +74,7 @@ def is_asked_by_branch(skip: Skip) -> bool:
 
 
 def asks_by_branch(skip: Skip) -> bool:
-    """Whether each step has a branch on the predicate, which a loop that asks does without."""
+    """Whether each step has a branch on the predicate; a loop that asks needs no such branch."""
     return is_known_in_steps(skip) and has_branch(skip)
 
 

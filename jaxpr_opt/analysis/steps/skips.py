@@ -241,8 +241,8 @@ def _is_dropped(known: Known, scan: Scan) -> bool:
 
 
 def as_begun(scan: Scan, rows: Mapping[Value, Splat]) -> tuple[Assumed, Counters]:
-    """The body's values in a step in which carries, counters apart, are still the numbers that they
-    began with, and some rows are known; and the counters.
+    """The body's values in a step with some known rows, if the carries, counters apart, are still
+    the numbers that they began with; and the counters.
     """
     counters, _, others = counted(scan)
     began = dict(_numbers(others))
@@ -250,8 +250,8 @@ def as_begun(scan: Scan, rows: Mapping[Value, Splat]) -> tuple[Assumed, Counters
 
 
 def all_taken(scan: Scan, rows: Mapping[Value, Splat] | None = None) -> Skip:
-    """The steps of a loop that says of none that it is skipped, after those with such rows: all are
-    taken.
+    """A `Skip` of a loop without a predicate: it takes all steps, but for the first ones if they
+    have such `rows`.
     """
     values, counters = as_begun(scan, rows or {})
     return Skip(scan, _always(), True, "upfront", (), counters, values)
@@ -263,7 +263,7 @@ def _always() -> Constant:
 
 
 def stays(scan: Scan, values: Assumed, counters: Iterable[tuple[Carry, Value]]) -> bool:
-    """Whether carries, counters apart, are after such a step what they were before it."""
+    """Whether such a step leaves the carries, counters apart, as they were before it."""
     counting = {c.param for c, _ in counters}
     keeping = [c for c in scan.carries if c.param not in counting]
     began, linear = dict(_numbers(keeping)), carries_cotangents(scan)

@@ -87,8 +87,8 @@ def defined(value: Value) -> Value:
 
 
 def may_be_undefined(value: Value) -> bool:
-    """Whether a value is undefined in some branch or step, or computed from one that is: its number
-    counts nowhere then, and need not be the same wherever it is read.
+    """Whether a value is undefined in some branch or step, or computed from one that is.  Then its
+    number matters nowhere, and may differ from reader to reader.
     """
     pending, seen = [value], {value}
     while pending:

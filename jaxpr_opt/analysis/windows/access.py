@@ -54,8 +54,8 @@ class Extent:
 class Access:
     """A window of `array` that is read, written or added to.
 
-    `axes[d]` is the axis of the array that axis `d` of its value is, None for one of size 1 that is
-    none.
+    Axis `d` of the value is axis `axes[d]` of the array; None for an axis of size 1 that the array
+    does not have.
     """
 
     op: Op
@@ -126,7 +126,7 @@ class Access:
         return lax.reshape(lax.slice(index, at, [i + 1 for i in at]), ())
 
     def component(self, axis: int) -> int:
-        """Which component of its index tells a gather or scatter where it starts along an axis."""
+        """Which component of a gather's or scatter's index is the start along an axis."""
         return indexed_axes(self.op).index(axis)
 
     def sliced(self, array: jax.Array, starts: Sequence[Any], *value: jax.Array) -> jax.Array:

@@ -120,7 +120,7 @@ class Piece:
 
     @property
     def window(self) -> tuple[Extent, ...]:
-        """Where it adds; nothing if that cannot be told."""
+        """The window that it adds to; nothing if that is not known."""
         if self.starts:
             sizes = zip(self.starts, self.update.shape, strict=True)
             return tuple(Extent(Affine(start), size) for start, size in sizes)
