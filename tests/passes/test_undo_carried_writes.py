@@ -851,7 +851,7 @@ def test_what_is_computed_of_versions(step, fires):
 
 
 def test_versions_that_cannot_be_undone_are_not_stacked_instead():
-    """(2) Condition: the other order."""
+    """(1), (2) Condition: the other order, and written to."""
     step = lambda b, i, x: (put(b, i, x), 2.0 * (b - x))
 
     def program(b, at, xs):
@@ -861,9 +861,25 @@ def test_versions_that_cannot_be_undone_are_not_stacked_instead():
     types = "f32[32]", "i32[40]", "f32[40]"
     graph = import_jaxpr(traced(program, *types))
     assert not restorable(op_of(graph, "scan"))
+    replaced = lambda b, i, x: (b * x, b - x)
+    graph = import_jaxpr(traced(forth_and_back(replaced), *types))
+    assert not restorable(op_of(graph, "scan"))
     graph = import_jaxpr(traced(forth_and_back(step), *types))
     # The buffer and 40 numbers, in 40 steps.
     assert list(restorable(op_of(graph, "scan")).values()) == [-(-(32 + 40) * 4 // 40)]
+
+
+def test_what_is_computed_in_many_ways_is_looked_at_once():
+    """Fifty squares, each of the one before, have a quadrillion ways to what they are made of."""
+
+    def step(b, i, x):
+        value = x + jnp.arange(32.0)
+        for _ in range(50):
+            value = value * value
+        return put(b, i, x), value
+
+    graph = import_jaxpr(traced(forth_and_back(step), "f32[32]", "i32[40]", "f32[40]"))
+    assert not restorable(op_of(graph, "scan"))
 
 
 def row(b, i):

@@ -231,16 +231,17 @@ def restorable(scan: Scan) -> Mapping[Value, int]:
 
 def _computed_of(scan: Scan, versions: Mapping[Value, int]) -> Mapping[Stack, Value]:
     """Stacks of what is computed, element by element, of a version and of other arrays."""
-    found: dict[Stack, Value] = {}
-    for stack in scan.stacks:
-        pending = [stack.value] if stack.result.uses else []
-        while pending and stack not in found:
-            value = pending.pop()
-            if original(value) in versions:
-                found[stack] = original(value)
-            elif (op := value.op) is not None and op.region is scan.body and is_arithmetic(op):
-                pending += [v for v in op.operands if v.size <= value.size]
-    return found
+    made: dict[Value, Value] = {}
+
+    def version_of(value: Value) -> Value | None:
+        return version if (version := original(value)) in versions else made.get(value)
+
+    for op in scan.body.ops:
+        if is_arithmetic(op):
+            read = (version_of(v) for v in op.operands if v.size <= op.result.size)
+            made.update((op.result, each) for each in read if each is not None)
+    stacks = ((stack, version_of(stack.value)) for stack in scan.stacks if stack.result.uses)
+    return {stack: version for stack, version in stacks if version is not None}
 
 
 @remembered
