@@ -43,6 +43,9 @@ class Eager(Sparse):
     def is_better_stacked(self, nbytes):
         return False
 
+    def is_worth_replaying(self, again, back):
+        return True
+
     def is_worth_ranges(self, scan, arrays):
         return True
 

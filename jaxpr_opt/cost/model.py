@@ -261,6 +261,12 @@ class CostModel(Prices):
         asked = self.device.predicate * number(predicate.size) + self.device.step
         return not self.asks_the_host and self.step_seconds(body) > asked
 
+    def is_worth_replaying(self, again: float, back: float) -> bool:
+        """Whether a step may be computed again for its step back: if that takes many times as long,
+        as of random numbers, nothing else of the gradient hides it.  What is not known may be.
+        """
+        return again == inf or again <= self.doubtful(back)
+
     def is_worth_loops(self, more: int, seconds: float, tested: int = 0) -> bool:
         """Whether saving so many seconds is worth so many more loops, and testing so many numbers,
         though maybe no step that is taken saves any.

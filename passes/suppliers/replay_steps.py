@@ -36,6 +36,8 @@ long as they save, and where XLA may divide the rows of arrays over devices, bec
 split here. All store if the loops take longer than filling the rows of the others.
 
 Loops of steps that no predicate guards, as they are cheap, would replay all: they stay unchanged.
+So do those of which a step takes several times as long as the step back: of random numbers that it
+draws, or of an argument of a maximum, nothing is transposed, and they would take twice as long.
 
 A batch that knows its steps beforehand (from the lengths of sequences) takes most of them, as it is
 padded to its longest row, and fills no rows of the others. So a step that stores is compared with

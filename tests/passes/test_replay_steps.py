@@ -280,6 +280,25 @@ def test_a_step_that_is_dear_is_not_replayed():
     alone(REPLAY, program, "f32[64]", "f32[]", "f32[64]", fires=False)
 
 
+@pytest.mark.parametrize(("draws", "fires"), [(False, True), (True, False)])
+def test_a_step_that_draws_random_numbers(draws, fires):
+    """Drawing takes many times as long as the step back, to which nothing of it is transposed."""
+
+    def program(c, xs, bound, ct):
+        def body(c, row):
+            i, x = row
+            key = jax.random.fold_in(jax.random.key(0), i)
+            z = jax.random.normal(key, (512,)) if draws else x
+            return lax.cond(c[0] < bound, lambda: jnp.sin(c + z) * jnp.exp(-c), lambda: c), None
+
+        rows = jnp.arange(64), xs
+        out, pull = jax.vjp(lambda c: lax.scan(body, c, rows)[0], c)
+        return out, pull(ct)[0]
+
+    types = ("f32[512]", "f32[64,512]", "f32[]", "f32[512]")
+    alone(REPLAY, program, *types, fires=fires)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "by"), [(64, None), (4096, ReplaySegments())])
 def test_steps_too_cheap_to_stop_for(width, by):

@@ -10,7 +10,7 @@ from jaxpr_opt.analysis.residuals.replays import (
     may_skip_others,
     replay,
 )
-from jaxpr_opt.analysis.residuals.stack_consumers import routes
+from jaxpr_opt.analysis.residuals.stack_consumers import Rows, routes
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice
@@ -34,7 +34,17 @@ def replayed_cut(scan: Scan) -> Cut | None:
         if may_skip_others(value, skip) or compares_again(_slice(value, scan), scan)
     }
     kept |= compared_rows(rows, scan)  # condition 5 of replay-steps
-    return cut(scan, found, keep=kept.__contains__)
+    full = cut(scan, found, keep=kept.__contains__)
+    return full if full is None or _is_little_work(full, scan) else None
+
+
+def _is_little_work(full: Cut, scan: Scan) -> bool:
+    """Whether replaying a step takes little more than its step back, where memory has no price."""
+    ways = (route[-1] for stack, _ in full.residuals for route, _ in routes(stack.result) or ())
+    back = {last.scan.body for last in ways if isinstance(last, Rows)}
+    model, most = cost_model(), max(v.nbytes for v in (*scan.operands, *scan.results))
+    again, once = model.repeated(full.ops), model.repeated(back)
+    return model.is_traded or model.is_worth_replaying(again, once + model.loop_seconds(1, most))
 
 
 def _slice(value: Value, scan: Scan) -> list[Op]:
