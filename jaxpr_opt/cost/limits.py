@@ -29,6 +29,9 @@ LEVELS_OF_A_PREDICATE = 12
 """How deep in the logic of a predicate a part of it may be that says alone which steps are taken:
 what a step is if it is false is asked for each."""
 
+MASKS_OF_A_LOOP = 8
+"""Masks outside of a loop that are compared with each of its predicates."""
+
 WALKS = 32
 """How often all ops of a step are asked again, each time under another predicate, until no more
 predicates are looked at: hundreds that each tell of all ops after them take too long."""

@@ -54,14 +54,14 @@ Sound when
     values, or adds such zeros or NaNs, or is a maximum, a choice or a write of such,
 13. (1) may hold because zero times a finite number is zero, of either sign: when it stops, the loop
     tells how large the other factors of all steps left may be, of what these read. If one may not
-    be finite, it goes on to its end. One device runs it.
+    be finite, it goes on to its end. One device runs it,
+14. a row of a stream counts as a number where the predicate says of it what a mask says that made
+    it so before the loop; cotangents that are zeros stay that in products.
 
 What goes on takes little of a step's time, as a trace does, or settles: ``total + alive * reward``.
 A batch whose rows XLA may divide over devices is left: they would communicate before each step. A
-reverse scan *starts* at the last step that is taken. A loop whose steps are cheaper than the
-predicate is left. Where the host decides whether a loop goes on (a GPU), or cheap steps test many
-elements, it asks after several steps. A step of a batch hands a costly predicate on to those that
-read it.
+reverse scan *starts* at the last step that is taken. A loop with steps cheaper than its predicate
+is left. Where the host decides (a GPU), or cheap steps test many elements, it asks after several.
 Source: jax#8239, jax#2469; Equinox's `bounded` while loop.
 """
 

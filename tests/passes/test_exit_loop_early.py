@@ -406,6 +406,96 @@ def test_rows_of_skipped_steps_are_written_in_blocks():
         )
 
 
+def masked(masks):
+    """A loop that adds rows in all steps, which a mask has made zeros."""
+
+    def program(c, xs, n):
+        numbers = lax.iota(jnp.int32, 5)
+        rows = lax.select(masks(numbers, n), xs, jnp.zeros_like(xs))
+        step = lambda c, row: (jnp.where(row[0] < n, c * 2, c) + row[1], None)
+        return lax.scan(step, c, (numbers, rows))[0]
+
+    return program
+
+
+def test_rows_that_are_zeros_where_steps_are_skipped():
+    """(14) The mask before the loop says of each row what the step asks."""
+    check_rewrite(
+        EXIT,
+        masked(lambda i, n: i < n),
+        "i32[]",
+        "i32[5]",
+        "i32[]",
+        simplify=True,
+        diff="""
+          fn (c:i32[], xs:i32[5], n:i32[]) {
+            i:i32[5] = iota
+            l:bool[5] = lt i n
+            b:i32[5] = broadcast_in_dim 0
+            s:i32[5] = select_n l b xs
+        -   c1:i32[] = scan[5] carry(c=c) xs(x=i, x1=s) {
+        -     l:bool[] = lt x n
+        -     m:i32[] = mul c 2
+        -     s:i32[] = select_n l c m
+        -     a:i32[] = add s x1
+        -     yield carry(a)
+        -   }
+        +   c2:i32[] = clamp 0 n 5
+        +   s1:i32[] = sub c2 c2
+        +   c3:i32[], c4:i32[] = while carry(c3=s1, c4=c) {
+        +     l1:bool[] = lt c3 c2
+        +     yield l1
+        +   } do {
+        +     d:i32[1] = dynamic_slice s c3
+        +     s1:i32[] = squeeze d
+        +     m:i32[] = mul c4 2
+        +     a1:i32[] = add m s1
+        +     a2:i32[] = add c3 1
+        +     yield carry(a2, a1)
+        +   }
+        -   return c1
+        +   return c4
+          }
+        """,
+    )
+
+
+def test_rows_that_another_mask_makes_zeros():
+    """(14) They are added after the last step taken, too."""
+    for masks in (lambda i, n: i < n + 1, lambda i, n: i > n, lambda i, n: i <= n):
+        args = jnp.int32(3), jnp.arange(1, 6), jnp.int32(2)
+        graph = alone(EXIT, masked(masks), *args, fires=True)
+        assert sum(isinstance(op, While) for op in graph.body.ops) == 2  # adding goes on
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("use", ["outputs", "products", "both"])
+def test_outputs_that_a_mask_drops_and_the_last_state(use, batch):
+    """Both loops of the gradient stop, as rows of cotangents are zeros where steps are skipped."""
+    length = jnp.asarray([3, 5, 2]) if batch else 3
+
+    def loss(w, xs):
+        seen = jnp.arange(40)[(...,) + (None,) * batch] < length
+
+        def step(h, row):
+            p, x = row
+            h = jnp.where(p[..., None], jnp.tanh(h @ w + x), h)
+            return h, h
+
+        h, hs = lax.scan(step, jnp.zeros(xs.shape[1:]), (seen, xs))
+        outs = hs if use == "outputs" else jnp.tanh(hs @ w)
+        outs = jnp.where(seen[..., None], outs, 0.0)
+        return (outs**2).sum() + (h.sum() if use == "both" else (h**3).sum())
+
+    shape = (40, 3, 4) if batch else (40, 4)
+    args = jnp.ones((4, 4)) / 5, jnp.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
+    for gradient in (optimize(jax.grad(loss)), jax.grad(optimize(loss))):
+        graph, _ = observe.optimized(gradient, args, {})
+        loops = [op for op in graph.body.ops if isinstance(op, Scan | While)]
+        assert loops and all(isinstance(op, While) for op in loops)
+        assert_same(gradient, jax.grad(loss), args, grad=False)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("taken", range(6))
 def test_blocks_of_rows_of_skipped_steps(taken, reverse):

@@ -14,6 +14,7 @@ import numpy as np
 from jaxpr_opt.analysis.residuals.counterparts import counterparts
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.steps.assume import Assumed
+from jaxpr_opt.analysis.steps.masked_rows import agrees
 from jaxpr_opt.analysis.steps.masks import takes_no_more
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, find_ends, find_skips, stays
@@ -175,10 +176,17 @@ def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
 
 
 def _asks_the_same(other: Skip, skip: Skip) -> bool:
-    """Whether the predicates of two loops are the rows of one array, however each is laid out."""
-    streams = (each.scan.stream_of(each.predicate) for each in (other, skip))
-    arrays = [_laid_out(stream.operand) for stream in streams if stream is not None]
-    alike = other.taken_when == skip.taken_when and other.scan.length == skip.scan.length
+    """Whether the predicate of one loop is the rows of an array, and that of the other says the
+    same of each row, or is the rows of that array, too, however each is laid out.
+    """
+    if other.scan.length != skip.scan.length:
+        return False
+    alike, arrays = other.taken_when == skip.taken_when, list[Value]()
+    for one, two in ((other, skip), (skip, other)):
+        stream = one.scan.stream_of(one.predicate)
+        if stream is not None and agrees(two.predicate, stream.operand, 0, two.scan) is alike:
+            return True
+        arrays += [_laid_out(stream.operand)] if stream is not None else []
     return alike and len(arrays) > 1 and arrays[0] is arrays[1]
 
 

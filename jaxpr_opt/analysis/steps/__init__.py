@@ -13,6 +13,7 @@
 `zero_rows`                    cotangents of a loop that may begin with rows of zeros
 `first_taken`                  whether the steps that are taken are the first ones
 `masks`                        predicates that are true in the first steps only
+`masked_rows`                  streams that a mask made zero where steps are skipped
 `questions`                    how often a loop that skips asks whether to go on
 `loop_nests`                   loops of loops that can be one loop
 `flat_loops`                   loops over all cells of a table, which can be nests

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
+from jaxpr_opt.analysis.steps.masked_rows import facts_of
 from jaxpr_opt.analysis.steps.predicates import candidates_of, counted, is_of_numbers, kind_of
 from jaxpr_opt.analysis.steps.skips import Computed, Skip, find_ends, find_skips
 from jaxpr_opt.analysis.steps.splats import Known, Splat, is_zero, vanishes
@@ -58,7 +59,7 @@ def _goings(scan: Scan) -> Iterator[Skip]:
             continue
         asked = {v for op in ops for v in inputs(op)} | {predicate}
         for taken_when in (True, False):
-            skipped = step.under({predicate: not taken_when})
+            skipped = step.under(facts_of(scan, predicate, not taken_when))
             left = tuple(c for c in changing if not skipped.keeps(c))
             # Condition 11 of exit-loop-early.
             if any(c.param in asked for c in left):

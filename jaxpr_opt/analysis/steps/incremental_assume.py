@@ -41,7 +41,7 @@ class Assumable(Assumed):
         super().__init__(region, facts or {}, linear=linear, finite=finite)
         self._walking = False
 
-    def under(self, facts: Mapping[Value, bool]) -> Assumed:
+    def under(self, facts: Mapping[Value, bool | Splat]) -> Assumed:
         """The region's values under facts."""
         return _Under(self, facts)
 
@@ -72,7 +72,7 @@ class Assumable(Assumed):
 class _Under(Assumed):
     """What is not as it was without facts."""
 
-    def __init__(self, before: Assumable, facts: Mapping[Value, bool]) -> None:
+    def __init__(self, before: Assumable, facts: Mapping[Value, bool | Splat]) -> None:
         self._before = before
         self._place = -1
         self._waiting: list[int] = []

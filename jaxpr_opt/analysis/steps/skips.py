@@ -28,6 +28,7 @@ import numpy as np
 
 from jaxpr_opt.analysis.steps.assume import MULTIPLYING, Assumed, may_keep
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
+from jaxpr_opt.analysis.steps.masked_rows import facts_of
 from jaxpr_opt.analysis.steps.predicates import (
     Counters,
     candidates_of,
@@ -156,7 +157,7 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
     step = Assumable(scan.body, linear=carries_cotangents(scan))
     for predicate in step.until_worn(candidates):
         for taken_when in (True, False):
-            skipped = step.under({predicate: not taken_when})
+            skipped = step.under(facts_of(scan, predicate, not taken_when))
             blanks = _blanks(scan, keeping, skipped)
             # Condition 1 of exit-loop-early, isolate-skipped-steps.
             if blanks is None:
@@ -215,7 +216,7 @@ def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
     step = Assumable(scan.body, began, linear=carries_cotangents(scan), finite=finite)
     for predicate in step.until_worn(candidates):
         for taken_when in (True, False):
-            skipped = step.under({predicate: not taken_when})
+            skipped = step.under(facts_of(scan, predicate, not taken_when))
             if not all(_stays(c, skipped, began.get(c.param), step.linear) for c in must):
                 continue
             told = (known for value, known in skipped.told if value in read)

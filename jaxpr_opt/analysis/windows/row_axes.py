@@ -44,6 +44,12 @@ def row_axis(op: Op, position: int, axis: int) -> int | None:
     return rule(op, position, axis) if rule is not None else None
 
 
+def axis_of_operand(op: Op, position: int, axis: int) -> int | None:
+    """The axis of an operand that becomes an axis of the results; None if none is known to."""
+    axes = range(len(op.operands[position].shape))
+    return next((a for a in axes if row_axis(op, position, a) == axis), None)
+
+
 def _same(op: Op, position: int, axis: int) -> int | None:
     """Axes of one element are repeated."""
     shape, made = op.operands[position].shape, op.results[0].shape
@@ -166,7 +172,7 @@ def _scatter(op: Op, position: int, axis: int) -> int | None:
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _same),
     **dict.fromkeys(REDUCING, _reduce),
-    **dict.fromkeys((*CUMULATIVE, "concatenate", "sort"), _along),
+    **dict.fromkeys((*CUMULATIVE, "concatenate", "sort", "split"), _along),
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
     **dict.fromkeys(("random_bits", "random_split", "random_unwrap", "random_wrap"), _leading),
     **dict.fromkeys(SCATTERS, _scatter),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxpr_opt.analysis.values.rounding import is_stable, may_differ
-from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.analysis.windows.row_axes import axis_of_operand
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import CostModel, cost_model
@@ -207,7 +207,7 @@ def _axes(op: Op, axis: int) -> tuple[int | None, ...] | None:
     """Along which axis of each operand lie the rows of which an op makes those along an axis of its
     result: None where it reads all of the operand; None for all if that is not known.
     """
-    found = tuple(_axis(op, i, axis) for i in range(len(op.operands)))
+    found = tuple(axis_of_operand(op, i, axis) for i in range(len(op.operands)))
     if op.name in {"broadcast_in_dim", "iota"}:
         return found
     if op.name == "gather":
@@ -221,8 +221,3 @@ def _is_repeated(op: Op, value: Value, axis: int) -> bool:
     """Whether an op reads the same of an operand for each row: a number, or the only one."""
     is_one = op.name in ELEMENTWISE and value.shape != () and value.shape[axis] == 1
     return value.shape == () or is_one
-
-
-def _axis(op: Op, position: int, axis: int) -> int | None:
-    axes = range(len(op.operands[position].shape))
-    return next((a for a in axes if row_axis(op, position, a) == axis), None)
