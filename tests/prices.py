@@ -32,7 +32,16 @@ class Sparse(CostModel):
         return True
 
 
-class Eager(Sparse):
+class Replaying(CostModel):
+    """A step is replayed however much longer that takes than its step back."""
+
+    __slots__ = ()
+
+    def is_worth_replaying(self, again, back):
+        return True
+
+
+class Eager(Sparse, Replaying):
     """What passes ask is answered so that they fire."""
 
     __slots__ = ()
@@ -42,9 +51,6 @@ class Eager(Sparse):
 
     def is_better_stacked(self, nbytes):
         return False
-
-    def is_worth_replaying(self, again, back):
-        return True
 
     def is_worth_ranges(self, scan, arrays):
         return True

@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxpr_opt.bridge import compat_devices
+from jaxpr_opt.cost.model import using
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.insight.journal import collect_journals
 from jaxpr_opt.ir.devices import is_manual, is_partly_manual, is_replicated
@@ -22,6 +23,7 @@ from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.suppliers.replay_inner_loops import ReplayInnerLoops
 from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, run_alone, traced
+from tests.prices import Replaying
 
 ROWS, COLUMNS = PartitionSpec("x"), PartitionSpec(None, "y")
 COLUMNS_X = PartitionSpec(None, "x")
@@ -208,7 +210,8 @@ def test_where_a_step_is_replayed(manual, home):
         return jnp.sum(lax.scan(body, c, length=64)[0])
 
     jaxpr = traced(on_devices(jax.grad(loss), manual=manual), "f32[64,64]")
-    result = resolve(None).run(jaxpr)
+    with using(Replaying()):
+        result = resolve(None).run(jaxpr)
     assert result.journal.record("replay-steps", False).rewrites
     back = next(op for op in import_jaxpr(result.jaxpr).walk() if _is_reverse(op))
     replayed = [op for op in back.walk() if op.name == "sin"]
@@ -231,8 +234,9 @@ def test_what_is_replayed_where_arrays_are_divided(manual, shift, fires):
         return jnp.sum(lax.scan(body, (c, 0), length=64)[0][0])
 
     graph = import_jaxpr(traced(on_devices(jax.grad(loss), manual=manual), "f32[64,64]"))
-    run_alone(RESIDUALS, graph)
-    record = run_alone((ReplaySteps(),), graph).record("replay-steps", False)
+    with using(Replaying()):
+        run_alone(RESIDUALS, graph)
+        record = run_alone((ReplaySteps(),), graph).record("replay-steps", False)
     assert bool(record.rewrites) == fires
     reasons = [each.reason for each in record.refusals]
     assert fires or any("XLA may insert a collective into" in each for each in reasons)

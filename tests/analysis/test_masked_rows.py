@@ -52,19 +52,19 @@ def rows_of_one(xs, mask):
 
 MASKED = {
     "numbers": lambda xs, n, m: loop(
-        lambda t: t < n, where((NUMBERS < n)[:, None], xs, 0.0), NUMBERS
+        lambda t: t < n, where((n > NUMBERS)[:, None], xs, 0.0), NUMBERS
     ),
     "backwards": lambda xs, n, m: loop(
-        lambda t: t < n, where((NUMBERS < n)[:, None], xs, 0.0), NUMBERS, reverse=True
+        lambda t: t < n, where((n > NUMBERS)[:, None], xs, 0.0), NUMBERS, reverse=True
     ),
     "the opposite": lambda xs, n, m: loop(
-        lambda t: t < n, where(~(NUMBERS < n)[:, None], jnp.zeros((T, D)), xs), NUMBERS
+        lambda t: t < n, where(~(n > NUMBERS)[:, None], jnp.zeros((T, D)), xs), NUMBERS
     ),
     "floats": lambda xs, n, m: loop(lambda m: m > 0.5, where(m[:, None] > 0.5, xs, 0.0), m),
     "truth values": lambda xs, n, m: rows_of_one(xs, m > 0),
     "moved": lambda xs, n, m: loop(
         lambda t: t < n,
-        where(NUMBERS < n, jnp.concatenate([xs, xs], 1).T, 0.0)[1:5].T.reshape(T, 2, 2),
+        where(n > NUMBERS, jnp.concatenate([xs, xs], 1).T, 0.0)[1:5].T.reshape(T, 2, 2),
         NUMBERS,
     ),
 }
@@ -77,31 +77,31 @@ def test_rows_that_the_same_mask_makes_zeros(name):
 
 OTHERS = {
     "another bound": lambda xs, n, m: loop(
-        lambda t: t < n, where((NUMBERS < n + 1)[:, None], xs, 0.0), NUMBERS
+        lambda t: t < n, where((n + 1 > NUMBERS)[:, None], xs, 0.0), NUMBERS
     ),
     "a row further": lambda xs, n, m: loop(
-        lambda t: t < n, where((NUMBERS + 1 < n)[:, None], xs, 0.0), NUMBERS
+        lambda t: t < n, where((n > NUMBERS + 1)[:, None], xs, 0.0), NUMBERS
     ),
     "reversed rows": lambda xs, n, m: loop(
-        lambda t: t < n, where((NUMBERS < n)[:, None], xs, 0.0)[::-1], NUMBERS
+        lambda t: t < n, where((n > NUMBERS)[:, None], xs, 0.0)[::-1], NUMBERS
     ),
     "another comparison": lambda xs, n, m: loop(
-        lambda t: t < n, where((NUMBERS <= n)[:, None], xs, 0.0), NUMBERS
+        lambda t: t < n, where((n >= NUMBERS)[:, None], xs, 0.0), NUMBERS
     ),
     "the other case": lambda xs, n, m: loop(
-        lambda t: t < n, where((NUMBERS < n)[:, None], jnp.zeros((T, D)), xs), NUMBERS
+        lambda t: t < n, where((n > NUMBERS)[:, None], jnp.zeros((T, D)), xs), NUMBERS
     ),
     "another axis": lambda xs, n, m: loop(
-        lambda t: t < n, where(NUMBERS < n, xs[:, :1] + m, 0.0), NUMBERS
+        lambda t: t < n, where(n > NUMBERS, xs[:, :1] + m, 0.0), NUMBERS
     ),
     "other floats": lambda xs, n, m: loop(
         lambda m: m > 0.5, where(m[:, None] + 1 > 0.5, xs, 0.0), m
     ),
     "no number": lambda xs, n, m: loop(
-        lambda t: t < n, where((NUMBERS < n)[:, None], xs, 2 * xs), NUMBERS
+        lambda t: t < n, where((n > NUMBERS)[:, None], xs, 2 * xs), NUMBERS
     ),
     "a product, forward": lambda xs, n, m: loop(
-        lambda t: t < n, where((NUMBERS < n)[:, None], xs, 0.0) * xs, NUMBERS
+        lambda t: t < n, where((n > NUMBERS)[:, None], xs, 0.0) * xs, NUMBERS
     ),
 }
 
@@ -113,7 +113,7 @@ def test_rows_of_which_the_predicate_says_nothing(name):
 
 
 def test_rows_that_are_another_number():
-    program = lambda xs, n: loop(lambda t: t < n, where((NUMBERS < n)[:, None], xs, 7.0), NUMBERS)
+    program = lambda xs, n: loop(lambda t: t < n, where((n > NUMBERS)[:, None], xs, 7.0), NUMBERS)
     assert known(program, f"f32[{T},{D}]", "i32[]") == [7]
 
 
@@ -155,7 +155,7 @@ def test_cotangents_that_stay_zeros_in_products(masks):
             return c, c
 
         c, rows = lax.scan(step, jnp.zeros(D), (NUMBERS, xs))
-        seen = (NUMBERS < n)[:, None]
+        seen = (n > NUMBERS)[:, None]
         total = where(seen, jnp.sin(rows) @ w, 0.0).sum() + c.sum()
         return total + (rows**2).sum() if masks == 1 else total
 
