@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from jaxpr_opt.analysis.steps.splats import Splat
-from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.windows.row_axes import axis_of_operand
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
@@ -143,7 +143,7 @@ def _is_row(inner: Value, outer: Value, axis: int | None, scan: Scan, depth: int
     if number is not None:
         return bool(uniform(outer) == number)
     if axis is None and not scan.body.defines(inner):
-        return inner is outer
+        return identity(inner) == identity(outer)
     if _many(inner.shape) != _many(outer.shape, axis):
         return False
     stream, op, made = scan.stream_of(inner), outer.op, inner.op
@@ -180,7 +180,7 @@ def _is_stream(streamed: Value, outer: Value, depth: int) -> bool:
     """Whether an array is the same as one that a loop streams: of two of which one is stacked, what
     is stacked is the row of the other.
     """
-    if streamed is outer:
+    if identity(streamed) == identity(outer):
         return True
     for one, other in ((streamed, outer), (outer, streamed)):
         scan = one.op
