@@ -30,6 +30,8 @@ from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import ELEMENTWISE, LAYING, REARRANGING, VIEWING
 
+_MIRRORED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}
+"""Comparisons of the same numbers the other way round."""
 _SUMS = frozenset({"add", "add_any", "sub"})
 _LINEAR = {
     **dict.fromkeys(("convert_element_type", "div", "neg", "reduce_sum"), 1),
@@ -153,13 +155,23 @@ def _is_row(inner: Value, outer: Value, axis: int | None, scan: Scan, depth: int
         return False
     if op.name == "broadcast_in_dim":
         return _is_row_of_broadcast(inner, op, axis, scan, depth)
-    if made is None or (made.name, made.params) != (op.name, op.params):
-        return False
-    pairs = zip(made.operands, op.operands, strict=True)
-    return op.name in ELEMENTWISE and all(
+    pairs = _computed_alike(made, op) if made is not None else None
+    return pairs is not None and all(
         _is_row(mine, other, axis if other.shape else None, scan, depth + 1)
         for mine, other in pairs
     )
+
+
+def _computed_alike(one: Op, other: Op) -> list[tuple[Value, Value]] | None:
+    """The operands of two ops that compute each element alike, beside each other; None if these are
+    others.
+    """
+    operands = other.operands
+    if one.name != other.name:
+        operands = operands[::-1] if _MIRRORED.get(one.name) == other.name else ()
+    if one.name not in ELEMENTWISE or one.params != other.params or not operands:
+        return None
+    return [*zip(one.operands, operands, strict=True)]
 
 
 def _reshaped(value: Value, axis: int | None) -> tuple[Value, int | None] | None:
