@@ -56,7 +56,7 @@ Sound when
     tells how large the other factors of all steps left may be, of what these read. If one may not
     be finite, it goes on to its end. One device runs it,
 14. a row of a stream counts as a number where the predicate says of it what a mask says that made
-    it so before the loop; cotangents that are zeros stay that in products.
+    it so before the loop, maybe a zero of a cotangent that finite numbers multiplied since.
 
 What goes on takes little of a step's time, as a trace does, or settles: ``total + alive * reward``.
 A batch whose rows XLA may divide over devices is left: they would communicate before each step. A

@@ -170,7 +170,7 @@ class Assumed:
 
     def _is_zero(self, op: Op, known: list[Known]) -> bool:
         """Whether an op makes zeros: of symbolic ones, or if other factors are finite."""
-        if op.name == "mul" and vanishes(op, known) and all(map(_is_finite, known)):
+        if op.name == "mul" and vanishes(op, known) and all(map(is_finite, known)):
             return True
         if not (self._linear or self._finite) or not vanishes(op, known):
             return False
@@ -251,7 +251,7 @@ def _typed(known: Known, result: Value) -> Known:
     return result
 
 
-def _is_finite(known: Known) -> bool:
+def is_finite(known: Known) -> bool:
     """Whether every element is known to be finite."""
     if isinstance(known, Splat):
         return bool(np.isfinite(known.value))

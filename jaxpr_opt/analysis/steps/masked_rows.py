@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpr_opt.analysis.steps.assume import is_finite
 from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
@@ -35,7 +36,7 @@ _MIRRORED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}
 _SUMS = frozenset({"add", "add_any", "sub"})
 _LINEAR = {
     **dict.fromkeys(("convert_element_type", "div", "neg", "reduce_sum"), 1),
-    **dict.fromkeys(("dot_general", "mul", *_SUMS), 2),
+    **dict.fromkeys(("mul", *_SUMS), 2),
 }
 """Ops that make zeros of zeros, with how many operands these may be one of; of sums, all."""
 
@@ -94,8 +95,8 @@ def _masks(scan: Scan) -> tuple[_Mask, ...]:
 def _selects(
     array: Value, axis: int | None, linear: bool, depth: int = 0
 ) -> Iterator[tuple[Value, int, tuple[Any, Any]]]:
-    """The masks by which a select makes rows of an array numbers, that are then moved; cotangents
-    that are zero stay that under any product.
+    """The masks by which a select makes rows of an array numbers, that are then moved; of
+    cotangents, zeros, whose sign does not matter.
     """
     op = array.op
     if op is None or axis is None or depth > limits.OPS_OF_A_ROW:
@@ -107,11 +108,11 @@ def _selects(
             yield mask, at, numbers
     elif op.name in VIEWING or op.name in REARRANGING:
         yield from _selects(op.operands[0], axis_of_operand(op, 0, axis), linear, depth + 1)
-    elif linear and op.source.transposed:
-        # Condition 14 of exit-loop-early.
+    elif linear:
         found = [
             [*_zeros(operand, axis_of_operand(op, place, axis), depth)]
             for place, operand in enumerate(op.operands[: _LINEAR.get(op.name, 0)])
+            if _stays_zero(op, place)
         ]
         together = op.name in _SUMS
         for each in dict.fromkeys(found[0] if together else chain(*found)):
@@ -123,12 +124,24 @@ def _zeros(
     array: Value, axis: int | None, depth: int
 ) -> Iterator[tuple[Value, int, tuple[Any, Any]]]:
     """The masks by which rows of cotangents are zeros."""
-    if array.op is None or not array.op.source.transposed:
-        return
     for mask, at, (no, yes) in _selects(array, axis, linear=True, depth=depth + 1):
         zeros = 0 if no == 0 else None, 0 if yes == 0 else None
         if zeros != (None, None):
             yield mask, at, zeros
+
+
+def _stays_zero(op: Op, place: int) -> bool:
+    """Whether an op makes zeros of zeros, whatever else it reads: a factor is finite, a divisor is
+    not zero.
+    """
+    # Condition 14 of exit-loop-early.
+    if op.name not in ("mul", "div"):
+        return True
+    other = op.operands[1 - place]
+    number = uniform(other)
+    if op.name == "div" and (number is None or number == 0):
+        return False
+    return is_finite(other if number is None else Splat(number))
 
 
 def _is_row(inner: Value, outer: Value, axis: int | None, scan: Scan, depth: int = 0) -> bool:
