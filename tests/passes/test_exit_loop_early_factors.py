@@ -84,8 +84,8 @@ def test_sums_of_rows_that_count():
         +     } do {
         +       d:f32[1,2] = dynamic_slice rows c4 0
         +       s:f32[2] = squeeze d
-        +       c3:f32[] = convert_element_type c5
-        +       m1:f32[2] = mul c3 s
+        +       c6:f32[] = convert_element_type c5
+        +       m1:f32[2] = mul c6 s
         +       a3:f32[2] = add x1 m1
         +       a4:f32[2] = abs a3
         +       r1:f32[] = reduce_sum[axes=(0,)] a4

@@ -115,12 +115,12 @@ def test_a_loop_that_asks_before_two_steps():
         +     }
         +     yield carry(c5, c6, c7)
         +   }
-        +   c5:i32[], c6:f32[4,3] = while carry(c2=c2, c3=c4) {
+        +   c5:i32[], c6:f32[4,3] = while carry(c2=c2, c4=c4) {
         +     l1:bool[] = lt c2 4
         +     yield l1
         +   } do {
         +     b:f32[1,3] = broadcast_in_dim c3
-        +     d:f32[4,3] = dynamic_update_slice c3 b c2 0
+        +     d:f32[4,3] = dynamic_update_slice c4 b c2 0
         +     a1:i32[] = add c2 1
         +     yield carry(a1, d)
         +   }
