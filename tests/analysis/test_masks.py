@@ -101,6 +101,7 @@ def loop(test, array=lambda n: lax.iota(jnp.int32, 12)):
         (lambda p, n: p != 0, lambda n: rows(n).astype(jnp.int32), (1,)),
         (lambda p, n: p, lambda n: rows(n)[::3], (3,)),
         (lambda i, n: i < n, lambda n: lax.slice(lax.iota(jnp.int32, 12), (4,), (12,)), (1,)),
+        (lambda i, n: i < n, lambda n: lax.iota(jnp.int32, 12)[1::2][1:], (2,)),
         (lambda p, n: p != 1, lambda n: rows(n).astype(jnp.int32), None),
         (lambda p, n: ~p, rows, None),
         (lambda i, n: i <= n, lambda n: lax.iota(jnp.int32, 12), None),

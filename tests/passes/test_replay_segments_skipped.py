@@ -56,6 +56,27 @@ def test_segments_are_branches():
     assert "[253,4096]" not in text
 
 
+def test_a_loop_back_with_numbers_of_its_own():
+    """(5) The first steps that store, and the others, compare rows of some of the row numbers."""
+
+    def program(c, bound, w):
+        def step(c, _):
+            made = jnp.exp(c * w)
+            return jnp.where(c[0] < bound, jnp.sin(made + c), c), made
+
+        def back(a, row):
+            number, made = row
+            return jnp.where(number < 200, a * made, a), None
+
+        out, rows = lax.scan(step, c, None, length=251)
+        numbers = lax.slice(lax.iota(jnp.int32, 512), (3,), (254,))
+        return lax.scan(back, out, (numbers, rows), reverse=True)[0]
+
+    graph = alone(SEGMENTS, program, *TYPES, fires=True)
+    first, others = (11, False), (15, True)
+    assert loops(graph)[:2] == [first, others]
+
+
 @pytest.mark.slow
 def test_single_steps_are_not_replayed():
     """`replay-steps` leaves such a loop to the segments."""

@@ -187,9 +187,8 @@ def _rows_below(rows: Value, bound: Value) -> Prefix | None:
     if is_row_numbers(rows):
         return Prefix(bound, (1,))
     op = rows.op
-    if op is None or op.name != "slice" or not is_row_numbers(op.operands[0]):
-        return None
-    return Prefix(bound, tuple(strides_of(op)), starts_of(op)[0])
+    inner = _rows_below(op.operands[0], bound) if op is not None and op.name == "slice" else None
+    return None if op is None or inner is None else _sliced(inner, op)
 
 
 def _same(op: Op) -> Prefix | None:
@@ -216,17 +215,15 @@ def _reshape(op: Op) -> Prefix | None:
 
 def _slice(op: Op) -> Prefix | None:
     inner = prefix(op.operands[0])
-    if inner is None:
-        return None
-    starts, strides = (
-        starts_of(op),
-        strides_of(op),
-    )
-    offset = inner.offset + sum(
-        a * start for a, start in zip(inner.coefficients, starts, strict=True)
-    )
+    return None if inner is None else _sliced(inner, op)
+
+
+def _sliced(inner: Prefix, op: Op) -> Prefix:
+    """What a slice of a mask is, or of what the mask compares."""
+    starts, strides = starts_of(op), strides_of(op)
+    offset = sum(a * start for a, start in zip(inner.coefficients, starts, strict=True))
     coefficients = tuple(a * stride for a, stride in zip(inner.coefficients, strides, strict=True))
-    return Prefix(inner.bound, coefficients, offset)
+    return Prefix(inner.bound, coefficients, inner.offset + offset)
 
 
 def _squeeze(op: Op) -> Prefix | None:
