@@ -38,7 +38,7 @@ from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES, neutral
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of, numbers_of
-from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Value
+from jaxpr_opt.ir.graph import Carry, Cond, Op, Outcome, Region, Scan, Value
 from jaxpr_opt.ir.traits import BARRIER, LAYING, linear_in
 
 _WRITES = WRITES | SCATTERS
@@ -105,8 +105,11 @@ class Assumed:
 
     def _learn(self, op: Op) -> None:
         for result, known in zip(op.results, self._results(op), strict=False):
-            if result not in self._known and known is not self[result]:
-                self._note(result, known)
+            self._tell(result, known)
+
+    def _tell(self, result: Value, known: Known) -> None:
+        if result not in self._known and known is not self[result]:
+            self._note(result, known)
 
     def _note(self, value: Value, known: Known) -> None:
         self._known[value] = known
@@ -126,18 +129,25 @@ class Assumed:
         return [self._first_order(op, result, known) for result in op.results]
 
     def _cond(self, op: Cond) -> list[Known]:
-        selector = self[op.selector]
-        if isinstance(selector, Splat):
-            branch = op.branches[min(max(int(selector.value), 0), len(op.branches) - 1)]
-            self._walk(branch)
-            return [self[v] for v in branch.outputs]
-        results: list[Known] = []
+        chosen = self._chosen(op)
+        if chosen is not None:
+            self._walk(chosen)
+            return [self[v] for v in chosen.outputs]
         for branch in op.branches:
             self._walk(branch)
-        for outcome in op.outcomes:
-            first, *rest = (self[v] for v in outcome.values)
-            results.append(first if all(same(first, other) for other in rest) else outcome.result)
-        return results
+        return [self._agreed(outcome) for outcome in op.outcomes]
+
+    def _agreed(self, outcome: Outcome) -> Known:
+        """What a result of a cond is if that is the same in all branches."""
+        first, *rest = (self[v] for v in outcome.values)
+        return first if all(same(first, other) for other in rest) else outcome.result
+
+    def _chosen(self, op: Cond) -> Region | None:
+        """The branch that is known to be taken."""
+        selector = self[op.selector]
+        if not isinstance(selector, Splat):
+            return None
+        return op.branches[min(max(int(selector.value), 0), len(op.branches) - 1)]
 
     def _scan(self, op: Scan) -> list[Known]:
         """A linear scan whose carries all start at zero keeps those that its body keeps at

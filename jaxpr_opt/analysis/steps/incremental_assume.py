@@ -1,22 +1,23 @@
 """Values under one predicate after another: incremental `Assumed`.
 
 `Assumable(region).under({p: False})` gives the same answers as `Assumed(region, {p: False})`. A
-walk without facts records which ops of the region read the answer of which value. An op is
-evaluated again only if one of these answers has changed; such ops are evaluated in program order,
-and no others.
+walk without facts records which ops of the region, and of branches in it, read the answer of which
+value. An op is evaluated again only if one of these answers has changed; such ops are evaluated in
+program order, those of branches before the cond, and no others.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import takewhile
 
 from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.graph import Op, Region, Value
+from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value
 
 
 class Assumable(Assumed):
@@ -30,16 +31,18 @@ class Assumable(Assumed):
         linear: bool = False,
         finite: bool = False,
     ) -> None:
-        self.ops: list[Op] = []
-        """The ops of the region, without those of regions in it, in program order."""
-        self.asked: defaultdict[Value, dict[int, None]] = defaultdict(dict)
-        """The places of the ops that asked about a value, or of which a region did."""
+        self.places: dict[Op | Outcome, int] = {}
+        """The ops of the region, numbered in program order, those of branches before the cond, and
+        each of its results for itself.
+        """
+        self.asked: defaultdict[Value, dict[Op | Outcome, None]] = defaultdict(dict)
+        """What asked about a value, or the loop of which the body did."""
+        self._asking: Op | Outcome | None = None
         self.region, self.linear, self.finite = region, linear, finite
         self.walked = 0
         """How many ops were asked again."""
-        self._walking = True
         super().__init__(region, facts or {}, linear=linear, finite=finite)
-        self._walking = False
+        self.ops = [*self.places]
 
     def under(self, facts: Mapping[Value, bool | Splat]) -> Assumed:
         """The region's values under facts."""
@@ -59,14 +62,24 @@ class Assumable(Assumed):
         self.walked += ops
 
     def __getitem__(self, value: Value) -> Known:
-        if self._walking:
-            self.asked[value][len(self.ops) - 1] = None
+        if self._asking is not None:
+            self.asked[value][self._asking] = None
         return super().__getitem__(value)
 
     def _learn(self, op: Op) -> None:
-        if op.region is self.region:
-            self.ops.append(op)
-        super()._learn(op)
+        with self._asked_by(op):
+            super()._learn(op)
+
+    def _agreed(self, outcome: Outcome) -> Known:
+        with self._asked_by(outcome):
+            return super()._agreed(outcome)
+
+    @contextmanager
+    def _asked_by(self, asking: Op | Outcome) -> Iterator[None]:
+        around, self._asking = self._asking, asking
+        yield
+        self._asking = around
+        self.places[asking] = len(self.places)
 
 
 class _Under(Assumed):
@@ -82,8 +95,7 @@ class _Under(Assumed):
 
     def _walk(self, region: Region) -> None:
         if region is not self._before.region:
-            super()._walk(region)
-            return
+            return  # a branch, of which all that has changed is asked before the cond
         for value in self._known:
             self._ask_again(value)
         while self._waiting:
@@ -91,13 +103,35 @@ class _Under(Assumed):
             if place != self._place:
                 self._place = place
                 self._before.count_walked(1)
-                self._learn(self._before.ops[place])
+                self._ask(self._before.ops[place])
+
+    def _ask(self, asked: Op | Outcome) -> None:
+        """Ask an op, or what a cond gives, again."""
+        op = asked.result.op if isinstance(asked, Outcome) else asked
+        if op is None or not self._may_run(op):
+            return
+        if isinstance(op, Cond) and self._chosen(op) is None:
+            if isinstance(asked, Outcome):
+                self._tell(asked.result, self._agreed(asked))
+        elif op is asked:
+            self._learn(op)
+
+    def _may_run(self, op: Op) -> bool:
+        """Whether an op is in no branch that is known not to be taken."""
+        region = op.region
+        while region is not None and region is not self._before.region:
+            cond = region.owner
+            assert isinstance(cond, Cond)
+            if self._chosen(cond) not in (None, region):
+                return False
+            region = cond.region
+        return True
 
     def _note(self, value: Value, known: Known) -> None:
         super()._note(value, known)
         self._ask_again(value)
 
     def _ask_again(self, value: Value) -> None:
-        for place in self._before.asked.get(value, ()):
-            if place > self._place:
+        for asked in self._before.asked.get(value, ()):
+            if (place := self._before.places[asked]) > self._place:
                 heappush(self._waiting, place)
