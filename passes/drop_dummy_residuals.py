@@ -53,15 +53,15 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.versions import is_undone
 from jaxpr_opt.analysis.values.constants import identity, is_undefined
-from jaxpr_opt.analysis.values.rounding import may_differ
-from jaxpr_opt.analysis.values.varying import loop_around, steps_of, varying
+from jaxpr_opt.analysis.values.repeatable import changing_source, not_repeatable
+from jaxpr_opt.analysis.values.varying import loop_around, steps_of
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.graph import UNDEFINED, Cond, Op, Region, Use, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_cheap, is_data_movement
+from jaxpr_opt.ir.traits import is_data_movement
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,17 +103,16 @@ class DropDummyResiduals(Pass):
     def refuse(self, match: Match) -> str | None:
         if not isinstance(match, Dummy) or match.value is None:
             return None
-        made = _cheap_slice(match.value, match.op)
-        name = match.value.label
-        if isinstance(made, Op):  # (2)
-            return f"{name} needs {made.name}, which costs more to compute again than to keep"
-        loop = loop_around(match.op)
-        inputs = [match.value, *(v for op in made for v in op.operands)]
-        changing = varying([v for v in inputs if v.op not in made], loop)
-        prices, steps = cost_model(), steps_of(loop) if changing is None else 1
+        name, costly = match.value.label, not_repeatable(match.value, match.op)
+        if costly is not None:  # (2)
+            return f"{name} needs {costly.name}, which costs more to compute again than to keep"
+        changing = changing_source(match.value, match.op)
+        prices = cost_model()
         is_index = dtypes.is_integer(match.value.dtype) and prices.is_no_line(match.value.nbytes)
         if changing is not None and not is_index and not is_undone(match.value, match.result):
             return f"{name} changes from step to step with {changing.label}"
+        made = _made_inside(match.value, match.op)
+        steps = steps_of(loop_around(match.op)) if changing is None else 1
         if prices.repeated(made) > steps * prices.stored_far(match.value.nbytes):
             most = max(made, key=lambda op: prices.repeated([op]))
             return f"{name} needs {most.name}, which costs more to compute again than to keep"
@@ -124,9 +123,7 @@ class DropDummyResiduals(Pass):
             case Dummy(result=result, value=None):
                 rw.replace(result, rw.undefined(result.aval, before=match.op))
             case Dummy(result=result, value=Value() as value):
-                made = _cheap_slice(value, match.op)
-                assert not isinstance(made, Op)
-                copies = rw.clone(made, {}, match.op)
+                copies = rw.clone(_made_inside(value, match.op), {}, match.op)
                 rw.replace(result, copies.get(value, value))
             case ReadInBranch(op=Cond() as cond):
                 for use, value, before in match.reads:
@@ -149,21 +146,9 @@ def _dummy(op: Op, result: Value, cases: tuple[Value, ...]) -> Iterator[Dummy]:
             yield Dummy(op, says, result, value)
 
 
-def _cheap_slice(value: Value, op: Op) -> list[Op] | Op:
-    """The ops inside `op` that make a value, if they may be repeated before it (2); else one that
-    may not.
-    """
-    made: dict[Op, None] = {}
-    pending = [value]
-    while pending:
-        maker = pending.pop().op
-        if maker is None or maker in made or not any(r.contains(maker.region) for r in op.regions):
-            continue
-        if not is_cheap(maker) or may_differ(maker):  # (2)
-            return maker
-        made[maker] = None
-        pending.extend(maker.operands)
-    return backward_slice([value], lambda v: v.op not in made) if made else []
+def _made_inside(value: Value, op: Op) -> list[Op]:
+    """The ops inside `op` that make a value."""
+    return backward_slice([value], lambda v: not any(r.defines(v) for r in op.regions))
 
 
 def _reads_in_branch(cond: Cond) -> Iterator[tuple[Use, Value, Op]]:

@@ -15,6 +15,7 @@
 `renaming`                            other names of a value
 `enclosing`                           the loop that an op is in, and later readers
 `varying`                             why a value changes from step to step
+`repeatable`                          what may be made before a branch instead of in it
 `invariant_ops`                       what is better computed once, before a loop
 `origins`                             what cheap ops compute values from
 `linearity`                           linear programs, and loops that carry cotangents

@@ -10,7 +10,7 @@ false everywhere if the maximum was found among other values, and ``floor(t)`` j
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.ir.facts import remembered
@@ -35,6 +35,7 @@ def is_discontinuous(op: Op) -> bool:
     return op.name in DISCONTINUOUS
 
 
+@remembered
 def may_differ(op: Op) -> bool:
     """Whether an op may give another result where its operands are recomputed."""
     return is_discontinuous(op) and op.region is not None and bool(rounded(op.operands, op.region))
@@ -54,20 +55,18 @@ def rounded(values: Iterable[Value], body: Region) -> set[Value]:
     """The values that exact ops compute these from, in a step or its branches, and that may be
     rounded otherwise if they are computed again.
     """
-    pending, found = list(values), set[Value]()
-    seen = set(pending)
-    while pending:
-        value = pending.pop()
-        made_by = value.op if body.defines(value) else None
-        if made_by is None or is_discontinuous(made_by) or not dtypes.is_inexact(value.dtype):
-            continue
-        if _is_exact(made_by):
-            new = [v for v in made_by.operands if v not in seen]
-            pending.extend(new)
-            seen.update(new)
-        elif _is_unstable(value, body):
-            found.add(value)
-    return found
+    return {source for value in values for source in _rounded(value, body)}
+
+
+@remembered
+def _rounded(value: Value, body: Region) -> frozenset[Value]:
+    """The same of one value."""
+    op = value.op if body.defines(value) else None
+    if op is None or is_discontinuous(op) or not dtypes.is_inexact(value.dtype):
+        return frozenset()
+    if _is_exact(op):
+        return frozenset().union(*(_rounded(v, body) for v in op.operands))
+    return frozenset({value} if _is_unstable(value, body) else ())
 
 
 def exact_sources(value: Value) -> set[Value]:
@@ -91,20 +90,10 @@ def _is_exact(op: Op) -> bool:
 @remembered
 def _is_unstable(value: Value, body: Region) -> bool:
     """Whether a value that a step makes may be rounded otherwise where it is made again."""
-    return any(not is_stable(op, body) for op in _makers(value, body))
-
-
-def _makers(value: Value, body: Region) -> Iterator[Op]:
-    """The ops of a step that compute a value, but for those that others are computed by first."""
-    pending, seen = [value], {value}
-    while pending:
-        current = pending.pop()
-        if current.op is None or not body.defines(current) or not dtypes.is_inexact(current.dtype):
-            continue
-        yield current.op
-        new = [v for v in current.op.operands if v not in seen]
-        pending.extend(new)
-        seen.update(new)
+    op = value.op if body.defines(value) else None
+    if op is None or not dtypes.is_inexact(value.dtype):
+        return False
+    return not is_stable(op, body) or any(_is_unstable(v, body) for v in op.operands)
 
 
 def is_stable(op: Op, body: Region) -> bool:
