@@ -128,6 +128,40 @@ def predicates(n):
     return f, (jnp.ones(3), jnp.ones((4, 3)))
 
 
+def stopping(n):
+    """One loop of which a step changes all of its carries under one predicate."""
+
+    def step(carry, y):
+        t, *kept = carry
+        made = [lax.sin(a) * b + y for a, b in zip(kept, kept[1:] + kept[:1], strict=True)]
+        carries = [t + made[0][0], *made]
+        return [
+            lax.select(jnp.full(c.shape, t < 5.0), new, c)
+            for new, c in zip(carries, carry, strict=True)
+        ], None
+
+    def f(x, xs):
+        return sum(map(jnp.sum, lax.scan(step, [jnp.float32(0), *[x] * (n // 20)], xs)[0]))
+
+    return f, (jnp.ones(512), jnp.ones((64, 512)))
+
+
+def kinks(n):
+    """One loop of which a step is a branch that compares again and again."""
+
+    def go_on(c):
+        for _ in range(n // 20):
+            c = jnp.minimum(jnp.maximum(c, -c), c + 1)
+        return c
+
+    def f(x, xs):
+        step = lambda c, y: (lax.cond(c[0] < 5.0, lambda: go_on(c) + y, lambda: c), c)
+        c, ys = lax.scan(step, x, xs)
+        return jnp.sum(c) + jnp.sum(ys * ys)
+
+    return f, (jnp.ones(3), jnp.ones((4, 3)))
+
+
 def branches(n):
     """One choice after another."""
 
@@ -166,6 +200,26 @@ def test_work_is_linear_in_the_length_of_a_program(program, order, monkeypatch):
     grown = {name: (short[name], count) for name, count in long.items() if count > FEW}
     assert sum(count for _, count in grown.values()) > 10_000
     assert {k: v for k, v in grown.items() if v[1] > 2.2 * v[0]} == {}
+
+
+def test_what_a_skipped_step_does_is_found_out_once():
+    """Not again for each of the stacks that another loop reads."""
+    walks = [
+        calls(ORDERS["optimised gradient"], *stopping(n))["assume.py: __init__"] for n in (160, 320)
+    ]
+    assert walks[0] == walks[1] > 10
+
+
+def test_a_predicate_asks_again_only_what_it_changes():
+    """Those of a branch tell little of its other ops."""
+    files = ("assume.py", "rounding.py", "splats.py")
+
+    def asked(n):
+        found = calls(ORDERS["optimised gradient"], *kinks(n))
+        return sum(count for name, count in found.items() if name.split(":")[0].endswith(files))
+
+    short, long = asked(160), asked(320)
+    assert 10_000 < long < 2.2 * short
 
 
 def compared(a, b):

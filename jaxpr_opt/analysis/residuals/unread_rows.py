@@ -24,6 +24,7 @@ from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import depending_on, inputs, reads
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
 from jaxpr_opt.ir.traits import (
     BARRIER,
@@ -62,13 +63,14 @@ def _reader(row: Value, route: Route, skip: Skip, ends: bool) -> Skip | None:
         if isinstance(other, Skip)
         # Condition 2 of isolate-skipped-steps.
         and all(isinstance(other.skipped[s.value], Splat) for s in last.scan.stacks)
-        and _skips_with(other, skip, route)
+        and _skips_with(last.scan, other, skip, route)
     ]
     if found or not ends:
         return next((other for other in found if not _asks(other, row)), None)
     return _begun(last.scan, skip, route)
 
 
+@remembered
 def _begun(scan: Scan, skip: Skip, route: Route) -> Skip | None:
     """How a transposed loop makes nothing of the rows of skipped steps, which it reads first: what
     these are leaves its carries as they begin, whichever predicates it has.
@@ -140,7 +142,12 @@ def is_by_zeros(skip: Skip) -> bool:
 
 def without_zeros(skip: Skip) -> Assumed:
     """The values of a skipped step where a product with zeros may be anything."""
-    return Assumed(skip.scan.body, {skip.predicate: not skip.taken_when})
+    return _assuming(skip.scan, skip.predicate, truth=not skip.taken_when)
+
+
+@remembered
+def _assuming(scan: Scan, predicate: Value, *, truth: bool) -> Assumed:
+    return Assumed(scan.body, {predicate: truth})
 
 
 def _acts(op: Op) -> bool:
@@ -154,10 +161,11 @@ def _asks(skip: Skip, row: Value) -> bool:
     return row is skip.predicate or any(row in inputs(op) for op in skip.slice)
 
 
-def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
-    """Whether a loop skips each step whose rows a skipped step has stacked: it takes no more steps
-    than that loop has counted, or its predicate is a row of a stack of that loop, or computed alike
-    from the same rows and the numbers of steps.
+@remembered
+def _skips_with(scan: Scan, other: Skip, skip: Skip, route: Route) -> bool:
+    """Whether a loop skips, as `other` says, each step whose rows a skipped step has stacked: it
+    takes no more steps than that loop has counted, or its predicate is a row of a stack of that
+    loop, or computed alike from the same rows and the numbers of steps.
     """
     if len(route) == 1 and (takes_no_more(other, skip) or _asks_the_same(other, skip)):
         return True
@@ -166,12 +174,12 @@ def _skips_with(other: Skip, skip: Skip, route: Route) -> bool:
         return False
     rows = ((param, skip.skipped[there]) for param, there in found.names.items())
     facts = {param: known for param, known in rows if isinstance(known, Splat)}
-    known = Assumed(other.scan.body, facts)[other.predicate]
+    known = Assumed(scan.body, facts)[other.predicate]
     if known == Splat(np.bool_(not other.taken_when)):
         return True
     renamed = {there: param for param, there in found.names.items()}
     return other.taken_when == skip.taken_when and same_expression(
-        skip.predicate, other.predicate, renamed, partial(_is_counted_alike, skip.scan, other.scan)
+        skip.predicate, other.predicate, renamed, partial(_is_counted_alike, skip.scan, scan)
     )
 
 
