@@ -284,7 +284,26 @@ def versions(n):
     return lambda x: lax.scan(step, (x, -jnp.ones(8)), jnp.arange(8))[0][0].sum()
 
 
-@pytest.mark.parametrize("program", [truths, conjunctions, versions])
+def masked_sums(n):
+    """Rows of sums, of the two before, of which a mask drops those that the loop skips."""
+
+    def loss(x):
+        numbers, length = jnp.arange(64), x[0].astype(jnp.int32)
+
+        def step(h, t):
+            made = jnp.where(t < length, jnp.tanh(h * x), h)
+            return made, made
+
+        h, a = lax.scan(step, x, numbers)
+        b = a[:, ::-1]
+        for _ in range(n):
+            a, b = b, a + b
+        return jnp.sum(jnp.where((numbers < length)[:, None], b, 0)) + jnp.sum(h)
+
+    return jax.grad(loss)
+
+
+@pytest.mark.parametrize("program", [truths, conjunctions, versions, masked_sums])
 def test_a_value_that_is_read_twice_is_looked_at_once(program):
     """There are many ways to the first of values each of which is made of the two before it."""
     short, long = (calls(lambda f: f, optimize(program(n)), (jnp.ones(4),)) for n in (7, 14))

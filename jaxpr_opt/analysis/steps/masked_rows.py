@@ -39,6 +39,8 @@ _LINEAR = {
     **dict.fromkeys(("mul", *_SUMS), 2),
 }
 """Ops that make zeros of zeros, with how many operands these may be one of; of sums, all."""
+_Chosen = tuple[Value, int, tuple[Any, Any]]
+"""A mask, the axis of its rows, and what all numbers of a row are where it is false, or true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,39 +94,36 @@ def _masks(scan: Scan) -> tuple[_Mask, ...]:
     return tuple(islice(chain(made, told), limits.MASKS_OF_A_LOOP))
 
 
-def _selects(
-    array: Value, axis: int | None, linear: bool, depth: int = 0
-) -> Iterator[tuple[Value, int, tuple[Any, Any]]]:
+@remembered
+def _selects(array: Value, axis: int | None, linear: bool) -> tuple[_Chosen, ...]:
     """The masks by which a select makes rows of an array numbers, that are then moved; of
-    cotangents, zeros, whose sign does not matter.
+    cotangents, zeros, whose sign does not matter. Not too many.
     """
     op = array.op
-    if op is None or axis is None or depth > limits.OPS_OF_A_ROW:
-        return
+    if op is None or axis is None:
+        return ()
     if op.name == "select_n" and op.operands[0].dtype == bool:
         mask, *cases = op.operands
         at, numbers = axis_of_operand(op, 0, axis), (uniform(cases[0]), uniform(cases[1]))
-        if at is not None and numbers != (None, None):
-            yield mask, at, numbers
-    elif op.name in VIEWING or op.name in REARRANGING:
-        yield from _selects(op.operands[0], axis_of_operand(op, 0, axis), linear, depth + 1)
-    elif linear:
-        found = [
-            [*_zeros(operand, axis_of_operand(op, place, axis), depth)]
-            for place, operand in enumerate(op.operands[: _LINEAR.get(op.name, 0)])
-            if _stays_zero(op, place)
-        ]
-        together = op.name in _SUMS
-        for each in dict.fromkeys(found[0] if together else chain(*found)):
-            if not together or all(each in others for others in found):
-                yield each
+        return () if at is None or numbers == (None, None) else ((mask, at, numbers),)
+    if op.name in VIEWING or op.name in REARRANGING:
+        return _selects(op.operands[0], axis_of_operand(op, 0, axis), linear)
+    if not linear:
+        return ()
+    found = [
+        tuple(_zeros(operand, axis_of_operand(op, place, axis)))
+        for place, operand in enumerate(op.operands[: _LINEAR.get(op.name, 0)])
+        if _stays_zero(op, place)
+    ]
+    together = op.name in _SUMS
+    every = dict.fromkeys(found[0] if together else chain(*found))
+    kept = (each for each in every if not together or all(each in others for others in found))
+    return tuple(islice(kept, limits.MASKS_OF_A_LOOP))
 
 
-def _zeros(
-    array: Value, axis: int | None, depth: int
-) -> Iterator[tuple[Value, int, tuple[Any, Any]]]:
+def _zeros(array: Value, axis: int | None) -> Iterator[_Chosen]:
     """The masks by which rows of cotangents are zeros."""
-    for mask, at, (no, yes) in _selects(array, axis, linear=True, depth=depth + 1):
+    for mask, at, (no, yes) in _selects(array, axis, True):
         zeros = 0 if no == 0 else None, 0 if yes == 0 else None
         if zeros != (None, None):
             yield mask, at, zeros
