@@ -44,6 +44,7 @@ from jaxpr_opt.passes.steps.remember_the_end import RememberTheEnd
 from jaxpr_opt.passes.steps.rotate_loops import RotateLoops
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
+from jaxpr_opt.passes.steps.split_phases import SplitPhases
 from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
@@ -130,10 +131,9 @@ REASSOCIATING = (ComputeReadRows("all"), MapSumsOnce(), JoinNestedSums(), AddSca
 """What runs only under `optimize(reassociate=True)`."""
 
 STAGES = (
-    # Residuals that need not be: outer values, dummies of untaken branches.  They leave a nest of
-    # loops level by level, and no other pass has to look at each.
+    # Residuals that need not be: they leave a nest of loops level by level.  Phases of loops.
     CLEANUP,
-    (HoistInvariantResiduals(), DropDummyResiduals()),
+    (HoistInvariantResiduals(), DropDummyResiduals(), SplitPhases()),
     # Sums in another order, where the user allows it.
     REASSOCIATING,
     # What is made and used under one predicate.  Arrays that a loop reads and writes a

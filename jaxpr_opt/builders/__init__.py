@@ -18,7 +18,7 @@ reads and writes of windows
 loops
 `narrow_carry`, `sliding_rows`, `ring_rows`,        a loop that carries less of an array
 `traced_rows`, `register_windows`
-`merged_loop`, `split_loop`, `peeling`              one loop of two, two of one
+`merged_loop`, `split_loop`, `pieces`               one loop of two, two of one
 `early_exit`, `last_taken`, `refilled_stacks`       a loop that stops early, and what it stacks then
 `skipped_steps`, `any_row`, `taken_steps`           steps that skip; is any row taken; how many are
 `unless_finite`                                     a loop that stops if what it skips is finite

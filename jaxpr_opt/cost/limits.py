@@ -54,6 +54,16 @@ BYTES_COMPARED = 64
 STEPS_KNOWN = 2**16
 """Steps of a loop whose numbers are computed at compile time, in less than a millisecond an op."""
 
+PHASES = 4
+"""Pieces that one loop is divided into, at most: each has to be compiled."""
+
+STEPS_DIVIDED = 16
+"""Steps of a loop that is divided into pieces, at least: fewer gain less than compiling them takes.
+"""
+
+STEPS_OF_A_ROUND = 64
+"""Steps after which choices come round, at most, for a loop to be divided into rounds of them."""
+
 STATES_OF_A_COUNTER = 512
 """Numbers that a counter takes before it starts again."""
 

@@ -15,7 +15,7 @@ from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.builders.any_row import any_true
-from jaxpr_opt.builders.peeling import without_last
+from jaxpr_opt.builders.pieces import without_last
 from jaxpr_opt.builders.skipped_steps import is_taken
 from jaxpr_opt.ir.graph import Op, Region, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter

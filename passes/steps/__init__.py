@@ -3,6 +3,7 @@
 =======================  =====================================================
 `collapse-loops`         a loop of loops that both skip steps becomes one loop
 `split-flat-loops`       a loop over all cells becomes rows of cells
+`split-phases`           a loop becomes one for each phase in which it chooses the same
 `count-steps`            one count of steps replaces a predicate per step
 `remember-the-end`       a loop carries whether it goes on, where a counter is asked, too
 `exit-loop-early`        a loop stops when its remaining steps do nothing

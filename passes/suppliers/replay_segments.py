@@ -70,7 +70,7 @@ from jaxpr_opt.analysis.residuals.skipped_segments import (
     guards,
     skipped_segments,
 )
-from jaxpr_opt.builders.peeling import in_two
+from jaxpr_opt.builders.pieces import in_two
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import known_seconds, runs

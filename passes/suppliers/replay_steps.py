@@ -82,7 +82,7 @@ from jaxpr_opt.analysis.residuals.stack_consumers import routes
 from jaxpr_opt.analysis.steps.questions import is_asked_each_step
 from jaxpr_opt.analysis.steps.skips import find_skip, has_branch
 from jaxpr_opt.analysis.windows.stencils import meets_neighbours
-from jaxpr_opt.builders.peeling import in_two
+from jaxpr_opt.builders.pieces import in_two
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass

@@ -21,6 +21,7 @@ what other passes ask
 `replays`                                         what it takes to compute steps again
 `replayed_steps`                                  which steps store, and which are computed again
 `skipped_segments`                                the same, by segments that may be skipped
+`phases`                                          steps in which what they choose is known
 `inner_loops`                                     loops of a step that may stop early
 `unread_rows`                                     rows of skipped steps that nothing reads
 ================================================  ==========================================

@@ -117,14 +117,14 @@ def _told(scan: Scan, residuals: Iterable[Stack]) -> tuple[Value, ...]:
 def _readers(scan: Scan, stack: Stack) -> tuple[Scan, ...]:
     """The loops beside a scan that read a stack row by row; none if it is read in another way."""
     users = stack.result.users
-    # Condition 1 of replay-segments.
+    # Condition 1 of replay-segments, split-phases.
     if not all(_reads_rows(op, stack.result) and op.region is scan.region for op in users):
         return ()
     return tuple(op for op in users if isinstance(op, Scan))
 
 
 def _reads_rows(op: Op, array: Value) -> bool:
-    # Condition 1 of replay-segments.
+    # Condition 1 of replay-segments, split-phases.
     return isinstance(op, Scan) and all(
         position >= op.num_carries for position, read in enumerate(op.operands) if read is array
     )

@@ -60,6 +60,12 @@ def carries_cotangents(scan: Scan) -> bool:
     return LINEAR in found and (around is scan or MOVING.issuperset(found))
 
 
+def is_cotangent(value: Value, scan: Scan) -> bool:
+    """Whether a value of a step of a loop of cotangents is one, too."""
+    around = next((op for op in with_parents(scan) if op.source.transposed), None)
+    return isinstance(around, Scan) and _of_cotangents(around)[value] is LINEAR
+
+
 @remembered
 def _of_cotangents(scan: Scan) -> Kinds:
     """The kinds of all that a step of a loop of cotangents computes, by those of its carries that
