@@ -19,7 +19,7 @@ from rich.console import Console
 from bench import budgets
 from bench.budgets import BUDGETS
 from bench.harness import Program, optimizer
-from bench.memory_unrolled import block
+from bench.memory_unrolled import block, normal
 from bench.sweep import Options, sweep
 
 Step = Callable[[Any, Any, Any], Any]
@@ -109,7 +109,6 @@ def _divisor(count: int, near: float) -> int:
 
 
 def _loops(length: int) -> Iterator[tuple[str, Loop]]:
-    normal = functools.partial(jax.random.normal, jax.random.key(0))
     zeros, few = jnp.zeros((16, 64)), length // 50 + 4
     yield "LSTM", Loop(_lstm, normal((64, 256)) / 8, (zeros + 0.1, zeros), length)
     grid = normal((128, 128))

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from bench import budgets
 from bench.budgets import BUDGETS
+from bench.everyday import entry
 from bench.harness import Program, optimizer
 from bench.sweep import Options, sweep
 
@@ -96,7 +97,6 @@ def _run(layers: Sequence[Layer], weights: Any, state: Any) -> Any:
 
 
 def _nets(depth: int) -> Iterator[tuple[str, Net]]:
-    normal = functools.partial(jax.random.normal, jax.random.key(0))
     square = normal((256, 256)) / 16
     yield "MLP", Net((_dense,) * depth, (square,) * depth, normal((2048, 256)))
     layer = normal((128, 384)) / 12, normal((128, 512)) / 12, normal((512, 128)) / 24
@@ -108,6 +108,11 @@ def _nets(depth: int) -> Iterator[tuple[str, Net]]:
     down, up = (_down,) * levels, (_up,) * levels
     narrow, wide = normal((3, 3, 16, 16)) / 12, normal((3, 3, 32, 16)) / 17
     yield "U-Net", Net(down + up, (narrow,) * levels + (wide,) * levels, (normal((8, 64, 64, 16)),))
+
+
+def normal(shape: tuple[int, ...]) -> jax.Array:
+    """Random numbers, for which nothing is compiled."""
+    return jnp.asarray(entry.normal(*shape))
 
 
 def _dense(w: jax.Array, x: jax.Array) -> jax.Array:

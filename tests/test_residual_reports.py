@@ -58,12 +58,17 @@ def test_the_total_is_told_beside_that_of_the_arguments():
 
 
 STEPS = [partial(looped), kv_cache.loss, partial(bounded_while.loss, bound=8)]
-GIVEN = [(W, X), kv_cache.arguments(length=8, width=4), bounded_while.arguments(8, 1, 2)]
+GIVEN = [
+    lambda: (W, X),
+    partial(kv_cache.arguments, length=8, width=4),
+    partial(bounded_while.arguments, 8, 1, 2),
+]
 
 
-@pytest.mark.parametrize(("loss", "args"), [*zip(STEPS, GIVEN, strict=True)])
-def test_one_figure_has_one_definition(loss, args):
+@pytest.mark.parametrize(("loss", "given"), [*zip(STEPS, GIVEN, strict=True)])
+def test_one_figure_has_one_definition(loss, given):
     """What `residuals`, `diff`, `explain`, `report`, lint, growth and assertions call kept."""
+    args = given()
     gradient = jax.value_and_grad(loss)
     report = jaxpr_opt.residuals(loss, *args)
     assert report.residual_bytes > 0
