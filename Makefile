@@ -27,6 +27,8 @@ SUITES ?=
 test test-newest test-middle: export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache/jaxpr-opt/programs
 test test-newest test-middle: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS = 0
 test test-newest test-middle: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES = -1
+# The bytecode of rewritten asserts, too: each process would take 11 s to make it again.
+unexport PYTHONDONTWRITEBYTECODE
 # LLVM optimises what the oldest JAX compiles, and on the newest only where all tests run: it takes long.
 test-newest: export XLA_FLAGS ?= $(UNOPTIMISED)
 
