@@ -23,6 +23,7 @@ from examples import (
     lookups,
     many_carries,
     particle_paths,
+    phases,
     ragged_writes,
     rollouts,
 )
@@ -237,6 +238,10 @@ FAMILIES = [
         lookups.arguments,
         8192,
         gradient=None,
+    ),
+    Family("phases", phases.warm_up, phases.warm_up_by_hand, phases.arguments, 4096),
+    Family(
+        "phases that come round", phases.corrected, phases.corrected_by_hand, phases.arguments, 4096
     ),
     Family(
         "resets of a batch",

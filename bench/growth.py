@@ -86,6 +86,8 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "embeddings, nested": (COPIES, LINEAR),
     "embeddings, some steps": (COPIES, LAST_EVENT),
     "embeddings, trained": (FORWARD_COPIES, FORWARD),
+    "phases": (LINEAR, LINEAR),
+    "phases that come round": (LINEAR, LINEAR),
     "resets of a batch": (FORWARD, FORWARD),
     "parameters by layer": (LINEAR, LINEAR),
     "shifts (jax#17845)": (FORWARD_COPIES, ORDERED_FORWARD),

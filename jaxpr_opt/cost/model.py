@@ -274,6 +274,10 @@ class CostModel(Prices):
         asked = more * self.device.step + self.device.predicate * number(tested)
         return seconds >= self.device.unsure * asked
 
+    def is_worth_starts(self, inner: int, seconds: float) -> bool:
+        """Whether saving so many seconds, for sure, is worth starting loops so often in a step."""
+        return seconds >= self.doubtful(inner * self.device.step)
+
     def is_worth_asking(
         self, ops: Sequence[Op], predicate: Value, nbytes: int, rest: float = 0.0
     ) -> bool:

@@ -30,6 +30,9 @@ class Dividing(CostModel):
     def is_worth_loops(self, more, seconds, tested=0):
         return True
 
+    def is_worth_starts(self, inner, seconds):
+        return True
+
 
 @pytest.fixture(autouse=True)
 def _dividing():

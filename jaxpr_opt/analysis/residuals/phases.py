@@ -25,7 +25,7 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.prediction import known_seconds
 from jaxpr_opt.ir.dataflow import inputs
-from jaxpr_opt.ir.graph import Cond, Op, Scan, Value, is_sized
+from jaxpr_opt.ir.graph import Cond, Scan, Value, is_sized
 
 Choices = Mapping[Value, Numbers]
 """What chooses in a step, and the number that it is for each row of the loop's streams."""
@@ -66,20 +66,21 @@ class Phases:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether what is saved shows in the time of the loops, and takes longer than the loops
-        that are more, and joining what they stack apart from residuals.
+        """Whether what is saved shows in what the loops take or store, and takes longer than the
+        loops that are more, and joining what they stack apart from residuals.
         """
         model, division, loops = cost_model(), self.division, self.known.keys()
-        pieces = division.rounds * sum(n > 1 for n in division.lengths)
-        more = len(loops) * (pieces + bool(division.rest) - 1)
+        pieces = len(loops) * sum(n > 1 for n in division.lengths)
+        inner = pieces * division.rounds if division.rounds > 1 else 0
+        more = len(loops) * bool(division.rest) + (0 if inner else pieces - len(loops))
         stacked = sum(stack.result.nbytes for stack in self.replay.stacks)
         saved = self.seconds + model.kept(self.nbytes, stacked)
         whole = sum(loop.length * known_seconds(loop.body.ops, model) for loop in loops)
         if self.nbytes < (divided := self.replay.divided):
             return False
-        return model.is_visible(saved, whole + model.kept(stacked, stacked)) and (
-            model.is_worth_loops(more, saved - model.moved(divided))
-        )
+        shows = model.is_visible(self.nbytes, stacked) or model.is_visible(saved, whole)
+        saved -= model.moved(divided)
+        return shows and model.is_worth_loops(more, saved) and model.is_worth_starts(inner, saved)
 
 
 def phases_of(scan: Scan) -> Phases | None:
@@ -139,7 +140,7 @@ def divided(
 ) -> Phases:
     """A division of a loop and of the readers of its residuals, and what it saves."""
     choices = _of_loops(found) if choices is None else choices
-    scan, model = found.scan, cost_model()
+    scan = found.scan
     residuals = {stack.result: stack.value for stack in found.stacks}
     known: dict[Scan, list[Phase]] = {loop: [] for loop in choices}
     seconds, nbytes = 0.0, 0
@@ -159,11 +160,12 @@ def divided(
             known[reader].append(reading)
             needed = _needed(reader, reading, reader.body.outputs)
             read |= {s.operand for s in streams if s.param in needed}
-            seconds += rows * known_seconds(_spared(reader, needed), model)
+            seconds += rows * _spared(reader, reading, needed)
         stored = {result: value for result, value in residuals.items() if result in read}
-        others = [v for v in scan.body.outputs if v not in residuals.values()]
+        others = [stack.value for stack in scan.stacks if stack.result not in residuals]
+        others += [carry.next for carry in scan.carries]
         needed = _needed(scan, stacking, (*others, *stored.values()))
-        seconds += rows * known_seconds(_spared(scan, needed), model)
+        seconds += rows * _spared(scan, stacking, needed)
         kept = [v for v in stored.values() if not _is_free(stacking.get(v, v))]
         nbytes += rows * sum(v.nbytes for v in residuals.values())
         nbytes -= rows * sum(v.nbytes for v in kept)
@@ -223,9 +225,19 @@ def _taken(cond: Cond, phase: Phase) -> int | None:
     return min(max(int(selector.value), 0), last) if isinstance(selector, Splat) else None
 
 
-def _spared(scan: Scan, needed: set[Value]) -> list[Op]:
-    """The ops of a step of which nothing is needed; a branch that is not taken took no time."""
-    return [op for op in scan.body.ops if not op.is_terminator and needed.isdisjoint(op.results)]
+def _spared(scan: Scan, phase: Phase, needed: set[Value]) -> float:
+    """Seconds of the ops of a step of which nothing is needed; of a branch that is known to be
+    taken, of handing on what it gives.  In a loop that is one function, moving what is made takes
+    no time.
+    """
+    model = cost_model()
+    ops = [op for op in scan.body.ops if not op.is_terminator and needed.isdisjoint(op.results)]
+    conds = {op for op in ops if isinstance(op, Cond) and _taken(op, phase) is not None}
+    others = [op for op in ops if op not in conds]
+    if model.is_one_function(scan, sum(stack.result.nbytes for stack in scan.stacks)):
+        return min(model.repeated(others), known_seconds(others, model))
+    given = sum(value.nbytes for op in conds for value in op.results)
+    return known_seconds(others, model) + model.moved(given)
 
 
 def _is_free(known: Known) -> bool:

@@ -61,7 +61,7 @@ class Replay:
         """Bytes of arrays other than residuals that are divided or joined where its loops are."""
         loops = (self.scan, *self.readers)
         arrays = {stream.operand for loop in loops for stream in loop.streams}
-        arrays |= {stack.result for loop in loops for stack in loop.stacks}
+        arrays |= {stack.result for loop in loops for stack in loop.stacks if stack.result.uses}
         arrays -= {stack.result for stack in self.stacks}
         return sum(v.nbytes for v in arrays if v.op is None or not is_broadcast(v.op))
 
