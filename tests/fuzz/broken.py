@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "isolate-skipped-steps", "2", "jaxpr_opt/analysis/residuals/unread_rows.py",
-        "and _skips_with(other, skip, route)", "and True",
+        "and _skips_with(last.scan, other, skip, route)", "and True",
     ),
     Mutant(
         "accumulate-sparse-cotangents", "1", "passes/windows/accumulate_sparse_cotangents.py",

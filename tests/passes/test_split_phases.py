@@ -346,6 +346,19 @@ def test_choices_by_data():
     alone(SPLIT, gradient(branches(lambda t: t * t % 7 < 3)), "f32[4]", "f32[4]", fires=False)
 
 
+def test_choices_that_change_within_a_phase():
+    """(2) They stay."""
+
+    def step(c, w, t):
+        c = lax.cond(t < 10, lambda: jnp.sin(c * w), lambda: c * w)
+        return jnp.where(t * t % 7 < 3, jnp.cos(c), c), None
+
+    graph = alone(SPLIT, gradient(step), "f32[4]", "f32[4]", fires=True)
+    assert lengths(graph) == [10, 6, 6, 10]
+    run_alone(CLEANUP, graph)
+    assert unknown(graph)
+
+
 def test_unrolled_loops():
     """(4)"""
     check_refuses(

@@ -179,6 +179,7 @@ def _facts(choices: Choices, division: Division, piece: int) -> dict[Value, bool
     for value, numbers in choices.items():
         rounds = numbers[: division.rounds * starts[-1]].reshape(division.rounds, starts[-1])
         told = rounds[:, starts[piece] : starts[piece + 1]]
+        # Condition 2 of split-phases.
         if (told == told[0, 0]).all():
             facts[value] = bool(told[0, 0]) if value.dtype == bool else Splat(told[0, 0])
     return facts
@@ -193,8 +194,10 @@ def _phase(scan: Scan, facts: Mapping[Value, bool | Splat]) -> Phase:
     found: dict[Value, Known] = {}
     values = (*scan.body.params, *(v for op in scan.body.walk() for v in op.results))
     for value in values:
-        is_linear = linear is not None and is_cotangent(value, scan)
-        known = linear[value] if linear is not None and is_linear else primal[value]
+        known = primal[value]
+        # Condition 3 of split-phases.
+        if linear is not None and is_cotangent(value, scan):
+            known = linear[value]
         if known is not value:
             found[value] = known
     return found
