@@ -264,20 +264,28 @@ def test_slopes_that_are_infinite():
     assert_close(jax.grad(jaxpr_opt.optimize(loss))(c, w + 1), want)
 
 
-def test_zero_in_what_is_computed_again():
-    """(3) Zero times what is infinite is no number in values, also in those of a checkpoint."""
+def test_zeros_that_are_no_cotangents():
+    """(3) In a step back, too, zero times what is infinite is no number."""
+
+    @jax.custom_vjp
+    def twice(c, w, t):
+        return 2.0 * c
+
+    def forward(c, w, t):
+        return 2.0 * c, (c, w, t)
+
+    def backward(kept, ct):
+        c, w, t = kept
+        return ct / (1.0 + jnp.square(jnp.where(t < 10, c, 0.0) * w)), None, None
+
+    twice.defvjp(forward, backward)
 
     def program(c, w):
-        @jax.checkpoint
-        def step(c, t):
-            return jnp.sin(c + jnp.where(t < 10, c, 0.0) * w), None
-
-        run = lambda c: lax.scan(step, c, jnp.arange(16))[0]
+        run = lambda c: lax.scan(lambda c, t: (twice(c, w, t), None), c, jnp.arange(16))[0]
         out, pull = jax.vjp(run, c)
         return out, pull(jnp.ones_like(out))
 
-    w = jnp.full(4, jnp.inf)
-    graph = alone(SPLIT, program, jnp.zeros(4), w, fires=True)
+    graph = alone(SPLIT, program, jnp.ones(4), jnp.full(4, jnp.inf), fires=True)
     assert lengths(graph) == [10, 6, 6, 10]
 
 
