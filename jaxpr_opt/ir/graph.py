@@ -588,6 +588,11 @@ class Cond(Op):
         per_branch = zip(*(branch.outputs for branch in self.regions), strict=True)
         return tuple(map(Outcome, self.results, per_branch))
 
+    def taken(self, selector: Any) -> int:
+        """The number of the branch for a selector; for one out of range XLA takes the last."""
+        number, last = int(selector), len(self.regions) - 1
+        return number if 0 <= number <= last else last
+
     def chooses_with(self, other: Cond) -> bool:
         """Whether this cond and another one always take branches of the same number.
 

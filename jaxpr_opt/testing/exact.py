@@ -115,9 +115,7 @@ def _op(op: Op, env: Environment) -> Sequence[Any]:
         case While():
             return _while(op, args, env)
         case Cond():
-            branches = op.branches
-            taken = branches[min(max(int(args[0]), 0), len(branches) - 1)]
-            return _region(taken, (), env)
+            return _region(op.branches[op.taken(args[0])], (), env)
         case Remat():
             return _region(op.body, (), env)
         case Call() if op.name != "shard_map":

@@ -89,8 +89,7 @@ class ResolveKnownPredicates(Pass):
         assert isinstance(op, Cond)
         number = uniform(op.selector)
         if number is not None:
-            last = len(op.branches) - 1
-            index = int(number) if 0 <= int(number) <= last else last  # (2)
+            index = op.taken(number)  # (2)
             yield Taken(op, f"the cond always takes branch {index}", op.branches[index])
             return
         reads = tuple(_known_reads(op))

@@ -224,8 +224,7 @@ def _needed(scan: Scan, phase: Phase, outputs: Iterable[Value]) -> set[Value]:
 def _taken(cond: Cond, phase: Phase) -> int | None:
     """The branch that a phase takes, if it is known."""
     selector = phase.get(cond.selector)
-    last = len(cond.branches) - 1
-    return min(max(int(selector.value), 0), last) if isinstance(selector, Splat) else None
+    return cond.taken(selector.value) if isinstance(selector, Splat) else None
 
 
 def _spared(scan: Scan, phase: Phase, needed: set[Value]) -> float:

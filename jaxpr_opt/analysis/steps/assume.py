@@ -147,7 +147,7 @@ class Assumed:
         selector = self[op.selector]
         if not isinstance(selector, Splat):
             return None
-        return op.branches[min(max(int(selector.value), 0), len(op.branches) - 1)]
+        return op.branches[op.taken(selector.value)]
 
     def _scan(self, op: Scan) -> list[Known]:
         """A linear scan whose carries all start at zero keeps those that its body keeps at
