@@ -15,7 +15,8 @@ the same, in the same order. Sound when
 
 1. XLA has code for each op in such a function: it fails on others
    (`jaxpr_opt.analysis.steps.one_function`).  A scatter of several windows, as `vmap` makes of a
-   write, is written as a loop over them, in the same order;
+   write, is written as a loop over them, in the same order. Two additions of one window each may
+   become one of two, if XLA is not told that their indices are unique, as that of one window is;
 2. no op in it makes a large constant, of which XLA would end the process: those that it captures
    are operands, and operands are behind a barrier, so that XLA does not find that one is constant
    (`jaxpr_opt.bridge.compat_lowering`); for other devices than one CPU the loop is lowered as it
@@ -42,13 +43,14 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.steps.one_function import (
     is_divided,
+    is_joined,
     is_left,
     is_long_to_compile,
     makes_large_constant,
     unknown_op,
 )
 from jaxpr_opt.bridge.parameters import is_one_function
-from jaxpr_opt.builders.window_by_window import one_by_one
+from jaxpr_opt.builders.window_by_window import apart, one_by_one
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Phase, Scan, While
@@ -80,6 +82,9 @@ class CompileSmallLoops(Pass):
         assert isinstance(loop, Scan | While)
         for op in [op for op in loop.walk() if is_divided(op)]:
             rw.replace(op.result, rw.typed(one_by_one(op), op.result.aval, *op.operands, before=op))
+            rw.erase(op)
+        for op in [op for op in loop.walk() if is_joined(op)]:
+            rw.replace(op.result, rw.typed(apart(op), op.result.aval, *op.operands, before=op))
             rw.erase(op)
         if cost_model().makes_functions:
             rw.set_one_function(loop)

@@ -176,6 +176,11 @@ def unsorted(op: Equation) -> dict[str, Any]:
     return {**op.params, "indices_are_sorted": False}
 
 
+def unique(op: Equation) -> dict[str, Any]:
+    """The parameters of a gather or scatter of which no two windows meet."""
+    return {**op.params, "unique_indices": True}
+
+
 def combiner_of(op: Equation) -> Any:
     """The function that a scatter combines old and new elements by; None if it writes."""
     return op.params.get("update_jaxpr")

@@ -8,7 +8,7 @@ from math import prod
 import jax
 from jax import lax
 
-from jaxpr_opt.bridge.parameters import alike_in_both, numbers_of
+from jaxpr_opt.bridge.parameters import alike_in_both, numbers_of, unique
 from jaxpr_opt.ir.graph import Op
 
 
@@ -46,3 +46,14 @@ def one_by_one(scatter: Op) -> Callable[[jax.Array, jax.Array, jax.Array], jax.A
         return result
 
     return write_all
+
+
+def apart(scatter: Op) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """The function of its operands that adds its one window, which XLA joins with no other's."""
+
+    def add(array: jax.Array, index: jax.Array, update: jax.Array) -> jax.Array:
+        assert scatter.primitive is not None
+        added: jax.Array = scatter.primitive.bind(array, index, update, **unique(scatter))
+        return added
+
+    return add

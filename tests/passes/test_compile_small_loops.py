@@ -303,6 +303,32 @@ def test_scatters_of_several_windows(write, dtype):
 
 
 @lowers
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("width", [None, 3])
+def test_sums_of_scatters_of_one_window(width, dtype):
+    """(1) XLA would join two into one of two windows, for which it has no code."""
+    shape = (40,) if width is None else (40, width)
+
+    def program(c, at, x):
+        def step(c, row):
+            i, y = row
+            zeros = jnp.zeros_like(c)
+            first, last, rest = (zeros.at[i[n]].add(y[n]) for n in (slice(1), slice(1, 2), ...))
+            return c + ((first + last) + rest), jnp.sum(y)
+
+        return lax.scan(step, c, (at, x))
+
+    rng = np.random.default_rng(0)
+    c = jnp.asarray(rng.normal(size=shape) * 3, dtype)
+    at = jnp.asarray(rng.integers(-45, 45, (20, 5)), jnp.int32)
+    x = jnp.asarray(rng.normal(size=(20, 5, *shape[1:])) * 4, dtype)
+    with using(ONE_BY_ONE.but(kernel=1.0, few_bytes=0)):
+        assert is_one_function(program, c, at, x)
+        ours, wanted = compiled(program, c, at, x)(c, at, x), jax.jit(program)(c, at, x)
+    assert_close(ours, wanted)
+
+
+@lowers
 def test_products_of_vectors_and_of_tiny_matrices():
     """(1) XLA leaves them to no library."""
 

@@ -1,10 +1,11 @@
 """What XLA:CPU can make one function of, together with the loop around it.
 
 The code for such a function is older than that for ops it calls by themselves, and XLA has none in
-it for sorts and transforms, for scatters of several windows (a loop writes them one by one), nor
-for what it leaves to a library: products of matrices, and reductions of large arrays.  A large
-constant ends the process, where a loop or a branch inside takes it as an argument, and so does an
-array of no elements, where it is donated.  What is not known to work is not tried.
+it for sorts and transforms, for scatters of several windows (a loop writes them one by one; nor are
+two of one window to become one of two), nor for what it leaves to a library: products of matrices,
+and reductions of large arrays.  A large constant ends the process, where a loop or a branch inside
+takes it as an argument, and so does an array of no elements, where it is donated.  What is not
+known to work is not tried.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from math import prod
 
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.compat_devices import LARGEST_CONSTANT
-from jaxpr_opt.bridge.parameters import combiner_of, numbers_of
+from jaxpr_opt.bridge.parameters import combiner_of, has_unique_indices, numbers_of
 from jaxpr_opt.cost.fusion import ELEMENTS_MULTIPLIED, ELEMENTS_SUMMED
 from jaxpr_opt.cost.limits import ARRAYS_OF_A_FUNCTION
 from jaxpr_opt.cost.reuse import is_view
@@ -120,6 +121,11 @@ def is_divided(op: Op) -> bool:
     if op.name == "scatter":
         return combiner_of(op) is None and op.operands[1].dtype in PLACES
     return dtypes.is_real(op.result.dtype) and op.operands[1].dtype in PLACES
+
+
+def is_joined(op: Op) -> bool:
+    """Whether XLA may make one op of the sum of two such: a scatter of the windows of both."""
+    return op.name == "scatter-add" and _windows(op) == 1 and not has_unique_indices(op)
 
 
 def _windows(op: Op) -> int:
