@@ -28,6 +28,9 @@ says by a branch which steps count, and stops early by itself. Sound when
 3. JAX does not differentiate the loops any more: it would multiply zeros by functions of the rows
    that are left unspecified.
 
+Rows that a skipped step could compute are left unspecified, too, if only such loops read them:
+else the branch that does nothing computes them, and the forward loop does not stop.
+
 Which steps are taken is known before the loop, or, where a step decides that for all after it, the
 loop counts the steps that it takes.
 
@@ -39,8 +42,9 @@ the forward loop asks after several steps, and counts those that are taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.unread_rows import readers
@@ -97,17 +101,19 @@ class IsolateDroppedSteps(Pass):
         if (reason := EXIT.refuse(match)) is not None:  # (1)
             return reason
         for stack, found in match.left_out.items():
-            if not (is_read_by_rows(stack, found) and all(each.scan.reverse for each in found)):
+            if not _is_read_back(stack, found):
                 return f"{stack.result.label} is not read row by row"  # (2)
         return None
 
     def rewrite(self, match: DroppingLoop, rw: Rewriter) -> None:
-        skip, left_out = match.skip, match.left_out
+        skip = match.skip
+        left_out = _computed(skip) | match.left_out
         back = {each.scan: each for found in left_out.values() for each in found}
         taken = steps_taken(skip, rw)
         tells = skip.kind == "carried" or is_known_in_steps(skip)
         asked = None if tells else taken
-        some = into_branch(skip, rw, asked, _kept) if is_asked_by_branch(skip) else None
+        row_of = partial(_kept, left_out=left_out)
+        some = into_branch(skip, rw, asked, row_of) if is_asked_by_branch(skip) else None
         leave_unspecified(skip, left_out, rw, some)
         for each in back.values():
             into_branch(each, rw, taken, _kept)
@@ -128,7 +134,22 @@ def _left_out(skip: Skip) -> dict[Stack, tuple[Skip, ...]]:
     return {stack: readers(stack, skip, ends=True) or () for stack in stacks}
 
 
-def _kept(skip: Skip, stack: Stack) -> SkippedRow:
-    """What a skipped step stacks, if that can be told."""
+def _computed(skip: Skip) -> dict[Stack, tuple[Skip, ...]]:
+    """The stacks of what a skipped step would compute anew, and how the loops skip that read only
+    the rows of steps that are taken.
+    """
+    rows = ((stack, skipped_row(skip, stack)) for stack in skip.scan.stacks)
+    stacks = [stack for stack, row in rows if isinstance(row, SkippedRow) and row.value]
+    found = ((stack, readers(stack, skip, ends=True) or ()) for stack in stacks)
+    return {stack: each for stack, each in found if _is_read_back(stack, each)}
+
+
+def _is_read_back(stack: Stack, found: tuple[Skip, ...]) -> bool:
+    """Whether loops read a stack from its last row to the first."""
+    return is_read_by_rows(stack, found) and all(each.scan.reverse for each in found)
+
+
+def _kept(skip: Skip, stack: Stack, left_out: Container[Stack] = ()) -> SkippedRow:
+    """What a skipped step stacks, if that can be told, and if it is read."""
     row = skipped_row(skip, stack)
-    return SkippedRow() if isinstance(row, str) else row
+    return SkippedRow() if isinstance(row, str) or stack in left_out else row

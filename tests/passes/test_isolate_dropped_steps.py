@@ -61,6 +61,18 @@ def until(w, xs, n):
     return lax.scan(step, (jnp.zeros(3), jnp.bool_(False)), xs)[1].sum()
 
 
+def rollout(w, xs, n, bound=0.6):
+    """The same; an ended step keeps the state, but not the factor of its loss."""
+
+    def step(carry, x):
+        h, done, scale = carry
+        new = jnp.sin(jnp.tanh(h * w)) + x
+        reward = jnp.where(done, 0.0, scale * (h * h).sum())
+        return (jnp.where(done, h, new), done | (new[0] > bound * n), scale * 0.9), reward
+
+    return lax.scan(step, (jnp.zeros(3), jnp.bool_(False), 1.0), xs)[1].sum()
+
+
 def batch(w, xs, n):
     """Rows that end one after the other."""
     lengths = n + jnp.arange(2, dtype=jnp.int32)
@@ -70,6 +82,14 @@ def batch(w, xs, n):
 def batch_until(w, xs, n):
     """Rows that each say whether they have ended."""
     return jax.vmap(until, (None, 0, None))(w, jnp.stack([xs, -xs]), n).sum()
+
+
+def batch_rollout(w, xs, n):
+    """Rows that keep their states when they have ended."""
+    return jax.vmap(rollout, (None, 0, None))(w, jnp.stack([xs, -xs]), n).sum()
+
+
+LOSSES = [loss, until, rollout, batch, batch_until, batch_rollout]
 
 
 def both(f=loss, **options):
@@ -163,8 +183,10 @@ scattered = lambda t, h, n: (t % 3 == 1) & (t < n)
     "program",
     [
         both(until),
+        both(rollout),
         both(batch),
         both(batch_until),
+        both(batch_rollout),
         both(counts=scattered),
         both(counts=lambda t, h, n: t > n),
     ],
@@ -173,6 +195,39 @@ def test_which_steps_count(program, joint):
     """They are known before the loop, or a step decides that for all after it."""
     graph = alone(DROPPED, program, *ARGS, fires=True)
     assert sum(isinstance(op, Cond) for op in graph.walk()) == 2
+
+
+def test_rows_that_a_skipped_step_could_compute(joint):
+    """Only steps that are taken compute what only the loop back reads."""
+    graph = alone(DROPPED, both(rollout), *ARGS, fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Cond))
+    assert not any(op.name == "tanh" for op in forward.branches[0].walk())
+
+
+def test_rows_that_are_results_are_computed_in_skipped_steps(joint):
+    """(2) Something else reads them, too."""
+
+    def program(w, xs, n):
+        def step(carry, x):
+            h, done, scale = carry
+            t = jnp.tanh(h * w)
+            kept = jnp.where(done, h, jnp.sin(t) + x)
+            carry = kept, done | (h[0] > n), scale * 0.9
+            return carry, (t, jnp.cos(t), scale, done)
+
+        begin = jnp.zeros(3), jnp.bool_(False), 1.0
+        _, (ts, cs, scales, ends) = lax.scan(step, begin, xs)
+
+        def back(g, row):
+            t, c, scale, done = row
+            return jnp.where(done, g, g * c + scale * t), None
+
+        return ts, lax.scan(back, jnp.zeros(3), (ts, cs, scales, ends), reverse=True)[0]
+
+    graph = alone(DROPPED, program, *ARGS[:2], "f32[]", fires=True)
+    forward = next(op for op in graph.walk() if isinstance(op, Cond))
+    assert {op.name for op in forward.branches[0].walk()} >= {"tanh"}
+    assert not any(op.name == "cos" for op in forward.branches[0].walk())
 
 
 def test_what_is_compiled_together():
@@ -222,7 +277,7 @@ def test_rows_of_a_nest(joint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("f", [loss, until, batch, batch_until])
+@pytest.mark.parametrize("f", LOSSES)
 def test_gradients_of_an_optimised_loss(f):
     """The values, and those of a batch of gradients."""
     mapped = lambda f: jax.vmap(jax.grad(f), (None, None, 0))
@@ -234,7 +289,7 @@ def test_gradients_of_an_optimised_loss(f):
         assert_close(*(each(*args, jnp.int32([n, 3, 0])) for each in rows))
 
 
-@pytest.mark.parametrize("f", [loss, until, batch, batch_until])
+@pytest.mark.parametrize("f", LOSSES)
 def test_both_halves_stop_early(f):
     args = jnp.float32([0.3, -0.5, 0.9]), X[:40], jnp.int32(7)
     with using(EAGER), collect_journals() as journals:
