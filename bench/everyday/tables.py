@@ -314,6 +314,25 @@ def learned(values: Array, states: Array, rewards: Array) -> Any:
     return lax.scan(step, (values, jnp.zeros(len(values))), (states, rewards))
 
 
+def codebooks(books: Array, xs: Array) -> Array:
+    """Frames that are quantised in stages, each of which may be left out."""
+
+    def frame(h: Array, x: Array) -> Any:
+        def stage(rest: Array, given: Any) -> Any:
+            book, used = given
+
+            def look_up(rest: Array) -> Array:
+                distances = jnp.sum(book**2, axis=1) - 2 * book @ rest
+                return rest - jnp.tanh(book[jnp.argmin(lax.stop_gradient(distances))])
+
+            return lax.cond(used, look_up, lambda rest: rest, rest), None
+
+        h, _ = lax.scan(stage, jnp.tanh(x + h), (books, jnp.arange(len(books)) != 2))
+        return h, h
+
+    return lax.scan(frame, jnp.zeros(xs.shape[1]), xs)[1]
+
+
 PROGRAMS: dict[str, Entry] = {
     "greedy": forward(greedy, normal(200, 16), below(200, 100)),
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
@@ -341,4 +360,5 @@ PROGRAMS: dict[str, Entry] = {
     "reservoir": entry(reservoir, normal(1000, 16), below(1000, 1000)),
     "learned": entry(learned, normal(1000), below(1000, 200), normal(200)),
     "calculator": entry(calculator, normal(500), below(3, 500)),
+    "codebooks": entry(codebooks, normal(4, 256, 16), normal(40, 16)),
 }

@@ -23,15 +23,18 @@ A loop over layers takes the caches of all layers as one array and gives them ba
 step of decoding makes the whole array anew, and no pass sees that one row of each cache is written.
 Sound when
 
-1. what a step stacks is a row that it streams, to which it writes or adds windows, one after the
-   other;
+1. what a step stacks is a row that it streams, or zeros, to which it writes or adds windows, one
+   after the other;
 2. the windows of all rows are written as one window only where its place is known before the loop,
    or computed from what is by ops that may run even if the loop takes no step: then all are out of
    range together. Elsewhere the loop stacks their places, too, and each is written where it was, as
    `vmap` would.
 
 Cost: the windows are stacked, not the rows, of which they are a small part. In a loop only: there
-the array is written to in place.
+the array is written to in place. Zeros only where sums alone read them, as the cotangents of tables
+that a loop over layers streams, of which each layer reads a row: then
+`accumulate-sparse-cotangents` adds the windows in place (48 steps of 6 tables of 256 rows of 32
+numbers: 0.12 of the time of plain JAX).
 Source: the caches of a decoder whose layers are a scan, as in MaxText and `flax.linen.scan`, where
 each layer has an index of its own.
 """
@@ -46,6 +49,7 @@ from typing import ClassVar
 import jax
 from jax import lax
 
+from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.windows.access import Access, writes_in_a_row
 from jaxpr_opt.bridge.slicing import write_window
@@ -56,15 +60,17 @@ from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_speculable
+from jaxpr_opt.ir.traits import SUMS, is_speculable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenRows(Match):
-    """A stack of rows of a stream, and the windows that a step writes to one, first to last."""
+    """A stack of rows of a stream, or of zeros if that is None, and the windows that a step writes
+    to one, first to last.
+    """
 
     stack: Stack
-    stream: Stream
+    stream: Stream | None
     writes: tuple[Access, ...]
 
 
@@ -86,16 +92,24 @@ class WriteAfterLoops(Pass):
             if stream is not None and stack.result.uses:  # (1)
                 says = f"windows of {stream.operand.label} are written after the loop over its rows"
                 yield WrittenRows(op, says, stack, stream, writes, about=stack.result)
+            elif writes and uniform(writes[0].array) == 0:  # (1)
+                says = f"windows of {stack.result.label} are written to zeros after the loop"
+                yield WrittenRows(op, says, stack, None, writes, about=stack.result)
 
     def refuse(self, match: WrittenRows) -> str | None:
         writes = match.writes
         if cost_model().is_most(sum(write.nbytes for write in writes), match.stack.value.nbytes):
             return "the windows are most of a row"
+        result = match.stack.result
+        if match.stream is None and not all(use.op.name in SUMS for use in result.uses):
+            return f"{result.label} is not only added to others"
         return None
 
     def rewrite(self, match: WrittenRows, rw: Rewriter) -> None:
-        scan, array, after = match.op, match.stream.operand, match.op.next
+        scan, stream, after = match.op, match.stream, match.op.next
         assert isinstance(scan, Scan) and after is not None
+        made = match.stack.result.aval
+        array = rw.full(0, made, before=after) if stream is None else stream.operand
         for write in match.writes:
             of_rows = () if _is_known_before(write, scan) else _of_steps(write, scan)  # (2)
             moved = {} if of_rows else rw.clone(_places(write, scan), {}, scan)
@@ -104,7 +118,7 @@ class WriteAfterLoops(Pass):
             operands = array, stacked(write.value, scan, rw), *places
             axes = tuple(0 if v in of_rows else None for v in write.indices)
             each = partial(_to_all_rows, write, axes)
-            array = rw.typed(each, match.stack.result.aval, *operands, before=after)
+            array = rw.typed(each, made, *operands, before=after)
         rw.replace(match.stack.result, array)
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not match.stack.result])
 

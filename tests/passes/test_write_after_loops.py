@@ -175,6 +175,146 @@ def test_an_index_of_each_row():
     )
 
 
+def zeros_written(write, zero=0.0, outcome=lambda total, rows: total + rows):
+    """A loop that adds up rows of zeros, each with a window in it."""
+
+    def program(total, values, places):
+        def step(total, i):
+            each = lambda _, row: (None, write(jnp.full_like(total[0], zero), row[0], row[1] + i))
+            return outcome(total, lax.scan(each, None, (values, places))[1]), None
+
+        return lax.scan(step, total, jnp.arange(-1, 4))[0]
+
+    return program
+
+
+ZEROS = "f32[3,8,2]", "f32[3,2]", "i32[3]"
+
+
+def test_zeros_with_a_window_in_them():
+    check_rewrite(
+        AFTER,
+        zeros_written(put),
+        *ZEROS,
+        simplify=True,
+        diff="""
+            fn (total:f32[3,8,2], values:f32[3,2], places:i32[3]) {
+              i:i32[5] = iota
+              a:i32[5] = add -1 i
+              c:f32[3,8,2] = scan[5] carry(c=total) xs(x=a) {
+          -     ys:f32[3,8,2] = scan[3] xs(x1=values, x2=places) {
+          +     ys1:i32[3], ys2:f32[3,1,2] = scan[3] xs(x1=values, x2=places) {
+          -       b:f32[8,2] = broadcast_in_dim 0.0
+                  a:i32[] = add x2 x
+                  b1:f32[1,2] = broadcast_in_dim x1
+          -       d:f32[8,2] = dynamic_update_slice b b1 a 0
+          -       yield ys(d)
+          +       yield ys(a, b1)
+                }
+          +     b2:f32[3,8,2] = broadcast_in_dim 0.0
+          +     b3:i32[3,1] = broadcast_in_dim[dims=(0,)] ys1
+          +     b4:i32[3,1] = broadcast_in_dim 0
+          +     c1:i32[3,2] = concatenate[dimension=1] b3 b4
+          +     s:f32[3,8,2] = scatter[update_window_dims=(1, 2), scatter_dims_to_operand_dims=(1, 2), operand_batching_dims=(0,), scatter_indices_batching_dims=(0,), indices_are_sorted, unique_indices, mode=clip] b2 c1 ys2
+          -     a:f32[3,8,2] = add c ys
+          +     a:f32[3,8,2] = add c s
+                yield carry(a)
+              }
+              return c
+            }
+        """,
+    )
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_writes_to_zeros(write, zero):
+    """(1) Of either sign; each row at a place of its own, out of range, too."""
+    args = jnp.ones((3, 8, 2)), jnp.ones((3, 2)), jnp.array([0, 7, 99])
+    alone(AFTER, zeros_written(write, zero), *args, fires=True)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "bf16", "c64"])
+def test_zeros_of_dtypes(dtype):
+    alone(AFTER, zeros_written(put), *(f"{dtype}{t[3:]}" for t in ZEROS[:2]), ZEROS[2], fires=True)
+
+
+def test_another_number_than_zero():
+    """(1) Nothing would add its windows in place."""
+    alone(AFTER, zeros_written(put, 1.0), *ZEROS, fires=False)
+
+
+@pytest.mark.parametrize(
+    "outcome", [lambda total, rows: rows, lambda total, rows: total + rows * rows]
+)
+def test_zeros_that_are_not_only_added(outcome):
+    because = "is not only added to others"
+    check_refuses(AFTER, zeros_written(put, outcome=outcome), *ZEROS, because=because)
+
+
+def quantised(tables, xs):
+    """Each step looks up a row of the table of each stage."""
+
+    def step(h, x):
+        def stage(rest, table):
+            k = jnp.argmin(jnp.sum(lax.stop_gradient((table - rest) ** 2), axis=1))
+            return rest - jnp.tanh(table[k]), k
+
+        h, _ = lax.scan(stage, jnp.sin(h) + x, tables)
+        return h, jnp.sum(h**2)
+
+    return jnp.sum(lax.scan(step, jnp.zeros(xs.shape[1]), xs)[1])
+
+
+def switched(tables, xs):
+    """The same; a stage may be left out."""
+
+    def step(h, x):
+        def stage(rest, row):
+            table, on = row
+            look = lambda rest: rest - jnp.tanh(table[jnp.argmax(table @ lax.stop_gradient(rest))])
+            return lax.cond(on, look, lambda rest: rest, rest), None
+
+        h, _ = lax.scan(stage, jnp.sin(h) + x, (tables, jnp.array([True, False, True])))
+        return h, jnp.sum(h**2)
+
+    return jnp.sum(lax.scan(step, jnp.zeros(xs.shape[1]), xs)[1])
+
+
+def routed(tables, xs):
+    """Each layer multiplies by the matrix of the expert that it chooses."""
+
+    def step(h, x):
+        def layer(h, experts):
+            k = jnp.argmax(experts[:, 0] @ lax.stop_gradient(h))
+            return h + jnp.tanh(experts[k] @ h), None
+
+        h, _ = lax.scan(layer, h + x, tables.reshape(3, -1, 16, 16))
+        return jnp.sin(h), jnp.sum(h)
+
+    return jnp.sum(lax.scan(step, jnp.zeros(16), xs)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [quantised, switched, routed])
+@pytest.mark.parametrize("batch", [False, True])
+def test_gradients_of_tables_of_layers(loss, batch):
+    """No step fills a cotangent of all tables, or of one; `vmap` may lay them out otherwise."""
+    keys = jax.random.split(jax.random.key(0))
+    rows = 64 if loss is not routed else 1024
+    tables = jax.random.normal(keys[0], (3, rows, 16)) / (1 if loss is not routed else 8)
+    xs = jax.random.normal(keys[1], (6, 16))
+    gradient, inside = jax.grad(loss), jax.grad(optimize(loss))
+    if batch:
+        xs = jnp.stack([xs, 2 * xs])
+        gradient, inside = (jax.vmap(f, (None, 0)) for f in (gradient, inside))
+    wanted, usual = measured(gradient, tables, xs)
+    for ours in (optimize(gradient), inside):
+        given, used = measured(ours, tables, xs)
+        assert_close(wanted, given)
+        assert batch or used < 0.6 * usual
+
+
 def test_the_windows_are_most_of_a_row():
     def write(row, v, i):
         return put(row, row[0] * v, i).at[:6].set(row[2:] * v)
