@@ -26,9 +26,10 @@ def write_after(writes: BranchWrites, result: Value, rw: Rewriter) -> None:
     places = {i: write.indices for i, write in enumerate(writes.writes) if write is not None}
     if None in writes.writes:
         moved = rw.clone(writes.places(), {}, cond)
+        moved |= {v: rw.full(0, v.aval, before=cond) for v in writes.unspecified}
         there = tuple(moved.get(v, v) for v in first.indices)
         old = rw.typed(first.read, first.value.aval, array, *there, before=cond)
-        places = places if len(places) > 1 else {}
+        places = places if len(places) > 1 or writes.unspecified else {}
     else:
         there, old = first.indices, first.value
     branches = range(len(cond.branches))

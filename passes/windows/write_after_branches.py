@@ -30,7 +30,8 @@ its cotangent is copied at every branch. Sound when
 2. a branch that does not write returns the old window, clamped or dropped alike where that is out
    of range; so the index is computed by ops that may be speculated, of what is specified in all
    branches, and where the write promises to be in range, that is proved
-   (`jaxpr_opt.analysis.windows.access`);
+   (`jaxpr_opt.analysis.windows.access`). Or it writes zeros to zeros: then the place of a slice
+   may be unspecified there, and the cond yields place zero;
 3. nothing else in a branch reads what it writes. Or the branches have no effects and do not
    communicate, so that the cond may become two: what reads the array once it is written to, maybe
    to write to it again, moves into a second cond on the same predicate::

@@ -551,6 +551,50 @@ def test_an_index_that_is_unspecified_where_nothing_is_written(streamed):
     check_refuses(AFTER, program, "f32[8]", "bool[8]", "f32[8]", because=because)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_place_in_zeros_that_is_unspecified_where_nothing_is_written(streamed, both):
+    """(2) Zeros are written at place zero: the transpose of what a branch reads."""
+
+    def index(p, i):
+        return lax.cond(p, lambda: 7 - i, lambda: unspecified(i))
+
+    def step(b, row):
+        p, i, x = row
+        i = i if streamed else index(p > 0, i)
+        write = lambda x: lambda: update(jnp.zeros(N), x, i)
+        other = write(2 * x) if both else lambda: jnp.zeros(N)
+        return b + lax.switch(p, [lambda: jnp.zeros(N), write(x), other]), None
+
+    def program(b, ps, xs):
+        i = lax.iota("int32", N)
+        each = lambda c, row: (c, index(row[0] > 0, row[1]))
+        rows = lax.scan(each, 0, (ps, i))[1] if streamed else i
+        return lax.scan(step, b, (ps, rows, xs))[0]
+
+    args = jnp.arange(8.0), jnp.array([0, 1, 2, 1, 0, 2, 0, 1]), jnp.linspace(-1.0, 1.0, N)
+    graph = alone(AFTER, program, *args, fires=True)
+    (cond,) = (op for op in graph.walk() if isinstance(op, Cond) and op.selector.dtype != bool)
+    assert all(v.shape != (N,) for v in cond.results)
+
+
+def test_places_of_a_scatter_that_are_unspecified():
+    """(2) They may be several, and promise to differ."""
+
+    def step(b, row):
+        p, i, x = row
+        write = lambda: jnp.zeros(N).at[i].set(x, wrap_negative_indices=False)
+        return b + lax.cond(p, write, lambda: jnp.zeros(N)), None
+
+    def program(b, ps, xs):
+        each = lambda c, row: (c, lax.cond(row[0], lambda: row[1], lambda: unspecified(row[1])))
+        rows = lax.scan(each, 0, (ps, lax.iota("int32", N)))[1]
+        return lax.scan(step, b, (ps, rows, xs))[0]
+
+    because = "unspecified where nothing is written"
+    check_refuses(AFTER, program, "f32[8]", "bool[8]", "f32[8]", because=because)
+
+
 def test_branches_with_indices_of_two_types():
     """(1) The cond could not yield them."""
     step = lambda b, i, x: lax.cond(

@@ -10,7 +10,7 @@ from jax import lax
 from jaxpr_opt.analysis.values.constants import is_undefined, may_be_undefined, uniform
 from jaxpr_opt.analysis.windows.access import Access, writes_in_a_row
 from jaxpr_opt.analysis.windows.selected_versions import is_reordered, is_stored_for_loop_back
-from jaxpr_opt.bridge.parameters import mode_of
+from jaxpr_opt.bridge.parameters import has_numbers, mode_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice, depending_on
 from jaxpr_opt.ir.graph import Cond, Op, Value
@@ -39,6 +39,12 @@ class BranchWrites:
     def are_of_zeros(self) -> bool:
         """Whether the array is zeros."""
         return bool(uniform(self.made[0].array) == 0)
+
+    @property
+    def unspecified(self) -> list[Value]:
+        """The indices of the first window that are unspecified in branches that do not write."""
+        # Condition 2 of write-after-branches.
+        return [v for v in self.made[0].indices if None in self.writes and may_be_undefined(v)]
 
     @property
     def are_read(self) -> bool:
@@ -93,7 +99,7 @@ class BranchWrites:
         if None in self.writes and not all(map(may_be_early, self.places())):
             return "the index of the write is computed by more than arithmetic"
         # Condition 2 of write-after-branches.
-        if None in self.writes and any(map(may_be_undefined, first.indices)):
+        if self.unspecified and (not self.are_of_zeros or has_numbers(first.op)):
             return "the index of the write is unspecified where nothing is written"
         if cost_model().is_most(first.nbytes, first.array.nbytes):
             return "the window is most of the array"
