@@ -73,6 +73,7 @@ from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
 from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
+from jaxpr_opt.passes.windows.scatter_padded_windows import ScatterPaddedWindows
 from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.passes.windows.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
@@ -136,8 +137,7 @@ STAGES = (
     (HoistInvariantResiduals(), DropDummyResiduals(), SplitPhases()),
     # Sums in another order, where the user allows it.
     REASSOCIATING,
-    # What is made and used under one predicate.  Arrays that a loop reads and writes a
-    # window at a time.
+    # What is made and used under one predicate; arrays that loops read and write by windows.
     (*RESIDUALS, *WINDOWS, FuseBranches(), PushRematIntoBranches()),
     # What skipped steps compute is no residual.
     (RememberTheEnd(),),
@@ -174,7 +174,7 @@ STAGES = (
     (PackScalars(),),
     RESIDUALS,
     # When nothing can differentiate any more.
-    (UpdateRows(), UpdateStates(), *ENDS, AddInPlace(), *CLEANUP),
+    (UpdateRows(), UpdateStates(), ScatterPaddedWindows(), *ENDS, AddInPlace(), *CLEANUP),
     (JoinScalarStacks(), SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting()),

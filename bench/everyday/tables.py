@@ -46,6 +46,19 @@ def warped(x: Array, y: Array) -> Array:
     return lax.scan(row, jnp.cumsum(costs[0]), costs[1:])[0]
 
 
+def driven(curve: Array, x: Array, pushes: Array) -> Any:
+    """Bodies on springs whose characteristic curve is a table, which a step reads between knots."""
+    knots = jnp.arange(len(curve)) - len(curve) / 2
+
+    def step(state: Any, push: Any) -> Any:
+        x, v = state
+        v = v + 0.1 * (push - jnp.interp(x, knots, curve) - 0.2 * v)
+        x = x + 0.1 * v
+        return (x, v), jnp.sum(x**2)
+
+    return lax.scan(step, (x, jnp.zeros_like(x)), pushes)
+
+
 def common_subsequence(x: Array, y: Array) -> Array:
     """Its length, by a table that is filled cell by cell."""
     n, m = len(x), len(y)
@@ -337,6 +350,7 @@ PROGRAMS: dict[str, Entry] = {
     "greedy": forward(greedy, normal(200, 16), below(200, 100)),
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
     "warped": entry(warped, normal(40), normal(40, seed=1)),
+    "driven": entry(driven, normal(4096), normal(8), normal(200)),
     "common subsequence": forward(common_subsequence, below(4, 40), below(4, 50, seed=1)),
     "knapsack": entry(knapsack, normal(40), below(60, 40) + 1),
     "bubble sort": entry(bubble_sort, normal(400)),

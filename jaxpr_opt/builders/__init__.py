@@ -10,6 +10,7 @@ reads and writes of windows
 `branch_writes`                                     writes of branches, after their cond
 `whole_writes`                                      writes to windows, as writes to the array
 `window_by_window`                                  writes of several windows, one by one
+`tiled_windows`                                     a window as others that tile it
 `summed_windows`, `repeated_rows`                   additions in place, and of equal rows
 `shared_tables`                                     one table for all rows of a batch
 `reduction_privatization`, `sums_in_slots`,         sums in another place, in the old order

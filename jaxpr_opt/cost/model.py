@@ -22,6 +22,7 @@ from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prices import Prices, number
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.windows import bytes_moved, windows_apart
+from jaxpr_opt.cost.work import embedded
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
 from jaxpr_opt.ir.traits import SCATTERING
 
@@ -311,7 +312,8 @@ class CostModel(Prices):
         """Whether XLA would start each op of a loop by itself, as it touches many bytes or writes
         several windows at once, and that takes a good part of the time of a step.  What a region
         hands on is an op, and those it is made of are parts of it.  Windows of a scatter are then
-        written one by one, and those of a gather read so.
+        written one by one, and those of a gather read so; and of several scatters that are added
+        each has an array of its own, which XLA joins elsewhere.
         """
         ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
         if any(op.name in SCATTERING and windows_apart(op) > 1 for op in ops):
@@ -326,7 +328,9 @@ class CostModel(Prices):
         known = [self._computed(cost(op)) for op in ops]
         starts = self.started(kernels(ops) + len(handed))
         seconds = self.moved(sum(map(bytes_moved, ops))) + sum(each for each in known if each < inf)
-        saved = starts - self.device.window_apart * sum(map(windows_apart, ops))
+        summed = [op for op in ops if windows_apart(op) > 1 and any(map(embedded, op.results))]
+        filled = self.moved(sum(op.result.nbytes for op in summed[1:]))
+        saved = starts - self.device.window_apart * sum(map(windows_apart, ops)) - filled
         return saved >= self.device.noticed_starts * seconds
 
     def is_worth_carrying(self, value: Value, ops: Sequence[Op], times: float) -> bool:

@@ -196,7 +196,7 @@ def embedded(value: Value) -> tuple[Op, ...]:
         return ()
     if op.name in SUMS:
         parts = [embedded(operand) for operand in op.operands]
-        return tuple(chain(*parts)) if all(parts) and all(map(_is_wide, chain(*parts))) else ()
+        return tuple(chain(*parts)) if all(parts) and all(map(is_wide, chain(*parts))) else ()
     if op.name not in WRITES:
         return ()
     base = buffer_of(op.operands[0]).op
@@ -206,7 +206,7 @@ def embedded(value: Value) -> tuple[Op, ...]:
     return (op,)
 
 
-def _is_wide(op: Op) -> bool:
+def is_wide(op: Op) -> bool:
     """Whether it adds to several windows."""
     return op.name == "scatter-add" and prod(op.operands[1].shape[:-1]) > 1
 

@@ -13,6 +13,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `forward-written-windows`       a read of a written window is the written value, or may be
 `forward-repeated-rows`         a read of just what was written needs no array
 `accumulate-sparse-cotangents`  adding zeros with a window set adds to the window
+`scatter-padded-windows`        a padded window, added to scatters, is a scatter of it
 `add-in-branches`               adding a cond's result, or its zeros, adds in the branch
 `join-selected-parts`           the sum of disjoint parts becomes writes into the whole
 `sink-select-into-update`       a select between an array and its update selects the window

@@ -665,6 +665,23 @@ def test_windows_that_are_read_at_rows_and_columns(count, worth):
 
 
 @pytest.mark.parametrize(
+    ("count", "numbers", "worth"), [(1, 1000, True), (2, 1000, False), (2, 200, True)]
+)
+def test_sums_of_scatters(count, numbers, worth):
+    """XLA joins them where it calls ops one by one; in one function each has an array to fill."""
+
+    def program(c, us, at):
+        def step(c, given):
+            u, i = given
+            first, *others = (jnp.zeros_like(c).at[i].add(u * n) for n in range(count))
+            return c + sum(others, first), jnp.sum(u)
+
+        return lax.scan(step, c, (us, at))
+
+    alone(PASS, program, f"f32[{numbers}]", "f32[9,4]", "i32[9,4]", fires=worth)
+
+
+@pytest.mark.parametrize(
     ("program", "touches", "fires"),
     [
         (writes_half, 400, True),
