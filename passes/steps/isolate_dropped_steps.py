@@ -37,7 +37,8 @@ loop counts the steps that it takes.
 Cost: the branch goes when the loops stop early. It fires if a step takes longer than asking whether
 to go on. A program that is compiled as a whole is left. Steps of a batch that keep their carries
 when skipped, and take hardly longer than testing all rows, become branches in the loop back only:
-the forward loop asks after several steps, and counts those that are taken.
+the forward loop asks after several steps, and counts those that are taken. Not if the loop back
+adds to windows of a large array, which `vmap` of such a branch would select, and XLA copy.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ It fires only if a stack would otherwise keep the loop from stopping early, and 
 divide the rows of the batch over devices, which would communicate in every step. In a loop that is
 not batched, steps that take longer than the predicate become branches before its residuals are
 optimised; but after `undo-carried-writes`, if that stores less: it sees no writes in branches. Of a
-batch, steps that take hardly longer than asking are left to `isolate-dropped-steps`.
+batch, steps that take hardly longer than asking may be left to `isolate-dropped-steps`.
 """
 
 from __future__ import annotations

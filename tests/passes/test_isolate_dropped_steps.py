@@ -12,6 +12,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.insight.journal import collect_journals
 from jaxpr_opt.ir.graph import Cond, Scan, While
+from jaxpr_opt.ir.traits import SUMS
 from jaxpr_opt.passes.steps import isolate_dropped_steps
 from jaxpr_opt.passes.steps.isolate_dropped_steps import IsolateDroppedSteps
 from jaxpr_opt.reports import observe
@@ -355,6 +356,32 @@ def test_cheap_steps_of_a_batch(bound):
     assert not any(isinstance(op, Cond) for op in after.walk())
     assert not any(op.name == "reduce_or" for op in outer[-1].walk())
     assert_close(jax.jit(gradient)(*args), jax.grad(paths())(*args), rtol=1e-5)
+
+
+def test_cheap_steps_of_a_batch_that_read_windows():
+    """A branch of the loop back would become a select of the whole table under `vmap`."""
+
+    def light(table, origins):
+        def one(origin):
+            def step(state, t):
+                through, total, goes_on = state
+                seen = table[jnp.clip(origin + t, 0, len(table) - 1).astype(int)]
+                left = jnp.exp(-0.2 * jax.nn.softplus(seen[0]))
+                new = through * left, total + through * (1 - left) * jax.nn.sigmoid(seen[1:])
+                kept = [jnp.where(goes_on, a, b) for a, b in zip(new, state, strict=False)]
+                return (*kept, goes_on & (kept[0] > 0.05)), None
+
+            return lax.scan(step, (1.0, jnp.zeros(3), True), jnp.arange(64))[0][1]
+
+        return jnp.sum(jnp.sin(jax.vmap(one)(origins)))
+
+    table = jax.random.normal(jax.random.key(0), (32768, 4))
+    args = table, 32768 * jax.random.uniform(jax.random.key(1), (3, 128))
+    rows = lambda f: jax.vmap(jax.grad(f), (None, 0))
+    after, _ = observe.optimized(rows(optimize(light)), args, {})
+    assert any(op.result.size == 3 * table.size for op in after.walk() if op.name in SUMS)
+    assert not any(op.result.size >= table.size for op in after.walk() if op.name == "select_n")
+    assert_close(jax.jit(rows(optimize(light)))(*args), rows(light)(*args), rtol=1e-5)
 
 
 def test_cheap_steps_of_a_batch_that_are_asked_in_vain():

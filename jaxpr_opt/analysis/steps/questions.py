@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.skips import Skip, has_branch
 from jaxpr_opt.analysis.values.rounding import may_differ
+from jaxpr_opt.analysis.windows.scatter_chains import added
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Scan, Stack, Value, While
+from jaxpr_opt.ir.graph import Carry, Scan, Stack, Value, While
 from jaxpr_opt.ir.traits import ARRANGING, is_arithmetic
 from jaxpr_opt.ir.unrolling import steps_as_one
 
@@ -68,9 +69,23 @@ def is_asked_each_step(skip: Skip) -> bool:
 def is_asked_by_branch(skip: Skip) -> bool:
     """Whether each step may ask whether it is taken: a batch tests many numbers for that, if they
     are not known before the loop.
+
+    Else a loop that reads what it stacks has a branch on the number of the step. `vmap` makes a
+    select of that, and XLA copies an array that is selected, to windows of which a step only adds.
     """
+    scan = skip.scan
     is_tested = bool(skip.predicate.shape) and skip.kind == "carried"
-    return not is_tested or cost_model().is_worth_a_question(skip.scan.body, skip.predicate)
+    if not is_tested or cost_model().is_worth_a_question(scan.body, skip.predicate):
+        return True
+    users = {use.op for stack in scan.stacks for use in stack.result.uses}
+    return any(isinstance(op, Scan) and any(map(_adds_to_windows, op.carries)) for op in users)
+
+
+def _adds_to_windows(carry: Carry) -> bool:
+    """Whether a step adds to windows of an array that takes longer to copy than a step to start."""
+    nbytes = carry.param.nbytes
+    links = () if cost_model().is_hidden(nbytes) else added(carry.next).links
+    return any(link.nbytes < nbytes for link in links)
 
 
 def asks_by_branch(skip: Skip) -> bool:
