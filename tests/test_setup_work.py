@@ -116,6 +116,17 @@ def long_body(n):
     return f, (jnp.ones(3), jnp.ones((4, 3)))
 
 
+def network(n):
+    """One loop of which a step has many layers, each multiplied by what it is made of."""
+
+    def step(c, y):
+        for k in range(n // 4):
+            c = lax.mul(lax.tanh(lax.add(lax.mul(c, 0.9), 0.1 * k)), c)
+        return c + y, None
+
+    return lambda x, xs: lax.scan(step, x, xs)[0].sum(), (jnp.ones(3), jnp.ones((4, 3)))
+
+
 def predicates(n):
     """One loop of which a step changes each of its carries under a predicate of its own."""
 
@@ -186,11 +197,14 @@ ORDERS = {
 }
 
 
+PROGRAMS = (
+    chain, layers, selects, slices, wide, loops, long_body, network, predicates,
+    branches, batched,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-@pytest.mark.parametrize(
-    "program",
-    [chain, layers, selects, slices, wide, loops, long_body, predicates, branches, batched],
-)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_work_is_linear_in_the_length_of_a_program(program, order, monkeypatch):
     """Nothing of ours is called more than twice as often for twice the program."""
     for kind in (graph.Value, graph.Op):

@@ -21,7 +21,7 @@ from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.induction import bounds
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, exponent_of, filled_by
-from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.facts import memory
 from jaxpr_opt.ir.graph import Cond, Op, Remat, Scan, Value, While
 from jaxpr_opt.ir.traits import VIEWING
 
@@ -50,29 +50,37 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 Parts = tuple[Value, ...] | None
 
 
-@remembered
 def is_flag(value: Value) -> bool:
     """Whether all elements are zeros or ones, or truth values, in all steps of the loops around."""
     return _by_induction(value, _made_of)
 
 
-@remembered
 def is_fraction(value: Value) -> bool:
     """Whether all elements are numbers from zero to one, in all steps of the loops around."""
     return _by_induction(value, _parts_of)
 
 
 def _by_induction(value: Value, made_of_others: Callable[[Value], Parts]) -> bool:
-    """Whether nothing that a value is made of says that it is not such a number."""
+    """Whether nothing that a value is made of says that it is not such a number.
+
+    What is found of the values on the way is remembered, too.
+    """
+    known: dict[Value, bool] = memory(value, made_of_others)
+    needs: dict[Value, Value | None] = {value: None}
+    """What is looked at, and for which value."""
     pending = [value]
-    seen = {value}
     while pending:
-        made_of = made_of_others(pending.pop())
+        each: Value | None = pending.pop()
+        assert each is not None
+        made_of = () if known.get(each) else None if each in known else made_of_others(each)
         if made_of is None:
+            while each is not None:
+                known[each], each = False, needs[each]
             return False
-        new = [v for v in dict.fromkeys(made_of) if v not in seen]
+        new = [v for v in dict.fromkeys(made_of) if v not in needs]
         pending += new
-        seen.update(new)
+        needs.update(dict.fromkeys(new, each))
+    known.update(dict.fromkeys(needs, True))
     return True
 
 

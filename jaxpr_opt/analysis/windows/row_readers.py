@@ -14,6 +14,8 @@ from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING, RESHAPING, can_move, is_a
 
 _READING = frozenset({"gather", "slice"})
 
+_BY_ROW = _READING | REDUCING | RESHAPING | ELEMENTWISE | {"transpose"}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowReader:
@@ -76,13 +78,14 @@ def _rows_of(op: Op, value: Value, axis: int, scan: Scan) -> int | None:
 
 def _is_by_row(op: Op) -> bool:
     """Whether an op is computed for one row as for many, in no more time."""
-    if len(op.results) != 1 or not can_move(op) or any(map(is_sharded, (*op.operands, op.result))):
+    if op.name not in _BY_ROW or len(op.results) != 1 or not can_move(op):
+        return False
+    if any(map(is_sharded, (*op.operands, op.result))):
         return False
     # Condition 2 of map-stacked-rows.
     if op.name in REDUCING:
         return not may_round(op)
-    is_moving = op.name in RESHAPING | ELEMENTWISE | {"transpose"}
-    return op.name in _READING or (is_moving and is_arithmetic(op))
+    return op.name in _READING or is_arithmetic(op)
 
 
 # Condition 3 of map-stacked-rows.
