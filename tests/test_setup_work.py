@@ -21,6 +21,7 @@ from jax import lax
 import jaxpr_opt
 import jaxpr_opt.passes
 from jaxpr_opt import optimize, settings
+from jaxpr_opt.analysis.residuals import replays
 from jaxpr_opt.analysis.steps import skips
 from jaxpr_opt.analysis.values import step_numbers
 from jaxpr_opt.analysis.values.origins import Origins
@@ -233,6 +234,47 @@ def test_a_predicate_asks_again_only_what_it_changes():
         return sum(count for name, count in found.items() if name.split(":")[0].endswith(files))
 
     short, long = asked(160), asked(320)
+    assert 10_000 < long < 2.2 * short
+
+
+def test_what_loops_read_and_stack_is_looked_at_once(monkeypatch):
+    """Not again for each row that one loop stores for another."""
+
+    def looked_at(n):
+        count = Counter()
+        for kind in (graph.Stream, graph.Stack):
+            made = lambda *parts, kind=kind: count.update([kind]) or kind(*parts)
+            monkeypatch.setattr(graph, kind.__name__, made)
+        calls(ORDERS["optimised gradient"], *network(n))
+        monkeypatch.undo()
+        return count
+
+    short, long = looked_at(160), looked_at(320)
+    assert all(1000 < long[kind] < 2.2 * short[kind] for kind in long)
+
+
+def test_readers_of_rows_are_found_among_uses():
+    """Not among all that the loop which reads them takes."""
+
+    def executed(n):
+        """How many instructions of the interpreter that is."""
+        g = import_jaxpr(jax.make_jaxpr(jax.grad(network(n)[0]))(*network(n)[1]))
+        scan = next(op for op in g.body.ops if isinstance(op, graph.Scan))
+        count = Counter()
+
+        def trace(frame, event, _):
+            frame.f_trace_opcodes = frame.f_code.co_filename == replays.__file__
+            count[event] += 1
+            return trace
+
+        sys.settrace(trace)
+        try:
+            replays.replay(scan)
+        finally:
+            sys.settrace(None)
+        return count["opcode"]
+
+    short, long = executed(160), executed(320)
     assert 10_000 < long < 2.2 * short
 
 

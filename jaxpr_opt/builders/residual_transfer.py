@@ -63,11 +63,13 @@ def counterpart(value: Value, pairs: Pairs, rw: Rewriter) -> Value:
 
 def streamed(array: Value, scan: Scan, rw: Rewriter) -> Value:
     """The row of an array in a loop's step."""
-    present = next((s for s in scan.streams if s.operand is array), None)
-    if present is None:
-        present = Stream(array, rw.new_value(rw.row_aval(array), array.name))
-        rw.set_scan(scan, streams=[*scan.streams, present])
-    return present.param
+    uses = (use for use in array.uses if use.op is scan)
+    place = min((use.position for use in uses if use.position >= scan.num_carries), default=None)
+    if place is not None:
+        return scan.body.params[place]
+    new = Stream(array, rw.new_value(rw.row_aval(array), array.name))
+    rw.set_scan(scan, streams=[*scan.streams, new])
+    return new.param
 
 
 def stacked(value: Value, scan: Scan, rw: Rewriter) -> Value:
@@ -75,11 +77,13 @@ def stacked(value: Value, scan: Scan, rw: Rewriter) -> Value:
     stream = scan.stream_of(value)
     if stream is not None:
         return stream.operand
-    present = next((s.result for s in scan.stacks if s.value is value), None)
-    if present is None:
-        present = rw.new_value(rw.stacked_aval(value, scan.length), value.name)
-        rw.set_scan(scan, stacks=[*scan.stacks, Stack(value, present)])
-    return present
+    uses = (use for use in value.uses if use.op is scan.body.terminator)
+    place = min((use.position for use in uses if use.position >= scan.num_carries), default=None)
+    if place is not None:
+        return scan.results[place]
+    new = Stack(value, rw.new_value(rw.stacked_aval(value, scan.length), value.name))
+    rw.set_scan(scan, stacks=[*scan.stacks, new])
+    return new.result
 
 
 def _split(sizes: tuple[int, ...], lead: int, x: jax.Array) -> jax.Array:

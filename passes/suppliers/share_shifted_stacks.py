@@ -80,7 +80,7 @@ class ShareShiftedStacks(Pass):
             return found
         if any(row.aval != match.carry.result.aval for _, row in found):  # (3)
             return "the carry is of another type than the rows"
-        if not is_good_part(match.carry.param, found):
+        if not is_good_part(match.carry.param, (loop for loop, _ in found)):
             return "it is small, or a small part of what the loop streams"
         return None
 

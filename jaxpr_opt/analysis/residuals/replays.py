@@ -16,7 +16,7 @@ from jaxpr_opt.analysis.values.rounding import (
 )
 from jaxpr_opt.ir.dataflow import backward_slice, inputs
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Carry, Cond, Op, Scan, Stack, Stream, Value
+from jaxpr_opt.ir.graph import Carry, Cond, Op, Scan, Stack, Stream, Use, Value
 from jaxpr_opt.ir.traits import COMPARISONS, communicates, is_broadcast, is_pure
 
 
@@ -116,18 +116,15 @@ def _told(scan: Scan, residuals: Iterable[Stack]) -> tuple[Value, ...]:
 
 def _readers(scan: Scan, stack: Stack) -> tuple[Scan, ...]:
     """The loops beside a scan that read a stack row by row; none if it is read in another way."""
-    users = stack.result.users
     # Condition 1 of replay-segments, split-phases.
-    if not all(_reads_rows(op, stack.result) and op.region is scan.region for op in users):
+    if not all(_reads_a_row(use) and use.op.region is scan.region for use in stack.result.uses):
         return ()
-    return tuple(op for op in users if isinstance(op, Scan))
+    return tuple(op for op in stack.result.users if isinstance(op, Scan))
 
 
-def _reads_rows(op: Op, array: Value) -> bool:
+def _reads_a_row(use: Use) -> bool:
     # Condition 1 of replay-segments, split-phases.
-    return isinstance(op, Scan) and all(
-        position >= op.num_carries for position, read in enumerate(op.operands) if read is array
-    )
+    return isinstance(use.op, Scan) and use.position >= use.op.num_carries
 
 
 def _needed(
