@@ -128,6 +128,17 @@ def network(n):
     return lambda x, xs: lax.scan(step, x, xs)[0].sum(), (jnp.ones(3), jnp.ones((4, 3)))
 
 
+def crossings(n):
+    """One loop of which a step chooses again and again, by what it has chosen before."""
+
+    def step(c, y):
+        for k in range(n // 8):
+            c = lax.select(c > 0.1 * k, lax.sin(c) * y, c * c)
+        return c, None
+
+    return lambda x, xs: lax.scan(step, x, xs)[0].sum(), (jnp.ones(3), jnp.ones((4, 3)))
+
+
 def predicates(n):
     """One loop of which a step changes each of its carries under a predicate of its own."""
 
@@ -199,7 +210,7 @@ ORDERS = {
 
 
 PROGRAMS = (
-    chain, layers, selects, slices, wide, loops, long_body, network, predicates,
+    chain, layers, selects, slices, wide, loops, long_body, network, crossings, predicates,
     branches, batched,
 )  # fmt: skip
 

@@ -15,7 +15,13 @@ import numpy as np
 
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.masked_rows import facts_of
-from jaxpr_opt.analysis.steps.predicates import candidates_of, counted, is_of_numbers, kind_of
+from jaxpr_opt.analysis.steps.predicates import (
+    candidates_of,
+    counted,
+    is_of_numbers,
+    kind_of,
+    slice_of,
+)
 from jaxpr_opt.analysis.steps.skips import Computed, Skip, find_ends, find_skips
 from jaxpr_opt.analysis.steps.splats import Known, Splat, is_zero, vanishes
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
@@ -42,14 +48,14 @@ def find_goings(scan: Scan) -> tuple[Skip, ...]:
 
 
 def _goings(scan: Scan) -> Iterator[Skip]:
-    counters, counting, changing = counted(scan)
+    counters, _, changing = counted(scan)
     candidates = candidates_of(scan)
     seconds = scan.length * cost_model().step_seconds(scan.body)
     if not candidates or not changing or not cost_model().is_worth_loops(1, seconds):
         return
     step = Assumable(scan.body, linear=carries_cotangents(scan))
     for predicate in step.until_worn(candidates):
-        kind, ops = kind_of(scan, predicate, counting)
+        kind = kind_of(scan, predicate)
         # Condition 11 of exit-loop-early.
         is_told = kind == "carried" or (kind == "upfront" and not scan.reverse)
         if not is_told or is_of_numbers(predicate):
@@ -57,6 +63,7 @@ def _goings(scan: Scan) -> Iterator[Skip]:
         tested = scan.length * predicate.size
         if kind == "upfront" and not cost_model().is_worth_loops(1, seconds, tested):
             continue
+        ops = slice_of(scan, predicate)
         asked = {v for op in ops for v in inputs(op)} | {predicate}
         for taken_when in (True, False):
             skipped = step.under(facts_of(scan, predicate, not taken_when))

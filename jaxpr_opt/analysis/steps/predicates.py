@@ -14,7 +14,7 @@ A mask of numbers alone, those of its elements and of steps, chooses among eleme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge import dtypes
@@ -123,22 +123,41 @@ def is_of_numbers(predicate: Value) -> bool:
     return all(known) and any(any(each.strides) for each in known if each is not None)
 
 
-def kind_of(scan: Scan, predicate: Value, counting: set[Value]) -> tuple[str, list[Op]]:
-    """When a predicate is known, or why it is none, and the ops of the body that compute it."""
-    body = scan.body
-    ops = backward_slice([predicate], lambda v: v.region is not body)
+def kind_of(scan: Scan, predicate: Value) -> str:
+    """When a predicate is known, or why it is none."""
+    sources = _sources(scan).get(predicate, frozenset())
     # Condition 3 of exit-loop-early.
-    if any(not is_speculable(op) for op in ops):
-        return "its predicate has effects or may not end", ops
-    reads = {v for op in ops for v in inputs(op)} | {predicate}
-    params = {v for v in reads if v.owner is body}
-    streams = {s.param for s in scan.streams}
-    moving, kept = params & (streams | counting), params - streams - counting
+    if "effects" in sources:
+        return "its predicate has effects or may not end"
     # Condition 2 of exit-loop-early.
-    if moving and kept:
-        return "mixed", ops
-    if predicate.size > 1 and any(op.name in DRAWING for op in ops):
-        return "each element of its predicate is drawn at random: one of them takes the step", ops
+    if {"moving", "kept"} <= sources:
+        return "mixed"
+    if predicate.size > 1 and "random" in sources:
+        return "each element of its predicate is drawn at random: one of them takes the step"
     # Condition 2 of exit-loop-early.
     # Condition 1 of count-steps.
-    return ("upfront" if not kept else "carried"), ops
+    return "carried" if "kept" in sources else "upfront"
+
+
+def slice_of(scan: Scan, predicate: Value) -> list[Op]:
+    """The ops of a step that compute a predicate."""
+    return backward_slice([predicate], lambda v: v.region is not scan.body)
+
+
+@remembered
+def _sources(scan: Scan) -> Mapping[Value, frozenset[str]]:
+    """What each value of a step is made of, for all predicates at once: streams and counters, which
+    are moving, carries that a skipped step keeps, ops with effects, and random numbers.
+    """
+    moving, kept, effects, random = map(frozenset, (["moving"], ["kept"], ["effects"], ["random"]))
+    _, counting, _ = counted(scan)
+    found = {c.param: moving if c.param in counting else kept for c in scan.carries}
+    found |= {stream.param: moving for stream in scan.streams}
+    for op in scan.body.ops:
+        parts = {found[v] for v in inputs(op) if v in found}
+        if not is_speculable(op):
+            parts.add(effects)
+        if op.name in DRAWING:
+            parts.add(random)
+        found.update(dict.fromkeys(op.results, frozenset().union(*parts)))
+    return found

@@ -36,6 +36,7 @@ from jaxpr_opt.analysis.steps.predicates import (
     is_of_numbers,
     kind_of,
     predicate_root,
+    slice_of,
 )
 from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.analysis.values.constants import uniform
@@ -150,7 +151,7 @@ def _all_skips(scan: Scan) -> tuple[Skip | str, ...]:
 
 
 def _skips(scan: Scan) -> Iterator[Skip | str]:
-    counters, counting, keeping = counted(scan)
+    counters, _, keeping = counted(scan)
     candidates = candidates_of(scan)
     if not candidates or not keeping or not all(map(may_keep, keeping)):
         return
@@ -165,9 +166,10 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
             if is_of_numbers(predicate):
                 yield "its predicate chooses elements by their numbers, not steps"
                 break
-            kind, ops = kind_of(scan, predicate, counting)
+            kind = kind_of(scan, predicate)
             if kind in ("carried", "upfront", "mixed"):
-                yield Skip(scan, predicate, taken_when, kind, tuple(ops), counters, skipped, blanks)  # type: ignore[arg-type]
+                ops = tuple(slice_of(scan, predicate))
+                yield Skip(scan, predicate, taken_when, kind, ops, counters, skipped, blanks)  # type: ignore[arg-type]
             else:
                 yield kind
             break
@@ -203,7 +205,7 @@ def _has_a_mask(op: Op) -> bool:
 
 
 def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
-    counters, counting, keeping = counted(scan)
+    counters, _, keeping = counted(scan)
     candidates = candidates_of(scan)
     if not candidates:
         return
@@ -223,13 +225,16 @@ def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
             tells = predicate in read or any(_is_dropped(known, scan) for known in told)
             if not must and not tells:
                 continue  # a step stacks the same, taken or not
-            kind, ops = kind_of(scan, predicate, counting)
+            kind = kind_of(scan, predicate)
+            # Condition 8 of exit-loop-early.
+            if kind != "upfront" and (kind != "carried" or scan.reverse):
+                continue
+            ops = slice_of(scan, predicate)
             rest = () if scan.reverse else (c for c in keeping if not c.result.uses)
             lost = tuple(c for c in rest if not skipped.keeps(c))
             asked = {v for op in ops for v in inputs(op)} | {predicate}
-            is_told = kind == "upfront" or (kind == "carried" and not scan.reverse)
             # Condition 8 of exit-loop-early.
-            if is_told and not any(c.param in asked for c in lost) and not is_of_numbers(predicate):
+            if not any(c.param in asked for c in lost) and not is_of_numbers(predicate):
                 args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
                 products = (*step.products, *skipped.products)
                 yield Skip(*args, dropped=lost, products=products)  # type: ignore[arg-type]
