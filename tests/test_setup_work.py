@@ -289,6 +289,27 @@ def test_readers_of_rows_are_found_among_uses():
     assert 10_000 < long < 2.2 * short
 
 
+def test_ops_are_numbered_once_where_reads_are_ordered():
+    """Not again after each op that moves."""
+
+    def writes(n):
+        def step(c, y):
+            for k in range(n):
+                c = c.at[(k * 7 + y) % 8].set(jnp.sin(c[k % 8]) * 0.5)
+            return c, c[0]
+
+        def f(x, xs):
+            c, ys = lax.scan(step, x, xs)
+            return jnp.sum(c) + jnp.sum(ys)
+
+        return f, (jnp.ones((8, 64)), jnp.arange(16))
+
+    short, long = (
+        calls(ORDERS["optimised gradient"], *writes(n))["graph.py: order"] for n in (10, 20)
+    )
+    assert 0 < long < 2.5 * short
+
+
 def compared(a, b):
     """Equality of things that are equal only to themselves, counted."""
     return a is b

@@ -145,19 +145,18 @@ class ReadBeforeOverwriting(Pass):
             return "this version of XLA drops barriers before it places copies"
         if fence() == "division" and (reason := _undivided(match)):  # (5)
             return reason
-        first, other = _schedule(match)
+        first, late, _ = _schedule(match)
         if match.op in first:  # (2)
             return f"the index at which {name} is read depends on the write"
-        if not all(can_move(op) for op in first if body.order(op) > body.order(other)):  # (2)
+        if not all(map(can_move, late)):  # (2)
             return f"the ops that compute where {name} is read cannot move"
         return None
 
     def rewrite(self, match: Overwriting, rw: Rewriter) -> None:
         body, op = match.body, match.op
-        first, other = _schedule(match)
-        for each in first:
-            if body.order(each) > body.order(other):
-                rw.move(each, other)
+        first, late, other = _schedule(match)
+        for each in late:
+            rw.move(each, other)
         reads = [each.result for each in match.fenced]
         if fence() == "division":
             reads += [value for value in made_on_the_way(reads, first) if value not in reads]
@@ -188,11 +187,13 @@ def _undivided(match: Overwriting) -> str | None:
     return None
 
 
-def _schedule(match: Overwriting) -> tuple[dict[Op, None], Op]:
-    """The ops of the body that must run before the reads, and these, in program order; and the
-    first op that is none of them.
+def _schedule(match: Overwriting) -> tuple[dict[Op, None], list[Op], Op]:
+    """The ops of the body that must run before the reads, and these, in program order; those of
+    them that come after the first op that is none of them; and that one.
     """
     roots = [match.array, *(each.result for each in match.readers if reads_a_window(each))]
     found = set(backward_slice(roots, lambda value: value.region is not match.body))
-    first = dict.fromkeys(op for op in match.body.ops if op in found)
-    return first, next(op for op in match.body.ops if op not in first)
+    ops = list(match.body.ops)
+    end = next(place for place, op in enumerate(ops) if op not in found)
+    late = [op for op in ops[end:] if op in found]
+    return dict.fromkeys((*ops[:end], *late)), late, ops[end]
