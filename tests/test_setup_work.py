@@ -121,7 +121,7 @@ def network(n):
     """One loop of which a step has many layers, each multiplied by what it is made of."""
 
     def step(c, y):
-        for k in range(n // 4):
+        for k in range(n // 16):
             c = lax.mul(lax.tanh(lax.add(lax.mul(c, 0.9), 0.1 * k)), c)
         return c + y, None
 
@@ -260,7 +260,7 @@ def test_what_loops_read_and_stack_is_looked_at_once(monkeypatch):
         monkeypatch.undo()
         return count
 
-    short, long = looked_at(160), looked_at(320)
+    short, long = looked_at(640), looked_at(1280)
     assert all(1000 < long[kind] < 2.2 * short[kind] for kind in long)
 
 
@@ -285,7 +285,7 @@ def test_readers_of_rows_are_found_among_uses():
             sys.settrace(None)
         return count["opcode"]
 
-    short, long = executed(160), executed(320)
+    short, long = executed(640), executed(1280)
     assert 10_000 < long < 2.2 * short
 
 
