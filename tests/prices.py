@@ -55,6 +55,9 @@ class Eager(Sparse, Replaying):
     def is_worth_ranges(self, scan, arrays):
         return True
 
+    def steps_for_ranges(self, scan, arrays):
+        return 1
+
     def is_worth_one_function(self, loop):
         return True
 

@@ -6,7 +6,7 @@ factors are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.steps.factors import Factors, factors
+from jaxpr_opt.analysis.steps.factors import Factors, factors, steps_for_ranges
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Known
 from jaxpr_opt.analysis.values.ranges import Range, fits, is_finite, ranged
@@ -25,13 +25,15 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Around:
-    """A loop around one that stops, which runs it again, to its end, if it should not have. It
-    carries until which row that one runs in any case, whether it is done, and what that one
-    carries.
+    """A loop around one that stops, which runs it again, to its end, if it should not have, or if
+    few steps are left. It carries until which row that one runs in any case, whether it is done,
+    and what that one carries.
     """
 
     scan: Scan
     factors: Factors
+    steps: int
+    """How many steps must be left for it to pay to ask whether factors are finite."""
     start: list[Value]
     step: Region
 
@@ -46,13 +48,30 @@ class Around:
         begun = self.step.params[2:]
         row, *left = rw.new_while(predicate, body, begun, like=scan, before=end).results
         carries = dict(zip((c.param for c in scan.carries), left, strict=False))
-        finite = are_finite(self.factors, carries, row, scan.length, end, rw)
+        finite = self._are_finite(carries, row, end, rw)
         done = rw.insert(lambda r, f: lax.bitwise_or(f, lax.ge(r, rows)), row, finite, before=end)
         rw.set_outputs(self.step, [rw.scalar(rows, np.int32), done, row, *left])
         again = rw.new_region(self.start)
         goes_on = rw.insert(lax.bitwise_not, again.params[1], before=again.terminator)
         rw.set_outputs(again, [goes_on])
         return rw.new_while(again, self.step, self.start, like=scan, before=scan).results[2:]
+
+    def _are_finite(
+        self, carries: Mapping[Value, Value], row: Value, before: Op, rw: Rewriter
+    ) -> Value:
+        """Whether factors are finite in the steps from a row on, if it pays to ask about so many;
+        `carries` is what these are then.
+        """
+        ask, arrays = _question(self.factors, carries, self.scan.length)
+        last = np.int32(self.scan.length - self.steps)
+
+        def ask_if_it_pays(row: jax.Array, *given: jax.Array) -> jax.Array:
+            nothing = lambda *_: lax.full((), False)  # noqa: E731
+            finite: jax.Array = lax.cond(lax.le(row, last), ask, nothing, row, *given)
+            return finite
+
+        # A branch in a loop of few numbers is long to compile, and to ask takes no time there.
+        return rw.insert(ask_if_it_pays if self.steps > 1 else ask, row, *arrays, before=before)
 
 
 def surround(skip: Skip, stop: Value, inits: Sequence[Value], rw: Rewriter) -> Around:
@@ -61,13 +80,16 @@ def surround(skip: Skip, stop: Value, inits: Sequence[Value], rw: Rewriter) -> A
     assert isinstance(found, Factors)
     until = rw.scalar(0, np.int32) if skip.kind == "carried" else stop
     start = [until, rw.scalar(False, np.bool_), *inits]
-    return Around(skip.scan, found, start, rw.new_region(start))
+    steps = steps_for_ranges(skip.scan, found)
+    return Around(skip.scan, found, steps, start, rw.new_region(start))
 
 
-def are_finite(
-    found: Factors, left: Mapping[Value, Value], row: Value, rows: int, before: Op, rw: Rewriter
-) -> Value:
-    """Whether factors are finite in the steps from a row on; `left` is what carries then are."""
+def _question(
+    found: Factors, left: Mapping[Value, Value], rows: int
+) -> tuple[Callable[..., jax.Array], Sequence[Value]]:
+    """What tells whether factors are finite in the steps from a row on, and of which arrays; `left`
+    is what carries then are.
+    """
     truths = [v for v in found.read if v.dtype == bool]
     reading = {v: left.get(array, array) for v, array in found.read.items() if v.dtype != bool}
     changing = {v: left[v] for v in found.changing}
@@ -114,7 +136,7 @@ def are_finite(
         finite: jax.Array = lax.while_loop(is_left, step, (row, lax.full((), True), begun))[1]
         return finite
 
-    return rw.insert(ask, row, *arrays, before=before)
+    return ask, [*arrays]
 
 
 def _range_of(array: jax.Array, number: np.dtype[Any]) -> Range:

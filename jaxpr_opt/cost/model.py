@@ -241,11 +241,17 @@ class CostModel(Prices):
         return self._outlasts(scan, self._testing(masks))
 
     def is_worth_ranges(self, scan: Scan, arrays: Sequence[Value]) -> bool:
-        """Whether all steps take so much longer than finding the least and the greatest number of
-        arrays, once, and asking for it, that it is worth it though maybe no step is skipped.
+        """Whether all steps take so much longer than starting to look for the least and the
+        greatest number of arrays, and asking for it, that it is worth it though maybe no step is
+        skipped; and longer than looking at all elements.
         """
         ops = 2 * self.device.kernel * len(arrays)
-        return self._outlasts(scan, self._testing(arrays) + ops + self.device.question)
+        is_worth = self._outlasts(scan, ops + self.device.question)
+        return is_worth and self.steps_for_ranges(scan, arrays) < number(scan.length)
+
+    def steps_for_ranges(self, scan: Scan, arrays: Sequence[Value]) -> int:
+        """How many steps take twice as long as looking at all elements of arrays."""
+        return max(ceil(2 * self._testing(arrays) / self.step_seconds(scan.body)), 1)
 
     def _testing(self, arrays: Sequence[Value]) -> float:
         """Seconds to look at all elements of arrays."""

@@ -20,7 +20,10 @@ from jaxpr_opt.analysis.values.ranges import RANGES, is_ranged
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import is_divided, is_manual
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.traits import LAYING
+
+_LAYING = LAYING | {"rev", "transpose"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +69,7 @@ def factors(skip: Skip) -> Factors | str:
             changing[value] = skipped[nexts[value]]
             pending.append(changing[value])
         elif value.owner is body or not body.defines(value):
-            read[value] = streams.get(value, value)
+            read[value] = _laid_out(streams.get(value, value))
         # Condition 13 of exit-loop-early.
         elif value.op is None or value.op.name not in RANGES:
             return f"it is not known how large {value.label} may be"
@@ -77,6 +80,13 @@ def factors(skip: Skip) -> Factors | str:
         return "too much is computed of what may be too large"
     ops = ((op, tuple(skipped[v] for v in op.operands)) for op in body.walk() if op in needed)
     return Factors(values, read, changing, tuple(ops))
+
+
+def _laid_out(array: Value) -> Value:
+    """An array of the same numbers, before they were moved and repeated."""
+    while array.op is not None and array.op.name in _LAYING:
+        array = array.op.operands[0]
+    return array
 
 
 def why_not_asked(skip: Skip) -> str | None:
@@ -90,3 +100,8 @@ def why_not_asked(skip: Skip) -> str | None:
     if not cost_model().is_worth_ranges(skip.scan, [*found.read.values()]):
         return "telling how large its factors are takes about as long as its steps"
     return None
+
+
+def steps_for_ranges(scan: Scan, found: Factors) -> int:
+    """How many steps must be left for telling how large factors are."""
+    return cost_model().steps_for_ranges(scan, [*found.read.values()])
