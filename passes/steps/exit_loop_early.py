@@ -110,7 +110,7 @@ class ExitLoopEarly(Pass):
 
     def find(self, op: Op) -> Iterator[SkippingLoop]:
         assert isinstance(op, Scan)
-        for skip in (*find_skips(op), *find_ends(op), *(find_goings(op) or find_factors(op))):
+        for skip in (*find_skips(op), *find_ends(op), *find_goings(op), *find_factors(op)):
             if steps_a_question(op, skip) is None and steps_asked_at_once(op) is not None:
                 continue
             what = f"{'starts at' if op.reverse else 'stops after'} the last step taken"

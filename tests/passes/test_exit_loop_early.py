@@ -2501,17 +2501,24 @@ def test_a_rollout():
     )
 
 
+@pytest.mark.parametrize("state", [0.5, 3e38, jnp.inf, jnp.nan])
 @pytest.mark.parametrize(
     ("row", "factor"),
     [
-        pytest.param(DISCOUNTED["carried"], 1.1, id="it may grow until it is infinite"),
-        pytest.param(lambda left, d, t, new: left * new * d, 0.9, id="the sum may be no number"),
-        pytest.param(lambda left, d, t, new: left + d, 0.9, id="no product"),
+        pytest.param(DISCOUNTED["carried"], 1.1, id="it grows"),
+        pytest.param(DISCOUNTED["carried"], 1e30, id="it grows until it is infinite"),
+        pytest.param(lambda left, d, t, new: left * new * d, 0.9, id="the state is multiplied"),
     ],
 )
-def test_rows_that_go_on(row, factor):
-    """(4) What a skipped step multiplies by zero may be no number, and differ."""
-    program = rollout(row, factor=factor)
+def test_rows_that_are_zero_times_what_may_be_no_number(row, factor, state):
+    """(4, 13) The loop tells whether it is one."""
+    args = jnp.full(3, state), jnp.full(3, 0.3)
+    alone(EXIT, rollout(row, factor=factor), *args, fires=True)
+
+
+def test_rows_that_go_on():
+    """(4) What a skipped step stacks is no product, and differs."""
+    program = rollout(lambda left, d, t, new: left + d, factor=0.9)
     check_refuses(EXIT, program, "f32[3]", "f32[3]", because="from one skipped step to the next")
 
 

@@ -26,7 +26,7 @@ from jaxpr_opt.testing import (
     traced,
 )
 from tests.loops import alone
-from tests.prices import EAGER
+from tests.prices import EAGER, FREE, Eager
 
 EXIT = ExitLoopEarly()
 MODEL = EAGER
@@ -236,6 +236,24 @@ def test_numbers_of_steps():
     assert steps_taken(graph, jnp.float32(0.0)) == 4
 
 
+@pytest.mark.parametrize(("gamma", "taken"), [(0.9, 4), (1.0, 4), (1e38, 8), (jnp.nan, 8)])
+def test_rows_that_an_argument_discounts(gamma, taken):
+    """(4, 13) They are zeros in skipped steps if the discount stays finite to the end."""
+
+    def program(x, gamma):
+        def step(c, _):
+            x, alive, discount = c
+            x = jnp.where(alive, x + 0.5, x)
+            row = alive.astype(x.dtype) * discount * x
+            return (x, alive & (x < 2.0), discount * gamma), row
+
+        return lax.scan(step, (x, jnp.bool_(True), jnp.float32(1)), None, length=8)[1]
+
+    args = jnp.float32(0), jnp.float32(gamma)
+    graph = alone(EXIT, program, *args, fires=True)
+    assert steps_taken(graph, *args) == taken
+
+
 def padded(x, weights, rows, lengths):
     """A batch of sequences, padded to the longest, whose mask is a factor."""
     mask = (jnp.arange(rows.shape[0])[:, None] < lengths).astype(x.dtype)
@@ -364,14 +382,41 @@ def test_devices_that_have_parts():
     assert "devices may differ" in refusal.reason
 
 
-def test_what_takes_as_long_as_the_steps():
-    def program(x, rows, table):
-        return adding(lambda row, x: jnp.tanh(x @ table[:128]) + row)(x, rows)
+def table_of(rows):
+    """What is added to the state of 256 steps is made of a table of so many rows."""
 
+    def program(x, each, table):
+        return adding(lambda row, x: jnp.tanh(x @ table[:128]) + row)(x, each)
+
+    return program, ("f32[128,128]", "f32[256,128]", f"f32[{rows},128]")
+
+
+def test_what_takes_as_long_as_the_steps():
     with using(CostModel()):
-        args = "f32[128,128]", "f32[256,128]"
-        alone(EXIT, program, *args, "f32[128,128]", fires=True)
-        check_refuses(EXIT, program, *args, "f32[9999,128]", because="about as long as")
+        program, types = table_of(128)
+        alone(EXIT, program, *types, fires=True)
+        program, types = table_of(9_999_999)
+        check_refuses(EXIT, program, *types, because="about as long as")
+
+
+class Slow(Eager):
+    """Telling how large factors are takes as long as twenty steps."""
+
+    __slots__ = ()
+
+    def steps_for_ranges(self, scan, arrays):
+        return 40
+
+
+@pytest.mark.parametrize(("until", "taken"), [(1e-6, 1), (40.0, 48)])
+def test_few_steps_that_are_left(until, taken):
+    """(13) They take no longer than telling how large their factors are, so they are run."""
+    program = adding(lambda row, x: jnp.square(row), until=until)
+    rows, state = jnp.tile(ROWS, (8, 1)), jnp.zeros(2)
+    with using(Slow(FREE)):
+        graph = alone(EXIT, program, state, rows, fires=True)
+    assert steps_taken(graph, state, rows) == taken
+    assert jnp.sum(program(state, rows)) < jnp.sum(jnp.square(rows))  # it ends early
 
 
 def test_a_loop_in_reverse():

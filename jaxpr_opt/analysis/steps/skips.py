@@ -38,7 +38,7 @@ from jaxpr_opt.analysis.steps.predicates import (
     predicate_root,
     slice_of,
 )
-from jaxpr_opt.analysis.steps.splats import Known, Splat
+from jaxpr_opt.analysis.steps.splats import Known, Splat, zero_of
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.flags import source_of
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
@@ -189,14 +189,13 @@ def find_ends(scan: Scan) -> tuple[Skip, ...]:
 @remembered
 def find_factors(scan: Scan) -> tuple[Skip, ...]:
     """The first way in which a scan skips all steps after the last one taken if what they multiply
-    by zero is finite: ``total + alive * reward``. None if it skips otherwise.
+    by zero is finite: ``total + alive * reward``. None if it skips steps without that.
     """
-    others = (*find_skips(scan), *find_ends(scan))
-    if scan.reverse or any(isinstance(each, Skip) for each in others):
+    if scan.reverse or any(isinstance(each, Skip) for each in find_skips(scan)):
         return ()
     if not any(map(_has_a_mask, scan.body.ops)) or carries_cotangents(scan):
         return ()
-    return tuple(islice(_ends(scan, finite=True), 1))
+    return tuple(islice((each for each in _ends(scan, finite=True) if each.products), 1))
 
 
 def _has_a_mask(op: Op) -> bool:
@@ -239,6 +238,24 @@ def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
                 products = (*step.products, *skipped.products)
                 yield Skip(*args, dropped=lost, products=products)  # type: ignore[arg-type]
                 break
+
+
+def is_skipped_at(scan: Scan, factor: Value) -> bool:
+    """Whether a loop that skips no steps may skip those, or the last of those, in which a factor is
+    zero, if it is asked whether it is.
+    """
+    if any(isinstance(each, Skip) for each in (*find_skips(scan), *find_ends(scan))):
+        return False
+    _, _, keeping = counted(scan)
+    began = dict(_numbers(keeping)) if scan.reverse else {}
+    must = [c for c in keeping if scan.reverse or c.result.uses]
+    linear = carries_cotangents(scan)
+    facts = {**began, factor: zero_of(factor)}
+    skipped = Assumed(scan.body, facts, linear=linear, finite=True)
+    if not all(_stays(c, skipped, began.get(c.param), linear) for c in must):
+        return False
+    told = (skipped[stack.value] for stack in scan.stacks if stack.result.uses)
+    return bool(must) or any(_is_dropped(known, scan) for known in told)
 
 
 def _is_dropped(known: Known, scan: Scan) -> bool:
