@@ -32,6 +32,7 @@ from jaxpr_opt.passes.reassociating.join_nested_sums import JoinNestedSums
 from jaxpr_opt.passes.reassociating.map_sums_once import MapSumsOnce
 from jaxpr_opt.passes.select_padded_numbers import SelectPaddedNumbers
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
+from jaxpr_opt.passes.steps.ask_about_factors import AskAboutFactors
 from jaxpr_opt.passes.steps.begin_at_cotangents import BeginAtCotangents
 from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
 from jaxpr_opt.passes.steps.count_steps import CountSteps
@@ -140,7 +141,7 @@ STAGES = (
     # What is made and used under one predicate; arrays that loops read and write by windows.
     (*RESIDUALS, *WINDOWS, FuseBranches(), PushRematIntoBranches()),
     # What skipped steps compute is no residual.
-    (RememberTheEnd(),),
+    (AskAboutFactors(), RememberTheEnd()),
     (IsolateSkippedSteps("scalars"),),
     # Loops of loops that stop for good become one loop, and their predicates one number.
     (CollapseLoops(), CountSteps()),
@@ -193,8 +194,7 @@ MEMORY = (
     RecomputeSegments(),
     *CLEANUP,
 )
-"""What trades seconds for memory where `optimize(memory=...)` asks for it, before the stages of the
-final phase."""
+"""What trades seconds for memory under `optimize(memory=...)`, before stages of the final phase."""
 
 DONATION = (MarkDonatedBuffers(),)
 """What is asked where a caller gives up arguments: `optimize(donate=...)`, the lint, reports."""

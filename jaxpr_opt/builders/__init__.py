@@ -25,6 +25,7 @@ loops
 `unless_finite`                                     a loop that stops if what it skips is finite
 `packed_step`                                       a step with vectors
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers
+`flag_rows`                                         truth values in place of zeros and ones
 what loops store
 `mapped_rows`, `made_rows`                          of the rows of a stack; the rows of a stream
 `residual_transfer`, `recomputed_residuals`         stacks for other loops, and what they recompute

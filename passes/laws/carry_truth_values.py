@@ -27,7 +27,8 @@ loop forward stacks. Sound when
    no step writes or reads single elements, which would convert all others;
 3. where it is not carried, but rows of it are read or stacked, they are no integers, and loops read
    them, row by row; else only reductions do, which make the numbers where they read them. Rows that
-   are read are made of truth values by conversions, moves and ``1 - x``.
+   are read are made of truth values by conversions, moves and ``1 - x``; or of numbers that are
+   asked whether they are zero (`ask-about-factors`), not converted: these are read and stacked.
 
 The number is selected, not converted: XLA would see the truth value, and make a select of a product
 with it, which loses the NaN of ``0 * NaN``.
@@ -40,26 +41,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
-import jax
-from jax import lax
-
 from jaxpr_opt.analysis.residuals.repeated_ops import READS
-from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.flags import (
-    Source,
     asked,
     is_flag,
-    is_one,
-    moved,
     negated,
     source_of,
 )
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.builders.fences import one_or_zero
+from jaxpr_opt.builders.flag_rows import carry_truth, read_root, stack_root
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
@@ -90,11 +83,16 @@ class CarryTruthValues(Pass):
                 yield Flag(op, says, carry, about=carry.param)
         for stream in op.streams:
             if source_of(stream.operand) and _is_asked_by_rows(stream.operand):  # (2, 3)
-                says = f"{stream.param.label} is made of truth values, of which rows are read"
+                says = f"rows are read of what {stream.param.label} is made of"
                 yield Flag(op, says, stream, about=stream.param)
         for stack in op.stacks:
-            if _is_asked_by_rows(stack.result) and _is_flag(stack.value):  # (1, 2, 3)
+            if not _is_asked_by_rows(stack.result):  # (2, 3)
+                continue
+            if _is_flag(stack.value):  # (1)
                 says = f"{stack.result.label} are zeros and ones, so truth values are stacked"
+                yield Flag(op, says, stack, about=stack.result)
+            elif _is_made_of_rows(stack.value):  # (3)
+                says = f"{stack.result.label} are made of numbers that are asked, which are stacked"
                 yield Flag(op, says, stack, about=stack.result)
 
     def refuse(self, match: Flag) -> str | None:
@@ -109,11 +107,11 @@ class CarryTruthValues(Pass):
         assert isinstance(match.op, Scan)
         match match.of:
             case Carry() as carry:
-                _carry_truth(match.op, carry, rw)
+                carry_truth(match.op, carry, rw)
             case Stream() as stream:
-                _read_truth(match.op, stream, rw)
+                read_root(match.op, stream, rw)
             case Stack() as stack:
-                _stack_truth(match.op, stack, rw)
+                stack_root(match.op, stack, rw)
 
 
 def _reads_a_part(op: Op) -> bool:
@@ -121,54 +119,14 @@ def _reads_a_part(op: Op) -> bool:
     return op.name in READS and op.result.size < op.operands[0].size
 
 
-def _carry_truth(scan: Scan, old: Carry, rw: Rewriter) -> None:
-    begin = uniform(old.init)
-    known = partial(lax.full_like, fill_value=begin != 0, dtype=bool)
-    begun = rw.insert(is_one if begin is None else known, old.init, before=scan)
-    param, result = (rw.new_value(begun.aval, v.name) for v in (old.param, old.result))
-    assert scan.body.first is not None and scan.next is not None
-    rw.replace(old.param, _number(param, old.param, scan.body.first, rw))
-    rw.replace(old.result, _number(result, old.result, scan.next, rw))
-    (made,) = (c.next for c in scan.carries if c.param is old.param)
-    new = Carry(begun, param, rw.insert(is_one, made, before=scan.body.terminator), result)
-    rw.set_scan(scan, carries=[new if c.param is old.param else c for c in scan.carries])
-
-
-def _read_truth(scan: Scan, old: Stream, rw: Rewriter) -> None:
-    source = source_of(old.operand)
-    assert source is not None and scan.body.first is not None
-    rows = rw.insert(partial(moved, source.moves), source.truth, before=scan)
-    row = rw.new_value(rw.row_aval(rows), old.param.name)
-    rw.replace(old.param, _number(row, old.param, scan.body.first, rw, source.is_negated))
-    new = Stream(rows, row)
-    rw.set_scan(scan, streams=[new if s.param is old.param else s for s in scan.streams])
-
-
-def _stack_truth(scan: Scan, old: Stack, rw: Rewriter) -> None:
-    """What a row is made of is stacked, if it is no larger: other rows may be made of it, too."""
-    source = source_of(old.value)
-    if source is None or source.truth.size > old.value.size:
-        source = Source(rw.insert(is_one, old.value, before=scan.body.terminator))
-    result = rw.new_value(rw.stacked_aval(source.truth, scan.length), old.result.name)
-    after = scan.next
-    assert after is not None
-    rows = rw.insert(jax.vmap(partial(moved, source.moves)), result, before=after)
-    rw.replace(old.result, _number(rows, old.result, after, rw, source.is_negated))
-    new = Stack(source.truth, result)
-    rw.set_scan(scan, stacks=[new if s.result is old.result else s for s in scan.stacks])
-
-
-def _number(truth: Value, like: Value, before: Op, rw: Rewriter, is_negated: bool = False) -> Value:
-    """The number that a truth value stands for, which NaN may be multiplied with."""
-
-    def number(p: jax.Array) -> jax.Array:
-        return one_or_zero(lax.bitwise_not(p) if is_negated else p, like.dtype)
-
-    return rw.typed(number, like.aval, truth, before=before)
-
-
 def _is_flag(value: Value) -> bool:
     return value.dtype != bool and is_flag(value)  # (1)
+
+
+def _is_made_of_rows(value: Value) -> bool:
+    """Whether numbers are stacked that are made of ones that are asked, which are no larger."""
+    source = source_of(value)
+    return source is not None and source.root.dtype != bool and source.root.size <= value.size
 
 
 @remembered

@@ -38,7 +38,7 @@ at all, testing one row after another, from the last, until one is not zero::
     last = while carry(l=n) { and (gt l 0) (all (eq ct[l - 1] 0)) } { yield l - 1 }
 
 It fires if what makes the cotangents leaves rows of zeros where a mask of whole numbers, or an
-index, says so.
+index, says so, or what may be a mask: an argument of floats, fewer than the cotangents.
 Source: padded sequences, whose loss is computed after the scan, as in `flax.nnx.RNN`.
 """
 

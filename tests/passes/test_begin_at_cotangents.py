@@ -211,6 +211,15 @@ def test_two_arrays_of_cotangents(prices):
             alone(BEGIN, jax.grad(loss), *args, fires=True)
 
 
+@pytest.mark.parametrize("mask", [[1, 1, 0, 1, 0, 0], [0] * 6, [1] * 6, [1, -2, 0, 0, 0, jnp.nan]])
+@pytest.mark.parametrize("prices", [EAGER, SEARCHING], ids=["at once", "one by one"])
+def test_a_mask_of_floats(prices, mask):
+    """An argument of fewer numbers than the rows may be one."""
+    with using(prices):
+        program = gradient(lambda ys, m: (ys**2).sum(axis=1) * m)
+        alone(BEGIN, program, XS[0], XS, jnp.array(mask, jnp.float32), fires=True)
+
+
 def by_hand(ct, ys, n):
     """The transposed loop, but JAX did not make it."""
     back = lambda g, row: (g * row[1] + row[0], None)
@@ -231,6 +240,14 @@ def by_hand(ct, ys, n):
         pytest.param(gradient(lambda ys, n: ys**2), ARGS, id="no row is said to be zero"),
         pytest.param(
             gradient(lambda ys, n: jnp.where(ys > 0, ys, 0.0)), ARGS, id="a mask of elements"
+        ),
+        pytest.param(
+            gradient(lambda ys, m: ys * m), ("f32[3]", "f32[6,3]", "f32[6,3]"), id="weights"
+        ),
+        pytest.param(
+            gradient(lambda ys, m: ys.sum(axis=1) * jax.nn.softmax(m)),
+            ("f32[3]", "f32[6,3]", "f32[6]"),
+            id="what the program computes",
         ),
     ],
 )

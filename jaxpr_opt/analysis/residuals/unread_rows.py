@@ -19,6 +19,7 @@ from jaxpr_opt.analysis.steps.masks import takes_no_more
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, find_ends, find_skips, stays
 from jaxpr_opt.analysis.steps.splats import Splat
+from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
@@ -185,17 +186,27 @@ def _skips_with(scan: Scan, other: Skip, skip: Skip, route: Route) -> bool:
 
 def _asks_the_same(other: Skip, skip: Skip) -> bool:
     """Whether the predicate of one loop is the rows of an array, and that of the other says the
-    same of each row, or is the rows of that array, too, however each is laid out.
+    same of each row, or is the rows of that array, too, however each is laid out; or both ask
+    whether these are zero.
     """
     if other.scan.length != skip.scan.length:
         return False
-    alike, arrays = other.taken_when == skip.taken_when, list[Value]()
+    alike = other.taken_when == skip.taken_when
     for one, two in ((other, skip), (skip, other)):
         stream = one.scan.stream_of(one.predicate)
         if stream is not None and agrees(two.predicate, stream.operand, 0, two.scan) is alike:
             return True
-        arrays += [_laid_out(stream.operand)] if stream is not None else []
-    return alike and len(arrays) > 1 and arrays[0] is arrays[1]
+    array = _asked_array(other)
+    return alike and array is not None and array == _asked_array(skip)
+
+
+def _asked_array(skip: Skip) -> tuple[Value, bool] | None:
+    """The array of which a predicate is the rows, and whether it asks if these are zero."""
+    row, is_asked = skip.predicate, False
+    if row.op is not None and row.op.name == "ne" and uniform(row.op.operands[1]) == 0:
+        row, is_asked = row.op.operands[0], True
+    stream = skip.scan.stream_of(row)
+    return (_laid_out(stream.operand), is_asked) if stream is not None else None
 
 
 def _laid_out(array: Value) -> Value:

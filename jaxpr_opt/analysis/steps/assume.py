@@ -43,6 +43,8 @@ from jaxpr_opt.ir.traits import BARRIER, LAYING, linear_in
 
 _WRITES = WRITES | SCATTERS
 
+_ZERO_IF = {("eq", True), ("gt", False), ("le", True), ("ne", False)}
+"""Comparisons with zero, and how they come out if a number that is not negative is zero."""
 
 MULTIPLYING = frozenset({"dot_general", "mul"})
 """Ops of two factors, of which finite ones times zero are zero."""
@@ -219,12 +221,15 @@ class Assumed:
 
 
 def _zero_if(compared: Value, truth: bool) -> Value | None:
-    """The number from zero to one that is zero if a comparison comes out so: ``discount > 0``."""
+    """The number that is zero, of whatever sign, if a comparison comes out so: ``mask != 0``, or of
+    a number from zero to one ``discount > 0``.
+    """
     op = compared.op
-    if op is None or (op.name, truth) not in {("gt", False), ("le", True)}:
+    if op is None or (op.name, truth) not in _ZERO_IF or uniform(op.operands[1]) != 0:
         return None
-    left, right = op.operands
-    return left if uniform(right) == 0 and is_fraction(left) else None
+    number = op.operands[0]
+    is_told = op.name in ("eq", "ne") and dtypes.has_zero(number.dtype)
+    return number if is_told or is_fraction(number) else None
 
 
 def _mirrors(read: Access, write: Access) -> bool:

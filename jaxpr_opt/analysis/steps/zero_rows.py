@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.steps.assume import Assumed
+from jaxpr_opt.analysis.steps.given_masks import may_be_a_mask
 from jaxpr_opt.analysis.steps.predicates import Counters
 from jaxpr_opt.analysis.steps.skips import as_begun, find_ends, find_skips, stays
 from jaxpr_opt.analysis.steps.splats import zero_of
@@ -41,7 +42,7 @@ def zero_rows(scan: Scan) -> ZeroRows | None:
     if not scan.reverse or not carries_cotangents(scan):
         return None
     seen: dict[Value, bool] = {}
-    streams = tuple(s for s in scan.streams if _may_be_zero(s.operand, seen))
+    streams = tuple(s for s in scan.streams if _may_be_zero(s.operand, s.operand.size, seen))
     if not streams or find_skips(scan) or find_ends(scan):
         return None
     values, counters = as_begun(scan, {s.param: zero_of(s.param) for s in streams})
@@ -51,21 +52,23 @@ def zero_rows(scan: Scan) -> ZeroRows | None:
     return ZeroRows(scan, streams, values, counters)
 
 
-def _may_be_zero(array: Value, seen: dict[Value, bool], depth: int = 0) -> bool:
-    """Whether what makes an array leaves rows zero that data tell."""
+def _may_be_zero(array: Value, size: int, seen: dict[Value, bool], depth: int = 0) -> bool:
+    """Whether what makes an array leaves rows zero that data tell; rows of so many elements."""
     op = array.op
     if op is None or op.regions or not dtypes.is_float(array.dtype) or depth > limits.OPS_OF_A_ROW:
         return False
     if array not in seen:
         seen[array] = False
-        made = (_may_be_zero(v, seen, depth + 1) for v in op.operands)
+        made = (_may_be_zero(v, size, seen, depth + 1) for v in op.operands)
         together = all if op.name in _SUMS else any
-        seen[array] = _leaves_zeros(op) or (bool(op.operands) and together(made))
+        seen[array] = _leaves_zeros(op, size) or (bool(op.operands) and together(made))
     return seen[array]
 
 
-def _leaves_zeros(op: Op) -> bool:
-    """Whether an op makes zeros where a mask of whole numbers, or an index, says so."""
+def _leaves_zeros(op: Op, size: int) -> bool:
+    """Whether an op makes zeros where a mask of whole numbers, or an index, says so, or what may be
+    a mask of so many elements.
+    """
     if op.name == "select_n":
         has_zeros = any(uniform(case) == 0 for case in op.operands[1:])
         return has_zeros and compares_whole_numbers(op.operands[0])
@@ -73,7 +76,7 @@ def _leaves_zeros(op: Op) -> bool:
         start = op.operands[2] if op.name == "dynamic_update_slice" else op.operands[1]
         return uniform(op.operands[0]) == 0 and not isinstance(start, Constant)
     return op.name == "mul" and any(
-        v.op is not None and compares_whole_numbers(v) and v.size > 1 for v in op.operands
+        v.size > 1 and (compares_whole_numbers(v) or may_be_a_mask(v, size)) for v in op.operands
     )
 
 

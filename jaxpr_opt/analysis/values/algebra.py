@@ -13,7 +13,15 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
-from jaxpr_opt.analysis.values.flags import as_truth, asked, is_flag, is_one, moved, selects_one
+from jaxpr_opt.analysis.values.flags import (
+    as_truth,
+    asked,
+    asked_number,
+    is_flag,
+    is_one,
+    moved,
+    selects_one,
+)
 from jaxpr_opt.analysis.values.induction import bounds, decide
 from jaxpr_opt.analysis.values.selected_cases import case_within
 from jaxpr_opt.bridge import dtypes
@@ -103,7 +111,9 @@ def is_bool(value: Value) -> bool:
 
 
 def selected(op: Op) -> Value | Plainer | None:
-    """A select on a known predicate, with equal cases, or of false and true."""
+    """A select on a known predicate, with equal cases that it does not ask about, or of false and
+    true.
+    """
     which, *cases = op.operands
     known = uniform(which)
     # Condition 3 of simplify.
@@ -112,7 +122,7 @@ def selected(op: Op) -> Value | Plainer | None:
         # Condition 1 of simplify.
         return _as_strong(cases[int(known)], op) if 0 <= int(known) < len(cases) else None
     # Condition 1 of simplify.
-    if all(_same(v, cases[0]) for v in cases[1:]):
+    if all(_same(v, cases[0]) for v in cases[1:]) and asked_number(op.result) is None:
         return cases[0]
     # Condition 1 of simplify.
     truth = len(cases) == 2 and uniform(cases[0]) == 0 and uniform(cases[1]) == 1

@@ -223,9 +223,10 @@ def as_truth(flag: Value) -> tuple[Callable[..., jax.Array], tuple[Value, ...]] 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Truth values that numbers are made of: how they are moved, and whether they are negated."""
+    """What numbers are made of: how it is moved, and whether it is then subtracted from one."""
 
-    truth: Value
+    root: Value
+    """Truth values, which are converted; or numbers that are asked whether they are zero."""
     moves: tuple[Op, ...] = ()
     """The last one first."""
     is_negated: bool = False
@@ -240,23 +241,50 @@ def moved(moves: Sequence[Op], value: jax.Array) -> jax.Array:
 
 
 def source_of(number: Value) -> Source | None:
-    """The truth values that zeros and ones are made of by conversions, moves and ``1 - x``."""
+    """The truth values that zeros and ones are made of by conversions, moves and ``1 - x``; or the
+    numbers that are asked whether they are zero, by moves and one such difference.
+    """
     moves: list[Op] = []
-    is_negated = False
+    negations, is_converted = 0, False
     value = number
     while (op := value.op) is not None:
         other = op.operands[0] if op.name == "not" else negated(value)
         if other is not None:
-            is_negated = not is_negated
+            negations += 1
         elif op.name in VIEWING:
             moves.append(op)
         # Condition 3 of carry-truth-values.
         elif value.dtype == bool or not (op.name == "convert_element_type" or selects_one(op)):
             break
+        else:
+            is_converted = True
         value = other if other is not None else op.operands[0]
+    root = asked_number(value)
     # Condition 3 of carry-truth-values.
+    if root is not None and negations < 2 and not is_converted:
+        return Source(root, tuple(moves), negations == 1)
     is_told = value.dtype == bool and number.dtype != bool and is_flag(number)
-    return Source(value, tuple(moves), is_negated) if is_told else None
+    return Source(value, tuple(moves), negations % 2 == 1) if is_told else None
+
+
+def asked_number(value: Value) -> Value | None:
+    """The number `r` of ``select_n (ne r 0.0) r r``, which is asked whether it is zero."""
+    which, *cases = _operands(value, "select_n") or (value,)
+    number, *zero = _operands(which, "ne") or (which,)
+    is_asked = cases == [number, number] and uniform(zero[0]) == 0
+    return number if is_asked else None
+
+
+def is_factor(value: Value) -> tuple[bool, bool]:
+    """Whether a number, or a move of it, is multiplied by; whether it is subtracted from one."""
+    pending, names = [value], set[str]()
+    for each in pending:
+        for user in each.users:
+            if user.name in VIEWING:
+                pending += user.results
+            elif user.name == "mul" or (user.name == "sub" and negated(user.result) is each):
+                names.add(user.name)
+    return "mul" in names, "sub" in names
 
 
 def selects_one(op: Op) -> bool:
