@@ -22,6 +22,7 @@ from examples import (
     kv_cache,
     lookups,
     many_carries,
+    padded_sequences,
     particle_paths,
     phases,
     ragged_writes,
@@ -242,6 +243,20 @@ FAMILIES = [
     Family("phases", phases.warm_up, phases.warm_up_by_hand, phases.arguments, 4096),
     Family(
         "phases that come round", phases.corrected, phases.corrected_by_hand, phases.arguments, 4096
+    ),
+    Family(
+        "padded sequences",
+        padded_sequences.last_states,
+        padded_sequences.last_states_by_hand,
+        padded_sequences.arguments,
+        512,
+    ),
+    Family(
+        "padded losses",
+        padded_sequences.losses,
+        padded_sequences.losses_by_hand,
+        padded_sequences.arguments,
+        512,
     ),
     Family(
         "resets of a batch",

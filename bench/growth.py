@@ -88,6 +88,8 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "embeddings, trained": (FORWARD_COPIES, FORWARD),
     "phases": (LINEAR, LINEAR),
     "phases that come round": (LINEAR, LINEAR),
+    "padded sequences": (LINEAR, Powers(1, 1, 1, iteration=1)),
+    "padded losses": (LINEAR, Powers(1, 1, 1, iteration=1)),
     "resets of a batch": (FORWARD, FORWARD),
     "parameters by layer": (LINEAR, LINEAR),
     "shifts (jax#17845)": (FORWARD_COPIES, ORDERED_FORWARD),
@@ -118,6 +120,7 @@ NOTES = {
     " whose exponent is that of one iteration. The first steps store; inputs of later ones show at"
     " larger n",
     "ragged RNN": "n is the number of time slots, and eight are in use",
+    "padded": "n is the number of time slots, and sixteen are in use; once, all rows are looked at",
 }
 """Where time is not what the work is, why."""
 
