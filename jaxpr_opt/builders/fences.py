@@ -135,11 +135,6 @@ def one_or_zero(truth: jax.Array, dtype: Any) -> jax.Array:
     return lax.select_n(truth, *(lax.full_like(truth, x, dtype) for x in (0, 1)))
 
 
-def asked(number: jax.Array) -> jax.Array:
-    """The number as it is, with the question whether it is zero, which passes look for."""
-    return lax.select_n(lax.ne(number, lax.full_like(number, 0)), number, number)
-
-
 def can_signal(value: Value) -> bool:
     """Whether values can wait for this one: it has bits, of numbers that are not complex."""
     return can_be_divided(value) and not jnp.issubdtype(value.dtype, jnp.complexfloating)

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.flags import Source, is_one, moved, source_of
-from jaxpr_opt.builders.fences import asked, one_or_zero
+from jaxpr_opt.builders.fences import one_or_zero
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -53,13 +53,18 @@ def stack_root(scan: Scan, old: Stack, rw: Rewriter) -> None:
     rw.set_scan(scan, stacks=[new if s.result is old.result else s for s in scan.stacks])
 
 
+def asked_about(number: jax.Array) -> jax.Array:
+    """The number as it is, with the question whether it is zero, which passes look for."""
+    return lax.select_n(lax.ne(number, lax.full_like(number, 0)), number, number)
+
+
 def _number(root: Value, like: Value, before: Op, rw: Rewriter, is_negated: bool = False) -> Value:
     """The number that is made of a root, which NaN may be multiplied with."""
 
     def number(root: jax.Array) -> jax.Array:
         if root.dtype == bool:
             return one_or_zero(lax.bitwise_not(root) if is_negated else root, like.dtype)
-        same = asked(root)
+        same = asked_about(root)
         return lax.sub(lax.full_like(same, 1), same) if is_negated else same
 
     return rw.typed(number, like.aval, root, before=before)

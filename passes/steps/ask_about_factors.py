@@ -40,11 +40,12 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.steps.given_masks import may_be_a_mask
 from jaxpr_opt.analysis.steps.skips import is_skipped_at
-from jaxpr_opt.analysis.values.flags import is_factor
-from jaxpr_opt.builders.fences import asked
+from jaxpr_opt.analysis.values.flags import negated
+from jaxpr_opt.builders.flag_rows import asked_about
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import VIEWING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +68,8 @@ class AskAboutFactors(Pass):
         masked = max((carry.param.size for carry in op.carries), default=0)
         for stream in op.streams:
             row = stream.param
-            multiplies, is_negated = is_factor(row)
-            if not multiplies or (row.size == 1 and not is_negated):
+            made = _made_of(row)
+            if "mul" not in made or (row.size == 1 and "sub" not in made):
                 continue
             if may_be_a_mask(row, masked) and is_skipped_at(op, row):
                 yield Factor(op, f"{row.label} is asked whether it is zero", row, about=row)
@@ -77,5 +78,17 @@ class AskAboutFactors(Pass):
         scan, row = match.op, match.row
         assert isinstance(scan, Scan) and scan.body.first is not None
         uses = set(row.uses)
-        new = rw.typed(asked, row.aval, row, before=scan.body.first)
+        new = rw.typed(asked_about, row.aval, row, before=scan.body.first)
         rw.replace(row, new, uses.__contains__)  # (1)
+
+
+def _made_of(row: Value) -> set[str]:
+    """What is made of a row, or of its moves: products, and differences from one."""
+    pending, names = [row], set[str]()
+    for each in pending:
+        for user in each.users:
+            if user.name in VIEWING:
+                pending += user.results
+            elif user.name == "mul" or (user.name == "sub" and negated(user.result) is each):
+                names.add(user.name)
+    return names

@@ -71,6 +71,7 @@ def inputs_of(aval):
         pytest.param(lambda p: p.astype("int32").astype(bool), ["bool[2]"], id="bool(int(p))"),
         pytest.param(lambda i: i.astype("int16").astype("int8"), ["i8[5]"], id="narrow(wide(i))"),
         pytest.param(lambda p, x: lax.select(p, x, x), ["bool[6]", "f32[6]"], id="p ? x : x"),
+        pytest.param(lambda p: lax.select_n(p, p, p), ["bool[6]"], id="p ? p : p"),
         pytest.param(
             lambda x, y: lax.select(jnp.full(6, True), x, y),
             ["f32[6]", "f32[6]"],
@@ -280,6 +281,12 @@ def test_questions_to_zeros_and_ones_are_logic(law, left):
             id="one of three",
         ),
         pytest.param(lambda x: lax.mul(x, x), ["f32[6]"], ["mul"], id="x*x"),
+        pytest.param(
+            lambda x: lax.select_n(lax.ne(x, np.zeros(6, np.float32)), x, x),
+            ["f32[6]"],
+            ["ne", "select_n"],
+            id="x is asked whether it is zero",
+        ),
     ],
 )
 def test_no_law(law, args, left):

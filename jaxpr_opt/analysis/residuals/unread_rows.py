@@ -19,8 +19,8 @@ from jaxpr_opt.analysis.steps.masks import takes_no_more
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, find_ends, find_skips, stays
 from jaxpr_opt.analysis.steps.splats import Splat
-from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.expressions import same_expression
+from jaxpr_opt.analysis.values.flags import compared_with_zero
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.cost.model import cost_model
@@ -202,11 +202,9 @@ def _asks_the_same(other: Skip, skip: Skip) -> bool:
 
 def _asked_array(skip: Skip) -> tuple[Value, bool] | None:
     """The array of which a predicate is the rows, and whether it asks if these are zero."""
-    row, is_asked = skip.predicate, False
-    if row.op is not None and row.op.name == "ne" and uniform(row.op.operands[1]) == 0:
-        row, is_asked = row.op.operands[0], True
-    stream = skip.scan.stream_of(row)
-    return (_laid_out(stream.operand), is_asked) if stream is not None else None
+    number = compared_with_zero(skip.predicate)
+    stream = skip.scan.stream_of(skip.predicate if number is None else number)
+    return (_laid_out(stream.operand), number is not None) if stream is not None else None
 
 
 def _laid_out(array: Value) -> Value:

@@ -270,21 +270,14 @@ def source_of(number: Value) -> Source | None:
 def asked_number(value: Value) -> Value | None:
     """The number `r` of ``select_n (ne r 0.0) r r``, which is asked whether it is zero."""
     which, *cases = _operands(value, "select_n") or (value,)
-    number, *zero = _operands(which, "ne") or (which,)
-    is_asked = cases == [number, number] and uniform(zero[0]) == 0
-    return number if is_asked else None
+    number = compared_with_zero(which)
+    return number if number is not None and cases == [number, number] else None
 
 
-def is_factor(value: Value) -> tuple[bool, bool]:
-    """Whether a number, or a move of it, is multiplied by; whether it is subtracted from one."""
-    pending, names = [value], set[str]()
-    for each in pending:
-        for user in each.users:
-            if user.name in VIEWING:
-                pending += user.results
-            elif user.name == "mul" or (user.name == "sub" and negated(user.result) is each):
-                names.add(user.name)
-    return "mul" in names, "sub" in names
+def compared_with_zero(predicate: Value) -> Value | None:
+    """The number `r` of ``ne r 0.0``."""
+    operands = _operands(predicate, "ne")
+    return operands[0] if operands and uniform(operands[1]) == 0 else None
 
 
 def selects_one(op: Op) -> bool:
