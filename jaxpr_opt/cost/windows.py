@@ -41,5 +41,10 @@ def windows_apart(op: Op) -> int:
     """
     if op.name not in SCATTERING and op.name != "gather":
         return 0
-    *windows, numbers = op.operands[1].shape
-    return prod(windows) if numbers > 1 or op.name in SCATTERING else 0
+    numbers = op.operands[1].shape[-1]
+    return windows_of(op) if numbers > 1 or op.name in SCATTERING else 0
+
+
+def windows_of(op: Op) -> int:
+    """How many windows a gather reads, or a scatter writes: one for each place that it is given."""
+    return prod(op.operands[1].shape[:-1])

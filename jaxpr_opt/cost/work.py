@@ -22,12 +22,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import prod
 
 from jaxpr_opt.bridge.parameters import callee_of
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.reuse import buffer_of, is_view, takes_over, uses_of
-from jaxpr_opt.cost.windows import READS, WRITES
+from jaxpr_opt.cost.windows import READS, WRITES, windows_of
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import (
     Call,
@@ -208,7 +207,7 @@ def embedded(value: Value) -> tuple[Op, ...]:
 
 def is_wide(op: Op) -> bool:
     """Whether it adds to several windows."""
-    return op.name == "scatter-add" and prod(op.operands[1].shape[:-1]) > 1
+    return op.name == "scatter-add" and windows_of(op) > 1
 
 
 def _is_known(index: Value) -> bool:

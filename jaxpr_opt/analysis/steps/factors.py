@@ -69,7 +69,7 @@ def factors(skip: Skip) -> Factors | str:
             changing[value] = skipped[nexts[value]]
             pending.append(changing[value])
         elif value.owner is body or not body.defines(value):
-            read[value] = _laid_out(streams.get(value, value))
+            read[value] = _as_it_lies(streams.get(value, value))
         # Condition 13 of exit-loop-early.
         elif value.op is None or value.op.name not in RANGES:
             return f"it is not known how large {value.label} may be"
@@ -82,7 +82,7 @@ def factors(skip: Skip) -> Factors | str:
     return Factors(values, read, changing, tuple(ops))
 
 
-def _laid_out(array: Value) -> Value:
+def _as_it_lies(array: Value) -> Value:
     """An array of the same numbers, before they were moved and repeated."""
     while array.op is not None and array.op.name in _LAYING:
         array = array.op.operands[0]

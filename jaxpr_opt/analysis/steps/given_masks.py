@@ -13,10 +13,10 @@ def may_be_a_mask(array: Value, masked: int) -> bool:
     would mask: a number for each of them is rather a weight.
     """
     is_small = array.size < masked and dtypes.is_inexact(array.dtype)
-    return is_small and uniform(array) is None and is_given(array)
+    return is_small and uniform(array) is None and _is_given(array)
 
 
-def is_given(array: Value) -> bool:
+def _is_given(array: Value) -> bool:
     """Whether an array is an argument, or rows of one, moved, which a loop may have read and
     stacked.
     """

@@ -18,7 +18,7 @@ from jaxpr_opt.bridge.parameters import combiner_of, has_unique_indices, numbers
 from jaxpr_opt.cost.fusion import ELEMENTS_MULTIPLIED, ELEMENTS_SUMMED
 from jaxpr_opt.cost.limits import ARRAYS_OF_A_FUNCTION
 from jaxpr_opt.cost.reuse import is_view
-from jaxpr_opt.cost.windows import READS, WRITES
+from jaxpr_opt.cost.windows import READS, WRITES, windows_of
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Value, While, is_sized
 from jaxpr_opt.ir.traits import (
@@ -106,7 +106,7 @@ def _is_known(op: Op) -> bool:
     if op.regions or op.is_terminator:
         is_kept = isinstance(op, While) and op.rows is not None
         return op.is_terminator or (isinstance(op, Scan | While | Cond) and not is_kept)
-    if op.name in SCATTERING and not (_windows(op) == 1 or is_divided(op)):
+    if op.name in SCATTERING and not (windows_of(op) == 1 or is_divided(op)):
         return False
     if op.name == "dot_general" and not _is_own_product(op):
         return False
@@ -116,7 +116,7 @@ def _is_known(op: Op) -> bool:
 
 def is_divided(op: Op) -> bool:
     """Whether an op writes or combines several windows, which a loop can do one by one."""
-    if op.name not in SCATTERING or _windows(op) < 2:
+    if op.name not in SCATTERING or windows_of(op) < 2:
         return False
     if op.name == "scatter":
         return combiner_of(op) is None and op.operands[1].dtype in PLACES
@@ -125,12 +125,7 @@ def is_divided(op: Op) -> bool:
 
 def is_joined(op: Op) -> bool:
     """Whether XLA may make one op of the sum of two such: a scatter of the windows of both."""
-    return op.name == "scatter-add" and _windows(op) == 1 and not has_unique_indices(op)
-
-
-def _windows(op: Op) -> int:
-    """How many windows an op writes or combines."""
-    return prod(op.operands[1].shape[:-1])
+    return op.name == "scatter-add" and windows_of(op) == 1 and not has_unique_indices(op)
 
 
 def _is_own_product(op: Op) -> bool:

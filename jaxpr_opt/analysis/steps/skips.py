@@ -18,7 +18,7 @@ are what they began with, as the cotangents of that state: zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -208,22 +208,14 @@ def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
     candidates = candidates_of(scan)
     if not candidates:
         return
-    # Condition 8 of exit-loop-early.
-    began = dict(_numbers(keeping)) if scan.reverse else {}
-    must = [c for c in keeping if scan.reverse or c.result.uses]
-    if not all(c.param in began or may_keep(c) for c in must):
+    end = _end(scan, finite=finite)
+    if end is None:
         return
-    read = {stack.value for stack in scan.stacks if stack.result.uses}
-    step = Assumable(scan.body, began, linear=carries_cotangents(scan), finite=finite)
-    for predicate in step.until_worn(candidates):
+    for predicate in end.step.until_worn(candidates):
         for taken_when in (True, False):
-            skipped = step.under(facts_of(scan, predicate, not taken_when))
-            if not all(_stays(c, skipped, began.get(c.param), step.linear) for c in must):
+            skipped = end.step.under(facts_of(scan, predicate, not taken_when))
+            if not end.is_idle(skipped, asked=predicate):
                 continue
-            told = (known for value, known in skipped.told if value in read)
-            tells = predicate in read or any(_is_dropped(known, scan) for known in told)
-            if not must and not tells:
-                continue  # a step stacks the same, taken or not
             kind = kind_of(scan, predicate)
             # Condition 8 of exit-loop-early.
             if kind != "upfront" and (kind != "carried" or scan.reverse):
@@ -235,7 +227,7 @@ def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
             # Condition 8 of exit-loop-early.
             if not any(c.param in asked for c in lost) and not is_of_numbers(predicate):
                 args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
-                products = (*step.products, *skipped.products)
+                products = (*end.step.products, *skipped.products)
                 yield Skip(*args, dropped=lost, products=products)  # type: ignore[arg-type]
                 break
 
@@ -246,16 +238,47 @@ def is_skipped_at(scan: Scan, factor: Value) -> bool:
     """
     if any(isinstance(each, Skip) for each in (*find_skips(scan), *find_ends(scan))):
         return False
+    end = _end(scan, finite=True)
+    return end is not None and end.is_idle(end.step.under({factor: zero_of(factor)}))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The steps of a loop after the last one taken, or, in reverse, before the first one."""
+
+    scan: Scan
+    step: Assumable
+    began: Mapping[Value, Splat]
+    """In reverse, the carries that begin as a number, with that."""
+    must: Sequence[Carry]
+    """The carries that such a step is to leave alone."""
+    read: Set[Value]
+    """What the loop stacks, if that is read."""
+
+    def is_idle(self, skipped: Assumed, asked: Value | None = None) -> bool:
+        """Whether such a step leaves alone what it must, and does not stack the same as others:
+        its predicate, if that is `asked`, differs.
+        """
+        # Condition 8 of exit-loop-early.
+        if not all(
+            _stays(c, skipped, self.began.get(c.param), self.step.linear) for c in self.must
+        ):
+            return False
+        told = (known for value, known in skipped.told if value in self.read)
+        return bool(self.must) or asked in self.read or any(_is_dropped(k, self.scan) for k in told)
+
+
+def _end(scan: Scan, *, finite: bool) -> _End | None:
+    """The steps of a loop that may do nothing at its end; None if none does."""
     _, _, keeping = counted(scan)
+    # Condition 8 of exit-loop-early.
     began = dict(_numbers(keeping)) if scan.reverse else {}
     must = [c for c in keeping if scan.reverse or c.result.uses]
-    linear = carries_cotangents(scan)
-    facts = {**began, factor: zero_of(factor)}
-    skipped = Assumed(scan.body, facts, linear=linear, finite=True)
-    if not all(_stays(c, skipped, began.get(c.param), linear) for c in must):
-        return False
-    told = (skipped[stack.value] for stack in scan.stacks if stack.result.uses)
-    return bool(must) or any(_is_dropped(known, scan) for known in told)
+    if not all(c.param in began or may_keep(c) for c in must):
+        return None
+    step = Assumable(scan.body, began, linear=carries_cotangents(scan), finite=finite)
+    read = {stack.value for stack in scan.stacks if stack.result.uses}
+    return _End(scan, step, began, must, read)
 
 
 def _is_dropped(known: Known, scan: Scan) -> bool:

@@ -6,7 +6,6 @@ These are facts about one op, whatever its indices are. Where a window is, `acce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import alike_in_both, mode_of, numbers_of, slice_sizes_of
 from jaxpr_opt.bridge.slicing import write_window
+from jaxpr_opt.cost.windows import windows_of
 from jaxpr_opt.ir.graph import Op, Value
 
 UPDATE = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2}
@@ -33,7 +33,7 @@ SCATTERS = frozenset({"scatter", "scatter-add", *COMBINING})
 
 def windows_read(read: Op) -> int:
     """How many windows an op reads; one for each place that a gather is given."""
-    return prod(read.operands[1].shape[:-1]) if read.name == "gather" else 1
+    return windows_of(read) if read.name == "gather" else 1
 
 
 def neutral(write: Op) -> Any:
