@@ -25,7 +25,7 @@ SAYS_WHAT_IS_MAIN: bool = _XLA < (0, 11)
 """Whether it is known of a function, while it is lowered, that it is a program's entry."""
 
 ADDS_AT_CONSTANTS: bool = _XLA >= (0, 12)
-"""Whether XLA:CPU adds in place to a window of an array that is at a constant."""
+"""Whether XLA:CPU adds to a window at a constant place in place, in a loop that is one function."""
 
 COMPILES_LOOPS_WHOLE: bool = _XLA >= (0, 12)
 """Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step,

@@ -105,14 +105,15 @@ def writes_in_order() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def copies_at_constants() -> bool:
-    """Whether XLA copies an array of which a window at a constant place is read, added to and
-    written.
+def goes_through_at_constants(in_one_function: bool) -> bool:
+    """Whether XLA goes through all of an array of which a window at a constant place is read, added
+    to and written.
 
-    XLA makes a `slice` of such a read; before JAX 0.12 a fusion on a CPU wrote in place only what
-    it read by a `dynamic_slice`.
+    XLA makes a `slice` of such a read, and fuses it into the write; on a CPU such a fusion writes
+    all elements. From JAX 0.12 on it writes the window only, in a loop that is one function.
     """
-    return not compat_devices.ADDS_AT_CONSTANTS and jax.default_backend() == "cpu"
+    adds = compat_devices.ADDS_AT_CONSTANTS and in_one_function
+    return not adds and jax.default_backend() == "cpu"
 
 
 def compile_loops_whole() -> bool:

@@ -512,20 +512,39 @@ def test_windows_at_constants_that_stay():
     check_refuses(NARROW, elements, "f32[12]", "f32[4,9]", because="one by one")
 
 
+def test_a_vector_of_few_numbers_at_constants(monkeypatch):
+    """Cost: the vector is written as fast as blocks are carried; XLA adds in place, or does not."""
+    known = [lambda in_one_function: True, lambda in_one_function: not in_one_function]
+    ways = "as fast as one more array is carried", "adds to windows"
+    for goes_through, because in zip(known, ways, strict=True):
+        monkeypatch.setattr(narrow_carried_arrays, "goes_through_at_constants", goes_through)
+        few, many = ("f32[12]", "f32[4,7]"), ("f32[4000]", "f32[4,7]")
+        check_refuses(NarrowCarriedArrays(), summed((2, 4)), *few, because=because)
+        alone(NarrowCarriedArrays(), summed((2, 4)), *many, fires="fast" in because)
+
+    def multiplied(flat, xs, w):
+        return lax.scan(lambda c, x: (c.at[2:9].add((x @ w)[0]), None), flat, xs)[0]
+
+    alone(
+        NarrowCarriedArrays(), multiplied, "f32[4000]", "f32[4,16,64]", "f32[64,7]", fires=True
+    )
+
+
 @pytest.mark.parametrize("copies", [False, True])
 def test_the_gradient_of_a_flat_vector(copies, monkeypatch):
     """No loop carries an array as large as the vector, if XLA would copy it in each step."""
-    monkeypatch.setattr(narrow_carried_arrays, "copies_at_constants", lambda: copies)
+    name = "goes_through_at_constants"
+    monkeypatch.setattr(narrow_carried_arrays, name, lambda in_one_function: copies)
 
     def loss(flat, xs):
         def step(h, x):
-            w, b, c = flat[:64].reshape(8, 8), flat[64:72], flat[72:80]
+            w, b, c = flat[:1024].reshape(32, 32), flat[1024:1056], flat[1056:1088]
             return jnp.tanh(h @ w + b) * c + x, None
 
-        return jnp.sum(lax.scan(step, jnp.ones(8), xs)[0])
+        return jnp.sum(lax.scan(step, jnp.ones(32), xs)[0])
 
-    given = jnp.ones(80), jnp.ones((20, 8))
+    given = jnp.ones(1088), jnp.ones((20, 32))
     lowered = jax.jit(optimize(jax.grad(loss))).lower(*given).as_text()
     loops = [line for line in lowered.splitlines() if "stablehlo.while" in line]
     assert loops
-    assert any("tensor<80xf32>" in line for line in loops) != copies
+    assert any("tensor<1088xf32>" in line for line in loops) != copies
