@@ -121,6 +121,12 @@ class Device:
     window_apart: float = 0.0
     """Seconds longer that a window of a scatter, or of a gather at several numbers, takes in one
     function of a loop."""
+    one_by_one: float = 0.0
+    """Seconds longer that a `tanh` of a number takes in such a function."""
+    few_kernels: int = 0
+    """How many kernels of a region are started in a row; of more, each waits for a thread."""
+    kernel_in_a_row: float = 0.0
+    """Seconds to start one of so few."""
     near: int = 0
     """Bytes that stay in a cache of each core, if that is known."""
     nearby: float = 0.0
@@ -175,6 +181,9 @@ CPU = Device(
     starts_each=not compat_devices.COMPILES_LOOPS_WHOLE,
     makes_functions=compat_devices.SAYS_WHAT_IS_MAIN,
     window_apart=4e-9,
+    one_by_one=0.5e-9,
+    few_kernels=8,
+    kernel_in_a_row=12e-9,
     near=4 << 20,
     nearby=0.028e-9,
     reduces_one_by_one=True,

@@ -8,6 +8,7 @@ program (`jaxpr_opt.cost.lowering`) and the figures of the device (`jaxpr_opt.co
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU
-from jaxpr_opt.cost.fusion import is_fused, kernels
+from jaxpr_opt.cost.fusion import is_fused, kernels, longer_one_by_one
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prices import Prices, number
 from jaxpr_opt.cost.reuse import is_view
@@ -318,8 +319,9 @@ class CostModel(Prices):
         """Whether XLA would start each op of a loop by itself, as it touches many bytes or writes
         several windows at once, and that takes a good part of the time of a step.  What a region
         hands on is an op, and those it is made of are parts of it.  Windows of a scatter are then
-        written one by one, and those of a gather read so; and of several scatters that are added
-        each has an array of its own, which XLA joins elsewhere.
+        written one by one, and those of a gather read so; of several scatters that are added each
+        has an array of its own, which XLA joins elsewhere; and some functions are computed number
+        by number.
         """
         ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
         if any(op.name in SCATTERING and windows_apart(op) > 1 for op in ops):
@@ -330,14 +332,23 @@ class CostModel(Prices):
         if not is_possible:
             return False
         regions = [region for op in loop.walk() for region in op.regions]
-        handed = {v for region in regions for v in region.outputs if v.op and is_fused(v.op)}
+        counts = Counter(op.region for op in ops if not is_fused(op))
+        handed = {r: len({v for v in r.outputs if v.op and is_fused(v.op)}) for r in regions}
+        in_a_row = sum(self._started_in_a_row(counts[r] + handed[r]) for r in regions)
+        if self.device.one_by_one * sum(map(longer_one_by_one, ops)) > in_a_row:
+            return False
         known = [self._computed(cost(op)) for op in ops]
-        starts = self.started(kernels(ops) + len(handed))
+        starts = self.started(kernels(ops) + sum(handed.values()))
         seconds = self.moved(sum(map(bytes_moved, ops))) + sum(each for each in known if each < inf)
         summed = [op for op in ops if windows_apart(op) > 1 and any(map(embedded, op.results))]
         filled = self.moved(sum(op.result.nbytes for op in summed[1:]))
         saved = starts - self.device.window_apart * sum(map(windows_apart, ops)) - filled
         return saved >= self.device.noticed_starts * seconds
+
+    def _started_in_a_row(self, ops: int) -> float:
+        """Seconds to start the ops of a region; many are not started in a row."""
+        few = ops <= self.device.few_kernels
+        return (self.device.kernel_in_a_row if few else self.device.kernel) * ops
 
     def is_worth_carrying(self, value: Value, ops: Sequence[Op], times: float) -> bool:
         """Whether making a value so many times more, by these ops, takes longer than handing it on

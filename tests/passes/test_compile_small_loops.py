@@ -47,7 +47,7 @@ def is_one_function(program, *args):
 
 def decays(state, row):
     """A step of a few small ops."""
-    state = jnp.tanh(state * row) + jnp.sum(state)
+    state = jnp.sin(state * row) + jnp.sum(state)
     return state, state[0]
 
 
@@ -55,7 +55,7 @@ def test_a_loop_becomes_one_function():
     """It computes the same."""
 
     def program(x, w):
-        return lax.scan(lambda c, i: (jnp.tanh(c * w), jnp.sum(c) * i), x, jnp.arange(4.0))
+        return lax.scan(lambda c, i: (jnp.sin(c * w), jnp.sum(c) * i), x, jnp.arange(4.0))
 
     check_rewrite(
         PASS,
@@ -69,10 +69,10 @@ def test_a_loop_becomes_one_function():
         -   c:f32[200], ys:f32[4] = scan[4] carry(c=x) xs(x=i) {
         +   c:f32[200], ys:f32[4] = scan[4, one_function] carry(c=x) xs(x=i) {
               m:f32[200] = mul c w
-              t:f32[200] = tanh m
+              s:f32[200] = sin m
               r:f32[] = reduce_sum[axes=(0,)] c
               m1:f32[] = mul r x
-              yield carry(t) ys(m1)
+              yield carry(s) ys(m1)
             }
             return c, ys
           }
@@ -185,7 +185,7 @@ def test_arrays_of_no_elements(donated):
     """(1) XLA would end the process where one is donated."""
 
     def program(x, none):
-        step = lambda c, t: ((jnp.tanh(c[0]) + c[0].sum(), c[1] * t), None)
+        step = lambda c, t: ((jnp.sin(c[0]) + c[0].sum(), c[1] * t), None)
         return lax.scan(step, (x, none), jnp.arange(5.0))[0]
 
     check_refuses(PASS, program, "f32[200]", "f32[2,0,3]", because="XLA cannot compile scan ")
@@ -335,7 +335,7 @@ def test_products_of_vectors_and_of_tiny_matrices():
     def program(a, b, v):
         def step(c, t):
             a, v = c
-            return (jnp.tanh(a @ b + a) * 0.5, jnp.sin(v @ jnp.outer(v, v)) * a[0, 0]), v @ v + t
+            return (jnp.sin(a @ b + a) * 0.5, jnp.sin(v @ jnp.outer(v, v)) * a[0, 0]), v @ v + t
 
         return lax.scan(step, (a, v), jnp.arange(5.0))
 
@@ -351,7 +351,7 @@ def test_what_is_handed_back():
     def program(x, n, w):
         def step(c, t):
             x, n, _ = c
-            return (jnp.tanh(x * w) + t, n + 1, jnp.cos(x)), n
+            return (jnp.sin(x * w) + t, n + 1, jnp.cos(x)), n
 
         return lax.scan(step, (x, n, x * 2), jnp.arange(4.0))
 
@@ -368,7 +368,7 @@ def test_no_loop_is_left(steps):
     """(3) XLA may find that what the first step reads is not read."""
 
     def program(x, w):
-        return lax.scan(lambda c, _: (jnp.tanh(w) * jnp.sum(w), c[0]), x, None, **steps)
+        return lax.scan(lambda c, _: (jnp.sin(w) * jnp.sum(w), c[0]), x, None, **steps)
 
     check_refuses(PASS, program, "f32[200]", "f32[200]", because="XLA may leave no loop")
 
@@ -379,7 +379,7 @@ def one(n):
 
 def counts_to(end, x, n):
     """To what is carried, computed in the predicate, or a constant, `end` of an argument."""
-    same, step, known = end(n), lambda i, x: jnp.where(i == 0, 3.0, jnp.tanh(x)), end(np.int32(1))
+    same, step, known = end(n), lambda i, x: jnp.where(i == 0, 3.0, jnp.sin(x)), end(np.int32(1))
 
     def count(asks, *begin):
         return lax.while_loop(asks, lambda c: (c[0] + 1, step(*c[:2]), *c[2:]), begin)[1]
@@ -408,7 +408,7 @@ def test_many_arrays(size, fires):
 
     def program(x):
         def step(c, _):
-            return [jnp.tanh(a + b) for a, b in zip(c, c[1:] + c[:1], strict=True)], None
+            return [jnp.sin(a + b) for a, b in zip(c, c[1:] + c[:1], strict=True)], None
 
         return lax.scan(step, [x * i for i in range(60)], None, length=4)[0]
 
@@ -425,7 +425,7 @@ def test_many_reductions():
     def program(c):
         def step(c, _):
             for each in range(40):
-                c = jnp.tanh(c + each * c.sum())
+                c = jnp.sin(c + each * c.sum())
             return c, None
 
         return lax.scan(step, c, None, length=4)[0]
@@ -530,13 +530,13 @@ PLACES = np.arange(1500, dtype=np.int32).reshape(500, 3) % 300
 
 def captured(x):
     def step(c, at):
-        return jnp.tanh(c).at[at[0]].add(c[at[1]]) + c.sum() * 0.01, jnp.where(at[2] > 3, c[at], 0)
+        return jnp.sin(c).at[at[0]].add(c[at[1]]) + c.sum() * 0.01, jnp.where(at[2] > 3, c[at], 0)
 
     return lax.scan(step, x, PLACES)
 
 
 def captured_inside(x):
-    step = lambda i, c: jnp.tanh(c + jnp.asarray(PLACES)[i, 0]) + c.sum() * 0.01
+    step = lambda i, c: jnp.sin(c + jnp.asarray(PLACES)[i, 0]) + c.sum() * 0.01
     return lax.fori_loop(0, 9, lambda _, c: lax.cond(c[0] > 0, step, lambda _, c: -c, 5, c), x)
 
 
@@ -631,10 +631,31 @@ def test_what_is_worth_it(size, figures, worth):
     with using(ONE_BY_ONE.but(**figures)):
         alone(
             PASS,
-            lambda x: lax.fori_loop(0, 9, lambda _, c: jnp.tanh(c) + c[0], x),
+            lambda x: lax.fori_loop(0, 9, lambda _, c: jnp.sin(c) + c[0], x),
             f"f32[{size}]",
             fires=worth,
         )
+
+
+@pytest.mark.parametrize(
+    ("function", "arrays", "dtype", "worth"),
+    [
+        (jnp.exp, 1, "f32", True),
+        (jnp.exp, 1, "bf16", False),
+        (jnp.tanh, 1, "f32", False),
+        (jnp.tanh, 12, "f32", True),
+        (lambda c: c / jnp.sqrt(jnp.sum(c)), 1, "f32", False),
+        (lambda c: c + jnp.argmax(c), 1, "f32", False),
+    ],
+)
+def test_numbers_that_are_computed_one_by_one(function, arrays, dtype, worth):
+    """XLA computes several at once elsewhere; but starting many ops takes longer than that."""
+
+    def program(*given):
+        step = lambda _, c: [function(x) * 0.5 for x in c]
+        return lax.fori_loop(0, 9, step, list(given))
+
+    alone(PASS, program, *[f"{dtype}[{100 + i}]" for i in range(arrays)], fires=worth)
 
 
 def writes_half(x, at):
@@ -657,7 +678,7 @@ def test_windows_that_are_read_at_rows_and_columns(count, worth):
 
     def program(x, at, w):
         def step(c, i):
-            return jnp.tanh(c * w[i, i - 1]), None
+            return jnp.sin(c * w[i, i - 1]), None
 
         return lax.scan(step, x, at)[0]
 

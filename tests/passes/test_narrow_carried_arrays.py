@@ -525,9 +525,7 @@ def test_a_vector_of_few_numbers_at_constants(monkeypatch):
     def multiplied(flat, xs, w):
         return lax.scan(lambda c, x: (c.at[2:9].add((x @ w)[0]), None), flat, xs)[0]
 
-    alone(
-        NarrowCarriedArrays(), multiplied, "f32[4000]", "f32[4,16,64]", "f32[64,7]", fires=True
-    )
+    alone(NarrowCarriedArrays(), multiplied, "f32[4000]", "f32[4,16,64]", "f32[64,7]", fires=True)
 
 
 @pytest.mark.parametrize("copies", [False, True])
