@@ -20,15 +20,14 @@ for one row. Sound when
 
 1. the mask compares the positions along one axis with a number that is constant along that axis:
    one for all, or one a row;
-2. a number out of range chooses nothing: what is written there is dropped, and what is read is what
-   the other elements are;
+2. a number out of range chooses nothing: its write is dropped, its read is of the other elements;
 3. a reduction is of one element and of its neutral element, as x + 0 is x, up to the sign of zero;
 4. an op leaves the other elements as they are, as the number that they are combined with is its
    neutral element: 0 times a number is 0 of integers only, and where the number is known.
 
-Cost: an element instead of the array, unless elementwise ops read all of it anyway. Inside loops
-only: outside, an array is made once in any case. Where each row of a batch has a number, the array
-must be larger than what so many writes move.
+Cost: an element instead of the array, unless ops read all of it anyway. Inside loops only: outside,
+an array is made once in any case. Where each row of a batch has a number, the array must be larger
+than what so many writes move.
 Source: https://github.com/jax-ml/jax/issues/13522
 """
 
@@ -98,7 +97,6 @@ class RecognizeOneHot(Pass):
 
     name: ClassVar[str] = "recognize-one-hot"
     whole_arrays: ClassVar[bool] = True
-
     primitives: ClassVar[frozenset[str]] = frozenset({"select_n", *KEEPING, *REDUCTIONS})
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
@@ -156,15 +154,17 @@ def _are_short(rows: Rows, op: Op) -> bool:  # each with a number of its own
 
 
 def _takes_all(op: Op, match: MaskedWrite) -> bool:
-    """Whether an elementwise op computes with every place along the axis, so that XLA makes the row
-    and what is around it on the way, or all of it is stacked; sums with zeros, and choices that are
-    the same for all, may be narrowed.
+    """Whether an op computes with every place along the axis, so that XLA makes them on the way, or
+    all is stacked; sums with zeros, and choices that are the same for all, may be narrowed.
     """
     if op.name == "select_n":
         (root, axes), axis = spread(op.operands[0]), match.rows.mask.axis
         return root.region is not None and axis in axes and root.shape[axes.index(axis)] > 1
-    is_narrowed = op.name in NARROWED and uniform(match.kept) in (None, 0)
-    return not is_narrowed if op.name in ELEMENTWISE else _is_stacked(match.op.result, op)
+    number = uniform(match.kept)
+    if op.name == "dot_general":
+        return number is not None
+    is_whole = op.name not in NARROWED or number not in (None, 0)
+    return is_whole if op.name in ELEMENTWISE else _is_stacked(match.op.result, op)
 
 
 def _is_stacked(array: Value, end: Op) -> bool:  # and not carried on

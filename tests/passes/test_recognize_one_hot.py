@@ -639,13 +639,14 @@ def untouched(program):
             "the whole array is read, not the row alone",
         ),
         (lambda s, b, i: jnp.sin(s) * b, "the whole array is read, not the row alone"),
+        (lambda s, b, i: b + s @ b, "the whole array is read, not the row alone"),
         (lambda s, b, i: b + s, None),
         (lambda s, b, i: lax.select_n(b[0] > 1.0, s, b), None),
         (lambda s, b, i: b + s.sum(), None),
     ],
 )
 def test_one_row_among_numbers(use, because):
-    """Cost: where an elementwise op computes with all of it, XLA makes the row on the way."""
+    """Cost: where an op computes with all of it, XLA makes the row on the way."""
 
     def program(b):
         def step(b, i):
