@@ -21,6 +21,7 @@ from fuzz import (
     corpus,
     finds,
     lanes,
+    masks,
     mutations,
     programs,
     saved,
@@ -129,8 +130,8 @@ def test_a_device_that_waits_for_another():
         lanes.Lanes(graph)([np.float32([1, -1])])
 
 
-@pytest.mark.parametrize("made", [programs.from_library, programs.from_devices])
-def test_programs_of_the_library_and_of_devices(made):
+@pytest.mark.parametrize("made", [programs.from_library, programs.from_devices, masks.from_masks])
+def test_programs_of_the_library_of_devices_and_masks(made):
     """They run in NumPy, and stay what they are when passes have been at them."""
     for each in made(4, random.Random(1)):
         around = lanes.bound() if each.lanes else contextlib.nullcontext()

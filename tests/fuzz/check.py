@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuzz import masks
 from fuzz.evaluate import MAX_STEPS_AFTER, EndlessError, Evaluator
 from fuzz.firstorder import GARBAGE, OTHER_GARBAGE
 from fuzz.lanes import LANES, Lanes
@@ -302,11 +303,11 @@ def garbage(numbers: Iterable[int] = (GARBAGE,)) -> Iterator[None]:
 
 # -- arguments ------------------------------------------------------------------------------------
 
-SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0)
-
 
 def arguments(graph: Graph, rng: np.random.Generator) -> list[list[Any]]:
-    """Three sets of arguments: ordinary, floats that are special, integers at the limits."""
+    """Three sets of arguments: ordinary, floats that are special, integers at the limits; some of
+    the others are masks.
+    """
     avals = [v.aval for v in graph.inputs]
     return [[_drawn(aval, rng, how) for aval in avals] for how in ("plain", "special", "limits")]
 
@@ -340,8 +341,10 @@ def _drawn(aval: Any, rng: np.random.Generator, how: str) -> Any:
     if jnp.issubdtype(dtype, jnp.integer):
         return _integers(shape, dtype, rng, how)
     values = np.asarray(rng.standard_normal(shape))
-    if how == "special":
-        values = np.where(rng.random(shape) < 0.3, rng.choice(SPECIAL, size=shape), values)
+    if how != "plain" and rng.random() < 0.4:
+        values = masks.numbers(shape, rng, is_special=how == "special")
+    elif how == "special":
+        values = np.where(rng.random(shape) < 0.3, rng.choice(masks.SPECIAL, size=shape), values)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         values = values + 1j * rng.standard_normal(shape)
     with np.errstate(all="ignore"):
@@ -353,6 +356,8 @@ def _integers(shape: Any, dtype: Any, rng: np.random.Generator, how: str) -> Any
         return np.asarray(rng.integers(4, size=shape)).astype(dtype)
     if how == "special":
         return np.asarray(rng.integers(-3, 9, size=shape)).astype(dtype)
+    if rng.random() < 0.3:
+        return masks.numbers(shape, rng, is_special=False).astype(dtype)
     info = jnp.iinfo(dtype)
     edges = [info.min, info.max, int(info.max) - 1, 0, 1, 3, max(int(info.min), -1)]
     wide = np.int64 if int(info.max) < 2**63 else np.uint64

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuzz import check, corpus, finds, lanes, mutations, programs, transformed
+from fuzz import check, corpus, finds, lanes, masks, mutations, programs, transformed
 from fuzz.derive import derived
 from fuzz.eager import eager
 from jaxpr_opt.engine import registry
@@ -39,6 +39,7 @@ TRANSFORMED = 0.01
 """The part of programs that are differentiated and batched."""
 LIBRARY = 6
 DEVICES = 4
+MASKS, MASKS_OF_ONE_PASS = 4, 24
 SAVED = 3
 """Programs of one kind of difference that are saved."""
 LONGEST = 900
@@ -91,12 +92,15 @@ class Epoch:
         if aimed is not None:
             own = [f for f in files if f.stem == f"test_{aimed.name.replace('-', '_')}"]
             if seeds := corpus.from_tests(own):
-                return seeds
+                made = masks.from_masks(MASKS_OF_ONE_PASS, self.rng)
+                asks = aimed.name in masks.ASKING
+                return [*seeds, *(dataclasses.replace(s, aimed_at=aimed) for s in made if asks)]
         seeds = [
             *corpus.from_tests(files[:FILES]),
             *corpus.from_recipes(RECIPES, self.rng),
             *programs.from_library(LIBRARY, self.rng),
             *programs.from_devices(DEVICES, self.rng),
+            *masks.from_masks(MASKS, self.rng),
         ]
         return [dataclasses.replace(s, aimed_at=aimed) for s in seeds] if aimed else seeds
 
