@@ -31,8 +31,9 @@ table that a loop has filled row by row, and `vmap` transposes the table first. 
 6. or it is a window that a loop reads of such a concatenation, in one operand at every step: then
    the concatenation is never made.
 
-Cost: an element of each case instead of the array; of a concatenation, nothing. XLA reads sums and
-products (5) as narrowly; but then their operands need not be stored whole.
+Cost: an element of each case instead of the array, unless a loop would keep more before it; of a
+concatenation, nothing. XLA reads sums and products (5) as narrowly; but then their operands need
+not be stored whole.
 Source: https://github.com/jax-ml/jax/issues/8192; XLA does so for slices, but not for gathers, nor
 for slices of a transposed concatenation.
 """
@@ -48,7 +49,7 @@ from jax import lax
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window
 from jaxpr_opt.analysis.windows.concat_operands import Part, PartAt, part, stacked_by
-from jaxpr_opt.analysis.windows.predicates import AtWindow, spread_at
+from jaxpr_opt.analysis.windows.predicates import AtWindow, more_kept, spread_at
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of
 from jaxpr_opt.builders.narrow_reads import read_cases, read_operands, spread_out
 from jaxpr_opt.cost.model import cost_model
@@ -141,6 +142,9 @@ class NarrowReads(Pass):
             return f"{whole[0]} reads the whole array"  # (1)
         if cost_model().is_most(match.access.nbytes, array.nbytes):
             return "the window is most of the array"
+        more = more_kept(match.select, match.op) if isinstance(match, ReadOfSelect) else 0
+        if cost_model().is_visible(more, array.nbytes):
+            return "its cases and its mask take more memory, which the loop would keep"
         return None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:

@@ -171,6 +171,22 @@ def test_most_of_the_array():
     check_refuses(NARROW, program, *args, because="the window is most of the array")
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_select_before_a_loop(is_given):
+    """What the loop reads is kept: two cases and a mask, unless they are arguments."""
+
+    def program(x, a, b, rows):
+        p, a, b = (x > 0, a, b) if is_given else (jnp.sin(x) > 0, a, jnp.sin(b))
+        selected = lax.select_n(p, a, b)
+        return lax.scan(lambda c, i: (c + read(selected, i, 0, sizes=(1, 8)), None), a[:1], rows)[0]
+
+    args = "f32[64,8]", "f32[64,8]", "f32[64,8]", "i32[9]"
+    if is_given:
+        alone(NARROW, program, *args, fires=True)
+    else:
+        check_refuses(NARROW, program, *args, because="take more memory, which the loop would keep")
+
+
 def test_a_broadcast_out_of_range():
     """(3) Filled with something else."""
 

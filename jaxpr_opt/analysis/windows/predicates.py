@@ -8,10 +8,11 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.bridge.parameters import numbers_of
-from jaxpr_opt.ir.graph import Value
+from jaxpr_opt.ir.graph import Op, Value
 
 AtWindow = Callable[..., jax.Array]
 """Of a value, and of the operands that say where the window is."""
@@ -59,6 +60,18 @@ def predicate_of_rows(window: Access, predicate: Value) -> tuple[Value, AtWindow
         return None
     places, (index,) = [batch[axis] for axis, _ in varying], window.indices
     return root, lambda root: _laid(root, places, index.shape)
+
+
+def more_kept(select: Op, read: Op) -> int:
+    """How many more bytes a loop keeps if it reads the operands of a select before it, not what
+    that makes: of these, what nothing else reads.
+    """
+    loop = loop_of(read)
+    if loop is None or loop.body.defines(select.result):
+        return 0
+    roots = (spread(each)[0] for each in select.operands)
+    only_here = sum(v.nbytes for v in roots if v.op is not None and len(v.users) == 1)
+    return only_here - select.result.nbytes
 
 
 def _varying(array: Value) -> tuple[Value, list[tuple[int, int]]]:
