@@ -102,9 +102,14 @@ def holds(dtype: Any, number: int) -> bool:
 
 
 def converted(numbers: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """Numbers in another dtype.  XLA says nothing of those that it cannot hold."""
+    """Numbers in another dtype.  XLA says nothing of those that it cannot hold, nor of what is not
+    real.
+    """
+    given = np.asarray(numbers)
+    if np.iscomplexobj(given) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        given = given.real
     with np.errstate(all="ignore"):
-        return np.asarray(numbers).astype(dtype)
+        return given.astype(dtype)
 
 
 def wrapped(dtype: Any, number: int) -> Any:

@@ -181,6 +181,17 @@ def test_numbers_that_integers_cannot_hold(number):
     assert known(fun) is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_real_part_of_a_complex_number():
+    """A conversion drops the imaginary part without a warning."""
+    params = {"new_dtype": np.dtype("float32"), "weak_type": False, "sharding": None}
+
+    def fun(p, x):
+        return lax.convert_element_type_p.bind(jnp.where(p, x, 2.0 + 1.0j), **params)
+
+    assert known(fun) == 2.0
+
+
 def test_zeros_of_cotangents_only():
     """In a linear loop zero times anything is zero; elsewhere ``0 * inf`` is NaN."""
 
