@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import jax.numpy as jnp
 
+from jaxpr_opt.bridge.parameters import axes_of, dimension_of
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import memory
 from jaxpr_opt.ir.graph import Constant, Op, Region, Value
@@ -90,7 +91,20 @@ def is_repeated(op: Op) -> bool:
         users = dict.fromkeys(user for each in by for user in each.users)
         inverting = (each for each in users if each.name == "div" and each.operands[1] in by)
         return any(map(_divides_by_one, (op, *inverting)))
-    return op.name in PUT_TOGETHER or (is_cheap(op) and op.name not in NEVER_REPEATED)
+    if op.name in PUT_TOGETHER or _combines_parts(op):
+        return True
+    return is_cheap(op) and op.name not in NEVER_REPEATED
+
+
+def _combines_parts(op: Op) -> bool:
+    """Whether an op reduces rows that were put beside each other, along one axis: for XLA that is
+    elementwise, ``max(stack([a, b]))`` is ``max(a, b)``.
+    """
+    rows = op.operands[0] if op.name in REDUCTIONS else None
+    if rows is None or rows.op is None or rows.op.name not in {"concatenate", "stack"}:
+        return False
+    axis = dimension_of(rows.op)
+    return axes_of(op) == (axis,) and rows.shape[axis] == len(rows.op.operands)
 
 
 def is_made_once(op: Op) -> bool:

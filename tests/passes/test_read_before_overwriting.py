@@ -437,6 +437,28 @@ def test_several_windows_that_the_write_needs(combined):
 
 
 @pytest.mark.parametrize(
+    ("combined", "fires"),
+    [
+        (lambda a: jax.nn.logsumexp(jnp.stack([a, 2 * a, 3 * a]), axis=0), True),
+        (lambda a: jnp.max(jnp.concatenate([a[None], 2 * a[None]]), axis=0), True),
+        (lambda a: jnp.max(jnp.stack([a, 2 * a]), axis=1), False),
+        (lambda a: jnp.max(jnp.concatenate([a, 2 * a]), keepdims=True).repeat(2), False),
+    ],
+)
+def test_the_greatest_of_some_values(combined, fires):
+    """(3) Of rows that are put beside each other, XLA computes it wherever it is needed: 100 steps
+    copied 2 MB each.
+    """
+
+    def step(c, i, j):
+        x = combined(read(c, j))
+        return write(c, x, i), x
+
+    places = (jnp.arange(12, dtype=jnp.int32) for _ in range(2))
+    alone(BARRED, stepping(step), jnp.arange(5000.0), *places, fires=fires)
+
+
+@pytest.mark.parametrize(
     ("weighed", "fires"),
     [
         (lambda d: d * jnp.exp(-jnp.sum(d * d)), False),
