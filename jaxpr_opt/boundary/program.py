@@ -103,14 +103,16 @@ class Program:
         *,
         phase: Phase = "differentiable",
         keeps_cleanup: bool = False,
+        is_backward: bool = False,
     ) -> Program:
         """A program after the differentiable phase of its pipeline."""
-        result = pipeline.run(jaxpr, phase, keeps_cleanup=keeps_cleanup)
+        result = pipeline.run(jaxpr, phase, keeps_cleanup=keeps_cleanup, is_backward=is_backward)
         if settings.current().check and not compat_ad.has_side_effects(jaxpr):
             history = (history or checking.begin(jaxpr)).followed_by(result.snapshots)
         changed = result.jaxpr is not jaxpr
         source = jaxpr if changed else None
-        return cls(result.jaxpr, pipeline, name, forward_mode, history, changed, source=source)
+        given = (result.jaxpr, pipeline, name, forward_mode, history, changed)
+        return cls(*given, is_backward=is_backward, source=source)
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -220,11 +222,15 @@ class Program:
         )
         name = f"vmap({self.name})"
         made = Program.optimized(
-            jaxpr, self.pipeline, name, None, history, keeps_cleanup=self.changed
+            jaxpr,
+            self.pipeline,
+            name,
+            None,
+            history,
+            keeps_cleanup=self.changed,
+            is_backward=self.is_backward,
         )
-        reads, is_backward = self.has_residuals, self.is_backward
-        made = replace(made, has_residuals=reads, is_backward=is_backward, _memo={})
-        return made, dims_out
+        return replace(made, has_residuals=self.has_residuals, _memo={}), dims_out
 
     @memoised
     def batched_by_device(
@@ -246,8 +252,8 @@ class Program:
         if whole is not self:
             return whole.transposed(linear, nonzero)
         jaxpr, nonzero_in = self.backward(linear, nonzero)
-        made = Program.optimized(jaxpr, self.pipeline, f"transpose({self.name})")
-        return replace(made, is_backward=True, _memo={}), nonzero_in
+        name = f"transpose({self.name})"
+        return Program.optimized(jaxpr, self.pipeline, name, is_backward=True), nonzero_in
 
     @memoised
     def backward(self, linear: Mask, nonzero: Mask) -> tuple[ClosedJaxpr, Mask]:

@@ -26,7 +26,7 @@ It fires where a step with such a row changes nothing, or nothing that is read, 
 else it computes is zero (`jaxpr_opt.analysis.steps.skips`), and the loop does not skip by another
 predicate. It asks about arguments, of fewer numbers than a carry: those that a batch is multiplied
 by, or that are subtracted from one, too. One number of each step is rather a rate, or a length of
-time, and never zero.
+time, and never zero. Those of a backward half are residuals: masks were asked before it was split.
 
 Cost: none. Where no loop ends early, XLA drops the question.
 Source: masks of padded sequences, as those of `optax.ctc_loss`.
@@ -44,6 +44,7 @@ from jaxpr_opt.analysis.values.flags import negated
 from jaxpr_opt.builders.flag_rows import asked_about
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Value
+from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import VIEWING
 
@@ -65,6 +66,9 @@ class AskAboutFactors(Pass):
 
     def find(self, op: Op) -> Iterator[Factor]:
         assert isinstance(op, Scan)
+        program = program_of(op)
+        if program is not None and program.is_backward:
+            return  # its arguments are residuals, and what is asked was asked before it was split
         masked = max((carry.param.size for carry in op.carries), default=0)
         for stream in op.streams:
             row = stream.param

@@ -9,6 +9,8 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.ir.graph import Scan, While
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.passes.steps.ask_about_factors import AskAboutFactors
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import (
@@ -17,6 +19,7 @@ from jaxpr_opt.testing import (
     assert_same_derivatives,
     check_rewrite,
     evaluate_exactly,
+    run_alone,
     traced,
 )
 from tests.loops import alone
@@ -252,6 +255,33 @@ def test_dtypes(dtype):
         assert_same_bits(
             evaluate_exactly(graph, *args), evaluate_exactly(traced(program, *args), *args)
         )
+
+
+def test_residuals():
+    """They are arguments of a backward half, and rather slopes than masks."""
+    types = "f32[3,3]", "f32[2,3]", "f32[6,2,3]", "f32[6,2]"
+    for is_backward in (False, True):
+        graph = import_jaxpr(traced(blended, *types), "final")
+        graph.is_backward = is_backward
+        assert bool(run_alone((ASK,), graph).record(ASK.name, False).rewrites) is not is_backward
+
+
+def test_residuals_of_a_batch(monkeypatch):
+    """JAX batches the backward half of an optimised function by itself."""
+    is_backward = []
+
+    def asked(self, op):
+        program = program_of(op)
+        is_backward.append(program.is_backward or not op.source.transposed or program.cotangents)
+        yield from ()
+
+    def loss(h, rows):
+        return jnp.sum(lax.scan(lambda h, x: (jnp.tanh(x + h) * h, None), h, rows)[0])
+
+    monkeypatch.setattr(AskAboutFactors, "find", asked)
+    args = jnp.ones((4, SIZE)), jnp.ones((4, STEPS, SIZE))
+    jax.jit(jax.vmap(jax.grad(optimize(loss)))).lower(*args)
+    assert len(is_backward) > 2 and all(is_backward)
 
 
 def test_a_loop_that_skips_by_another_predicate():
