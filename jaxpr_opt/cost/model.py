@@ -22,7 +22,7 @@ from jaxpr_opt.cost.fusion import is_fused, kernels, longer_one_by_one
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prices import Prices, number
 from jaxpr_opt.cost.reuse import is_view
-from jaxpr_opt.cost.windows import bytes_moved, windows_apart
+from jaxpr_opt.cost.windows import bytes_moved, rows_apart, windows_apart
 from jaxpr_opt.cost.work import embedded
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
 from jaxpr_opt.ir.traits import SCATTERING
@@ -342,7 +342,9 @@ class CostModel(Prices):
         seconds = self.moved(sum(map(bytes_moved, ops))) + sum(each for each in known if each < inf)
         summed = [op for op in ops if windows_apart(op) > 1 and any(map(embedded, op.results))]
         filled = self.moved(sum(op.result.nbytes for op in summed[1:]))
-        saved = starts - self.device.window_apart * sum(map(windows_apart, ops)) - filled
+        apart = self.device.window_apart * sum(map(windows_apart, ops))
+        apart += self.device.row_apart * sum(map(rows_apart, ops))
+        saved = starts - apart - filled
         return saved >= self.device.noticed_starts * seconds
 
     def _started_in_a_row(self, ops: int) -> float:

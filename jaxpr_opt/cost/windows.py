@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.ir.graph import Op
 from jaxpr_opt.ir.traits import SCATTERING
@@ -43,6 +44,12 @@ def windows_apart(op: Op) -> int:
         return 0
     numbers = op.operands[1].shape[-1]
     return windows_of(op) if numbers > 1 or op.name in SCATTERING else 0
+
+
+def rows_apart(op: Op) -> int:
+    """How many windows a gather reads, each in its row of a batch, at a place of one number."""
+    is_batched = op.name == "gather" and bool(numbers_of(op).operand_batching_dims)
+    return windows_of(op) if is_batched and not windows_apart(op) else 0
 
 
 def windows_of(op: Op) -> int:
