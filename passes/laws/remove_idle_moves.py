@@ -27,18 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from jax import lax
 
 from jaxpr_opt.analysis.values.algebra import Law, Laws, Plainer, involution
-from jaxpr_opt.analysis.values.moves import is_taken_back, keeps_order
-from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places, written_transposed
+from jaxpr_opt.analysis.values.moves import keeps_order
+from jaxpr_opt.analysis.windows.moved_writes import spread_before, written_back
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
-    combiner_of,
     is_in_order,
     is_resharded,
     padding_of,
@@ -71,23 +69,6 @@ def transposed_at_once(op: Op) -> Plainer | None:
         return None
     permutation = tuple(permutation_of(inner)[i] for i in permutation_of(op))  # (1)
     return Plainer(lambda x: lax.transpose(x, permutation), inner.operands)
-
-
-def written_back(op: Op) -> Plainer | None:
-    """A write into a transposed array, or an addition, whose result is transposed back, is one into
-    the array, of a transposed window.
-    """
-    write = op.operands[0].op
-    if write is None or write.name not in UPDATE:
-        return None
-    if write.name == "scatter" and combiner_of(write):
-        return None
-    array = write.operands[0]
-    if array.op is None or not is_taken_back(array.op, op):  # (1)
-        return None
-    update, at = write.operands[UPDATE[write.name]], places(write)
-    moved = partial(written_transposed, write, permutation_of(op))
-    return Plainer(moved, (array.op.operands[0], update, *at))
 
 
 def keeps_axes(op: Op) -> bool:
@@ -146,7 +127,7 @@ def _long_axes(value: Value) -> list[int]:
 MARKERS = frozenset({"name", "stop_gradient"})
 
 LAWS: Laws = {
-    "broadcast_in_dim": (first,),
+    "broadcast_in_dim": (first, spread_before),
     "concatenate": (first,),
     "copy": (first,),
     "dynamic_slice": (first,),

@@ -56,8 +56,16 @@ def written_between(x):
         yield lax.transpose(written, back)
 
 
+def written_and_spread(x):
+    """A window in zeros, repeated and added to others."""
+    if x.ndim:
+        written = lax.dynamic_update_slice(lax.full_like(x, 0), -x[:1], [np.int32(1)] * x.ndim)
+        yield lax.broadcast(x, (2,)) + lax.broadcast(written, (2,))
+
+
 def program(x):
-    return [twice for once in moves(x) for twice in moves(once)] + [*written_between(x)]
+    once = [twice for once in moves(x) for twice in moves(once)]
+    return [*once, *written_between(x), *written_and_spread(x)]
 
 
 @pytest.mark.slow

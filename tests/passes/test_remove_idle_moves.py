@@ -325,6 +325,66 @@ def test_an_argument_that_is_written_to_and_transposed():
     alone(REMOVE, write, "f32[2,3]", "f32[1,1]", "i32[]", fires=False)
 
 
+WRITES = {
+    **SCATTERS,
+    "a number": lambda z, v, i: z.at[i[0], 1, i[1]].add(v[0, 0, 0]),
+    "a slice": lambda z, v, i: lax.dynamic_update_slice(z, v[:2, :2], (i[0], 1, i[1])),
+    "padded": lambda z, v, i: lax.pad(v[:2, :2], 0.0, [(1, 1, 0), (3, 0, 0), (0, 0, 0)]),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_spread_before_it_is_written(write):
+    """(1) A window in zeros is repeated, not the array."""
+
+    def program(c, v, i):
+        zeros = jnp.zeros(v.shape)
+        return c + lax.broadcast(write(zeros, v, i), c.shape[: c.ndim - 3])
+
+    c, v = jnp.arange(720.0).reshape(3, 2, 4, 5, 6), 1 + jnp.arange(120.0).reshape(4, 5, 6)
+    for i in ([1, 1], [-1, 9]):
+        graph = alone(REMOVE, program, c, v, jnp.array(i), fires=True)
+        (total,) = graph.body.terminator.operands
+        assert total.op.operands[1].op.name in (
+            "scatter",
+            "scatter-add",
+            "dynamic_update_slice",
+            "pad",
+        )
+
+
+def put(array, i):
+    return array.at[i].set(7.0)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lambda c, x, i: c + lax.broadcast(put(x, i), (3,)), id="not zeros"),
+        pytest.param(lambda c, x, i: lax.broadcast(put(0 * c[0], i), (3,)), id="nothing added"),
+        pytest.param(
+            lambda c, x, i: c.T + lax.broadcast_in_dim(put(jnp.zeros(4), i), (4, 3), (0,)),
+            id="last axis",
+        ),
+        pytest.param(
+            lambda c, x, i: (
+                c + lax.broadcast_in_dim(put(jnp.zeros((1, 4)), (0, i)), (3, 4), (0, 1))
+            ),
+            id="no new axis",
+        ),
+        pytest.param(
+            lambda c, x, i: c + lax.broadcast(lax.pad(x[:2], 1.0, [(1, 1, 0)]), (3,)), id="ones"
+        ),
+        pytest.param(
+            lambda c, x, i: c + lax.broadcast(jnp.zeros(4).at[i].apply(jnp.cos), (3,)), id="applied"
+        ),
+    ],
+)
+def test_spread_as_it_is_written(program):
+    """(1) What is not zero elsewhere, or goes elsewhere than into a sum, is left."""
+    alone(REMOVE, program, "f32[3,4]", "f32[4]", "i32[]", fires=False)
+
+
 def test_a_reshape_that_divides_an_array_over_devices():
     """(1) What is made of it is divided as well."""
 

@@ -12,6 +12,7 @@ one op
 `selected_versions`         versions of an array, of which a select chooses
 `branch_writes`             the windows that branches of a cond write
 `nested`                    a write to a window that is then put back into its array
+`moved_writes`              data movement of what is written, before the write
 `one_hot`, `predicates`     masks that are true at one place; a mask at a window
 `written_masks`             masks that tell where an array was written to
 `coinciding`                windows that coincide or are disjoint

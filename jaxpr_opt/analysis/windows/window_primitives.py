@@ -13,7 +13,13 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import alike_in_both, mode_of, numbers_of, slice_sizes_of
+from jaxpr_opt.bridge.parameters import (
+    alike_in_both,
+    mode_of,
+    numbers_of,
+    padding_of,
+    slice_sizes_of,
+)
 from jaxpr_opt.bridge.slicing import write_window
 from jaxpr_opt.cost.windows import windows_of
 from jaxpr_opt.ir.graph import Op, Value
@@ -156,6 +162,34 @@ def written_transposed(
         scatter_indices_batching_dims=tuple(dim for _, dim in pairs),
     )
     value = lax.transpose(value, [moved.get(dim, dim) for dim in range(value.ndim)])
+    scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
+    (index,) = at
+    return scatter(array, index, value, there, **alike_in_both(write))
+
+
+def written_in_each(
+    write: Op, rows: Sequence[int], array: jax.Array, value: jax.Array, *at: jax.Array
+) -> jax.Array:
+    """What the result of a write, an addition or a pad is, repeated along new first axes of those
+    sizes, if the array and the value are.
+    """
+    count = len(rows)
+    if write.name == "pad":
+        return lax.pad(array, value, [*((0, 0, 0) for _ in rows), *padding_of(write)])
+    if write.name == "dynamic_update_slice":
+        return write_window(array, value, [*(0 for _ in rows), *at])
+    numbers = numbers_of(write)
+
+    def later(dims: Sequence[int]) -> tuple[int, ...]:
+        return tuple(dim + count for dim in dims)
+
+    there = lax.ScatterDimensionNumbers(
+        update_window_dims=(*range(count), *later(numbers.update_window_dims)),
+        inserted_window_dims=later(numbers.inserted_window_dims),
+        scatter_dims_to_operand_dims=later(numbers.scatter_dims_to_operand_dims),
+        operand_batching_dims=later(numbers.operand_batching_dims),
+        scatter_indices_batching_dims=numbers.scatter_indices_batching_dims,
+    )
     scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
     (index,) = at
     return scatter(array, index, value, there, **alike_in_both(write))

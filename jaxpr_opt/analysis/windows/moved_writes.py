@@ -1,0 +1,80 @@
+"""Data movement of what is written to an array, moved before the write: of the window only."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+from jax import lax
+
+from jaxpr_opt.analysis.values.algebra import Plainer
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.moves import is_taken_back
+from jaxpr_opt.analysis.windows.window_primitives import (
+    UPDATE,
+    places,
+    written_in_each,
+    written_transposed,
+)
+from jaxpr_opt.bridge.parameters import (
+    broadcast_dimensions_of,
+    combiner_of,
+    is_resharded,
+    permutation_of,
+)
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.traits import SUMS
+
+
+def written_back(op: Op) -> Plainer | None:
+    """A write into a transposed array, or an addition, whose result is transposed back, is one into
+    the array, of a transposed window.
+    """
+    write = op.operands[0].op
+    if write is None or write.name not in UPDATE:
+        return None
+    if write.name == "scatter" and combiner_of(write):
+        return None
+    array = write.operands[0]
+    # Condition 1 of remove-idle-moves.
+    if array.op is None or not is_taken_back(array.op, op):
+        return None
+    update, at = write.operands[UPDATE[write.name]], places(write)
+    moved = partial(written_transposed, write, permutation_of(op))
+    return Plainer(moved, (array.op.operands[0], update, *at))
+
+
+def spread_before(op: Op) -> Plainer | None:
+    """A window in zeros that is repeated for each row of a batch, and then added to others, is that
+    window in the zeros of each row.
+
+    `vmap` makes such an array of the cotangent of a read that is linear, beside others that are
+    not: theirs differ between the rows.
+    """
+    write, shape = op.operands[0].op, op.result.shape
+    if write is None or write.name not in {"pad", *UPDATE} or len(op.operands) > 1:
+        return None
+    users = op.result.users
+    if not users or any(user.name not in SUMS for user in users) or is_resharded(op):
+        return None
+    if write.name == "scatter" and combiner_of(write):
+        return None
+    first = len(shape) - len(write.result.shape)
+    # Condition 1 of remove-idle-moves.
+    if broadcast_dimensions_of(op) != (*range(first, len(shape)),):
+        return None
+    # Condition 1 of remove-idle-moves.
+    if shape[first:] != write.result.shape:
+        return None
+    # Condition 1 of remove-idle-moves.
+    if uniform(write.operands[1 if write.name == "pad" else 0]) != 0:
+        return None
+    rows, operands = shape[:first], write.operands
+    if write.name != "pad":
+        operands = (operands[0], operands[UPDATE[write.name]], *places(write))
+
+    def spread(array: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
+        value = value if write.name == "pad" else lax.broadcast(value, rows)
+        return written_in_each(write, rows, lax.broadcast(array, rows), value, *at)
+
+    return Plainer(spread, tuple(operands))
