@@ -59,8 +59,10 @@ def written_between(x):
 def written_and_spread(x):
     """A window in zeros, repeated and added to others."""
     if x.ndim:
-        written = lax.dynamic_update_slice(lax.full_like(x, 0), -x[:1], [np.int32(1)] * x.ndim)
-        yield lax.broadcast(x, (2,)) + lax.broadcast(written, (2,))
+        zeros = np.zeros((12, *x.shape), x.dtype)
+        written = lax.dynamic_update_slice(zeros, -x[None], [np.int32(1)] * zeros.ndim)
+        step = lambda _, c: c + lax.broadcast(written, (2,))
+        yield lax.fori_loop(0, 2, step, lax.broadcast(zeros, (2,)))
 
 
 def program(x):

@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.algebra import Plainer
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.values.moves import is_taken_back
 from jaxpr_opt.analysis.windows.window_primitives import (
     UPDATE,
@@ -22,6 +23,7 @@ from jaxpr_opt.bridge.parameters import (
     is_resharded,
     permutation_of,
 )
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op
 from jaxpr_opt.ir.traits import SUMS
 
@@ -49,13 +51,17 @@ def spread_before(op: Op) -> Plainer | None:
     window in the zeros of each row.
 
     `vmap` makes such an array of the cotangent of a read that is linear, beside others that are
-    not: theirs differ between the rows.
+    not: theirs differ between the rows. Many windows are added up before they are repeated, and
+    outside of loops the whole array is as fast.
     """
     write, shape = op.operands[0].op, op.result.shape
     if write is None or write.name not in {"pad", *UPDATE} or len(op.operands) > 1:
         return None
     users = op.result.users
     if not users or any(user.name not in SUMS for user in users) or is_resharded(op):
+        return None
+    value = write.operands[UPDATE.get(write.name, 0)]
+    if loop_of(op) is None or not cost_model().is_sparse(value.nbytes, write.result.nbytes):
         return None
     if write.name == "scatter" and combiner_of(write):
         return None
@@ -71,7 +77,7 @@ def spread_before(op: Op) -> Plainer | None:
         return None
     rows, operands = shape[:first], write.operands
     if write.name != "pad":
-        operands = (operands[0], operands[UPDATE[write.name]], *places(write))
+        operands = (operands[0], value, *places(write))
 
     def spread(array: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
         value = value if write.name == "pad" else lax.broadcast(value, rows)
