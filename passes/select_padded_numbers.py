@@ -16,8 +16,8 @@ elements at once nevertheless if one comparison tells where the number is, at an
 within a row it computes the whole sum of which the pad is one term element by element. A choice
 loads the number in any case. Sound when
 
-1. the pad has one number along the last axis, and elements before and after it; what it does along
-   other axes, it does before;
+1. the pad has one number along the last axis, elements before and after it, and nothing around it
+   along other axes;
 2. the elements are numbers or truth values, and the place of an element is a 32-bit integer;
 3. the type says of no axis that devices hold parts of it: a choice is between arrays that are
    divided in one way.
@@ -25,7 +25,7 @@ loads the number in any case. Sound when
 It fires in loops, on terms of sums.  Cost: none for rows of 16 numbers or more, which XLA computes
 together: sums of two to five terms take 0.11 to 0.4 times as long, the gradient of a stencil with
 fixed ends 0.5 to 0.9 times (400 to 40,000 numbers, matrices of 100 by 32 and 200 by 200; jax 0.10
-and 0.12).  Rows of 4 to 8 numbers take up to twice as long.  It waits for the final phase: other
+and 0.12).  Rows of 4 to 8 numbers take up to twice as long, pads along two axes up to four times.  It waits for the final phase: other
 passes know pads.
 """
 
@@ -64,8 +64,8 @@ class SelectPaddedNumbers(Pass):
         shape, value = op.result.shape, op.operands[0]
         if not shape or not is_sized((*shape, *value.shape)):
             return
-        low, high, _ = padding_of(op)[-1]
-        if value.shape[-1] != 1 or low < 1 or high < 1:  # (1)
+        *others, (low, high, _) = padding_of(op)
+        if value.shape[-1] != 1 or low < 1 or high < 1 or any(map(any, others)):  # (1)
             return
         is_term = all(user.name in ELEMENTWISE for user in op.result.users)
         if is_term and is_in_a_loop(op) and cost_model().is_padded_one_by_one(shape[-1]):
@@ -84,11 +84,9 @@ class SelectPaddedNumbers(Pass):
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
         op = match.op
-        shape, (*others, (low, _, _)) = op.result.shape, padding_of(op)
+        shape, (low, _, _) = op.result.shape, padding_of(op)[-1]
 
         def chosen(value: jax.Array, filler: jax.Array) -> jax.Array:
-            if any(any(each) for each in others):
-                value = lax.pad(value, filler, [*others, (0, 0, 0)])
             here = lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1) == low
             spread = lax.broadcast_in_dim(value, shape, range(len(shape)))
             return lax.select(here, spread, lax.broadcast(filler, shape))

@@ -55,20 +55,19 @@ def test_a_number():
 
 
 def test_a_column():
-    """(1) Other axes are padded before."""
+    """(1) Nothing is around it along other axes."""
     check_rewrite(
         SELECT,
-        added((2, -1, 1), (1, 3, 2), filler=jnp.nan),
-        "f32[2,3,1]",
+        added((0, 0, 0), (1, 3, 2), filler=jnp.nan),
+        "f32[2,6,1]",
         "f32[2,6,5]",
         diff="""
-          fn (xs:f32[2,3,1], ys:f32[2,6,5]) {
+          fn (xs:f32[2,6,1], ys:f32[2,6,5]) {
             ys1:f32[2,6,5] = scan[2] xs(x=xs, x1=ys) {
-        -     p:f32[6,5] = pad[padding_config=((2, -1, 1), (1, 3, 2))] x nan
-        +     p1:f32[6,1] = pad[padding_config=((2, -1, 1), (0, 0, 0))] x nan
+        -     p:f32[6,5] = pad[padding_config=((0, 0, 0), (1, 3, 2))] x nan
         +     i:i32[6,5] = iota[dimension=1]
         +     e:bool[6,5] = eq i 1
-        +     b:f32[6,5] = broadcast_in_dim p1
+        +     b:f32[6,5] = broadcast_in_dim x
         +     b1:f32[6,5] = broadcast_in_dim nan
         +     s:f32[6,5] = select_n e b1 b
         -     a:f32[6,5] = add p x1
@@ -123,6 +122,14 @@ def test_a_number_at_an_end(config):
     """(1) One comparison tells where it is; or it is cut off."""
     n = 1 + sum(config)
     alone(SELECT, added(config), "f32[2,1]", f"f32[2,{n}]", fires=False)
+
+
+@pytest.mark.parametrize("config", [(2, 1, 0), (-1, 0, 0), (0, 0, 1)])
+def test_pads_along_two_axes(config):
+    """(1) The other pad would be asked for each element, too."""
+    low, high, inside = config
+    rows = 3 + low + high + 2 * inside
+    alone(SELECT, added(config, (3, 1, 0)), "f32[2,3,1]", f"f32[2,{rows},5]", fires=False)
 
 
 def test_several_numbers():
