@@ -15,6 +15,7 @@ from jaxpr_opt.passes.in_place.read_before_overwriting import ReadBeforeOverwrit
 from jaxpr_opt.passes.in_place.scan_in_place import ScanInPlace
 from jaxpr_opt.passes.in_place.update_rows import UpdateRows
 from jaxpr_opt.passes.in_place.update_states import UpdateStates
+from jaxpr_opt.passes.in_place.write_apart import WriteApart
 from jaxpr_opt.passes.laws.carry_truth_values import CarryTruthValues
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.laws.fold_constants import FoldConstants
@@ -147,8 +148,7 @@ STAGES = (
     (CollapseLoops(), CountSteps()),
     # Only now can the masks of the transposed loops be compared, so that they merge too.
     (*RESIDUALS, CollapseLoops("upfront")),
-    # Residuals, now that there is one loop and one transposed loop: free sources and smaller
-    # questions, then the minimum cut, then what supplies the values that the cut relies on.
+    # Residuals of the one loop: free sources, the minimum cut, then what supplies its values.
     (
         *RESIDUALS,
         *WINDOWS,
@@ -178,7 +178,7 @@ STAGES = (
     (UpdateRows(), UpdateStates(), ScatterPaddedWindows(), *ENDS, AddInPlace(), *CLEANUP),
     (JoinScalarStacks(), SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
     # Nothing moves any more.
-    (ReadBeforeOverwriting(), ReadAfterWriting()),
+    (ReadBeforeOverwriting(), ReadAfterWriting(), WriteApart()),
     # Last: it makes `while` loops, and only the steps of a scan have known numbers.
     (ScanInPlace(), EliminateDeadCode()),
     (CompileSmallLoops(),),

@@ -25,8 +25,8 @@ loads the number in any case. Sound when
 It fires in loops, on terms of sums.  Cost: none for rows of 16 numbers or more, which XLA computes
 together: sums of two to five terms take 0.11 to 0.4 times as long, the gradient of a stencil with
 fixed ends 0.5 to 0.9 times (400 to 40,000 numbers, matrices of 100 by 32 and 200 by 200; jax 0.10
-and 0.12).  Rows of 4 to 8 numbers take up to twice as long, pads along two axes up to four times.  It waits for the final phase: other
-passes know pads.
+and 0.12).  Rows of 4 to 8 numbers take up to twice as long, pads along two axes up to four times.
+It waits for the final phase: other passes know pads.
 """
 
 from __future__ import annotations

@@ -61,6 +61,9 @@ class Eager(Sparse, Replaying):
     def is_worth_one_function(self, loop):
         return True
 
+    def is_worth_writing_apart(self, array, region):
+        return True
+
 
 EAGER = Eager(FREE)
 

@@ -1,4 +1,4 @@
-"""How a jaxpr is compiled inside another program: in place, or as one function with its loop.
+"""How a jaxpr is compiled inside another program: in place, or as a function of its own.
 
 XLA:CPU calls each op of a loop by itself, which takes longer than computing it where it is small.
 A loop that touches few bytes it compiles as one function instead, before JAX 0.12 at most 1024 of
@@ -21,8 +21,8 @@ from jaxpr_opt.bridge import compat, compat_devices, compat_guard, compat_types
 from jaxpr_opt.bridge.parameters import SMALL_LOOP
 
 small_loop_p = Primitive(SMALL_LOOP)
-"""A loop that is compiled as one function: ``small_loop[jaxpr](*args)``. It is bound after the
-final phase, so that nothing differentiates or batches it.
+"""A loop, or a write, that is compiled as one function: ``small_loop[jaxpr](*args)``. It is bound
+after the final phase, so that nothing differentiates or batches it.
 """
 small_loop_p.multiple_results = True
 small_loop_p.def_abstract_eval(
@@ -31,8 +31,19 @@ small_loop_p.def_abstract_eval(
 small_loop_p.def_impl(lambda *args, jaxpr: compat.evaluate(jaxpr, args))
 
 
+def apart(fun: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> list[Any]:
+    """The results of a function that XLA does not fuse with what reads them.
+
+    Since JAX 0.11 a barrier sees to that.  Before, XLA drops barriers before it fuses; on a CPU it
+    then is a function of its own, all of whose arguments must be read.
+    """
+    if compat_devices.KEEPS_BARRIERS:
+        return list(lax.optimization_barrier(list(fun(*operands))))
+    return in_one_function(fun, operands)
+
+
 def in_one_function(fun: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> list[Any]:
-    """The results of a function with a loop, which XLA compiles as one."""
+    """The results of a function that XLA compiles as one, with its loop."""
     jaxpr = compat.trace(fun, [compat_types.aval_of(x) for x in operands])
     return list(small_loop_p.bind(*operands, jaxpr=jaxpr))
 

@@ -296,6 +296,20 @@ ONE_FUNCTION, SMALL_LOOP = "one_function", "small_loop"
 """A parameter of our own, of loops; and the primitive that such a loop becomes."""
 
 
+APART = "apart"
+"""A parameter of our own, of writes."""
+
+
+def is_apart(op: Equation) -> bool:
+    """Whether XLA is not to fuse a write with what reads all of the array."""
+    return bool(op.params.get(APART))
+
+
+def without_ours(op: Equation) -> Mapping[str, Any]:
+    """The parameters that JAX knows."""
+    return {k: v for k, v in op.params.items() if k != APART} if is_apart(op) else op.params
+
+
 def is_one_function(op: Equation) -> bool:
     """Whether XLA is to compile a loop as one function."""
     return bool(op.params.get(ONE_FUNCTION))

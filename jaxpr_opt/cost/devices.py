@@ -121,14 +121,19 @@ class Device:
     window_apart: float = 0.0
     """Seconds longer that a window of a scatter, or of a gather at several numbers, takes in one
     function of a loop."""
+    row_apart: float = 0.0
+    """The same for a window of a gather at one number in each row of a batch."""
     one_by_one: float = 0.0
     """Seconds longer that a `tanh` of a number takes in such a function."""
     few_kernels: int = 0
     """How many kernels of a region are started in a row; of more, each waits for a thread."""
     kernel_in_a_row: float = 0.0
     """Seconds to start one of so few."""
-    row_apart: float = 0.0
-    """The same for a window of a gather at one number in each row of a batch."""
+    write_inside: float = 0.0
+    """Seconds longer that a number takes in an op which asks of it whether it is in a window that
+    is written; 0 if that shows nowhere."""
+    own_function: float = 0.0
+    """Seconds longer that a function of its own takes to start where a region has many kernels."""
     near: int = 0
     """Bytes that stay in a cache of each core, if that is known."""
     nearby: float = 0.0
@@ -187,6 +192,8 @@ CPU = Device(
     one_by_one=0.5e-9,
     few_kernels=8,
     kernel_in_a_row=12e-9,
+    write_inside=0.25e-9,
+    own_function=0 if compat_devices.KEEPS_BARRIERS else 0.4e-6,
     near=4 << 20,
     nearby=0.028e-9,
     reduces_one_by_one=True,

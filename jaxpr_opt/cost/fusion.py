@@ -194,6 +194,19 @@ def kernels(ops: Iterable[Op]) -> int:
     return max(1, sum(not (is_fused(op) or op.is_terminator) for op in ops))
 
 
+def own_kernels(region: Region) -> int:
+    """How many loops XLA makes of a region, without those of the regions in it: what it hands on is
+    one, too.
+    """
+    kept = (not (is_fused(op) or op.is_terminator or op.regions) for op in region.ops)
+    return handed_on(region) + sum(kept)
+
+
+def handed_on(region: Region) -> int:
+    """How many of the values that a region hands on are made where they are handed on."""
+    return len({v for v in region.outputs if v.op is not None and is_fused(v.op)})
+
+
 def is_fused(op: Op) -> bool:
     """Whether XLA computes an op inside its readers."""
     return is_cheap(op) or op.name in ARRANGING

@@ -8,7 +8,6 @@ program (`jaxpr_opt.cost.lowering`) and the figures of the device (`jaxpr_opt.co
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU
-from jaxpr_opt.cost.fusion import is_fused, kernels, longer_one_by_one
+from jaxpr_opt.cost.fusion import handed_on, kernels, longer_one_by_one, own_kernels
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prices import Prices, number
 from jaxpr_opt.cost.reuse import is_view
@@ -332,13 +331,12 @@ class CostModel(Prices):
         if not is_possible:
             return False
         regions = [region for op in loop.walk() for region in op.regions]
-        counts = Counter(op.region for op in ops if not is_fused(op))
-        handed = {r: len({v for v in r.outputs if v.op and is_fused(v.op)}) for r in regions}
-        in_a_row = sum(self._started_in_a_row(counts[r] + handed[r]) for r in regions)
+        in_a_row = sum(map(self._started_in_a_row, regions))
         if self.device.one_by_one * sum(map(longer_one_by_one, ops)) > in_a_row:
             return False
+        handed = sum(map(handed_on, regions))
         known = [self._computed(cost(op)) for op in ops]
-        starts = self.started(kernels(ops) + sum(handed.values()))
+        starts = self.started(kernels(ops) + handed)
         seconds = self.moved(sum(map(bytes_moved, ops))) + sum(each for each in known if each < inf)
         summed = [op for op in ops if windows_apart(op) > 1 and any(map(embedded, op.results))]
         filled = self.moved(sum(op.result.nbytes for op in summed[1:]))
@@ -347,10 +345,21 @@ class CostModel(Prices):
         saved = starts - apart - filled
         return saved >= self.device.noticed_starts * seconds
 
-    def _started_in_a_row(self, ops: int) -> float:
+    def _started_in_a_row(self, region: Region) -> float:
         """Seconds to start the ops of a region; many are not started in a row."""
-        few = ops <= self.device.few_kernels
-        return (self.device.kernel_in_a_row if few else self.device.kernel) * ops
+        count = own_kernels(region)
+        few = count <= self.device.few_kernels
+        return (self.device.kernel_in_a_row if few else self.device.kernel) * count
+
+    def is_worth_writing_apart(self, array: Value, region: Region) -> bool:
+        """Whether asking of each number of an array whether it is in a window that is written takes
+        longer than to start an op that writes it; with what it reads, and with the loop's counter,
+        these are five more.
+        """
+        stacks = len(region.owner.stacks) if isinstance(region.owner, Scan) else 0
+        few = own_kernels(region) + stacks + 5 <= self.device.few_kernels
+        start = self.device.kernel + (0.0 if few else self.device.own_function)
+        return self.device.write_inside * number(array.size) > start
 
     def is_worth_carrying(self, value: Value, ops: Sequence[Op], times: float) -> bool:
         """Whether making a value so many times more, by these ops, takes longer than handing it on

@@ -24,8 +24,10 @@ from jaxpr_opt.bridge import compat, compat_lowering, compat_types, dtypes
 from jaxpr_opt.bridge.parameters import (
     ONE_FUNCTION,
     dimension_of,
+    is_apart,
     is_one_function,
     shard_map_options,
+    without_ours,
 )
 from jaxpr_opt.ir import checkpointed
 from jaxpr_opt.ir.dataflow import inputs
@@ -87,7 +89,7 @@ def evaluate_op(op: Op, operands: Sequence[Any], bind: Bind | None = None) -> li
     if op.name == "stack" and compat_types.may_be_on_mesh():
         return [_stacked(operands, dimension_of(op))]
     given = _beside(op, _with_wide_starts(op, operands))
-    return (bind or compat.bind)(op.primitive, given, op.params)
+    return (bind or compat.bind)(op.primitive, given, dict(without_ours(op)))
 
 
 def _run(ops: Iterable[Op], env: Environment) -> None:
@@ -119,7 +121,26 @@ def _read(env: Environment, value: Value) -> Any:
 
 
 def _first_order(op: Op, env: Environment) -> list[Any]:
-    return evaluate_op(op, [_read(env, v) for v in op.operands])
+    return (_apart if is_apart(op) else evaluate_op)(op, [_read(env, v) for v in op.operands])
+
+
+def _apart(op: Op, operands: Sequence[Any]) -> list[Any]:
+    """A write that XLA does not fuse with its readers.  A function of its own reads all arguments:
+    not where a window starts along an axis that it fills.
+    """
+    # Condition 3 of write-apart.
+    given, filled = list(operands), set[int]()
+    if op.name == "dynamic_update_slice":
+        sizes = zip(op.operands[0].shape, op.operands[1].shape, strict=True)
+        filled = {2 + axis for axis, (all_, written) in enumerate(sizes) if all_ == written}
+    read = [number for number in range(len(given)) if number not in filled]
+
+    def run(*args: Any) -> list[Any]:
+        starts = {number: np.zeros((), op.operands[number].dtype) for number in filled}
+        known = starts | dict(zip(read, args, strict=True))
+        return evaluate_op(op, [known[number] for number in range(len(given))])
+
+    return compat_lowering.apart(run, [given[number] for number in read])
 
 
 def _stacked(rows: Sequence[Any], axis: int) -> Any:

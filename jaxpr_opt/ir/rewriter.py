@@ -20,6 +20,7 @@ from jax import lax
 from jax.extend.core.primitives import reshape_p
 
 from jaxpr_opt.bridge import compat, compat_source, compat_types
+from jaxpr_opt.bridge.parameters import APART
 from jaxpr_opt.ir.aliases import Aliasing
 from jaxpr_opt.ir.exporter import evaluate_ops
 from jaxpr_opt.ir.facts import note_copy
@@ -428,6 +429,11 @@ class Rewriter:
         """Have XLA compile a loop as one function."""
         mark_one_function(loop)
         self._record("modify", loop)
+
+    def set_apart(self, write: Op) -> None:
+        """Keep XLA from fusing a write with what reads the array."""
+        write.params = {**write.params, APART: True}
+        self._record("modify", write)
 
     def set_cond(self, cond: Cond, outcomes: Sequence[Outcome]) -> None:
         """Give a cond other results, each with one value per branch."""

@@ -9,6 +9,7 @@ These passes run last, when no other pass moves an op.
 `join-scalar-stacks`       scalars that a step stacks become one row
 `read-before-overwriting`  reads are ordered before the write that overwrites them
 `read-after-writing`       a write is ordered before the reads that follow
+`write-apart`              a write stays out of the ops that read all of the array
 `scan-in-place`            streamed and stacked rows stay in the array they are part of
 =========================  ============================================================
 """

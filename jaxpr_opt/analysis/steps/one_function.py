@@ -59,7 +59,7 @@ TYPES = frozenset({
 @remembered
 def unknown_op(loop: Op) -> Op | None:
     """The first op of a loop, itself included, that is not known to work; None if all are."""
-    return next((op for op in loop.walk() if not _is_known(op)), None)
+    return next((op for op in loop.walk() if not is_known(op)), None)
 
 
 def makes_large_constant(loop: Op) -> bool:
@@ -97,7 +97,8 @@ def is_long_to_compile(loop: Op) -> bool:
     return len(arrays) + len(reductions) > ARRAYS_OF_A_FUNCTION
 
 
-def _is_known(op: Op) -> bool:
+def is_known(op: Op) -> bool:
+    """Whether an op by itself is known to work."""
     values = [*op.operands, *op.results]
     if not all(
         is_sized(v.shape) and v.size and getattr(v.dtype, "name", "") in TYPES for v in values
