@@ -225,6 +225,12 @@ def two_arrays(c, u, i):
     return c + (scattered(c, u, i) + padded(c, u) + c.at[0].set(1.0))
 
 
+def written(c, u, i):
+    """XLA joins scatters that add."""
+    made = jnp.zeros_like(c).at[i].set(u, mode="promise_in_bounds", unique_indices=True)
+    return c + (scattered(c, u, i) + padded(c, u) + made)
+
+
 def new_in_each_step(c, u, i):
     return jnp.sin(c) + (scattered(c, u, i) + padded(c, u))
 
@@ -233,7 +239,7 @@ def new_in_each_step(c, u, i):
     "step",
     [
         zeros_only_below, spread, of_something, of_one_number, of_none, dense, two_arrays,
-        new_in_each_step,
+        written, new_in_each_step,
     ],
 )  # fmt: skip
 def test_other_sums(step):
@@ -274,6 +280,20 @@ def test_a_scatter_that_is_read_elsewhere():
 def test_the_array_is_read_afterwards():
     def program(c, us, idx):
         return lax.scan(lambda c, x: (ends(c, *x), c[:3]), c, (us, idx))
+
+    check_refuses(SCATTER, program, *TYPES, because="is read afterwards")
+
+
+def test_the_array_is_read_between():
+    """After it has been added to, and before the sum is done."""
+
+    def program(c, us, idx):
+        def step(c, x):
+            first = c + scattered(c, *x)
+            total = jnp.sum(c)
+            return first + padded(c, x[0]), total
+
+        return lax.scan(step, c, (us, idx))
 
     check_refuses(SCATTER, program, *TYPES, because="is read afterwards")
 
