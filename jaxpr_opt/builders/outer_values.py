@@ -11,6 +11,7 @@ from jax.extend.core.primitives import broadcast_in_dim_p
 
 from jaxpr_opt.analysis.values.constants import identity, is_undefined
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
+from jaxpr_opt.ir.devices import is_divided
 from jaxpr_opt.ir.graph import UNDEFINED, Op, Scan, Stack, Stream, Value, While
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -69,8 +70,8 @@ def _whole(stack: Stack, scan: Scan) -> Maker | None:
         return lambda rw: rw.place(Op(UNDEFINED, (), [aval]), scan).result
     stream = scan.stream_of(value)
     # Condition 1 of hoist-invariant-residuals.
-    if stream is not None:
-        return _just(stream.operand)
+    if stream is not None:  # of rows that are divided XLA has gathered those that are stacked
+        return None if is_divided(scan) else _just(stream.operand)
     # Condition 1 of hoist-invariant-residuals.
     if scan.body.defines(value):
         return None

@@ -29,8 +29,8 @@ After::
 Sound when
 
 1. a stack: its value is defined outside the loop, and it becomes one broadcast; or its value is
-   unspecified, and so is the stack; or its value is the row of a stream, and it becomes the
-   stream's operand;
+   unspecified, and so is the stack; or its value is the row of a stream that XLA does not divide
+   over devices, and it becomes the stream's operand;
 2. a stream: its operand repeats one row, and every step reads that row; or it is unspecified;
 3. a carry: `next` is the carry itself or its initial value; then it has that value at every step
    and after the loop, even if no step is taken;

@@ -217,6 +217,7 @@ def scanned(step):
 
 NOT_ASKED = {
     "a step that does something": lambda h, z: (0.9 * h + z[1][:, None] * z[0], None),
+    "what is added": lambda h, z: (h + z[1][:, None], None),
     "what is divided by": lambda h, z: (h + z[1][:, None] / z[1][:, None], None),
     "a number for each element": lambda h, z: (h + z[0] * jnp.tanh(h), None),
 }
@@ -230,9 +231,17 @@ def test_what_is_not_asked(step):
 def test_a_number_of_each_step():
     """It is rather a rate, unless it is subtracted from one."""
     rate = lambda h, z: (h + z[1] * (z[0] - h), None)
-    alone(ASK, scanned(rate), "f32[2,3]", "f32[6,2,3]", "f32[6]", fires=False)
+    step = lambda h, z: (h + z[1] * (z[0] - z[1]), None)
+    for each in (rate, step):
+        alone(ASK, scanned(each), "f32[2,3]", "f32[6,2,3]", "f32[6]", fires=False)
     blend = lambda h, z: (z[1] * z[0] + (1 - z[1]) * h, None)
     alone(ASK, scanned(blend), "f32[2,3]", "f32[6,2,3]", "f32[6]", fires=True)
+
+
+def test_a_mask_that_is_moved():
+    step = lambda h, z: (h + z[1][:, None] * (z[0] - h), None)
+    program = lambda h, rows, mask: scanned(step)(h, rows, mask.T[::-1])
+    alone(ASK, program, "f32[2,3]", "f32[6,2,3]", "f32[2,6]", fires=True)
 
 
 def test_what_the_program_computes():

@@ -14,9 +14,9 @@ from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.insight.journal import collect_journals
 from jaxpr_opt.ir.graph import Cond, Scan
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes import DEFAULT
+from jaxpr_opt.passes import CLEANUP, DEFAULT
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
-from jaxpr_opt.testing import check_refuses, check_rewrite, traced
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 from tests.passes.dummies import anything
 
@@ -116,6 +116,17 @@ def test_stack_that_repeats_a_stream_is_the_stream():
           }
         """,
     )
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_stack_that_repeats_a_stream_that_may_be_divided(divided):
+    """(1) XLA gathers the rows of each loop: those that are stacked have been."""
+    program = lambda c, xs: lax.scan(lambda c, x: (c * x, x * 1.0), c, xs)
+    graph = import_jaxpr(traced(program, "f32[3]", "f32[8,3]"))
+    graph.divided = divided
+    run_alone((*CLEANUP, HOIST), graph)
+    (scan,) = (op for op in graph.walk() if isinstance(op, Scan))
+    assert bool(scan.stacks) is divided
 
 
 def test_stream_of_a_broadcast_is_read_directly():
