@@ -147,10 +147,10 @@ def test_a_larger_budget_never_costs_more_in_random_programs(seed, monkeypatch):
     monkeypatch.setattr(pipeline, "plan", lambda *args: plans.append(real(*args)) or plans[-1])
     with settings.override(strict=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the least may be more
-        for part in (0.9, 0.6, 0.4, 0.2, 0.1, 0.02):
+        for part in (0.9, 0.4, 0.1, 0.02):
             optimize(program, memory=part).lower(*arguments)
     chosen = [plan.chosen for plan in plans]
-    assert len(chosen) == 6
+    assert len(chosen) == 4
     assert [each.seconds for each in chosen] == sorted(each.seconds for each in chosen)
     assert [each.flops for each in chosen] == sorted(each.flops for each in chosen)
     kilobyte = 1024  # by which estimates of so small programs are off
