@@ -46,6 +46,15 @@ def warped(x: Array, y: Array) -> Array:
     return lax.scan(row, jnp.cumsum(costs[0]), costs[1:])[0]
 
 
+def forgotten(strengths: Array, seen: Array, rate: Array) -> Any:
+    """What is seen is known again, and all is forgotten a little."""
+
+    def step(strengths: Array, item: Array) -> Any:
+        return strengths.at[item].set(1.0) * rate, strengths[item]
+
+    return lax.scan(step, strengths, seen)
+
+
 def driven(curve: Array, x: Array, pushes: Array) -> Any:
     """Bodies on springs whose characteristic curve is a table, which a step reads between knots."""
     knots = jnp.arange(len(curve)) - len(curve) / 2
@@ -350,6 +359,7 @@ PROGRAMS: dict[str, Entry] = {
     "greedy": forward(greedy, normal(200, 16), below(200, 100)),
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
     "warped": entry(warped, normal(40), normal(40, seed=1)),
+    "forgotten": entry(forgotten, normal(2000), below(2000, 300), abs(normal())),
     "driven": entry(driven, normal(4096), normal(8), normal(200)),
     "common subsequence": forward(common_subsequence, below(4, 40), below(4, 50, seed=1)),
     "knapsack": entry(knapsack, normal(40), below(60, 40) + 1),
