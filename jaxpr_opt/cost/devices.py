@@ -94,6 +94,8 @@ class Device:
     sums_by_library: bool = False
     """Whether a library reduces arrays of floats, so that what it does not know is in memory; and
     random numbers, cumulative sums and scatters take memory while they run."""
+    slow_function: float = 0.0
+    """Seconds longer that a number of `sin` takes than of `exp`."""
     turned: float = 0.0
     """Seconds of one floating point operation of a convolution that is laid out otherwise, in a
     loop; 0 if it is that of a product."""
@@ -171,6 +173,7 @@ CPU = Device(
     arithmetic=0.036e-9,
     transcendental=0.25e-9,
     kernel=76e-9,
+    slow_function=5.4e-9,
     step=0.3e-6,
     fused_step=37.5e-9,
     fused_bytes=1 << 18,

@@ -127,6 +127,16 @@ of a complex number: `exp` 6.4 ns on a CPU instead of 0.4, `tanh` 8.1 instead of
 instead of 0.2, `log` 22 instead of 0.5."""
 
 
+SLOW = {"acos": 2, "asin": 1, "atan": 1, "atan2": 2, "cbrt": 1, "cos": 1, "sin": 1, "tan": 2}
+"""Functions that XLA:CPU computes number by number, and in how many times the time of `sin`."""
+
+
+def slow_values(op: Op) -> int:
+    """How many values of `sin` take as long as those of such a function; 0 of another op."""
+    is_slow = op.name in SLOW and is_sized(op.result.shape)
+    return SLOW[op.name] * op.result.size if is_slow else 0
+
+
 def _functions(op: Op, values: int | None) -> int | None:
     """Functions of real numbers that take as long as those that an op computes; a complex quotient
     is arithmetic.

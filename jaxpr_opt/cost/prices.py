@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxpr_opt.cost.fusion import kernels
 from jaxpr_opt.cost.lowering import Lowering
-from jaxpr_opt.cost.ops import Cost, cost
+from jaxpr_opt.cost.ops import Cost, cost, slow_values
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.windows import bytes_moved
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
@@ -120,7 +120,8 @@ class Prices(Lowering):
             return self.repeated([op])
         made = sum(v.nbytes for v in op.results)
         start = self.device.kernel + (self.device.product if cost(op).products else 0.0)
-        return start + self.repeated([op]) + self.moved(made)
+        slow = self.device.slow_function * slow_values(op)
+        return start + self.repeated([op]) + slow + self.moved(made)
 
     def apart(self, items: Iterable[Op]) -> float:
         """Seconds to compute functions of numbers one step at a time: one core does, and where few

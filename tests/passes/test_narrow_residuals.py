@@ -1127,7 +1127,7 @@ def by_a_loop(x):
 def test_what_is_not_repeated_where_memory_is_far(made):
     """(2) What keeps a boundary, and loops, which only a budget lets repeat."""
     with using(FAR):
-        alone(NARROW, stacking(jnp.sin), *TYPES, fires=True)
+        alone(NARROW, stacking(jnp.tanh), *TYPES, fires=True)
         alone(NARROW, stacking(made), *TYPES, fires=False)
 
 
