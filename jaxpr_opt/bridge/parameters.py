@@ -305,9 +305,9 @@ def is_apart(op: Equation) -> bool:
     return bool(op.params.get(APART))
 
 
-def without_ours(op: Equation) -> Mapping[str, Any]:
-    """The parameters that JAX knows."""
-    return {k: v for k, v in op.params.items() if k != APART} if is_apart(op) else op.params
+def without_ours(op: Equation) -> dict[str, Any]:
+    """The parameters of a write that JAX knows."""
+    return {k: v for k, v in op.params.items() if k != APART}
 
 
 def is_one_function(op: Equation) -> bool:

@@ -108,6 +108,10 @@ class CostModel(Prices):
         """Whether moving all of an array takes no longer than moving windows of it one by one."""
         return self.device.bulk * number(windows) >= array
 
+    def outlasts(self, nbytes: float, ops: int) -> bool:
+        """Whether moving so many bytes takes clearly longer than starting so many ops."""
+        return self.moved(nbytes) >= self.doubtful(self.started(ops))
+
     def is_noticed(self, part: float, whole: float) -> bool:
         """Whether moving a part less shows in the time that the whole takes."""
         return whole <= self.device.noticed * number(part)

@@ -89,7 +89,8 @@ def evaluate_op(op: Op, operands: Sequence[Any], bind: Bind | None = None) -> li
     if op.name == "stack" and compat_types.may_be_on_mesh():
         return [_stacked(operands, dimension_of(op))]
     given = _beside(op, _with_wide_starts(op, operands))
-    return (bind or compat.bind)(op.primitive, given, dict(without_ours(op)))
+    params = without_ours(op) if is_apart(op) else op.params
+    return (bind or compat.bind)(op.primitive, given, params)
 
 
 def _run(ops: Iterable[Op], env: Environment) -> None:
@@ -129,18 +130,19 @@ def _apart(op: Op, operands: Sequence[Any]) -> list[Any]:
     not where a window starts along an axis that it fills.
     """
     # Condition 3 of write-apart.
-    given, filled = list(operands), set[int]()
-    if op.name == "dynamic_update_slice":
+    filled = set[int]()
+    if op.name in _STARTS:
         sizes = zip(op.operands[0].shape, op.operands[1].shape, strict=True)
-        filled = {2 + axis for axis, (all_, written) in enumerate(sizes) if all_ == written}
-    read = [number for number in range(len(given)) if number not in filled]
+        first = _STARTS[op.name]
+        filled = {first + axis for axis, (all_, written) in enumerate(sizes) if all_ == written}
+    read = [number for number in range(len(operands)) if number not in filled]
 
     def run(*args: Any) -> list[Any]:
         starts = {number: np.zeros((), op.operands[number].dtype) for number in filled}
         known = starts | dict(zip(read, args, strict=True))
-        return evaluate_op(op, [known[number] for number in range(len(given))])
+        return evaluate_op(op, [known[number] for number in range(len(operands))])
 
-    return compat_lowering.apart(run, [given[number] for number in read])
+    return compat_lowering.apart(run, [operands[number] for number in read])
 
 
 def _stacked(rows: Sequence[Any], axis: int) -> Any:

@@ -162,7 +162,7 @@ def check_primitive(op: Op, report: Report) -> None:
 
     Left out: ops with effects or on refs, and those in a `shard_map`, whose axes are not bound.
     """
-    primitive, params = op.primitive, dict(without_ours(op))
+    primitive, params = op.primitive, without_ours(op)
     if type(op) is not Op or primitive is None or op.effects or _inside_shard_map(op):
         return
     if any(compat_types.is_ref(v.aval) for v in (*op.operands, *op.results)):

@@ -119,6 +119,4 @@ def _is_large(found: Descent) -> bool:
     """Whether moving the array takes longer than starting the ops that read, sum and write rows:
     five for each piece.
     """
-    prices = cost_model()
-    started = prices.started(5 * len(found.pieces))
-    return prices.moved(found.array.nbytes) >= prices.doubtful(started)
+    return cost_model().outlasts(found.array.nbytes, 5 * len(found.pieces))

@@ -49,7 +49,7 @@ from jaxpr_opt.analysis.steps.one_function import is_known
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
-from jaxpr_opt.analysis.windows.window_primitives import WRITES
+from jaxpr_opt.analysis.windows.window_primitives import UPDATE, WRITES, places
 from jaxpr_opt.bridge.parameters import is_apart
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import is_view
@@ -80,15 +80,13 @@ class WriteApart(Pass):
 
     def refuse(self, match: Match) -> str | None:
         op, array = match.op, match.op.operands[0]
-        update, *places = (
-            op.operands[1:] if op.name == "dynamic_update_slice" else op.operands[:0:-1]
-        )
+        update = op.operands[UPDATE[op.name]]
         assert op.region is not None
         if is_read_after(array, op) or not _is_own(array, op):  # (2)
             return f"{array.label} cannot be written in place"
         if windows_apart(op) > 1 or not is_known(op) or update.size >= array.size:  # (3)
             return "XLA would not make it a function of its own"
-        if all(uniform(place) is not None for place in places):
+        if all(uniform(place) is not None for place in places(op)):
             return "the place is known when the program is compiled"
         if any(map(_is_turned, users_through(op.result, _computes))):
             return "its readers compute numbers one by one, as they read another array across"
