@@ -29,21 +29,11 @@ class _Made(NamedTuple):
     """The loops of the pieces, in order of steps."""
 
 
-def without_last(found: Replay, rest: int, rw: Rewriter) -> Replay:
-    """Move the last steps of a loop, and of the loops that read its residuals, to loops of their
-    own; return what is left of it.
+def split_off(found: Replay, steps: int, rw: Rewriter, *, first: bool = False) -> Replay:
+    """Move the last steps of a loop (`first`: the first ones), and of the loops that read its
+    residuals, to loops of their own; return what is left of it.
     """
-    first, _ = in_two(found, found.scan.length - rest, rw)
-    return _left(first)
-
-
-def without_rest(found: Replay, rest: int, rw: Rewriter) -> Replay:
-    """The same of the last rows: of a loop in reverse these are the first steps."""
-    first, others = in_two(found, rest if found.scan.reverse else found.scan.length - rest, rw)
-    return _left(others if found.scan.reverse else first)
-
-
-def _left(scan: Scan) -> Replay:
+    scan = in_two(found, steps if first else found.scan.length - steps, rw)[first]
     left = replay(scan)
     assert left is not None, f"nothing reads the residuals of {scan} beside the steps split off"
     return left

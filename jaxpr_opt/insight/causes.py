@@ -17,7 +17,7 @@ from typing import Literal
 
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.insight.saved import Saved, inside
-from jaxpr_opt.ir.dataflow import backward_slice, inputs
+from jaxpr_opt.ir.dataflow import backward_slice, inputs, source_through
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Constant, Graph, Op, Region, Scan, Value
 from jaxpr_opt.ir.traits import IN_PLACE, is_data_movement
@@ -109,9 +109,7 @@ def _is_top(region: Region | None) -> bool:
 
 def _buffer(loop: Scan, row: Value) -> Value | None:
     """The carry that a row is a version of, if the loop writes to it in place."""
-    version: Value = row
-    while version.op is not None and version.op.name in IN_PLACE:
-        version = version.op.operands[0]
+    version = source_through(row, lambda op: op.name in IN_PLACE)
     carry = next((c for c in loop.carries if c.param is version), None)
     if carry is None:
         return None

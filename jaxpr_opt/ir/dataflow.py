@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Op, Region, Value
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value
 
 
 def inputs(op: Op) -> tuple[Value, ...]:
@@ -30,6 +30,25 @@ def users_through(value: Value, passes_on: Callable[[Op], bool]) -> Iterator[Op]
     for each in pending:
         yield from each.users
         pending += [user.result for user in each.users if passes_on(user)]
+
+
+def source_through(value: Value, passes_on: Callable[[Op], bool]) -> Value:
+    """What ops that pass on their first operand make a value of."""
+    while value.op is not None and passes_on(value.op):
+        value = value.op.operands[0]
+    return value
+
+
+def other_side(value: Value) -> Value | None:
+    """The array that a loop streams, for its row; the row that a loop stacks, for its array; None
+    for any other value.
+    """
+    op, owner = value.op, value.region.owner if value.region is not None else None
+    if isinstance(op, Scan):
+        stack = op.stack_of(value)
+        return stack.value if stack is not None else None
+    stream = owner.stream_of(value) if isinstance(owner, Scan) else None
+    return stream.operand if stream is not None else None
 
 
 def depending_on(values: Iterable[Value], ops: Iterable[Op]) -> dict[Op, None]:

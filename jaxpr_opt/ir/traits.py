@@ -296,11 +296,16 @@ def is_pure(op: Op) -> bool:
     return op.name not in _FIXED and not op.effects
 
 
-def may_be_skipped(op: Op) -> bool:
-    """Whether a step with the op itself may be left out: it has no effects. A barrier only says
-    what is computed together.
+def are_pure(ops: Iterable[Op]) -> bool:
+    """Whether all of these ops are pure. What ends a region is not asked: it stays there."""
+    return all(op.is_terminator or is_pure(op) for op in ops)
+
+
+def may_skip_steps(loop: Scan) -> bool:
+    """Whether steps of a loop may be left out: they have no effects. A barrier only says what is
+    computed together.
     """
-    return is_pure(op) or op.name == BARRIER or op.is_terminator
+    return are_pure(op for op in loop.body.walk() if op.name != BARRIER)
 
 
 def is_mergeable(op: Op) -> bool:
@@ -366,7 +371,7 @@ def can_move(op: Op) -> bool:
     """Whether the op, with everything inside it, may run earlier or later, if under the same
     conditions and as often.
     """
-    return not communicates(op) and all(is_pure(each) or each.is_terminator for each in op.walk())
+    return not communicates(op) and are_pure(op.walk())
 
 
 @remembered

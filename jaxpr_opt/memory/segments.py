@@ -15,7 +15,7 @@ from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.builders.any_row import any_true
-from jaxpr_opt.builders.pieces import without_last
+from jaxpr_opt.builders.pieces import split_off
 from jaxpr_opt.builders.skipped_steps import is_taken
 from jaxpr_opt.ir.graph import Op, Region, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -33,7 +33,7 @@ def replay_in_segments(
     the loops skip, if a segment is to be skipped with its first step.
     """
     if rest := found.scan.length % length:
-        found = without_last(found, rest, rw)
+        found = split_off(found, rest, rw)
     rows = [_stacked(found.scan, value, rw) for value in found.told]
     places = [found.scan.stacks.index(stack) for stack in found.stacks]
     streams = [found.scan.streams.index(stream) for stream in found.streams]

@@ -68,7 +68,7 @@ from jaxpr_opt.insight.weighing import takes_more
 from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized
 from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import may_be_skipped
+from jaxpr_opt.ir.traits import may_skip_steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +107,7 @@ class ScanInPlace(Pass):
         assert isinstance(scan, Scan)
         if unroll_of(scan) != 1:
             return "the scan asks to be unrolled"  # (3)
-        if not all(map(may_be_skipped, scan.body.walk())):
+        if not may_skip_steps(scan):
             return "a step has effects"  # (3)
         if any(p.is_result for p in match.places.values()) and _takes_more(scan):
             return "the room of a result, where rows would be written, holds more until then"

@@ -55,7 +55,7 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.windows import windows_apart
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.dataflow import users_through
+from jaxpr_opt.ir.dataflow import source_through, users_through
 from jaxpr_opt.ir.graph import Op, Phase, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, REDUCING, is_broadcast
@@ -118,7 +118,6 @@ def _is_own(array: Value, op: Op) -> bool:
     """Whether the loop carries the array, or the step computes it."""
     loop = loop_of(op)
     assert loop is not None
-    while array.op is not None and array.op.name in WRITES:
-        array = array.op.operands[0]
+    array = source_through(array, lambda maker: maker.name in WRITES)
     is_made = array.op is not None and array.op.region is op.region and not is_broadcast(array.op)
     return is_made or is_updated_in(array, loop)

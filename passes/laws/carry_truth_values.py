@@ -47,13 +47,14 @@ from jaxpr_opt.analysis.residuals.repeated_ops import READS
 from jaxpr_opt.analysis.values.flags import (
     asked,
     is_flag,
-    negated,
+    is_negation,
     source_of,
 )
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.flag_rows import carry_truth, read_root, stack_root
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.dataflow import users_through
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -143,15 +144,15 @@ def _is_asked(value: Value) -> bool:
     """Whether a comparison tells whether a value, or a view of it, is zero or one, or it is a
     factor (2).
     """
-    pending = [value]
-    for each in pending:
-        for user in each.users:
-            question = asked(user) if user.operands else None
-            is_factor = user.name == "mul" and dtypes.is_inexact(each.dtype)
-            if is_factor or (question is not None and question[0] is each):  # (2)
-                return True
-            if user.name in VIEWING | {"convert_element_type"} or (
-                user.name == "sub" and negated(user.result) is each
-            ):
-                pending += user.results
-    return False
+    users = users_through(value, _keeps_truth)
+    return any(_is_product(user) or asked(user) is not None for user in users)  # (2)
+
+
+def _keeps_truth(op: Op) -> bool:
+    """Whether of a flag the op makes one that tells the same."""
+    is_moved = op.name in VIEWING or op.name == "convert_element_type"
+    return is_moved or is_negation(op)
+
+
+def _is_product(op: Op) -> bool:
+    return op.name == "mul" and dtypes.is_inexact(op.result.dtype)

@@ -40,9 +40,10 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.steps.given_masks import may_be_a_mask
 from jaxpr_opt.analysis.steps.skips import is_skipped_at
-from jaxpr_opt.analysis.values.flags import negated
+from jaxpr_opt.analysis.values.flags import is_negation
 from jaxpr_opt.builders.flag_rows import asked_about
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.dataflow import users_through
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Value
 from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -88,11 +89,5 @@ class AskAboutFactors(Pass):
 
 def _made_of(row: Value) -> set[str]:
     """What is made of a row, or of its moves: products, and differences from one."""
-    pending, names = [row], set[str]()
-    for each in pending:
-        for user in each.users:
-            if user.name in VIEWING:
-                pending += user.results
-            elif user.name == "mul" or (user.name == "sub" and negated(user.result) is each):
-                names.add(user.name)
-    return names
+    users = users_through(row, lambda op: op.name in VIEWING)
+    return {op.name for op in users if op.name == "mul" or is_negation(op)}

@@ -64,7 +64,7 @@ from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Stream
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import may_be_skipped, may_depend_on
+from jaxpr_opt.ir.traits import may_depend_on, may_skip_steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +103,7 @@ class BeginAtCotangents(Pass):
             return f"the loop has {scan.length} steps only"
         if steps_asked_at_once(scan) is None:
             return "it asks to be unrolled"
-        if not all(map(may_be_skipped, scan.body.walk())):  # (3)
+        if not may_skip_steps(scan):  # (3)
             return "a step has effects"
         for stream in match.found.streams:
             if not may_depend_on(stream.param, scan.body.ops, scan):  # (3)

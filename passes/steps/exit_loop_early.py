@@ -90,7 +90,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import may_be_skipped, may_depend_on
+from jaxpr_opt.ir.traits import may_depend_on, may_skip_steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +133,7 @@ class ExitLoopEarly(Pass):
             return (
                 "XLA may divide the rows of its predicate over devices, which would ask each other"
             )
-        if not all(map(may_be_skipped, scan.body.walk())):  # (3)
+        if not may_skip_steps(scan):  # (3)
             return "a step has effects"
         if skip.products and (reason := why_not_asked(skip)) is not None:  # (13)
             return reason

@@ -44,7 +44,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.graph import Carry, Op, Phase, Use, Value, While, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_arithmetic, is_broadcast, is_cheap, is_mergeable, is_pure
+from jaxpr_opt.ir.traits import are_pure, is_arithmetic, is_broadcast, is_cheap, is_mergeable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ class RotateLoops(Pass):
 
     def refuse(self, match: Shared) -> str | None:
         assert isinstance(match.op, While)
-        if any(not is_pure(op) and not op.is_terminator for op in match.op.predicate.walk()):
+        if not are_pure(match.op.predicate.walk()):
             return "the predicate has effects"  # (2)
         model = cost_model()
         carried = model.moved(sum(v.nbytes for v in match.read))

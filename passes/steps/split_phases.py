@@ -48,7 +48,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.residuals.phases import Division, Phases, divided, phases_of
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.bridge.parameters import unroll_of
-from jaxpr_opt.builders.pieces import divide, without_rest
+from jaxpr_opt.builders.pieces import divide, split_off
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -92,7 +92,8 @@ class SplitPhases(Pass):
         found, division = match.phases.replay, match.phases.division
         known = match.phases.known
         if division.rest:
-            found = without_rest(found, division.rest, rw)
+            # The rest are the last rows: of a loop in reverse, the first steps.
+            found = split_off(found, division.rest, rw, first=found.scan.reverse)
             known = divided(found, division).known
         divide(found, division, rw, known)
 

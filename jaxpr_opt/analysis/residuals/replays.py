@@ -17,7 +17,7 @@ from jaxpr_opt.analysis.values.rounding import (
 from jaxpr_opt.ir.dataflow import backward_slice, inputs
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Scan, Stack, Stream, Use, Value
-from jaxpr_opt.ir.traits import COMPARISONS, communicates, is_broadcast, is_pure
+from jaxpr_opt.ir.traits import COMPARISONS, are_pure, communicates, is_broadcast
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ class Replay:
             return "XLA may round otherwise in the other loop what is compared there"
         for op in self.ops:
             # Condition 2 of replay-segments.
-            if not all(each.is_terminator or is_pure(each) for each in op.walk()):
+            if not are_pure(op.walk()):
                 return f"replaying the loop would repeat {op.name}"
             # Condition 2 of replay-segments.
             if communicates(op):

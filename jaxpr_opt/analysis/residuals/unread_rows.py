@@ -31,9 +31,9 @@ from jaxpr_opt.ir.traits import (
     BARRIER,
     LAYING,
     can_move,
-    may_be_skipped,
     may_depend_on,
     may_not_end,
+    may_skip_steps,
 )
 
 
@@ -128,7 +128,7 @@ def _only_feeds(scan: Scan, skip: Skip) -> bool:
     if not may_depend_on(skip.predicate, scan.body.ops, scan):
         return False
     # Condition 10 of exit-loop-early.
-    return all(map(may_be_skipped, scan.body.walk()))
+    return may_skip_steps(scan)
 
 
 def is_by_zeros(skip: Skip) -> bool:

@@ -19,11 +19,10 @@ from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.analysis.values.ranges import RANGES, is_ranged
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.devices import is_divided, is_manual
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import LAYING
-
-_LAYING = LAYING | {"rev", "transpose"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +68,7 @@ def factors(skip: Skip) -> Factors | str:
             changing[value] = skipped[nexts[value]]
             pending.append(changing[value])
         elif value.owner is body or not body.defines(value):
-            read[value] = _as_it_lies(streams.get(value, value))
+            read[value] = source_through(streams.get(value, value), _has_same_numbers)
         # Condition 13 of exit-loop-early.
         elif value.op is None or value.op.name not in RANGES:
             return f"it is not known how large {value.label} may be"
@@ -82,11 +81,9 @@ def factors(skip: Skip) -> Factors | str:
     return Factors(values, read, changing, tuple(ops))
 
 
-def _as_it_lies(array: Value) -> Value:
-    """An array of the same numbers, before they were moved and repeated."""
-    while array.op is not None and array.op.name in _LAYING:
-        array = array.op.operands[0]
-    return array
+def _has_same_numbers(op: Op) -> bool:
+    """Whether the result has the numbers of the operand, moved and repeated, and no others."""
+    return op.name in LAYING or op.name in ("rev", "transpose")
 
 
 def why_not_asked(skip: Skip) -> str | None:

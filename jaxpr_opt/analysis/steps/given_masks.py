@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.ir.graph import Graph, Scan, Value
+from jaxpr_opt.ir.dataflow import other_side, source_through
+from jaxpr_opt.ir.graph import Graph, Value
 from jaxpr_opt.ir.traits import VIEWING
 
 
@@ -20,16 +21,8 @@ def _is_given(array: Value) -> bool:
     """Whether an array is an argument, or rows of one, moved, which a loop may have read and
     stacked.
     """
-    while True:
-        op = array.op
-        owner = array.region.owner if op is None and array.region is not None else op
-        if owner is None or isinstance(owner, Graph):
-            return True
-        if isinstance(owner, Scan) and (stack := owner.stack_of(array)) is not None:
-            array = stack.value
-        elif isinstance(owner, Scan) and (stream := owner.stream_of(array)) is not None:
-            array = stream.operand
-        elif op is not None and op.name in VIEWING:
-            array = op.operands[0]
-        else:
-            return False
+    source: Value | None = array
+    while source is not None:
+        array = source_through(source, lambda op: op.name in VIEWING)
+        source = other_side(array)
+    return array.op is None and (array.region is None or isinstance(array.region.owner, Graph))

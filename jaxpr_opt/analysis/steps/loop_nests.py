@@ -17,7 +17,7 @@ from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.ir.dataflow import backward_slice, reads
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import UNDEFINED, Carry, Op, Scan, Stack, Value
-from jaxpr_opt.ir.traits import is_pure, is_speculable
+from jaxpr_opt.ir.traits import are_pure, is_speculable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,7 @@ def one_loop(outer: Scan, nest: Nest) -> OneLoop | str:
     # Condition 5 of collapse-loops.
     if any(unroll_of(loop) != 1 for loop in (outer, inner)):
         return "the scan asks to be unrolled"
-    if any(not is_pure(op) and not op.is_terminator for op in outer.body.walk()):
+    if not are_pure(outer.body.walk()):
         # Conditions 1, 5 of collapse-loops.
         return "the outer step does more than running the inner loop"
     carries = _paired_carries(nest)

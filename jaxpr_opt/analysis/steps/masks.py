@@ -14,6 +14,7 @@ from itertools import pairwise
 from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Splat
+from jaxpr_opt.analysis.values.flags import compared_with_zero
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import dimensions_of, starts_of, strides_of
 from jaxpr_opt.ir.facts import remembered
@@ -48,11 +49,12 @@ def implies(q: Prefix, p: Prefix) -> bool:
 
 def tested_value(predicate: Value) -> Value | None:
     """The value that a predicate converts, or compares with 0; None if it does neither."""
-    while (op := predicate.op) is not None and op.name in ("convert_element_type", "ne"):
-        if op.name == "ne" and not _is_zero(op.operands[1]):
-            return None
-        predicate = op.operands[0]
-    return predicate
+    tested: Value | None = predicate
+    while tested is not None and (op := tested.op) is not None:
+        if op.name not in ("convert_element_type", "ne"):
+            break
+        tested = compared_with_zero(tested) if op.name == "ne" else op.operands[0]
+    return tested
 
 
 def steps_mask(skip: Skip) -> Prefix | None:

@@ -21,6 +21,7 @@ from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.induction import bounds
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, exponent_of, filled_by
+from jaxpr_opt.ir.dataflow import other_side, source_through
 from jaxpr_opt.ir.facts import memory
 from jaxpr_opt.ir.graph import Cond, Op, Remat, Scan, Value, While
 from jaxpr_opt.ir.traits import VIEWING
@@ -109,10 +110,14 @@ def _parts_of(value: Value) -> Parts:
     if made_of is not None or op is None:
         return made_of
     if op.name == "pow":
-        low = bounds(whole_number(op.operands[1]))
+        low = bounds(source_through(op.operands[1], _is_converted))
         return op.operands[:1] if low is not None and low[0] >= 0 else None
     other = op.operands[0] if op.name == "sqrt" else negated(value)
     return (other,) if other is not None else None
+
+
+def _is_converted(op: Op) -> bool:
+    return op.name == "convert_element_type" or op.name in VIEWING
 
 
 def _is_number(value: Value) -> bool:
@@ -139,23 +144,14 @@ def _kept(value: Value) -> Parts:
     return None
 
 
-def whole_number(value: Value) -> Value:
-    """The integers that numbers are conversions of, and moves, if they are."""
-    while value.op is not None and value.op.name in VIEWING | {"convert_element_type"}:
-        (value,) = value.op.operands[:1]
-    return value
-
-
 def _in_region(value: Value) -> tuple[Value, ...] | None:
     """The same of what a loop, or a checkpoint, begins a step with or ends with."""
     owner = value.op if value.op is not None or value.region is None else value.region.owner
     if isinstance(owner, Remat):
         sources = owner.body.outputs if value.op is owner else owner.operands
         return (sources[value.position],)
-    if isinstance(owner, Scan) and (stream := owner.stream_of(value)) is not None:
-        return (stream.operand,)
-    if isinstance(owner, Scan) and (stack := owner.stack_of(value)) is not None:
-        return (stack.value,)
+    if (rows := other_side(value)) is not None:
+        return (rows,)
     if isinstance(owner, Scan | While):
         carry = owner.carries[value.position]
         return carry.init, carry.next
@@ -183,6 +179,11 @@ def negated(value: Value) -> Value | None:
     """The value `a` of ``1 - a``."""
     difference = _operands(value, "sub")
     return difference[1] if difference and _is_one_of(difference[0], 1) else None
+
+
+def is_negation(op: Op) -> bool:
+    """Whether an op is ``1 - a``."""
+    return op.name == "sub" and _is_one_of(op.operands[0], 1)
 
 
 def asked(op: Op) -> tuple[Value, bool] | None:

@@ -33,6 +33,7 @@ from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import dimension_of, is_in_order, starts_of, strides_of
 from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.dataflow import other_side
 from jaxpr_opt.ir.facts import memory, remembered
 from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Value
 
@@ -293,7 +294,7 @@ class _Search:
             return _extremes(numbers) if numbers is not None else _uniform_bounds(value)
         op = value.op
         if op is None or isinstance(op, Scan):
-            source = _source(value)
+            source = other_side(value)
             return self.bounds(source, depth) if source is not None else None
         if op.name in SAME_ELEMENTS:
             return self.bounds(op.operands[0], depth)
@@ -387,17 +388,6 @@ def _added(end: Value, start: Value) -> int | None:
         else:
             return None
     return None
-
-
-def _source(value: Value) -> Value | None:
-    """The array whose elements these are: a stream's operand, or the value that is stacked."""
-    op = value.op
-    if isinstance(op, Scan):
-        stack = op.stack_of(value)
-        return stack.value if stack is not None else None
-    owner = value.region.owner if value.region is not None else None
-    stream = owner.stream_of(value) if isinstance(owner, Scan) else None
-    return stream.operand if stream is not None else None
 
 
 def _table(rows: Value, nest: Nest) -> Value | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.graph import Op, Value
 
 
@@ -13,6 +14,4 @@ def is_noop_cast(op: Op) -> bool:
 
 def original(version: Value) -> Value:
     """The value that a version is another name of."""
-    while version.op is not None and is_noop_cast(version.op):
-        version = version.op.operands[0]
-    return version
+    return source_through(version, is_noop_cast)

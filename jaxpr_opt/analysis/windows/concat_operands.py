@@ -21,6 +21,7 @@ from jaxpr_opt.bridge.parameters import (
     strides_of,
 )
 from jaxpr_opt.bridge.slicing import read_window
+from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import VIEWING
 
@@ -132,8 +133,7 @@ def _sliced(op: Op) -> Part | None:
 
 def stacked_by(value: Value) -> Scan | None:
     """The loop that stacks what an array shows; None if it is no such array."""
-    while (made := value.op) is not None and (made.name in _VIEWS or is_noop_cast(made)):
-        value = made.operands[0]
+    value = source_through(value, lambda made: made.name in _VIEWS or is_noop_cast(made))
     loop = value.op
     stacks = isinstance(loop, Scan) and any(stack.result is value for stack in loop.stacks)
     return loop if isinstance(loop, Scan) and stacks else None
