@@ -19,6 +19,7 @@ import jax
 from jaxpr_opt import settings
 from jaxpr_opt.bridge import compat_call, guard
 from jaxpr_opt.bridge.compat_frames import boundary
+from jaxpr_opt.errors import nearest
 from jaxpr_opt.memory.budget import parse_budget
 from jaxpr_opt.optimized import Optimized
 
@@ -225,7 +226,7 @@ def _check_jit_options(options: dict[str, Any]) -> None:
     for name in options:
         if name not in _jit_options():
             known = ["passes", "skip", "donate", "memory", *_jit_options()]
-            raise TypeError(f"optimize: unknown argument {name!r}{settings.nearest(name, known)}")
+            raise TypeError(f"optimize: unknown argument {name!r}{nearest(name, known)}")
 
 
 @functools.cache

@@ -24,10 +24,11 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from difflib import get_close_matches
+
+from jaxpr_opt.errors import nearest
 
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
@@ -89,13 +90,6 @@ def check_environment() -> None:
         if variable.startswith("JAXPR_OPT") and variable not in KNOWN:
             hint = nearest(variable, KNOWN)
             warnings.warn(f"jaxpr_opt: {variable} is not read{hint}", stacklevel=3)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: the nearest known word, or all of them."""
-    known = list(known)
-    close = get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f": expected one of {', '.join(known)}"
 
 
 @contextlib.contextmanager

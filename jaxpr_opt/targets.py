@@ -22,7 +22,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpr_opt.errors import TargetError
+from jaxpr_opt.errors import TargetError, nearest
 from jaxpr_opt.frames import blame
 from jaxpr_opt.saving.read import Saved, load
 
@@ -55,7 +54,7 @@ def resolve(target: str) -> Callable[..., Any]:
     for index, name in enumerate(names := path.split(".")):
         if not hasattr(found, name):
             owner = ":".join([place, ".".join(names[:index])]).rstrip(":")
-            raise TargetError(f"{owner} has no attribute {name!r}{_suggestion(name, found)}")
+            raise TargetError(f"{owner} has no attribute {name!r}{_nearest(name, found)}")
         found = getattr(found, name)
     if not callable(found):
         raise TargetError(f"{target} is not a function, it is of type {type(found).__name__}")
@@ -72,10 +71,9 @@ def saved(target: str) -> Saved:
     return load(Path(target))
 
 
-def _suggestion(name: str, owner: Any) -> str:
-    public = [n for n in dir(owner) if not n.startswith("_")]
-    close = get_close_matches(name, public, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _nearest(name: str, owner: Any) -> str:
+    public = (n for n in dir(owner) if not n.startswith("_"))
+    return nearest(name, public, otherwise="")
 
 
 def load_module(place: str) -> ModuleType:

@@ -369,9 +369,9 @@ ERRORS = {
         "cli_programs:boom raised TypeError: boom() missing 1 required positional argument: 'x'"
     ),
     ("diff", "cli_programs:tripled", "--args", "f32[]", "--skip", "colapse-loops"): (
-        "unknown pass 'colapse-loops'; did you mean 'collapse-loops'?"
+        "there is no pass 'colapse-loops'; did you mean 'collapse-loops'?"
     ),
-    ("passes", "colapse-loops"): "unknown pass 'colapse-loops'; did you mean 'collapse-loops'?",
+    ("passes", "colapse-loops"): "there is no pass 'colapse-loops'; did you mean 'collapse-loops'?",
     ("diff", "cli_programs:loss", "cli_programs:tripled", *BOUNDED, "--skip", "simplify"): (
         "--passes and --skip are for one target: two are compared as they are"
     ),
@@ -443,7 +443,7 @@ def test_everything_fits_80_columns(run):
     [
         (
             ["lint", "--formt", "json"],
-            "jaxpr-opt lint has no option --formt; did you mean --format?",
+            "jaxpr-opt lint has no option --formt; did you mean '--format'?",
         ),
         (["diff", "--zzz"], "the following arguments are required: TARGET; see jaxpr-opt diff"),
         (["passes", "simplify", "more"], "jaxpr-opt passes takes no 'more'; see jaxpr-opt passes"),

@@ -41,7 +41,8 @@ class UsageError(Exception):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{words.clearer(message)}; see {self.prog} --help")
+        said = words.clearer(message)
+        raise UsageError(said if said.endswith("?") else f"{said}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -260,8 +261,9 @@ def _add_lint(commands: Any) -> None:
         "targets",
         metavar="TARGET",
         nargs="*",
-        help="module:function or file.py:function; a module or file, for every optimised or"
-        " marked function in it; a target of pyproject.toml (default: all of those)",
+        help="module:function, file.py:function, or a file of `jaxpr-opt run --save`; a module or"
+        " file, for every optimised or marked function in it; a target of pyproject.toml (default:"
+        " all of those)",
     )
     _add_arguments(lint)
     lint.add_argument(
@@ -316,7 +318,9 @@ def _add_rule(commands: Any) -> None:
 
 def _add_completion(commands: Any) -> None:
     command = _command(commands, "completion", "print a script for a shell's completion", ())
-    command.add_argument("shell", metavar="SHELL", choices=completion.SHELLS)
+    command.add_argument(
+        "shell", metavar="SHELL", choices=completion.SHELLS, help=", ".join(completion.SHELLS)
+    )
     command.epilog = 'For bash: eval "$(jaxpr-opt completion bash)"'
 
     def run(options: argparse.Namespace, console: Console) -> int:
@@ -333,7 +337,7 @@ def _command(
     description = f"{does[0].upper()}{does[1:]}."
     command: argparse.ArgumentParser = commands.add_parser(name, help=does, description=description)
     if formats:
-        command.add_argument("--format", choices=formats, default="text")
+        command.add_argument("--format", choices=formats, default="text", help="default: text")
     command.add_argument("--traceback", action="store_true", help="show tracebacks of errors")
     command.set_defaults(run=_runner(name), command=command)
     return command
@@ -352,7 +356,11 @@ def _runner(name: str) -> Callable[[argparse.Namespace, Console], int]:
 
 
 def _add_called(command: argparse.ArgumentParser) -> None:
-    command.add_argument("target", metavar="TARGET", help="module:function or file.py:function")
+    command.add_argument(
+        "target",
+        metavar="TARGET",
+        help="module:function, file.py:function, or a file of `jaxpr-opt run --save`",
+    )
     _add_arguments(command)
 
 
@@ -377,10 +385,10 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         nargs="*",
         action="extend",
-        help="'f32[8,128]', 'i32[]', 'key[]', 1.5, 3, True, None",
+        help="its arguments, types or values: 'f32[8,128]', 'i32[]', 'key[]', 1.5, 3, True, None",
     )
     given.add_argument(
         "--args-from",
         metavar="TARGET",
-        help="a function that returns them: args, or (args, kwargs)",
+        help="a function that returns its arguments: args, or (args, kwargs)",
     )

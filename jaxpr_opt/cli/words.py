@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
+
+from jaxpr_opt.errors import nearest
 
 _OPTION = re.compile(r"-[A-Za-z]|--[a-z][a-z-]*")
 _NUMBER = re.compile(r"-\.?\d")
@@ -49,8 +50,7 @@ def unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
     for word in words:
         if word.startswith("-"):
             name = word.partition("=")[0]
-            close = get_close_matches(name, options_of(command), n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; see {command.prog} --help"
+            hint = nearest(name, options_of(command), f"; see {command.prog} --help")
             return f"{command.prog} has no option {name}{hint}"
     return f"{command.prog} takes no {words[0]!r}; see {command.prog} --help"
 
@@ -59,12 +59,12 @@ _CHOICE = re.compile(r"(argument [^:]+): invalid choice: '?([^' ]+)'? \(choose f
 
 
 def clearer(message: str) -> str:
-    """What `argparse` says, and what a word that it does not know may have been."""
+    """What `argparse` says, and which word was meant if it does not know one."""
     match = _CHOICE.fullmatch(message)
     if match is None:
         return message
-    close = get_close_matches(match[2], re.findall(r"[\w-]+", match[3]), n=1)
-    return f"{match[1]}: there is no {match[2]!r}; did you mean {close[0]!r}?" if close else message
+    hint = nearest(match[2], re.findall(r"[\w-]+", match[3]))
+    return f"{match[1]}: there is no {match[2]!r}{hint}"
 
 
 def options_of(command: argparse.ArgumentParser) -> list[str]:

@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from jaxpr_opt import settings
 from jaxpr_opt.bridge.interpreter_stack import uncollected
 from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.engine.pipeline import Pipeline
+from jaxpr_opt.errors import nearest
 from jaxpr_opt.memory.budget import Budget, parse_budget
 
 LIBRARY = "jaxpr_opt.passes"
@@ -156,7 +156,6 @@ def named(name: str) -> Pass:
     """The pass with this name."""
     found = available().get(name.replace("_", "-"))
     if found is None:
-        close = get_close_matches(name.replace("_", "-"), available(), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(available())}"
-        raise ValueError(f"unknown pass {name!r}{hint}")
+        hint = nearest(name.replace("_", "-"), available(), ": `jaxpr-opt passes` lists them")
+        raise ValueError(f"there is no pass {name!r}{hint}")
     return found

@@ -34,15 +34,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from jaxpr_opt.errors import TargetError
+from jaxpr_opt.errors import TargetError, nearest
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.options import Options, Spec, parse, strings
 from jaxpr_opt.lint.paths import relative
 from jaxpr_opt.lint.program import of_saved
-from jaxpr_opt.lint.rule import Rule, rules
+from jaxpr_opt.lint.rule import LISTED, Rule, rules
 from jaxpr_opt.lint.target import Target, split_settings
 from jaxpr_opt.saving.process import programs
-from jaxpr_opt.settings import nearest
 from jaxpr_opt.targets import resolve
 
 ALL = "ALL"
@@ -158,9 +157,7 @@ def _of_selector(selector: str) -> frozenset[str]:
     )
     if not found or len(selector) < 3:
         names = [*known, *(rule.name for rule in known.values()), ALL]
-        hint = nearest(selector, names) if len(selector) > 2 else ""
-        hint = hint if hint.startswith(";") else ": `jaxpr-opt rule` lists them"
-        raise ValueError(f"no rule is called {selector!r}{hint}")
+        raise ValueError(f"there is no rule {selector!r}{nearest(selector, names, LISTED)}")
     return found
 
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 from jaxpr_opt.decorator import unwrap
-from jaxpr_opt.errors import TargetError
+from jaxpr_opt.errors import TargetError, nearest
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.config import Config
 from jaxpr_opt.lint.options import Spec
@@ -111,8 +110,8 @@ def _named(name: str, config: Config, asked: Asked) -> Iterable[Target]:
         return [of_saved(saved(name), name)]
     if ":" in name:
         return [_function(name, asked)]
-    if close := get_close_matches(name, config.targets, n=1):
-        raise TargetError(f"there is no target {name!r}; did you mean {close[0]!r}?")
+    if hint := nearest(name, config.targets, otherwise=""):
+        raise TargetError(f"there is no target {name!r}{hint}")
     return _module(name, asked)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+from jaxpr_opt.errors import nearest
 from jaxpr_opt.insight.powers import parse_limit
-from jaxpr_opt.settings import nearest
 from jaxpr_opt.sizes import parse_bytes
 
 Mode = Literal["as-is", "gradient", "train-step", "auto"]

@@ -39,9 +39,9 @@ import re
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
+from jaxpr_opt.errors import nearest
 from jaxpr_opt.frames import Frame
 from jaxpr_opt.lint.finding import SEVERITIES, Finding, Severity
 from jaxpr_opt.lint.subject import Subject
@@ -60,6 +60,9 @@ FAMILIES: Mapping[str, str] = {
     "6": "growth and budgets",
 }
 """What rules are about, by the first digit of their codes."""
+
+LISTED = ": `jaxpr-opt rule` lists them"
+"""The end of a message about an unknown rule that is like none."""
 
 _CODE = re.compile(r"JXO[0-6]\d\d")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
@@ -159,9 +162,7 @@ def named(name: str) -> Rule:
         if name.upper() == rule.code or name.replace("_", "-").lower() == rule.name:
             return rule
     known = [known for rule in rules().values() for known in (rule.code, rule.name)]
-    close = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ": `jaxpr-opt rule` lists them"
-    raise ValueError(f"unknown rule {name!r}{hint}")
+    raise ValueError(f"there is no rule {name!r}{nearest(name, known, LISTED)}")
 
 
 def documentation(rule: Rule | type[Rule]) -> dict[str, str]:

@@ -310,8 +310,8 @@ def test_output_goes_to_a_file(run):
         (["--mode", "gradient", "--argnums", "0,0"], "--argnums is [0, 0]: expected argument"),
         (["--scale", "64"], "--scale is '64': expected the name of a size and some values"),
         (["--growth", "O(T)"], "lint_model.py:loss: growth needs a scale, as T=64,128,256"),
-        (["--select", "residual-budgt"], "--select: no rule is called 'residual-budgt'; did you"),
-        (["--ignore", "JX"], "--ignore: no rule is called 'JX': `jaxpr-opt rule` lists them"),
+        (["--select", "residual-budgt"], "--select: there is no rule 'residual-budgt'; did you"),
+        (["--ignore", "JX"], "--ignore: there is no rule 'JX': `jaxpr-opt rule` lists them"),
         (["--config", "no.toml"], "cannot read no.toml: No such file or directory"),
         (["--output", "no/where"], "cannot write no/where: No such file or directory"),
         (["--against", "no.json"], "cannot read no.json: No such file or directory"),
@@ -374,5 +374,5 @@ def test_a_rule_that_is_not_there(run):
     assert run("rule", "residual-budgt") == (
         2,
         "",
-        "jaxpr-opt: error: unknown rule 'residual-budgt'; did you mean 'residual-budget'?\n",
+        "jaxpr-opt: error: there is no rule 'residual-budgt'; did you mean 'residual-budget'?\n",
     )

@@ -92,7 +92,7 @@ def test_rules_are_in_order_of_codes_and_have_families():
 
 
 def test_an_unknown_rule_says_so():
-    with pytest.raises(ValueError, match="unknown rule 'nothing-like-it': `jaxpr-opt rule` lists"):
+    with pytest.raises(ValueError, match="no rule 'nothing-like-it': `jaxpr-opt rule` lists them"):
         named("nothing-like-it")
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from jaxpr_opt.bridge import compat_source
 from jaxpr_opt.lint.finding import Finding
-from jaxpr_opt.lint.rule import Rule, named, register, rules
+from jaxpr_opt.lint.rule import Rule, named, register
 from jaxpr_opt.lint.subject import Subject
 from jaxpr_opt.lint.suppress import Comment, comments
-from jaxpr_opt.settings import nearest
 
 
 @register
@@ -62,10 +61,8 @@ class UnusedSuppression(Rule):
     def _complaint(self, written: str, ran: set[str]) -> str:
         try:
             rule = named(written)
-        except ValueError:
-            known = [known for rule in rules().values() for known in (rule.code, rule.name)]
-            hint = nearest(written, known)
-            return f"there is no rule {written!r}{hint if hint.startswith(';') else ''}"
+        except ValueError as error:
+            return str(error)
         return f"{rule.name} reports nothing here" if rule.code in ran else ""
 
     def _finding(self, subject: Subject, comment: Comment, says: str, fix: str) -> Finding:
