@@ -6,8 +6,9 @@ code fails, JAX gets the plain program instead. An exception that the plain prog
 the user's, and passes unchanged. One that it does not raise is ours. Then the engine is tried on a
 small program that uses a bit of everything (`jaxpr_opt.boundary.trial`):
 
-* that fails, too: this JAX is unknown. The guard shuts for good: nothing is optimised any more, and
-a single warning says so. * it works: the one program is left unchanged, and a warning names it.
+* if that fails, too, this JAX is unknown: the guard shuts for good, nothing is optimised any more,
+  and a single warning says so;
+* if it works, the one program is left unchanged, and a warning names it.
 
 In strict mode every failure raises.
 """

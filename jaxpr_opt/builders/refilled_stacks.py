@@ -1,7 +1,7 @@
-"""The stacks of a scan of which a `while` ran some steps: the others stack what they would have.
+"""Fill in the rows of steps that a loop no longer runs, because it stops early.
 
-All rows of a stack that are left are the same. They are selected, where what reads the stack
-computes the select inside of itself::
+All these rows are the same.  Where XLA computes a select inside of the stack's reader, it is a
+select::
 
     select(iota < done, buffer, row)
 

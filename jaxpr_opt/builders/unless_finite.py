@@ -1,7 +1,6 @@
-"""A loop that stops, unless later steps may multiply by zero what is not finite.
+"""A loop that stops early, unless later steps may multiply zero by a number that is not finite.
 
-The least and the greatest number of what these steps read tell, in the program, how large the
-factors are.
+The least and the greatest number of what these steps read say so when the program runs.
 """
 
 from __future__ import annotations

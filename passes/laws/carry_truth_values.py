@@ -16,19 +16,19 @@ After::
       yield carry(x1, or q (lt (error x1) 0.001))
     }
 
-Programs that keep a mask as a number ask whether it is above a half, or not zero, here of a row,
-there of a column of it, or multiply with it: ``m * new + (1 - m) * old``. As truth values these are
-one, also where a loop back reads rows of them: of a mask that the program made, or those that the
-loop forward stacks. Sound when
+Programs that keep a mask as a number compare it with a half or with zero, or multiply with it:
+``m * new + (1 - m) * old``. Each does so in its own way, and the loop back reads rows of the mask.
+As a truth value it is one mask. Sound when
 
-1. it begins as zeros and ones, and steps make zeros and ones of such
-   (`jaxpr_opt.analysis.values.flags`), so that its derivative is zero;
-2. a comparison tells the two apart in a step, or it is a factor, so that each element is looked at;
-   no step writes or reads single elements, which would convert all others;
-3. where it is not carried, but rows of it are read or stacked, they are no integers, and loops read
-   them, row by row; else only reductions do, which make the numbers where they read them. Rows that
-   are read are made of truth values by conversions, moves and ``1 - x``; or of numbers that are
-   asked whether they are zero (`ask-about-factors`), not converted: these are read and stacked.
+1. the carry begins as zeros and ones, and a step makes zeros and ones of such
+   (`jaxpr_opt.analysis.values.flags`): then its derivative is zero;
+2. a step compares the number with a constant that tells zero from one, or multiplies with it. No
+   step reads or writes single elements: each time all others would be converted;
+3. numbers that are streamed or stacked, not carried, are no integers. Only loops read them, row by
+   row, or reductions, which convert them where they read. Streamed rows must be made of truth
+   values by conversions, moves and ``1 - x``, or, without conversions, of numbers that are asked
+   whether they are zero (`ask-about-factors`). The truth values, or those numbers, are then
+   streamed and stacked.
 
 The number is selected, not converted: XLA would see the truth value, and make a select of a product
 with it, which loses the NaN of ``0 * NaN``.

@@ -15,18 +15,19 @@ After::
       yield carry(h1)
     }
 
-Sequences of different lengths come with a mask of floats, ``m * new + (1 - m) * old``, of which
-nothing tells that it is zeros and ones. Where it is zero, the step leaves the state alone, whatever
-it is elsewhere. The question is a truth value by which loops skip steps and end early; what is
-asked is the number as it is, so that values and derivatives stay what they were. Sound when
+Batches of sequences of different lengths come with a mask of floats: ``m * new + (1 - m) * old``.
+Nothing says that the mask is zeros and ones. But where it is zero, the step keeps the state,
+whatever the mask is elsewhere. ``ne m 0.0`` is a truth value by which other passes skip steps and
+end the loop early. Sound when
 
-1. the number is what it was.
+1. the number stays the same: both cases of the select are `m`. So are derivatives.
 
-It fires where a step with such a row changes nothing, or nothing that is read, if zero times what
-else it computes is zero (`jaxpr_opt.analysis.steps.skips`), and the loop does not skip by another
-predicate. It asks about arguments, of fewer numbers than a carry: those that a batch is multiplied
-by, or that are subtracted from one, too. One number of each step is rather a rate, or a length of
-time, and never zero. Those of a backward half are residuals: masks were asked before it was split.
+It fires if a step with a zero row changes nothing, or nothing that is read, given that zero times
+what else it computes is zero (`jaxpr_opt.analysis.steps.skips`), and if no other predicate skips
+steps of the loop. The row must be one of an argument, and smaller than a carry, as one number for
+each row of a batch is. A single number for a whole step is rather a rate or a length of time, so it
+must also be subtracted from one. In the backward half of a gradient nothing fires: masks were asked
+about before the gradient was split.
 
 Cost: none. Where no loop ends early, XLA drops the question.
 Source: masks of padded sequences, as those of `optax.ctc_loss`.

@@ -17,22 +17,23 @@ After::
     }
     s = select_n (lt iota length) 0.0 (log ys)
 
-A network runs over a padded sequence, and its losses are masked when all are there:
-``jnp.where(mask, losses, 0).sum()``, or the output of the last word is picked,
-``outputs[length - 1]``. No row of the steps after that is read. Sound when
+A network runs over a padded sequence, and a mask drops its losses after the loop,
+``jnp.where(mask, losses, 0).sum()``; or only the output of the last word is read,
+``outputs[length - 1]``. Nothing reads the rows of later steps. Sound when
 
-1. nothing reads what the steps leave that are not run: what the carries are at the end, but for
-   counters, and for those that a skipped step keeps, whose predicates are known before the loop
-   (`find_skips`, `find_ends`): then the loop ends after the last step taken, or row read;
-2. all that reads the stacks makes rows of their rows, each by itself, up to what drops rows;
-3. a mask that drops rows, and the places of those that are picked, can be made before the loop;
-4. a place is in range as JAX clamps it, and a whole number of 32 bits, which counts all rows;
+1. nothing reads what the steps that are not run would leave in the carries. Counters may be read,
+   and so may carries that a skipped step keeps, if it is known before the loop which steps are
+   skipped (`find_skips`, `find_ends`): then the loop ends after the last step taken, or row read;
+2. each op that reads the stacks computes row `i` of its result from row `i`, up to the op that
+   drops or picks rows;
+3. the mask that drops rows, or the index that picks them, can be computed before the loop;
+4. an index is in range, as JAX clamps it, and a whole number of 32 bits, which counts all rows;
 5. a step has no effects, and devices do not wait for each other in it;
 6. nothing differentiates the loop any more (the final phase): a `while` has no transpose;
 7. predicates that are computed before the loop, all at once, round as in each step.
 
-Cost: testing the masks once. It fires if a mask compares whole numbers, or is given, if a step
-takes longer than asking whether to go on, and if all steps take much longer than the test.
+Cost: the masks are tested once. It fires if a mask compares whole numbers, or is an argument, if a
+step takes longer than asking whether to go on, and if all steps take much longer than the test.
 Source: padded sequences, whose loss is computed after the scan, as in `flax.nnx.RNN`.
 """
 

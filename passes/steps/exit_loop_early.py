@@ -17,52 +17,52 @@ After::
     r = select(iota < i_n, b, c_n)          # where rows of skipped steps are no one number: with
                                             # that the buffer starts
 
-If only loops that stop as early read the rows, these are stopped at the same time, and the rows of
-skipped steps stay unspecified.
+If only loops that stop as early read the rows, they stop at the same step, and rows of skipped
+steps stay unspecified. A scan in reverse *starts* at the last step that is taken.
 
 Sound when
 
-1. in a skipped step every carry keeps its value, counters apart, and
-2. the predicate is computed from carries that are kept (once false it stays false), or from
-   streams, counters and outer values (then the number of steps is computed before the loop; the
-   last step taken ends it, so a predicate may become true again: the cond stays in the body for the
-   steps in between, unless no element that is false becomes true again, as those of `t < lengths`),
-3. the predicate has no effects and terminates, and a skipped step has no effects; if devices may
-   wait for each other in a step (it has a collective, or XLA may insert one), all have the same
-   predicate,
+1. a skipped step keeps the value of every carry, apart from counters;
+2. the predicate is computed from carries that are kept, so that it stays false; or from streams,
+   counters and outer values: then the number of steps is computed before the loop, and the last
+   step taken ends it. In the second case the cond stays in the body, for skipped steps before that
+   one, unless no element that is false becomes true again, as in `t < lengths`;
+3. the predicate has no effects and terminates, and a skipped step has no effects. If devices may
+   wait for each other in a step (it has a collective, or XLA may insert one), all of them have the
+   same predicate;
 4. what a skipped step stacks is unspecified, or computed from kept carries and outer values, or
-   from the predicate,
-5. nothing differentiates the loop any more (the final phase): a `while` has no transpose,
-6. predicates that are computed before the loop, all at once, are basic arithmetic, comparisons and
-   logic, which round for many rows as for one: they compare no sums of products
-   (`jaxpr_opt.analysis.values.rounding`),
-7. rows of skipped steps are left unspecified only if all that reads them are loops that this pass
-   stops before they come to such a row; so does a transposed loop of which what such rows are known
-   to be leaves all carries as they begin, whatever it asks itself,
-8. where (1) does not hold of a carry, either nothing reads what becomes of it and the predicate
-   does not depend on it: after the last step taken it does not matter. Or the loop runs in reverse,
-   its predicates are known before it, and the carry is the number that it began with, which a
-   skipped step leaves so (a cotangent up to the sign of zero): nothing happens before the first
-   step taken. That is so where a mask drops the loss of a step, but not its state,
-9. a loop that asks after several steps only takes the others as they were, skipped or not, and
-   their number divides that of all, and is a multiple of those that run unrolled,
-10. a loop of which this one reads all that is read, row by row, makes as many rows as this one
-    reads: it runs forward, no row tells which steps are taken, (3) holds, nothing goes on here,
-11. carries of which (1) does not hold may *go on*, where the predicate is computed of others and
-    skipped steps follow the last one taken: a second loop makes of them what those steps do,
-12. it takes one step where a second would change nothing: what is made of kept carries and outer
-    values, or adds such zeros or NaNs, or is a maximum, a choice or a write of such,
-13. (1) may hold because zero times a finite number is zero, of either sign: when it stops, the loop
-    tells how large the other factors of all steps left may be, of what these read. If one may not
-    be finite, it goes on to its end. One device runs it,
-14. a row of a stream counts as a number where the predicate says of it what a mask says that made
-    it so before the loop, maybe a zero of a cotangent that finite numbers multiplied since.
+   from the predicate;
+5. nothing differentiates the loop any more (the final phase): a `while` has no transpose;
+6. predicates that are computed before the loop, all at once, round as in each step: they are basic
+   arithmetic, comparisons and logic, and compare no sums of products
+   (`jaxpr_opt.analysis.values.rounding`);
+7. rows of skipped steps stay unspecified only if all readers are loops that this pass stops before
+   they come to such a row, or transposed loops whose carries stay as they began while they read
+   rows of skipped steps, whatever their own predicates are;
+8. a carry may change in skipped steps (against 1) if that does not count. Either nothing reads it
+   after the loop, and the predicate does not depend on it. Or the loop runs in reverse, its
+   predicates are known before it, and the carry is still the number that it began with, as a
+   cotangent is zero, of either sign, before the first step taken. A mask that drops the loss of a
+   step, but not its state, leads to both;
+9. a loop that asks before several steps at once runs the skipped ones among them as they were; how
+   many these are divides the number of all steps, and is a multiple of those that run unrolled;
+10. another loop, whose results only this one reads, row by row, makes only as many rows as this one
+    reads, if it runs forward, no row tells which steps are taken, (3) holds, and nothing in it goes
+    on (11);
+11. carries that skipped steps change may *go on* after the loop, if the predicate does not read
+    them, and skipped steps follow the last step taken: a second loop does to them what those steps
+    do;
+12. the second loop takes one step if another would change nothing: its step computes from kept
+    carries and outer values only, or adds zeros or NaNs made of these, or takes a maximum, selects
+    or writes what is made of these;
+13. a skipped step may keep a carry because zero times a finite number is zero, of either sign. When
+    the loop stops, it computes how large the other factors may be in all steps left, from what
+    these steps read. If one may not be finite, it goes on to its end. One device runs it;
+14. a row of a stream counts as zero in steps for which a mask before the loop made it so, if that
+    mask and the predicate say the same of each row; also if finite numbers multiplied it since.
 
-What goes on takes little of a step's time, as a trace does, or settles: ``total + alive * reward``.
-A batch whose rows XLA may divide over devices is left: they would communicate before each step. A
-reverse scan *starts* at the last step that is taken. A loop with steps cheaper than its predicate
-is left. Where the host decides (a GPU), or cheap steps test many elements, it asks after several.
-Source: jax#8239, jax#2469; Equinox's `bounded` while loop.
+A batch whose rows XLA may divide over devices is left, and so are steps cheaper than their
+predicate. Source: jax#8239, jax#2469; Equinox's `bounded` while loop.
 """
 
 from __future__ import annotations

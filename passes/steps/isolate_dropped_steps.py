@@ -17,10 +17,11 @@ After::
     }
     g = scan[n, reverse] carry(g=0.0) xs(t=iota, u=r, k=ct, i=iota) { cond (lt i m) ... else { g } }
 
-A mask drops the losses of steps after the end of a sequence, but not the state. So a skipped step
-is no step that does nothing: that must be seen of the forward and the backward loop together, as
-`exit-loop-early` sees it where they are compiled together. Where they are compiled apart, each loop
-says by a branch which steps count, and stops early by itself. Sound when
+A mask drops the losses of steps after the end of a sequence, but not their state. Such a step is
+not skipped by the forward loop alone: only the forward and the backward loop together show that
+nothing reads what it computes. Where both are compiled together, `exit-loop-early` sees that. Where
+they are compiled apart, this pass turns the step into a branch in each loop, and each loop stops
+early by itself. Sound when
 
 1. `exit-loop-early` could stop both loops: nothing reads what the forward loop makes after the last
    step that is taken, and loops that read its rows do nothing before they come to such a step;
@@ -28,17 +29,17 @@ says by a branch which steps count, and stops early by itself. Sound when
 3. JAX does not differentiate the loops any more: it would multiply zeros by functions of the rows
    that are left unspecified.
 
-Rows that a skipped step could compute are left unspecified, too, if only such loops read them:
-else the branch that does nothing computes them, and the forward loop does not stop.
+If only such loops read the rows, rows of skipped steps are unspecified. Otherwise the branch for
+skipped steps computes them, and the forward loop does not stop.
 
-Which steps are taken is known before the loop, or, where a step decides that for all after it, the
-loop counts the steps that it takes.
+Either it is known before the loop which steps are taken, or the loop counts them: once a step is
+skipped, so are all after it.
 
 Cost: the branch goes when the loops stop early. It fires if a step takes longer than asking whether
-to go on. A program that is compiled as a whole is left. Steps of a batch that keep their carries
-when skipped, and take hardly longer than testing all rows, become branches in the loop back only:
-the forward loop asks after several steps, and counts those that are taken. Not if the loop back
-adds to windows of a large array, which `vmap` of such a branch would select, and XLA copy.
+to go on, and the gradient is compiled as two programs. In a batch whose steps keep their carries
+when skipped, and take hardly longer than testing all rows, only the loop back gets branches: the
+forward loop asks before several steps at once, and counts those that are taken. It does not fire
+if the loop back adds to windows of a large array: `vmap` would select that array, and XLA copy it.
 """
 
 from __future__ import annotations

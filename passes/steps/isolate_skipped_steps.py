@@ -34,15 +34,15 @@ Sound when
    what it stores is selected;
 6. JAX does not differentiate the loops any more: it would multiply zeros by functions of the row.
 
-At last, when no pass looks at residuals any more, rows of skipped steps that hold what such a step
-keeps become unspecified, too: a loop that stops early would have to fill them in.
-A write into a buffer that a skipped step leaves unchanged moves after the branch: XLA would copy.
+In the last stages (`at_last`), when no pass looks at residuals any more, rows of skipped steps that
+hold a kept carry become unspecified, too: a loop that stops early would have to fill them in. A
+write into a buffer that a skipped step keeps moves after the branch: XLA would copy the buffer.
 
 It fires only if a stack would otherwise keep the loop from stopping early, and not where XLA may
-divide the rows of the batch over devices, which would communicate in every step. In a loop that is
-not batched, steps that take longer than the predicate become branches before its residuals are
-optimised; but after `undo-carried-writes`, if that stores less: it sees no writes in branches. Of a
-batch, steps that take hardly longer than asking may be left to `isolate-dropped-steps`.
+divide the rows of the batch over devices: they would communicate in every step. In a loop that is
+not batched, steps that take longer than the predicate become branches before residuals are
+optimised; or after `undo-carried-writes`, if that stores less, as it sees no writes in branches. In
+a batch, steps that take hardly longer than asking may be left to `isolate-dropped-steps`.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ After::
       yield carry(b)
     }
 
-What a step does every tenth time is a branch, and JAX stores what the branch leaves for the
-gradient in each step. So for a target network that is copied now and then, layers of several kinds
-in a scan, a slow state. Sound when a row that a step writes is written again by the next step that
-leaves what is read, before anybody reads it:
+What a step does every tenth time is a branch, and JAX stores in each step what the branch leaves
+for the gradient: a target network that is copied now and then, layers of several kinds in a scan, a
+slow state. Here a step that does not leave a needed row writes into the place of the next needed
+row, which is overwritten before it is read. Sound when the rows that are left out are not needed:
 
 1. a row of a step in which the value is unspecified is not needed;
 2. nor is the row of a step in which no reader reads it: all its uses are in branches, and it is

@@ -1,14 +1,12 @@
 """In which order a device runs the ops of a region that have arrays in memory.
 
-XLA:CPU computes ops side by side: it starts each as soon as all that it reads is there, and what
-became ready first runs first, however late it is read.  Of those that become ready at once,
-reductions run last: what they read stays beside what the others make of it.  (Other devices run ops
-in the order of the program, as far as is known.)  So a copy of an argument that only the last op
-reads is made at once, and is there to the end; what goes through an optimization barrier waits for
-all of it.
+XLA:CPU starts each op as soon as its operands are there.  What became ready first runs first,
+however late it is read; of ops that become ready at once, reductions run last, and their operands
+stay in memory beside what other ops make of them.  So a copy of an argument that only the last op
+reads is made at once, and stays to the end.  The results of an optimization barrier wait for all of
+its operands.  Other devices run ops in the order of the program, as far as is known.
 
-An op whose operands have to be laid out anew reads copies of them, which are made like that; ops
-that need the same copy share it.
+An op that needs an operand in another layout reads a copy.  Ops that need the same copy share it.
 """
 
 from __future__ import annotations

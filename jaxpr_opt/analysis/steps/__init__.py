@@ -7,7 +7,7 @@
 `assume`, `incremental_assume` what values become if a predicate is known
 `splats`                       arrays of one number, and what ops make of them
 `going_on`                     what skipped steps change in little time, or but once
-`given_masks`                  arguments that may be masks
+`given_masks`                  arguments of floats that may be masks
 `factors`                      what steps that do nothing multiply by zero
 `skipped_rows`                 what a scan stacks in steps that do nothing
 `read_ends`                    how far the rows of a stack are read

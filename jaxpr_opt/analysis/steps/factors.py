@@ -1,10 +1,10 @@
-"""What skipped steps multiply by zero, and what tells how large it may be.
+"""What skipped steps multiply by zero, and whether that is finite.
 
-``total + alive * reward`` stays as it is where `alive` is zero and the reward is finite. Whether it
-is so in all steps after the last one taken is told by ranges, in the program: the least and the
-greatest number of each array that these steps read, and of what their ops make of such
-(`jaxpr_opt.analysis.values.ranges`). A carry that is kept is what the last step left; others go
-from range to range, step by step.
+``total + alive * reward`` does not change in a step where `alive` is zero and the reward is finite:
+zero times infinity is NaN. So a loop may stop at the last step taken if the rewards of all later
+steps are finite. The program finds that out when it runs, from the least and the greatest number of
+each array that these steps read (`jaxpr_opt.analysis.values.ranges`). A carry that skipped steps
+keep is what the last step left; ranges of other carries go from step to step.
 """
 
 from __future__ import annotations

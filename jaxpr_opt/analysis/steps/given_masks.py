@@ -1,4 +1,4 @@
-"""Arguments of floats that may be masks: some of their numbers are zero, or so it seems."""
+"""Arguments of floats that may be masks: small ones, some of whose numbers may be zero."""
 
 from __future__ import annotations
 

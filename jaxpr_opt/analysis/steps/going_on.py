@@ -1,10 +1,10 @@
-"""Loops of which skipped steps keep some carries and change others, in little time or but once.
+"""Loops whose skipped steps keep some carries and still change others.
 
-A trace, ``trace.at[t].set(where(done, 0, error))``, gets a row in each step, skipped or not; a
-table may get a copy of its last row. That is *going on*: what skipped steps still do takes less
-time than a step. What they make of kept carries alone, ``f(state)``, is after each of them what it
-was after the first, and so is ``total + 0 * reward(state)``, whether the reward is a number or not:
-these carries *settle*.
+- Some carries *go on*: skipped steps change each of them, in less time than a step that is taken.
+  ``trace.at[t].set(where(done, 0, error))`` writes a row in each step, skipped or not.
+- Some carries *settle*: the first skipped step changes them, later ones do not.  ``previous =
+  f(state)`` is the same after each of them, and so is ``total + 0 * reward(state)``: what it was,
+  or NaN.
 """
 
 from __future__ import annotations

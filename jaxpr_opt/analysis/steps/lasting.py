@@ -1,9 +1,9 @@
-"""Whether a step that is skipped is followed by skipped steps only, though a counter is asked, too.
+"""Whether all steps after a skipped step are skipped, though the predicate also reads a counter.
 
-``(step == 0) | (error > bound)``, ``(step < 10) | (error > bound)``, ``errors[step - 1] > bound``:
-in a skipped step each of these is false, and in the next one again. That `step` is not 0 after the
-first step, and not below 10 again, is known of counters. The error is what a skipped step keeps. A
-row that only a step that is taken writes is still what the array began with.
+Examples are ``(step == 0) | (error > bound)``, ``(step < 10) | (error > bound)`` and
+``errors[step - 1] > bound``.  In a skipped step each is false.  In the next step it is again: the
+counter is not 0 after the first step, and not below 10 again; skipped steps keep the error; and a
+row that only a taken step writes is still what the array began with.
 """
 
 from __future__ import annotations

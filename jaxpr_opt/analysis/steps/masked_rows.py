@@ -1,14 +1,14 @@
-"""Streams of which a mask outside of the loop has made rows zeros, those of steps that it skips.
+"""Streams whose rows are zeros in skipped steps, because a mask outside of the loop made them so.
 
 ::
 
     h_n, hs = scan[n] carry(h=h_0) xs(t=iota) { p = lt t length; h1 = where p step(h) h; ... }
     out = sum(where(iota < length, hs, 0))
 
-The transposed loop adds rows of ``where(iota < length, ct, 0)`` to the cotangent of the state, and
-skips by ``lt t length``: what it adds in a step that is skipped is zero, as row `t` of the mask is
-what the step computes of row `t`, op by op. Whatever moves axes or repeats elements keeps its rows
-apart.
+The transposed loop skips by ``lt t length``, and adds rows of ``where(iota < length, ct, 0)`` to
+the cotangent of the state.  Row `t` of the mask is computed by the same ops as the predicate of
+step `t`, so what a skipped step adds is zero.  Ops on the way may move axes and repeat elements, if
+they keep rows apart.
 """
 
 from __future__ import annotations

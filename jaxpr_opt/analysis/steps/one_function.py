@@ -1,11 +1,10 @@
-"""What XLA:CPU can make one function of, together with the loop around it.
+"""Which loops XLA:CPU can compile as one function, with the ops in them.
 
-The code for such a function is older than that for ops it calls by themselves, and XLA has none in
-it for sorts and transforms, for scatters of several windows (a loop writes them one by one; nor are
-two of one window to become one of two), nor for what it leaves to a library: products of matrices,
-and reductions of large arrays.  A large constant ends the process, where a loop or a branch inside
-takes it as an argument, and so does an array of no elements, where it is donated.  What is not
-known to work is not tried.
+Such a function is compiled by an older part of XLA, which has no code for sorts, Fourier
+transforms, products of matrices and reductions of large arrays (a library computes those), nor for
+scatters of several windows: a loop must write them one by one.  It ends the process at a large
+constant that is an argument of a loop or branch inside, and at a donated array of no elements.  An
+op that is not known to work is not tried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far the rows of a stack are read: masks after the loop drop rows, or an index picks some."""
+"""How many rows of a stack are read: a mask after the loop drops rows, or an index picks some."""
 
 from __future__ import annotations
 

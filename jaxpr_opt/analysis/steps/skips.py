@@ -10,10 +10,10 @@ that JAX knows while tracing. So a batched step is skipped if all its rows have 
 A carry also keeps its value under a write of its initial number into a window that no other step
 writes: `ys.at[t].set(where(t < length, y, 0))`, where `ys` starts as zeros.
 
-Where a scan does not skip, its *ends* may: the steps after the last one that is taken may change
-carries of which nothing is read, as the state of a network in steps of which a mask drops the loss.
-A scan in reverse may have no effect before the first step that is taken, because there its carries
-are what they began with, as the cotangents of that state: zeros.
+A scan that does not skip in this sense may still skip at its *ends*.  After the last step taken,
+nothing may read the carries that change, as the state of a network whose losses a mask drops.  And
+a scan in reverse may leave its carries as they began until the first step taken, as the cotangents
+of that state: zeros.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of cotangents that may be zeros: of losses that a mask drops, or that nothing picks."""
+"""Cotangents whose rows may be zeros: a mask drops their losses, or no index picks them."""
 
 from __future__ import annotations
 

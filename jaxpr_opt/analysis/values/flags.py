@@ -1,9 +1,8 @@
-"""Numbers that are zero or one: what is made of truth values by arithmetic, ``alive * (x < tol)``.
-Their zeros have no sign.
+"""Numbers that are always zero or one: truth values after arithmetic, as in ``alive * (x < tol)``.
 
-They are found by induction over loops: a carry is one of them if it begins as one and each step
-makes one, where all that is made of other such numbers is taken to be right until one is not. So
-are numbers from zero to one, as discounts are: ``discount * 0.99``, ``0.99 ** step``.
+They are found by induction over loops: a carry is such a number if it begins as one, and if a step
+makes one, given that the carry is one before the step.  Numbers from zero to one, as discounts are
+(``discount * 0.99``, ``0.99 ** step``), are found in the same way.  A zero here is never negative.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which case a select takes where another select takes a certain case.
+"""Which case a select takes, given the case that a select around it takes.
 
 `vmap` of a `cond` selects the operands of each branch by ``index == branch``, and the results by
 ``index``.

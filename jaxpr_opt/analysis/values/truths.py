@@ -1,6 +1,4 @@
-"""What a truth value tells of those that it is made of: where none of several is true, each is
-false.
-"""
+"""What a truth value says of its operands: if ``a | b`` is false, so are `a` and `b`."""
 
 from __future__ import annotations
 

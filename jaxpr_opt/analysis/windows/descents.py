@@ -1,4 +1,4 @@
-"""Sums of an array and of an array that is zero but for rows: a step of gradient descent."""
+"""Sums of an array and of one that is zero but for some rows: steps of gradient descent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Carried arrays of which each step rearranges all rows alike and writes one row.
+"""Carried arrays whose rows each step permutes, all in the same way, before it writes one more row.
 
-``hist[:, ancestors].at[t].set(x)``, as in a particle filter; ``seqs[parents].at[:, t].set(token)``,
-as in beam search.  A row is what a step writes: an array of all axes of the buffer but one.
+Examples are ``hist[:, ancestors].at[t].set(x)`` in a particle filter and ``seqs[parents].at[:,
+t].set(token)`` in beam search.  A row is what a step writes: all axes of the buffer but one.
 """
 
 from __future__ import annotations

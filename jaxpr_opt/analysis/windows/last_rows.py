@@ -1,4 +1,4 @@
-"""Stacks of which the last step's row alone is read; streams that are zero but for the first's."""
+"""Stacks whose last row alone is read; streams that are zero but for the first row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks of which one row is read, or one for each row of a batch, at places that the data say."""
+"""Stacks whose readers read one row, or one for each of a batch, at a place in the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows at places that the data say, of which it is known how far they are apart."""
+"""Windows at places that the data decide, a known distance apart: ``x[i]`` and ``x[i + 1]``."""
 
 from __future__ import annotations
 

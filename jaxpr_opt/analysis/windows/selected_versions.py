@@ -1,4 +1,4 @@
-"""What a case of a select is one write of a window of, or several: the versions of an array."""
+"""Cases of a select that are versions of one array: each case writes some windows of it."""
 
 from __future__ import annotations
 
