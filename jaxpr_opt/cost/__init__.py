@@ -11,6 +11,7 @@ of programs
 `ops`         what an op computes, and how many bytes it touches
 `windows`     how many of an array of which it reads or writes a part
 `fusion`      what XLA fuses
+`functions`   which functions of numbers take longer than others
 `reuse`       which buffers it takes over, and which it copies
 `layouts`     which operands it copies, to read them in another order
 `scratch`     what an op needs while it runs

@@ -16,7 +16,7 @@ from jaxpr_opt.bridge.parameters import axes_of, dimension_of
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import memory
 from jaxpr_opt.ir.graph import Constant, Op, Region, Value
-from jaxpr_opt.ir.traits import ARRANGING, TRANSCENDENTAL, is_broadcast, is_cheap
+from jaxpr_opt.ir.traits import ARRANGING, is_broadcast, is_cheap
 
 NEVER_REPEATED = frozenset({
     "atan2", "cbrt", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem",
@@ -50,33 +50,6 @@ FEW_SUMMED = 32
 """How many are few."""
 
 SUMMED_TYPES = frozenset({"bfloat16", "float32", "float64"})
-
-
-ONE_BY_ONE = {
-    "acosh": 5, "argmax": 2, "argmin": 2, "asinh": 7, "atan": 3, "atan2": 3, "atanh": 9, "erf": 1,
-    "erf_inv": 6, "expm1": 4, "log1p": 4, "rsqrt": 1, "sinh": 9, "tanh": 1,
-}  # fmt: skip
-"""What XLA:CPU computes for several numbers at once, but not in one function of a loop, where it
-takes longer: so many times what a `tanh` takes longer, 0.5 ns (f32, jax 0.10)."""
-
-TYPES_ONE_BY_ONE = frozenset({"bfloat16", "float64"})
-"""Types of which no transcendental function is computed for several numbers at once there."""
-
-
-def longer_one_by_one(op: Op) -> int:
-    """How much longer the numbers of an op take in one function of a loop, in that of a `tanh`."""
-    more = ONE_BY_ONE.get(op.name, 0)
-    if op.name == "div" and _is_root(op.operands[1]):
-        more = ONE_BY_ONE["rsqrt"]  # what XLA makes of it
-    elif op.name in TRANSCENDENTAL and op.result.dtype.name in TYPES_ONE_BY_ONE:
-        more += 1
-    return more * max(op.operands[0].size, op.result.size) if more else 0
-
-
-def _is_root(value: Value) -> bool:
-    while value.op is not None and is_broadcast(value.op):
-        value = value.op.operands[0]
-    return value.op is not None and value.op.name == "sqrt"
 
 
 def is_repeated(op: Op) -> bool:

@@ -141,8 +141,14 @@ class Lowering:
         """Whether a loop, and so many bytes more, are few numbers: it is compiled as one function,
         in which selects cost nothing.
         """
-        touched = sum(v.nbytes for v in inputs(scan)) + sum(map(bytes_moved, scan.body.walk()))
+        touched = sum(v.nbytes for v in inputs(scan)) + _moved(scan)
         return touched + others <= self.device.fused_bytes
+
+    def computes_one_by_one(self, scan: Scan) -> bool:
+        """Whether a step is so little that the loop is one function, though its stacks may be
+        large: some functions are computed number by number there.
+        """
+        return not self.device.starts_each and _moved(scan) <= self.device.fused_bytes
 
     def _makes_by_itself(self, ops: Sequence[Op]) -> bool:
         """Whether XLA makes one function of a loop of these ops, as they touch few bytes, if it has
@@ -150,3 +156,8 @@ class Lowering:
         """
         few = self.device.few_bytes if self.device.starts_each else self.device.fused_bytes
         return sum(map(bytes_touched, ops)) <= few
+
+
+def _moved(scan: Scan) -> int:
+    """Bytes that the ops of a step write."""
+    return sum(map(bytes_moved, scan.body.walk()))

@@ -17,7 +17,8 @@ from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU
-from jaxpr_opt.cost.fusion import handed_on, kernels, longer_one_by_one, own_kernels
+from jaxpr_opt.cost.functions import longer_one_by_one
+from jaxpr_opt.cost.fusion import handed_on, kernels, own_kernels
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prices import Prices, number
 from jaxpr_opt.cost.reuse import is_view

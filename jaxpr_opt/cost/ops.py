@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from math import ceil, log2, prod
 
-import jax.numpy as jnp
-
 from jaxpr_opt.bridge.parameters import (
     callee_of,
     dimension_of,
@@ -22,6 +20,7 @@ from jaxpr_opt.bridge.parameters import (
     numbers_of,
     window_dimensions_of,
 )
+from jaxpr_opt.cost.functions import of_real_numbers
 from jaxpr_opt.cost.layouts import features_last
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import UNDEFINED, Call, Cond, Op, Region, Remat, Scan, While, is_sized
@@ -117,32 +116,8 @@ def _first_order(op: Op) -> Cost:
         bytes=moved,
         products=flops if op.name in PRODUCTS else 0,
         turned=flops if _is_turned(op) else 0,
-        functions=_functions(op, flops) if is_transcendental(op) else 0,
+        functions=of_real_numbers(op, flops) if is_transcendental(op) else 0,
     )
-
-
-OF_COMPLEX = 16
-"""How many functions of real numbers, several of which are computed together, take as long as one
-of a complex number: `exp` 6.4 ns on a CPU instead of 0.4, `tanh` 8.1 instead of 0.3, `sqrt` 3.8
-instead of 0.2, `log` 22 instead of 0.5."""
-
-
-SLOW = {"acos": 2, "asin": 1, "atan": 1, "atan2": 2, "cbrt": 1, "cos": 1, "sin": 1, "tan": 2}
-"""Functions that XLA:CPU computes number by number, and in how many times the time of `sin`."""
-
-
-def slow_values(op: Op) -> int:
-    """How many values of `sin` take as long as those of such a function; 0 of another op."""
-    is_slow = op.name in SLOW and is_sized(op.result.shape)
-    return SLOW[op.name] * op.result.size if is_slow else 0
-
-
-def _functions(op: Op, values: int | None) -> int | None:
-    """Functions of real numbers that take as long as those that an op computes; a complex quotient
-    is arithmetic.
-    """
-    is_complex = op.name != "div" and jnp.issubdtype(op.result.dtype, jnp.complexfloating)
-    return values * OF_COMPLEX if values is not None and is_complex else values
 
 
 PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from jaxpr_opt.cost.fusion import kernels
+from jaxpr_opt.cost.functions import longer_one_by_one, slow_values
+from jaxpr_opt.cost.fusion import is_fused, kernels
 from jaxpr_opt.cost.lowering import Lowering
-from jaxpr_opt.cost.ops import Cost, cost, slow_values
+from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.windows import bytes_moved
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
@@ -108,19 +109,31 @@ class Prices(Lowering):
         seconds = [self._computed(each) + self._touched(each) for each in known]
         return sum(each for each in seconds if each != inf)
 
+    def differentiated(self, ops: Sequence[Op], row: float) -> float:
+        """Seconds that ops, which keep a row of so many bytes, and their transpose take in one
+        function, which keeps what it fuses in registers: the transpose about twice as long.
+        """
+        apart = [cost(op) for op in ops if not is_fused(op)]
+        return 3 * (self.repeated(ops) + sum(map(self._touched, apart)) + self.moved(row))
+
     def started(self, ops: int) -> float:
         """Seconds to start so many ops, in a loop of which each is called by itself."""
         return self.device.kernel * ops
 
-    def repeated_apart(self, op: Op) -> float:
+    def repeated_apart(self, op: Op, *, one_by_one: bool = False) -> float:
         """Seconds to compute an op once more in a loop of its own, which writes what it makes; a
-        function of each number in that of what reads it, where the device fuses these.
+        function of each number in that of what reads it, where the device fuses these, or a loop
+        is one function, which starts no ops; it computes some number by number, and then all that
+        is fused with them.
         """
-        if self.device.fuses_functions and op.name in TRANSCENDENTAL:
-            return self.repeated([op])
-        made = sum(v.nbytes for v in op.results)
-        start = self.device.kernel + (self.device.product if cost(op).products else 0.0)
         slow = self.device.slow_function * slow_values(op)
+        if one_by_one:
+            slow += self.doubtful(self.device.one_by_one * longer_one_by_one(op))
+        if (one_by_one or self.device.fuses_functions) and op.name in TRANSCENDENTAL:
+            return self.repeated([op]) + slow
+        made = sum(v.nbytes for v in op.results)
+        start = self.device.product if cost(op).products else 0.0
+        start += 0.0 if one_by_one else self.device.kernel
         return start + self.repeated([op]) + slow + self.moved(made)
 
     def apart(self, items: Iterable[Op]) -> float:

@@ -83,6 +83,19 @@ def test_functions_that_are_computed_number_by_number():
     assert CostModel(GPU).repeated_apart(cosine) == CostModel(GPU).repeated_apart(other)
 
 
+def test_functions_in_one_function_of_a_loop():
+    """They are computed where they are read; some number by number, as all that is fused with them."""
+    model = CostModel()
+    for function, longer in ((jnp.tanh, 3000 * CPU.one_by_one), (jnp.exp, 0)):
+        (op,) = ops(function, "f32[3000]")
+        seconds = model.repeated_apart(op, one_by_one=True)
+        assert seconds == pytest.approx(model.repeated([op]) + CPU.noticed * longer)
+    fused = ops(lambda x: jnp.sum(x * 2), "f32[3000]")
+    written = model.run(fused[1:]) + model.repeated(fused[:1])
+    assert model.differentiated(fused, 0) == pytest.approx(3 * written)
+    assert model.differentiated(fused, 9) == pytest.approx(3 * (written + model.moved(9)))
+
+
 def test_what_nobody_reads_takes_no_time_of_a_step():
     graph = import_jaxpr(traced(lambda x: jnp.cos(jnp.sin(x)), "f32[999]"))
     both = CostModel().step_seconds(graph.body)

@@ -1048,7 +1048,7 @@ def test_read_more_often_than_made():
     check_refuses(NARROW, program, "f32[3]", "f32[8,3]", because="a loop around their reader")
 
 
-FAR = CostModel().but(cache=0, kernel=0.0)
+FAR = CostModel().but(cache=0, kernel=0.0, starts_each=True)
 """All that a loop stacks leaves the cache, and an op takes no time to start."""
 
 

@@ -51,6 +51,8 @@ class Step:
     """What must not be repeated, as it may be rounded otherwise, where that makes a difference."""
     skips: bool
     """Whether the loop skips steps."""
+    one_by_one: bool
+    """Whether loops like it compute some functions number by number."""
 
 
 def step_of(scan: Scan) -> Step:
@@ -66,6 +68,7 @@ def step_of(scan: Scan) -> Step:
         fetched=fetched,
         unstable=_unstable(scan),
         skips=find_skip(scan) is not None,
+        one_by_one=cost_model().computes_one_by_one(scan),
     )
 
 
@@ -131,7 +134,9 @@ def _by_itself(step: Step, op: Op) -> float | None:
         return None
     # Condition 2 of narrow-residuals.
     is_repeatable = is_speculable(op) and (step.model.has_price or not op.regions)
-    return step.model.repeated_apart(op) if is_repeatable else None
+    if not is_repeatable:
+        return None
+    return step.model.repeated_apart(op, one_by_one=step.one_by_one)
 
 
 REPEATED: tuple[Callable[[Step, Op], float | None], ...] = (

@@ -90,10 +90,11 @@ def cheapest_cut(scan: Scan, found: Sequence[Residual], prices: Prices) -> Cut |
     if best is None or model.has_price or not model.byte:
         return best
     held = step.stacked * runs(scan) / prices.runs
-    if not (model.is_spared(held) and model.is_started(step.stacked / scan.length)):
+    ops, row = scan.body.ops, step.stacked / scan.length
+    if not (model.is_spared(held) and model.is_started(row)):
         return None
-    is_slack = model.is_slack(prices.more_seconds(best), model.run(scan.body.ops))
-    return best if is_slack else None
+    whole = model.differentiated(ops, row) if step.one_by_one else model.run(ops)
+    return best if model.is_slack(prices.more_seconds(best), whole) else None
 
 
 def _transcendental_carries(scan: Scan) -> Set[Value]:
