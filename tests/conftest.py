@@ -7,6 +7,7 @@ import pytest
 from jax._src.interpreters import mlir  # noqa: TID251
 
 from jaxpr_opt import settings
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import using
 
 hypothesis.settings.register_profile(
@@ -57,6 +58,18 @@ def pytest_collection_modifyitems(config, items):
             kept.update(item for item in items if item.get_closest_marker("slow") is None)
         config.hook.pytest_deselected(items=[each for each in items if each not in kept])
         items[:] = [each for each in items if each in kept]
+
+
+@pytest.fixture
+def barriers(monkeypatch):
+    """A version of XLA that keeps barriers, as since JAX 0.11."""
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", True)
+
+
+@pytest.fixture
+def dividing(monkeypatch):
+    """A version of XLA that drops barriers before it fuses, on a CPU: divisions are fences."""
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", False)
 
 
 @pytest.fixture(autouse=True)

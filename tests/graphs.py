@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 
@@ -13,6 +14,16 @@ def graph_of(fun, *args):
 
 def op_of(graph, name):
     return next(op for op in graph.walk() if op.name == name)
+
+
+def scans(graph):
+    """The scans of a graph, or of a region, each before those in its step."""
+    return [op for op in graph.walk() if isinstance(op, Scan)]
+
+
+def lengths(graph):
+    """How many steps each scan takes."""
+    return [op.length for op in scans(graph)]
 
 
 def loop(w, xs):

@@ -83,6 +83,15 @@ def compiled(jaxpr: ClosedJaxpr, *args):
     return jax.jit(jaxpr_as_fun(jaxpr))(*args)
 
 
+def looped(step):
+    """A loop that carries an array and gets numbers and indices."""
+
+    def program(c, us, idx):
+        return lax.scan(lambda c, x: (step(c, *x), None), c, (us, idx))[0]
+
+    return program
+
+
 def there_and_back(x, bound):
     """Rows that a loop stacks as long as elements are below a bound, and one in reverse reads."""
 

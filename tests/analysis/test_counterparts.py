@@ -6,14 +6,14 @@ from jax import lax
 
 from jaxpr_opt.analysis.residuals.counterparts import counterparts
 from jaxpr_opt.analysis.residuals.stack_consumers import routes
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
+from tests.graphs import scans
 
 
 def loops(program, *args):
     """The loops of a program, outer ones first."""
     graph = import_jaxpr(jax.make_jaxpr(program)(*args))
-    return [op for op in graph.walk() if isinstance(op, Scan)]
+    return scans(graph)
 
 
 def asked(scan, value):

@@ -8,9 +8,9 @@ from jax import lax
 
 from jaxpr_opt.analysis.residuals.cuts import cheapest, residuals
 from jaxpr_opt.ir.dataflow import backward_slice
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
+from tests.graphs import scans
 
 
 def stacked(step):
@@ -21,7 +21,7 @@ def stacked(step):
         return lax.scan(lambda c, row: (c + sum(map(jnp.sum, row)), None), c, rows, reverse=True)[0]
 
     graph = import_jaxpr(traced(program, "f32[3]", "f32[4,3]"))
-    return next(op for op in graph.walk() if isinstance(op, Scan))
+    return scans(graph)[0]
 
 
 def spread(c, x):

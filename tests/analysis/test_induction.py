@@ -18,6 +18,7 @@ from jaxpr_opt.analysis.values.induction import affine, bounds, component, decid
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import assert_same_bits, random_inputs, traced
+from tests.graphs import scans
 from tests.watch import watch
 
 EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "0"))
@@ -770,7 +771,7 @@ def test_what_asks_for_another_remainder(rest):
 
     args = jnp.zeros(8), jnp.arange(1.0, 9.0)
     np.testing.assert_array_equal(optimize(program)(*args), jax.jit(program)(*args))
-    (loop,) = (op for op in import_jaxpr(traced(program, *args)).walk() if isinstance(op, Scan))
+    (loop,) = scans(import_jaxpr(traced(program, *args)))
     (asked,) = (op for op in loop.body.ops if op.name == "and")
     assert decide(asked.result) == (None if rest else False)
 

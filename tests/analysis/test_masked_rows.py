@@ -11,6 +11,7 @@ from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
+from tests.graphs import scans
 
 T, B, D = 6, 3, 4
 NUMBERS = jnp.arange(T)
@@ -21,7 +22,7 @@ def known(program, *types):
     of all of its streams.
     """
     graph = import_jaxpr(traced(program, *types))
-    (scan,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (scan,) = scans(graph)
     floats = [s.param for s in scan.streams if s.param.dtype.kind == "f"]
     facts = [facts_of(scan, predicate, truth=False) for predicate in candidates_of(scan)]
     found = [each[p] for each in facts for p in floats if p in each]

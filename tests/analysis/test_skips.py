@@ -17,11 +17,12 @@ from jaxpr_opt.engine.registry import default_pipeline
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
+from tests.graphs import scans
 
 
 def first_loop(program, *types):
     graph = import_jaxpr(traced(program, *types))
-    return next(op for op in graph.walk() if isinstance(op, Scan))
+    return scans(graph)[0]
 
 
 def carrying(step):
@@ -187,7 +188,7 @@ def test_keys_are_carried():
         return lax.scan(step, (key, jnp.int32(0)), None, length=4)[0]
 
     graph = import_jaxpr(jax.make_jaxpr(program)(jax.random.key(0), 3))
-    skip = find_skip(next(op for op in graph.walk() if isinstance(op, Scan)))
+    skip = find_skip(scans(graph)[0])
     assert skip is not None
     assert skip.kind == "carried"
 
@@ -205,7 +206,7 @@ def transposed(weight):
         return jax.vjp(lambda x: lax.scan(body, x, (rows, mask))[0], x)[1](ct)
 
     graph = import_jaxpr(traced(program, "f32[3]", "f32[4,3]", "bool[4]", "f32[3]"))
-    return next(op for op in graph.walk() if isinstance(op, Scan) and op.reverse)
+    return next(op for op in scans(graph) if op.reverse)
 
 
 def test_the_transpose_skips_as_the_loop_does():
@@ -269,7 +270,7 @@ def loops_back(inner):
         return jnp.sum(lax.scan(step, x, rows)[0])
 
     graph = import_jaxpr(traced(jax.grad(loss), "f32[3]", "f32[4,3]"))
-    return [op for op in graph.walk() if isinstance(op, Scan) and op.length == 5]
+    return [op for op in scans(graph) if op.length == 5]
 
 
 def test_a_loop_in_a_loop_of_cotangents_carries_cotangents():
@@ -293,7 +294,7 @@ def test_carries_of_the_forward_pass_among_cotangents():
 
     jaxpr = traced(jax.grad(loss), "f32[3]", "f32[4,3]")
     graph = import_jaxpr(default_pipeline().run(jaxpr).jaxpr)
-    loops = [op for op in graph.walk() if isinstance(op, Scan) and op.length == 5]
+    loops = [op for op in scans(graph) if op.length == 5]
     assert [carries_cotangents(loop) for loop in loops] == [False, True]
 
 
@@ -356,7 +357,7 @@ def test_stacks_that_are_zero_as_products_with_zeros_are():
         return jnp.sum(lax.scan(step, c, (xs, masks))[0])
 
     graph = import_jaxpr(traced(jax.grad(loss, 1), "f32[2]", "f32[6,2]", "bool[6,2]"))
-    (back,) = (op for op in graph.walk() if isinstance(op, Scan) and op.source.transposed)
+    (back,) = (op for op in scans(graph) if op.source.transposed)
     skip = find_skip(back)
     assert skip is not None and is_by_zeros(skip)
     assert all(without_zeros(skip).keeps(carry) for carry in skip.kept)

@@ -10,9 +10,9 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.buffers import Buffer, buffer
 from jaxpr_opt.analysis.windows.sliding import Window, sliding
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
+from tests.graphs import scans
 
 ROWS = 12
 
@@ -94,6 +94,6 @@ def test_there_is_none_where_they_do_not_move_alike(other) -> None:
 def _loop(f):
     """The loop of a function, and what it does to the array it carries."""
     graph = import_jaxpr(traced(f, jnp.ones(8)))
-    (scan,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (scan,) = scans(graph)
     (found,) = (b for carry in scan.carries if isinstance(b := buffer(scan, carry), Buffer))
     return scan, found

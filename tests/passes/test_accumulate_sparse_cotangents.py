@@ -13,7 +13,8 @@ from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
-from tests.loops import alone
+from tests.graphs import scans
+from tests.loops import alone, looped
 from tests.prices import EAGER, AddedElsewhere
 
 DIRECT = AccumulateSparseCotangents()
@@ -22,15 +23,6 @@ ALWAYS = AddedElsewhere()
 
 MODEL = CostModel().but(starts_each=False)
 """Programs here are small: XLA compiles a loop of theirs as one function."""
-
-
-def looped(step):
-    """A loop that carries an array and gets rows and indices."""
-
-    def program(c, us, idx):
-        return lax.scan(lambda c, x: (step(c, *x), None), c, (us, idx))[0]
-
-    return program
 
 
 def dense(like, u, i):
@@ -185,7 +177,7 @@ PIECES = [
 def test_in_place(program, types):
     """No op of the body makes an array of the accumulator's size but a write."""
     graph = alone(DIRECT, program, *types, fires=True)
-    loop = next(op for op in graph.walk() if isinstance(op, Scan))
+    loop = scans(graph)[0]
     whole = [op.name for op in loop.body.walk() if op.results and _is_whole(op, loop)]
     assert set(whole) <= {"dynamic_update_slice", "scatter", "scatter-add"}
 

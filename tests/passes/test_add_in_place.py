@@ -9,18 +9,9 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.passes.in_place.add_in_place import AddInPlace
 from jaxpr_opt.testing import check_refuses, check_rewrite
-from tests.loops import alone
+from tests.loops import alone, looped
 
 ADD = AddInPlace()
-
-
-def looped(step):
-    """A loop that carries an array and gets numbers and indices."""
-
-    def program(c, us, idx):
-        return lax.scan(lambda c, x: (step(c, *x), None), c, (us, idx))[0]
-
-    return program
 
 
 def read(c, u, i):

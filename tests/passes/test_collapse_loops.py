@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
 from jaxpr_opt.testing import assert_same_bits, check_refuses, check_rewrite
+from tests.graphs import scans
 from tests.loops import alone, keep, unspecified
 
 CARRIED, UPFRONT = CollapseLoops(), CollapseLoops("upfront")
@@ -85,7 +85,7 @@ def test_loops_of_loops_of_loops_are_one_loop():
         return loop(3)(c)
 
     graph = alone(CARRIED, program, "f32[3]", "f32[]", fires=True)
-    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (loop,) = scans(graph)
     assert loop.length == 16
 
 
@@ -659,7 +659,7 @@ def test_rows_of_an_outer_step_that_are_unspecified():
     """(3) They may be anything."""
     program = stacking(first, unspecified)
     graph = alone(CARRIED, program, jnp.ones((2, 3)), jnp.float32(9), fires=True)
-    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (loop,) = scans(graph)
     assert loop.length == 6
 
 

@@ -21,6 +21,7 @@ from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite, traced
+from tests.graphs import scans
 from tests.loops import alone, compiled, keep, there_and_back
 from tests.prices import EAGER, FREE, Eager
 
@@ -1475,7 +1476,7 @@ def test_steps_that_are_unrolled(length, unroll, block):
         for reverse in (False, True):
             args = partial(program, reverse=reverse), jnp.zeros(3), jnp.float32(bound)
             graph = alone(EXIT, *args, fires=block is not None)
-    blocks = [(op.length, unroll_of(op)) for op in graph.walk() if isinstance(op, Scan)]
+    blocks = [(op.length, unroll_of(op)) for op in scans(graph)]
     assert blocks == {None: [(length, unroll)], 1: []}.get(block, [(block, block)])
 
 
@@ -1637,7 +1638,7 @@ def test_a_step_that_writes_to_a_large_array_in_place(real_questions, width, is_
         return lax.scan(step, table, jnp.arange(500))[0]
 
     graph = import_jaxpr(traced(program, "i32[]", f"f32[500,{width}]"), "final")
-    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (loop,) = scans(graph)
     assert cost_model().is_worth_a_question(loop.body) == is_worth_it
     # XLA starts its ops one by one, as the array is large.
     alone(EXIT, program, "i32[]", f"f32[500,{width}]", fires=True)

@@ -17,6 +17,7 @@ from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP, DEFAULT
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from tests.graphs import scans
 from tests.loops import alone
 from tests.passes.dummies import anything
 
@@ -125,7 +126,7 @@ def test_stack_that_repeats_a_stream_that_may_be_divided(divided):
     graph = import_jaxpr(traced(program, "f32[3]", "f32[8,3]"))
     graph.divided = divided
     run_alone((*CLEANUP, HOIST), graph)
-    (scan,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (scan,) = scans(graph)
     assert bool(scan.stacks) is divided
 
 
@@ -641,7 +642,7 @@ def test_a_mask_of_places_stays(given, stays):
 
     args = jnp.ones((16, 16)), jnp.arange(16), jnp.ones((8, 16, 16))
     graph = alone(HOIST, program, *args, fires=True)
-    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (loop,) = scans(graph)
     names = {op.name for op in loop.body.ops}
     assert ("ge" in names) == stays
     assert "sin" not in names
@@ -693,7 +694,7 @@ def test_a_reshape_stays():
         return lax.scan(step, jnp.zeros((2, 40)), xs)[0]
 
     graph = alone(HOIST, program, "f32[40]", "f32[3,40]", "f32[8,2,3]", fires=True)
-    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (loop,) = scans(graph)
     assert "reshape" in {op.name for op in loop.walk()}
 
 

@@ -9,12 +9,13 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.insight.journal import collect_journals
-from jaxpr_opt.ir.graph import TERMINATOR, UNDEFINED, Cond, Scan, While
+from jaxpr_opt.ir.graph import TERMINATOR, UNDEFINED, Cond, While
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.traits import dead_ops
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.testing import assert_close, check_refuses, run_alone, traced
+from tests.graphs import scans
 from tests.loops import alone, paths, unspecified
 from tests.prices import EAGER
 
@@ -45,7 +46,7 @@ def masked(a, r, p):
 
 def test_the_step_of_a_batch_becomes_a_branch():
     graph = alone(ISOLATE, pair(lambda c, x, p: jnp.cos(c) * x, masked), *TYPES, fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert sum(isinstance(op, Cond) for op in forward.body.ops) == 1
 
 
@@ -82,7 +83,7 @@ def test_what_is_written_of_a_step_is_written_after_the_branch():
         return lax.scan(back, c, (rows, taken), reverse=True)[0], ys
 
     graph = alone(ISOLATE, program, *TYPES, fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     (branch,) = (op for op in forward.body.ops if isinstance(op, Cond))
     assert [v.shape for v in branch.results] == [(2,), (2,), (1, 2)]
 
@@ -418,7 +419,7 @@ def test_a_nest_back_that_multiplies_with_zeros():
     with using(EAGER):
         args = jnp.arange(1.0, 4.0), jnp.ones((3, 3))
         graph = alone(SCALARS, jax.grad(loss), *args, fires=True)
-    loops = [op for op in graph.walk() if isinstance(op, Scan) and op.length == 6]
+    loops = [op for op in scans(graph) if op.length == 6]
     assert [sum(isinstance(op, Cond) for op in loop.body.ops) for loop in loops] == [1, 1]
     assert all(op.name != "select_n" for op in loops[1].body.ops)  # the branch is enough
 
@@ -470,7 +471,7 @@ def test_what_a_batch_keeps_of_products_with_zeros(argnums):
     xs = jnp.arange(1.0, 91.0).reshape(3, 6, 5)
     args = jnp.arange(1.0, 7.0), jnp.ones((3, 5)), xs, masks
     graph = alone(ISOLATE, jax.grad(rooted, argnums), *args, fires=True)
-    forward, back = (op for op in graph.walk() if isinstance(op, Scan))
+    forward, back = scans(graph)
     assert any(isinstance(op, Cond) for op in forward.body.ops)
     assert not any(isinstance(op, Cond) for op in back.body.ops)
 
@@ -525,7 +526,7 @@ def test_what_a_batch_adds_to_windows(program, selects):
     xs = jnp.arange(1.0, 91.0).reshape(3, 6, 5)
     args = jnp.arange(1.0, 7.0), jnp.ones((3, 5)), xs, masks
     graph = alone(ISOLATE, jax.grad(program), *args, fires=True)
-    back = [op for op in graph.walk() if isinstance(op, Scan)][1]
+    back = scans(graph)[1]
     whole = [op for op in back.body.ops if op.name == "select_n" and op.result.shape == (6,)]
     assert len(whole) == selects
 

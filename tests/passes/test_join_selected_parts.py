@@ -8,12 +8,13 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
-from jaxpr_opt.ir.graph import Cond, Scan
+from jaxpr_opt.ir.graph import Cond
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
 from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
+from tests.graphs import scans
 from tests.loops import alone
 
 JOIN = JoinSelectedParts()
@@ -449,7 +450,7 @@ def test_gradients_of_steps_that_write_here_or_there(program, batch):
     assert_close(wanted, optimize(gradient)(*args))
     assert_close(wanted, jax.jit(above(loss, batch))(*args))
     graph = import_jaxpr(jax.make_jaxpr(optimize(gradient))(*args))
-    *_, loop = (op for op in graph.walk() if isinstance(op, Scan))
+    *_, loop = scans(graph)
     carried = {carry.param.shape for carry in loop.carries if carry.param.shape}
     whole = [op for op in loop.body.walk() if {v.shape for v in op.results} & carried]
     assert all(op.name in WRITES or isinstance(op, Cond) for op in whole), whole

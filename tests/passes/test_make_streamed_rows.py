@@ -9,7 +9,6 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.devices import is_quick_if_small
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.make_streamed_rows import MakeStreamedRows
 from jaxpr_opt.testing import (
@@ -21,6 +20,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.graphs import scans
 from tests.loops import measured
 from tests.prices import FREE
 
@@ -291,7 +291,7 @@ def test_a_jump_stays():
     """(3) What jumps is streamed, what is made of it is not."""
     graph = import_jaxpr(traced(jumping, *X[0]), "final")
     run_alone((MAKE,), graph)
-    (scan,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (scan,) = scans(graph)
     assert not any(op.name == "floor" for op in scan.body.walk())
 
 

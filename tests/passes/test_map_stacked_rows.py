@@ -8,7 +8,6 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
 from jaxpr_opt.testing import (
@@ -20,6 +19,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.graphs import scans
 from tests.loops import measured
 from tests.prices import FREE
 
@@ -137,7 +137,7 @@ def test_the_same_bits(program, x):
     before, after = (import_jaxpr(traced(program, x), "final") for _ in range(2))
     assert run_alone((MAP,), after).record(MAP.name, False).rewrites
     assert_same_bits(evaluate_exactly(before, x), evaluate_exactly(after, x))
-    stacks = [stack for op in after.walk() if isinstance(op, Scan) for stack in op.stacks]
+    stacks = [stack for op in scans(after) for stack in op.stacks]
     assert all(len(stack.result.uses) for stack in stacks)
 
 

@@ -6,10 +6,10 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.reassociating.map_sums_once import MapSumsOnce
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
+from tests.graphs import scans
 from tests.loops import alone
 
 MAP = MapSumsOnce()
@@ -151,7 +151,7 @@ def test_carries_that_change_places_are_left():
 def test_terms_that_are_not_linear_are_left(term, stays):
     """(2)"""
     graph = alone(MAP, summed(term), "f32[64,64]", "f32[8,64]", fires=False)
-    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (loop,) = scans(graph)
     assert {op.name for op in loop.walk()}.issuperset(stays)
 
 
@@ -166,7 +166,7 @@ def test_a_sum_of_half_precision_is_no_sum_of_numbers_of_single_precision():
     program = summed(lambda w, x: w @ x.astype(jnp.float32))
     graph = import_jaxpr(traced(program, "f32[64,64]", "f16[8,64]"))
     run_alone((MAP,), graph)
-    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (loop,) = scans(graph)
     assert loop.carries[0].param.dtype == jnp.float32
 
 

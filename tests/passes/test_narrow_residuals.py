@@ -12,6 +12,7 @@ from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
 from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite
+from tests.graphs import scans
 from tests.loops import alone, memory, unspecified
 from tests.prices import EAGER
 
@@ -622,7 +623,7 @@ RING = "f32[30]", "f32[6,30]", "f32[30]"
 def test_rows_of_a_buffer_that_the_loop_around_writes_to():
     """(2) The loop around stacks its versions, of which `undo-carried-writes` leaves one."""
     graph = alone(NARROW, ring(), *RING, fires=True)
-    first = next(op for op in graph.walk() if isinstance(op, Scan))
+    first = scans(graph)[0]
     (inner,) = (op for op in first.body.ops if isinstance(op, Scan))
     assert {stack.value.dtype.name for stack in inner.stacks} == {"int32"}
     program, args = ring(), (jnp.arange(30.0) / 9, jnp.ones((6, 30)), jnp.ones(30))
@@ -705,7 +706,7 @@ def test_places_put_together():
         return c, lax.scan(read, ct, rows, reverse=True)[0]
 
     graph = alone(NARROW, program, "f32[8,5]", "i32[6]", "i32[8]", "f32[6]", fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert not forward.stacks
 
 
@@ -730,7 +731,7 @@ def test_arrays_put_together(put_together):
         return h, lax.scan(back, ct, r, reverse=True)[0]
 
     graph = alone(NARROW, program, *TYPES, fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert len(forward.stacks) == 1
 
 
@@ -772,7 +773,7 @@ def test_a_sine_that_is_carried(carried):
         return h, lax.scan(lambda g, r: (g * r, None), ct, r, reverse=True)[0]
 
     graph = alone(NARROW, program, *TYPES[1:], fires=carried)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert [stack.value.op.name for stack in forward.stacks] == ["sin" if carried else "mul"]
 
 
@@ -787,7 +788,7 @@ def test_what_pays_together():
 
     program = forth_and_back(four, transposed)
     graph = alone(NARROW, program, *TYPES, fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert [stack.value.op.name for stack in forward.stacks] == ["tanh"]
 
 
@@ -1024,7 +1025,7 @@ def test_a_mask_is_stored_before_it_is_repeated():
 
     cube = "f32[16,16,8]"
     graph = alone(NARROW, program, cube, cube, "f32[8,16]", cube, fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     kept = [stack.result.size for stack in forward.stacks if stack.result.uses]
     assert kept == [8 * 16 * 16]
 
@@ -1061,7 +1062,7 @@ def test_a_function_is_made_again_where_memory_is_far(prices, fires):
 
     with using(prices):
         graph = alone(NARROW, jax.grad(loss, (0, 1)), "f32[64]", "f32[9,64]", fires=fires)
-    back = next(op for op in graph.walk() if isinstance(op, Scan) and op.reverse)
+    back = next(op for op in scans(graph) if op.reverse)
     assert any(op.name == "exp" for op in back.body.ops) == fires
 
 
@@ -1075,7 +1076,7 @@ def test_a_narrow_product_is_made_again_where_memory_is_far(depth, fires):
     types = "f32[8,8]", f"f32[5,8,{depth}]", f"f32[{depth},8]"
     with using(FAR):
         graph = alone(NARROW, jax.grad(loss), *types, fires=fires)
-    assert len(next(op for op in graph.walk() if isinstance(op, Scan)).stacks) == (not fires)
+    assert len(scans(graph)[0].stacks) == (not fires)
 
 
 @pytest.mark.parametrize(("device", "stacked"), [("gpu", 1), ("cpu", 2)])
@@ -1089,7 +1090,7 @@ def test_a_carry_is_stacked_for_two_functions_of_it(device, stacked):
 
     with using(CostModel.of_backend(device).but(cache=0)):
         graph = alone(NARROW, jax.grad(loss), "f32[64]", fires=device == "gpu")
-    forth = next(op for op in graph.walk() if isinstance(op, Scan) and not op.reverse)
+    forth = next(op for op in scans(graph) if not op.reverse)
     assert len(forth.stacks) == stacked
 
 

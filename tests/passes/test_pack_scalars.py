@@ -9,7 +9,6 @@ from jax.experimental import io_callback
 
 import jaxpr_opt
 from jaxpr_opt.builders import packed_step
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.traits import same_in_vectors
 from jaxpr_opt.passes import CLEANUP
@@ -23,14 +22,10 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.graphs import scans
 from tests.loops import alone
 
 PACK = PackScalars()
-
-
-def scans(graph):
-    """The loops of a program."""
-    return [op for op in graph.walk() if isinstance(op, Scan)]
 
 
 def carried(scan):

@@ -16,19 +16,10 @@ from tests.prices import EAGER
 FENCED = ReadAfterWriting()
 CACHE = ("f32[8]", "f32[4]")
 
+MODEL = EAGER
+"""Programs here are small, and about what is done where it helps."""
 
-@pytest.fixture(autouse=True)
-def small_buffers(monkeypatch):
-    """Programs here are small, and about what is done where it helps."""
-    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", True)
-    with using(EAGER):
-        yield
-
-
-@pytest.fixture
-def dividing(monkeypatch):
-    """A version of XLA that drops barriers before it fuses, on a CPU."""
-    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", False)
+pytestmark = pytest.mark.usefixtures("barriers")
 
 
 def read(c, i, n=2):

@@ -18,13 +18,10 @@ from tests.prices import EAGER
 BARRED = ReadBeforeOverwriting()
 PLACES = ("f32[8]", "i32[4]", "i32[4]")
 
+MODEL = EAGER
+"""Programs here are small, and about what is done where it helps."""
 
-@pytest.fixture(autouse=True)
-def small_buffers(monkeypatch):
-    """Programs here are small, and about what is done where it helps."""
-    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", True)
-    with using(EAGER):
-        yield
+pytestmark = pytest.mark.usefixtures("barriers")
 
 
 def read(c, i, n=2):
@@ -570,12 +567,6 @@ def test_a_small_buffer_of_which_all_is_read(size, fires):
     step = stepping(lambda c, i, j: (write(c, jnp.sin(read(c, i)), i) + 1, read(c, i)))
     with using(CostModel()):
         alone(BARRED, step, f"f32[{size}]", *PLACES[1:], fires=fires)
-
-
-@pytest.fixture
-def dividing(monkeypatch):
-    """A version of XLA that drops barriers before it fuses, on a CPU."""
-    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", False)
 
 
 def divisions(graph):

@@ -10,7 +10,6 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxpr_opt.analysis.liveness.across_peak import turn
-from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.ir.exporter import export
@@ -25,12 +24,6 @@ X = "f32[64,8]"
 
 MODEL = cost_model().at(1.0)
 """Memory is worth more than any time."""
-
-
-@pytest.fixture
-def barriers(monkeypatch):
-    """A version of XLA that keeps barriers."""
-    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", True)
 
 
 def layers(count, f=jnp.tanh, width=8):
@@ -203,9 +196,9 @@ def test_a_higher_price_takes_no_more_memory():
     assert products == sorted(products) and len(set(products)) > 1, products
 
 
-def test_what_waits_where_barriers_are_dropped(monkeypatch):
+@pytest.mark.usefixtures("dividing")
+def test_what_waits_where_barriers_are_dropped():
     """Arrays are chosen by bits of what comes first; derivatives go through."""
-    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", False)
     program, types = layers(6)
     before, after = both(program, types)
     assert count(after, "population_count") == count(after, "optimization_barrier") > 0

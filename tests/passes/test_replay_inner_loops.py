@@ -118,10 +118,6 @@ def test_an_inner_loop_runs_again():
         )
 
 
-def scans(graph):
-    return [op for op in graph.walk() if isinstance(op, Scan)]
-
-
 def test_it_is_told_which_steps_to_take():
     """(3) It does not compare again what may be rounded otherwise."""
     graph = again(INNER, gradient(sine, told=lambda c, u: jnp.exp(c[0]) < u), *TYPES)

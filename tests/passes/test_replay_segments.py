@@ -12,6 +12,7 @@ from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
 from jaxpr_opt.testing import check_refuses, check_rewrite
+from tests.graphs import lengths, scans
 from tests.loops import alone, keep
 
 SEGMENTS = ReplaySegments()
@@ -40,11 +41,6 @@ def sines(c, w):
 def stacked(c, w):
     """A loop that stacks two arrays."""
     return lax.scan(lambda c, _: (sines(c, w)[0], (jnp.cos(c), jnp.exp(c))), c, length=16)
-
-
-def lengths(graph):
-    """How long the loops of a program are, parents first."""
-    return [op.length for op in graph.walk() if isinstance(op, Scan)]
 
 
 def test_segments_are_replayed():
@@ -157,7 +153,7 @@ def test_what_a_residual_does_not_depend_on_is_not_kept():
     step = lambda s, w: ((sines(s[0], w)[0], s[1] + s[0]), None)
     program = gradient(step)
     graph = alone(SEGMENTS, lambda c, w: program((c, c), w), "f32[4]", "f32[4]", fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert [stack.result.shape for stack in forward.stacks] == [(4, 4)]
 
 

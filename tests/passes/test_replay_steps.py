@@ -14,6 +14,7 @@ from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
 from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from tests.graphs import scans
 from tests.loops import alone, keep, unspecified
 from tests.prices import EAGER
 
@@ -93,7 +94,7 @@ def test_a_large_residual_is_replayed():
     """A matrix of the step is made again from a vector."""
     step = lambda c: jnp.tanh(jnp.outer(c, c) @ c)
     graph = alone(REPLAY, gradient(step), *TYPES, fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert all(len(stack.result.shape) <= 2 for stack in forward.stacks)
 
 
@@ -114,7 +115,7 @@ def test_the_way_through_a_nest_of_loops():
         return c, lax.scan(outer, ct, rows.reshape(8, 8, 3, 3), reverse=True)[0]
 
     graph = alone(REPLAY, program, *TYPES, fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert all(stack.value.owner is forward.body for stack in forward.stacks)
 
 

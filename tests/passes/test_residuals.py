@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.ir.exporter import export
-from jaxpr_opt.ir.graph import Remat, Scan
+from jaxpr_opt.ir.graph import Remat
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
@@ -16,6 +16,7 @@ from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
 from jaxpr_opt.testing import assert_same_bits, assert_same_derivatives, evaluate_exactly, run_alone
+from tests.graphs import scans
 
 PASSES = (
     *CLEANUP,
@@ -125,7 +126,7 @@ def test_gradient(name, n):
     args = W, X, jnp.int32(n)
     jaxpr, graph = optimized(gradient, *args)
     assert_same_bits(evaluate_exactly(jaxpr, *args), evaluate_exactly(graph, *args))
-    stacks = [s.result.shape for op in graph.walk() if isinstance(op, Scan) for s in op.stacks]
+    stacks = [s.result.shape for op in scans(graph) for s in op.stacks]
     assert not [shape for shape in stacks if shape.count(WIDTH) > 1]
 
 

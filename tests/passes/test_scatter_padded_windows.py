@@ -12,19 +12,10 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.passes.windows.scatter_padded_windows import ScatterPaddedWindows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
-from tests.loops import alone
+from tests.loops import alone, looped
 
 SCATTER = ScatterPaddedWindows()
 KNOTS = 4096
-
-
-def looped(step):
-    """A loop that carries an array and gets numbers and indices."""
-
-    def program(c, us, idx):
-        return lax.scan(lambda c, x: (step(c, *x), None), c, (us, idx))[0]
-
-    return program
 
 
 def scattered(c, u, i, **how):

@@ -9,12 +9,13 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.ir.graph import Scan, Stream
+from jaxpr_opt.ir.graph import Stream
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from tests.graphs import scans
 from tests.loops import alone
 from tests.prices import EAGER
 
@@ -285,7 +286,7 @@ def test_rows_of_another_type():
         return back(last, stacks)
 
     graph = import_jaxpr(traced(program, "f32[3]"), SHARE.phase)
-    first, reader = (op for op in graph.walk() if isinstance(op, Scan))
+    first, reader = scans(graph)
     rw = Rewriter(graph)
     before, after = reader.streams
     weak = rw.new_value(compat_types.with_weak_type(after.param.aval, True))

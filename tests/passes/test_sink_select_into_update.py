@@ -13,7 +13,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.engine.registry import default_pipeline
 from jaxpr_opt.insight.journal import Journal
-from jaxpr_opt.ir.graph import Phase, Scan
+from jaxpr_opt.ir.graph import Phase
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
@@ -29,6 +29,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.graphs import scans
 from tests.loops import alone
 
 SINK = SinkSelectIntoUpdate()
@@ -943,7 +944,7 @@ def test_gradients_of_decoding(size):
     assert_close(forward(optimize(loss)), forward(loss))
     graph = import_jaxpr(traced(jax.grad(loss), *args), "final")
     default_pipeline().apply(graph, Journal("final"))
-    stacks = [s for op in graph.walk() if isinstance(op, Scan) for s in op.stacks]
+    stacks = [s for op in scans(graph) for s in op.stacks]
     assert not [s for s in stacks if s.value.nbytes >= 6 * 4 * 4 * (3 if batch else 1)]
 
 
@@ -1068,5 +1069,5 @@ def test_skipped_steps_are_still_seen(known):
 
     graph = import_jaxpr(traced(program, X, X, PLACES), "final")
     run_alone((SINK, SliceKnownWindows(), *CLEANUP), graph)
-    (scan,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (scan,) = scans(graph)
     assert [skip.kind for skip in find_skips(scan) if isinstance(skip, Skip)] == ["carried"]

@@ -7,10 +7,10 @@ import pytest
 from jax import lax
 
 import jaxpr_opt
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
+from tests.graphs import scans
 from tests.loops import alone, memory
 
 SPLIT = SplitFlatLoops(all_rings=True)
@@ -108,7 +108,7 @@ def lengths(program, *types):
     """Of the loops of an optimised gradient."""
     fast = jaxpr_opt.optimize(jax.grad(program))
     graph = import_jaxpr(traced(fast, *types))
-    return {op.length for op in graph.walk() if isinstance(op, Scan)}
+    return {op.length for op in scans(graph)}
 
 
 @pytest.mark.slow

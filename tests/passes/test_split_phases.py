@@ -9,11 +9,12 @@ from jax import lax
 import jaxpr_opt
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.ir.graph import Cond, Scan
+from jaxpr_opt.ir.graph import Cond
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.steps.split_phases import SplitPhases
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
+from tests.graphs import lengths, scans
 from tests.loops import alone
 
 SPLIT = SplitPhases()
@@ -78,11 +79,6 @@ def cases(which):
         return jnp.where(which(t), jnp.sin(c * w), c * w), None
 
     return step
-
-
-def lengths(graph):
-    """How long the loops of a program are, parents first."""
-    return [op.length for op in graph.walk() if isinstance(op, Scan)]
 
 
 def unknown(graph):
@@ -244,7 +240,7 @@ def test_a_case_that_is_not_chosen_is_not_differentiated():
     program = gradient(cases(lambda t: t < 10))
     graph = alone(SPLIT, program, "f32[4]", "f32[4]", fires=True)
     run_alone(CLEANUP, graph)
-    first, others = [op for op in graph.walk() if isinstance(op, Scan) and not op.reverse]
+    first, others = [op for op in scans(graph) if not op.reverse]
     assert {"sin", "cos"} <= names(first)
     assert {"sin", "cos"}.isdisjoint(names(others))
 

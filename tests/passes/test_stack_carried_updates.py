@@ -15,6 +15,7 @@ from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from tests.graphs import scans
 from tests.loops import alone, memory
 
 STACK = StackCarriedUpdates(even_in_place=True)
@@ -832,7 +833,7 @@ def test_rows_that_are_written_before_the_loop_enter(written):
         )
 
     graph = alone(STACK, program, "f32[]", fires=True)
-    (scan,) = [op for op in graph.walk() if isinstance(op, Scan)]
+    (scan,) = scans(graph)
     assert any(stream.param.dtype == jnp.float32 for stream in scan.streams)
 
 
@@ -848,7 +849,7 @@ def test_a_batch_of_buffers_of_which_one_row_is_written():
         return jax.vmap(one)(x)
 
     graph = alone(STACK, program, "f32[3]", fires=True)
-    (scan,) = [op for op in graph.walk() if isinstance(op, Scan)]
+    (scan,) = scans(graph)
     assert all(stream.param.dtype != jnp.float32 for stream in scan.streams)
 
 
@@ -881,7 +882,7 @@ def streams_rows(gradient):
     """Whether the loop back has streams of rows, and whether it is one without the buffer."""
     graph = import_jaxpr(traced(gradient, "f32[8]"))
     run_alone((*CLEANUP, AccumulateSparseCotangents(), STACK), graph)
-    *_, back = [op for op in graph.walk() if isinstance(op, Scan)]
+    *_, back = scans(graph)
     of_rows = [
         s for s in back.streams if s.param.shape == (3,) and not isinstance(s.operand.op, Scan)
     ]

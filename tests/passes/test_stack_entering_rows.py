@@ -9,10 +9,10 @@ from jax import export, lax
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.windows.shift_registers import shifting
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.stack_entering_rows import StackEnteringRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from tests.graphs import scans
 from tests.loops import alone, measured, memory
 
 ENTERING = StackEnteringRows()
@@ -482,7 +482,7 @@ def test_symbolic_shapes():
     grad = jax.grad(loss, (0, 1))
     types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((n, 3), (40, 3))]
     graph = import_jaxpr(jax.make_jaxpr(grad)(*types))
-    assert not any([*shifting(op)] for op in graph.walk() if isinstance(op, Scan))
+    assert not any([*shifting(op)] for op in scans(graph))
     exported = export.export(jax.jit(optimize(grad)))(*types)
     b, x = jnp.ones((5, 3)), jnp.ones((40, 3))
     assert_close(exported.call(b, x), grad(b, x))

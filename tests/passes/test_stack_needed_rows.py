@@ -8,10 +8,10 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.stack_needed_rows import StackNeededRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
+from tests.graphs import scans
 from tests.loops import alone
 from tests.passes.dummies import anything
 from tests.prices import EAGER
@@ -53,7 +53,7 @@ def rows_stored(fun, *args):
     """How many rows the arrays have that a loop hands to another one."""
     graph = import_jaxpr(traced(fun, *args), NEEDED.phase)
     run_alone((NEEDED,), graph)
-    loops = [op for op in graph.walk() if isinstance(op, Scan)]
+    loops = scans(graph)
     arrays = {v for op in loops for v in op.results if op is not loops[-1]}
     return sorted(v.shape[0] for v in arrays if len(v.shape) == 2)
 
@@ -62,7 +62,7 @@ def rows_stored_at_all(fun, *args):
     """How many rows the array of the only loop has."""
     graph = import_jaxpr(traced(fun, *args), NEEDED.phase)
     run_alone((NEEDED,), graph)
-    (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+    (loop,) = scans(graph)
     return loop.results[1].shape[0]
 
 
@@ -457,7 +457,7 @@ def test_rows_in_a_nest():
 
     graph = import_jaxpr(traced(nested, "f32[3]"), NEEDED.phase)
     run_alone((NEEDED,), graph)
-    outer = next(op for op in graph.walk() if isinstance(op, Scan))
+    outer = scans(graph)[0]
     assert [v.shape for v in outer.results] == [(3,), (2, 4, 3)]
     same(nested, X)
 

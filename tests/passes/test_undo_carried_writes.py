@@ -9,12 +9,11 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.residuals.versions import restorable, undoable
 from jaxpr_opt.analysis.steps.skips import find_skip
-from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
-from tests.graphs import graph_of, op_of
+from tests.graphs import graph_of, op_of, scans
 from tests.loops import alone, measured
 
 UNDO = UndoCarriedWrites()
@@ -257,7 +256,7 @@ def test_what_was_not_there_from_the_start(step, buffer, at):
     """It is stacked, as other steps write to the same places, or it is not one number."""
     program = lambda xs: forth_and_back(step)(buffer, jnp.arange(6) * at, xs)
     graph = alone(UNDO, program, "f32[6]", fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert forward.stacks
 
 
@@ -491,7 +490,7 @@ def test_two_buffers():
         return k, lax.scan(read, v, versions, reverse=True)[0]
 
     graph = alone(UNDO, program, "f32[32]", *TYPES[1:], fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert [s.result.shape for s in forward.stacks] == [(6, 1), (6,), (6, 1)]
 
 
@@ -504,7 +503,7 @@ def test_an_index_from_outside():
         return b, lax.scan(lambda a, v: (a + v, None), b, versions, reverse=True)[0]
 
     graph = alone(UNDO, program, "f32[32]", *TYPES[1:], fires=True)
-    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    forward = scans(graph)[0]
     assert [s.result.shape for s in forward.stacks] == [(6, 1)]
 
 
@@ -610,7 +609,7 @@ def ending(steps_back):
 def test_a_loop_that_stops_where_nothing_is_written():
     """(4) The step that it skips would write what is there; it does not hinder that."""
     graph = alone(UNDO, ending(4), "f32[32]", *TYPES[1:], fires=True)
-    forth, back = (op for op in graph.walk() if isinstance(op, Scan))
+    forth, back = scans(graph)
     assert [stack.value.shape for stack in forth.stacks] == [(1,)]
     assert find_skip(back) is not None
 
@@ -760,7 +759,7 @@ def test_nothing_to_say_of_a_carry_that_is_not_written_to():
     """A hidden state that is stacked is no buffer."""
     step = lambda b, i, x: (jnp.tanh(b + x), b)
     graph = alone(UNDO, forth_and_back(step), *TYPES, fires=False)
-    assert not any(list(UNDO.find(op)) for op in graph.walk() if isinstance(op, Scan))
+    assert not any(list(UNDO.find(op)) for op in scans(graph))
 
 
 @pytest.mark.parametrize(
@@ -959,7 +958,7 @@ def test_windows_that_are_read_otherwise_stay_stacks():
         return windows, lax.scan(back, b * 0.0, versions, reverse=True)[0]
 
     graph = alone(UNDO, program, "f32[32]", *TYPES[1:], fires=True)
-    shapes = [s.result.shape for op in graph.walk() if isinstance(op, Scan) for s in op.stacks]
+    shapes = [s.result.shape for op in scans(graph) for s in op.stacks]
     assert (6, 24) in shapes
     assert (6, 32) not in shapes
 
@@ -974,7 +973,7 @@ def test_a_stack_that_is_made_of_nothing():
     """(3) It is no view of the buffer: it stays a stack."""
     step = lambda b, i, x: (put(b, i, x), (b, lax.iota(jnp.float32, 5)))
     graph = alone(UNDO, forth_and_back(step), *TYPES, fires=True)
-    (forth,) = (op for op in graph.walk() if isinstance(op, Scan) and op.stacks)
+    (forth,) = (op for op in scans(graph) if op.stacks)
     assert (6, 5) in [stack.result.shape for stack in forth.stacks]
 
 
@@ -1082,7 +1081,7 @@ def test_where_the_buffer_of_a_sweep_comes_from(which):
     """(5) From the sweep that is undone before, if nothing else changes it; else it is stacked."""
     program, is_stacked = SWEEPS[which]
     graph = alone(UNDO, program, "f32[48]", *TYPES[1:], fires=is_stacked is not None)
-    shapes = [s.result.shape for op in graph.walk() if isinstance(op, Scan) for s in op.stacks]
+    shapes = [s.result.shape for op in scans(graph) for s in op.stacks]
     assert ((4, 48) in shapes) == bool(is_stacked)
     assert ((4, 6, 48) in shapes) == (is_stacked is None)
 
@@ -1102,7 +1101,7 @@ def test_sweeps_of_weak_type():
     weak = lambda b: convert(b, new_dtype=b.dtype, weak_type=True, sharding=None)
     program = sweeps(between=weak)
     graph = alone(UNDO, lambda b, *args: program(weak(b), *args), *TYPES, fires=True)
-    loops = [op for op in graph.walk() if isinstance(op, Scan)]
+    loops = scans(graph)
     assert (4, 8) not in [stack.result.shape for op in loops for stack in op.stacks]
 
 
@@ -1136,9 +1135,7 @@ def test_three_loops():
         return b, back(b, versions)[0]
 
     graph = alone(UNDO, program, "f32[48]", *TYPES[1:], fires=True)
-    assert not any(
-        48 in s.result.shape for op in graph.walk() if isinstance(op, Scan) for s in op.stacks
-    )
+    assert not any(48 in s.result.shape for op in scans(graph) for s in op.stacks)
 
 
 def test_sweeps_from_one_number():
@@ -1155,7 +1152,7 @@ def test_sweeps_from_one_number():
         return total, lax.scan(reads, jnp.zeros(32), versions, reverse=True)[0]
 
     graph = alone(UNDO, program, "f32[6]", fires=True)
-    shapes = [s.result.shape for op in graph.walk() if isinstance(op, Scan) for s in op.stacks]
+    shapes = [s.result.shape for op in scans(graph) for s in op.stacks]
     assert (4, 32) in shapes
     assert (4, 6, 1) not in shapes
 

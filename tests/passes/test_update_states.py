@@ -18,6 +18,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.graphs import scans
 from tests.loops import memory
 
 UPDATE = UpdateStates()
@@ -71,7 +72,7 @@ def same(program, *args, fires=True):
 
 
 def loops(graph):
-    *_, scan = (op for op in graph.body.walk() if isinstance(op, Scan))
+    *_, scan = scans(graph.body)
     return scan, [op for op in scan.body.ops if isinstance(op, While)]
 
 

@@ -26,6 +26,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests.graphs import scans
 from tests.loops import alone, measured, unspecified
 from tests.prices import EAGER
 
@@ -304,7 +305,7 @@ def test_snapshots(above):
     assert_close(ours(x), jax.grad(loss)(x))
     final = Pipeline(DEFAULT).run(jax.make_jaxpr(ours)(x), "final").jaxpr
     graph = import_jaxpr(final, "final")
-    (back,) = [op for op in graph.walk() if isinstance(op, Scan) and op.reverse]
+    (back,) = [op for op in scans(graph) if op.reverse]
     conds = [op for op in back.body.walk() if isinstance(op, Cond)]
     assert conds and all(v.shape != (5, 64) for cond in conds for v in cond.results)
 

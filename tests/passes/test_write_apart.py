@@ -14,12 +14,6 @@ from tests.loops import alone
 PASS = WriteApart()
 
 
-@pytest.fixture
-def barriers(monkeypatch):
-    """As since JAX 0.11; before, a program that is optimised again shows no function any more."""
-    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", True)
-
-
 FEW = "f32[9]", "i32[9]"
 
 
