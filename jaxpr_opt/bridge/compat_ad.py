@@ -27,6 +27,12 @@ _WITH_RULES = {"custom_lin", "call_hi_primitive_linearized", "optimized_linear"}
 Mask = tuple[bool, ...]
 
 
+def merged(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """`others`, with those that the mask chooses replaced by `chosen`, in order."""
+    each = iter(chosen)
+    return [next(each) if on else other for on, other in zip(mask, others, strict=True)]
+
+
 def hoist_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """The jaxpr with its constants as first inputs, and the constants: they may be tracers."""
     constants = list(jaxpr.consts)

@@ -18,6 +18,7 @@ from jax._src.interpreters import partial_eval as _pe
 from jax.extend.core import Primitive
 
 from jaxpr_opt.bridge import guard
+from jaxpr_opt.bridge.compat_ad import merged
 
 Plain = Callable[..., Callable[..., Sequence[Any]]]
 Rule = Callable[..., Any]
@@ -74,7 +75,7 @@ def guarded_transpose(rule: Rule, plain: Plain) -> Rule:
         def pulled() -> list[Any]:
             linear = [_is_undefined_primal(x) for x in args]
             pull = jax.linear_transpose(
-                lambda *xs: list(plain(**params)(*_merged(linear, xs, args))),
+                lambda *xs: list(plain(**params)(*merged(linear, xs, args))),
                 *(x.aval for x, is_linear in zip(args, linear, strict=True) if is_linear),
             )
             found = iter(pull([_instantiate_zeros(ct) for ct in cotangents]))
@@ -112,9 +113,3 @@ def guarded_split(rule: Rule) -> Rule:
 
 def _of_call(*, jaxpr: Any, **_: Any) -> dict[str, Any]:
     return {"call_jaxpr": jaxpr}
-
-
-def _merged(mask: Sequence[bool], those: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """`others`, where the mask is true replaced by `those`, in order."""
-    given = iter(those)
-    return [next(given) if on else x for on, x in zip(mask, others, strict=True)]

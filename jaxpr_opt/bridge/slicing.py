@@ -1,4 +1,4 @@
-"""Read and write windows and rows of arrays at starts that are in range.
+"""Read, write and stack windows and rows of arrays, at starts that are in range.
 
 No start is negative, so no ops normalise starts: a scan reads its rows in the same way.
 """
@@ -32,6 +32,11 @@ def _alike(starts: Sequence[Any]) -> list[Any]:
     if computed is None:
         return list(starts)
     return [dtypes.wrapped(computed, s) if isinstance(s, int) else s for s in starts]
+
+
+def stacked(rows: Sequence[Any], axis: int) -> Any:
+    """A `stack` that JAX can batch over an explicit axis of a mesh if not all rows are batched."""
+    return lax.concatenate([lax.expand_dims(row, (axis,)) for row in rows], axis)
 
 
 def read_row(array: jax.Array, row: jax.Array, axis: int = 0) -> jax.Array:

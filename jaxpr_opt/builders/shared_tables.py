@@ -14,6 +14,7 @@ from jaxpr_opt.analysis.windows.places_apart import may_coincide
 from jaxpr_opt.analysis.windows.window_primitives import indexed_axes, mirrored, window_sizes
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of, slice_sizes_of
+from jaxpr_opt.bridge.slicing import stacked
 from jaxpr_opt.ir.graph import Op
 
 
@@ -54,7 +55,7 @@ def sum_in_one(scatters: Sequence[Op], axes: Sequence[int]) -> Any:
         index, update = given[:2]
         if len(scatters) > 1:
             updates = _at_one_place(scatters, given[::2], given[1::2])
-            index, update = _joined(given[::2], lead), _joined(updates, at)
+            index, update = stacked(given[::2], lead), stacked(updates, at)
         return lax.scatter_add(lax.full(shape, 0, array.dtype), index, update, numbers, mode=mode)
 
     return add
@@ -88,10 +89,6 @@ def _clamped(op: Op, index: jax.Array) -> jax.Array:
     sizes, shape = window_sizes(op), op.operands[0].shape
     last = [shape[axis] - sizes[axis] for axis in indexed_axes(op)]
     return jnp.clip(index, 0, np.asarray(last, index.dtype))
-
-
-def _joined(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
-    return lax.concatenate([lax.expand_dims(each, (axis,)) for each in arrays], axis)
 
 
 def without(sizes: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:

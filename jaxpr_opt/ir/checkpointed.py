@@ -30,7 +30,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jaxpr_opt.bridge import compat, compat_ad, compat_types, dtypes
-from jaxpr_opt.bridge.compat_ad import Mask
+from jaxpr_opt.bridge.compat_ad import Mask, merged
 from jaxpr_opt.bridge.slicing import read_row, write_row
 
 Values = list[Any]
@@ -244,7 +244,7 @@ def _pulled_back(step: Step, kept: _Kept, cotangents: Sequence[Any]) -> tuple[Va
 
         def moved(constants: Values, carries: Values) -> Values:
             out = step(
-                _merged(of_constants, constants, kept.constants), _merged(of_carry, carries, carry)
+                merged(of_constants, constants, kept.constants), merged(of_carry, carries, carry)
             )
             return _chosen(of_carry, out)
 
@@ -284,11 +284,5 @@ def _chosen(mask: Mask, values: Sequence[Any]) -> Values:
     return [value for on, value in zip(mask, values, strict=True) if on]
 
 
-def _merged(mask: Mask, chosen: Sequence[Any], others: Sequence[Any]) -> Values:
-    """`others` with those that the mask chooses replaced."""
-    each = iter(chosen)
-    return [next(each) if on else other for on, other in zip(mask, others, strict=True)]
-
-
 def _spread(mask: Mask, chosen: Sequence[Any]) -> Values:
-    return _merged(mask, chosen, [None] * len(mask))
+    return merged(mask, chosen, [None] * len(mask))

@@ -29,6 +29,7 @@ from jaxpr_opt.bridge.parameters import (
     shard_map_options,
     without_ours,
 )
+from jaxpr_opt.bridge.slicing import stacked
 from jaxpr_opt.ir import checkpointed
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import (
@@ -87,7 +88,7 @@ def evaluate_op(op: Op, operands: Sequence[Any], bind: Bind | None = None) -> li
         return [compat_types.undefined(op.result.aval)]
     assert op.primitive is not None
     if op.name == "stack" and compat_types.may_be_on_mesh():
-        return [_stacked(operands, dimension_of(op))]
+        return [stacked(operands, dimension_of(op))]
     given = _beside(op, _with_wide_starts(op, operands))
     params = without_ours(op) if is_apart(op) else op.params
     return (bind or compat.bind)(op.primitive, given, params)
@@ -143,11 +144,6 @@ def _apart(op: Op, operands: Sequence[Any]) -> list[Any]:
         return evaluate_op(op, [known[number] for number in range(len(operands))])
 
     return compat_lowering.apart(run, [operands[number] for number in read])
-
-
-def _stacked(rows: Sequence[Any], axis: int) -> Any:
-    """A `stack` that JAX can batch over an explicit axis of a mesh if not all rows are batched."""
-    return lax.concatenate([lax.expand_dims(row, (axis,)) for row in rows], axis)
 
 
 def _beside(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
