@@ -84,7 +84,7 @@ def test_functions_that_are_computed_number_by_number():
 
 
 def test_functions_in_one_function_of_a_loop():
-    """They are computed where they are read; some number by number, as all that is fused with them."""
+    """They are computed where they are read; some one by one, with all that is fused with them."""
     model = CostModel()
     for function, longer in ((jnp.tanh, 3000 * CPU.one_by_one), (jnp.exp, 0)):
         (op,) = ops(function, "f32[3000]")

@@ -90,7 +90,7 @@ def cheapest_cut(scan: Scan, found: Sequence[Residual], prices: Prices) -> Cut |
     if best is None or model.has_price or not model.byte:
         return best
     held = step.stacked * runs(scan) / prices.runs
-    ops, row = scan.body.ops, step.stacked / scan.length
+    ops, row = [*scan.body.ops], step.stacked / scan.length
     if not (model.is_spared(held) and model.is_started(row)):
         return None
     whole = model.differentiated(ops, row) if step.one_by_one else model.run(ops)
