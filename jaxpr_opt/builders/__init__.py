@@ -5,7 +5,7 @@ reads and writes of windows
 `narrow_reads`, `coinciding`, `selected_writes`     a window of a result, of another's window
 `read_rows`, `last_rows`, `picked_rows`             the rows of results that are read, of stacks
 `one_hot_rows`                                      the row that a mask chooses
-`streamed_rows`                                     the row of a step, in place of a stream
+`step_rows`                                         the row of a step, in place of a stream
 `same_op`                                           an op again, on other operands
 `branch_writes`                                     writes of branches, after their cond
 `whole_writes`                                      writes to windows, as writes to the array
@@ -20,7 +20,7 @@ loops
 `narrow_carry`, `sliding_rows`, `ring_rows`,        a loop that carries less of an array
 `traced_rows`, `register_windows`
 `merged_loop`, `split_loop`, `pieces`               one loop of two, two of one
-`early_exit`, `last_taken`, `refilled_stacks`       a loop that stops early, and what it stacks then
+`early_exit`, `refilled_stacks`                     a loop that stops early, and what it stacks then
 `skipped_steps`, `any_row`, `taken_steps`           steps that skip; is any row taken; how many are
 `unless_finite`                                     a loop that stops if what it skips is finite
 `packed_step`                                       a step with vectors

@@ -19,14 +19,6 @@ from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.constants import defined, is_weak, strong
 from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.any_row import any_true
-from jaxpr_opt.builders.last_taken import (
-    are_taken,
-    counted_on,
-    last_step,
-    last_step_found,
-    predicate_of,
-    row_at,
-)
 from jaxpr_opt.builders.refilled_stacks import (
     MissingRows,
     buffer_of_rows,
@@ -34,6 +26,14 @@ from jaxpr_opt.builders.refilled_stacks import (
     refill,
 )
 from jaxpr_opt.builders.skipped_steps import in_skipped_step
+from jaxpr_opt.builders.step_rows import row_at
+from jaxpr_opt.builders.taken_steps import (
+    are_taken,
+    counted_on,
+    last_step,
+    last_step_found,
+    predicate_of,
+)
 from jaxpr_opt.builders.unless_finite import surround
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import reads

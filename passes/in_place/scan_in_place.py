@@ -62,7 +62,7 @@ from jax import lax
 from jaxpr_opt.analysis.windows.row_views import Place, Rows, place_of_stack, rows_of_stream
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.bridge.slicing import write_row
-from jaxpr_opt.builders.streamed_rows import row_of_step
+from jaxpr_opt.builders.step_rows import row_of_step
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.weighing import takes_more
 from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized

@@ -53,7 +53,7 @@ from jaxpr_opt.analysis.steps.read_ends import End, Masked, Picked, read_ends
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, as_begun, find_ends, find_skips
 from jaxpr_opt.analysis.windows.row_readers import made_before
 from jaxpr_opt.builders.early_exit import stop_early
-from jaxpr_opt.builders.last_taken import last_step
+from jaxpr_opt.builders.taken_steps import last_step
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.devices import is_sharded

@@ -1,12 +1,12 @@
-"""Read the row of a step where it is, in place of a stream."""
+"""The row that a stream hands to a step, read where it is."""
 
 from __future__ import annotations
 
 from jax import lax
 
-from jaxpr_opt.analysis.windows.row_views import Rows
+from jaxpr_opt.analysis.windows.row_views import Rows, rows_of_stream
 from jaxpr_opt.bridge.slicing import read_row
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Scan, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -18,3 +18,8 @@ def row_of_step(rows: Rows, step: Value, before: Op, rw: Rewriter) -> Value:
     dtype = rows.array.dtype
     count = lambda step: lax.convert_element_type(rows.number(step), dtype)  # noqa: E731
     return rw.insert(count, step, before=before)
+
+
+def row_at(stream: Stream, row: Value, scan: Scan, before: Op, rw: Rewriter) -> Value:
+    """The row of that number of what a stream reads."""
+    return row_of_step(rows_of_stream(stream, scan) or Rows(stream.operand), row, before, rw)
