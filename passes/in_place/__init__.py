@@ -1,15 +1,16 @@
 """Avoid copies that XLA would make of arrays that can be updated in place.
 
-These passes run last, when no other pass moves an op.
+These passes run last, when no other pass moves an op; `mark-donated-buffers` runs only where a
+caller gives up arguments.
 
 =========================  ============================================================
 `update-rows`              update only the rows where a gradient is nonzero
 `update-states`            the same with the state of an optimizer, such as Adagrad
 `add-in-place`             a read, a sum and a write of one window become one op
-`join-scalar-stacks`       scalars that a step stacks become one row
 `read-before-overwriting`  reads are ordered before the write that overwrites them
 `read-after-writing`       a write is ordered before the reads that follow
 `write-apart`              a write stays out of the ops that read all of the array
 `scan-in-place`            streamed and stacked rows stay in the array they are part of
+`mark-donated-buffers`     an argument that is given up takes a result
 =========================  ============================================================
 """

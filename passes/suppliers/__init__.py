@@ -4,6 +4,8 @@ AD stacks them all.  Each pass here knows another source, and asks the cost mode
 
 ===========================  ================================================================
 `hoist-invariant-residuals`  a loop-invariant value: use it directly
+`drop-dummy-residuals`       a dummy of an untaken branch: any value will do
+`push-remat-into-branches`   a branch under a checkpoint: recompute only the one that was taken
 `forward-known-stacks`       a row of an existing array, or affine in the step: read it again
 `stack-needed-rows`          few steps make or read it: store the rows of those
 `stack-read-windows`         only a window of it is read: store the window
@@ -21,8 +23,4 @@ AD stacks them all.  Each pass here knows another source, and asks the cost mode
 Sources that cost nothing come first. Then `narrow-residuals` asks the tables of
 `jaxpr_opt.analysis.residuals` for the prices of all others, and finds the cheapest of all plans;
 the passes that its plan relies on carry it out.
-
-Two passes of this kind are in the folder above: `drop-dummy-residuals` (residuals that an untaken
-branch returns as dummies) and `push-remat-into-branches` (a checkpointed branch recomputes only
-what it needs).
 """

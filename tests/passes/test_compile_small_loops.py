@@ -13,7 +13,7 @@ import jaxpr_opt
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.text import to_text
-from jaxpr_opt.passes.compile_small_loops import CompileSmallLoops
+from jaxpr_opt.passes.codegen.compile_small_loops import CompileSmallLoops
 from jaxpr_opt.testing import assert_close, assert_same_bits, check_refuses, check_rewrite
 from tests.loops import alone
 

@@ -9,7 +9,7 @@ from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.ir.graph import Scan
-from jaxpr_opt.passes.in_place.join_scalar_stacks import JoinScalarStacks
+from jaxpr_opt.passes.codegen.join_scalar_stacks import JoinScalarStacks
 from jaxpr_opt.testing import check_refuses, check_rewrite, traced
 from tests.loops import alone
 from tests.prices import EAGER

@@ -12,7 +12,7 @@ from jaxpr_opt.builders import packed_step
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.traits import same_in_vectors
 from jaxpr_opt.passes import CLEANUP
-from jaxpr_opt.passes.pack_scalars import PackScalars
+from jaxpr_opt.passes.codegen.pack_scalars import PackScalars
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

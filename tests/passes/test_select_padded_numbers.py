@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.select_padded_numbers import SelectPaddedNumbers
+from jaxpr_opt.passes.codegen.select_padded_numbers import SelectPaddedNumbers
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone
 from tests.loops import alone
 
