@@ -191,6 +191,21 @@ def ranked(links: Array) -> Array:
     return lax.while_loop(lambda s: s[1] > 1e-6, step, start)[0]
 
 
+def strongest(a: Array) -> Array:
+    """The greatest eigenvalue, by a power iteration that a mask of floats stops."""
+
+    def step(state: Any, _: Any) -> Any:
+        x, active = state
+        y = a @ x
+        change = y / jnp.sqrt(jnp.sum(y * y)) - x
+        is_far = jnp.sum(change * change) > 1e-6
+        return (x + active * change, active * is_far.astype(x.dtype)), None
+
+    start = jnp.full(len(a), len(a) ** -0.5), jnp.float32(1)
+    x = lax.scan(step, start, None, length=400)[0][0]
+    return x @ a @ x
+
+
 def histogram(values: Array, bins: Array) -> Array:
     """Counted one by one."""
     return lax.fori_loop(0, len(values), lambda i, h: h.at[bins[i]].add(values[i]), jnp.zeros(32))
@@ -371,6 +386,7 @@ PROGRAMS: dict[str, Entry] = {
     "relaxed edges": entry(relaxed_edges, abs(normal(400)), below(100, 400, 2)),
     "evaluated": forward(evaluated, below(3, 32, 100), normal(32, 100)),
     "ranked": forward(ranked, abs(normal(64, 64)) / 64),
+    "strongest": entry(strongest, abs(normal(64, 64)) / 64),
     "histogram": entry(histogram, normal(500), below(32, 500)),
     "eliminated by columns": entry(eliminated, normal(32, 32) + 10 * normal(1, 1)),
     "word vectors": forward(

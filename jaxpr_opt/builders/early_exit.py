@@ -82,13 +82,14 @@ def stop_early(
     predicate = _predicate(skip, inits, until, along, rw)
     going = _going_on(skip, inits, rw) if skip.going else None
     refilling = {op for each in rows for op in each.all_ops()}
+    refilling |= set() if around is None else around.made_again
     once, read = _body(skip, inits, refilling, every, along, rw)
     body = once if every == 1 else _repeated(once, every, scan, rw)
     if around is None:
         loop = rw.new_while(predicate, body, inits, like=scan, before=scan)
         row, *left = loop.results
     else:
-        row, *left = around.run(predicate, body, rw)
+        row, *left = around.run(predicate, body, once, rw)
     finals, buffers = tuple(left[: len(carries)]), left[len(carries) :][: len(stacks)]
     kept = _in_skipped_steps(skip, once, read, refilling, finals, rw)
     if going is not None:

@@ -1,11 +1,12 @@
 """A loop that stops early, unless later steps may multiply zero by a number that is not finite.
 
-The least and the greatest number of what these steps read say so when the program runs.
+The least and the greatest number of what these steps read say so when the program runs, or the
+factors themselves, if all of these steps compute the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -14,10 +15,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.steps.factors import Factors, factors, steps_for_ranges
+from jaxpr_opt.analysis.steps.factors import Factors, SameFactors, factors, steps_for_ranges
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Known
 from jaxpr_opt.analysis.values.ranges import Range, fits, is_finite, ranged
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.builders.skipped_steps import in_skipped_step
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -30,7 +34,7 @@ class Around:
     """
 
     scan: Scan
-    factors: Factors
+    factors: Factors | SameFactors
     steps: int
     """How many steps must be left for it to pay to ask whether factors are finite."""
     start: list[Value]
@@ -41,12 +45,20 @@ class Around:
         """The row until which the inner loop runs in any case."""
         return self.step.params[0]
 
-    def run(self, predicate: Region, body: Region, rw: Rewriter) -> Sequence[Value]:
-        """The results of the inner loop, whose regions are given."""
+    @property
+    def made_again(self) -> Set[Op]:
+        """The ops of a step that make factors once more when it stops."""
+        found = self.factors
+        return {*found.computed.ops} if isinstance(found, SameFactors) else set()
+
+    def run(self, predicate: Region, body: Region, once: Region, rw: Rewriter) -> Sequence[Value]:
+        """The results of the inner loop, whose regions are given, and one step of it."""
         scan, end, rows = self.scan, self.step.terminator, np.int32(self.scan.length)
         begun = self.step.params[2:]
         row, *left = rw.new_while(predicate, body, begun, like=scan, before=end).results
         carries = dict(zip((c.param for c in scan.carries), left, strict=False))
+        if isinstance(self.factors, SameFactors):  # their ops are in the step by now
+            carries |= dict(zip(once.params[1:], left, strict=True))
         finite = self._are_finite(carries, row, end, rw)
         done = rw.insert(lambda r, f: lax.bitwise_or(f, lax.ge(r, rows)), row, finite, before=end)
         rw.set_outputs(self.step, [rw.scalar(rows, np.int32), done, row, *left])
@@ -56,12 +68,17 @@ class Around:
         return rw.new_while(again, self.step, self.start, like=scan, before=scan).results[2:]
 
     def _are_finite(
-        self, carries: Mapping[Value, Value], row: Value, before: Op, rw: Rewriter
+        self, carries: dict[Value, Value], row: Value, before: Op, rw: Rewriter
     ) -> Value:
         """Whether factors are finite in the steps from a row on, if it pays to ask about so many;
         `carries` is what these are then.
         """
-        ask, arrays = _question(self.factors, carries, self.scan.length)
+        found = self.factors
+        if isinstance(found, SameFactors):
+            known = in_skipped_step(found.computed, carries, before, rw)
+            floats = [known(v) for v in found.values if dtypes.is_inexact(v.dtype)]
+            return rw.insert(_are_finite, *floats, before=before)
+        ask, arrays = _question(found, carries, self.scan.length)
         last = np.int32(self.scan.length - self.steps)
 
         def ask_if_it_pays(row: jax.Array, *given: jax.Array) -> jax.Array:
@@ -76,11 +93,20 @@ class Around:
 def surround(skip: Skip, stop: Value, inits: Sequence[Value], rw: Rewriter) -> Around:
     """The loop around one that runs until a row, or as long as its predicate is true."""
     found = factors(skip)
-    assert isinstance(found, Factors)
+    assert not isinstance(found, str)
     until = rw.scalar(0, np.int32) if skip.kind == "carried" else stop
     start = [until, rw.scalar(False, np.bool_), *inits]
-    steps = steps_for_ranges(skip.scan, found)
+    steps = 1 if isinstance(found, SameFactors) else steps_for_ranges(skip.scan, found)
     return Around(skip.scan, found, steps, start, rw.new_region(start))
+
+
+def _are_finite(*factors: jax.Array) -> jax.Array:
+    """Whether all numbers are, however they are rounded."""
+    told = []
+    for each in factors:
+        most = np.asarray(dtypes.most(each.dtype) * limits.OF_ITS_RANGE, each.dtype)
+        told.append(lax.reduce_and(lax.abs(each) <= most, range(each.ndim)))
+    return reduce(lax.bitwise_and, told)
 
 
 def _question(

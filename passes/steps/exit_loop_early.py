@@ -56,8 +56,8 @@ Sound when
     carries and outer values only, or adds zeros or NaNs made of these, or takes a maximum, selects
     or writes what is made of these;
 13. a skipped step may keep a carry because zero times a finite number is zero, of either sign. When
-    the loop stops, it computes how large the other factors may be in all steps left, from what
-    these steps read. If one may not be finite, it goes on to its end. One device runs it;
+    the loop stops, it computes how large the other factors may be in all steps left, or, of kept
+    carries, the factors. If one may not be finite, it goes on to its end. One device runs it;
 14. a row of a stream counts as zero in steps for which a mask before the loop made it so, if that
     mask and the predicate say the same of each row; also if finite numbers multiplied it since.
 

@@ -319,6 +319,138 @@ def test_rows_that_another_loop_makes(bad):
     assert [type(op) for op in graph.body.ops if isinstance(op, Scan | While)] == [Scan, While]
 
 
+# ---------------------------------------------------------------- factors of what is kept
+
+
+def refining(make, length=40):
+    """What is made of the state is added until it is small."""
+
+    def program(x, w):
+        def step(c, _):
+            x, alive = c
+            change = make(x, w)
+            x = x + alive.astype(x.dtype) * change
+            return (x, alive & (jnp.sum(jnp.abs(change)) > 0.1)), None
+
+        return lax.scan(step, (x, jnp.bool_(True)), None, length=length)[0][0]
+
+    return program
+
+
+def test_factors_that_are_the_same_in_all_skipped_steps():
+    """(13) They are computed once, of the carries that are kept."""
+    check_rewrite(
+        EXIT,
+        refining(lambda x, w: jnp.sort(w * x)),
+        "f32[2]",
+        "f32[2]",
+        diff="""
+          fn (x:f32[2], w:f32[2]) {
+        -   c:f32[2], c1:bool[] = scan[40] carry(c=x, c1=True) {
+        -     m:f32[2] = mul w c
+        -     s:f32[2] = sort[dimension=0] m
+        -     c2:f32[] = convert_element_type c1
+        -     m1:f32[2] = mul c2 s
+        -     a:f32[2] = add c m1
+        -     a1:f32[2] = abs s
+        -     r:f32[] = reduce_sum[axes=(0,)] a1
+        -     g:bool[] = gt r 0.1
+        -     a2:bool[] = and c1 g
+        -     yield carry(a, a2)
+        -   }
+        +   s1:i32[] = sub 40 40
+        +   c3:i32[], c4:bool[], c5:i32[], c6:f32[2], c7:bool[] = while carry(c3=0, c4=False, c5=s1, x1=x, c6=True) {
+        +     n:bool[] = not c4
+        +     yield n
+        +   } do {
+        +     c7:i32[], c8:f32[2], c9:bool[] = while carry(c4=c5, x1=x1, c5=c6) {
+        +       l:bool[] = lt c4 c3
+        +       l1:bool[] = lt c4 40
+        +       e:bool[] = eq c5 True
+        +       r1:bool[] = reduce_or e
+        +       a3:bool[] = and l1 r1
+        +       o:bool[] = or l a3
+        +       yield o
+        +     } do {
+        +       m2:f32[2] = mul w x1
+        +       s1:f32[2] = sort[dimension=0] m2
+        +       c6:f32[] = convert_element_type c5
+        +       m3:f32[2] = mul c6 s1
+        +       a3:f32[2] = add x1 m3
+        +       a4:f32[2] = abs s1
+        +       r1:f32[] = reduce_sum[axes=(0,)] a4
+        +       g1:bool[] = gt r1 0.1
+        +       a5:bool[] = and c5 g1
+        +       a6:i32[] = add c4 1
+        +       yield carry(a6, a3, a5)
+        +     }
+        +     m2:f32[2] = mul w c8
+        +     s1:f32[2] = sort[dimension=0] m2
+        +     a3:f32[2] = abs s1
+        +     l:bool[2] = le a3 8.5070587e+37
+        +     r1:bool[] = reduce_and[axes=(0,)] l
+        +     g1:bool[] = ge c7 40
+        +     o:bool[] = or r1 g1
+        +     yield carry(40, o, c7, c8, c9)
+        +   }
+        -   return c
+        +   return c6
+          }
+        """,  # noqa: E501
+    )
+
+
+CHANGES = {
+    "normalised": lambda x, w: w * x / jnp.sqrt(jnp.sum(jnp.square(w * x))) - x,
+    "sorted": lambda x, w: 0.5 * (jnp.sort(w) - x),
+    "a loop": lambda x, w: lax.fori_loop(0, 3, lambda i, z: 0.5 * (z + w), x) - x,
+    "a branch": lambda x, w: lax.cond(x[0] > 0.1, lambda: 0.5 * (w - x), lambda: w),
+    "random": lambda x, w: 0.5 * (w + jax.random.normal(jax.random.key(1), (2,)) - x),
+    "integers": lambda x, w: (w - x).astype(int).astype(x.dtype),
+}
+
+
+@pytest.mark.parametrize("make", CHANGES.values(), ids=CHANGES)
+def test_what_is_made_of_the_state(make):
+    args = jnp.full(2, 0.5), jnp.array([2.0, 1.0])
+    graph = alone(EXIT, refining(make), *args, fires=True)
+    assert steps_taken(graph, *args) < 20
+
+
+@pytest.mark.parametrize(("last", "taken"), [(5.0, 3), (jnp.inf, 9), (jnp.nan, 9), (3e38, 9)])
+def test_a_factor_that_is_not_finite_in_skipped_steps_only(last, taken):
+    """(13) The loop goes on: they multiply it by zero."""
+
+    def program(x, last):
+        def step(c, _):
+            x, alive = c
+            x = x + alive.astype(x.dtype) * jnp.where(x == 3.0, last, 1.0)
+            return (x, alive & (x < 3.0)), None
+
+        return lax.scan(step, (x, jnp.bool_(True)), None, length=9)[0][0]
+
+    args = jnp.float32(0), jnp.float32(last)
+    graph = alone(EXIT, program, *args, fires=True)
+    assert steps_taken(graph, *args) == taken
+
+
+def test_a_loop_of_few_steps_of_the_same_factors():
+    """(13) Computing them once more would be seen."""
+    with using(CostModel()):
+        for length, fires in ((3, False), (200, True)):
+            program = refining(lambda x, w: jnp.tanh(w @ x), length)
+            alone(EXIT, program, "f32[128]", "f32[128,128]", fires=fires)
+
+
+def test_both_loops_of_the_gradient_of_a_power_iteration():
+    program = refining(CHANGES["normalised"])
+    args = jnp.full(2, 0.5), jnp.array([2.0, 1.0])
+    loss = lambda x, w: jnp.sum(program(x, w))
+    graph, _ = observe.optimized(jax.grad(loss, argnums=1), args, {})
+    assert not any(isinstance(op, Scan) for op in graph.walk())
+    assert_close(evaluate_exactly(graph, *args), [jax.grad(loss, argnums=1)(*args)])
+
+
 # ---------------------------------------------------------------- what is not asked
 
 

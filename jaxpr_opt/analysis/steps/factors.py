@@ -5,6 +5,9 @@ zero times infinity is NaN. So a loop may stop at the last step taken if the rew
 steps are finite. The program finds that out when it runs, from the least and the greatest number of
 each array that these steps read (`jaxpr_opt.analysis.values.ranges`). A carry that skipped steps
 keep is what the last step left; ranges of other carries go from step to step.
+
+If skipped steps read nothing but carries that they keep, ``x + go * f(x)``, all of them compute the
+same factors: the program computes these once more, and looks whether they are finite.
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpr_opt.analysis.steps.skips import Skip
+from jaxpr_opt.analysis.steps.skips import Computed, Skip
 from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.analysis.values.ranges import RANGES, is_ranged
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.dataflow import source_through
+from jaxpr_opt.ir.dataflow import inputs, source_through
 from jaxpr_opt.ir.devices import is_divided, is_manual
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import LAYING
@@ -40,8 +43,45 @@ class Factors:
     """What makes factors of these, in order, with operands."""
 
 
-def factors(skip: Skip) -> Factors | str:
+@dataclass(frozen=True, slots=True, eq=False)
+class SameFactors:
+    """What must be finite in skipped steps, all of which make the same."""
+
+    values: tuple[Value, ...]
+    """The factors, but for numbers."""
+    computed: Computed
+    """What makes them of carries that skipped steps keep."""
+
+
+def factors(skip: Skip) -> Factors | SameFactors | str:
     """What tells whether all factors of zeros are finite, or why nothing does."""
+    same = _same_factors(skip)
+    return same if same is not None and _may_be_repeated(skip.scan) else _factors(skip)
+
+
+def _may_be_repeated(scan: Scan) -> bool:
+    """Whether a loop takes so much longer than one step that it may be computed once more."""
+    model = cost_model()
+    seconds = scan.length * model.step_seconds(scan.body)
+    return not model.is_visible(1, scan.length) and model.is_worth_loops(1, seconds)
+
+
+def _same_factors(skip: Skip) -> SameFactors | None:
+    """The factors if all skipped steps make the same; None if they may differ."""
+    known = [skip.skipped[v] for op in skip.products for v in op.operands]
+    values = tuple(dict.fromkeys(each for each in known if isinstance(each, Value)))
+    computed = skip.computed(values)
+    read = {v for op in computed.ops for v in inputs(op)} | {*values}
+    kept = {c.param for c in skip.kept} - {c.param for c in skip.dropped}
+    # Condition 13 of exit-loop-early.
+    is_same = all(v in kept for v in read if v.owner is skip.scan.body)
+    is_told = all(is_ranged(v.dtype) for v in values)
+    are_numbers = all(isinstance(each, Value) or np.isfinite(each.value) for each in known)
+    return SameFactors(values, computed) if is_same and is_told and are_numbers else None
+
+
+def _factors(skip: Skip) -> Factors | str:
+    """The factors, and the ranges of what they are made of, or why these do not tell."""
     scan, body, skipped = skip.scan, skip.scan.body, skip.skipped
     streams = {s.param: s.operand for s in scan.streams}
     nexts = {c.param: c.next for c in (*skip.dropped, *(counter for counter, _ in skip.counters))}
@@ -94,6 +134,8 @@ def why_not_asked(skip: Skip) -> str | None:
     # Condition 13 of exit-loop-early.
     if is_manual(skip.scan) or is_divided(skip.scan):
         return "devices may differ in what they multiply by zero"
+    if isinstance(found, SameFactors):
+        return None
     if not cost_model().is_worth_ranges(skip.scan, [*found.read.values()]):
         return "telling how large its factors are takes about as long as its steps"
     return None
