@@ -10,7 +10,7 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.analysis.windows.predicates import AtWindow, predicate_at
+from jaxpr_opt.analysis.windows.masks_at_windows import AtWindow, predicate_at
 from jaxpr_opt.ir.graph import Op, Value
 
 Code = Callable[..., jax.Array]

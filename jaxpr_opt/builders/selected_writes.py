@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.analysis.windows.predicates import predicate_at, predicate_of_rows, spread_at
+from jaxpr_opt.analysis.windows.masks_at_windows import predicate_at, predicate_of_rows, spread_at
 from jaxpr_opt.analysis.windows.window_primitives import neutral
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of

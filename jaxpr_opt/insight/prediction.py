@@ -10,9 +10,9 @@ from math import inf
 from jaxpr_opt.analysis.liveness.fused import fused
 from jaxpr_opt.cost.model import CostModel
 from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.cost.prediction import runs
 from jaxpr_opt.cost.work import Work, works
 from jaxpr_opt.ir.graph import Graph, Op, Scan, Value
+from jaxpr_opt.ir.nesting import runs
 
 
 def predicted_seconds(graph: Graph, model: CostModel) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from jaxpr_opt.ir.graph import Call, Constant, Graph, Op, Phase, Region, Scan, Value, While
 
@@ -17,6 +18,11 @@ def with_parents(op: Op | None) -> Iterator[Op]:
 def is_in_a_loop(op: Op) -> bool:
     """Whether an op is in a loop, at any depth of branches."""
     return any(isinstance(around, Scan | While) for around in with_parents(op.parent))
+
+
+def runs(op: Op) -> int:
+    """How often the loops around an op run it. Loops of unknown length count once."""
+    return prod(around.length for around in with_parents(op.parent) if isinstance(around, Scan))
 
 
 def program_of(op: Op) -> Graph | None:

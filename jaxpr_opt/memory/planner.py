@@ -28,9 +28,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.known_seconds import known_seconds
 from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.cost.prediction import known_seconds
 from jaxpr_opt.insight.journal import Journal, is_collected
 from jaxpr_opt.insight.prediction import predicted_seconds
 from jaxpr_opt.insight.temporaries import temporary_bytes

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from jaxpr_opt.analysis.residuals.repeated_ops import stacked_bytes
 from jaxpr_opt.cost.model import CostModel, cost_model, using
-from jaxpr_opt.cost.prediction import runs
 from jaxpr_opt.ir.graph import Graph, Scan
+from jaxpr_opt.ir.nesting import runs
 from jaxpr_opt.memory.planner import Candidate, Stage, rewritten, unchanged
 
 

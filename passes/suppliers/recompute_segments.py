@@ -60,12 +60,11 @@ from jaxpr_opt.analysis.liveness.across_peak import Turn
 from jaxpr_opt.analysis.liveness.rematerialization import Dropping, cheapest, droppings
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.cost.prediction import runs
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.timeline import timeline
 from jaxpr_opt.ir.facts import copied_from, remembered
 from jaxpr_opt.ir.graph import TERMINATOR, Op, Region
-from jaxpr_opt.ir.nesting import program_of
+from jaxpr_opt.ir.nesting import program_of, runs
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.memory.planner import Trade
 from jaxpr_opt.memory.recomputing import Again, again, recompute

@@ -72,11 +72,12 @@ from jaxpr_opt.analysis.residuals.skipped_segments import (
 )
 from jaxpr_opt.builders.pieces import in_two
 from jaxpr_opt.builders.recomputed_residuals import make_cut
+from jaxpr_opt.cost.known_seconds import known_seconds
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.prediction import known_seconds, runs
 from jaxpr_opt.cost.segments import Steps
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan
+from jaxpr_opt.ir.nesting import runs
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.memory.segments import replay_in_segments
 from jaxpr_opt.sizes import binary_text

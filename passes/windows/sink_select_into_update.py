@@ -59,7 +59,7 @@ import numpy as np
 
 from jaxpr_opt.analysis.steps.discarded_rows import are_discarded, rows_where
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.analysis.windows.predicates import predicate_at
+from jaxpr_opt.analysis.windows.masks_at_windows import predicate_at
 from jaxpr_opt.analysis.windows.selected_versions import (
     is_stored_for_loop_back,
     no_gain,

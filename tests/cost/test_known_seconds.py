@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.cost.known_seconds import known_seconds
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.prediction import known_seconds
 from jaxpr_opt.insight.prediction import predicted_seconds
 from jaxpr_opt.ir.importer import import_jaxpr
 

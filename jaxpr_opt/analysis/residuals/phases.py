@@ -22,8 +22,8 @@ from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.analysis.values.linearity import carries_cotangents, is_cotangent
 from jaxpr_opt.analysis.values.step_numbers import Numbers, numbers_at
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.known_seconds import known_seconds
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.prediction import known_seconds
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import Cond, Scan, Value, is_sized
 

@@ -22,8 +22,8 @@ from jaxpr_opt.analysis.residuals.cuts import (
 from jaxpr_opt.analysis.residuals.networks import price
 from jaxpr_opt.analysis.residuals.repeated_ops import Step, repeated_seconds, step_of
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
-from jaxpr_opt.cost.prediction import runs
 from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.nesting import runs
 from jaxpr_opt.ir.traits import TRANSCENDENTAL
 
 

@@ -13,7 +13,8 @@ one op
 `branch_writes`             the windows that branches of a cond write
 `nested`                    a write to a window that is then put back into its array
 `moved_writes`              data movement of what is written, before the write
-`one_hot`, `predicates`     masks that are true at one place; a mask at a window
+`one_hot`                   masks that are true at one place
+`masks_at_windows`          a mask of an array, at a window of it
 `written_masks`             masks that tell where an array was written to
 `coinciding`                windows that coincide or are disjoint
 `places_apart`              windows at places that the data say, a known distance apart
