@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+from jaxpr_opt import optimize
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.insight.journal import collect_journals
@@ -16,7 +17,7 @@ from jaxpr_opt.ir.graph import Cond, Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP, DEFAULT
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
-from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.graphs import scans
 from tests.loops import alone
 from tests.passes.dummies import anything
@@ -772,3 +773,33 @@ def test_why_a_residual_varies_is_found_out_for_those_who_are_reported(monkeypat
         pipeline.run(jaxpr)
     assert asked
     assert [r.reason for r in journals[0].records[HOIST.name].refusals] == ["it does"]
+
+
+def rounded_weights(loss):
+    """A step that multiplies by weights of few digits."""
+
+    def program(w, xs):
+        def step(h, x):
+            y = lax.convert_element_type(w, "bfloat16") @ h.astype("bfloat16")
+            h = jnp.tanh(y.astype("float32") + x)
+            return h, jnp.sum(h)
+
+        return loss(lax.scan(step, jnp.zeros(4), xs)[1])
+
+    return program
+
+
+def test_what_has_fewer_digits():
+    """(5) It leaves the loop only if nothing adds up its cotangents any more."""
+    program, types = rounded_weights(lambda rows: rows), ("f32[4,4]", "f32[8,4]")
+    alone(HOIST, program, *types, fires=False)
+    alone(HOIST, program, *types, fires=True, phase="final")
+
+
+def test_cotangents_of_what_has_fewer_digits():
+    """(5) They are added up as in the step."""
+    loss = rounded_weights(jnp.sum)
+    xs = jnp.sin(jnp.arange(4000.0)).reshape(1000, 4)
+    want = jax.grad(loss)(0.3 * jnp.eye(4), xs)
+    for found in (jax.grad(optimize(loss)), optimize(jax.grad(loss))):
+        assert_close([found(0.3 * jnp.eye(4), xs)], [want])

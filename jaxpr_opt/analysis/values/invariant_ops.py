@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jaxpr_opt.analysis.values.enclosing import is_differentiated
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.graph import Constant, Op, Scan, Value
+from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.traits import (
     ARRANGING,
     REDUCING,
@@ -56,7 +59,7 @@ class _Leaving:
             if op.is_terminator:
                 self.take(op.operands)
             # Condition 4 of hoist-invariant-residuals.
-            elif all(map(self.is_outside, op.operands)) and can_move(op):
+            elif all(map(self.is_outside, op.operands)) and can_move(op) and self.is_exact(op):
                 self.decide(op)
         return tuple(self.leaving)
 
@@ -64,6 +67,18 @@ class _Leaving:
         """Whether a value is there before the loop, or may be."""
         op = value.op
         return op in self.leaving or op in self.waiting or not self.scan.body.defines(value)
+
+    def is_exact(self, op: Op) -> bool:
+        """Whether cotangents that steps add up before the loop are as exact as in the step: those
+        of what has fewer digits than what it is made of are not, unless they are there already.
+        """
+        made = [v.dtype for v in op.results if dtypes.is_inexact(v.dtype)]
+        read = [v.dtype for v in op.operands if dtypes.is_inexact(v.dtype)]
+        least = min(map(dtypes.bits, made), default=None)
+        most = max(map(dtypes.bits, read), default=0)
+        is_rounded = least is not None and least < most
+        # Condition 5 of hoist-invariant-residuals.
+        return not is_rounded or phase_of(op) == "final" or is_differentiated(self.scan)
 
     def decide(self, op: Op) -> None:
         """Whether an op that may leave does."""
