@@ -17,13 +17,14 @@ the same, in the same order. Sound when
    (`jaxpr_opt.analysis.steps.one_function`).  A scatter of several windows, as `vmap` makes of a
    write, is written as a loop over them, in the same order. Two additions of one window each may
    become one of two, if XLA is not told that their indices are unique, as that of one window is;
-2. no op in it makes a large constant, of which XLA would end the process: those that it captures
-   are operands, and operands are behind a barrier, so that XLA does not find that one is constant
-   (`jaxpr_opt.bridge.compat_lowering`); for other devices than one CPU the loop is lowered as it
+2. no op in it makes a large constant, at which XLA would end the process. Large constants that it
+   captures become operands, behind a barrier, so that XLA does not find that they are constant
+   (`jaxpr_opt.bridge.compat_lowering`). For other devices than one CPU the loop is lowered as it
    was;
-3. XLA cannot find that an argument is not read, of which it would end the process, too: operands
-   are handed back, but for what each step reads and overwrites; and a loop is left: a scan takes
-   two steps or more, and does not run unrolled, and what a `while` begins with is behind a barrier;
+3. XLA does not find an argument that is not read, at which it would end the process, too. So the
+   function hands its operands back, except for what each step reads and overwrites; and the loop
+   stays a loop: a scan takes two steps or more, and does not run unrolled, and what a `while`
+   begins with is behind a barrier;
 4. it is the outermost such loop, so that no function is inside of another;
 5. nothing differentiates or batches the loop any more (the final phase);
 6. its steps hand on few arrays, and reduce few: XLA would compile more for seconds, or minutes.

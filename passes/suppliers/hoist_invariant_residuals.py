@@ -35,14 +35,15 @@ Sound when
 3. a carry: `next` is the carry itself or its initial value; then it has that value at every step
    and after the loop, even if no step is taken;
 4. an op: all its operands are defined outside, it has no effects and is no collective, and the loop
-   takes at least one step, so that nothing new is computed. An op that only moves elements of its
-   operand (a broadcast, a slice, a transpose) stays where it is read, unless a hoisted op or a
-   residual needs it, or it is a small array of more than a few numbers. So do a reshape, which
-   moves nothing, arithmetic on row and column numbers (a causal mask, an identity matrix) and its
-   sums, which XLA folds, a little arithmetic on what is repeated, and the transpose of a matrix
-   that only products read: they read the matrix;
+   takes at least one step, so that nothing new is computed;
 5. while it may be differentiated, an op makes no numbers of fewer digits: the cotangents of all
    steps would be added up in these (``w.astype(bfloat16) @ x``).
+
+Ops stay in the step if XLA makes them where they are read, at no cost: ops that only move elements
+of their operand (a broadcast, a slice, a transpose), unless a hoisted op or a residual needs them,
+or the result is a small array of more than a few numbers; reshapes; arithmetic on row and column
+numbers (a causal mask, an identity matrix) and its sums, which XLA folds; a little arithmetic on
+what is repeated; and the transpose of a matrix that only products read.
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 

@@ -43,38 +43,35 @@ Sound when
 
 Where XLA may divide arrays over devices, all residuals stay: it would gather what two loops read.
 
-Cost: data movement and basic arithmetic are free compared to reading their operands. They are
-repeated if the new stacks are smaller than the old ones by a factor, and the saving is a good part
-of what is read. The second need not hold if the loop skips steps: one that runs all its steps
-recomputes in each; nor if a row tells a reader which of its steps do nothing. A carry that is the
-result of a transcendental function is stored rather than a value of the same size derived from it:
-XLA recomputes what it stores, and the function would run twice (0.77 of the time). Arrays that are
-put together count as computed one by one: an index of a step and an outer array.
+Cost: two tables give the prices, one of other sources of a value (`suppliers`), one of kinds of ops
+(`repeated_ops`):
 
-A row of a table that the readers have, too, is read again, not stored: of an argument of the
-program, of an array no larger than all rows together, or of a buffer that the loop around writes
-to, and gets back by `undo-carried-writes`. To read a row costs half of writing it and reading it
-back, but a single number is read as a whole cache line. An array that nothing else needs any more
-would be kept in memory for the readers: its rows cost what storing them does.
-
-Where a byte of memory has a price (`optimize(memory=...)`), stacks cost that, too. Then everything
-that may be repeated is repeated, loops included, if that costs less. Without a budget a byte of
-large stacks has a small price on a CPU, if steps take hardly longer (`jaxpr_opt.memory.thrift`).
-
-Two tables give the prices: other sources of a value (`suppliers`), and kinds of ops
-(`repeated_ops`). While all stacks of a loop stay in the cache, loading a value is faster than a
-transcendental function or a product. Beyond it (32 MB on a CPU, of stacks in new pages) a row costs
-six times as much, and these are recomputed where they are cheaper: a softmax, a gelu, a product
-with a short contraction (attention scores), but not the product of a layer. What is then broadcast
-along an axis is computed element by element, inside the reader: a mask of rows and columns is
-stored before it is repeated for each channel (0.6 times).
-
-In the cache a product is as much work as the rest of a step, and is repeated in one case only:
-attention over a cache that the loop writes to. `undo-carried-writes` restores each version of the
-cache for the readers; they multiply with it themselves; and a row of the product is longer than the
-other factor: as long as the cache, which has about as many rows as the loop has steps. What is made
-of such rows in linear time (a softmax) is recomputed with them; a sum over them is stored, which
-costs less. Shapes do not tell whether another array is as long as the loop.
+- Data movement and basic arithmetic cost what reading their operands does. They are repeated if the
+  new stacks are smaller than the old ones by a factor, and what that saves is a good part of what
+  the readers read. The second need not hold if the loop skips steps, or a row tells a reader which
+  of its steps do nothing: these recompute nothing.
+- Arrays that are put together (an index of a step and an outer array) are computed one by one.
+- A row of a table is read again if the readers have the table: an argument of the program, an array
+  no larger than all rows together, or a buffer that the loop around writes to, and gets back by
+  `undo-carried-writes`. That costs half of storing the row; a single number costs a cache line. A
+  table that nothing else needs any more would stay in memory: its rows cost what storing them does.
+- While all stacks of a loop stay in the cache, loading a value is faster than a transcendental
+  function or a product. Beyond it (32 MB on a CPU, of stacks in new pages) a row costs six times as
+  much: a softmax, a gelu, a product with a short contraction (attention scores) are recomputed, but
+  not the product of a layer.
+- What is broadcast after it is recomputed is computed for each element, inside the reader: a mask
+  of rows and columns is stored before it is repeated for each channel (0.6 times).
+- A carry that is the result of a transcendental function is stored rather than a value of the same
+  size derived from it: XLA recomputes what it stores, and the function would run twice (0.77 of the
+  time).
+- In the cache a product is as much work as the rest of a step. It is repeated for attention over a
+  cache that the loop writes to only: `undo-carried-writes` restores each version of the cache for
+  the readers, and a row of the product is as long as the cache, about the number of steps. What is
+  made of such rows in linear time (a softmax) is recomputed with them; a sum over them is stored.
+  Shapes do not tell whether another array is as long as the loop.
+- Where a byte of memory has a price (`optimize(memory=...)`), stacks cost that, too, and all that
+  may be repeated is, loops included, if that costs less. Without a budget a byte of large stacks
+  has a small price on a CPU, if steps take hardly longer (`jaxpr_opt.memory.thrift`).
 
 Source: a vmapped cond's masks, https://github.com/jax-ml/jax/issues/8239; Dao et al.,
 "FlashAttention" (arXiv:2205.14135), which stores the sums of rows and multiplies again.
