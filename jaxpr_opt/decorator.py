@@ -106,7 +106,7 @@ def optimize(
       A jitted function; without `fun`, a decorator.
 
     Raises:
-      TypeError: `fun` cannot be called, `reassociate` is no bool, or an argument is unknown.
+      TypeError: `fun` cannot be called, `reassociate` is not a bool, or an argument is unknown.
       ValueError: an argument is invalid; the message names it, and what is expected.
 
     Example:

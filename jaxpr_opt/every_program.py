@@ -62,7 +62,8 @@ def everywhere(
       reassociate: whether sums may be computed in another order (see `optimize`).
 
     Raises:
-      TypeError: `passes` or `skip` is not a sequence of names or passes; `reassociate` is no bool.
+      TypeError: `passes` or `skip` is not a sequence of names or passes, or `reassociate` not a
+        bool.
       ValueError: a name is not that of a pass.
 
     Example:

@@ -51,7 +51,7 @@ def lint(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Findings:
       The findings: iterate, `print`, or call `to_dict()` of each.
 
     Raises:
-      TypeError: `fun` is no function.
+      TypeError: `fun` is not a function.
 
     Example:
       >>> def mean(x):

@@ -158,7 +158,7 @@ def budget(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Frontier:
       predicted seconds of each program, the fastest first.
 
     Raises:
-      TypeError: `fun` is no function.
+      TypeError: `fun` is not a function.
 
     Example:
       >>> def loss(w, x):

@@ -193,7 +193,7 @@ def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
       A report: `print` it, or call `to_dict()`; `in_full()` lists every refused place.
 
     Raises:
-      TypeError: `fun` is no function.
+      TypeError: `fun` is not a function.
 
     Example:
       >>> def total(xs):
@@ -224,7 +224,7 @@ def diff(
       The difference: `print` it; `changed` says whether there is one.
 
     Raises:
-      TypeError: `fun` or `against` is no function.
+      TypeError: `fun` or `against` is not a function.
 
     Example:
       >>> x = jax.ShapeDtypeStruct((3,), "float32")

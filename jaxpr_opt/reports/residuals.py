@@ -54,7 +54,7 @@ def residuals(
       A report: `print` it, or call `to_dict()`; `kept` has the values, the largest first.
 
     Raises:
-      TypeError: `fun` is no function.
+      TypeError: `fun` is not a function.
       ArgnumsError: `argnums` names an argument that is not there, or that holds no floats.
 
     Example:

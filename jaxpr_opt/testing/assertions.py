@@ -62,8 +62,8 @@ def assert_residual_bytes(
 
     Raises:
       AssertionError: it keeps more; the message names the lines that keep most.
-      TypeError: `fun` is no function, or `args` is no tuple.
-      ValueError: `at_most` is no number of bytes.
+      TypeError: `fun` is not a function, or `args` is not a tuple.
+      ValueError: `at_most` is not a number of bytes.
 
     Example:
       >>> x = jax.ShapeDtypeStruct((256,), "float32")
@@ -201,7 +201,7 @@ def assert_same(
 
     Raises:
       AssertionError: they differ; the message has the leaf, the largest error, and where it is.
-      TypeError: `first` or `second` is no function, or `args` is no tuple.
+      TypeError: `first` or `second` is not a function, or `args` is not a tuple.
 
     Example:
       >>> assert_same(jnp.sin, lambda x: jnp.cos(x - jnp.pi / 2), (jnp.ones(3),), rtol=1e-5)

@@ -27,7 +27,7 @@ cotangent through all of it, before it is added. Sound, up to rounding, when
 3. the loop takes a step, so that nothing new is computed;
 4. the values are no less precise than the sum.
 
-Where a coefficient of the map is infinite, so may be the result where it was no number before, or
+Where a coefficient of the map is infinite, so may be the result where it was NaN before, or
 the other way round.
 
 Cost: the map runs once, not in each step. It fires if what is added up is no larger than the sum,

@@ -101,7 +101,7 @@ class _Fixed:
         self._moving = {s.param for s in scan.streams} | {c.param for c, _ in skip.counters}
         self._moving |= {c.param for c in skip.going}
         self._nothing: set[Value] = set()
-        """Zeros of either sign, or no numbers."""
+        """Zeros of either sign, or NaNs."""
         again = {r: c for c in skip.going if isinstance(r := self._skipped[c.next], Value)}
         for op in scan.body.walk():
             if self._vanishes(op):
@@ -119,7 +119,7 @@ class _Fixed:
         return isinstance(known, Splat) or known not in self._moving
 
     def _vanishes(self, op: Op) -> bool:
-        """Whether an op makes zeros, or what is no number: no integer is made of such."""
+        """Whether an op makes zeros or NaNs: no integer is made of those."""
         is_rounded = any(dtypes.is_inexact(v.dtype) for v in op.operands)
         makes_numbers = is_rounded and not all(dtypes.is_inexact(v.dtype) for v in op.results)
         # Condition 12 of exit-loop-early.
@@ -144,7 +144,7 @@ class _Fixed:
         return len(op.results) == 1 and self._is_near(op.result, before)
 
     def _is_near(self, value: Value, before: Value) -> bool:
-        """Whether a value is what was before, with zeros added, or values that are no numbers."""
+        """Whether a value is what was before, with zeros added, or NaNs."""
         pending = [value]
         for each in pending:
             known = self._skipped[each]
