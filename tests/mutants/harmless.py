@@ -48,7 +48,7 @@ HARMLESS: dict[str, dict[str, str]] = {
     "exit_loop_early.ExitLoopEarly._unread": {
         "never: isinstance(row, SkippedRow) and row.value is None": "rows are unspecified anyway",
     },
-    "factors.factors": {
+    "factors._factors": {
         "without: or value.op is None": "what a step makes has an op: inner loops are left out",
     },
     "fuse_branches._crosses_over": {
