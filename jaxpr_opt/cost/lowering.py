@@ -18,7 +18,7 @@ from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.scratch import scratch_bytes
 from jaxpr_opt.cost.windows import bytes_moved, bytes_touched
 from jaxpr_opt.ir.dataflow import inputs
-from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.graph import Op, Scan, Value, While
 from jaxpr_opt.ir.traits import TRANSCENDENTAL, is_broadcast, rearranges
 
 
@@ -144,11 +144,11 @@ class Lowering:
         touched = sum(v.nbytes for v in inputs(scan)) + _moved(scan)
         return touched + others <= self.device.fused_bytes
 
-    def computes_one_by_one(self, scan: Scan) -> bool:
-        """Whether a step is so little that the loop is one function, though its stacks may be
-        large: some functions are computed number by number there.
+    def makes_whole(self, loop: Scan | While) -> bool:
+        """Whether a step is so little that XLA makes one function of the loop, though its stacks
+        may be large.
         """
-        return not self.device.starts_each and _moved(scan) <= self.device.fused_bytes
+        return not self.device.starts_each and _moved(loop) <= self.device.fused_bytes
 
     def _makes_by_itself(self, ops: Sequence[Op]) -> bool:
         """Whether XLA makes one function of a loop of these ops, as they touch few bytes, if it has
@@ -158,6 +158,6 @@ class Lowering:
         return sum(map(bytes_touched, ops)) <= few
 
 
-def _moved(scan: Scan) -> int:
+def _moved(loop: Scan | While) -> int:
     """Bytes that the ops of a step write."""
-    return sum(map(bytes_moved, scan.body.walk()))
+    return sum(map(bytes_moved, loop.body.walk()))

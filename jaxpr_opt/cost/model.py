@@ -179,6 +179,23 @@ class CostModel(Prices):
         more = self.started(len(windows) - 1) if is_apart or self.has_kernels else 0.0
         return self.moved(3 * added) + more < self.moved(added + 2 * array.nbytes) + looks
 
+    def is_less_than_one_more(self, array: Value, region: Region) -> bool:
+        """Whether moving an array takes less time than one more op of a region in a loop: then all
+        its ops may be too many to be started in a row.  One function of a loop starts none.
+        """
+        loop, few = region.owner, self.device.few_kernels
+        if not few or not isinstance(loop, Scan | While) or self._is_one_function(loop):
+            return False
+        more = self.device.kernel
+        if own_kernels(region) <= few:
+            more += few * (self.device.kernel - self.device.kernel_in_a_row)
+        return self.moved(2 * array.nbytes) < more
+
+    def _is_one_function(self, loop: Scan | While) -> bool:
+        """Whether XLA makes one function of a loop, by itself or as it is asked to."""
+        apart = (op.name in SCATTERING and windows_apart(op) > 1 for op in loop.walk())
+        return self.is_worth_one_function(loop) or (self.makes_whole(loop) and not any(apart))
+
     def is_less_fenced(self, windows: Sequence[int], array: int, *, whole_is_read: bool) -> bool:
         """Whether a fence around reads of so many bytes each takes less time than the copy of the
         array that it saves.

@@ -139,8 +139,11 @@ class AccumulateSparseCotangents(Pass):
         if not is_updated_in(array, loop) and not _is_written(array):
             return f"{array.label} is new in each step: there is no buffer to update"
         if is_one_by_one(match.chain, array.dtype):  # (2)
-            is_less = cost_model().is_less_in_place(added_in_a_row(op), array)
-            return None if is_less else f"the windows together are as large as {array.label}"
+            if not cost_model().is_less_in_place(added_in_a_row(op), array):
+                return f"the windows together are as large as {array.label}"
+            is_fused = all(link.is_dense for link in match.chain.links)
+            is_small = is_fused and cost_model().is_less_than_one_more(array, loop.body)
+            return "starting one more op takes as long as adding all of it" if is_small else None
         if match.loop is not None:
             return None
         if match.compared is not None:

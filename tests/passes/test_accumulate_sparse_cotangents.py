@@ -260,6 +260,29 @@ def test_pieces_that_are_as_large_as_the_array(points, fires):
 
 
 @pytest.mark.parametrize(
+    ("size", "more", "figures", "fires"),
+    [
+        pytest.param(100, 0, {}, False, id="small"),
+        pytest.param(10_000, 0, {}, True, id="large"),
+        pytest.param(1_000, 0, {}, False, id="as long as starting all ops otherwise"),
+        pytest.param(1_000, 12, {}, True, id="its ops are not started in a row anyway"),
+        pytest.param(100, 0, {"few_kernels": 0}, True, id="no device starts ops in a row"),
+    ],
+)
+def test_one_more_op_of_a_step(size, more, figures, fires):
+    """Cost: of 9 ops XLA starts none in a row; a loop that scatters is not one function."""
+    order = jnp.arange(size)[::-1] % 7
+
+    def step(c, y):
+        first = jnp.zeros(size).at[order].add(jnp.cos(c))[:1]
+        return c + lax.pad(first, 0.0, [(0, size - 1, 0)]), [jnp.sum(y**n) for n in range(more)]
+
+    with using(CostModel().but(**figures)):
+        program = lambda c, ys: lax.scan(step, c, ys)
+        alone(DIRECT, program, f"f32[{size}]", "f32[4,9]", fires=fires)
+
+
+@pytest.mark.parametrize(
     "step",
     [
         pytest.param(lambda c, u, i: c + lax.dynamic_update_slice(c * 0, u, (i, 0)), id="unknown"),

@@ -52,7 +52,7 @@ class Step:
     skips: bool
     """Whether the loop skips steps."""
     one_by_one: bool
-    """Whether loops like it compute some functions number by number."""
+    """Whether such loops are functions, which compute some functions number by number."""
 
 
 def step_of(scan: Scan) -> Step:
@@ -68,7 +68,7 @@ def step_of(scan: Scan) -> Step:
         fetched=fetched,
         unstable=_unstable(scan),
         skips=find_skip(scan) is not None,
-        one_by_one=cost_model().computes_one_by_one(scan),
+        one_by_one=cost_model().makes_whole(scan),
     )
 
 
