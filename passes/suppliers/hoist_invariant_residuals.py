@@ -43,7 +43,8 @@ Ops stay in the step if XLA makes them where they are read, at no cost: ops that
 of their operand (a broadcast, a slice, a transpose), unless a hoisted op or a residual needs them,
 or the result is a small array of more than a few numbers; reshapes; arithmetic on row and column
 numbers (a causal mask, an identity matrix) and its sums, which XLA folds; a little arithmetic on
-what is repeated; and the transpose of a matrix that only products read.
+what is repeated; and the transpose of a matrix that only products read. If an op that repeats
+numbers is hoisted for another op, the ops that stay read a copy that the step makes.
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 
@@ -68,16 +69,19 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.outer_values import Repetition, repeated
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Scan, Stack, While
+from jaxpr_opt.ir.graph import Op, Scan, Stack, Use, While
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_broadcast
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaving(Match):
-    """Ops of a scan's body that compute the same at every step, in order."""
+    """Ops of a scan's body that compute the same at every step, in order, and those of them that
+    the step makes again for what stays.
+    """
 
     ops: tuple[Op, ...]
+    again: tuple[Op, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,13 +107,14 @@ class HoistInvariantResiduals(Pass):
 
     def find(self, op: Op) -> Iterator[Match]:
         assert isinstance(op, Scan | While)
-        leaving = invariant_ops(op) if isinstance(op, Scan) and op.length > 0 else ()  # (4)
+        is_taken = isinstance(op, Scan) and op.length > 0
+        leaving, again = invariant_ops(op) if is_taken else ((), ())  # (4)
         if leaving:
             names = ", ".join(each.name for each in leaving if not is_broadcast(each))
             says = (
                 f"{names or 'a broadcast'}: the same at every step, computed once before the loop"
             )
-            yield Leaving(op, says, leaving, is_cleanup=_is_no_gain(leaving))
+            yield Leaving(op, says, leaving, again, is_cleanup=_is_no_gain(leaving))
         values = tuple((old, make) for old, make in repeated(op) if old.uses)
         if values:
             names = ", ".join(old.label for old, _ in values)
@@ -135,9 +140,23 @@ class HoistInvariantResiduals(Pass):
             case Leaving():
                 for op in match.ops:
                     rw.move(op, match.op)
+                _make_again(match, rw)
             case Repeated():
                 for old, make in match.values:
                     rw.replace(old, make(rw))
+
+
+def _make_again(match: Leaving, rw: Rewriter) -> None:
+    """Make in the step what an op that stays reads; a residual is kept before the loop."""
+    assert isinstance(match.op, Scan)
+    body = match.op.body
+
+    def stays(use: Use) -> bool:
+        return use.op is not body.terminator and body.contains(use.op.region)
+
+    if match.again and body.first is not None:
+        for old, new in rw.clone(match.again, {}, before=body.first).items():
+            rw.replace(old, new, where=stays)
 
 
 def _is_no_gain(leaving: Iterable[Op]) -> bool:

@@ -323,6 +323,50 @@ def test_spread_value_leaves_with_the_op_that_needs_it():
     )
 
 
+def test_spread_value_that_leaves_is_made_again_for_what_stays():
+    """(4) Cost: read from before the loop it would be an array, here in the loop inside, too."""
+
+    def program(w, xs):
+        def step(c, x):
+            wide = jnp.broadcast_to(w[0], (4, 3))
+            inside = lambda d, _: (jnp.sin(d) * wide, None)
+            return lax.scan(inside, c + x * jnp.exp(wide), None, length=5)[0], None
+
+        return lax.scan(step, jnp.zeros((4, 3)), xs)[0]
+
+    check_rewrite(
+        HOIST,
+        program,
+        "f32[3]",
+        "f32[8,4,3]",
+        simplify=True,
+        diff="""
+          fn (w:f32[3], xs:f32[8,4,3]) {
+            b:f32[4,3] = broadcast_in_dim 0.0
+        +   s:f32[1] = slice[:1] w
+        +   s1:f32[] = squeeze s
+        +   b1:f32[4,3] = broadcast_in_dim s1
+        +   e:f32[4,3] = exp b1
+            c:f32[4,3] = scan[8] carry(c=b) xs(x=xs) {
+        -     s:f32[1] = slice[:1] w
+        -     s1:f32[] = squeeze s
+              b:f32[4,3] = broadcast_in_dim s1
+        -     e:f32[4,3] = exp b
+              m:f32[4,3] = mul x e
+              a:f32[4,3] = add c m
+              c1:f32[4,3] = scan[5] carry(c=a) {
+                s:f32[4,3] = sin c
+                m:f32[4,3] = mul s b
+                yield carry(m)
+              }
+              yield carry(c1)
+            }
+            return c
+          }
+        """,
+    )
+
+
 def test_few_numbers_are_read_of_their_array_in_the_step():
     """(4) Cost: the step has one operand more, not one for each number."""
 

@@ -11,7 +11,7 @@ from jaxpr_opt.analysis.values.enclosing import is_differentiated
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
 from jaxpr_opt.ir.graph import Constant, Op, Scan, Value
 from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.traits import (
@@ -36,9 +36,12 @@ def is_little(op: Op) -> bool:
     return is_arithmetic(op) or op.name in ARRANGING or op.name in _KEYS
 
 
-def invariant_ops(scan: Scan) -> tuple[Op, ...]:
-    """Ops of the body that need nothing of a step, in order."""
-    return _Leaving(scan).found()
+def invariant_ops(scan: Scan) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """Ops of the body that need nothing of a step, in order; and those of them that XLA makes where
+    they are read at no cost, and that an op that stays reads, too: the step makes them again.
+    """
+    leaving = _Leaving(scan)
+    return leaving.found(), leaving.again()
 
 
 class _Leaving:
@@ -62,6 +65,18 @@ class _Leaving:
             elif all(map(self.is_outside, op.operands)) and can_move(op) and self.is_exact(op):
                 self.decide(op)
         return tuple(self.leaving)
+
+    def again(self) -> tuple[Op, ...]:
+        """What the step makes again, for what stays in it."""
+        staying = (op for op in self.scan.body.ops if op not in self.leaving)
+        read = [v for op in staying if not op.is_terminator for v in inputs(op)]
+        return tuple(backward_slice(read, lambda value: not self.is_free(value.op)))
+
+    def is_free(self, op: Op | None) -> bool:
+        """Whether XLA makes what leaves where it is read."""
+        if op not in self.leaving:
+            return False
+        return is_broadcast(op) or op in self.numbers or op in self.spread
 
     def is_outside(self, value: Value) -> bool:
         """Whether a value is there before the loop, or may be."""
