@@ -249,12 +249,15 @@ class CostModel(Prices):
         is_slow = self.device.step >= self.device.unsure * self.device.question
         return is_slow and not self.is_one_function(scan, stacked)
 
-    def is_worth_questions(self, body: Region, predicate: Value) -> bool:
+    def is_worth_questions(self, body: Region, predicate: Value, ops: Sequence[Op] = ()) -> bool:
         """Whether a step takes so much longer than computing its predicate, with those of all
-        steps before the loop, that it is worth it though maybe no step is skipped.
+        steps before the loop, that it is worth it though maybe no step is skipped; by ops of which
+        those that make more numbers than it has run in the loop, too.
         """
         asked = self.device.predicate * number(predicate.size)
-        return self.step_seconds(body) >= self.device.unsure * asked
+        sizes = [number(op.results[0].size) for op in ops if not is_view(op)]
+        again = self.device.predicate * sum(size for size in sizes if size > predicate.size)
+        return self.step_seconds(body) >= max(self.device.unsure * asked, self.doubtful(again))
 
     def is_worth_masks(self, scan: Scan, masks: Sequence[Value]) -> bool:
         """Whether all steps take so much longer than testing masks of them once that it is worth it

@@ -140,7 +140,7 @@ class ExitLoopEarly(Pass):
         if not knows_steps and skip.kind == "upfront" and first_rows(skip) is None:
             if not rounds_alike(skip):  # (6)
                 return "its predicates may round differently when computed all at once"
-            if not cost_model().is_worth_questions(scan.body, skip.predicate):
+            if not cost_model().is_worth_questions(scan.body, skip.predicate, skip.slice):
                 return "all its predicates take about as long as its steps"
         rows = {stack.result: skipped_row(skip, stack) for stack in scan.stacks}
         wrong = {stacked: row for stacked, row in rows.items() if isinstance(row, str)}

@@ -95,7 +95,7 @@ def test_losses_that_a_mask_drops_after_the_loop():
 class Searching(Eager):
     """Testing all rows takes long."""
 
-    def is_worth_questions(self, body, predicate):
+    def is_worth_questions(self, body, predicate, twice=()):
         return False
 
 

@@ -1624,6 +1624,27 @@ def test_steps_that_are_cheaper_than_all_their_predicates(real_questions):
     alone(EXIT, wide, "f32[300]", fires=True)
 
 
+@pytest.mark.parametrize(("moved", "fires"), [(1, False), (0, True)])
+def test_predicate_that_needs_most_of_a_step(real_questions, moved, fires):
+    """It would be computed for all steps before the loop, and again in it, where its branch is."""
+
+    def program(board, lines):
+        def body(board, line):
+            seen = line
+            for _ in range(6 * moved):
+                seen = line * seen[::-1]
+            turn = lambda board: jnp.sin(board) * line[::-1]
+            return lax.cond(jnp.any(seen > 1) if moved else line[0] > 1, turn, keep, board), None
+
+        return lax.scan(body, board, lines)[0]
+
+    args = "f32[4096]", "f32[8,4096]"
+    if fires:
+        alone(EXIT, program, *args, fires=True)
+    else:
+        check_refuses(EXIT, program, *args, because="take about as long as its steps")
+
+
 @pytest.mark.parametrize(("width", "is_worth_it"), [(140, False), (3000, True)])
 def test_a_step_that_writes_to_a_large_array_in_place(real_questions, width, is_worth_it):
     """It costs the window."""

@@ -62,8 +62,9 @@ def is_asked_each_step(skip: Skip) -> bool:
     asks = model.is_worth_a_question(scan.body, asked_in_steps(skip))
     if not asks and (skip.predicate.size != 1 or not model.asks_while_starting(scan)):
         return False
-    is_known = is_known_in_steps(skip) or first_rows(skip) is not None
-    return is_known or skip.kind == "carried" or model.is_worth_questions(scan.body, skip.predicate)
+    if is_known_in_steps(skip) or first_rows(skip) is not None or skip.kind == "carried":
+        return True
+    return model.is_worth_questions(scan.body, skip.predicate, skip.slice)
 
 
 def is_asked_by_branch(skip: Skip) -> bool:
