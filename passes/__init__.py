@@ -70,6 +70,7 @@ from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindo
 from jaxpr_opt.passes.windows.join_consecutive_rows import JoinConsecutiveRows
 from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
 from jaxpr_opt.passes.windows.make_streamed_rows import MakeStreamedRows
+from jaxpr_opt.passes.windows.map_before_writing import MapBeforeWriting
 from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
@@ -120,6 +121,7 @@ WINDOWS = (
     CarryLastRows(),
     CarryPickedRows(),
     MakeStreamedRows(),
+    MapBeforeWriting(),
     AccumulateSparseCotangents(),
     NarrowCarriedArrays(),
     TraceBackRows(),
@@ -186,14 +188,9 @@ STAGES = (
 
 DEFAULT = tuple(stage for stage in STAGES if stage is not REASSOCIATING)
 
-MEMORY = (
-    ReplaySteps(),
-    ReplaySegments(),
-    NarrowResiduals(),
-    StackEnteringRows(),
-    RecomputeSegments(),
-    *CLEANUP,
-)
+REPLAYS = (ReplaySteps(), ReplaySegments())
+
+MEMORY = (*REPLAYS, NarrowResiduals(), StackEnteringRows(), RecomputeSegments(), *CLEANUP)
 """What trades seconds for memory under `optimize(memory=...)`, before stages of the final phase."""
 
 DONATION = (MarkDonatedBuffers(),)

@@ -12,6 +12,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `map-stacked-rows`              what is made of each row of a stack is made in the loop, and stacked
 `forward-written-windows`       a read of a written window is the written value, or may be
 `forward-repeated-rows`         a read of just what was written needs no array
+`map-before-writing`            what is made of zeros with a window is made of the window
 `accumulate-sparse-cotangents`  adding zeros with a window set adds to the window
 `scatter-padded-windows`        a padded window, added to scatters, is a scatter of it
 `add-in-branches`               adding a cond's result, or its zeros, adds in the branch
@@ -37,6 +38,7 @@ read of a window, ``Z`` for an array of zeros, and ``F`` for one of ``False``::
 
     f(a, b)[i]                           = f(a[i], b[i])
     a.at[i].set(v)[j]                    = v if i == j else a[j]
+    f(Z.at[i].set(v))                    = Z.at[i].set(f(v))
     a + Z.at[i].set(v)                   = a.at[i].add(v)
     a + cond(p, v, Z)                    = cond(p, a + v, a)
     where(p, a, 0) + where(p, 0, a)      = a

@@ -13,6 +13,7 @@ one op
 `branch_writes`             the windows that branches of a cond write
 `nested`                    a write to a window that is then put back into its array
 `moved_writes`              data movement of what is written, before the write
+`mapped_windows`            what is made of a window in zeros, before the write
 `one_hot`                   masks that are true at one place
 `masks_at_windows`          a mask of an array, at a window of it
 `written_masks`             masks that tell where an array was written to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 
 import jax
@@ -24,7 +25,7 @@ from jaxpr_opt.bridge.parameters import (
     permutation_of,
 )
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.traits import SUMS
 
 
@@ -54,16 +55,8 @@ def spread_before(op: Op) -> Plainer | None:
     not: theirs differ between the rows. Many windows are added up before they are repeated, and
     outside of loops the whole array is as fast.
     """
-    write, shape = op.operands[0].op, op.result.shape
-    if write is None or write.name not in {"pad", *UPDATE} or len(op.operands) > 1:
-        return None
-    users = op.result.users
-    if not users or any(user.name not in SUMS for user in users) or is_resharded(op):
-        return None
-    value = write.operands[UPDATE.get(write.name, 0)]
-    if loop_of(op) is None or not cost_model().is_sparse(value.nbytes, write.result.nbytes):
-        return None
-    if write.name == "scatter" and combiner_of(write):
+    write, shape = window_in_zeros(op, op.operands[0]), op.result.shape
+    if write is None or len(op.operands) > 1 or is_resharded(op):
         return None
     first = len(shape) - len(write.result.shape)
     # Condition 1 of remove-idle-moves.
@@ -72,15 +65,38 @@ def spread_before(op: Op) -> Plainer | None:
     # Condition 1 of remove-idle-moves.
     if shape[first:] != write.result.shape:
         return None
-    # Condition 1 of remove-idle-moves.
-    if uniform(write.operands[1 if write.name == "pad" else 0]) != 0:
-        return None
-    rows, operands = shape[:first], write.operands
+    rows = shape[:first]
+    operands = tuple(write.operands)
     if write.name != "pad":
-        operands = (operands[0], value, *places(write))
+        operands = (operands[0], operands[UPDATE[write.name]], *places(write))
 
     def spread(array: jax.Array, value: jax.Array, *at: jax.Array) -> jax.Array:
         value = value if write.name == "pad" else lax.broadcast(value, rows)
         return written_in_each(write, rows, lax.broadcast(array, rows), value, *at)
 
-    return Plainer(spread, tuple(operands))
+    return Plainer(spread, operands)
+
+
+MOVING = frozenset({
+    "broadcast_in_dim", "convert_element_type", "div", "mul", "neg", "reshape", "transpose",
+})  # fmt: skip
+"""Ops that may come before a write into zeros instead of after it."""
+
+
+def window_in_zeros(op: Op, array: Value, kinds: Container[str] = ("pad", *UPDATE)) -> Op | None:
+    """What writes a small window into zeros, of which an op of a loop makes what is added to
+    others.
+    """
+    write, users = array.op, op.result.users
+    if write is None or write.name not in kinds or loop_of(op) is None:
+        return None
+    if not users or any(user.name not in SUMS and user.name not in MOVING for user in users):
+        return None
+    if write.name == "scatter" and combiner_of(write):
+        return None
+    value = write.operands[UPDATE.get(write.name, 0)]
+    if not cost_model().is_sparse(value.nbytes, write.result.nbytes):
+        return None
+    # Condition 1 of remove-idle-moves.
+    is_zero = uniform(write.operands[1 if write.name == "pad" else 0]) == 0
+    return write if is_zero else None
