@@ -1,6 +1,7 @@
-"""The library of passes, in folders by question.  This file defines the order in which they run.
+"""The library of passes: four that the project is known for, and folders by question.
 
-Each stage runs to a fixpoint before the next begins.  Within a stage the order matters only where a
+The four are `drop-dummy-residuals`, `push-remat-into-branches`, `stack-carried-updates`, and
+`mark-donated-buffers`.  Each stage runs to a fixpoint; within it the order matters only where a
 pass says so (`Pass.after`).
 """
 
@@ -11,8 +12,8 @@ from jaxpr_opt.passes.codegen.join_scalar_stacks import JoinScalarStacks
 from jaxpr_opt.passes.codegen.make_factors_once import MakeFactorsOnce
 from jaxpr_opt.passes.codegen.pack_scalars import PackScalars
 from jaxpr_opt.passes.codegen.select_padded_numbers import SelectPaddedNumbers
+from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.in_place.add_in_place import AddInPlace
-from jaxpr_opt.passes.in_place.mark_donated_buffers import MarkDonatedBuffers
 from jaxpr_opt.passes.in_place.read_after_writing import ReadAfterWriting
 from jaxpr_opt.passes.in_place.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.passes.in_place.scan_in_place import ScanInPlace
@@ -27,9 +28,12 @@ from jaxpr_opt.passes.laws.open_checkpoints import OpenCheckpoints
 from jaxpr_opt.passes.laws.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.passes.laws.resolve_known_predicates import ResolveKnownPredicates
 from jaxpr_opt.passes.laws.simplify import Simplify
+from jaxpr_opt.passes.mark_donated_buffers import MarkDonatedBuffers
+from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.reassociating.add_scaled_rows import AddScaledRows
 from jaxpr_opt.passes.reassociating.join_nested_sums import JoinNestedSums
 from jaxpr_opt.passes.reassociating.map_sums_once import MapSumsOnce
+from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
 from jaxpr_opt.passes.steps.ask_about_factors import AskAboutFactors
 from jaxpr_opt.passes.steps.begin_at_cotangents import BeginAtCotangents
 from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
@@ -44,11 +48,9 @@ from jaxpr_opt.passes.steps.rotate_loops import RotateLoops
 from jaxpr_opt.passes.steps.skip_untaken_branches import SkipUntakenBranches
 from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
 from jaxpr_opt.passes.steps.split_phases import SplitPhases
-from jaxpr_opt.passes.suppliers.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
-from jaxpr_opt.passes.suppliers.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.suppliers.recompute_segments import RecomputeSegments
 from jaxpr_opt.passes.suppliers.replay_inner_loops import ReplayInnerLoops
 from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
@@ -80,7 +82,6 @@ from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.passes.windows.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
-from jaxpr_opt.passes.windows.stack_carried_updates import StackCarriedUpdates
 from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
 from jaxpr_opt.passes.windows.write_after_loops import WriteAfterLoops

@@ -85,14 +85,13 @@ def test_a_folder_says_what_each_of_its_modules_is(folder):
 
 
 @pytest.mark.parametrize(
-    "folder", sorted(path.parent for path in (PACKAGE / "passes").glob("*/__init__.py"))
+    "folder", sorted(path.parent for path in (PACKAGE / "passes").glob("**/__init__.py"))
 )
 def test_a_folder_of_passes_says_what_each_of_them_does(folder):
-    """In the table of its `__init__`; no pass is outside of a folder."""
-    named = set(re.findall(r"^`([\w-]+)`", (folder / "__init__.py").read_text(), re.MULTILINE))
+    """In its `__init__`."""
+    named = set(re.findall(r"`([\w-]+)`", (folder / "__init__.py").read_text()))
     modules = {path.stem.replace("_", "-") for path in folder.glob("[a-z]*.py")}
     assert modules and named >= modules
-    assert not list(folder.parent.glob("[a-z]*.py"))
 
 
 def test_a_pass_fits_on_a_few_screens():

@@ -1,7 +1,6 @@
 """Avoid copies that XLA would make of arrays that can be updated in place.
 
-These passes run last, when no other pass moves an op; `mark-donated-buffers` runs only where a
-caller gives up arguments.
+These passes run last, when no other pass moves an op.
 
 =========================  ============================================================
 `update-rows`              update only the rows where a gradient is nonzero
@@ -11,6 +10,5 @@ caller gives up arguments.
 `read-after-writing`       a write is ordered before the reads that follow
 `write-apart`              a write stays out of the ops that read all of the array
 `scan-in-place`            streamed and stacked rows stay in the array they are part of
-`mark-donated-buffers`     an argument that is given up takes a result
 =========================  ============================================================
 """

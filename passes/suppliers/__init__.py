@@ -4,8 +4,6 @@ AD stacks them all.  Each pass here knows another source, and asks the cost mode
 
 ===========================  ================================================================
 `hoist-invariant-residuals`  a loop-invariant value: use it directly
-`drop-dummy-residuals`       a dummy of an untaken branch: any value will do
-`push-remat-into-branches`   a branch under a checkpoint: recompute only the one that was taken
 `forward-known-stacks`       a row of an existing array, or affine in the step: read it again
 `stack-needed-rows`          few steps make or read it: store the rows of those
 `stack-read-windows`         only a window of it is read: store the window

@@ -107,8 +107,7 @@ class HoistInvariantResiduals(Pass):
 
     def find(self, op: Op) -> Iterator[Match]:
         assert isinstance(op, Scan | While)
-        is_taken = isinstance(op, Scan) and op.length > 0
-        leaving, again = invariant_ops(op) if is_taken else ((), ())  # (4)
+        leaving, again = _leaving(op)
         if leaving:
             names = ", ".join(each.name for each in leaving if not is_broadcast(each))
             says = (
@@ -157,6 +156,11 @@ def _make_again(match: Leaving, rw: Rewriter) -> None:
     if match.again and body.first is not None:
         for old, new in rw.clone(match.again, {}, before=body.first).items():
             rw.replace(old, new, where=stays)
+
+
+def _leaving(loop: Scan | While) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """Ops that may leave a loop, of which it is known that it takes steps (4)."""
+    return invariant_ops(loop) if isinstance(loop, Scan) and loop.length > 0 else ((), ())
 
 
 def _is_no_gain(leaving: Iterable[Op]) -> bool:

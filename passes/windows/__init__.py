@@ -29,12 +29,12 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `trace-back-rows`               rows that each step rearranges are rearranged after the loop
 `shift-in-place`                a shift register is a ring: where it starts moves
 `join-consecutive-rows`         rows at consecutive places are one window
-`stack-carried-updates`         rows that a loop writes into a carried array are stacked
 `slice-known-windows`           a window at a known index becomes a slice
 ==============================  ================================================================
 
-Most of them lead to `stack-carried-updates`. As equations, in the same order, with ``a[i]`` for any
-read of a window, ``Z`` for an array of zeros, and ``F`` for one of ``False``::
+`stack-carried-updates`, the law that most of them lead to, is in the folder above. As equations, in
+the same order, with ``a[i]`` for any read of a window, ``Z`` for an array of zeros, and ``F`` for
+one of ``False``::
 
     f(a, b)[i]                           = f(a[i], b[i])
     a.at[i].set(v)[j]                    = v if i == j else a[j]

@@ -8,8 +8,8 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.ir.graph import Cond
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
-from jaxpr_opt.passes.suppliers.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 from tests.passes.dummies import anything

@@ -7,8 +7,8 @@ from jax import lax
 from jaxpr_opt.ir.graph import Cond, Remat
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
+from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
-from jaxpr_opt.passes.suppliers.push_remat_into_branches import PushRematIntoBranches
 from jaxpr_opt.testing import (
     assert_same_bits,
     check_refuses,

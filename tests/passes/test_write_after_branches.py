@@ -13,8 +13,8 @@ from jaxpr_opt.insight.journal import Journal
 from jaxpr_opt.ir.graph import Cond, Scan, While
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP, DEFAULT
+from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.laws.simplify import Simplify
-from jaxpr_opt.passes.suppliers.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
 from jaxpr_opt.testing import (
