@@ -40,16 +40,16 @@ steps, or in a second array, and then moved window by window
 (`jaxpr_opt/builders/reduction_privatization.py`).
 
 Cost: a step costs the windows instead of the array. It fires only if that is less for all windows
-that are added one after the other. The transpose of a stencil adds an array for each of its points,
-which XLA fuses into one sum; of many small windows it would also make one, but test every window at
-every element. It fires only in the body of a loop whose accumulator is a buffer updated in place,
-or has just been written to, and which nothing reads afterwards: elsewhere one dense sum, fused with
-its operands, is as fast (4 MB on CPU: 62 us dense, 89 us in place). XLA finds the simplest case
-itself, but not pads, sums of windows, batches of writes and nested loops (500 steps, table of 128
-KB, on CPU: two windows 11.6 ms before and 11 us after). Slots take 0.06 to 0.97 of the time of the
-dense sum (tables of 4 KB to 1 MB, 4 to 1024 steps, jax 0.10 and 0.12) and one number for a window;
-a second array takes longer, and as much memory as the first. Both fire only if the windows are
-small beside the array.
+that are added one after the other. XLA fuses the arrays that the transpose of a stencil adds into
+one sum, and tests every window at every element. It fires in the body of a loop whose accumulator
+is a buffer updated in place, or has just been written to, and which nothing reads afterwards:
+elsewhere one dense sum, fused with its operands, is as fast (4 MB on CPU: 62 us dense, 89 us in
+place), unless windows are scattered in each row of a batch, which XLA does not fuse. XLA finds the
+simplest case itself, but not pads, sums of windows, batches of writes and nested loops (500 steps,
+table of 128 KB: two windows 11.6 ms before and 11 us after). Slots take 0.06 to 0.97 of the time of
+the dense sum (tables of 4 KB to 1 MB, 4 to 1024 steps) and one number for a window; a second array
+takes longer, and as much memory as the first. Both fire only if the windows are small beside the
+array.
 Source: XLA's algebraic simplifier; Shaikhha et al., "Efficient Differentiable Programming in a
 Functional Array-Processing Language", arXiv:1806.02136 (what a dense one-hot cotangent costs).
 """
@@ -64,11 +64,12 @@ from jaxpr_opt.analysis.values.constants import is_weak
 from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.disjoint_pieces import is_one_by_one, own_windows
-from jaxpr_opt.analysis.windows.scatter_chains import Chain, Piece, Pieces, added
+from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Chain, Piece, Pieces, added
 from jaxpr_opt.analysis.windows.sums import (
     ComparedWrites,
     added_in_a_row,
     compared_writes,
+    is_scattered_in_rows,
     loop_with_own_windows,
 )
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
@@ -109,10 +110,10 @@ class AccumulateSparseCotangents(Pass):
     name: ClassVar[str] = "accumulate-sparse-cotangents"
     whole_arrays: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = SUMS
-    needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
+    needs: ClassVar[frozenset[str]] = frozenset({"scan", "while", *SCATTERS})
 
     def find(self, op: Op) -> Iterator[Sum]:
-        if loop_of(op) is None:
+        if loop_of(op) is None and not all(map(is_scattered_in_rows, op.operands)):
             return  # the dense sum is as fast
         for array, dense in (op.operands, op.operands[::-1]):
             chain = added(dense)
@@ -132,17 +133,16 @@ class AccumulateSparseCotangents(Pass):
             return f"{match.dense.label} is read elsewhere"
         if array.shape != result.shape or is_weak(array) != is_weak(result):  # (3)
             return f"the sum is a {result.exact_type}, the accumulator a {array.exact_type}"
-        loop = loop_of(op)
-        assert loop is not None
         if is_read_after(array, op):
             return f"{array.label} is read afterwards, so XLA would copy it"
-        if not is_updated_in(array, loop) and not _is_written(array):
+        loop = loop_of(op)
+        if loop is not None and not is_updated_in(array, loop) and not _is_written(array):
             return f"{array.label} is new in each step: there is no buffer to update"
         if is_one_by_one(match.chain, array.dtype):  # (2)
             if not cost_model().is_less_in_place(added_in_a_row(op), array):
                 return f"the windows together are as large as {array.label}"
             is_fused = all(link.is_dense for link in match.chain.links)
-            is_small = is_fused and cost_model().is_less_than_one_more(array, loop.body)
+            is_small = is_fused and loop and cost_model().is_less_than_one_more(array, loop.body)
             return "starting one more op takes as long as adding all of it" if is_small else None
         if match.loop is not None:
             return None

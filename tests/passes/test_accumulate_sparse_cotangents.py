@@ -12,7 +12,15 @@ from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
-from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
+from jaxpr_opt.reports import observe
+from jaxpr_opt.testing import (
+    assert_close,
+    check_refuses,
+    check_rewrite,
+    evaluate_exactly,
+    run_alone,
+    traced,
+)
 from tests.graphs import scans
 from tests.loops import alone, looped
 from tests.prices import EAGER, AddedElsewhere
@@ -951,3 +959,39 @@ def test_a_loop_whose_sums_are_read_begins_at_zero():
         return lax.scan(outer, c, us)
 
     alone(ALWAYS, program, "f32[4,4096]", "f32[2,4,1,4096]", fires=False)
+
+
+def read_often(table, ids):
+    """Some rows of a table, read one after the other."""
+    h = jnp.zeros(table.shape[1])
+    for i in range(3):
+        h = jnp.tanh(h + table[ids[i]])
+    return jnp.sum(h)
+
+
+def test_rows_that_a_batch_reads_without_a_loop():
+    """One array is made of which windows are added to, not one for each read."""
+    table, ids = jnp.sin(jnp.arange(1600.0)).reshape(400, 4), jnp.array([[3, 3, 399], [0, 7, 7]])
+    each = jax.vmap(jax.grad(read_often), in_axes=(None, 0))
+    graph, _ = observe.optimized(each, (table, ids), {})
+    wide = [op.name for op in graph.walk() if op.results and op.result.shape == (2, 400, 4)]
+    assert not {"add", "add_any"} & {*wide}
+    assert wide.count("broadcast_in_dim") == 1
+    assert_close(evaluate_exactly(graph, table, ids), [each(table, ids)])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(lambda z, v, i: (z.at[i].set(v), jnp.sin(z)), id="one is none"),
+        pytest.param(lambda z, v, i: (z.at[0].set(v), z.at[1].set(v)), id="places are known"),
+    ],
+)
+def test_sums_without_a_loop(read):
+    """One dense sum is as fast, where XLA makes no array for it."""
+
+    def program(v, i):
+        return sum(read(jnp.zeros((400, 4)), v, i))
+
+    graph = run_alone((DIRECT,), import_jaxpr(traced(program, "f32[4]", "i32[]"), "final"))
+    assert not graph.record(DIRECT.name, False).rewrites

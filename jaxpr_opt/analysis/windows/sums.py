@@ -9,7 +9,15 @@ from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.coinciding import are_comparable
 from jaxpr_opt.analysis.windows.disjoint_pieces import is_disjoint_between_steps
 from jaxpr_opt.analysis.windows.parts import before_writes, summands
-from jaxpr_opt.analysis.windows.scatter_chains import Chain, Piece, Pieces, added, is_read_nowhere
+from jaxpr_opt.analysis.windows.scatter_chains import (
+    SCATTERS,
+    Chain,
+    Piece,
+    Pieces,
+    added,
+    is_read_nowhere,
+)
+from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.nesting import dominates
@@ -30,6 +38,16 @@ def added_in_a_row(op: Op) -> list[int]:
     terms = (added(v) for each in sums for v in each.operands if v.op not in sums)
     links = (link for term in terms if term.starts_at_zero for link in term.links)
     return [link.nbytes for link in links if isinstance(link, Piece)]
+
+
+def is_scattered_in_rows(array: Value) -> bool:
+    """Whether small windows were scattered last, in each row of a batch: XLA fuses no sum of these,
+    nor joins them.
+    """
+    op = array.op
+    if op is None or op.name not in SCATTERS or not numbers_of(op).operand_batching_dims:
+        return False
+    return cost_model().is_sparse(op.operands[2].nbytes, array.nbytes)
 
 
 def loop_with_own_windows(chain: Chain, array: Value) -> Pieces | None:
