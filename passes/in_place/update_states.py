@@ -22,8 +22,9 @@ After::
       yield carry(q, b, l)
     }
 
-Adagrad; and a table that a step reads in two places (skip-gram, matrix factorization with one
-table), so that two ops add to its gradient. Sound when
+Adagrad; clipped gradients; moments that change only where there is a gradient; and a table that a
+step reads in two places (skip-gram, matrix factorization with one table), so that two ops add to
+its gradient. Sound when
 
 1. every op that depends on the gradient is elementwise, and all of them compute the next arrays of
    carries, from those arrays, from arrays of the same shape from outside of the loop, and from

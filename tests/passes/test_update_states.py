@@ -92,9 +92,14 @@ def descent(p, g, rate, outside):
     return p - 0.1 * g
 
 
-def test_what_is_known_to_stay():
+def clipped(p, g, rate, outside):
+    return p - 0.1 * jnp.minimum(jnp.maximum(g, -1), 1)
+
+
+@pytest.mark.parametrize("step", [descent, clipped])
+def test_what_is_known_to_stay(step):
     """(2) Nothing is asked where only finite numbers are on the way."""
-    program = trained(lambda p, a, g, *_: descent(p, g, *_), state=False)
+    program = trained(lambda p, a, g, *_: step(p, g, *_), state=False)
     scan, whole = loops(same(program, *arguments()))
     assert scan.num_carries == 1 and not whole
 
@@ -106,6 +111,14 @@ STEPS = {
     "rate from outside": lambda p, a, g, r, o: (p - o * g, a + g * g),
     "both read both": lambda p, a, g, r, o: (p + g / a, a - g * p),
     "made of the new": lambda p, a, g, r, o: ((q := p - 0.5 * g), a + g * q),
+    "where there is a gradient": lambda p, a, g, r, o: (
+        jnp.where(g != 0, p - 0.1 * (b := 0.9 * a + g), p),
+        jnp.where(g != 0, b, a),
+    ),
+    "where it is large": lambda p, a, g, r, o: (
+        p - lax.select(jnp.abs(g) > 2, g / a, jnp.zeros_like(g)),
+        jnp.maximum(jnp.minimum(g, 3), -3) * a + (a - g),
+    ),
     "added to": lambda p, a, g, r, o: (g * 0.5 + p, g * g + a),
 }
 
@@ -162,9 +175,11 @@ def summed(one, other):
 @pytest.mark.parametrize("number", [np.inf, np.nan, 0.0, 2.0])
 @pytest.mark.parametrize("step", [lambda p, g, n: p - g / n, lambda p, g, n: p - g * n])
 def test_known_numbers_that_make_nan_of_zeros(step, number):
-    """(2) Of all elements, as written."""
+    """(2) Of all elements, as written; or it is known that they do (1)."""
     program = trained(lambda p, a, g, *_: step(p, g, np.float32(number)), state=False)
-    same(program, *arguments())
+    with np.errstate(all="ignore"):
+        changes = step(*np.zeros(2, np.float32), np.float32(number)) != 0
+    same(program, *arguments(), fires=not changes or np.isnan(number))
 
 
 def test_a_gradient_that_is_kept():
@@ -187,6 +202,8 @@ REFUSED = [
     pytest.param(lambda p, a, g, r, o: (0.9 * p - g / a, a + g), "change", id="decay"),
     pytest.param(lambda p, a, g, r, o: (p - g / jnp.sum(g), a + g), "reads all", id="norm"),
     pytest.param(lambda p, a, g, r, o: (p - jnp.exp(g), a + g), "change", id="not zero"),
+    pytest.param(lambda p, a, g, r, o: (p - jnp.maximum(g, 0.1), a + g), "change", id="clipped"),
+    pytest.param(lambda p, a, g, r, o: (jnp.where(g == 0, a, p), a + g), "change", id="where zero"),
     pytest.param(lambda p, a, g, r, o: (p - a / g, a + g), "change", id="divided by"),
     pytest.param(lambda p, a, g, r, o: (p - g**-1, a + g), "change", id="inverse"),
     pytest.param(lambda p, a, g, r, o: (g - p, a + g), "change", id="subtracted from"),

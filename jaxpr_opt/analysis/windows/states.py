@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
+from jaxpr_opt.analysis.values.step_numbers import ARITHMETIC
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
 from jaxpr_opt.bridge.parameters import exponent_of
 from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Use, Value
@@ -116,7 +118,9 @@ class _Search:
     def _maker(self, value: Value) -> Op | None:
         """The op that computes an operand; None if the operand is an input of the group."""
         scalar, body = scalar_of(value), self.scan.body
-        if scalar is not None:
+        if scalar is not None and (number := uniform(scalar)) is not None:
+            self.scalars[value] = Constant(scalar.aval, scalar.dtype.type(number))
+        elif scalar is not None:
             (self.changing if body.defines(scalar) else self.scalars)[value] = scalar
         elif not body.defines(value):
             self.outer[value] = None
@@ -135,17 +139,16 @@ class _Search:
         end = self.scan.body.terminator
         carries = tuple(c for c in self.scan.carries if c.next in made)
         ends = {Use(end, self.scan.carries.index(c)) for c in carries}
-        zeros = {op.result for op in self.pieces}
+        known: dict[Value, Any] = {op.result: op.result.dtype.type(0) for op in self.pieces}
         for op in ops:
-            if _is_zero_for(op, zeros):
-                zeros.add(op.result)
+            known[op.result] = _at_zero(op, known)
         others = [u for v in made for u in v.uses if u.op is end and u not in ends]
         # Condition 1 of update-states.
         if others or self.params.keys() != {c.param for c in carries} or not carries:
             self.why = "other values depend on the gradient, or are combined with it"
-        elif not all(self._scales(value, zeros) for value in self.changing):
+        elif not all(self._scales(value, known) for value in self.changing):
             self.why = "a scalar of the step does more than scale the gradient"
-        elif not all(_steps(c, zeros) for c in carries):
+        elif any(known[c.next] is not c.param for c in carries):
             self.why = "elements change though their gradient is zero"
         elif any(
             self._is_read_late(c.param, min(self.pieces, key=self.scan.body.order)) for c in carries
@@ -157,12 +160,12 @@ class _Search:
         given = tuple(self.outer), dict(self.scalars), dict(self.changing)
         return States(self.scan, pieces, ops, carries, *given)
 
-    def _scales(self, value: Value, zeros: set[Value]) -> bool:
+    def _scales(self, value: Value, known: dict[Value, Any]) -> bool:
         """Whether a scalar only multiplies, or divides, what is zero where the gradient is."""
         uses = (use for use in value.uses if use.op in self.ops)
         # Condition 1 of update-states.
         return all(
-            use.op.operands[1 - use.position] in zeros
+            _is_zero(known.get(use.op.operands[1 - use.position]))
             and (use.op.name == "mul" or (use.op.name == "div" and use.position == 1))
             for use in uses
         )
@@ -173,10 +176,36 @@ class _Search:
         return any(op is None or order(op) > order(first) for op in around)
 
 
+def _at_zero(op: Op, known: dict[Value, Any]) -> Any:
+    """What an op makes where the gradient is zero: a number, or a value that it reads; else its
+    result.
+    """
+    operands = [known.get(v, v) for v in op.operands]
+    numbers = [uniform(v) if isinstance(v, Value) else v for v in operands]
+    if op.name == "select_n" and op.operands[0].dtype == bool and numbers[0] is not None:
+        return operands[1 + bool(numbers[0])]
+    if op.name in ARITHMETIC and not any(number is None for number in numbers):
+        typed = [np.asarray(n, v.dtype) for n, v in zip(numbers, op.operands, strict=True)]
+        with np.errstate(all="ignore"):
+            return np.asarray(ARITHMETIC[op.name](*typed)).astype(op.result.dtype)[()]
+    zeros = [*map(_is_zero, numbers)]
+    if _is_zero_for(op, zeros):
+        return op.result.dtype.type(0)
+    # Condition 1 of update-states.
+    if op.name in SUMS | {"sub"} and zeros[1]:
+        return operands[0]
+    # Condition 1 of update-states.
+    return operands[1] if op.name in SUMS and zeros[0] else op.result
+
+
+def _is_zero(number: Any) -> bool:
+    return number is not None and not isinstance(number, Value) and bool(number == 0)
+
+
 # Condition 2 of update-states.
-def _is_zero_for(op: Op, zeros: set[Value]) -> bool:
+def _is_zero_for(op: Op, zeros: list[bool]) -> bool:
     """Whether zeros make a zero, unless the other operand is NaN, infinite, or a zero divisor."""
-    first, *others = (v in zeros for v in op.operands)
+    first, *others = zeros
     if op.name == "mul":
         return first or any(others)
     if op.name == "div":
@@ -186,20 +215,6 @@ def _is_zero_for(op: Op, zeros: set[Value]) -> bool:
     if op.name == "select_n":
         return all(others)
     return op.name in ZERO_AT_ZERO and first and all(others)
-
-
-def _steps(carry: Carry, zeros: set[Value]) -> bool:
-    """Whether the next array is the carried one plus, or minus, zero for a zero gradient."""
-    op = carry.next.op
-    assert op is not None
-    # Condition 1 of update-states.
-    if op.name not in SUMS | {"sub"}:
-        return False
-    first, second = op.operands
-    # Condition 1 of update-states.
-    plus = second is carry.param and first in zeros and op.name != "sub"
-    # Condition 1 of update-states.
-    return plus or (first is carry.param and second in zeros)
 
 
 def _is_finite(value: Value) -> bool:
