@@ -58,7 +58,7 @@ from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import ELEMENTWISE
+from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING
 
 NARROWED = frozenset({"add", "add_any", "convert_element_type", "copy"})
 """Elementwise ops that are not computed where an operand is zero, or not at all."""
@@ -154,8 +154,8 @@ def _are_short(rows: Rows, op: Op) -> bool:  # each with a number of its own
 
 
 def _takes_all(op: Op, match: MaskedWrite) -> bool:
-    """Whether an op computes with every place along the axis, so that XLA makes them on the way, or
-    all is stacked; sums with zeros, and choices that are the same for all, may be narrowed.
+    """Whether an op computes with every place along the axis, or reduces them: XLA makes them on
+    the way. Or all is stacked. Sums with zeros, and choices that are one for all, may be narrowed.
     """
     if op.name == "select_n":
         (root, axes), axis = spread(op.operands[0]), match.rows.mask.axis
@@ -164,7 +164,7 @@ def _takes_all(op: Op, match: MaskedWrite) -> bool:
     if op.name == "dot_general":
         return number is not None
     is_whole = op.name not in NARROWED or number not in (None, 0)
-    return is_whole if op.name in ELEMENTWISE else _is_stacked(match.op.result, op)
+    return is_whole if op.name in ELEMENTWISE | REDUCING else _is_stacked(match.op.result, op)
 
 
 def _is_stacked(array: Value, end: Op) -> bool:  # and not carried on
