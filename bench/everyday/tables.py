@@ -370,6 +370,50 @@ def codebooks(books: Array, xs: Array) -> Array:
     return lax.scan(frame, jnp.zeros(xs.shape[1]), xs)[1]
 
 
+def grouped(values: Array, boards: Array) -> Array:
+    """Sums of the numbers of each group of stones on a board, as Go counts what is free."""
+
+    def move(total: Array, board: Array) -> Any:
+        group = lambda x: jnp.sum(jnp.where(board == x, values, 0.0))  # noqa: E731
+        found = jax.vmap(group)(jnp.arange(len(values)))
+        return total + found[board[0]], found
+
+    return lax.scan(move, jnp.zeros(()), boards)[1]
+
+
+def turned_over(board: Array, moves: Array) -> Array:
+    """Lines of stones that are turned over if the last of them fits, as in Othello."""
+
+    def move(board: Array, place: Array) -> Any:
+        def direction(i: Array, turned: Array) -> Array:
+            away = jnp.array([1, -1, 8, -8, 7, -7, 9, -9])[i]
+            line = jnp.roll(jnp.arange(64) == place, away) & (board < 0)
+            for _ in range(5):
+                line |= jnp.roll(line, away) & (board < 0)
+            ends = jnp.any(jnp.roll(line, away) & (board > 0))
+            return lax.cond(ends, lambda: turned | line, lambda: turned)
+
+        turned = lax.fori_loop(0, 8, direction, jnp.zeros(64, bool))
+        return -jnp.where(turned, 1, board), jnp.sum(turned)
+
+    return lax.scan(move, board, moves)[1]
+
+
+def endogenous_grid(incomes: Array, chances: Array, rate: Array) -> Any:
+    """What to consume of savings, found backwards: each step looks its last answers up."""
+    savings = jnp.linspace(0.0, 16.0, 50)
+
+    def step(given: Any, _: None) -> Any:
+        answer = jax.vmap(jnp.interp, (1, 1, 1), 1)
+        then = answer(rate * savings[:, None] + incomes, *given)
+        consumed = (0.99 * rate * (then**-1.5) @ chances.T) ** (-1 / 1.5)
+        consumed = jnp.where(savings[:, None] > 0, consumed, 0.0)
+        return (savings[:, None] + consumed, consumed), None
+
+    first = jnp.broadcast_to(savings[:, None] + 0.1, (50, len(incomes)))
+    return lax.scan(step, (first, first), None, length=30)[0]
+
+
 PROGRAMS: dict[str, Entry] = {
     "greedy": forward(greedy, normal(200, 16), below(200, 100)),
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
@@ -401,4 +445,9 @@ PROGRAMS: dict[str, Entry] = {
     "learned": entry(learned, normal(1000), below(1000, 200), normal(200)),
     "calculator": entry(calculator, normal(500), below(3, 500)),
     "codebooks": entry(codebooks, normal(4, 256, 16), normal(40, 16)),
+    "grouped": entry(grouped, normal(81), below(81, 40, 81)),
+    "turned over": forward(turned_over, below(3, 64) - 1, below(64, 30)),
+    "endogenous grid": entry(
+        endogenous_grid, abs(normal(7)) + 0.5, abs(normal(7, 7)) / 7, abs(normal()) + 1
+    ),
 }
