@@ -246,6 +246,16 @@ def word_vectors(table: Array, centers: Array, contexts: Array) -> Any:
     return lax.scan(step, (table, jnp.zeros_like(table)), (centers, contexts))
 
 
+def bag_of_words(table: Array, words: Array, wanted: Array, rate: Array) -> Any:
+    """One step of gradient descent for a table: the mean of the words of a text, as a class."""
+
+    def loss(table: Array) -> Array:
+        return jnp.mean((jnp.tanh(table[words].mean(1)) - wanted) ** 2)
+
+    value, gradient = jax.value_and_grad(loss)(table)
+    return table - rate * gradient, value
+
+
 def reservoir(rows: Array, at: Array) -> Array:
     """A sample of as many rows as fit: row `i` takes the place `at[i]`, if there is one."""
     size = 200
@@ -435,6 +445,9 @@ PROGRAMS: dict[str, Entry] = {
     "eliminated by columns": entry(eliminated, normal(32, 32) + 10 * normal(1, 1)),
     "word vectors": forward(
         word_vectors, normal(4000, 16), below(4000, 50, 8), below(4000, 50, 8, seed=1)
+    ),
+    "bag of words": forward(
+        bag_of_words, normal(20_000, 32), below(20_000, 16, 8), normal(16, 32), normal()
     ),
     "hashed corners": forward(
         hashed_corners, normal(4, 4096, 2), normal(8), abs(normal(20, 64, 2)), normal(20, 64)

@@ -55,7 +55,7 @@ def with_terms(
     return array
 
 
-def updated(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -> Value:
+def chosen(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -> Value:
     """What `write` makes of the array before an op; if a zero gradient changes other elements, too,
     of what that makes of it.
     """
@@ -63,14 +63,39 @@ def updated(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -
     if not found.unknown:
         return write(found.array, op)
     kept, changed = rw.new_region(), rw.new_region()
-    # Condition 2 of update-rows.
-    zero = rw.insert(partial(_term_of_zero, found), *found.scalars.values(), before=op)
-    everywhere = partial(_stepped_everywhere, found)
-    whole = rw.insert(everywhere, found.array, zero, before=changed.terminator)
+    zero = _zero(found, rw)
+    whole = rw.insert(
+        partial(_stepped_everywhere, found), found.array, zero, before=changed.terminator
+    )
     for branch, array in ((kept, found.array), (changed, whole)):
         rw.set_outputs(branch, [write(array, branch.terminator)])
     keeps = rw.insert(lambda x: x == 0, zero, before=op)
     return rw.new_cond(keeps, [changed, kept], like=op, before=op).result
+
+
+def updated(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -> Value:
+    """The same where nothing differentiates any more: XLA copies the arrays of a branch, not those
+    of a `while`, which takes one step at most.  It is asked after the rows are written, so that
+    they are read before it.
+    """
+    op = found.op
+    written = write(found.array, op)
+    if not found.unknown:
+        return written
+    zero = _zero(found, rw)
+    inits = [rw.insert(lambda x: x != 0, zero, before=op), written]
+    asked, body = (rw.new_region(inits) for _ in range(2))
+    rw.set_outputs(asked, [asked.params[0]])
+    everywhere = partial(_stepped_everywhere, found)
+    whole = rw.insert(everywhere, body.params[1], zero, before=body.terminator)
+    rw.set_outputs(body, [rw.scalar(False, bool), write(whole, body.terminator)])
+    return rw.new_while(asked, body, inits, like=op, before=op).results[1]
+
+
+# Condition 2 of update-rows.
+def _zero(found: Descent, rw: Rewriter) -> Value:
+    """What is added, or subtracted, where the gradient is zero: zero, or NaN."""
+    return rw.insert(partial(_term_of_zero, found), *found.scalars.values(), before=found.op)
 
 
 def _stepped(found: Descent, old: Any, update: Any, *scalars: Any) -> Any:

@@ -113,6 +113,12 @@ class CostModel(Prices):
         """Whether moving so many bytes takes clearly longer than starting so many ops."""
         return self.moved(nbytes) >= self.doubtful(self.started(ops))
 
+    def more_than_a_copy(self, nbytes: int) -> int:
+        """Bytes that are moved more to add an array of zeros with some rows in it to an array of so
+        many bytes than to copy that: filling in zeros, and reading them.
+        """
+        return nbytes // 2
+
     def is_noticed(self, part: float, whole: float) -> bool:
         """Whether moving a part less shows in the time that the whole takes."""
         return whole <= self.device.noticed * number(part)

@@ -97,5 +97,5 @@ class AddScaledRows(Pass):
         def write(array: Value, before: Op) -> Value:
             return descent_rows.with_terms(found, array, terms, before, rw)
 
-        rw.replace(op.result, descent_rows.updated(found, write, rw))  # (2)
+        rw.replace(op.result, descent_rows.chosen(found, write, rw))  # (2)
         rw.erase(op)

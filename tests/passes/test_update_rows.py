@@ -275,11 +275,64 @@ def test_most_of_an_array():
     check_refuses(UPDATE, descent(fixed), "f32[4,2]", *TYPES[1:], because="as large as")
 
 
-def test_outside_of_loops():
-    """The sum is made once."""
-    program = lambda t, i, u: t - 0.1 * jnp.zeros_like(t).at[i].add(u)
-    graph = import_jaxpr(traced(program, "f32[128,2]", "i32[3]", "f32[3,2]"), "final")
-    assert not run_alone((UPDATE,), graph).record(UPDATE.name, False).rewrites
+def once(table, ids, us, rate):
+    """A step outside of a loop."""
+    return table - rate * jnp.zeros_like(table).at[ids].add(us)
+
+
+ONCE = "f32[3000,2]", "i32[3]", "f32[3,2]", "f32[]"
+
+
+@pytest.mark.parametrize("rate", [0.5, np.inf, np.nan])
+@pytest.mark.parametrize("known", [True, False])
+def test_an_argument(known, rate):
+    """(1, 2) XLA writes into it, or into a copy, which it makes anyway."""
+    args = jnp.ones((3000, 2)), IDS[0], jnp.ones((3, 2)), np.float32(rate)
+    program = (lambda t, i, u, _: once(t, i, u, 0.5)) if known else once
+    before, after = (import_jaxpr(traced(program, *args), "final") for _ in range(2))
+    assert run_alone((UPDATE,), after).record(UPDATE.name, False).rewrites
+    assert any(op.name == "scatter" for op in after.body.ops)
+    assert_same_bits(evaluate_exactly(before, *args), evaluate_exactly(after, *args))
+
+
+@pytest.mark.parametrize(
+    ("program", "because"),
+    [
+        (lambda t, i, u, r: once(jnp.sin(t), i, u, r), "no argument"),
+        (lambda t, i, u, r: (once(t, i, u, r), t), "read afterwards"),
+        (lambda t, i, u, r: lax.cond(r > 0, once, lambda t, *_: t, t, i, u, r), "no argument"),
+        (lambda t, i, u, r: t - r * lax.pad(u, 0.0, [(9, 2988, 0), (0, 0, 0)]), "as it makes"),
+        (lambda t, i, u, r: once(t[:90], i, u, r), "no argument"),
+    ],
+    ids=["made", "read", "branch", "pad", "part"],
+)
+def test_what_is_no_argument_only(program, because):
+    """(1) Outside of loops."""
+    check_refuses(UPDATE, program, *ONCE, because=because)
+
+
+@pytest.mark.parametrize(("rows", "fires"), [(2000, False), (8000, True)])
+def test_small_arguments(rows, fires):
+    """Cost: half of what a sum moves is what it takes to copy the array."""
+    with using(DEAR):
+        alone(UPDATE, once, f"f32[{rows},2]", *ONCE[1:], fires=fires)
+
+
+def test_a_donated_table():
+    """Nothing as large as the table is made."""
+    table, rate = jnp.ones((40_000, 4)), jnp.float32(0.1)
+
+    def train(table, i, y, rate):
+        loss = lambda table: (jnp.tanh(table[i]).sum() - y) ** 2
+        value, gradient = jax.value_and_grad(loss)(table)
+        return table - rate * gradient, value
+
+    args = table, IDS[0], jnp.float32(2.0), rate
+    ours = optimize(jax.jit(train, donate_argnums=0))
+    memory = ours.lower(*args).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < table.nbytes / 100
+    want = jax.jit(train)(*args)
+    assert_same_bits(ours(*args), want)
 
 
 def test_training_a_table():

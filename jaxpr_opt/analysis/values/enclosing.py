@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While
+from jaxpr_opt.ir.graph import Cond, Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.ir.nesting import program_of
 
 
@@ -19,6 +19,11 @@ def loop_of(op: Op) -> Scan | While | None:
     while isinstance(around, Cond):
         around = around.parent
     return around if isinstance(around, Scan | While) else None
+
+
+def is_argument(array: Value) -> bool:
+    """Whether a value is an argument of the program."""
+    return isinstance(array.owner, Region) and isinstance(array.owner.owner, Graph)
 
 
 @remembered

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from jaxpr_opt.analysis.values.constants import scalar_of
-from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
+from jaxpr_opt.analysis.values.enclosing import is_argument, is_read_after, loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
-from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
+from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece, added
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Constant, Op, Value
 from jaxpr_opt.ir.traits import SCALING, SUMS
@@ -67,8 +67,22 @@ def why_not_in_place(found: Descent) -> str | None:
     if is_read_after(array, op):
         return f"{array.label} is read afterwards, so XLA would copy it"
     loop = loop_of(op)
-    if loop is None or not is_updated_in(array, loop):
+    if loop is None:
+        return _why_not_once(found)
+    if not is_updated_in(array, loop):
         return f"{array.label} is new in each step: there is no buffer to update"
+    return None
+
+
+def _why_not_once(found: Descent) -> str | None:
+    """The same of a sum that is made once, of an argument: XLA writes into it if it is donated,
+    else into a copy; a sum of all elements takes no longer than that copy where XLA makes no array
+    of zeros for it.
+    """
+    if found.op.parent is not None or not is_argument(found.array):
+        return f"{found.array.label} is no argument, and the sum is made once"
+    if any(piece.op.name not in SCATTERS for piece in found.pieces):
+        return "XLA makes the sum as it makes the windows"
     return None
 
 

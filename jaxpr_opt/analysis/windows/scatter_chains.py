@@ -40,6 +40,8 @@ from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
 from jaxpr_opt.ir.traits import SUMS
 
 SCATTERS = frozenset({"scatter", "scatter-add"})
+PIECES = SCATTERS | {"concatenate", "dynamic_update_slice", "pad"}
+"""The primitives that put something into zeros."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
