@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir import devices
-from jaxpr_opt.passes import make_factors_once
+from jaxpr_opt.passes.codegen import make_factors_once
 from jaxpr_opt.passes.codegen.make_factors_once import MakeFactorsOnce
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
