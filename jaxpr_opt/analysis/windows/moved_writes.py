@@ -39,7 +39,7 @@ def written_back(op: Op) -> Plainer | None:
     if write.name == "scatter" and combiner_of(write):
         return None
     array = write.operands[0]
-    # Condition 1 of remove-idle-moves, map-before-writing.
+    # Condition 1 of remove-idle-moves.
     if array.op is None or not is_taken_back(array.op, op):
         return None
     update, at = write.operands[UPDATE[write.name]], places(write)
@@ -59,10 +59,10 @@ def spread_before(op: Op) -> Plainer | None:
     if write is None or len(op.operands) > 1 or is_resharded(op):
         return None
     first = len(shape) - len(write.result.shape)
-    # Condition 1 of remove-idle-moves, map-before-writing.
+    # Condition 1 of remove-idle-moves.
     if broadcast_dimensions_of(op) != (*range(first, len(shape)),):
         return None
-    # Condition 1 of remove-idle-moves, map-before-writing.
+    # Condition 1 of remove-idle-moves.
     if shape[first:] != write.result.shape:
         return None
     rows = shape[:first]
