@@ -27,7 +27,8 @@ A step of gradient descent with a table. Sound when
 
 1. the array that is added or subtracted is zero but for windows
    (`jaxpr_opt.analysis.windows.descents`), through ops that keep zeros: products with
-   scalars, quotients by them, negation and conversion; no other op reads the intermediate arrays;
+   scalars, quotients by them, and what numbers that are known make zero of zero, as in
+   ``clip(g, -1, 1)``; no other op reads the intermediate arrays;
 2. an unknown scalar may be NaN or infinite, and make NaN of zeros: each step tests for that, and if
    so, sets all other elements to the result;
 3. windows of one op are equal or disjoint: then each sums all that belongs to its row, in the order

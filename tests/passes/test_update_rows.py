@@ -143,6 +143,9 @@ STEPS = {
     "scheduled": scheduled,
     "added": lambda p, g, rate: -rate * g + p,
     "divided": lambda p, g, rate: p - g / (rate * 3),
+    "clipped": lambda p, g, rate: p - rate * jnp.minimum(jnp.maximum(g, -1), 1),
+    "its signs": lambda p, g, rate: p - jnp.sign(g) * rate,
+    "where it is large": lambda p, g, rate: p - (jnp.abs(g) > 2).astype("float32") / rate,
     "converted": lambda p, g, rate: p + (-g.astype("float16") * 0.5).astype("float32"),
 }
 
@@ -174,6 +177,9 @@ REFUSED = [
     pytest.param(lambda p, g, r: p * 0.9 - 0.1 * g, "is new in each step", id="weight decay"),
     pytest.param(lambda p, g, r: 0.1 * g - p, None, id="subtracted from"),
     pytest.param(lambda p, g, r: p - 0.1 * (g + 1), None, id="not zero"),
+    pytest.param(lambda p, g, r: p - jnp.maximum(g, 0.5), None, id="not below"),
+    pytest.param(lambda p, g, r: p - jnp.maximum(g, r), None, id="not below what is unknown"),
+    pytest.param(lambda p, g, r: p - (g > -1).astype("float32"), None, id="where it is zero"),
     pytest.param(lambda p, g, r: p - 1 / (r * g), None, id="divided by"),
     pytest.param(lambda p, g, r: p - np.inf * g, None, id="infinite"),
     pytest.param(lambda p, g, r: p - g / 0.0, None, id="divided by zero"),

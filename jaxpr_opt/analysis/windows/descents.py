@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxpr_opt.analysis.values.constants import scalar_of
+from jaxpr_opt.analysis.values.constants import scalar_of, uniform
 from jaxpr_opt.analysis.values.enclosing import is_argument, is_read_after, loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece, added
+from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Constant, Op, Value
-from jaxpr_opt.ir.traits import SCALING, SUMS
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.traits import ELEMENTWISE, SCALING, SUMS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,10 +49,10 @@ class Descent:
 
 
 def descent(op: Op, array: Value, term: Value, *, summed: bool = False) -> Descent | None:
-    """The descent that an op makes of an array and a term; None if the term is none.  `summed`:
-    also of a sum of several sums of pieces.
+    """The descent that an op makes of an array and a term; None if the term is none.  `summed`: of
+    a sum of several sums of pieces, too, if rows may be added one by one.
     """
-    dense, path = _linear(term)
+    dense, path = _followed(term, scaled=summed)
     pieces = _pieces(dense, summed)
     return None if pieces is None else Descent(op, array, dense, pieces, path)
 
@@ -100,17 +102,31 @@ def _pieces(dense: Value, summed: bool) -> tuple[Piece, ...] | None:
     return None if first is None or second is None else first + second
 
 
-def _linear(term: Value) -> tuple[Value, tuple[Op, ...]]:
-    """What ops that keep zeros make `term` of, and these ops in order."""
+def _followed(term: Value, *, scaled: bool) -> tuple[Value, tuple[Op, ...]]:
+    """What ops that keep zeros make `term` of, and these ops in order; `scaled`: that scale."""
     path: list[Op] = []
-    while (op := term.op) is not None and op.name in SCALING:
+    while (op := term.op) is not None and op.name in ELEMENTWISE:
         others = [v for v in op.operands if scalar_of(v) is None]
-        divides = op.name == "div" and others != [op.operands[0]]
-        if len(others) != 1 or divides or not all(map(_may_keep, op.operands)):
+        is_kept = _scales(op, others) or (not scaled and _is_clipped(op, others))
+        if len(others) != 1 or not is_kept:
             break
         path.append(op)
         term = others[0]
     return term, tuple(reversed(path))
+
+
+def _scales(op: Op, others: Sequence[Value]) -> bool:
+    """Whether an op multiplies by a scalar, or divides by one."""
+    divides = op.name == "div" and [*others] != [op.operands[0]]
+    return op.name in SCALING and not divides and all(map(_may_keep, op.operands))
+
+
+def _is_clipped(op: Op, others: Sequence[Value]) -> bool:
+    """Whether an op makes zero of zero with numbers that are known, as a minimum does, or alone."""
+    numbers = [uniform(v) for v in op.operands if v not in others]
+    zeros = dict.fromkeys(others, 0)
+    # Condition 1 of update-rows.
+    return None not in numbers and len(op.results) == 1 and is_zero(at_zero(op, zeros))
 
 
 # Condition 2 of update-rows.
@@ -122,4 +138,4 @@ def _may_keep(factor: Value) -> bool:
 
 def _known(scalar: Value | None) -> Any:
     """The number that a scalar is, if that is known."""
-    return scalar.scalar if isinstance(scalar, Constant) else None
+    return None if scalar is None else uniform(scalar)

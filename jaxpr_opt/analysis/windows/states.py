@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
-from jaxpr_opt.analysis.values.step_numbers import ARITHMETIC
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
-from jaxpr_opt.bridge.parameters import exponent_of
+from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
 from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Use, Value
-from jaxpr_opt.ir.traits import ELEMENTWISE, SUMS, ZERO_AT_ZERO, is_pure
+from jaxpr_opt.ir.traits import ELEMENTWISE, is_pure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +140,7 @@ class _Search:
         ends = {Use(end, self.scan.carries.index(c)) for c in carries}
         known: dict[Value, Any] = {op.result: op.result.dtype.type(0) for op in self.pieces}
         for op in ops:
-            known[op.result] = _at_zero(op, known)
+            known[op.result] = at_zero(op, known)
         others = [u for v in made for u in v.uses if u.op is end and u not in ends]
         # Condition 1 of update-states.
         if others or self.params.keys() != {c.param for c in carries} or not carries:
@@ -165,7 +164,7 @@ class _Search:
         uses = (use for use in value.uses if use.op in self.ops)
         # Condition 1 of update-states.
         return all(
-            _is_zero(known.get(use.op.operands[1 - use.position]))
+            is_zero(known.get(use.op.operands[1 - use.position]))
             and (use.op.name == "mul" or (use.op.name == "div" and use.position == 1))
             for use in uses
         )
@@ -174,47 +173,6 @@ class _Search:
         order, body = self.scan.body.order, self.scan.body
         around = (body.ancestor(user) for user in array.users if user not in self.ops)
         return any(op is None or order(op) > order(first) for op in around)
-
-
-def _at_zero(op: Op, known: dict[Value, Any]) -> Any:
-    """What an op makes where the gradient is zero: a number, or a value that it reads; else its
-    result.
-    """
-    operands = [known.get(v, v) for v in op.operands]
-    numbers = [uniform(v) if isinstance(v, Value) else v for v in operands]
-    if op.name == "select_n" and op.operands[0].dtype == bool and numbers[0] is not None:
-        return operands[1 + bool(numbers[0])]
-    if op.name in ARITHMETIC and not any(number is None for number in numbers):
-        typed = [np.asarray(n, v.dtype) for n, v in zip(numbers, op.operands, strict=True)]
-        with np.errstate(all="ignore"):
-            return np.asarray(ARITHMETIC[op.name](*typed)).astype(op.result.dtype)[()]
-    zeros = [*map(_is_zero, numbers)]
-    if _is_zero_for(op, zeros):
-        return op.result.dtype.type(0)
-    # Condition 1 of update-states.
-    if op.name in SUMS | {"sub"} and zeros[1]:
-        return operands[0]
-    # Condition 1 of update-states.
-    return operands[1] if op.name in SUMS and zeros[0] else op.result
-
-
-def _is_zero(number: Any) -> bool:
-    return number is not None and not isinstance(number, Value) and bool(number == 0)
-
-
-# Condition 2 of update-states.
-def _is_zero_for(op: Op, zeros: list[bool]) -> bool:
-    """Whether zeros make a zero, unless the other operand is NaN, infinite, or a zero divisor."""
-    first, *others = zeros
-    if op.name == "mul":
-        return first or any(others)
-    if op.name == "div":
-        return first and not others[0]
-    if op.name == "integer_pow":
-        return first and exponent_of(op) > 0
-    if op.name == "select_n":
-        return all(others)
-    return op.name in ZERO_AT_ZERO and first and all(others)
 
 
 def _is_finite(value: Value) -> bool:
