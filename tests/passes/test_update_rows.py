@@ -185,6 +185,7 @@ REFUSED = [
     pytest.param(lambda p, g, r: p - g / 0.0, None, id="divided by zero"),
     pytest.param(lambda p, g, r: p - g * g, None, id="squared"),
     pytest.param(lambda p, g, r: p - jnp.exp(p) * g, None, id="no scalar"),
+    pytest.param(lambda p, g, r: p - g * jnp.exp(p), None, id="by no scalar"),
 ]
 
 

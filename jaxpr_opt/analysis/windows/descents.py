@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
 from jaxpr_opt.analysis.values.enclosing import is_argument, is_read_after, loop_of
@@ -105,35 +102,14 @@ def _pieces(dense: Value, summed: bool) -> tuple[Piece, ...] | None:
 def _followed(term: Value, *, scaled: bool) -> tuple[Value, tuple[Op, ...]]:
     """What ops that keep zeros make `term` of, and these ops in order; `scaled`: that scale."""
     path: list[Op] = []
-    while (op := term.op) is not None and op.name in ELEMENTWISE:
+    while (op := term.op) is not None and op.name in (SCALING if scaled else ELEMENTWISE):
         others = [v for v in op.operands if scalar_of(v) is None]
-        is_kept = _scales(op, others) or (not scaled and _is_clipped(op, others))
-        if len(others) != 1 or not is_kept:
+        # Condition 1 of update-rows.
+        if len(others) != 1 or not is_zero(at_zero(op, {others[0]: 0})):
             break
         path.append(op)
         term = others[0]
     return term, tuple(reversed(path))
-
-
-def _scales(op: Op, others: Sequence[Value]) -> bool:
-    """Whether an op multiplies by a scalar, or divides by one."""
-    divides = op.name == "div" and [*others] != [op.operands[0]]
-    return op.name in SCALING and not divides and all(map(_may_keep, op.operands))
-
-
-def _is_clipped(op: Op, others: Sequence[Value]) -> bool:
-    """Whether an op makes zero of zero with numbers that are known, as a minimum does, or alone."""
-    numbers = [uniform(v) for v in op.operands if v not in others]
-    zeros = dict.fromkeys(others, 0)
-    # Condition 1 of update-rows.
-    return None not in numbers and len(op.results) == 1 and is_zero(at_zero(op, zeros))
-
-
-# Condition 2 of update-rows.
-def _may_keep(factor: Value) -> bool:
-    """Whether a product with it, or a quotient by it, may be zero for zero."""
-    number = _known(scalar_of(factor))
-    return number is None or bool(np.isfinite(number) and number != 0)
 
 
 def _known(scalar: Value | None) -> Any:
