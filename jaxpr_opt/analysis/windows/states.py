@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
@@ -40,9 +39,12 @@ class States:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the gradient passes only known finite numbers on its way to the arrays."""
+        """Whether the gradient passes only known numbers on its way to the arrays: then it is known
+        that those are zeros where it is.
+        """
         known = {piece.result for piece in self.pieces}
-        known.update(value for value in self.scalars if _is_finite(value))
+        # Condition 2 of update-states.
+        known.update(v for v, scalar in self.scalars.items() if uniform(scalar) is not None)
         steps = {carry.next for carry in self.carries}
         for op in self.ops:
             if op.result not in steps:
@@ -173,10 +175,3 @@ class _Search:
         order, body = self.scan.body.order, self.scan.body
         around = (body.ancestor(user) for user in array.users if user not in self.ops)
         return any(op is None or order(op) > order(first) for op in around)
-
-
-def _is_finite(value: Value) -> bool:
-    scalar = scalar_of(value)
-    known = scalar.scalar if isinstance(scalar, Constant) else None
-    # Condition 2 of update-states.
-    return known is not None and bool(np.isfinite(known) and known != 0)
