@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.descents import Descent
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
+from jaxpr_opt.builders.at_most_once import at_most_once
 from jaxpr_opt.builders.repeated_rows import by_row
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -74,22 +75,21 @@ def chosen(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) ->
 
 
 def updated(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -> Value:
-    """The same where nothing differentiates any more: XLA copies the arrays of a branch, not those
-    of a `while`, which takes one step at most.  It is asked after the rows are written, so that
-    they are read before it.
+    """The same where nothing differentiates any more, in place.  It is asked after the rows are
+    written, so that they are read before it.
     """
     op = found.op
     written = write(found.array, op)
     if not found.unknown:
         return written
     zero = _zero(found, rw)
-    inits = [rw.insert(lambda x: x != 0, zero, before=op), written]
-    asked, body = (rw.new_region(inits) for _ in range(2))
-    rw.set_outputs(asked, [asked.params[0]])
-    everywhere = partial(_stepped_everywhere, found)
-    whole = rw.insert(everywhere, body.params[1], zero, before=body.terminator)
-    rw.set_outputs(body, [rw.scalar(False, bool), write(whole, body.terminator)])
-    return rw.new_while(asked, body, inits, like=op, before=op).results[1]
+
+    def changed(arrays: Sequence[Value], before: Op) -> list[Value]:
+        everywhere = partial(_stepped_everywhere, found)
+        return [write(rw.insert(everywhere, *arrays, zero, before=before), before)]
+
+    asked = rw.insert(lambda x: x != 0, zero, before=op)
+    return at_most_once(asked, [written], changed, op, op, rw)[0]
 
 
 # Condition 2 of update-rows.

@@ -56,6 +56,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.states import States, states
 from jaxpr_opt.builders import state_rows
+from jaxpr_opt.builders.at_most_once import at_most_once
 from jaxpr_opt.builders.repeated_rows import has_rows, is_alike, is_less
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.work import embedded
@@ -165,17 +166,11 @@ def _guarded(found: States, operands: Sequence[Value], rw: Rewriter) -> list[Val
 def _all_or_none(
     found: States, flag: Value, read: Sequence[Value], arrays: Sequence[Value], rw: Rewriter
 ) -> list[Value]:
-    """The arrays as they are if the flag is set, else with all elements computed.
-
-    A `while` of at most one step does that: XLA of JAX 0.10 copies the arrays of a branch, and
-    updates those of a loop in place.
-    """
+    """The arrays as they are if the flag is set, else with all elements computed."""
     end = found.scan.body.terminator
+
+    def made(old: Sequence[Value], before: Op) -> Sequence[Value]:
+        return rw.insert_many(partial(state_rows.all_changed, found), *read, *old, before=before)
+
     ask = rw.insert(lax.bitwise_not, flag, before=end)
-    asked, body = (rw.new_region([ask, *arrays]) for _ in range(2))
-    rw.set_outputs(asked, [asked.params[0]])
-    operands = [*read, *body.params[1:]]
-    made = rw.insert_many(partial(state_rows.all_changed, found), *operands, before=body.terminator)
-    rw.set_outputs(body, [rw.scalar(False, bool), *made])
-    loop = rw.new_while(asked, body, [ask, *arrays], like=found.scan, before=end)
-    return list(loop.results[1:])
+    return at_most_once(ask, arrays, made, found.scan, end, rw)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
 from jaxpr_opt.analysis.values.enclosing import is_argument, is_read_after, loop_of
@@ -42,7 +41,7 @@ class Descent:
     @property
     def unknown(self) -> bool:
         """Whether some scalar is only known when the program runs."""
-        return any(_known(scalar) is None for scalar in self.scalars.values())
+        return any(uniform(scalar) is None for scalar in self.scalars.values())
 
 
 def descent(op: Op, array: Value, term: Value, *, summed: bool = False) -> Descent | None:
@@ -110,8 +109,3 @@ def _followed(term: Value, *, scaled: bool) -> tuple[Value, tuple[Op, ...]]:
         path.append(op)
         term = others[0]
     return term, tuple(reversed(path))
-
-
-def _known(scalar: Value | None) -> Any:
-    """The number that a scalar is, if that is known."""
-    return None if scalar is None else uniform(scalar)
