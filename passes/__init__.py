@@ -17,6 +17,7 @@ from jaxpr_opt.passes.in_place.add_in_place import AddInPlace
 from jaxpr_opt.passes.in_place.read_after_writing import ReadAfterWriting
 from jaxpr_opt.passes.in_place.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.passes.in_place.scan_in_place import ScanInPlace
+from jaxpr_opt.passes.in_place.unroll_swapped_carries import UnrollSwappedCarries
 from jaxpr_opt.passes.in_place.update_rows import UpdateRows
 from jaxpr_opt.passes.in_place.update_states import UpdateStates
 from jaxpr_opt.passes.in_place.write_apart import WriteApart
@@ -180,6 +181,7 @@ STAGES = (
     # When nothing can differentiate any more.
     (UpdateRows(), UpdateStates(), ScatterPaddedWindows(), *ENDS, AddInPlace(), *CLEANUP),
     (JoinScalarStacks(), SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
+    (UnrollSwappedCarries(), *CLEANUP),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting(), WriteApart()),
     # Last: it makes `while` loops, and only the steps of a scan have known numbers.

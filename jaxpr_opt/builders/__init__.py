@@ -21,6 +21,7 @@ loops
 `narrow_carry`, `sliding_rows`, `ring_rows`,        a loop that carries less of an array
 `traced_rows`, `register_windows`
 `merged_loop`, `split_loop`, `pieces`               one loop of two, two of one
+`steps_at_once`                                     several steps in one
 `early_exit`, `refilled_stacks`                     a loop that stops early, and what it stacks then
 `skipped_steps`, `any_row`, `taken_steps`           steps that skip; is any row taken; how many are
 `unless_finite`                                     a loop that stops if what it skips is finite

@@ -61,6 +61,12 @@ STEPS_DIVIDED = 16
 """Steps of a loop that is divided into pieces, at least: fewer gain less than compiling them takes.
 """
 
+STEPS_AT_ONCE = 4
+"""Steps of a loop that are taken at once, at most."""
+
+OPS_AT_ONCE = 256
+"""Ops of these steps together, at most: each has to be compiled."""
+
 STEPS_OF_A_ROUND = 64
 """Steps after which choices come round, at most, for a loop to be divided into rounds of them."""
 

@@ -8,6 +8,7 @@ These passes run last, when no other pass moves an op.
 `add-in-place`             a read, a sum and a write of one window become one op
 `read-before-overwriting`  reads are ordered before the write that overwrites them
 `read-after-writing`       a write is ordered before the reads that follow
+`unroll-swapped-carries`   as many steps at once as bring buffers back to their places
 `write-apart`              a write stays out of the ops that read all of the array
 `scan-in-place`            streamed and stacked rows stay in the array they are part of
 =========================  ============================================================

@@ -35,8 +35,8 @@ go through it, and the write waits for a zero that is made of the quotient::
 
 Both are the identity, so they are always sound. They are inserted where
 
-1. the loop carries one buffer throughout the step: by writes of windows and elementwise ops; one
-   op may read or write several windows;
+1. the loop carries one buffer throughout the step: by elementwise ops, and by ops that write, add
+   to or combine windows; one op may read or write several of them;
 2. all other reads of the overwritten version are windows, in the loop's body, at indices that do
    not depend on the write, nor on an op that must stay behind one; or reads that the write depends
    on anyway;
@@ -71,7 +71,7 @@ from jaxpr_opt.analysis.windows.overwritten import (
     waits,
     writes_windows,
 )
-from jaxpr_opt.analysis.windows.window_primitives import UPDATE, WRITES
+from jaxpr_opt.analysis.windows.window_primitives import COMBINING, UPDATE, WRITES
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division, made_on_the_way, zero
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -107,7 +107,7 @@ class ReadBeforeOverwriting(Pass):
     name: ClassVar[str] = "read-before-overwriting"
     whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"  # (5)
-    primitives: ClassVar[frozenset[str]] = WRITES
+    primitives: ClassVar[frozenset[str]] = WRITES | frozenset(COMBINING)
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Overwriting]:
@@ -160,7 +160,7 @@ class ReadBeforeOverwriting(Pass):
         reads = [each.result for each in match.fenced]
         if fence() == "division":
             reads += [value for value in made_on_the_way(reads, first) if value not in reads]
-            at = 3 - UPDATE[op.name]  # the first operand is the array
+            at = 3 - UPDATE.get(op.name, 2)  # the first operand is the array
             index = op.operands[at]
             quotients = division(rw, reads, other, first)
             waiting = zero(rw, quotients, index.dtype, op)

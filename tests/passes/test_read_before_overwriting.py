@@ -297,6 +297,15 @@ def test_several_windows_by_a_function():
     alone(BARRED, stepping(step), "f32[32]", "i32[4,3]", "i32[4,3]", fires=False)
 
 
+def test_a_window_that_is_combined():
+    """(1) It is read for another array."""
+
+    def step(c, i, j):
+        return c.at[i].multiply(0.5, mode="clip"), c[i]
+
+    alone(BARRED, stepping(step), *PLACES, fires=True)
+
+
 def test_in_a_while():
     def program(c, i, n):
         def step(state):

@@ -29,6 +29,7 @@ sums of windows
 arrays that a loop carries
 `buffers`                   all accesses to a carried array: a `Buffer`
 `overwritten`               reads of what a write overwrites
+`swapped`                   carries that change places from step to step
 `sliding`, `sliding_costs`  a window that slides over a buffer, and whether to stack it
 `blocks`                    the rows of a buffer that a loop touches
 `shift_registers`           carries that drop rows at one end and take some at the other

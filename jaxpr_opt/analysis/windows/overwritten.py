@@ -5,7 +5,12 @@ fence pays.
 from __future__ import annotations
 
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.analysis.windows.window_primitives import WRITES, places, windows_read
+from jaxpr_opt.analysis.windows.window_primitives import (
+    COMBINING,
+    WRITES,
+    places,
+    windows_read,
+)
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import users_through
@@ -20,9 +25,12 @@ def reads_a_window(op: Op) -> bool:
 
 
 def writes_windows(op: Op) -> bool:
-    """Whether an op writes or adds to a window, or several, with no function of its own."""
+    """Whether an op writes a window, or several, or adds to them or combines them, with no function
+    of its own.
+    """
     has_function = op.name == "scatter" and combiner_of(op) is not None
-    return op.name in WRITES and not has_function and not is_sharded(op.operands[0])
+    is_write = op.name in WRITES or op.name in COMBINING
+    return is_write and not has_function and not is_sharded(op.operands[0])
 
 
 def pays(write: Op, readers: tuple[Op, ...], whole_is_read: bool) -> bool:

@@ -25,7 +25,9 @@ from jaxpr_opt.cost.windows import windows_of
 from jaxpr_opt.ir.graph import Op, Value
 
 UPDATE = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2}
-"""Which operand the primitives that write or add to windows write; the array is the first."""
+"""Which operand the primitives that write or add to windows write; the array is the first. What
+combines windows has it where other scatters have it.
+"""
 
 WRITES = frozenset(UPDATE)
 """The primitives that write or add to a window."""
@@ -90,8 +92,8 @@ def component_of(op: Op, axis: int) -> tuple[int, int | None]:
 
 
 def places(write: Op) -> list[Value]:
-    """The operands that say where an op writes or adds to windows."""
-    return [v for at, v in enumerate(write.operands) if at not in {0, UPDATE[write.name]}]
+    """The operands that say where an op writes, adds to or combines windows."""
+    return [v for at, v in enumerate(write.operands) if at not in {0, UPDATE.get(write.name, 2)}]
 
 
 def is_same_window(read: Op, write: Op) -> bool:
