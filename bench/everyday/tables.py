@@ -329,6 +329,21 @@ def hashed_corners(tables: Array, weights: Array, places: Array, wanted: Array) 
     return lax.scan(step, tables, (places, wanted))[0]
 
 
+def followed(grids: Array, weights: Array, place: Array, pushes: Array) -> Array:
+    """A path through grids of several levels: each step reads four corners of each level."""
+
+    def step(place: Array, push: Array) -> Any:
+        found = []
+        for level in range(len(grids)):
+            grid, where = grids[level], place * 2.0 ** (level + 3)
+            rows = (jnp.abs(jnp.floor(where)).astype(jnp.int32) + jnp.arange(4) * 577) % len(grid)
+            found.append((where - jnp.floor(where)) * jnp.mean(grid[rows], axis=0))
+        place = place + 0.01 * (jnp.tanh(jnp.concatenate(found) @ weights) + push)
+        return place, place
+
+    return lax.scan(step, place, pushes)[1]
+
+
 def rivers(rates: Array, jumps: Array, rain: Array) -> Array:
     """Reaches in topological order, each of which flows into one further down, day by day."""
     below = jnp.minimum(jnp.arange(len(jumps)) + 1 + jumps, len(jumps))
@@ -452,6 +467,7 @@ PROGRAMS: dict[str, Entry] = {
     "hashed corners": forward(
         hashed_corners, normal(4, 4096, 2), normal(8), abs(normal(20, 64, 2)), normal(20, 64)
     ),
+    "followed": entry(followed, normal(4, 4096, 2), normal(8), normal(), normal(200)),
     "rivers": entry(rivers, normal(100), below(5, 100), normal(30, 100)),
     "swapped": entry(swapped, normal(200), 0),
     "reservoir": entry(reservoir, normal(1000, 16), below(1000, 1000)),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.windows.nested import Nested
+from jaxpr_opt.analysis.windows.window_primitives import further_indexed
 from jaxpr_opt.bridge.parameters import has_numbers, numbers_of, unsorted
 from jaxpr_opt.bridge.slicing import write_window
 
@@ -61,11 +61,8 @@ def _scattered(
         operand_batching_dims=moved(numbers.operand_batching_dims),
         scatter_indices_batching_dims=numbers.scatter_indices_batching_dims,
     )
-    shape = *index.shape[:-1], 1
-    more = [jnp.broadcast_to(jnp.asarray(starts[a], index.dtype), shape) for a in axes]
     params = {**unsorted(inner.op), "dimension_numbers": of_array}
     assert inner.op.primitive is not None
-    made: jax.Array = inner.op.primitive.bind(
-        array, lax.concatenate([index, *more], len(shape) - 1), value, **params
-    )
+    index = further_indexed(index, [starts[axis] for axis in axes])
+    made: jax.Array = inner.op.primitive.bind(array, index, value, **params)
     return made

@@ -64,6 +64,7 @@ from jaxpr_opt.analysis.values.constants import is_weak
 from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.disjoint_pieces import is_one_by_one, own_windows
+from jaxpr_opt.analysis.windows.mapped_windows import is_narrower_soon
 from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Chain, Piece, Pieces, added
 from jaxpr_opt.analysis.windows.sums import (
     ComparedWrites,
@@ -135,6 +136,8 @@ class AccumulateSparseCotangents(Pass):
             return f"the sum is a {result.exact_type}, the accumulator a {array.exact_type}"
         if is_read_after(array, op):
             return f"{array.label} is read afterwards, so XLA would copy it"
+        if is_narrower_soon(match.dense):
+            return f"what is added to {array.label} is narrower soon"
         loop = loop_of(op)
         if loop is not None and not is_updated_in(array, loop) and not _is_written(array):
             return f"{array.label} is new in each step: there is no buffer to update"

@@ -14,15 +14,17 @@ After::
 
 The transpose of a read is a window in zeros. What transposes the ops that made the table then maps
 all of it: a table that is transposed, reshaped, converted, negated, or a function of another, as in
-``tanh(table)[i]``, in the step. Sound when
+``tanh(table)[i]``, in the step; or they put it into larger zeros, as in ``tables[k][i]``. Sound
+when
 
 1. the array is zeros but for what is written, and only sums read what is made of it;
-2. the op moves data, and what it makes of a window is one: of a reshape, a run of rows; or it is
-   elementwise and makes zeros of zeros, up to their sign;
+2. the op moves data, and what it makes of a window is one: of a reshape, a run of rows; of larger
+   zeros, along axes that no place of a scatter is for, and the dtype of places holds those there;
+   or it is elementwise and makes zeros of zeros, up to their sign;
 3. a product or a quotient is one of a cotangent, in a loop of cotangents: its zeros are symbolic,
    and stay zeros under any product, as JAX itself has it where it knows the zero;
-4. no two windows are added up in one place, as what is made of a sum is rounded once; a sign may
-   change before.
+4. no two windows are added up in one place, as what is made of a sum is rounded once; data may move
+   and a sign may change before, also of each of two arrays that are added up.
 
 Cost: the window instead of the array, if it is a small part of it. Only in loops, as XLA fuses the
 array with the sum that reads it: once, that takes as long.

@@ -129,6 +129,99 @@ def test_windows_in_a_reshaped_array(shape):
     assert found >= len(SHAPES)
 
 
+def test_rows_of_a_part():
+    check_rewrite(
+        MAP,
+        in_a_loop(
+            lambda v, i: lax.pad(jnp.zeros((40, 3)).at[i].add(v), 0.0, [(0,) * 3, (1, 4, 0)])
+        ),
+        "f32[40,8]",
+        "f32[2,3]",
+        "i32[2]",
+        diff="""
+          fn (c:f32[40,8], xs_0:f32[2,3], xs_1:i32[2]) {
+            c1:i32[], c2:f32[40,8] = scan[2] carry(c=0, c1=c) {
+              a:i32[] = add c 1
+              b:f32[40,3] = broadcast_in_dim 0.0
+              l:bool[2] = lt xs_1 0
+              a1:i32[2] = add xs_1 40
+              s:i32[2] = select_n l xs_1 a1
+              b1:i32[2,1] = broadcast_in_dim[dims=(0,)] s
+              s1:f32[40,3] = scatter-add[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=fill_or_drop] b b1 xs_0
+        -     p:f32[40,8] = pad[padding_config=((0, 0, 0), (1, 4, 0))] s1 0.0
+        +     b2:f32[40,8] = broadcast_in_dim 0.0
+        +     b3:i32[2,1] = broadcast_in_dim 1
+        +     c3:i32[2,2] = concatenate[dimension=1] b1 b3
+        +     s2:f32[40,8] = scatter-add[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1), mode=fill_or_drop] b2 c3 xs_0
+        -     a2:f32[40,8] = add c1 p
+        +     a2:f32[40,8] = add c1 s2
+              yield carry(a, a2)
+            }
+            return c2
+          }
+        """,  # noqa: E501
+    )
+
+
+PUT = {
+    "padded": lambda z, k: lax.pad(z, 0.0, [(0, 0, 0), (1, 4, 0)]),
+    "at a place": lambda z, k: lax.dynamic_update_slice(jnp.zeros((40, 8)), z, (0, k)),
+    "one of many": lambda z, k: lax.dynamic_update_slice(jnp.zeros((5, 40, 3)), z[None], (k, 0, 0)),
+    "with an axis more": lambda z, k: z[:, None],
+    "in the middle": lambda z, k: lax.pad(z[:, None], 0.0, [(0, 0, 0), (1, 4, 0), (0, 0, 0)]),
+}
+ROWS = {
+    "rows": lambda v, i: jnp.zeros((40, 3)).at[i + jnp.arange(2)].add(v),
+    "of a batch": lambda v, i: jax.vmap(jnp.zeros(40).at[i].add, out_axes=1)(v),
+}
+
+
+@pytest.mark.parametrize(("name", "put"), PUT.items(), ids=PUT)
+def test_a_window_of_a_window(name, put):
+    """(2) Either may be out of range. No place is for an axis along which zeros are added."""
+    v, writes = jnp.array([1.5, -2.0, jnp.inf]), WRITES | ROWS
+    c = jnp.zeros(jax.eval_shape(put, jax.ShapeDtypeStruct((40, 3), "float32"), 0).shape)
+    for kind, (i, k) in zip(writes, [(7, 2), (-1, -9), (45, 9)] * 2, strict=True):
+        fires = kind != "a number" or name not in {"padded", "at a place"}
+        program = in_a_loop(lambda v, i, k, write=writes[kind]: put(write(v, i), k))
+        graph = alone(MAP, program, c, v, jnp.int32(i), jnp.int32(k), fires=fires)
+        (total,) = (op for op in graph.walk() if op.name == "add" and op.result.shape == c.shape)
+        is_written = total.operands[1].op.name in {"dynamic_update_slice", "scatter", "scatter-add"}
+        assert is_written or not fires
+
+
+def test_places_that_hold_the_larger_axis():
+    """(2)"""
+    at = lambda v, i: lax.dynamic_update_slice(jnp.zeros((40, 3)), v[None], (i, i))
+    put = lambda v, i: lax.pad(at(v, i), 0.0, [(0, 300, 0), (0, 0, 0)])
+    alone(MAP, in_a_loop(put), "f32[340,3]", "f32[3]", "u8[]", fires=False)
+
+
+MOVES = {**MADE, **{name: lambda z, put=put: put(z, 2) for name, put in PUT.items()}}
+
+
+@pytest.mark.parametrize(("name", "move"), MOVES.items(), ids=MOVES)
+def test_a_sum_of_windows(name, move):
+    """(1) Each is moved by itself, if nothing else reads the sum. (4) It is not rounded."""
+    v = jnp.array([1.5, -2.0, 3.0])
+    c = jnp.zeros(jax.eval_shape(move, jax.ShapeDtypeStruct((40, 3), "float32")).shape)
+    both = lambda v, i: row(v, i) + (row(v, 3) + row(v, i))
+    args = c, v, jnp.int32(7)
+    graph = alone(MAP, in_a_loop(lambda v, i: move(both(v, i))), *args, fires=name != "converted")
+    sums = [op for op in graph.walk() if op.name == "add" and op.result.shape == c.shape]
+    assert len(sums) >= 3 or name == "converted"
+
+
+def test_what_else_reads_a_sum_of_windows():
+    """(1)"""
+
+    def program(v, i):
+        total = row(v, i) + row(v, 3)
+        return -total + jnp.sum(total)
+
+    alone(MAP, in_a_loop(program), "f32[40,3]", "f32[3]", "i32[]", fires=False)
+
+
 def twice(v, i):
     """Two windows that are added up in one place."""
     return jnp.zeros((40, 3)).at[i + jnp.arange(2) * 0].add(v)
@@ -163,6 +256,9 @@ def test_outside_of_a_loop():
 
 
 TABLES = {
+    "a part": (lambda t, i: t.reshape(4, 100, 3)[2][i // 4], (400, 3)),
+    "rows of a part": (lambda t, i: t[5:395][i // 2 + jnp.arange(2)].sum(0), (400, 3)),
+    "a part twice": (lambda t, i: t[:, 3][i // 4] - t[:, 3][i // 5], (100, 4, 3)),
     "transposed": (lambda t, i: t.T[:, i], (400, 3)),
     "reshaped": (lambda t, i: t.reshape(100, 4, 3)[i // 4, i % 4], (400, 3)),
     "a function": (lambda t, i: jnp.tanh(t)[i], (400, 3)),

@@ -18,6 +18,7 @@ one op
 `masks_at_windows`          a mask of an array, at a window of it
 `written_masks`             masks that tell where an array was written to
 `coinciding`                windows that coincide or are disjoint
+`placed_windows`            a window in zeros that is put into larger zeros
 `places_apart`              windows at places that the data say, a known distance apart
 `parts`                     parts of one array, each zero where the others are not
 `stencils`                  arrays that are combined with shifted ones

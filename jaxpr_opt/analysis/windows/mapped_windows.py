@@ -17,7 +17,9 @@ from jax import lax
 from jaxpr_opt.analysis.values.algebra import Laws, Plainer
 from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.values.linearity import carries_cotangents, is_cotangent
-from jaxpr_opt.analysis.windows.moved_writes import window_in_zeros
+from jaxpr_opt.analysis.values.moves import keeps_order
+from jaxpr_opt.analysis.windows.moved_writes import MOVING, window_in_zeros
+from jaxpr_opt.analysis.windows.placed_windows import each_before, placed_before, raised_before
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.analysis.windows.window_primitives import (
     UPDATE,
@@ -29,13 +31,13 @@ from jaxpr_opt.analysis.windows.window_primitives import (
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     alike_in_both,
-    is_in_order,
-    is_resharded,
     numbers_of,
     permutation_of,
 )
 from jaxpr_opt.bridge.slicing import write_window
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.traits import SUMS
 
 
 def turned_before(op: Op) -> Plainer | None:
@@ -59,7 +61,7 @@ def reshaped_before(op: Op) -> Plainer | None:
     is a window in zeros of that shape: the cotangent of a read of a reshaped table.
     """
     write = window_in_zeros(op, op.operands[0], {"dynamic_update_slice"})
-    if write is None or not is_in_order(op) or is_resharded(op):
+    if write is None or not keeps_order(op):
         return None
     array, value, *at = write.operands
     moved = reshaped_window(array.shape, value.shape, op.result.shape)
@@ -210,10 +212,27 @@ def _groups(shape: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int
 
 
 LAWS: Laws = {
+    "broadcast_in_dim": (each_before, raised_before, reshaped_before),
     "convert_element_type": (scaled_before,),
     "div": (scaled_before,),
+    "dynamic_update_slice": (each_before, placed_before),
     "mul": (scaled_before,),
-    "neg": (scaled_before,),
-    "reshape": (reshaped_before,),
-    "transpose": (turned_before,),
+    "neg": (each_before, scaled_before),
+    "pad": (each_before, placed_before),
+    "reshape": (each_before, reshaped_before),
+    "transpose": (each_before, turned_before),
 }
+
+
+def is_narrower_soon(value: Value, depth: int = 0) -> bool:
+    """Whether a law above holds for what is only added to `value`, or for ops that it is made of:
+    less is added once they are gone.
+    """
+    op = value.op
+    if op is None or len(value.uses) > 1 or depth > limits.TERMS_OF_A_SUM:
+        return False
+    if any(law(op) is not None for law in LAWS.get(op.name, ())):
+        return True
+    if op.name not in SUMS and op.name not in MOVING:
+        return False
+    return any(is_narrower_soon(operand, depth + 1) for operand in op.operands)

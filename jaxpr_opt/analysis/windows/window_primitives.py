@@ -5,7 +5,7 @@ These are facts about one op, whatever its indices are. Where a window is, `acce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -167,6 +167,55 @@ def written_transposed(
     scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
     (index,) = at
     return scatter(array, index, value, there, **alike_in_both(write))
+
+
+def written_within(
+    write: Op,
+    starts: Mapping[int, Any],
+    array: jax.Array,
+    value: jax.Array,
+    *at: jax.Array,
+) -> jax.Array:
+    """What a scatter writes or adds, in an array that is longer along some axes: there, all windows
+    start at one place.
+    """
+    (index,), numbers = at, numbers_of(write)
+    numbers = numbers._replace(
+        scatter_dims_to_operand_dims=(*numbers.scatter_dims_to_operand_dims, *starts)
+    )
+    scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
+    index = further_indexed(index, starts.values())
+    return scatter(
+        array, index, value, numbers, **{**alike_in_both(write), "indices_are_sorted": False}
+    )
+
+
+def further_indexed(index: jax.Array, starts: Iterable[Any]) -> jax.Array:
+    """The places of windows, with more components, which are the same for all windows."""
+    shape = *index.shape[:-1], 1
+    more = [lax.broadcast(lax.convert_element_type(s, index.dtype), shape) for s in starts]
+    return lax.concatenate([index, *more], len(shape) - 1)
+
+
+def written_at_axes(
+    write: Op, axes: Sequence[int], array: jax.Array, value: jax.Array, index: jax.Array
+) -> jax.Array:
+    """What a scatter writes or adds, in an array with more axes of size 1: `axes` are those that it
+    had.
+    """
+    numbers, rank = numbers_of(write), array.ndim
+
+    def there(dims: Sequence[int]) -> tuple[int, ...]:
+        return tuple(axes[dim] for dim in dims)
+
+    new = (axis for axis in range(rank) if axis not in axes)
+    numbers = numbers._replace(
+        inserted_window_dims=tuple(sorted({*new, *there(numbers.inserted_window_dims)})),
+        scatter_dims_to_operand_dims=there(numbers.scatter_dims_to_operand_dims),
+        operand_batching_dims=there(numbers.operand_batching_dims),
+    )
+    scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
+    return scatter(array, index, value, numbers, **alike_in_both(write))
 
 
 def written_in_each(
