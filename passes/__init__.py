@@ -1,8 +1,7 @@
-"""The library of passes: four that the project is known for, and folders by question.
+"""The library of passes: folders by question, and four that the project is known for,
+`drop-dummy-residuals`, `push-remat-into-branches`, `stack-carried-updates`, `mark-donated-buffers`.
 
-The four are `drop-dummy-residuals`, `push-remat-into-branches`, `stack-carried-updates`, and
-`mark-donated-buffers`.  Each stage runs to a fixpoint; within it the order matters only where a
-pass says so (`Pass.after`).
+Each stage runs to a fixpoint; in it the order matters only where a pass says so (`Pass.after`).
 """
 
 from __future__ import annotations
@@ -86,6 +85,7 @@ from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
 from jaxpr_opt.passes.windows.write_after_loops import WriteAfterLoops
+from jaxpr_opt.passes.windows.write_rows_together import WriteRowsTogether
 from jaxpr_opt.passes.windows.write_to_whole_arrays import WriteToWholeArrays
 from jaxpr_opt.passes.windows.write_where_masked import WriteWhereMasked
 
@@ -118,6 +118,7 @@ WINDOWS = (
     WriteAfterBranches(),
     WriteAfterLoops(),
     WriteToWholeArrays(),
+    WriteRowsTogether(),
     NarrowReads(),
     ComputeReadRows(),
     CarryLastRows(),
@@ -141,7 +142,6 @@ STAGES = (
     # Residuals that need not be: they leave a nest of loops level by level.  Phases of loops.
     CLEANUP,
     (HoistInvariantResiduals(), DropDummyResiduals(), SplitPhases()),
-    # Sums in another order, where the user allows it.
     REASSOCIATING,
     # What is made and used under one predicate; arrays that loops read and write by windows.
     (*RESIDUALS, *WINDOWS, FuseBranches(), PushRematIntoBranches()),

@@ -21,6 +21,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `write-after-branches`          a write in a branch moves after the cond
 `write-after-loops`             writes into all rows move after the loop over the rows
 `write-to-whole-arrays`         a window that is read, written and put back is written to the array
+`write-rows-together`           rows of a batch that are written at one place are one window
 `recognize-one-hot`             a mask with one true element becomes an index
 `write-where-masked`            a select by where something is written becomes a write
 `share-batched-tables`          rows of copies of one table are rows of the table
@@ -46,6 +47,7 @@ one of ``False``::
     cond(p, a.at[i].set(v), a)           = a.at[i].set(cond(p, v, a[i]))
     scan(a[k] -> a[k].at[i].set(v[k]))   = a.at[:, i].set(v)
     a.at[i].set(a[i].at[j].set(v))       = a.at[i, j].set(v)
+    a[k].at[where(p[k], i, n)].set(v[k]) = a.at[:, i].set(where(p, v, a[:, i]))
     where(arange(n) == i, v, a)          = a.at[i].set(v[i])
     where(F.at[i].set(True), 0, a)       = a.at[i].set(0)
     broadcast(a)[k, i]                   = a[i]

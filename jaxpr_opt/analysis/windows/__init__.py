@@ -14,6 +14,7 @@ one op
 `nested`                    a write to a window that is then put back into its array
 `moved_writes`              data movement of what is written, before the write
 `mapped_windows`            what is made of a window in zeros, before the write
+`shared_places`             writes of a batch at one place, by those rows that write
 `one_hot`                   masks that are true at one place
 `masks_at_windows`          a mask of an array, at a window of it
 `written_masks`             masks that tell where an array was written to
