@@ -339,6 +339,34 @@ def test_a_buffer_that_is_replaced():
     )
 
 
+@pytest.mark.parametrize(
+    "neighbours",
+    {
+        "shifted": lambda c: jnp.roll(c, 1),
+        "at the ends there are none": lambda c: jnp.pad(c[1:], (0, 1)),
+        "reversed": lambda c: c[::-1] * 2,
+    }.values(),
+)
+def test_a_stencil(neighbours):
+    """(1) It reads other elements than it makes: XLA does not make it in place of the array."""
+
+    def step(c, i, j):
+        new = c + neighbours(c)
+        return new.at[j].add(1.0, mode="clip"), read(new, i)
+
+    check_refuses(BARRED, stepping(step), *PLACES, because="not one buffer throughout the step")
+
+
+def test_what_one_element_makes():
+    """(1) It is added to all others: it is a number, read before."""
+
+    def step(c, i, j):
+        new = c + c[0]
+        return new.at[j].add(1.0, mode="clip"), read(new, i)
+
+    alone(BARRED, stepping(step), *PLACES, fires=True)
+
+
 def test_two_buffers_that_swap():
     """(1) What is overwritten is the other's at the end of the step."""
 

@@ -13,7 +13,7 @@ from jaxpr_opt.analysis.values.enclosing import is_differentiated
 from jaxpr_opt.analysis.values.renaming import is_noop_cast, original
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, windows_read
-from jaxpr_opt.cost.fusion import reduces
+from jaxpr_opt.cost.fusion import is_fused, reduces
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.facts import remembered
@@ -168,14 +168,15 @@ def is_handed_on(write: Op, body: Region) -> bool:
 
 def _becomes(earlier: Value, later: Value) -> bool:
     """Whether one version of a buffer is made of another in place: by writes, barriers and
-    elementwise ops.
+    elementwise ops, which read no other elements of it than they make.
     """
-    pending, seen = [later], {later}
+    pending, seen, is_found = [later], {later}, False
     while pending:
         version = pending.pop()
         # Condition 1 of read-before-overwriting, read-after-writing.
         if version is earlier:
-            return True
+            is_found = True
+            continue
         op = version.op
         if op is None or op.region is not earlier.region:
             continue
@@ -185,10 +186,31 @@ def _becomes(earlier: Value, later: Value) -> bool:
             made_of = [
                 v for v in op.operands if v.shape == version.shape and v.dtype == version.dtype
             ]
+            # Condition 1 of read-before-overwriting, read-after-writing.
+            if any(_is_rearranged(earlier, v) for v in made_of):
+                return False
         else:
             made_of = [op.operands[0]] if op.name in WRITES or op.name in COMBINING else []
         pending += [v for v in made_of if v not in seen]
         seen.update(made_of)
+    return is_found
+
+
+def _is_rearranged(array: Value, value: Value) -> bool:
+    """Whether a value is most of an array in another order, shifted for example, in ops that XLA
+    fuses.
+    """
+    if value.op is None or value.op.name in ELEMENTWISE or value.op.name in WRITES:
+        return False
+    pending, seen = [value], {value}
+    while pending:
+        op = (each := pending.pop()).op
+        if each is array:
+            return True
+        if op is not None and op.region is array.region and is_fused(op):
+            more = [v for v in op.operands if cost_model().is_most(v.nbytes, array.nbytes)]
+            pending += [v for v in more if v not in seen]
+            seen.update(more)
     return False
 
 
