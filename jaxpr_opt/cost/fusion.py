@@ -49,6 +49,8 @@ ELEMENTS_MULTIPLIED = 8
 FEW_SUMMED = 32
 """How many are few."""
 
+WINDOWS_READ = frozenset({"dynamic_slice", "gather"})
+
 SUMMED_TYPES = frozenset({"bfloat16", "float32", "float64"})
 
 
@@ -183,3 +185,20 @@ def handed_on(region: Region) -> int:
 def is_fused(op: Op) -> bool:
     """Whether XLA computes an op inside its readers."""
     return is_cheap(op) or op.name in ARRANGING
+
+
+def numbers_read(op: Op) -> int:
+    """How many numbers of windows are read where an op is computed, if that is more than one for
+    each that it makes; sums of them are computed there, too.
+    """
+    pending, seen, count = [op], {op}, 0
+    for each in pending:
+        makers = (v.op for v in each.operands if v.op is not None and v.op.region is op.region)
+        for maker in makers:
+            if maker not in seen and (
+                is_fused(maker) or reduces(maker) or maker.name in WINDOWS_READ
+            ):
+                seen.add(maker)
+                pending.append(maker)
+                count += maker.result.size if maker.name in WINDOWS_READ else 0
+    return count if count > op.result.size else 0

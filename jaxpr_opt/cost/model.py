@@ -18,7 +18,7 @@ from typing import Any
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU
 from jaxpr_opt.cost.functions import longer_one_by_one
-from jaxpr_opt.cost.fusion import handed_on, kernels, own_kernels
+from jaxpr_opt.cost.fusion import handed_on, kernels, numbers_read, own_kernels
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prices import Prices, number
 from jaxpr_opt.cost.reuse import is_view
@@ -351,7 +351,7 @@ class CostModel(Prices):
         hands on is an op, and those it is made of are parts of it.  Windows of a scatter are then
         written one by one, and those of a gather read so; of several scatters that are added each
         has an array of its own, which XLA joins elsewhere; and some functions are computed number
-        by number.
+        by number, with what of several windows is read for them.
         """
         ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
         if any(op.name in SCATTERING and windows_apart(op) > 1 for op in ops):
@@ -363,7 +363,9 @@ class CostModel(Prices):
             return False
         regions = [region for op in loop.walk() for region in op.regions]
         in_a_row = sum(map(self._started_in_a_row, regions))
-        if self.device.one_by_one * sum(map(longer_one_by_one, ops)) > in_a_row:
+        longer = [(op, more) for op in ops if (more := longer_one_by_one(op))]
+        numbers = sum(more + numbers_read(op) for op, more in longer)
+        if self.device.one_by_one * numbers > in_a_row:
             return False
         handed = sum(map(handed_on, regions))
         known = [self._computed(cost(op)) for op in ops]

@@ -1,5 +1,6 @@
 """Loops of small ops are compiled as one function, and only if XLA can."""
 
+import functools
 import re
 from functools import partial
 
@@ -656,6 +657,30 @@ def test_numbers_that_are_computed_one_by_one(function, arrays, dtype, worth):
         return lax.fori_loop(0, 9, step, list(given))
 
     alone(PASS, program, *[f"{dtype}[{100 + i}]" for i in range(arrays)], fires=worth)
+
+
+@pytest.mark.parametrize(
+    ("read", "worth"),
+    {
+        "a row": (lambda x, i: x[i], True),
+        "two rows": (lambda x, i: x[i] + x[i + 1], False),
+        "the mean of some": (
+            lambda x, i: jnp.mean(lax.dynamic_slice(x, (i, 0), (4, 32)), 0),
+            False,
+        ),
+        "of any": (lambda x, i: jnp.mean(x[(i + jnp.arange(5) * 7) % 99], 0), False),
+    }.values(),
+)
+def test_what_is_read_for_such_numbers(read, worth):
+    """It is read one by one, too; not so for `exp`."""
+
+    def program(x, w, c, at, function):
+        step = lambda c, i: ((d := function(w @ c + read(x, i))), jnp.sum(d * d))
+        return lax.scan(step, c, at)
+
+    types = "f32[99,32]", "f32[32,32]", "f32[32]", "i32[9]"
+    for function, fires in ((jnp.tanh, worth), (jnp.exp, True)):
+        alone(PASS, functools.partial(program, function=function), *types, fires=fires)
 
 
 def writes_half(x, at):
