@@ -11,21 +11,21 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil, gcd, inf
 from sys import maxsize
 from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU
 from jaxpr_opt.cost.functions import longer_one_by_one
-from jaxpr_opt.cost.fusion import handed_on, kernels, numbers_read, own_kernels
+from jaxpr_opt.cost.fusion import handed_on, is_fused, kernels, numbers_read, own_kernels
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prices import Prices, number
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.windows import bytes_moved, rows_apart, windows_apart
 from jaxpr_opt.cost.work import embedded
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
-from jaxpr_opt.ir.traits import SCATTERING
+from jaxpr_opt.ir.traits import IN_PLACE, SCATTERING
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,37 @@ class CostModel(Prices):
         """Whether so many bytes are less than a cache line, so that moving more takes as long."""
         return nbytes < self.device.line
 
-    def are_close(self, windows: int) -> bool:
-        """Whether windows that lie anywhere stay in the cache of first level, so that those beside
-        them are read and written next as quickly as if all lay in one.
+    def are_close(self, windows: int, apart: int, nbytes: int) -> bool:
+        """Whether windows of so many bytes, each so many bytes from the next, stay in the cache of
+        first level, so that those beside them are read and written next as quickly as if all lay in
+        one. If the distance is a power of two, half of them may replace each other, unless each
+        fills lines; or so few that a step hides it.
         """
-        return windows * self.device.line <= self.device.first_level
+        line, room = self.device.line, self.device.first_level
+        if windows * line > room:
+            return False
+        alike = 1 if nbytes >= line else max(gcd(apart, self.device.alike) // max(line, 1), 1)
+        hides = windows * self.device.replaced <= self.device.fused_step
+        return windows * line * alike <= 2 * room or hides
+
+    def is_read_one_by_one(self, row: Value, loop: Scan | While) -> bool:
+        """Whether functions of the numbers of a row would be computed one by one because these lie
+        apart: in an op that writes what comes of them, or by functions that XLA computes for
+        several numbers at once where it starts ops one by one.
+        """
+        ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
+        is_apart = not (self._is_one_function(loop) or self._makes_by_itself(ops))
+        pending = [row]
+        for value in pending:
+            for user in (each for each in value.users if each.region is loop.body):
+                several = any(v.size > 1 for v in user.results)
+                if user.name in IN_PLACE and any(map(self.is_made_one_by_one, user.operands[1:])):
+                    return True
+                if several and is_apart and is_fused(user) and longer_one_by_one(user):
+                    return True
+                if is_fused(user) and user.result not in pending:
+                    pending.append(user.result)
+        return False
 
     def is_started(self, row: float) -> bool:
         """Whether moving a row takes as long as starting an op."""

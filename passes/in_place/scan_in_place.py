@@ -44,7 +44,8 @@ beside the stack must be smaller than the stack, or the loop would hold more tha
 that the loop reads is not written to. XLA keeps other arrays in the room of a result until that is
 written: it stays free if the program would take more, and in the second half of a gradient for what
 the first has made. A row whose parts are many, and far from each other, is moved faster by a
-transpose of the array.
+transpose of the array; so is one of numbers that lie apart, if XLA would compute functions of them
+one by one, or if they take each other's places in the cache.
 Source: a window that slides over a carried buffer, as `stack-carried-updates` leaves it.
 """
 

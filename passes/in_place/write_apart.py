@@ -48,6 +48,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.steps.one_function import is_known
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
+from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, WRITES, places
 from jaxpr_opt.bridge.parameters import is_apart
@@ -82,7 +83,8 @@ class WriteApart(Pass):
         op, array = match.op, match.op.operands[0]
         update = op.operands[UPDATE[op.name]]
         assert op.region is not None
-        if is_read_after(array, op) or not _is_own(array, op):  # (2)
+        is_read = any(is_read_after(name, op) for name in {array, original(array)})
+        if is_read or not _is_own(array, op):  # (2)
             return f"{array.label} cannot be written in place"
         if windows_apart(op) > 1 or not is_known(op) or update.size >= array.size:  # (3)
             return "XLA would not make it a function of its own"

@@ -127,3 +127,20 @@ def test_windows_in_place_are_kernels_of_a_gpu():
         assert model.is_less_fenced([256, 256], large, whole_is_read=False)
         assert model.is_less_in_place([256] * 9, array) == is_less
         assert model.is_less_in_place([256], array)
+
+
+@pytest.mark.parametrize(
+    ("windows", "apart", "nbytes", "close"),
+    [
+        (256, 1000, 4, True),
+        (48, 1024, 4, True),
+        (128, 1024, 4, False),
+        (32, 4096, 4, True),
+        (64, 4096, 4, False),
+        (256, 1024, 64, True),
+        (600, 1000, 64, False),
+    ],
+)
+def test_columns_of_tables(windows, apart, nbytes, close):
+    """Lines a power of two apart take each other's places, which few of them may."""
+    assert CostModel().are_close(windows, apart, nbytes) == close

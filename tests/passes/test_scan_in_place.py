@@ -368,6 +368,26 @@ def test_numbers_that_would_be_computed_one_by_one(width, fires, carried):
         alone(IN_PLACE, program, f"f32[9,{width}]", fires=fires or carried)
 
 
+@pytest.mark.parametrize(
+    ("step", "fires"),
+    {
+        "written to a window": (lambda a, x, i: a.at[:, i].set(jnp.exp(a[:, 0] - x)), False),
+        "no function": (lambda a, x, i: a.at[:, i].set(a[:, 0] - x), True),
+        "started one by one": (lambda a, x, i: jnp.tanh(a - x[:, None]), False),
+    }.values(),
+)
+def test_functions_of_numbers_that_lie_apart(step, fires):
+    """Of a row in memory XLA computes several at once: `exp` where it is written; `tanh`, where
+    ops are started one by one.
+    """
+
+    def program(a, xs, i):
+        return lax.scan(lambda a, xi: (step(a, *xi), None), a, (xs.T, i))[0]
+
+    with using(CostModel().but(starts_each=True, makes_functions=False)):
+        alone(IN_PLACE, program, "f32[99,99]", "f32[99,200]", "i32[200]", fires=fires)
+
+
 def test_columns():
     """(1) What `vmap` makes of a buffer that is read and written row by row."""
     check_rewrite(

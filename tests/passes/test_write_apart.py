@@ -135,6 +135,10 @@ def test_optimised_twice():
 
 LEFT = {
     "read afterwards": (lambda c, x, i: (put(c, x, i) * 0.9 + c, None), "in place"),
+    "read by another name": (
+        lambda c, x, i: (jnp.where(x > 0, put(lax.convert_element_type(c, float), x, i), c), None),
+        "in place",
+    ),
     "given": (lambda c, x, i: (c + put(jnp.zeros(400), x, i) * 0.9, None), "in place"),
     "a known place": (lambda c, x, i: (put(c, x, 7) * i, None), "is known"),
     "several windows": (of_a_batch, "a function of its own"),

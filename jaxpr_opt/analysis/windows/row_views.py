@@ -67,6 +67,13 @@ class Rows:
         """In how many pieces a row lies in memory."""
         return prod(self.array.shape[: self.axis])
 
+    @property
+    def are_close(self) -> bool:
+        """Whether the pieces of a row, and then those of the next one, are near in memory."""
+        apart = self.array.nbytes // max(self.windows, 1)
+        piece = apart // max(self.array.shape[self.axis], 1)
+        return cost_model().are_close(self.windows, apart, piece)
+
     def number(self, step: jax.Array) -> jax.Array:
         """That of the row of a step."""
         number = step if self.sign > 0 else lax.neg(step)
@@ -133,7 +140,10 @@ def rows_of_stream(stream: Stream, scan: Scan) -> Rows | None:
     if rows.is_counted:
         return rows
     copied = rows.array is not stream.operand and _is_kept(rows, stream.operand, scan)
-    return rows if copied and cost_model().are_close(rows.windows) else None
+    if not copied or not rows.are_close:
+        return None
+    are_numbers = rows.windows == stream.param.size > 1
+    return None if are_numbers and cost_model().is_read_one_by_one(stream.param, scan) else rows
 
 
 def _is_noticed(array: Value) -> bool:
@@ -224,7 +234,7 @@ def _is_less(place: Place, stack: Stack, scan: Scan) -> bool:
     return (
         others < stack.result.nbytes
         and _is_whole(whole)
-        and cost_model().are_close(place.rows.windows)
+        and place.rows.are_close
         and not _is_scattered(stack, place.rows)
     )
 
