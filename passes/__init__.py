@@ -1,6 +1,5 @@
 """The library of passes: folders by question, and four that the project is known for,
 `drop-dummy-residuals`, `push-remat-into-branches`, `stack-carried-updates`, `mark-donated-buffers`.
-
 Each stage runs to a fixpoint; in it the order matters only where a pass says so (`Pass.after`).
 """
 
@@ -34,6 +33,7 @@ from jaxpr_opt.passes.reassociating.add_scaled_rows import AddScaledRows
 from jaxpr_opt.passes.reassociating.join_nested_sums import JoinNestedSums
 from jaxpr_opt.passes.reassociating.map_sums_once import MapSumsOnce
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
+from jaxpr_opt.passes.steps.ask_about_choices import AskAboutChoices
 from jaxpr_opt.passes.steps.ask_about_factors import AskAboutFactors
 from jaxpr_opt.passes.steps.begin_at_cotangents import BeginAtCotangents
 from jaxpr_opt.passes.steps.collapse_loops import CollapseLoops
@@ -146,7 +146,7 @@ STAGES = (
     # What is made and used under one predicate; arrays that loops read and write by windows.
     (*RESIDUALS, *WINDOWS, FuseBranches(), PushRematIntoBranches()),
     # What skipped steps compute is no residual.
-    (AskAboutFactors(), RememberTheEnd()),
+    (AskAboutChoices(), AskAboutFactors(), RememberTheEnd()),
     (IsolateSkippedSteps("scalars"),),
     # Loops of loops that stop for good become one loop, and their predicates one number.
     (CollapseLoops(), CountSteps()),

@@ -29,6 +29,12 @@ LEVELS_OF_A_PREDICATE = 12
 """How deep in the logic of a predicate a part of it may be that says alone which steps are taken:
 what a step is if it is false is asked for each."""
 
+FACTS_OF_A_SKIP = 4
+"""Choices of a step that together make it do nothing."""
+
+CHOICES_OF_A_STEP = 64
+"""Ways to choose that are tried until a step does nothing."""
+
 MASKS_OF_A_LOOP = 8
 """Masks outside of a loop that are compared with each of its predicates."""
 

@@ -5,6 +5,7 @@
 `split-flat-loops`       a loop over all cells becomes rows of cells
 `split-phases`           a loop becomes one for each phase in which it chooses the same
 `count-steps`            one count of steps replaces a predicate per step
+`ask-about-choices`      a choice with which a step does nothing is asked whether it is made
 `ask-about-factors`      a factor that makes a step do nothing is asked whether it is zero
 `remember-the-end`       a loop carries whether it goes on, where a counter is asked, too
 `exit-loop-early`        a loop stops when its remaining steps do nothing

@@ -371,3 +371,88 @@ def test_zeros_that_are_read_out_of_range(of, expected):
     assert known(read, "bool[]", "f32[3]", "i32[2]", linear=True) == expected
     within = lambda p, x: jnp.where(p, x, 0.0).at[jnp.int32(2)].get(**of)
     assert known(within, linear=True) == (None if of.get("fill_value") == 3.0 else 0.0)
+
+
+# ---------------------------------------------------------------- one of some numbers
+
+
+def told(fun, *types):
+    """The outputs but the first of ``fun(s, ...)`` if that is false, as in `known`."""
+    graph = import_jaxpr(traced(fun, "i32[]", "f32[3]"))
+    predicate, *outputs = graph.outputs
+    whole = Assumed(graph.body, {predicate: False})
+    again = Assumable(graph.body).under({predicate: False})
+    for value in (*graph.inputs, *(v for op in graph.body.ops for v in op.results)):
+        assert is_alike(again[value], whole[value])
+    found = (whole[value] for value in outputs)
+    return [
+        v.value if isinstance(v, Splat) else v.name if v in graph.inputs else None for v in found
+    ]
+
+
+def rests(s, x):
+    """What a state machine does with its array, and its next state."""
+    cases = [
+        lambda: (x * 2, 1, 2),
+        lambda: (x + 1, 1, 3),
+        lambda: (x, 2, 4),
+        lambda: (x, 3, 4),
+    ]
+    return lax.switch(s, cases)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "expected"),
+    [
+        (lambda s: s != 2, ["x", 2, 4]),
+        (lambda s: ~(s == 3), ["x", 3, 4]),
+        (lambda s: (s != 2) & (s != 3), ["x", "s", 4]),
+        (lambda s: ~((s == 2) | (s == 3)), ["x", "s", 4]),
+        (lambda s: (s != 1) & (s != 2), [None, "s", None]),
+        (lambda s: (s != 0) & (s != 2), [None, None, None]),
+        (lambda s: (s != 2) & (s != 7), [None, None, None]),
+        (lambda s: lax.clamp(0, s, 3) != 2, ["x", 2, 4]),
+        (lambda s: lax.clamp(0, s, 3) != 3, [None, None, None]),  # it may be more
+        (lambda s: (s != 2) | (s != 3), ["x", 2, 4]),  # never: anything may be said of it
+        (lambda s: s == 2, [None, None, None]),
+        (lambda s: s > 2, [None, None, None]),
+        (lambda s: (s != 2) & (s > 2), [None, None, None]),
+    ],
+)
+def test_a_number_that_is_compared(predicate, expected):
+    assert told(lambda s, x: (predicate(s), *rests(s, x))) == expected
+
+
+def test_numbers_of_a_batch():
+    """Each row has its own number."""
+
+    def fun(s, x):
+        rows = jnp.broadcast_to(s[:, None], x.shape)
+        kept = lax.select_n(rows, x + 1, x * 2, x, x)
+        state = lax.select_n(s, *(jnp.full(2, number) for number in (1, 1, 2, 3)))
+        return (s != 2) & (s != 3), kept, state, lax.select_n(s, s, s + 1, s, s)
+
+    graph = import_jaxpr(traced(fun, "i32[2]", "f32[2,3]"))
+    predicate, *outputs = graph.outputs
+    assumed = Assumed(graph.body, {predicate: False})
+    s, x = graph.inputs
+    assert [assumed[value] for value in outputs] == [x, s, s]
+
+
+@pytest.mark.parametrize(
+    ("moved", "is_same"),
+    [
+        (lambda s: s, True),
+        (lambda s: s.astype("int8").astype("int32"), True),
+        (lambda s: s[::-1], False),
+        (lambda s: s.T, False),
+    ],
+)
+def test_numbers_that_are_moved(moved, is_same):
+    def fun(s):
+        cases = (jnp.full_like(s, number) for number in (0, 0, 2, 3))
+        return (s != 2) & (s != 3), lax.select_n(moved(s), *cases)
+
+    graph = import_jaxpr(traced(fun, "i32[2,2]"))
+    predicate, state = graph.outputs
+    assert (Assumed(graph.body, {predicate: False})[state] is graph.inputs[0]) == is_same

@@ -4,6 +4,7 @@
 `skips`                        the predicate under which a step does nothing
 `predicates`                   truth values that say it, and when they are known
 `lasting`                      whether a step that is skipped is followed by skipped steps only
+`idle_choices`                 the choices with which a step does nothing
 `assume`, `incremental_assume` what values become if a predicate is known
 `splats`                       arrays of one number, and what ops make of them
 `going_on`                     what skipped steps change in little time, or but once

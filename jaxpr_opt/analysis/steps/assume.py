@@ -6,6 +6,11 @@ It handles conds on the predicate, selects (batched ones too), masks derived fro
 splat of zero and what else has a neutral element, reductions of such elements, and writes of the
 old value or out of range.
 
+A truth value may also tell that an integer is one of some numbers: where ``and (ne s 2) (ne s 3)``
+is false, `s` is 2 or 3, each element for itself. What an op makes of each of these is known, if it
+is the same for all of them; or if it is the number itself, as the new state of a state machine that
+stays in a state.
+
 With `linear=True` a product with a zero is zero. That holds for cotangents only, whose zeros are
 symbolic: JAX itself drops ``0 * residual`` whenever it knows the zero while tracing. On primal code
 ``0 * inf`` is NaN. With `finite=True` such a product is zero, too, of either sign, and it is one of
@@ -15,7 +20,8 @@ is an integer, or a number from zero to one.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Mapping
+from collections.abc import ItemsView, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from jax.lax import GatherScatterMode
@@ -24,6 +30,7 @@ from jaxpr_opt.analysis.steps.splats import (
     COMBINES,
     RULES,
     Known,
+    Rule,
     Splat,
     is_splat_of,
     is_zero,
@@ -33,15 +40,18 @@ from jaxpr_opt.analysis.steps.splats import (
 )
 from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.values.flags import is_fraction
-from jaxpr_opt.analysis.values.truths import implied
+from jaxpr_opt.analysis.values.truths import implied, numbers_if
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES, neutral
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of, numbers_of
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Outcome, Region, Scan, Value
-from jaxpr_opt.ir.traits import BARRIER, LAYING, linear_in
+from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, LAYING, RESHAPING, VIEWING, linear_in
 
 _WRITES = WRITES | SCATTERS
+
+_OF_EACH = (ELEMENTWISE | VIEWING) & RULES.keys()
+"""Ops that make each element of one of each operand."""
 
 _ZERO_IF = {("eq", True), ("gt", False), ("le", True), ("ne", False)}
 """Comparisons with zero, and how they come out if a number that is not negative is zero."""
@@ -55,6 +65,18 @@ _FORWARDING = frozenset({
 """First-order ops that may be found to be one of their operands, not a splat."""
 
 
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Some numbers of which each element of an array is one, and an array of the same numbers."""
+
+    numbers: tuple[int, ...]
+    integer: Value
+
+
+Facts = Mapping[Value, bool | Splat | frozenset[int]]
+"""What all elements of values are, or the integers of which each of them is one."""
+
+
 class Assumed:
     """The region's values under `facts`, a map from values to what all their elements are, and what
     truth values tell of those that they are made of; what these do not tell is as in `around`.
@@ -63,7 +85,7 @@ class Assumed:
     def __init__(
         self,
         region: Region,
-        facts: Mapping[Value, bool | Splat],
+        facts: Facts,
         *,
         linear: bool = False,
         finite: bool = False,
@@ -74,12 +96,19 @@ class Assumed:
         self._known: dict[Value, Known] = {
             value: fact if isinstance(fact, Splat) else Splat(np.bool_(fact))
             for value, fact in facts.items()
+            if isinstance(fact, Splat | bool)
         }
+        self._one_of: dict[Value, OneOf] = {}
+        """The integers of which each element is one of some numbers."""
         for value, fact in facts.items():
+            if isinstance(fact, frozenset):
+                self._tell_numbers(value, fact)
             for other, truth in implied(value, fact).items() if isinstance(fact, bool) else ():
                 self._known.setdefault(other, Splat(np.bool_(truth)))
                 if (zero := _zero_if(other, truth)) is not None:
                     self._known.setdefault(zero, zero_of(zero))
+                if (numbers := numbers_if(other, truth)) is not None:
+                    self._tell_numbers(*numbers)
         self._linear, self._finite = linear, finite
         self._around = around
         self._walk(region)
@@ -96,6 +125,14 @@ class Assumed:
     def told(self) -> ItemsView[Value, Known]:
         """What the facts tell of values."""
         return self._known.items()
+
+    def one_of(self, known: Known) -> OneOf | None:
+        """The numbers of which each element is known to be one, if that is all that is known."""
+        if isinstance(known, Splat):
+            return None
+        if known in self._one_of or self._around is None:
+            return self._one_of.get(known)
+        return self._around.one_of(known)
 
     def keeps(self, carry: Carry) -> bool:
         """Whether the carry has at the end of the step the value it had at its start."""
@@ -115,6 +152,17 @@ class Assumed:
 
     def _note(self, value: Value, known: Known) -> None:
         self._known[value] = known
+
+    def _tell_numbers(self, value: Value, numbers: frozenset[int]) -> None:
+        """Note that integers are some numbers, and those that they are made of."""
+        source: Value | None = value
+        while source is not None:
+            if len(numbers) == 1:
+                (number,) = numbers
+                self._known.setdefault(source, Splat(np.asarray(number, source.dtype)[()]))
+            else:
+                self._one_of.setdefault(source, OneOf(tuple(sorted(numbers)), source))
+            source = same_number(source, numbers)
 
     def _results(self, op: Op) -> list[Known]:
         if isinstance(op, Cond):
@@ -140,7 +188,12 @@ class Assumed:
         return [self._agreed(outcome) for outcome in op.outcomes]
 
     def _agreed(self, outcome: Outcome) -> Known:
-        """What a result of a cond is if that is the same in all branches."""
+        """What a result of a cond is if that is the same in all branches that may be taken."""
+        op = outcome.result.op
+        assert isinstance(op, Cond)
+        if (chosen := self.one_of(self[op.selector])) is not None:
+            made = [self[outcome.values[op.taken(number)]] for number in chosen.numbers]
+            return self._of_each(outcome.result, made, chosen, chosen.integer)
         first, *rest = (self[v] for v in outcome.values)
         return first if all(same(first, other) for other in rest) else outcome.result
 
@@ -173,12 +226,50 @@ class Assumed:
 
     def _first_order(self, op: Op, result: Value, known: list[Known]) -> Known:
         rule = RULES.get(op.name)
-        found = rule(op, known) if rule is not None else None
+        found: Known | None = None
+        if rule is not None and self._one_of and op.name in _OF_EACH:
+            found = self._of_numbers(op, result, known, rule)
+        if rule is not None and found is None:
+            found = rule(op, known)
         if found is None and op.name in _WRITES and self._writes_nothing(op, known):
             return _typed(known[0], result)
         if found is None and self._is_zero(op, known):
             return zero_of(result)
         return result if found is None else _typed(found, result)
+
+    def _of_numbers(self, op: Op, result: Value, known: list[Known], rule: Rule) -> Known | None:
+        """What an op makes of integers that are one of some numbers."""
+        asked = known[:1] if op.name == "select_n" else known
+        each = [(place, of) for place, k in enumerate(asked) if (of := self.one_of(k)) is not None]
+        if len(each) != 1:
+            return None
+        ((place, of),) = each
+        made = []
+        for number in of.numbers:
+            splat = Splat(np.asarray(number, op.operands[place].dtype)[()])
+            made.append(rule(op, [*known[:place], splat, *known[place + 1 :]]))
+        if None in made:
+            return None
+        integer = of.integer if op.name in ELEMENTWISE else result
+        found = self._of_each(result, [m for m in made if m is not None], of, integer)
+        return None if found is result else found
+
+    def _of_each(self, result: Value, made: list[Known], of: OneOf, integer: Value) -> Known:
+        """What a result is that is made so of each of some numbers: the integer itself, if they
+        are these.
+        """
+        if all(same(made[0], other) for other in made[1:]):
+            return made[0]
+        pairs = zip(made, of.numbers, strict=True)
+        if not all(isinstance(m, Splat) and m.value == n for m, n in pairs):
+            return result
+        found = _typed(integer, result)
+        if found is result and result not in self._one_of:
+            self._note_numbers(result, OneOf(of.numbers, integer))
+        return found
+
+    def _note_numbers(self, value: Value, of: OneOf) -> None:
+        self._one_of[value] = of
 
     def _is_zero(self, op: Op, known: list[Known]) -> bool:
         """Whether an op makes zeros: of symbolic ones, or if other factors are finite."""
@@ -218,6 +309,23 @@ class Assumed:
                 return False
             value = self[source]
         return False
+
+
+def same_number(value: Value, numbers: Iterable[int]) -> Value | None:
+    """The integer that one is made of, which is the same number if that is one of these."""
+    op = value.op
+    if op is None or not dtypes.is_integer(value.dtype):
+        return None
+    if op.name == "clamp":
+        least, inner, most = op.operands
+        bounds = uniform(least), uniform(most)
+        is_within = None not in bounds and all(bounds[0] < n < bounds[1] for n in numbers)
+        return inner if is_within else None
+    if op.name not in {"convert_element_type", *RESHAPING, "broadcast_in_dim"} or not value.size:
+        return None
+    (inner,) = op.operands
+    is_same = dtypes.is_integer(inner.dtype) and np.can_cast(inner.dtype, value.dtype)
+    return inner if is_same else None
 
 
 def _zero_if(compared: Value, truth: bool) -> Value | None:

@@ -9,13 +9,13 @@ program order, those of branches before the cond, and no others.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import takewhile
 
-from jaxpr_opt.analysis.steps.assume import Assumed
-from jaxpr_opt.analysis.steps.splats import Known, Splat
+from jaxpr_opt.analysis.steps.assume import Assumed, Facts, OneOf
+from jaxpr_opt.analysis.steps.splats import Known
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value
 
@@ -26,7 +26,7 @@ class Assumable(Assumed):
     def __init__(
         self,
         region: Region,
-        facts: Mapping[Value, bool | Splat] | None = None,
+        facts: Facts | None = None,
         *,
         linear: bool = False,
         finite: bool = False,
@@ -44,7 +44,7 @@ class Assumable(Assumed):
         super().__init__(region, facts or {}, linear=linear, finite=finite)
         self.ops = [*self.places]
 
-    def under(self, facts: Mapping[Value, bool | Splat]) -> Assumed:
+    def under(self, facts: Facts) -> Assumed:
         """The region's values under facts."""
         return _Under(self, facts)
 
@@ -85,7 +85,7 @@ class Assumable(Assumed):
 class _Under(Assumed):
     """What is not as it was without facts."""
 
-    def __init__(self, before: Assumable, facts: Mapping[Value, bool | Splat]) -> None:
+    def __init__(self, before: Assumable, facts: Facts) -> None:
         self._before = before
         self._place = -1
         self._waiting: list[int] = []
@@ -96,7 +96,7 @@ class _Under(Assumed):
     def _walk(self, region: Region) -> None:
         if region is not self._before.region:
             return  # a branch, of which all that has changed is asked before the cond
-        for value in self._known:
+        for value in (*self._known, *self._one_of):
             self._ask_again(value)
         while self._waiting:
             place = heappop(self._waiting)
@@ -129,6 +129,10 @@ class _Under(Assumed):
 
     def _note(self, value: Value, known: Known) -> None:
         super()._note(value, known)
+        self._ask_again(value)
+
+    def _note_numbers(self, value: Value, of: OneOf) -> None:
+        super()._note_numbers(value, of)
         self._ask_again(value)
 
     def _ask_again(self, value: Value) -> None:

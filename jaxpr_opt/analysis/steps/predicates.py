@@ -123,16 +123,17 @@ def is_of_numbers(predicate: Value) -> bool:
     return all(known) and any(any(each.strides) for each in known if each is not None)
 
 
-def kind_of(scan: Scan, predicate: Value) -> str:
-    """When a predicate is known, or why it is none."""
-    sources = _sources(scan).get(predicate, frozenset())
+def kind_of(scan: Scan, *predicate: Value) -> str:
+    """When a predicate is known, or one that is made of some values, or why it is none."""
+    found = _sources(scan)
+    sources = frozenset().union(*(found.get(each, ()) for each in predicate))
     # Condition 3 of exit-loop-early.
     if "effects" in sources:
         return "its predicate has effects or may not end"
     # Condition 2 of exit-loop-early.
     if {"moving", "kept"} <= sources:
         return "mixed"
-    if predicate.size > 1 and "random" in sources:
+    if max(each.size for each in predicate) > 1 and "random" in sources:
         return "each element of its predicate is drawn at random: one of them takes the step"
     # Condition 2 of exit-loop-early.
     # Condition 1 of count-steps.

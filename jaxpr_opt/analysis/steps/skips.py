@@ -159,9 +159,9 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
     for predicate in step.until_worn(candidates):
         for taken_when in (True, False):
             skipped = step.under(facts_of(scan, predicate, not taken_when))
-            blanks = _blanks(scan, keeping, skipped)
+            blank = blanks(scan, keeping, skipped)
             # Condition 1 of exit-loop-early, isolate-skipped-steps.
-            if blanks is None:
+            if blank is None:
                 continue
             if is_of_numbers(predicate):
                 yield "its predicate chooses elements by their numbers, not steps"
@@ -169,7 +169,7 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
             kind = kind_of(scan, predicate)
             if kind in ("carried", "upfront", "mixed"):
                 ops = tuple(slice_of(scan, predicate))
-                yield Skip(scan, predicate, taken_when, kind, ops, counters, skipped, blanks)  # type: ignore[arg-type]
+                yield Skip(scan, predicate, taken_when, kind, ops, counters, skipped, blank)  # type: ignore[arg-type]
             else:
                 yield kind
             break
@@ -337,7 +337,7 @@ def _stays(carry: Carry, skipped: Assumed, began: Splat | None, linear: bool) ->
     return linear or not began.is_zero or bits == began.value.tobytes()
 
 
-def _blanks(scan: Scan, keeping: Iterable[Carry], skipped: Assumed) -> tuple[Access, ...] | None:
+def blanks(scan: Scan, keeping: Iterable[Carry], skipped: Assumed) -> tuple[Access, ...] | None:
     """The writes that leave carries alone in a skipped step; None if it changes a carry."""
     found = []
     for carry in keeping:

@@ -16,9 +16,9 @@ from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.values.flags import (
     as_truth,
     asked,
-    asked_number,
     is_flag,
     is_one,
+    is_question,
     moved,
     selects_one,
 )
@@ -122,7 +122,7 @@ def selected(op: Op) -> Value | Plainer | None:
         # Condition 1 of simplify.
         return _as_strong(cases[int(known)], op) if 0 <= int(known) < len(cases) else None
     # Condition 1 of simplify.
-    if all(_same(v, cases[0]) for v in cases[1:]) and asked_number(op.result) is None:
+    if all(_same(v, cases[0]) for v in cases[1:]) and not is_question(op.result):
         return cases[0]
     # Condition 1 of simplify.
     truth = len(cases) == 2 and uniform(cases[0]) == 0 and uniform(cases[1]) == 1

@@ -240,6 +240,10 @@ def moved(moves: Sequence[Op], value: jax.Array) -> jax.Array:
     return value
 
 
+_ASKING = frozenset({"and", "eq", "ne", "not", "or", "reduce_or"})
+"""Ops by which it is asked what numbers are."""
+
+
 def source_of(number: Value) -> Source | None:
     """The truth values that zeros and ones are made of by conversions, moves and ``1 - x``; or the
     numbers that are asked whether they are zero, by moves and one such difference.
@@ -272,6 +276,19 @@ def asked_number(value: Value) -> Value | None:
     which, *cases = _operands(value, "select_n") or (value,)
     number = compared_with_zero(which)
     return number if number is not None and cases == [number, number] else None
+
+
+def is_question(value: Value) -> bool:
+    """Whether a select of two equal cases asks about them: its predicate is made of them."""
+    which, *cases = _operands(value, "select_n") or (value,)
+    if len(cases) != 2 or cases[0] is not cases[1] or which is cases[0]:
+        return False
+    pending = [which]
+    for each in pending:
+        op = each.op
+        if op is not None and op.name in _ASKING:
+            pending += [v for v in op.operands if v not in pending]
+    return cases[0] in pending
 
 
 def compared_with_zero(predicate: Value) -> Value | None:

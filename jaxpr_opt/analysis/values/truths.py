@@ -1,7 +1,11 @@
-"""What a truth value says of its operands: if ``a | b`` is false, so are `a` and `b`."""
+"""What a truth value says of its operands: if ``a | b`` is false, so are `a` and `b`; and of the
+integers that it compares: if ``(s != 2) & (s != 3)`` is false, each is 2 or 3.
+"""
 
 from __future__ import annotations
 
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.ir.graph import Value
 from jaxpr_opt.ir.traits import LAYING
 
@@ -25,3 +29,24 @@ def implied(value: Value, truth: bool) -> dict[Value, bool]:
         found |= dict.fromkeys(told, known != (op.name == "not"))
         pending += told
     return found
+
+
+def numbers_if(value: Value, truth: bool) -> tuple[Value, frozenset[int]] | None:
+    """The integers of which a truth value says, if it is this, that each is one of some numbers."""
+    compared: set[Value] = set()
+    numbers: set[int] = set()
+    waiting = [(value, truth)]
+    for each, told in waiting:
+        op = each.op
+        if op is None or each.dtype != bool or not each.size:
+            return None
+        if op.name in ("not", "or" if told else "and"):
+            parts = ((v, told != (op.name == "not")) for v in op.operands)
+            waiting += [part for part in parts if part not in waiting]
+            continue
+        number = uniform(op.operands[1]) if op.name == ("eq" if told else "ne") else None
+        if number is None or not dtypes.is_integer(op.operands[0].dtype):
+            return None
+        compared.add(op.operands[0])
+        numbers.add(int(number))
+    return (compared.pop(), frozenset(numbers)) if len(compared) == 1 else None
