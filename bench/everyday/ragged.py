@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.scipy.stats import norm
 
 from bench.everyday.entry import Entry, below, entry, forward, normal
 
@@ -151,6 +152,27 @@ def implicit(weights: Array, y: Array) -> Array:
         return y, y
 
     return lax.scan(euler, y, None, length=20)[1]
+
+
+def implied(view: Array, strikes: Array, prices: Array) -> Array:
+    """Volatilities that give the prices of options, by Newton's method, one after the other."""
+
+    def price(width: Array, strike: Array) -> Array:
+        far = (0.5 * width**2 - jnp.log(strike)) / width
+        return norm.cdf(far) - strike * norm.cdf(far - width)
+
+    def quote(last: Array, given: Any) -> Any:
+        strike, cost = given[0], given[1] * (1 + 0.01 * jnp.tanh(view * last))
+
+        def newton(width: Array, _: None) -> Any:
+            error, slope = price(width, strike) - cost, jax.grad(price)(width, strike)
+            new = jnp.clip(width - error / jnp.maximum(slope, 1e-3), 0.01, 3.0)
+            return jnp.where(jnp.abs(error) > 1e-5, new, width), None
+
+        width = lax.scan(newton, jnp.float32(0.3), None, length=40)[0]
+        return width, width
+
+    return lax.scan(quote, jnp.float32(0.2), (strikes, prices))[1]
 
 
 def searched(weights: Array, x: Array) -> Array:
@@ -347,6 +369,9 @@ PROGRAMS: dict[str, Entry] = {
     "saved": entry(saved, 0.3 * normal(16, 16), normal(16)),
     "accepted": entry(accepted, np.float32([0.3, 1.2]), normal(64, 50)),
     "implicit": entry(implicit, 0.3 * normal(8, 8), normal(8)),
+    "implied": entry(
+        implied, normal(), np.exp(0.1 * normal(200)), np.float32(0.5) * abs(normal(200)) + 0.01
+    ),
     "searched": entry(searched, 0.2 * normal(32, 32), normal(32)),
     "advantages": entry(advantages, normal(500), normal(500), normal(500) > -1),
     "echoed": entry(echoed, np.float32(0.7), normal(1000)),

@@ -2586,3 +2586,51 @@ def test_a_loop_back_that_reads_more():
     graph, _ = observe.optimized(optimize(gradient), args, {})
     assert any(isinstance(op, Scan) and op.reverse for op in graph.walk())
     assert_same(optimize(gradient), gradient, args, grad=False)
+
+
+def nested_counts(rows, of_step=lambda n: n):
+    """Each step of a loop runs another one until its number is small; a step back reads what that
+    has stacked, in as many of its steps as were counted.
+    """
+
+    def forward(y, x):
+        def halve(state, _):
+            z, n = state
+            go = jnp.abs(z) > 1
+            return (jnp.where(go, z / 2, z), n + go), jnp.exp(z)
+
+        (y, n), stacked = lax.scan(halve, (y + x, jnp.int32(0)), None, length=6)
+        return y, (stacked, of_step(n))
+
+    def program(y, xs):
+        y, (stacked, counts) = lax.scan(forward, y, xs)
+
+        def step(a, given):
+            rows, n = given
+            masks = n if n.shape else jnp.arange(6) < n
+            one = lambda a, of: (jnp.where(of[0], a / of[1], a), None)
+            return lax.scan(one, a, (masks, rows), reverse=True)
+
+        return y, lax.scan(step, y, (stacked, rows(counts)), reverse=True)[0]
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("rows", "loops"), [(lambda c: c, 2), (lambda c: c + 1, 3), (lambda c: c[::-1], 3)]
+)
+def test_steps_that_are_counted_in_a_nest(rows, loops):
+    """(7) The loop back reads the rows of as many steps as were taken, and no more, of the same
+    step of the loop around. Otherwise a loop fills them in.
+    """
+    args = jnp.float32(30.0), jnp.array([0.5, -9.0, 100.0])
+    graph = alone(EXIT, nested_counts(rows), *args, fires=True)
+    assert sum(isinstance(op, While) for op in graph.walk()) == loops
+
+
+def test_masks_that_are_stacked_in_a_nest():
+    """(7) So do the rows of a mask that is made of the count."""
+    program = nested_counts(lambda c: c, lambda n: jnp.arange(6) < n)
+    args = jnp.float32(30.0), jnp.array([0.5, -9.0, 100.0])
+    graph = alone(EXIT, program, *args, fires=True)
+    assert sum(isinstance(op, While) for op in graph.walk()) == 2

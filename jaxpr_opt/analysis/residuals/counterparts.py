@@ -60,6 +60,18 @@ def counterparts(scan: Scan, route: Route, wanted: Sequence[Value]) -> Counterpa
     return Counterparts(names, tuple(ops))
 
 
+def names_around(scan: Scan, route: Route) -> dict[Value, Value]:
+    """For the rows that loops around the end of a route read, the values that steps around the
+    forward loop have stacked or streamed, before the loop or after it.
+    """
+    names: dict[Value, Value] = {}
+    for there, here in (paired(scan, route) or ())[1:]:
+        known = _known(there)
+        rows = {stream.param: known.get(_origin(stream.param)) for stream in here.streams}
+        names |= {row: found for row, found in rows.items() if found is not None}
+    return names
+
+
 def _known(scan: Scan) -> dict[tuple[Value, int], Value]:
     """The rows of streams of a loop, and what it stacks, by the array of all of them and the number
     of loops that take rows of it.

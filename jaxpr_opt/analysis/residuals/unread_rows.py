@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from jaxpr_opt.analysis.residuals.counterparts import counterparts
+from jaxpr_opt.analysis.residuals.counterparts import counterparts, names_around
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.masked_rows import agrees
@@ -168,7 +168,9 @@ def _skips_with(scan: Scan, other: Skip, skip: Skip, route: Route) -> bool:
     takes no more steps than that loop has counted, or its predicate is a row of a stack of that
     loop, or computed alike from the same rows and the numbers of steps.
     """
-    if len(route) == 1 and (takes_no_more(other, skip) or _asks_the_same(other, skip)):
+    if takes_no_more(other, skip, names_around(skip.scan, route)):
+        return True
+    if len(route) == 1 and _asks_the_same(other, skip):
         return True
     found = counterparts(skip.scan, route, ())
     if found is None:

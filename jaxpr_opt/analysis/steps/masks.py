@@ -7,8 +7,8 @@ slices. `implies(q, p)` proves that wherever `q` is true, so is `p`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from jaxpr_opt.analysis.steps.assume import Assumed
@@ -57,34 +57,40 @@ def tested_value(predicate: Value) -> Value | None:
     return tested
 
 
-def steps_mask(skip: Skip) -> Prefix | None:
-    """The predicate of a scan as a mask of its first rows: `row < bound`."""
-    predicate, scan = tested_value(skip.predicate), skip.scan
+def steps_mask(skip: Skip, names: Mapping[Value, Value] | None = None) -> Prefix | None:
+    """The predicate of a scan as a mask of its first rows: `row < bound`. `names` says what masks
+    and bounds are called elsewhere.
+    """
+    predicate, scan, known = tested_value(skip.predicate), skip.scan, names or {}
     if predicate is None:
         return None
     op, stream = predicate.op, scan.stream_of(predicate)
     if stream is not None:
-        return prefix(stream.operand)
+        mask = prefix(known.get(stream.operand, stream.operand))
+        return replace(mask, bound=known.get(mask.bound, mask.bound)) if mask else None
     if op is None or op.name != "lt" or (row := scan.stream_of(op.operands[0])) is None:
         return None
     bound = op.operands[1]
-    return None if scan.body.defines(bound) else _rows_below(row.operand, bound)
+    return None if scan.body.defines(bound) else _rows_below(row.operand, known.get(bound, bound))
 
 
 def takes_as_many(skip: Skip, other: Skip) -> bool:
     """Whether a scan takes exactly the steps that another one, which stops for good, has taken and
     counted.
     """
-    mask, counter = first_rows(skip), _counter(skip, other)
+    mask = first_rows(skip)
+    counter = _counter(mask, skip.scan.length, other)
     # Condition 4 of undo-carried-writes.
     return counter is not None and _is_zero(counter.init) and mask is not None and not mask.offset
 
 
-def takes_no_more(skip: Skip, other: Skip) -> bool:
+def takes_no_more(skip: Skip, other: Skip, names: Mapping[Value, Value] | None = None) -> bool:
     """Whether a scan takes no steps but those that another one, which stops for good, has taken:
     that may go on counting where loops before it have counted as many steps as they have, at most.
+    `names` says what arrays beside the one are beside the other.
     """
-    mask, counter = first_rows(skip), _counter(skip, other)
+    mask = first_rows(skip, names)
+    counter = _counter(mask, skip.scan.length, other)
     if mask is None or counter is None:
         return False
     most = _most(counter.init)
@@ -92,12 +98,12 @@ def takes_no_more(skip: Skip, other: Skip) -> bool:
     return most is not None and most <= mask.offset
 
 
-def _counter(skip: Skip, other: Skip) -> Carry | None:
-    """What counts the steps that a scan which stops for good has taken, if that is what another
-    compares the numbers of its steps with.
+def _counter(mask: Prefix | None, length: int, other: Skip) -> Carry | None:
+    """What counts the steps that a scan which stops for good has taken, if that is what another of
+    so many steps compares the numbers of its steps with.
     """
-    mask, scan = first_rows(skip), other.scan
-    if mask is None or mask.coefficients != (1,) or scan.length != skip.scan.length:
+    scan = other.scan
+    if mask is None or mask.coefficients != (1,) or scan.length != length:
         return None
     # Condition 4 of undo-carried-writes.
     if other.kind != "carried" or other.predicate.shape or scan.reverse:
@@ -142,9 +148,9 @@ def _counts(counter: Carry, skip: Skip) -> bool:
     return [each.value for each in ways if isinstance(each, Splat)] == [1, 0]
 
 
-def first_rows(skip: Skip) -> Prefix | None:
+def first_rows(skip: Skip, names: Mapping[Value, Value] | None = None) -> Prefix | None:
     """The mask of a scan that takes exactly its first rows: it says how many."""
-    mask = steps_mask(skip) if skip.taken_when and skip.predicate.shape == () else None
+    mask = steps_mask(skip, names) if skip.taken_when and skip.predicate.shape == () else None
     return (
         mask
         if mask is not None and len(mask.coefficients) == 1 and mask.coefficients[0] > 0
