@@ -995,3 +995,16 @@ def test_sums_without_a_loop(read):
 
     graph = run_alone((DIRECT,), import_jaxpr(traced(program, "f32[4]", "i32[]"), "final"))
     assert not graph.record(DIRECT.name, False).rewrites
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_window_of_a_window_waits(rows):
+    """A part of the table is not added while the row in it may be (`map-before-writing`)."""
+
+    def program(c, v, i):
+        part = sum(lax.dynamic_update_slice(jnp.zeros((40, 3)), v, (i + k, 0)) for k in range(rows))
+        return c + lax.pad(part[None], 0.0, [(1, 2, 0), (0, 0, 0), (0, 0, 0)])
+
+    loop = lambda c, v, i: lax.fori_loop(0, 2, lambda _, c: program(c, v, i), c)
+    types = "f32[4,40,3]", "f32[1,3]", "i32[]"
+    check_refuses(DIRECT, loop, *types, because="narrower soon")
