@@ -17,7 +17,9 @@ Each law is a line of `jaxpr_opt.analysis.values.algebra`. Sound when
    zero: x + 0 is x, but x * 0 is not 0; x * 1 is x for real numbers, but not for complex ones
    (1 is 1 + 0i, and 0 * inf is NaN), nor, as max(x, x) is, for numbers without a zero, which XLA
    flushes to one;
-2. the replacement has the type of the result: shape, dtype, weak type and sharding;
+2. the replacement has the type of the result: shape, dtype, weak type and sharding. Of arrays that
+   are only made weak or strong, the weak type may be another: what a program, a loop or a branch
+   hands on is exported with the type that it had;
 3. a range holds in every step of the enclosing loops, and nothing can wrap around
    (`jaxpr_opt.analysis.values.induction`).
 
@@ -35,6 +37,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.values.algebra import LAWS, Laws, Plainer
+from jaxpr_opt.analysis.values.renaming import may_stand_for
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -74,7 +77,7 @@ class Simplify(Pass):
                 yield Identity(op, f"{op.name} has a simpler form", None, (), known)
                 return
             # Condition 2 of remove-idle-moves.
-            if known is not None and known.aval == op.result.aval:  # (2)
+            if known is not None and may_stand_for(known, op):  # (2)
                 yield Identity(op, f"{op.name} changes nothing", known)
                 return
 

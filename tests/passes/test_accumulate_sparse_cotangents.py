@@ -1002,7 +1002,8 @@ def test_a_window_of_a_window_waits(rows):
     """A part of the table is not added while the row in it may be (`map-before-writing`)."""
 
     def program(c, v, i):
-        part = sum(lax.dynamic_update_slice(jnp.zeros((40, 3)), v, (i + k, 0)) for k in range(rows))
+        row = lambda k: lax.dynamic_update_slice(jnp.zeros((40, 3)), v, (i + k, 0))
+        part = row(0) + row(1) if rows == 2 else row(0)
         return c + lax.pad(part[None], 0.0, [(1, 2, 0), (0, 0, 0), (0, 0, 0)])
 
     loop = lambda c, v, i: lax.fori_loop(0, 2, lambda _, c: program(c, v, i), c)

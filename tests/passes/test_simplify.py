@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt.analysis.values.renaming import is_noop_cast
+from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.laws.merge_common_subexpressions import MergeCommonSubexpressions
@@ -641,3 +643,20 @@ def test_truth_values_as_numbers_without_zero():
         return number < jnp.ones(3, number.dtype), number.astype("float32") != 0
 
     assert {"lt", "ne"} <= {*left_of(program, "bool[3]")}
+
+
+def test_arrays_that_are_only_made_strong():
+    """(2) Writes to `jnp.full(n, 0.5)`, whose type is weak, make it strong, and weak again. What
+    the program returns is as weak as before.
+    """
+
+    def program(v):
+        write = lambda i, x: jnp.where(v > x[i], x.at[i].set(v), x)
+        return lax.fori_loop(0, 3, write, jnp.full(5, 0.5))
+
+    left_of(program, "f32[]")
+    jaxpr = traced(program, "f32[]")
+    graph = import_jaxpr(jaxpr)
+    run_alone((SIMPLIFY,), graph)
+    assert not any(is_noop_cast(op) and op.result.shape for op in graph.walk())
+    assert export(graph).out_avals[0].weak_type is jaxpr.out_avals[0].weak_type is True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jaxpr_opt.analysis.values.constants import is_weak
+from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.graph import Op, Value
 
@@ -15,3 +17,13 @@ def is_noop_cast(op: Op) -> bool:
 def original(version: Value) -> Value:
     """The value that a version is another name of."""
     return source_through(version, is_noop_cast)
+
+
+def may_stand_for(known: Value, op: Op) -> bool:
+    """Whether a value has the type of an op's result; that of an array which is only made weak or
+    strong, but for that.
+    """
+    is_renamed = is_noop_cast(op) and op.result.shape  # scalars count loops
+    weak = is_weak(op.result if is_renamed else known)
+    # Condition 2 of simplify.
+    return bool(compat_types.with_weak_type(known.aval, weak) == op.result.aval)
