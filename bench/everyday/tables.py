@@ -154,6 +154,18 @@ def relaxed_edges(lengths: Array, ends: Array) -> Array:
     return lax.fori_loop(0, 5, scan, start)
 
 
+def lowered(lengths: Array, ends: Array) -> Array:
+    """Distances that a stream of edges lowers; they start with a number whose type is weak."""
+
+    def edge(distance: Array, given: Any) -> Any:
+        (a, b), length = given
+        new = distance[a] + length
+        return jnp.where(new < distance[b], distance.at[b].set(new), distance), new
+
+    distance, tried = lax.scan(edge, jnp.full(2000, 1e3).at[0].set(0), (ends, lengths))
+    return jnp.concatenate([distance, tried])
+
+
 def evaluated(ops: Array, numbers: Array) -> Array:
     """Programs of a machine with a stack, one a row: it adds, multiplies or pushes."""
 
@@ -453,6 +465,7 @@ PROGRAMS: dict[str, Entry] = {
     "sieve": forward(sieve, below(1000, 10)),
     "shortest paths": entry(shortest_paths, abs(normal(40, 40))),
     "relaxed edges": entry(relaxed_edges, abs(normal(400)), below(100, 400, 2)),
+    "lowered": entry(lowered, abs(normal(500)), below(2000, 500, 2)),
     "evaluated": forward(evaluated, below(3, 32, 100), normal(32, 100)),
     "ranked": forward(ranked, abs(normal(64, 64)) / 64),
     "strongest": entry(strongest, abs(normal(64, 64)) / 64),
