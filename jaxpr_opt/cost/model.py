@@ -155,7 +155,7 @@ class CostModel(Prices):
         """
         ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
         is_apart = not (self._is_one_function(loop) or self._makes_by_itself(ops))
-        pending = [row]
+        pending, seen = [row], {row}
         for value in pending:
             for user in (each for each in value.users if each.region is loop.body):
                 several = any(v.size > 1 for v in user.results)
@@ -163,7 +163,8 @@ class CostModel(Prices):
                     return True
                 if several and is_apart and is_fused(user) and longer_one_by_one(user):
                     return True
-                if is_fused(user) and user.result not in pending:
+                if is_fused(user) and user.result not in seen:
+                    seen.add(user.result)
                     pending.append(user.result)
         return False
 

@@ -4,6 +4,7 @@ writes the other.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import lcm
 
@@ -35,11 +36,12 @@ def swapped_carries(scan: Scan) -> Swapped | None:
     carries = scan.carries
     places = {carry.param: place for place, carry in enumerate(carries)}
     earlier = [places.get(_overwritten(carry.next)) for carry in carries]
+    becomes = Counter(earlier)
     # Condition 1 of unroll-swapped-carries.
     moves = {
         place: at
         for place, at in enumerate(earlier)
-        if at is not None and at != place and earlier.count(at) == 1
+        if at is not None and at != place and becomes[at] == 1
     }
     if not moves:
         return None
