@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
-from jaxpr_opt.ir.graph import While
+from jaxpr_opt.ir.graph import Scan, While
 from jaxpr_opt.passes.steps.ask_about_choices import AskAboutChoices
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import (
@@ -334,3 +334,16 @@ def test_a_step_that_is_skipped_anyway():
 
     with using(EAGER):
         alone(ASK, lambda x, s: scanned(step, x, s), "f32[2]", "i32[]", fires=False)
+
+
+def test_what_is_known_anyway():
+    """A question that is answered at once would be asked again and again."""
+    cases = [lambda x, s: (fall(x), 0), lambda x, s: (x, 2), lambda x, s: (x, s)]
+    never = lambda x, s, _: lax.switch(lax.clamp(2, s, 0), cases, x, s)
+    kept = lambda x, s, _: (x, s)
+    for step in (never, kept):
+        with using(EAGER):
+            graph = alone(
+                ASK, lambda x, s, f=step: scanned(f, x, s), "f32[2]", "i32[]", fires=False
+            )
+        assert any(isinstance(op, Scan) for op in graph.walk())

@@ -19,6 +19,7 @@ from jaxpr_opt.analysis.steps.skips import Skip, blanks, find_skip
 from jaxpr_opt.analysis.steps.splats import RULES, Splat
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.flags import is_question
+from jaxpr_opt.analysis.values.induction import bounds, decide
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.truths import numbers_if
 from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES
@@ -174,14 +175,22 @@ class _Search:
 
     def _is_told(self, facts: Facts) -> bool:
         """Whether it is known before the loop, or once, whether later steps do nothing."""
-        is_known = kind_of(self._scan, *facts) in ("carried", "upfront")
-        is_new = not any(map(_is_asked, facts)) and not any(map(is_of_numbers, facts))
-        return bool(facts) and is_known and is_new
+        if not facts or kind_of(self._scan, *facts) not in ("carried", "upfront"):
+            return False
+        return not any(_is_asked(v) or _is_known(v, facts[v]) or is_of_numbers(v) for v in facts)
 
 
 def _is_asked(value: Value) -> bool:
     """Whether a value has been asked about."""
     return is_question(value) or any(is_question(v) for op in value.users for v in op.results)
+
+
+def _is_known(value: Value, fact: Fact) -> bool:
+    """Whether it is known in each step whether a fact holds: a question would be no question."""
+    if isinstance(fact, bool):
+        return decide(value) is not None
+    known = bounds(value)
+    return known is not None and not all(known[0] <= n <= known[1] != known[0] for n in fact)
 
 
 def _truths(facts: Facts) -> Facts:
