@@ -82,6 +82,7 @@ from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.passes.windows.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
+from jaxpr_opt.passes.windows.take_arrays_apart import TakeArraysApart
 from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
 from jaxpr_opt.passes.windows.write_after_loops import WriteAfterLoops
@@ -103,6 +104,7 @@ CLEANUP = (
 RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
 WINDOWS = (
+    TakeArraysApart(),
     SplitFlatLoops(),
     ShareBatchedTables(),
     JoinConsecutiveRows(),
@@ -190,9 +192,7 @@ STAGES = (
 )
 
 DEFAULT = tuple(stage for stage in STAGES if stage is not REASSOCIATING)
-
 REPLAYS = (ReplaySteps(), ReplaySegments())
-
 MEMORY = (*REPLAYS, NarrowResiduals(), StackEnteringRows(), RecomputeSegments(), *CLEANUP)
 """What trades seconds for memory under `optimize(memory=...)`, before stages of the final phase."""
 

@@ -26,6 +26,22 @@ def levinson(r: Array) -> Array:
     return lax.fori_loop(0, n, step, (jnp.zeros(n), r[0]))[0]
 
 
+def unrolled(x: Array, w: Array) -> Array:
+    """Rows of an array in a Python loop; its gradient made three whole arrays for each row."""
+    xs = jnp.zeros((24, *x.shape)).at[0].set(x)
+    for t in range(1, 24):
+        xs = xs.at[t].set(jnp.sin(xs[t - 1] * w + xs[max(0, t - 3)]))
+    return xs[-1]
+
+
+def appended(x: Array, w: Array) -> Array:
+    """A history that each step appends to and shortens."""
+    h = jnp.stack([x, x * w, x + w, x])
+    for _ in range(16):
+        h = jnp.concatenate([h[1:], (jnp.sin(h[-1] * w) + h[0])[None]])
+    return h
+
+
 def predicted(r: Array) -> Array:
     """Durbin's, element by element; inner loops read and write arrays of the outer one."""
     n = len(r)
@@ -240,6 +256,8 @@ PROGRAMS: dict[str, Entry] = {
     "polynomials": entry(multiplied, normal(300), normal(40)),
     "prefix sums by halves": entry(scanned, normal(512)),
     "Levinson-Durbin": entry(levinson, np.float32(0.9) ** np.arange(201, dtype=np.float32)),
+    "rows, unrolled": entry(unrolled, normal(1000), 0.1 * normal(1000, seed=1)),
+    "appended": entry(appended, normal(1000), 0.1 * normal(1000, seed=1)),
     "decayed": entry(decayed, normal(400)),
     "interpolated": entry(interpolated, normal(20)),
     "adagrad": forward(

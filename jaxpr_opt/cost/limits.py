@@ -63,6 +63,9 @@ STEPS_KNOWN = 2**16
 PHASES = 4
 """Pieces that one loop is divided into, at most: each has to be compiled."""
 
+WINDOWS_TAKEN_APART = 2**14
+"""Windows of all versions of an array that are computed one by one instead of it."""
+
 STEPS_DIVIDED = 16
 """Steps of a loop that is divided into pieces, at least: fewer gain less than compiling them takes.
 """

@@ -113,6 +113,11 @@ class CostModel(Prices):
         """Whether moving so many bytes takes clearly longer than starting so many ops."""
         return self.moved(nbytes) >= self.doubtful(self.started(ops))
 
+    def is_less_moved(self, ops: int, nbytes: int, than_ops: int, than_nbytes: int) -> bool:
+        """Whether so many ops that move so many bytes take less time than others."""
+        more = self.moved(nbytes) + self.started(ops)
+        return more < self.moved(than_nbytes) + self.started(than_ops)
+
     def more_than_a_copy(self, nbytes: int) -> int:
         """Bytes that are moved more to add an array of zeros with some rows in it to an array of so
         many bytes than to copy that: filling in zeros, and reading them.

@@ -4,6 +4,7 @@ JAX builds whole arrays around slices: zeros with one row set, a select between 
 table, a carry through each loop of a nest.  Each pass is one law:
 
 ==============================  ================================================================
+`take-arrays-apart`             an array of which only windows are read is these windows
 `narrow-reads`                  a read of an op's result becomes the op on reads of its operands
 `compute-read-rows`             ops compute only the rows that a slice of what they lead to reads
 `carry-last-rows`               a stack of which the last row is read is that row, carried

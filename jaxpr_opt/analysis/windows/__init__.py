@@ -4,6 +4,7 @@
 one op
 `window_primitives`         how JAX's primitives say which windows they touch
 `access`                    the window that an op touches, and where it is in each step
+`boxes`, `taken_apart`      windows at known places; arrays of which only such are read
 `consecutive`               rows at consecutive places, which are one window
 `concat_operands`           the operand of a concatenation that a window lies in
 `row_sources`               the arrays that the rows of an array come from
