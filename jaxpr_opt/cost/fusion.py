@@ -9,10 +9,12 @@ own.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import jax.numpy as jnp
 
 from jaxpr_opt.bridge.parameters import axes_of, dimension_of
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import memory
 from jaxpr_opt.ir.graph import Constant, Op, Region, Value
@@ -192,7 +194,7 @@ def numbers_read(op: Op) -> int:
     each that it makes; sums of them are computed there, too.
     """
     pending, seen, count = [op], {op}, 0
-    for each in pending:
+    for each in islice(pending, limits.OPS_BEFORE_A_FUNCTION):
         makers = (v.op for v in each.operands if v.op is not None and v.op.region is op.region)
         for maker in makers:
             if maker not in seen and (

@@ -25,6 +25,9 @@ ROWS_CARRIED = 8
 OPS_OF_A_ROW = 32
 """Ops, one after the other, that a step makes a row by."""
 
+OPS_BEFORE_A_FUNCTION = 12
+"""Ops that make what a transcendental function is computed of, for the windows that they read."""
+
 LEVELS_OF_A_PREDICATE = 12
 """How deep in the logic of a predicate a part of it may be that says alone which steps are taken:
 what a step is if it is false is asked for each."""
