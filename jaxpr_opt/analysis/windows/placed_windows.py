@@ -6,7 +6,6 @@ The transpose of a read of a read, ``tables[k][i]``, makes such arrays.
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from jaxpr_opt.analysis.windows.window_primitives import (
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, has_numbers, numbers_of
 from jaxpr_opt.bridge.slicing import write_window
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.traits import SUMS
 
@@ -102,15 +102,20 @@ def _bound(op: Op, *values: Any) -> Any:
     return op.primitive.bind(*values, **op.params)
 
 
-def _windows(op: Op, value: Value) -> list[Value] | None:
+def _windows(op: Op, total: Value) -> list[Value] | None:
     """The small windows in zeros of which a value is the sum, if an op may be moved before it."""
-    made = value.op
-    if made is None or made.name not in SUMS:
+    terms, pending = list[Value](), [total]
+    while pending:
+        value = pending.pop()
+        # Condition 1 of map-before-writing.
+        if value.op is not None and value.op.name in SUMS and len(value.uses) == 1:
+            pending += reversed(value.op.operands)
         # Condition 2 of map-before-writing.
-        return [value] if window_in_zeros(op, value, UPDATE) is not None else None
-    found = [_windows(op, term) for term in made.operands]
-    known = [terms for terms in found if terms is not None]
-    return [*chain.from_iterable(known)] if len(known) == len(found) else None
+        elif window_in_zeros(op, value, UPDATE) is None or len(terms) == limits.TERMS_OF_A_SUM:
+            return None
+        else:
+            terms.append(value)
+    return terms
 
 
 def _put(op: Op) -> Piece | None:
