@@ -31,8 +31,8 @@ class SharedPlace:
 
 def shared_place(op: Op) -> SharedPlace | None:
     """The one place at which a scatter writes in all rows of a batch that it does not drop."""
-    # Condition 1 of write-rows-together.
     write = access(op)
+    # Condition 1 of write-rows-together.
     if write is None or mode_of(op) != lax.GatherScatterMode.FILL_OR_DROP:
         return None
     numbers, index = numbers_of(op), op.operands[1]
