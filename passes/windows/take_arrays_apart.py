@@ -37,7 +37,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.windows.taken_apart import READS, is_in_windows, is_read, taken_apart
+from jaxpr_opt.analysis.windows.taken_apart import READS, taken_apart
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.builders.array_windows import Windows
 from jaxpr_opt.cost.model import cost_model
@@ -64,12 +64,9 @@ class TakeArraysApart(Pass):
     needs: ClassVar[frozenset[str]] = frozenset({*WRITES, "concatenate", "pad", "stack"})
 
     def find(self, op: Op) -> Iterator[Apart]:
-        array = op.operands[0]
-        if not is_read(op) or not is_in_windows(array):  # (1, 2)
-            return
-        found = taken_apart(op)
+        found = taken_apart(op)  # (1) (2)
         if found is not None:
-            of = f"{len(found.versions)} versions of {array.label}"
+            of = f"{len(found.versions)} versions of {op.operands[0].label}"
             yield Apart(op, f"{op.name} and others need windows of {of} only", Windows(found))
 
     def refuse(self, match: Apart) -> str | None:
