@@ -15,7 +15,7 @@ from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.boxes import Box, box_of
 from jaxpr_opt.analysis.windows.taken_apart import TakenApart, parts, short, window_read
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
-from jaxpr_opt.bridge import compat, dtypes
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
     dimension_of,
@@ -23,6 +23,7 @@ from jaxpr_opt.bridge.parameters import (
     permutation_of,
 )
 from jaxpr_opt.bridge.slicing import read_window, write_window
+from jaxpr_opt.builders.same_op import bound
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import ELEMENTWISE, SUMS
@@ -193,7 +194,7 @@ class Windows:
             return others[0]
         windows = iter(operands)
         given = [self._given(v, op) if v.shape == () else next(windows) for v in op.operands]
-        return self._make(op, op, box.sizes, partial(_bound, op), *given, is_computed=True)
+        return self._make(op, op, box.sizes, partial(bound, op), *given, is_computed=True)
 
     def _read(self, part: Part, box: Box, op: Op) -> Part:
         if box.sizes == part.sizes and not (part.is_given and 1 in part.sizes):
@@ -255,12 +256,6 @@ def _insert(part: Part, made: dict[Part | Value, Value], rw: Rewriter) -> Value:
 
 def _is_zero(part: Part) -> bool:
     return part.number is not None and part.number == 0
-
-
-def _bound(op: Op, *values: Any) -> Any:
-    assert op.primitive is not None
-    (result,) = compat.bind(op.primitive, values, op.params)
-    return result
 
 
 def _window(sizes: Sizes, box: Box, part: jax.Array) -> jax.Array:

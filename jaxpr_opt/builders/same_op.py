@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from jaxpr_opt.bridge import compat
@@ -19,11 +20,12 @@ def on_others(
     params: dict[str, Any] | None = None,
 ) -> Value:
     """What an op makes of other operands, with its parameters unless others are given."""
-    primitive, given = op.primitive, op.params if params is None else params
-    assert primitive is not None
+    code = partial(bound, op, params=params)
+    return rw.typed(code, op.result.aval, *operands, before=before)
 
-    def compute(*values: Any) -> Any:
-        (result,) = compat.bind(primitive, values, given)
-        return result
 
-    return rw.typed(compute, op.result.aval, *operands, before=before)
+def bound(op: Op, *values: Any, params: dict[str, Any] | None = None) -> Any:
+    """The same, of JAX's values."""
+    assert op.primitive is not None
+    (result,) = compat.bind(op.primitive, values, op.params if params is None else params)
+    return result

@@ -25,8 +25,8 @@ cleared, zeros with a row in them, and their sum. Sound when
    rest is read of the array as it was;
 5. a sum with zeros is the other operand, up to the sign of zero.
 
-Cost: windows instead of arrays. Windows that overlap are computed as one, and may grow to most of
-the array: then it stays.
+Cost: windows instead of arrays. Windows that overlap are divided where they lie along one axis;
+others are computed as one, which may grow to most of the array: then it stays.
 Source: scalar replacement of aggregates, as in LLVM; Carr and Kennedy, "Scalar Replacement in the
 Presence of Conditional Control Flow", 1994.
 """
