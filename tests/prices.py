@@ -52,6 +52,9 @@ class Eager(Sparse, Replaying):
     def is_better_stacked(self, nbytes):
         return False
 
+    def is_less_moved(self, ops, nbytes, than_ops, than_nbytes):
+        return nbytes < than_nbytes
+
     def is_worth_ranges(self, scan, arrays):
         return True
 

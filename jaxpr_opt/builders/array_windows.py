@@ -204,7 +204,9 @@ class Windows:
 
     def _as(self, part: Part, op: Op, box: Box) -> Part:
         """The same numbers as a window that has other axes of one element."""
-        return part if part.sizes == box.sizes else self._make("as", op, box.sizes, None, part)
+        if part.sizes == box.sizes:
+            return part
+        return self._make("as", op, box.sizes, None, part, like=part.like)
 
     def _given(self, value: Value, op: Op) -> Part:
         key = "given", value

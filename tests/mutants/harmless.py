@@ -146,6 +146,17 @@ HARMLESS: dict[str, dict[str, str]] = {
     "stack_consumers._hop": {
         "without: or op.result.shape[lead:] != row": "what is read in the end must be a row, too",
     },
+    "taken_apart._written": {
+        "always: found.kind == 'add' or not written.contains(box)": (
+            "saves time: what is overwritten would be computed, and not read"
+        ),
+    },
+    "taken_apart.is_version": {
+        "without: and op.result.shape != ()": "a scalar is computed again as it is",
+    },
+    "taken_apart.is_in_windows": {
+        "without: and use.position == 0": "a read at a known place does not need its index either",
+    },
     "value_numbering.Numbering.of": {
         "without: or self.leader.get(value)": _LESS,
     },

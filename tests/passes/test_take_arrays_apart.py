@@ -4,13 +4,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.windows.boxes import Box, Boxes
+from jaxpr_opt.cost.model import using
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.take_arrays_apart import TakeArraysApart
-from jaxpr_opt.testing import assert_same_derivatives, check_refuses, check_rewrite
+from jaxpr_opt.testing import (
+    assert_same_derivatives,
+    check_refuses,
+    check_rewrite,
+    run_alone,
+    traced,
+)
 from tests.loops import alone
+from tests.prices import EAGER
 
 APART = TakeArraysApart()
 N, D = 4, 5
@@ -156,6 +166,15 @@ def test_dtypes(dtype):
     assert "scatter" not in {op.name for op in graph.walk()}
 
 
+def test_versions_that_one_op_makes():
+    def program(x):
+        rows = jnp.unstack(jnp.stack([x, 2 * x], 1))
+        return jnp.stack(rows[::-1]).at[1].add(rows[2])[1]
+
+    with using(EAGER):
+        alone(APART, program, jnp.arange(3.0), fires=True)
+
+
 def test_keys():
     def program(keys):
         other = keys.at[1].set(keys[2])
@@ -185,6 +204,14 @@ def test_a_place_that_the_data_say():
     alone(APART, lambda x, i: jnp.zeros((9, 4)).at[2].set(x)[i], jnp.ones(4), 2, fires=False)
 
 
+def test_arrays_whose_size_no_number_says():
+    """(1) Nor is known then which windows are in each other."""
+    (n,) = export.symbolic_shape("n")
+    x = jax.ShapeDtypeStruct((n + 2,), "float32")
+    graph = import_jaxpr(traced(lambda x: jnp.stack([x, 2 * x]).at[0].set(x)[1], x))
+    assert not run_alone((APART,), graph).record(APART.name, False).rewrites
+
+
 def test_a_place_out_of_range():
     """(1) What is dropped is not written."""
     alone(APART, lambda x: jnp.zeros((9, 4)).at[9].set(x)[8], jnp.ones(4), fires=False)
@@ -199,7 +226,7 @@ def test_an_array_that_is_needed_as_a_whole():
 
     def in_a_loop(x):
         a = jnp.zeros((9, 4)).at[2].set(x)
-        return lax.fori_loop(0, 3, lambda _, c: c + a[2], x)
+        return a[2], lax.fori_loop(0, 3, lambda _, c: c + a[2], x)
 
     alone(APART, program, jnp.ones(4), fires=False)
     alone(APART, in_a_loop, jnp.ones(4), fires=False)
@@ -212,6 +239,49 @@ def test_an_op_that_is_not_elementwise():
     )
     alone(APART, lambda x: jnp.zeros((9, 4)).at[2].set(x)[::-1][6], jnp.ones(4), fires=False)
     alone(APART, lambda x: lax.pad(jnp.sin(x), 0.0, ((2, -1, 0),))[2:4], jnp.ones(4), fires=False)
+    outer = lambda x: jnp.pad(x[:, None] * x, ((1, 1), (0, 0)))[2]
+    graph = alone(APART, outer, jnp.arange(4.0), fires=True)
+    assert any(op.name == "mul" and op.result.shape == (4, 4) for op in graph.walk())
+
+
+def test_a_number_that_is_added_to_zeros():
+    """(5) It is no zero itself."""
+    alone(APART, lambda x: (jnp.zeros((9, 4)).at[2].set(x) + 3.0)[1:3], jnp.ones(4), fires=True)
+
+
+@pytest.mark.parametrize("axis", [None, "x"])
+def test_rows_that_types_divide(axis):
+    """(3) Of an elementwise op no window says on which device it is."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    rows = NamedSharding(mesh, PartitionSpec(axis))
+    with jax.set_mesh(mesh):
+        x = jax.ShapeDtypeStruct((4, 3), "float32", sharding=rows)
+        program = traced(lambda x: jnp.sin(jnp.pad(x, ((1, 1), (0, 0))))[2:4], x)
+        record = run_alone((APART,), import_jaxpr(program)).record(APART.name, False)
+    assert bool(record.rewrites) == (axis is None)
+
+
+def test_windows_that_are_empty():
+    """Nothing is put into an array, or read of it."""
+
+    def program(x, none):
+        a = jnp.concatenate([jnp.pad(none, (2, 3)), none, x])
+        a = lax.dynamic_update_slice(a, none, (2,))
+        return a[1], a[6]
+
+    alone(APART, program, jnp.ones(4), jnp.ones(0), fires=True)
+    alone(APART, lambda x: jnp.zeros(9).at[2].set(x)[3:3], jnp.float32(1), fires=False)
+
+
+def crossing(x, w):
+    """A corner of what is read is written."""
+    a = (jnp.zeros((40, 50)) + x[0]).at[1:3, 1:3].set(w[:2])
+    return a[0:2, 0:2], a[2:4, 2]
+
+
+def test_windows_that_cross_what_is_written():
+    """(4, 5) The rest of what is read is as it was."""
+    alone(APART, crossing, jnp.ones(2), jnp.array([2.0, 3.0]), fires=True)
 
 
 def test_windows_that_are_too_many():

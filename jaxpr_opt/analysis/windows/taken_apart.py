@@ -25,7 +25,7 @@ from jaxpr_opt.bridge.parameters import (
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.facts import memory, remembered
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Value, is_sized
 from jaxpr_opt.ir.traits import ELEMENTWISE
 
 READS = frozenset({"dynamic_slice", "slice", "split", "unstack"})
@@ -83,9 +83,11 @@ def window_read(value: Value) -> Box | None:
 
 
 def is_read(op: Op) -> bool:
-    """Whether all that an op makes are windows of its first operand at known places."""
+    """Whether all that an op makes are windows of its first operand at known places, and none is
+    empty.
+    """
     # Condition 1 of take-arrays-apart.
-    return bool(op.results) and all(window_read(value) is not None for value in op.results)
+    return bool(op.results) and all(v.size and window_read(v) is not None for v in op.results)
 
 
 @remembered
@@ -122,10 +124,12 @@ def _is_part_of_version(op: Op, index: int) -> bool:
 @remembered
 def is_version(op: Op) -> bool:
     """Whether an op makes an array of arrays, windows of which are made of windows of theirs."""
-    if op.name not in READS | _RULES.keys() or any(value.size == 0 for value in op.results):
-        return False
+    arrays = (*op.results, *op.operands)
     # Condition 3 of take-arrays-apart.
-    if any(map(is_sharded, (*op.results, *op.operands))):
+    if op.name not in READS | _RULES.keys() or any(map(is_sharded, arrays)):
+        return False
+    # Condition 1 of take-arrays-apart.
+    if not all(is_sized(array.shape) for array in arrays):
         return False
     if op.name in READS:
         return is_read(op)
