@@ -118,6 +118,24 @@ def test_a_batch_of_batches():
             lambda a, u, p, i: a.at[jnp.where(p, i, 8)].add(u, mode="drop"),
             (0, 0, 0, None),
         ),
+        "(1) each writes two windows": (
+            lambda a, u, p, i: lax.scatter(
+                a,
+                jnp.where(p, jnp.full((2, 1), i), 8),
+                jnp.stack([u, u + 1]),
+                lax.ScatterDimensionNumbers((), (0,), (0,)),
+                mode="drop",
+            ),
+            (0, 0, 0, None),
+        ),
+        "(1) a table has no rows": (
+            lambda a, u, p, i: written(a[:0], u, jnp.where(p, i, 8)),
+            (0, 0, 0, None),
+        ),
+        "(2) one of three places": (
+            lambda a, u, p, i: written(a, u, lax.select_n(p.astype("int32"), 8, i, i + 1)),
+            (0, 0, 0, None),
+        ),
         "(2) each has a place": (
             lambda a, u, p, i: written(a, u, jnp.where(p, u.astype("int32"), 8)),
             (0, 0, 0, None),

@@ -33,7 +33,10 @@ def shared_place(op: Op) -> SharedPlace | None:
     """The one place at which a scatter writes in all rows of a batch that it does not drop."""
     write = access(op)
     # Condition 1 of write-rows-together.
-    if write is None or mode_of(op) != lax.GatherScatterMode.FILL_OR_DROP:
+    if write is None or write.array.size == 0:
+        return None
+    # Condition 1 of write-rows-together.
+    if mode_of(op) != lax.GatherScatterMode.FILL_OR_DROP:
         return None
     numbers, index = numbers_of(op), op.operands[1]
     batch = dict(
