@@ -7,7 +7,9 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
+from jaxpr_opt.engine import registry
 from jaxpr_opt.ir.graph import Scan, While
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.steps.ask_about_choices import AskAboutChoices
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import (
@@ -16,6 +18,7 @@ from jaxpr_opt.testing import (
     assert_same_derivatives,
     check_rewrite,
     evaluate_exactly,
+    run_alone,
     traced,
 )
 from tests.loops import alone
@@ -347,3 +350,18 @@ def test_what_is_known_anyway():
                 ASK, lambda x, s, f=step: scanned(f, x, s), "f32[2]", "i32[]", fires=False
             )
         assert any(isinstance(op, Scan) for op in graph.walk())
+
+
+def test_a_truth_value_that_would_be_asked_by_itself():
+    """``select_n (not s) s s`` is s, which passes that tidy up find: it would be asked for ever."""
+
+    def program(x):
+        cases = [lambda _: (jnp.zeros(2), 1), *[lambda s: (x, s)] * 2]
+        return scanned(lambda y, s, _: lax.switch(s, cases, s), 2 * x, 0)[0]
+
+    tidy = (each for each in registry.available().values() if each.cleanup)
+    with using(EAGER):
+        graph = import_jaxpr(traced(program, X))
+        asked = run_alone((ASK, *tidy), graph).record(ASK.name, False).rewrites
+    assert len(asked) == 1
+    assert_same_bits(evaluate_exactly(graph, X), [program(X)])

@@ -177,7 +177,7 @@ class _Search:
         """Whether it is known before the loop, or once, whether later steps do nothing."""
         if not facts or kind_of(self._scan, *facts) not in ("carried", "upfront"):
             return False
-        if list(facts.values()) == [False]:
+        if [*map(type, facts.values())] == [bool]:
             return False  # it would be asked by itself, which is no question
         return not any(_is_asked(v) or _is_known(v, facts[v]) or is_of_numbers(v) for v in facts)
 
