@@ -180,6 +180,11 @@ def test_no_loop_is_left_where_the_user_unrolls_all(unroll):
     alone(UNROLL, scanned(pair, unroll=unroll), *PLACES, fires=False)
 
 
+def test_while_it_may_be_differentiated():
+    """(5) The transpose would carry arrays of zeros for rows that are read."""
+    alone(UNROLL, scanned(pair), *PLACES, fires=False, phase="differentiable")
+
+
 @pytest.mark.parametrize(("size", "fires"), [(100, False), (2000, True)])
 def test_small_buffers(size, fires):
     """(4) A copy takes less time than a step."""
