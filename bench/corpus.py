@@ -24,6 +24,7 @@ from bench.limits import OURS, PLAIN, above_plain, temporary_bytes
 from bench.sweep import Options
 from examples import bounded_while as nested
 from examples import ragged_rnn
+from jaxpr_opt import settings
 
 Function = Callable[..., Any]
 
@@ -121,9 +122,14 @@ def _batch(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int | Non
 
 
 def text(program: Program) -> str:
-    """What a program lowers to, but for the names of functions."""
+    """What a program lowers to, but for the names of functions.
+
+    Raises:
+      PassError: a pass fails.
+    """
     jitted: Any = program.make()
-    return re.sub(r"@[\w.<>]+", "@", jitted.lower(*program.arguments).as_text())
+    with settings.override(strict=True):
+        return re.sub(r"@[\w.<>]+", "@", jitted.lower(*program.arguments).as_text())
 
 
 def compared(group: str, entry: Entry, rounds: int) -> Iterator[Row]:

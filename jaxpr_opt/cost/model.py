@@ -168,9 +168,9 @@ class CostModel(Prices):
                     return True
                 if several and is_apart and is_fused(user) and longer_one_by_one(user):
                     return True
-                if is_fused(user) and user.result not in seen:
-                    seen.add(user.result)
-                    pending.append(user.result)
+                if is_fused(user):
+                    pending.extend(v for v in user.results if v not in seen)
+                    seen.update(user.results)
         return False
 
     def is_started(self, row: float) -> bool:

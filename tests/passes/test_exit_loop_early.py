@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from examples import phases
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.steps.predicates import predicate_root
 from jaxpr_opt.analysis.values.constants import uniform
@@ -945,6 +946,15 @@ def test_what_the_first_skipped_step_makes():
           }
         """,
     )
+
+
+def test_factors_in_a_branch(monkeypatch):
+    """(13) What a branch computes is not made again after it."""
+    weights, state, rates = phases.arguments(256, width=4)
+    corrected = jax.vmap(phases.corrected, (None, 0, 0))
+    args = weights, jnp.stack([state] * 3), jnp.stack([rates] * 3)
+    monkeypatch.setenv("JAXPR_OPT_STRICT", "1")
+    optimize(corrected).lower(*args)
 
 
 BY_NUMBER = lambda c, i, n: i < n

@@ -374,6 +374,7 @@ def test_numbers_that_would_be_computed_one_by_one(width, fires, carried):
         "written to a window": (lambda a, x, i: a.at[:, i].set(jnp.exp(a[:, 0] - x)), False),
         "no function": (lambda a, x, i: a.at[:, i].set(a[:, 0] - x), True),
         "started one by one": (lambda a, x, i: jnp.tanh(a - x[:, None]), False),
+        "split": (lambda a, x, i: jnp.tanh(a - jnp.concatenate(jnp.split(x, 3)[::-1])), False),
     }.values(),
 )
 def test_functions_of_numbers_that_lie_apart(step, fires):

@@ -73,8 +73,12 @@ def _same_factors(skip: Skip) -> SameFactors | None:
     computed = skip.computed(values)
     read = {v for op in computed.ops for v in inputs(op)} | {*values}
     kept = {c.param for c in skip.kept} - {c.param for c in skip.dropped}
+    body = skip.scan.body
     # Condition 13 of exit-loop-early.
-    is_same = all(v in kept for v in read if v.owner is skip.scan.body)
+    if any(v.region is not body and body.defines(v) for v in values):
+        return None
+    # Condition 13 of exit-loop-early.
+    is_same = all(v in kept for v in read if v.owner is body)
     is_told = all(is_ranged(v.dtype) for v in values)
     are_numbers = all(isinstance(each, Value) or np.isfinite(each.value) for each in known)
     return SameFactors(values, computed) if is_same and is_told and are_numbers else None
