@@ -77,6 +77,7 @@ from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
 from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
+from jaxpr_opt.passes.windows.reduce_added_rows import ReduceAddedRows
 from jaxpr_opt.passes.windows.scatter_padded_windows import ScatterPaddedWindows
 from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.passes.windows.shift_in_place import ShiftInPlace
@@ -91,15 +92,9 @@ from jaxpr_opt.passes.windows.write_to_whole_arrays import WriteToWholeArrays
 from jaxpr_opt.passes.windows.write_where_masked import WriteWhereMasked
 
 CLEANUP = (
-    OpenCheckpoints(),
-    ResolveKnownPredicates(),
-    CarryTruthValues(),
-    Simplify(),
-    FoldConstants(),
-    RemoveIdleMoves(),
-    EliminateDeadCode(),
-    MergeCommonSubexpressions(),
-)
+    OpenCheckpoints(), ResolveKnownPredicates(), CarryTruthValues(), Simplify(), FoldConstants(),
+    RemoveIdleMoves(), EliminateDeadCode(), MergeCommonSubexpressions(),
+)  # fmt: skip
 
 RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
@@ -135,9 +130,13 @@ WINDOWS = (
     SliceKnownWindows(),
 )
 
+ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates())
 ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
 
-REASSOCIATING = (ComputeReadRows("all"), MapSumsOnce(), JoinNestedSums(), AddScaledRows())
+REASSOCIATING = (
+    ComputeReadRows("all"), MapSumsOnce(), JoinNestedSums(), AddScaledRows(),
+    ReduceAddedRows("all"),
+)  # fmt: skip
 """What runs only under `optimize(reassociate=True)`."""
 
 STAGES = (
@@ -181,7 +180,7 @@ STAGES = (
     (PackScalars(),),
     RESIDUALS,
     # When nothing can differentiate any more.
-    (UpdateRows(), UpdateStates(), ScatterPaddedWindows(), *ENDS, AddInPlace(), *CLEANUP),
+    (*ROWS, ScatterPaddedWindows(), *ENDS, AddInPlace(), *CLEANUP),
     (JoinScalarStacks(), SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
     (UnrollSwappedCarries(), *CLEANUP),
     # Nothing moves any more.

@@ -17,6 +17,7 @@ reads and writes of windows
 `reduction_privatization`, `sums_in_slots`,         sums in another place, in the old order
 `sums_in_an_array`, `carried_scratch`
 `descent_rows`, `state_rows`                        steps of an optimizer on some rows
+`reduced_rows`                                      reductions of zeros with rows in them
 `at_most_once`                                      a step that is taken once, or not at all
 loops
 `narrow_carry`, `sliding_rows`, `ring_rows`,        a loop that carries less of an array

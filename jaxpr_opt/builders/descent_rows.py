@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,21 +19,19 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 def new_row(found: Descent, piece: Piece, rw: Rewriter) -> Value:
     """The new rows of the array where a piece adds to it."""
-    op, update = found.op, piece.update
+    last, update = found.last, piece.update
     # Condition 3 of update-rows.
     if piece.repeats:
-        update = rw.insert(partial(by_row, piece), *piece.indices, update, before=op)
-    old = rw.insert(piece.read, found.array, *piece.indices, before=op)
+        update = rw.insert(partial(by_row, piece), *piece.indices, update, before=last)
+    old = rw.insert(piece.read, found.array, *piece.indices, before=last)
     scalars = found.scalars.values()
-    return rw.insert(partial(_stepped, found), old, update, *scalars, before=op)
+    return rw.insert(partial(_stepped, found), old, update, *scalars, before=last)
 
 
 def new_term(found: Descent, piece: Piece, rw: Rewriter) -> Value:
     """What is to be added to the array where a piece adds to it."""
-    made = rw.insert(
-        partial(_term_of_rows, found), piece.update, *found.scalars.values(), before=found.op
-    )
-    return made if found.op.name != "sub" else rw.insert(lax.neg, made, before=found.op)
+    scalars = found.scalars.values()
+    return rw.insert(partial(_added, found), piece.update, *scalars, before=found.last)
 
 
 def with_rows(
@@ -60,78 +58,93 @@ def chosen(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) ->
     """What `write` makes of the array before an op; if a zero gradient changes other elements, too,
     of what that makes of it.
     """
-    op = found.op
+    last = found.last
     if not found.unknown:
-        return write(found.array, op)
+        return write(found.array, last)
     kept, changed = rw.new_region(), rw.new_region()
-    zero = _zero(found, rw)
+    zero, scalars = _zero(found, rw), found.scalars.values()
     whole = rw.insert(
-        partial(_stepped_everywhere, found), found.array, zero, before=changed.terminator
+        partial(_stepped_everywhere, found), found.array, zero, *scalars, before=changed.terminator
     )
     for branch, array in ((kept, found.array), (changed, whole)):
         rw.set_outputs(branch, [write(array, branch.terminator)])
-    keeps = rw.insert(lambda x: x == 0, zero, before=op)
-    return rw.new_cond(keeps, [changed, kept], like=op, before=op).result
+    keeps = rw.insert(lambda x: x == 0, zero, before=last)
+    return rw.new_cond(keeps, [changed, kept], like=last, before=last).result
 
 
 def updated(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -> Value:
     """The same where nothing differentiates any more, in place.  It is asked after the rows are
     written, so that they are read before it.
     """
-    op = found.op
-    written = write(found.array, op)
+    last = found.last
+    written = write(found.array, last)
     if not found.unknown:
         return written
-    zero = _zero(found, rw)
+    zero, scalars = _zero(found, rw), found.scalars.values()
 
     def changed(arrays: Sequence[Value], before: Op) -> list[Value]:
         everywhere = partial(_stepped_everywhere, found)
-        return [write(rw.insert(everywhere, *arrays, zero, before=before), before)]
+        return [write(rw.insert(everywhere, *arrays, zero, *scalars, before=before), before)]
 
-    asked = rw.insert(lambda x: x != 0, zero, before=op)
-    return at_most_once(asked, [written], changed, op, op, rw)[0]
+    asked = rw.insert(lambda x: x != 0, zero, before=last)
+    return at_most_once(asked, [written], changed, last, last, rw)[0]
 
 
 # Condition 2 of update-rows.
 def _zero(found: Descent, rw: Rewriter) -> Value:
     """What is added, or subtracted, where the gradient is zero: zero, or NaN."""
-    return rw.insert(partial(_term_of_zero, found), *found.scalars.values(), before=found.op)
+    return rw.insert(partial(_term_of_zero, found), *found.scalars.values(), before=found.last)
+
+
+def _term_of_zero(found: Descent, *scalars: Any) -> Any:
+    zero = jnp.zeros((), found.dense.dtype)
+    return _followed(found, zero, dict(zip(found.scalars, scalars, strict=True)))
 
 
 def _stepped(found: Descent, old: Any, update: Any, *scalars: Any) -> Any:
     """The step of rows: all ops are elementwise."""
-    return _ending(found, old, _term_of_rows(found, update, *scalars))
+    given = _spread(found, scalars, update.shape)
+    return _ending(found, old, _followed(found, update, given), given)
 
 
-def _term_of_rows(found: Descent, update: Any, *scalars: Any) -> Any:
-    """What is added, or subtracted, where the gradient is these rows."""
-    made = {found.dense: update}
-    for value, scalar in zip(found.scalars, scalars, strict=True):
-        made[value] = lax.broadcast(scalar, update.shape) if value.shape else scalar
-    return _followed(found, made)
-
-
-def _term_of_zero(found: Descent, *scalars: Any) -> Any:
-    """What is added, or subtracted, where the gradient is zero."""
-    made: dict[Value, Any] = {found.dense: jnp.zeros((), found.dense.dtype)}
-    return _followed(found, made | dict(zip(found.scalars, scalars, strict=True)))
-
-
-def _stepped_everywhere(found: Descent, array: Any, term: Any) -> Any:
+def _stepped_everywhere(found: Descent, array: Any, term: Any, *scalars: Any) -> Any:
     """The array with one number added to all elements, or subtracted."""
-    return _ending(found, array, lax.broadcast(term, array.shape))
+    given = _spread(found, scalars, array.shape)
+    return _ending(found, array, lax.broadcast(term, array.shape), given)
 
 
-def _followed(found: Descent, made: dict[Value, Any]) -> Any:
-    """The term that is added or subtracted, from what its ops read."""
+def _added(found: Descent, update: Any, *scalars: Any) -> Any:
+    """What the step adds to the rows."""
+    given = _spread(found, scalars, update.shape)
+    term = _followed(found, update, given)
+    term = lax.neg(term) if found.op.name == "sub" else term
+    made = {found.op.result: term}
+    for op in found.choices:
+        nothing = lax.full_like(term, -0.0)
+        made[op.result] = _again(op, [given.get(v, made.get(v, nothing)) for v in op.operands])
+    return made[found.last.result]
+
+
+def _spread(found: Descent, scalars: Sequence[Any], shape: tuple[int, ...]) -> dict[Value, Any]:
+    """The scalars, those that are repeated for elements of a shape."""
+    pairs = zip(found.scalars, scalars, strict=True)
+    return {value: lax.broadcast(x, shape) if value.shape else x for value, x in pairs}
+
+
+def _followed(found: Descent, update: Any, given: Mapping[Value, Any]) -> Any:
+    """The term that is added or subtracted where the gradient is `update`."""
+    made = {found.dense: update, **given}
     for op in found.path:
         made[op.result] = _again(op, [made[v] for v in op.operands])
     return made[found.term]
 
 
-def _ending(found: Descent, array: Any, term: Any) -> Any:
-    """The sum, or the difference, of an array and a term."""
-    return _again(found.op, [array if v is found.array else term for v in found.op.operands])
+def _ending(found: Descent, array: Any, term: Any, given: Mapping[Value, Any]) -> Any:
+    """The sum, or the difference, of an array and a term, or the array if it is chosen."""
+    made = {found.term: term, **given, found.array: array}
+    for op in (found.op, *found.choices):
+        made[op.result] = _again(op, [made[v] for v in op.operands])
+    return made[found.last.result]
 
 
 def _again(op: Op, operands: Sequence[Any]) -> Any:

@@ -118,6 +118,13 @@ class Rows:
         return lax.scatter(array, self._written, rows, numbers, mode="drop")
 
     @property
+    def are_slots(self) -> jax.Array:
+        """For each window, whether it is a slot, and in the array."""
+        last = np.asarray(_sizes(self._piece)) - 1
+        is_in_range = (self._written >= 0) & (self._written <= last.astype(self._index.dtype))
+        return jnp.all(is_in_range, axis=-1)
+
+    @property
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(1, self.sums[0].ndim))
 

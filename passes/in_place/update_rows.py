@@ -28,7 +28,8 @@ A step of gradient descent with a table. Sound when
 1. the array that is added or subtracted is zero but for windows
    (`jaxpr_opt.analysis.windows.descents`), through ops that keep zeros: products with
    scalars, quotients by them, and what numbers that are known make zero of zero, as in
-   ``clip(g, -1, 1)``; no other op reads the intermediate arrays;
+   ``clip(g, -1, 1)``; what else reads the intermediate arrays reduces them, as a norm does. The
+   sum, or the array as it was, may be chosen by a scalar: then so are the rows;
 2. an unknown scalar may be NaN or infinite, and make NaN of zeros: each step tests for that, and if
    so, sets all other elements to the result;
 3. windows of one op are equal or disjoint: then each sums all that belongs to its row, in the order
@@ -108,14 +109,15 @@ class UpdateRows(Pass):
         return None
 
     def rewrite(self, match: Update, rw: Rewriter) -> None:
-        op, found = match.op, match.descent
+        found = match.descent
         rows = [descent_rows.new_row(found, piece, rw) for piece in found.pieces]
 
         def write(array: Value, before: Op) -> Value:
             return descent_rows.with_rows(found, array, rows, before, rw)
 
-        rw.replace(op.result, descent_rows.updated(found, write, rw))  # (2)
-        rw.erase(op)
+        rw.replace(found.last.result, descent_rows.updated(found, write, rw))  # (2)
+        for op in (*reversed(found.choices), found.op):
+            rw.erase(op)
 
 
 def _is_large(found: Descent, nbytes: int) -> bool:

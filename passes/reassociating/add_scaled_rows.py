@@ -25,8 +25,8 @@ A step of gradient descent with a table, and the sum of a table's cotangents. `u
 `accumulate-sparse-cotangents` do it in the program's order, which has them compare the places of
 all rows. Sound, up to rounding, when
 
-1. the array that is added or subtracted is zero but for windows, as in `update-rows`; no other op
-   reads the intermediate arrays;
+1. the array that is added or subtracted is zero but for windows, as in `update-rows`, and so are
+   what else may read it, and a scalar that chooses the sum or the array as it was;
 2. an unknown scalar is tested in each step, as there.
 
 Cost: the rows instead of the array. Only in loops that carry the array, if nothing reads it
@@ -91,11 +91,12 @@ class AddScaledRows(Pass):
         return None
 
     def rewrite(self, match: ScaledRows, rw: Rewriter) -> None:
-        op, found = match.op, match.descent
+        found = match.descent
         terms = [descent_rows.new_term(found, piece, rw) for piece in found.pieces]
 
         def write(array: Value, before: Op) -> Value:
             return descent_rows.with_terms(found, array, terms, before, rw)
 
-        rw.replace(op.result, descent_rows.chosen(found, write, rw))  # (2)
-        rw.erase(op)
+        rw.replace(found.last.result, descent_rows.chosen(found, write, rw))  # (2)
+        for op in (*reversed(found.choices), found.op):
+            rw.erase(op)

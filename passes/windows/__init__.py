@@ -15,6 +15,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `forward-repeated-rows`         a read of just what was written needs no array
 `map-before-writing`            what is made of zeros with a window is made of the window
 `accumulate-sparse-cotangents`  adding zeros with a window set adds to the window
+`reduce-added-rows`             a reduction of zeros with rows in them is one of the rows
 `scatter-padded-windows`        a padded window, added to scatters, is a scatter of it
 `add-in-branches`               adding a cond's result, or its zeros, adds in the branch
 `join-selected-parts`           the sum of disjoint parts becomes writes into the whole

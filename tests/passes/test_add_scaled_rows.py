@@ -88,6 +88,20 @@ def test_an_unknown_rate_may_be_no_number(rate):
     assert_close(optimized(*arguments(), rate), program(*arguments(), rate))
 
 
+def test_a_step_that_may_be_left_out():
+    """(1) The sum or the table, by a truth value of the step."""
+
+    def program(t, ids, us):
+        step = lambda t, b: (jnp.where(jnp.isfinite(b[1].sum()), t - 0.1 * rows(t, *b), t), ())
+        return lax.scan(step, t, (ids, us))[0]
+
+    t, ids, us = arguments()
+    optimized = optimize(program, reassociate=True, passes=["add-scaled-rows"])
+    assert "f32[64,4] = sub" not in str(jax.make_jaxpr(optimized)(t, ids, us))
+    for given in (us, us.at[2, 0, 1].set(jnp.inf)):
+        assert_close(optimized(t, ids, given), program(t, ids, given))
+
+
 def arguments():
     t = jnp.cos(jnp.arange(256.0)).reshape(64, 4)
     ids = jnp.array([[1, 1], [5, 70], [-1, 63], [0, 2]])
@@ -97,7 +111,7 @@ def arguments():
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        (lambda t, i, u: (g := rows(t, i, u), t - 0.1 * g * g.sum())[1], "read elsewhere"),  # (1)
+        (lambda t, i, u: (g := rows(t, i, u), t - 0.1 * g + g)[1], "read elsewhere"),  # (1)
         (lambda t, i, u: (t - 0.1 * rows(t, i, u)) * jnp.cos(t), "read afterwards"),
         (lambda t, i, u: jnp.sin(t) - 0.1 * rows(t, i, u), "is new in each step"),
     ],

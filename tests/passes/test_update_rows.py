@@ -171,8 +171,31 @@ def test_windows_that_never_meet():
     same(slices, jnp.arange(999.0), jnp.arange(3.0))
 
 
+CHOSEN = {
+    "if it is finite": lambda p, g, r: jnp.where(jnp.isfinite(r), p - r * g, p),
+    "or else": lambda p, g, r: jnp.where(r > 0, p, 0.5 * g + p),
+    "twice": lambda p, g, r: jnp.where(r < 1, jnp.where(r > 0, p - r * g, p), p),
+    "of the gradient": lambda p, g, r: jnp.where(g.max() < 3, p - r * g, p),
+    "clipped by its norm": lambda p, g, r: p - g * jnp.minimum(r, 1 / jnp.sqrt((g * g).sum())),
+    "of all rows": lambda p, g, r: jnp.where(jnp.all(jnp.isfinite(g)), p - 0.1 * g, p),
+}
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.0, np.inf, np.nan])
+@pytest.mark.parametrize("step", CHOSEN.values(), ids=CHOSEN)
+def test_a_step_that_may_be_left_out(step, rate):
+    """(1) A scalar chooses the sum or the table; what else reads the gradient reduces it."""
+    table, ids, us, rates = arguments()
+    same(descent(step), table, ids, us, rates.at[2].set(rate))
+    once = lambda p, i, u, r: step(p, jnp.zeros_like(p).at[i].add(u), r)
+    same(once, jnp.ones((3000, 2)), ids[0], us[0].at[0, 1].set(rate), np.float32(rate))
+
+
 REFUSED = [
     pytest.param(lambda p, g, r: p - 0.1 * g + g, "is read elsewhere", id="read elsewhere"),
+    pytest.param(
+        lambda p, g, r: jnp.where(p > 0, p - 0.1 * g, p), "XLA would copy it", id="by element"
+    ),
     pytest.param(lambda p, g, r: (p - 0.1 * g) * p, "XLA would copy it", id="copied"),
     pytest.param(lambda p, g, r: p * 0.9 - 0.1 * g, "is new in each step", id="weight decay"),
     pytest.param(lambda p, g, r: 0.1 * g - p, None, id="subtracted from"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Graph, Op, Region, Scan, Value, While
 from jaxpr_opt.ir.nesting import program_of
@@ -39,11 +41,12 @@ def is_differentiated(loop: Op) -> bool:
     return bool(program.cotangents) or any(op not in within for op in transposed)
 
 
-def is_read_after(array: Value, op: Op) -> bool:
-    """Whether another op may read `array` after `op` has run."""
+def is_read_after(array: Value, op: Op, but: Collection[Op] = ()) -> bool:
+    """Whether another op may read `array` after `op` has run, other than `but`."""
     if sum(use.op is op for use in array.uses) > 1:
         return True
-    return any(user is not op and _is_after(user, op) for user in array.users)
+    others = (user for user in array.users if user is not op and user not in but)
+    return any(_is_after(user, op) for user in others)
 
 
 def _is_after(user: Op, op: Op) -> bool:

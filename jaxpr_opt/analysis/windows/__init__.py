@@ -29,6 +29,7 @@ sums of windows
 `disjoint_pieces`, `sums`   which of these windows may be the same, and how they are added
 `descents`, `states`        arrays that a sparse gradient changes in some rows
 `zero_gradients`            what ops make where it is zero
+`made_of_rows`              what they make of all of it
 arrays that a loop carries
 `buffers`                   all accesses to a carried array: a `Buffer`
 `overwritten`               reads of what a write overwrites

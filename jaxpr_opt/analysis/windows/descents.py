@@ -9,14 +9,17 @@ from jaxpr_opt.analysis.values.enclosing import is_argument, is_read_after, loop
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece, added
 from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Value
-from jaxpr_opt.ir.traits import ELEMENTWISE, SCALING, SUMS
+from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING, SCALING, SUMS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Descent:
-    """`op` adds to `array`, or subtracts from it, what `path` makes of the sum of `pieces`."""
+    """`op` adds to `array`, or subtracts from it, what `path` makes of the sum of `pieces`; each of
+    `choices` takes that or the array as it was.
+    """
 
     op: Op
     array: Value
@@ -25,6 +28,13 @@ class Descent:
     pieces: tuple[Piece, ...]
     path: tuple[Op, ...]
     """Ops from the sum of the pieces to what is added, in order."""
+    choices: tuple[Op, ...]
+    """Selects by a scalar, of the sum and the array, in order."""
+
+    @property
+    def last(self) -> Op:
+        """The op that makes the next array."""
+        return self.choices[-1] if self.choices else self.op
 
     @property
     def term(self) -> Value:
@@ -32,16 +42,23 @@ class Descent:
         return self.path[-1].result if self.path else self.dense
 
     @property
+    def made(self) -> list[Value]:
+        """The sum of the pieces, and what each op on the way makes of it."""
+        return [self.dense, *(op.result for op in self.path)]
+
+    @property
     def scalars(self) -> dict[Value, Value]:
         """Operands on the way that repeat a scalar, with the scalar."""
-        made = {self.dense, *(op.result for op in self.path)}
+        made = set(self.made)
         others = [v for op in self.path for v in op.operands if v not in made]
+        others += [op.operands[0] for op in self.choices]
         return {v: scalar for v in others if (scalar := scalar_of(v)) is not None}
 
     @property
     def unknown(self) -> bool:
-        """Whether some scalar is only known when the program runs."""
-        return any(uniform(scalar) is None for scalar in self.scalars.values())
+        """Whether some number on the way is only known when the program runs."""
+        numbers = (v for v in self.scalars.values() if v.dtype != bool)
+        return any(uniform(scalar) is None for scalar in numbers)
 
 
 def descent(op: Op, array: Value, term: Value, *, summed: bool = False) -> Descent | None:
@@ -49,20 +66,33 @@ def descent(op: Op, array: Value, term: Value, *, summed: bool = False) -> Desce
     a sum of several sums of pieces, too, if rows may be added one by one.
     """
     dense, path = _followed(term, scaled=summed)
-    pieces = _pieces(dense, summed)
-    return None if pieces is None else Descent(op, array, dense, pieces, path)
+    pieces = summed_pieces(dense, several=summed)
+    return None if pieces is None else Descent(op, array, dense, pieces, path, _choices(op, array))
+
+
+def _choices(op: Op, array: Value) -> tuple[Op, ...]:
+    """The selects that follow an op, each by a scalar, of what it makes and an array."""
+    found: list[Op] = []
+    while len(op.result.uses) == 1:
+        (user,) = op.result.users
+        if user.name != "select_n" or len(user.operands) > len(("which", "one", "other")):
+            break
+        # Condition 1 of update-rows.
+        if scalar_of(user.operands[0]) is None or array not in user.operands[1:]:
+            break
+        found.append(user)
+        op = user
+    return tuple(found)
 
 
 def why_not_in_place(found: Descent) -> str | None:
     """Why XLA would not update the array in its buffer, if only rows were written."""
     op, array = found.op, found.array
-    # Condition 1 of update-rows.
-    for value in (found.dense, *(each.result for each in found.path)):
-        if len(value.uses) > 1:
-            return f"{value.label} is read elsewhere"
     if array.aval != op.result.aval:
         return f"the sum is a {op.result.exact_type}, what is updated a {array.exact_type}"
-    if is_read_after(array, op):
+    if not _is_reduced_elsewhere(found):
+        return f"{found.dense.label} is read elsewhere"
+    if is_read_after(array, found.last, but=found.choices):
         return f"{array.label} is read afterwards, so XLA would copy it"
     loop = loop_of(op)
     if loop is None:
@@ -70,6 +100,23 @@ def why_not_in_place(found: Descent) -> str | None:
     if not is_updated_in(array, loop):
         return f"{array.label} is new in each step: there is no buffer to update"
     return None
+
+
+def _is_reduced_elsewhere(found: Descent) -> bool:
+    """Whether whatever else is made of the gradient reduces it, as a norm does: it makes no array
+    for which the gradient is read anyway.
+    """
+    seen = {found.op, *found.path}
+    pending = [user for value in found.made for user in value.users]
+    while pending:
+        user = pending.pop()
+        if user in seen or user.name in REDUCING:
+            continue
+        if user.name not in ELEMENTWISE or len(seen) > limits.OPS_OF_A_ROW + len(found.path):
+            return False
+        seen.add(user)
+        pending.extend(user.result.users)
+    return True
 
 
 def _why_not_once(found: Descent) -> str | None:
@@ -85,16 +132,18 @@ def _why_not_once(found: Descent) -> str | None:
 
 
 @remembered
-def _pieces(dense: Value, summed: bool) -> tuple[Piece, ...] | None:
-    """The pieces that an array is the sum of; None if it is not zero elsewhere."""
+def summed_pieces(dense: Value, *, several: bool = False) -> tuple[Piece, ...] | None:
+    """The pieces that an array is the sum of; None if it is not zero elsewhere.  `several`: or is
+    the sum of several such sums.
+    """
     chain = added(dense)
     # Condition 1 of update-rows.
     if chain.starts_at_zero:
         pieces = tuple(link for link in chain.links if isinstance(link, Piece))
         return pieces if len(pieces) == len(chain.links) else None
-    if not summed or dense.op is None or dense.op.name not in SUMS:
+    if not several or dense.op is None or dense.op.name not in SUMS:
         return None
-    first, second = (_pieces(each, summed) for each in dense.op.operands)
+    first, second = (summed_pieces(each, several=several) for each in dense.op.operands)
     return None if first is None or second is None else first + second
 
 
