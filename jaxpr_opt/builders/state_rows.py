@@ -27,7 +27,7 @@ def operands(found: States) -> list[Value]:
         *found.outer,
         *found.scalars.values(),
         *found.changing.values(),
-        *(carry.param for carry in found.carries),
+        *(array.param for array in found.arrays),
     ]
 
 
@@ -50,25 +50,26 @@ def stays_at_start(found: States, *given: Any) -> jax.Array:
         rows = [lax.dynamic_slice_in_dim(each, start, block) for each in arrays]
         return lax.bitwise_and(still, stays(rows))
 
-    if block >= count or any(has_divided_rows(c.init, found.scan) for c in found.carries):
+    scan, inits = found.scan, [array.init for array in found.arrays]
+    if block >= count or any(v and scan and has_divided_rows(v, scan) for v in inits):
         return stays(arrays)
     still: jax.Array = lax.fori_loop(0, -(-count // block), step, jnp.asarray(True))
     return still
 
 
-def all_changed(found: States, *given: Any) -> list[Any]:
-    """The next arrays, all elements computed."""
+def all_changed(found: States, new: Sequence[Any], *given: Any) -> list[Any]:
+    """The next arrays: what a zero gradient makes of all elements, and new rows."""
     indices, updates, outer, scalars, changing, carried = _split(found, given)
-    known = _arrays(found, outer, carried)
-    for piece, index, update in zip(found.pieces, indices, updates, strict=True):
-        zeros = jnp.zeros(piece.result.shape, piece.result.dtype)
-        known[piece.result] = piece.add(zeros, update, index)
-    return _evaluated(found, known, [*scalars, *changing], carried[0].shape)
+    everywhere = _at_zero(found, outer, [*scalars, *changing], carried)
+    rows = Rows(found.pieces, indices, updates)
+    return [rows.write(a, r) for a, r in zip(everywhere, new, strict=True)]
 
 
-def changed(found: States, flag: jax.Array, *given: Any) -> list[Any]:
-    """The arrays with new rows, if no other element changes; whether that is so; and whether it may
-    be so in the next step.
+def changed(
+    found: States, flag: jax.Array, *given: Any
+) -> tuple[list[Any], list[Any], jax.Array, jax.Array]:
+    """The arrays with new rows, if no other element changes; these rows; whether that is so; and
+    whether it may be so in the next step.
 
     `flag` says whether the carried arrays have passed the tests of all steps before.
     """
@@ -78,10 +79,11 @@ def changed(found: States, flag: jax.Array, *given: Any) -> list[Any]:
     known = _arrays(found, others, old)
     known.update(zip((piece.result for piece in found.pieces), rows.sums, strict=True))
     new = _evaluated(found, known, [*scalars, *changing], old[0].shape)
-    up = reduce(lax.bitwise_and, map(_keeps_zeros, changing), flag)
+    factors = (x for x in changing if x.dtype != bool)
+    up = reduce(lax.bitwise_and, map(_keeps_zeros, factors), flag)
     chosen = [lax.select(lax.broadcast(up, n.shape), n, o) for n, o in zip(new, old, strict=True)]
     written = [rows.write(a, r) for a, r in zip(carried, chosen, strict=True)]
-    return [*written, up, lax.bitwise_and(up, _stays(found, others, scalars, new))]
+    return written, new, up, lax.bitwise_and(up, _stays(found, others, scalars, new))
 
 
 def _split(found: States, given: Iterable[Any]) -> list[list[Any]]:
@@ -101,11 +103,11 @@ def _evaluated(
     for op in found.ops:
         assert op.primitive is not None
         known[op.result] = op.primitive.bind(*(known[v] for v in op.operands), **op.params)
-    return [known[carry.next] for carry in found.carries]
+    return [known[array.next] for array in found.arrays]
 
 
 def _arrays(found: States, outer: Sequence[Any], carried: Sequence[Any]) -> dict[Value, Any]:
-    params = (carry.param for carry in found.carries)
+    params = (array.param for array in found.arrays)
     return dict(zip((*found.outer, *params), (*outer, *carried), strict=True))
 
 
@@ -115,12 +117,19 @@ def _stays(
     """Whether elements keep their values where the gradient is zero, if the step's scalars keep
     zeros.
     """
+    ones = [jnp.ones((), value.dtype) for value in found.changing]
+    after = _at_zero(found, outer, [*scalars, *ones], carried)
+    return reduce(lax.bitwise_and, map(_alike, carried, after))
+
+
+def _at_zero(
+    found: States, outer: Sequence[Any], scalars: Sequence[Any], carried: Sequence[Any]
+) -> list[Any]:
+    """What a zero gradient makes of elements."""
     known, shape = _arrays(found, outer, carried), carried[0].shape
     for piece in found.pieces:
         known[piece.result] = jnp.zeros(shape, piece.result.dtype)
-    ones = [jnp.ones((), value.dtype) for value in found.changing]
-    after = _evaluated(found, known, [*scalars, *ones], shape)
-    return reduce(lax.bitwise_and, map(_alike, carried, after))
+    return _evaluated(found, known, scalars, shape)
 
 
 def _alike(a: jax.Array, b: jax.Array) -> jax.Array:

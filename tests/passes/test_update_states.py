@@ -196,6 +196,76 @@ def test_a_gradient_that_is_kept():
     check_refuses(UPDATE, program, table, ids, us, because="other values depend")
 
 
+def once(step, **options):
+    """A step outside of loops, with a table whose gradient two ops make."""
+
+    def program(table, kept, i, j, u, v, rate):
+        zeros = jnp.zeros_like(table)
+        return step(
+            table, kept, zeros.at[i].add(u, **options) + zeros.at[j].add(v, **options), rate
+        )
+
+    return program
+
+
+ONCE = {
+    "descent": lambda p, a, g, r: p - 0.1 * g,
+    "a rate": lambda p, a, g, r: (p - r * g, r),
+    "divided": lambda p, a, g, r: p - g / r,
+    "if it is finite": lambda p, a, g, r: jnp.where(jnp.isfinite(r), p - r * g, p),
+    "or as it was": lambda p, a, g, r: jnp.where(r > 0.2, p, p - jnp.where(r < 1, r * g, 0)),
+    "two tables": lambda p, a, g, r: (p + r * g, a - jnp.sign(g)),
+    "added": lambda p, a, g, r: (p + g, a + g * 0.5),
+}
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.1, 0.0, np.inf, np.nan])
+@pytest.mark.parametrize("step", ONCE.values(), ids=ONCE)
+def test_arguments(step, rate):
+    """(1, 2, 3) Rows of two ops, which may be the same; factors that make NaN of zeros."""
+    table, kept, ids, others, us, vs, _ = arguments()
+    for mode in ("clip", "drop"):
+        given = ids[2], others[2], us[2], vs[2], np.float32(rate)
+        after = same(once(step, mode=mode), table, kept, *given)
+        large = {op.name for op in after.body.ops for v in op.results if v.shape == (N, 2)}
+        assert large <= {"broadcast_in_dim", "scatter", "while"}
+
+
+LATE = "read after the gradient is known"
+REFUSED_ONCE = [
+    (lambda p, a, g, r: (p - 0.1 * g, g), "other values depend"),  # (1)
+    (lambda p, a, g, r: (p - 0.1 * g, p + g), "other values depend"),
+    (lambda p, a, g, r: jnp.where(r > 0, p - 0.1 * g, a), "other values depend"),
+    (lambda p, a, g, r: (p - 0.1 * g, jnp.sin(p[9] + r)), LATE),
+    (lambda p, a, g, r: (p - 0.1 * g, p), LATE),
+    (lambda p, a, g, r: p - (g + r), "other values depend"),
+    (lambda p, a, g, r: (p - g / a, a + g), "takes as long as the test"),  # (2)
+    (lambda p, a, g, r: p - a * g, "takes as long as the test"),
+    (lambda p, a, g, r: p + g, "in place"),
+]
+
+
+@pytest.mark.parametrize(("step", "because"), REFUSED_ONCE)
+def test_what_is_not_only_rows_of_arguments(step, because):
+    table, kept, ids, others, us, vs, _ = arguments()
+    given = ids[2], others[2], us[2], vs[2], np.float32(0.5)
+    check_refuses(UPDATE, once(step), table, kept, *given, because=because)
+
+
+def test_word_vectors():
+    """A table that a loss reads in two places: no gradient as large as the table is made."""
+
+    def train(table, i, j, rate):
+        loss = lambda table: -jax.nn.log_sigmoid((table[i] * table[j]).sum(-1)).mean()
+        return table - rate * jax.grad(loss)(table)
+
+    args = jnp.sin(jnp.arange(16.0 * N)).reshape(2 * N, 8), IDS[0], IDS[3], np.float32(0.1)
+    ours = optimize(jax.jit(train, donate_argnums=0))
+    assert ours.lower(*args).compile().memory_analysis().temp_size_in_bytes < args[0].nbytes / 100
+    want = jax.jit(train)(*args)
+    assert_same_bits(ours(args[0].copy(), *args[1:]), want)
+
+
 MORE = "does more than scale"
 REFUSED = [
     pytest.param(lambda p, a, g, r, o: (p - 0.1 * (m := 0.9 * a + g), m), "change", id="momentum"),

@@ -1,4 +1,4 @@
-"""Carried arrays that a sparse gradient changes in some rows only.
+"""Arrays that a loop carries, or arguments, that a sparse gradient changes in some rows only.
 
 An optimizer computes the next table, and its own next state (Adagrad's sums of squares), element by
 element from the gradient and the carried arrays. Where the gradient is zero, nothing changes:
@@ -7,63 +7,90 @@ element from the gradient and the carried arrays. Where the gradient is zero, no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
 from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
-from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Use, Value
-from jaxpr_opt.ir.traits import ELEMENTWISE, is_pure
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.graph import Constant, Graph, Op, Region, Scan, Value
+from jaxpr_opt.ir.traits import ELEMENTWISE, SUMS, is_pure
+
+
+class Updated(NamedTuple):
+    """An array as a step finds it, and as it leaves it."""
+
+    param: Value
+    next: Value
+    init: Value | None
+    """What it is before the first step; None outside of loops."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class States:
-    """Ops of a step of `scan` that compute the next arrays of `carries` from sums of `pieces`."""
+    """Ops of `body` that compute the next arrays from sums of `pieces`."""
 
-    scan: Scan
+    body: Region
+    """Of a scan, or of the program."""
     pieces: tuple[Piece, ...]
     ops: tuple[Op, ...]
     """The elementwise ops, in order."""
-    carries: tuple[Carry, ...]
+    arrays: tuple[Updated, ...]
     outer: tuple[Value, ...]
-    """Arrays from outside of the loop that the ops read."""
+    """Arrays from outside of the loop that the ops read; of a program, those that stay."""
     scalars: dict[Value, Value]
-    """Operands that repeat a scalar from outside of the loop, with the scalar."""
+    """Operands that repeat a known number, or a scalar from outside of the loop, with it."""
     changing: dict[Value, Value]
     """Operands that repeat a scalar of the step, with the scalar: factors, or divisors, of what is
-    zero where the gradient is."""
+    zero where the gradient is; or it chooses between what is the same there."""
+
+    @property
+    def scan(self) -> Scan | None:
+        """The loop; None for an update that is made once."""
+        return self.body.owner if isinstance(self.body.owner, Scan) else None
+
+    @property
+    def factors(self) -> list[Value]:
+        """The numbers of the step that scale the gradient."""
+        return [v for v in self.changing.values() if v.dtype != bool]
 
     @property
     def is_plain(self) -> bool:
-        """Whether the gradient passes only known numbers on its way to the arrays: then it is known
-        that those are zeros where it is.
+        """Whether elements whose gradient is zero keep their values if the factors are finite, and
+        none is zero that divides: all that is combined with the gradient are numbers.
         """
-        known = {piece.result for piece in self.pieces}
+        zeros = {piece.result for piece in self.pieces}
         # Condition 2 of update-states.
-        known.update(v for v, scalar in self.scalars.items() if uniform(scalar) is not None)
-        steps = {carry.next for carry in self.carries}
+        numbers = {v for v, scalar in self.scalars.items() if uniform(scalar) is not None}
+        known, kept = zeros | numbers | {*self.changing}, {each.param for each in self.arrays}
         for op in self.ops:
-            if op.result not in steps:
-                # Condition 2 of update-states.
-                if not known.issuperset(op.operands):
-                    return False
+            cases = op.operands[1:] if op.name == "select_n" else op.operands
+            # Condition 2 of update-states.
+            if known.issuperset(cases):
                 known.add(op.result)
+            elif op.name in SUMS | {"sub", "select_n"} and (known | kept).issuperset(cases):
+                kept.add(op.result)
+            else:
+                return False
         return True
 
 
-def states(scan: Scan) -> Iterator[States | str]:
-    """Each group of arrays that sparse gradients change; or why one is not changed by rows only."""
-    seen: set[Op] = set()
-    for op in scan.body.ops:
-        piece = _piece(op) if op not in seen else None
-        if piece is not None:
-            found = _Search(scan, piece)
-            yield found.states() or found.why
-            seen.update(found.ops)
+def states(piece: Op) -> States | str | None:
+    """The group of arrays that a sparse gradient changes, of which this is the first scatter; or
+    why one is not changed by rows only.
+    """
+    first, body = _piece(piece), piece.region
+    if first is None or body is None or not isinstance(body.owner, Scan | Graph):
+        return None
+    search = _Search(body, first)
+    if not search.params and isinstance(body.owner, Graph):
+        return None
+    is_first = min(search.pieces, key=body.order, default=piece) is piece
+    return (search.states() or search.why) if is_first else None
 
 
 def _piece(op: Op) -> Piece | None:
@@ -82,8 +109,9 @@ def _piece(op: Op) -> Piece | None:
 class _Search:
     """The elementwise ops that depend on a sparse gradient, with all that they read."""
 
-    def __init__(self, scan: Scan, piece: Piece) -> None:
-        self.scan, self.shape = scan, piece.result.shape
+    def __init__(self, body: Region, piece: Piece) -> None:
+        self.body, self.shape = body, piece.result.shape
+        self.is_loop = isinstance(body.owner, Scan)
         self.pieces: dict[Op, Piece] = {}
         self.ops: dict[Op, None] = {}
         self.outer: dict[Value, None] = {}
@@ -102,7 +130,7 @@ class _Search:
             piece = _piece(op)
             if piece is not None:
                 self.pieces[op] = piece
-            elif op.name in ELEMENTWISE and is_pure(op) and op.region is self.scan.body:
+            elif op.name in ELEMENTWISE and is_pure(op) and op.region is self.body:
                 self.ops[op] = None
                 pending.extend(made for v in op.operands if (made := self._maker(v)) is not None)
             else:
@@ -111,18 +139,22 @@ class _Search:
             if op.result.shape != self.shape:
                 self.why = f"{op.name} makes another shape"
                 return
+            if len(self.ops) + len(self.pieces) > limits.OPS_OF_A_RANGE:
+                self.why = "too many ops make the next arrays"
+                return
             pending.extend(user for user in op.result.users if not self._is_end(user))
 
     def _is_end(self, user: Op) -> bool:
-        return user is self.scan.body.terminator
+        return user is self.body.terminator
 
     def _maker(self, value: Value) -> Op | None:
         """The op that computes an operand; None if the operand is an input of the group."""
-        scalar, body = scalar_of(value), self.scan.body
+        scalar, body = scalar_of(value), self.body
         if scalar is not None and (number := uniform(scalar)) is not None:
             self.scalars[value] = Constant(scalar.aval, scalar.dtype.type(number))
         elif scalar is not None:
-            (self.changing if body.defines(scalar) else self.scalars)[value] = scalar
+            is_outer = self.is_loop and not body.defines(scalar)
+            (self.scalars if is_outer else self.changing)[value] = scalar
         elif not body.defines(value):
             self.outer[value] = None
         elif value.op is None:
@@ -135,43 +167,65 @@ class _Search:
         """The group; None if it is not one, and `why` says why."""
         if self.why:
             return None
-        ops = tuple(sorted(self.ops, key=self.scan.body.order))
-        made = {op.result for op in ops} | {op.result for op in self.pieces}
-        end = self.scan.body.terminator
-        carries = tuple(c for c in self.scan.carries if c.next in made)
-        ends = {Use(end, self.scan.carries.index(c)) for c in carries}
+        ops = tuple(sorted(self.ops, key=self.body.order))
         known: dict[Value, Any] = {op.result: op.result.dtype.type(0) for op in self.pieces}
         for op in ops:
             known[op.result] = at_zero(op, known)
-        others = [u for v in made for u in v.uses if u.op is end and u not in ends]
+        made = {op.result for op in ops} | {op.result for op in self.pieces}
+        arrays = self._updated(made, known)
+        taken = {each.param for each in arrays}
         # Condition 1 of update-states.
-        if others or self.params.keys() != {c.param for c in carries} or not carries:
+        if not arrays or self._is_read_by_others(made, arrays):
             self.why = "other values depend on the gradient, or are combined with it"
         elif not all(self._scales(value, known) for value in self.changing):
             self.why = "a scalar of the step does more than scale the gradient"
-        elif any(known[c.next] is not c.param for c in carries):
+        elif any(known[each.next] is not each.param for each in arrays):
             self.why = "elements change though their gradient is zero"
-        elif any(
-            self._is_read_late(c.param, min(self.pieces, key=self.scan.body.order)) for c in carries
-        ):
+        elif any(self._is_read_late(param) for param in taken):
             self.why = "an array is read after the gradient is known, so XLA would copy it"
         if self.why:
             return None
+        others = [v for v in self.params if v not in taken]
         pieces = tuple(replace(p) for p in self.pieces.values())
-        given = tuple(self.outer), dict(self.scalars), dict(self.changing)
-        return States(self.scan, pieces, ops, carries, *given)
+        given = (*self.outer, *others), dict(self.scalars), dict(self.changing)
+        return States(self.body, pieces, ops, arrays, *given)
+
+    def _updated(self, made: Set[Value], known: dict[Value, Any]) -> tuple[Updated, ...]:
+        """The arrays that the group makes for the next step, or for the caller."""
+        owner = self.body.owner
+        if isinstance(owner, Scan):
+            carries = (c for c in owner.carries if c.next in made)
+            return tuple(Updated(c.param, c.next, c.init) for c in carries)
+        ends = [v for v in dict.fromkeys(self.body.outputs) if v in made]
+        stays = {v: known[v] for v in ends if isinstance(known[v], Value)}
+        return tuple(Updated(v, end, None) for end, v in stays.items() if v in self.params)
+
+    def _is_read_by_others(self, made: Set[Value], arrays: Sequence[Updated]) -> bool:
+        """Whether the step returns something else that the group makes, or an array twice; or a
+        loop carries something else that is combined with the gradient.
+        """
+        taken = {each.param for each in arrays}
+        uses = sum(use.op is self.body.terminator for value in made for use in value.uses)
+        others = self.is_loop and self.params.keys() != taken
+        return others or len(taken) < len(arrays) or uses != len(arrays)
 
     def _scales(self, value: Value, known: dict[Value, Any]) -> bool:
-        """Whether a scalar only multiplies, or divides, what is zero where the gradient is."""
+        """Whether a scalar only multiplies, or divides, what is zero where the gradient is; or
+        chooses, which `at_zero` follows.
+        """
         uses = (use for use in value.uses if use.op in self.ops)
         # Condition 1 of update-states.
         return all(
-            is_zero(known.get(use.op.operands[1 - use.position]))
-            and (use.op.name == "mul" or (use.op.name == "div" and use.position == 1))
+            (use.op.name == "select_n" and use.position == 0 and value.dtype == bool)
+            or (
+                is_zero(known.get(use.op.operands[1 - use.position]))
+                and (use.op.name == "mul" or (use.op.name == "div" and use.position == 1))
+            )
             for use in uses
         )
 
-    def _is_read_late(self, array: Value, first: Op) -> bool:
-        order, body = self.scan.body.order, self.scan.body
+    def _is_read_late(self, array: Value) -> bool:
+        order, body = self.body.order, self.body
+        first = min(self.pieces, key=order)
         around = (body.ancestor(user) for user in array.users if user not in self.ops)
         return any(op is None or order(op) > order(first) for op in around)

@@ -21,6 +21,8 @@ def at_zero(op: Op, known: dict[Value, Any]) -> Any:
     numbers = [uniform(v) if isinstance(v, Value) else v for v in operands]
     if op.name == "select_n" and op.operands[0].dtype == bool and numbers[0] is not None:
         return operands[1 + bool(numbers[0])]
+    if op.name == "select_n" and len({*map(id, operands[1:])}) == 1:
+        return operands[1]
     if op.name in ARITHMETIC and not any(number is None for number in numbers):
         typed = [np.asarray(n, v.dtype) for n, v in zip(numbers, op.operands, strict=True)]
         with np.errstate(all="ignore"):
