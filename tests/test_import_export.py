@@ -343,3 +343,17 @@ def test_a_constant_that_is_written_into_an_array_on_a_mesh():
         rw = Rewriter(graph)
         rw.set_operand(op, 1, rw.constant(np.ones(1, np.float32), op.operands[1].aval))
         assert jax.jit(jaxpr_as_fun(export(graph)))(jnp.zeros(16), jnp.zeros(1))[0][2] == 1
+
+
+@pytest.mark.parametrize("axis", [None, "i"])
+def test_a_conversion_that_says_how_its_operand_is_divided(axis):
+    """It says so of an array of its rank, and passes convert windows of it."""
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axis, None))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.ones((3, 2)), rows)
+        jaxpr = jax.make_jaxpr(lambda x: (x > 0).astype("float32", device=rows))(x)
+        graph = import_jaxpr(jaxpr)
+    (op,) = (op for op in graph.walk() if op.name == "convert_element_type")
+    assert jaxpr.eqns[-1].params["sharding"] is not None and op.params["sharding"] is None
+    assert export(graph).out_avals == jaxpr.out_avals

@@ -395,6 +395,16 @@ class _Importer:
         )
         return self.append(region, test, before)[0]
 
+    def _convert_element_type(self, eqn: Any, operands: list[Value], source: Source) -> Op:
+        """A conversion. It need not say how its result is divided where its operand is divided so:
+        passes convert windows of it, which have fewer axes.
+        """
+        op = self.opaque("convert_element_type", eqn, operands, source)
+        here, there = (getattr(v.aval, "sharding", None) for v in (operands[0], op.result))
+        if eqn.params.get("sharding") is not None and here == there:
+            op.params = {**eqn.params, "sharding": None}
+        return op
+
     def _checkpoint(self, eqn: Any, operands: list[Value], source: Source) -> Op:
         params = {key: value for key, value in eqn.params.items() if key != "jaxpr"}
         if isinstance(params["prevent_cse"], tuple):  # one flag an operand, and there are none now
