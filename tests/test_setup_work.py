@@ -406,6 +406,24 @@ def test_a_value_that_is_read_twice_is_looked_at_once(program):
     assert {k: (short[k], v) for k, v in long.items() if v > max(FEW, 8 * short[k])} == {}
 
 
+def nest(depth):
+    """Loops in loops."""
+
+    def f(x):
+        run = lambda x: jnp.sin(x) * x[::-1]
+        for _ in range(depth):
+            run = lambda x, inner=run: lax.fori_loop(0, 4, lambda _, c: jnp.cos(inner(c)), x)
+        return run(x)
+
+    return f
+
+
+def test_a_loop_is_priced_once():
+    """Not once more for each loop inside of it."""
+    asked = calls(optimize, nest(8), (jnp.ones(4),))["model.py: is_worth_one_function"]
+    assert 0 < asked <= 8
+
+
 def test_numbers_that_are_known_are_looked_for_once(monkeypatch):
     """Each is made of the two before it."""
 

@@ -108,18 +108,19 @@ class Census:
 
     def __init__(self, graph: Graph) -> None:
         self.named: dict[str, list[tuple[int, Op]]] = {}
+        self.structured: dict[str, list[tuple[int, Op]]] = {}
         for place, op in enumerate(graph.walk()):
             self.named.setdefault(op.name, []).append((place, op))
+            if type(op) is not Op:
+                self.structured.setdefault(op.name, []).append((place, op))
 
     def anchors(self, each: Pass) -> list[Op]:
         """The ops that a pass is asked about."""
         if each.needs is not None and each.needs.isdisjoint(self.named):
             return []
-        named = each.primitives
-        names = self.named if named is None else named.intersection(self.named)
-        found = [p for name in names for p in self.named[name]]
-        if Op not in each.anchors:
-            found = [p for p in found if isinstance(p[1], each.anchors)]
+        named, known = each.primitives, self.named if Op in each.anchors else self.structured
+        names = known if named is None else named.intersection(known)
+        found = [p for name in names for p in known[name] if isinstance(p[1], each.anchors)]
         return [op for _, op in sorted(found)]
 
 

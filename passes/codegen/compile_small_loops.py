@@ -56,6 +56,7 @@ from jaxpr_opt.bridge.parameters import is_one_function
 from jaxpr_opt.builders.window_by_window import apart, one_by_one
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Phase, Scan, While
 from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -93,6 +94,7 @@ class CompileSmallLoops(Pass):
             rw.set_one_function(loop)
 
 
+@remembered
 def _why_not(loop: Op) -> str | None:
     """Why XLA cannot compile a loop as one function; None if it can."""
     assert isinstance(loop, Scan | While)
@@ -108,6 +110,7 @@ def _why_not(loop: Op) -> str | None:
     return None
 
 
+@remembered
 def _is_worth(op: Op) -> bool:
     return isinstance(op, Scan | While) and cost_model().is_worth_one_function(op)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import takewhile
 
@@ -67,17 +66,22 @@ class Assumable(Assumed):
         return super().__getitem__(value)
 
     def _learn(self, op: Op) -> None:
-        with self._asked_by(op):
-            super()._learn(op)
+        around = self._begin(op)
+        super()._learn(op)
+        self._end(op, around)
 
     def _agreed(self, outcome: Outcome) -> Known:
-        with self._asked_by(outcome):
-            return super()._agreed(outcome)
+        around = self._begin(outcome)
+        known = super()._agreed(outcome)
+        self._end(outcome, around)
+        return known
 
-    @contextmanager
-    def _asked_by(self, asking: Op | Outcome) -> Iterator[None]:
+    def _begin(self, asking: Op | Outcome) -> Op | Outcome | None:
+        """Note who asks from now on; who asked before."""
         around, self._asking = self._asking, asking
-        yield
+        return around
+
+    def _end(self, asking: Op | Outcome, around: Op | Outcome | None) -> None:
         self._asking = around
         self.places[asking] = len(self.places)
 
