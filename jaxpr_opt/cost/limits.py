@@ -17,7 +17,8 @@ WRITES_IN_A_ROW = 16
 """Writes to one array, each to what the one before it left."""
 
 OPS_BESIDE_A_COND = 32
-"""Ops that are repeated in each branch: more would make the program too large."""
+"""Ops that are repeated in each branch: more would make the program too large. Also, ops between a
+read and the cond that it is for."""
 
 ROWS_CARRIED = 8
 """Rows of an array that a loop carries as values of their own."""

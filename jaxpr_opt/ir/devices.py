@@ -100,6 +100,11 @@ def is_quick_if_small() -> bool:
     return not compat_devices.KEEPS_BARRIERS and jax.default_backend() == "cpu"
 
 
+def copies_at_branches() -> bool:
+    """Whether XLA copies an array that a branch of a step writes to: before JAX 0.11 on a CPU."""
+    return not compat_devices.KEEPS_BARRIERS and jax.default_backend() == "cpu"
+
+
 def writes_in_order() -> bool:
     """Whether a scatter writes its rows in order, so that the last row for a place stays there."""
     return jax.default_backend() == "cpu"

@@ -43,18 +43,20 @@ its cotangent is copied at every branch. Sound when
 If several branches write, each returns its index, as the experts of a mixture do that are rows of
 one array.
 
-Cost: one more read of the window, which is less than half of the array. In a scan only, maybe in a
-branch of its step, where the array may then become a stack; XLA writes in place through a branch,
-too. If the array cannot become one, because the index is unknown or differs, the loop must store it
-in each step, which `undo-carried-writes` avoids; or a branch must also read it, which makes XLA
-copy it (on a GPU a small copy takes less time than a kernel for the window): the transpose of a
-snapshot reads its cotangent and clears it. That waits until JAX has
-differentiated: it would add the cotangents of what a branch reads to zeros in the branch, and these
-to those of the array, all of it in each step (1.7 times the time of plain JAX, where it was 0.7; a
-stack of 500 numbers of a calculator on JAX 0.12). Zeros with a window in them,
-as the transpose of a read makes them, are not made in a branch. A
-second cond pays if a loop stores the array for its gradient, a version of a cache for each step:
-`undo-carried-writes` then stores the windows.
+Cost: one more read of the window, which is less than half of the array. In a loop only, maybe in a
+branch of its step. The array may then become the stack of a scan. If it cannot, because the index
+is unknown or differs, XLA may still write in place through a branch. Not so if the step reads the
+array for something else than the cond, as memo tables are read before they are written, nor, on a
+CPU, before JAX 0.11: XLA then copies all of it in each step (20,000 numbers: 3.8 us on JAX 0.10,
+3.1 on 0.12, and 0.07 if it is written after the cond). Nor if a branch must also read it (on a GPU
+a small copy takes less time than a kernel for the window): the transpose of a snapshot reads its
+cotangent and clears it. And a loop that is differentiated may store the array in each step, which
+`undo-carried-writes` avoids. What XLA copies waits until JAX has differentiated: what a branch
+reads would be added to zeros in the branch, and these to the cotangent of the array, all of it in
+each step (1.7 times the time of plain JAX, where it was 0.7; a stack of 500 numbers of a calculator
+on JAX 0.12). Zeros with a window in them, as the transpose of a read makes them, are not made in a
+branch. A second cond pays if a loop stores the array for its gradient, a version of a cache for
+each step: `undo-carried-writes` then stores the windows.
 Source: https://github.com/jax-ml/jax/issues/15906; the gradient of 2000 such steps took 15 ms.
 """
 
@@ -69,8 +71,11 @@ from jaxpr_opt.analysis.values.enclosing import is_differentiated, loop_of
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.branch_writes import BranchWrites, branch_writes
 from jaxpr_opt.builders.branch_writes import split_after, write_after
+from jaxpr_opt.cost.limits import OPS_BESIDE_A_COND
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.devices import copies_at_branches
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Op, Scan
 from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -94,7 +99,7 @@ class WriteAfterBranches(Pass):
 
     def find(self, op: Op) -> Iterator[WrittenInBranch]:
         assert isinstance(op, Cond)
-        if isinstance(loop_of(op), Scan):
+        if loop_of(op) is not None:
             for writes in branch_writes(op):  # (1)
                 yield WrittenInBranch(op, writes.says, writes)
 
@@ -104,13 +109,17 @@ class WriteAfterBranches(Pass):
             return reason
         if writes.are_read and not (writes.are_stored and can_move(match.op)):  # (3)
             return f"what {first.op.name} makes is read in the branch, too"
-        if writes.are_of_zeros or writes.are_read or (first.is_located and len(writes.made) == 1):
-            return None
-        if _is_copied(writes) and _may_be_differentiated(match.op):
-            return "JAX would add windows to zeros in the branches, and those to the cotangent"
-        if any(map(is_stacked, (first.array, writes.result))):
-            return None
-        if not _is_copied(writes):
+        if isinstance(loop_of(match.op), Scan):
+            is_one = first.is_located and len(writes.made) == 1
+            if writes.are_of_zeros or writes.are_read or is_one:
+                return None
+            if _is_read_inside(writes) and _may_be_differentiated(match.op):
+                return "JAX would add windows to zeros in the branches, and those to the cotangent"
+            if any(map(is_stacked, (first.array, writes.result))):
+                return None
+        if not _is_read_inside(writes) and (
+            _may_be_differentiated(match.op) or not _is_copied(writes)
+        ):
             return "XLA already writes it in place, in steps that take the branch only"
         return None if _is_worth(first) else "a copy takes no longer than the window by itself"
 
@@ -138,8 +147,41 @@ def _is_worth(write: Access) -> bool:
     return cost_model().is_less_fenced([write.nbytes], write.array.nbytes, whole_is_read=False)
 
 
-def _is_copied(writes: BranchWrites) -> bool:
+def _is_read_inside(writes: BranchWrites) -> bool:
     """Whether a branch reads of the array as well, so that XLA copies it."""
-    users = writes.made[0].array.users
-    inside = [op for op in users if any(b.contains(op.region) for b in writes.cond.branches)]
-    return any((found := access(op)) is not None and found.kind == "read" for op in inside)
+    branches = writes.cond.branches
+    return any(_reads(op) for op in _users(writes) if any(b.contains(op.region) for b in branches))
+
+
+def _is_copied(writes: BranchWrites) -> bool:
+    """Whether XLA copies the array at the cond: before JAX 0.11 in any case, since then if the step
+    reads of it for something else than the cond, as XLA need not do so before the cond.
+    """
+    reads = filter(_reads, _users(writes))
+    return copies_at_branches() or any(not _is_for(read, writes.cond) for read in reads)
+
+
+def _users(writes: BranchWrites) -> list[Op]:
+    """What reads the array that is written to."""
+    return list(writes.made[0].array.users)
+
+
+def _reads(op: Op) -> bool:
+    """Whether an op reads a window."""
+    return (found := access(op)) is not None and found.kind == "read"
+
+
+@remembered
+def _is_for(read: Op, cond: Cond) -> bool:
+    """Whether what an op reads is seen to be needed for a cond only."""
+    region = cond.region
+    assert region is not None
+    pending, seen = [read], {read}
+    while pending and len(seen) <= OPS_BESIDE_A_COND:
+        op = pending.pop()
+        if op.region is not region or op.is_terminator or region.order(op) > region.order(cond):
+            return False
+        users = {user for result in op.results for user in result.users} - seen
+        pending += (user for user in users if region.ancestor(user) is not cond)
+        seen |= users
+    return not pending

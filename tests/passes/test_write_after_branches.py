@@ -10,6 +10,7 @@ from jaxpr_opt.cost.devices import GPU
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.insight.journal import Journal
+from jaxpr_opt.ir.devices import fence
 from jaxpr_opt.ir.graph import Cond, Scan, While
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP, DEFAULT
@@ -698,3 +699,51 @@ def test_the_transpose():
     passes = (AFTER, DropDummyResiduals(), SliceKnownWindows(), *CLEANUP)
     assert len(run_alone(passes, after).record(AFTER.name, False).rewrites) == 2
     assert_same_bits(evaluate_exactly(before, *args), evaluate_exactly(after, *args))
+
+
+READ_ELSEWHERE = {
+    "for the cond and others": lambda b, i, x: (b[i] > x, b[i]),
+    "at another place": lambda b, i, x: (x > 0, b[7 - i]),
+    "by an inner loop": lambda b, i, x: (x > 0, lax.fori_loop(0, 3, lambda j, s: s + b[j], x)),
+}
+LOOPS = {
+    "scan": lambda step: (
+        lambda b, xs: lax.scan(lambda b, x: (step(b, x.astype("int32"), x), None), b, xs)[0]
+    ),
+    "while": lambda step: (
+        lambda b, xs: lax.while_loop(
+            lambda c: (c[1] < N) & (c[0][0] < 9),
+            lambda c: (step(c[0], (c[1] * 3) % N, xs[c[1]]), c[1] + 1),
+            (b, 0),
+        )[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("case", READ_ELSEWHERE)
+def test_what_xla_copies(case, kind):
+    """Cost: it does so if the step reads of the array elsewhere, too: memo tables, hash tables."""
+
+    def step(b, i, x):
+        p, u = READ_ELSEWHERE[case](b, i, x)
+        new = lax.cond(p, lambda: b.at[i].set(x), lambda: b)
+        return new.at[0].add(u)
+
+    program = LOOPS[kind](step)
+    alone(AFTER, program, "f32[8]", "f32[8]", fires=True, phase="final")
+    check_refuses(AFTER, program, "f32[8]", "f32[8]", because="XLA already writes it in place")
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_what_xla_copies_before_jax_0_11(kind):
+    """Cost: it does so in any case, also if what is read is for the cond only."""
+    step = lambda b, i, x: lax.cond(jnp.sin(b[i]) < x, lambda: b.at[i].set(x), lambda: b)
+    alone(
+        AFTER,
+        LOOPS[kind](step),
+        "f32[8]",
+        "f32[8]",
+        fires=fence() == "division",
+        phase="final",
+    )
