@@ -111,6 +111,8 @@ class UpdateStates(Pass):
             return "the step changes the type of the array"
         if not found.is_plain and (found.scan is None or found.scan.length < 2):
             return "one step takes as long as the test of all elements before it"
+        if not found.is_plain and found.chooses:  # (2)
+            return "a truth value of the step chooses what is to be tested before the loop"
         if all(map(_is_in_place, found.arrays)):
             return "XLA adds to the rows in place"
         if not is_less([found.pieces], _moved(found)):

@@ -296,6 +296,9 @@ REFUSED = [
     pytest.param(lambda p, a, g, r, o: (p - (g + r), a + g), MORE, id="scalar plus zero"),
     pytest.param(lambda p, a, g, r, o: (p + (g - r), a + g), MORE, id="zero minus scalar"),
     pytest.param(lambda p, a, g, r, o: (p - a * (r / g), a + g), MORE, id="scalar by zero"),
+    pytest.param(
+        lambda p, a, g, r, o: (jnp.where(r > 2, p, p - g / a), a + g), "chooses", id="chosen by one"
+    ),
 ]
 
 

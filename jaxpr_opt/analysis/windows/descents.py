@@ -75,10 +75,11 @@ def _choices(op: Op, array: Value) -> tuple[Op, ...]:
     found: list[Op] = []
     while len(op.result.uses) == 1:
         (user,) = op.result.users
-        if user.name != "select_n" or len(user.operands) > len(("which", "one", "other")):
+        if user.name != "select_n" or user.region is not op.region:
             break
+        which, *cases = user.operands
         # Condition 1 of update-rows.
-        if scalar_of(user.operands[0]) is None or array not in user.operands[1:]:
+        if scalar_of(which) is None or {*cases} != {array, op.result}:
             break
         found.append(user)
         op = user

@@ -59,6 +59,11 @@ class States:
         return [v for v in self.changing.values() if v.dtype != bool]
 
     @property
+    def chooses(self) -> bool:
+        """Whether a truth value of the step chooses."""
+        return any(v.dtype == bool for v in self.changing)
+
+    @property
     def is_plain(self) -> bool:
         """Whether elements whose gradient is zero keep their values if the factors are finite, and
         none is zero that divides: all that is combined with the gradient are numbers.
