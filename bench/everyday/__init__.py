@@ -11,6 +11,7 @@ from bench.everyday import (
     simulations,
     stencils,
     tables,
+    training,
 )
 from bench.everyday.entry import Entry as Entry
 
@@ -18,6 +19,7 @@ MODULES = (
     stencils,
     sequences,
     tables,
+    training,
     layers,
     simulations,
     ragged,

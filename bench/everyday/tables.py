@@ -243,31 +243,6 @@ def swapped(x: Array, key: Array) -> Array:
     return lax.fori_loop(0, len(x), swap, x)
 
 
-def word_vectors(table: Array, centers: Array, contexts: Array) -> Any:
-    """Skip-gram by Adagrad: one table, read in two places of a step."""
-
-    def loss(table: Array, i: Array, j: Array) -> Array:
-        return jnp.mean(jax.nn.softplus(-jnp.sum(table[i] * table[j], -1)))
-
-    def step(state: Any, pair: Any) -> Any:
-        table, squares = state
-        value, gradient = jax.value_and_grad(loss)(table, *pair)
-        squares = squares + gradient**2
-        return (table - 0.1 * gradient / (jnp.sqrt(squares) + 1e-8), squares), value
-
-    return lax.scan(step, (table, jnp.zeros_like(table)), (centers, contexts))
-
-
-def bag_of_words(table: Array, words: Array, wanted: Array, rate: Array) -> Any:
-    """One step of gradient descent for a table: the mean of the words of a text, as a class."""
-
-    def loss(table: Array) -> Array:
-        return jnp.mean((jnp.tanh(table[words].mean(1)) - wanted) ** 2)
-
-    value, gradient = jax.value_and_grad(loss)(table)
-    return table - rate * gradient, value
-
-
 def reservoir(rows: Array, at: Array) -> Array:
     """A sample of as many rows as fit: row `i` takes the place `at[i]`, if there is one."""
     size = 200
@@ -471,12 +446,6 @@ PROGRAMS: dict[str, Entry] = {
     "strongest": entry(strongest, abs(normal(64, 64)) / 64),
     "histogram": entry(histogram, normal(500), below(32, 500)),
     "eliminated by columns": entry(eliminated, normal(32, 32) + 10 * normal(1, 1)),
-    "word vectors": forward(
-        word_vectors, normal(4000, 16), below(4000, 50, 8), below(4000, 50, 8, seed=1)
-    ),
-    "bag of words": forward(
-        bag_of_words, normal(20_000, 32), below(20_000, 16, 8), normal(16, 32), normal()
-    ),
     "hashed corners": forward(
         hashed_corners, normal(4, 4096, 2), normal(8), abs(normal(20, 64, 2)), normal(20, 64)
     ),

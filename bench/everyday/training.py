@@ -1,0 +1,87 @@
+"""Steps of training with a table of which a batch reads some rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from bench.everyday.entry import Entry, below, forward, normal
+
+
+def word_vectors(table: Array, centers: Array, contexts: Array) -> Any:
+    """Skip-gram by Adagrad: one table, read in two places of a step."""
+
+    def loss(table: Array, i: Array, j: Array) -> Array:
+        return jnp.mean(jax.nn.softplus(-jnp.sum(table[i] * table[j], -1)))
+
+    def step(state: Any, pair: Any) -> Any:
+        table, squares = state
+        value, gradient = jax.value_and_grad(loss)(table, *pair)
+        squares = squares + gradient**2
+        return (table - 0.1 * gradient / (jnp.sqrt(squares) + 1e-8), squares), value
+
+    return lax.scan(step, (table, jnp.zeros_like(table)), (centers, contexts))
+
+
+def bag_of_words(table: Array, words: Array, wanted: Array, rate: Array) -> Any:
+    """One step of gradient descent for a table: the mean of the words of a text, as a class."""
+
+    def loss(table: Array) -> Array:
+        return jnp.mean((jnp.tanh(table[words].mean(1)) - wanted) ** 2)
+
+    value, gradient = jax.value_and_grad(loss)(table)
+    return table - rate * gradient, value
+
+
+def triplets(table: Array, ids: Array, rate: Array) -> Any:
+    """One step for one table of heads and tails, left out if its loss is not finite."""
+
+    def loss(table: Array) -> Array:
+        head, near, far = table[ids]
+        apart = jnp.sum((head - near) ** 2, -1) - jnp.sum((head - far) ** 2, -1)
+        return jnp.mean(jax.nn.softplus(apart))
+
+    value, gradient = jax.value_and_grad(loss)(table)
+    return jnp.where(jnp.isfinite(value), table - rate * gradient, table), value
+
+
+def scaled_loss(table: Array, words: Array, wanted: Array, scale: Array) -> Any:
+    """One step in mixed precision: skipped, and the scale halved, if a gradient is not finite."""
+
+    def loss(table: Array) -> Array:
+        made = jnp.tanh(table[words].mean(1)).astype(jnp.bfloat16)
+        return scale * jnp.mean((made - wanted.astype(jnp.bfloat16)) ** 2)
+
+    gradient = jax.grad(loss)(table) / scale
+    is_finite = jnp.all(jnp.isfinite(gradient))
+    table = jnp.where(is_finite, table - 0.1 * gradient, table)
+    return table, jnp.where(is_finite, scale, scale / 2)
+
+
+def clipped(table: Array, words: Array, wanted: Array) -> Any:
+    """One step whose largest element is at most 0.1."""
+
+    def loss(table: Array) -> Array:
+        return jnp.sum((jnp.tanh(table[words].mean(1)) - wanted) ** 2)
+
+    gradient = jax.grad(loss)(table)
+    largest = jnp.max(jnp.abs(gradient))
+    return table - gradient * jnp.minimum(1.0, 0.1 / largest), largest
+
+
+PROGRAMS: dict[str, Entry] = {
+    "word vectors": forward(
+        word_vectors, normal(4000, 16), below(4000, 50, 8), below(4000, 50, 8, seed=1)
+    ),
+    "bag of words": forward(
+        bag_of_words, normal(20_000, 32), below(20_000, 16, 8), normal(16, 32), normal()
+    ),
+    "triplets": forward(triplets, normal(20_000, 32), below(20_000, 3, 16), normal()),
+    "scaled loss": forward(
+        scaled_loss, normal(20_000, 32), below(20_000, 16, 8), normal(16, 32), normal() * 0 + 64
+    ),
+    "clipped": forward(clipped, normal(20_000, 32), below(20_000, 16, 8), normal(16, 32)),
+}
