@@ -41,17 +41,20 @@ def is_divided(op: Op) -> bool:
 
 
 def is_sharded(value: Value) -> bool:
-    """Whether the type says which device holds which part, so that a window may be on several."""
-    sharding = getattr(value.aval, "sharding", None)
-    return sharding is not None and any(part is not None for part in sharding.spec)
+    """Whether the type says which device holds which part, so that a window may be on several, or
+    that each holds an addend (`unreduced`), as the cotangent of what is `reduced` does.
+    """
+    spec = getattr(getattr(value.aval, "sharding", None), "spec", None)
+    return spec is not None and bool(
+        spec.unreduced or spec.reduced or any(axis is not None for axis in spec.partitions)
+    )
 
 
 def has_divided_rows(value: Value, op: Op) -> bool:
     """Whether elements of a value that `op` reads may be on several devices, so that testing all of
     them needs communication.
     """
-    spec = getattr(getattr(value.aval, "sharding", None), "spec", ())
-    return value.shape != () and (is_divided(op) or any(axis is not None for axis in spec))
+    return value.shape != () and (is_divided(op) or is_sharded(value))
 
 
 def _axes(op: Op) -> dict[str, bool]:

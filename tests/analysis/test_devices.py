@@ -6,13 +6,19 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.insight.journal import collect_journals
-from jaxpr_opt.ir.devices import is_manual, is_partly_manual, is_replicated
+from jaxpr_opt.ir.devices import (
+    has_divided_rows,
+    is_manual,
+    is_partly_manual,
+    is_replicated,
+    is_sharded,
+)
 from jaxpr_opt.ir.graph import Cond, Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.traits import can_move, communicates
@@ -112,6 +118,22 @@ def test_predicates_that_all_devices_share():
         nested = jax.shard_map(inner, in_specs=COLUMNS, out_specs=COLUMNS, axis_names={"y"})
         (op,) = ops(on_devices(nested, check=check), "f32[8,2]", name="sin")
         assert is_replicated(op.result, op) is check
+
+
+def test_arrays_of_which_each_device_has_a_part_or_an_addend():
+    """A type may say so beside the axes it divides: JAX then refuses to list those."""
+    mesh = AbstractMesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+    for spec, expected in (
+        (PartitionSpec(), False),
+        (PartitionSpec(None, "x"), True),
+        (PartitionSpec(reduced={"x"}), True),
+        (PartitionSpec(unreduced={"x"}), True),
+    ):
+        x = jax.ShapeDtypeStruct((4, 4), "float32", sharding=NamedSharding(mesh, spec))
+        with jax.sharding.use_abstract_mesh(mesh):
+            (op,) = ops(lambda x: lax.slice(x, (0, 0), (3, 4)), x, name="slice")
+        assert is_sharded(op.operands[0]) is expected
+        assert has_divided_rows(op.operands[0], op) is expected
 
 
 # ------------------------------------------------- passes that make ops depend on a predicate
