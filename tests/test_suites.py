@@ -1,6 +1,7 @@
 """`make test-suites` runs the tests of a library optimised, and says so where none has run."""
 
 import ast
+import signal
 
 import pytest
 
@@ -43,7 +44,9 @@ def test_a_distribution_without_tests_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(main, "LIBRARIES", (LIBRARY,))
     monkeypatch.setattr(main, "_source", lambda library, folder: folder / library.name)
     monkeypatch.setattr("sys.argv", ["suites", "numpy", "--folder", str(tmp_path)])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background job
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == 0
     assert f"no tests in {tmp_path / 'numpy'}: put a checkout there" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # pytest will be told

@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, help="a limit for each run, not that of the table")
     parser.add_argument("--only", help="an expression for pytest -k, not that of the table")
     args = parser.parse_args()
+    # A job in the background ignores it, and so would pytest, which is to write down what it has.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     worse = 0
     for library in LIBRARIES:
         if args.libraries and library.name not in args.libraries:

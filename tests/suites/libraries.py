@@ -50,4 +50,7 @@ LIBRARIES = (
     Library("flax", ("tests/nnx", "tests/linen/linen_recurrent_test.py"), ("optax",),
             "recurrent or transforms or scan"),
     Library("jraph", ("jraph/_src",), ("absl-py",)),
+    Library("dynamax", ("dynamax/hidden_markov_model", "dynamax/linear_gaussian_ssm"), ("flax",)),
+    Library("evosax", ("tests/test_core", "tests/test_algorithms"), ("flax",)),
+    Library("gymnax", ("tests/bsuite", "tests/misc", "tests/wrappers"), ("gymnasium",)),
 )  # fmt: skip
