@@ -1209,3 +1209,21 @@ def test_a_value_that_is_stored_of_taken_steps_only():
 
     with using(EAGER):
         alone(NARROW, program, "f32[4]", "f32[6]", fires=True)
+
+
+def test_a_value_in_a_branch_that_is_repeated_as_a_whole():
+    """(2) What other ops read of it is stored: it is known in the branch only."""
+
+    def loss(x, xs):
+        def step(c, r):
+            y = jnp.tanh(c + r)
+            most = lambda: (jnp.ptp(jnp.maximum(y / (1.0 + r * r), y)) * y, y)
+            return lax.cond(jnp.max(y) > 0.3, most, lambda: (c * 0.5, y))
+
+        c, ys = lax.scan(step, x, xs)
+        return jnp.sum(c**2) + jnp.sum(jnp.sin(ys))
+
+    x, xs = jnp.linspace(0.1, 1, 4), jnp.sin(jnp.arange(64.0)).reshape(16, 4)
+    gradient = jax.grad(loss, (0, 1))
+    with using(EAGER):
+        assert_same(gradient, optimize(gradient, memory="minimal"), (x, xs), grad=False)

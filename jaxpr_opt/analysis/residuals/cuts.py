@@ -163,13 +163,9 @@ def cut(scan: Scan, found: Sequence[Residual], keep: Callable[[Value], bool]) ->
 
     chosen = [(stack, value) for stack, value in found if not stop(value)]
     ops = backward_slice([value for _, value in chosen], stop)
-    inner = {v for op in ops for each in op.walk() for v in each.results}
-    params = {p for op in ops for each in op.walk() for r in each.regions for p in r.params}
-    leaves = [
-        v
-        for v in dict.fromkeys(_reads_in_order(ops))
-        if v not in inner and v not in params and body.defines(v)
-    ]
+    made = {v for op in ops for v in op.results}
+    read = dict.fromkeys(v for op in ops for v in inputs(op) if not isinstance(v, Constant))
+    leaves = [v for v in read if v not in made and body.defines(v)]
     streams = streamed(scan, outermost(scan, found))
     stored = [v for v in leaves if v not in streams]
     # Condition 2 of replay-steps.
@@ -215,12 +211,6 @@ def cheapest(
         repeat=repeat_in_nest,
     )
     return cut(scan, found, keep=kept.__contains__)
-
-
-def _reads_in_order(ops: list[Op]) -> list[Value]:
-    return [
-        v for op in ops for each in op.walk() for v in each.operands if not isinstance(v, Constant)
-    ]
 
 
 def _can_store(value: Value, scan: Scan) -> bool:
