@@ -8,7 +8,6 @@ the planner, from the question to the answer
 `repeated_ops`                                    a table: ops that readers may compute again
 `residual_prices`                                 both tables as prices of a network
 `networks`                                        the minimum cut
-`flows`                                           the flow that shows it
 what suppliers ask
 `versions`                                        versions of a buffer, by undoing writes
 `walks`                                           how loops back get a buffer, through nests

@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
-from jaxpr_opt.analysis.residuals.flows import Edge, behind_the_cut
-
 V = TypeVar("V", bound=Hashable)
 N = TypeVar("N", bound=Hashable)
 
@@ -52,24 +50,34 @@ def cheapest_leaves(
       stay: The price of an op that is not repeated, as what it makes is stored; by default none.
     """
     values = dict.fromkeys(needed)
-    edges: list[Edge[Hashable]] = [(v, _SINK, None) for v in values]
+    edges: list[tuple[Hashable, Hashable, dict[str, int]]] = [(v, _SINK, {}) for v in values]
     again: dict[N, int | None] = {}
     pending = list(values)
     while pending:
         value = pending.pop()
         op = maker(value)
-        edges.append((_SOURCE if op is None else op, value, store(value)))
+        edges.append((_SOURCE if op is None else op, value, _bound(store(value))))
         if op is None or op in again:
             continue
         again[op] = most = repeat(op)
-        edges.append((_SOURCE, op, most))
+        edges.append((_SOURCE, op, _bound(most)))
         if stay is not None:
-            edges.append((op, _SINK, stay(op)))
+            edges.append((op, _SINK, _bound(stay(op))))
         read = {} if most is None else dict.fromkeys(operands(op))
         pending.extend(v for v in read if v not in values)
         values.update(read)
-        edges.extend((v, op, None) for v in read)
+        edges.extend((v, op, {}) for v in read)
     if all(most is None for most in again.values()):
         return set(values)
-    behind = behind_the_cut(edges, _SOURCE, _SINK)
+    import networkx as nx  # 0.1 s, and most programs have nothing to cut
+
+    network = nx.DiGraph()
+    network.add_edges_from(edges)
+    solve = nx.algorithms.flow.boykov_kolmogorov  # half the time of the default
+    _, (_, behind) = nx.minimum_cut(network, _SOURCE, _SINK, flow_func=solve)
     return {value for value in values if value in behind and maker(value) not in behind}
+
+
+def _bound(most: int | None) -> dict[str, int]:
+    """The attribute of an edge; without it the edge has no bound."""
+    return {} if most is None else {"capacity": most}
