@@ -177,8 +177,17 @@ def of_rows(t, i, u):
     return jnp.zeros_like(t).at[i].add(u)
 
 
+def in_a_loop(t, i, u):
+    most = jnp.abs(of_rows(t, i, u))
+    return lax.scan(lambda c, x: (c + jnp.max(x * most), None), 0.0, u[:, 0])[0]
+
+
 REFUSED = [
     pytest.param(lambda t, i, u: jnp.max(of_rows(t, i, u), axis=0), None, id="rows"),
+    pytest.param(in_a_loop, None, id="made in part outside of the loop"),
+    pytest.param(
+        lambda t, i, u: jnp.max(lax.pad(u, 0.0, [(9, 52, 0), (0, 0, 0)])), "as it makes", id="pad"
+    ),
     pytest.param(lambda t, i, u: jnp.argmax(of_rows(t, i, u)), None, id="where"),
     pytest.param(lambda t, i, u: jnp.max(t.at[i].add(u)), None, id="not zero"),
     pytest.param(lambda t, i, u: jnp.max(t + of_rows(t, i, u)), None, id="with an array"),
