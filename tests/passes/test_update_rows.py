@@ -175,6 +175,7 @@ CHOSEN = {
     "if it is finite": lambda p, g, r: jnp.where(jnp.isfinite(r), p - r * g, p),
     "or else": lambda p, g, r: jnp.where(r > 0, p, 0.5 * g + p),
     "twice": lambda p, g, r: jnp.where(r < 1, jnp.where(r > 0, p - r * g, p), p),
+    "or a number": lambda p, g, r: jnp.where(r > 0.2, p - r * g, 7.0),
     "of the gradient": lambda p, g, r: jnp.where(g.max() < 3, p - r * g, p),
     "clipped by its norm": lambda p, g, r: p - g * jnp.minimum(r, 1 / jnp.sqrt((g * g).sum())),
     "of all rows": lambda p, g, r: jnp.where(jnp.all(jnp.isfinite(g)), p - 0.1 * g, p),

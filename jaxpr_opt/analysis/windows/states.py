@@ -215,17 +215,14 @@ class _Search:
         return others or len(taken) < len(arrays) or uses != len(arrays)
 
     def _scales(self, value: Value, known: dict[Value, Any]) -> bool:
-        """Whether a scalar only multiplies, or divides, what is zero where the gradient is; or
-        chooses, which `at_zero` follows.
+        """Whether a scalar only multiplies, or divides, what is zero where the gradient is; or is a
+        truth value: what is made of that is no NaN.
         """
         uses = (use for use in value.uses if use.op in self.ops)
         # Condition 1 of update-states.
-        return all(
-            (use.op.name == "select_n" and use.position == 0 and value.dtype == bool)
-            or (
-                is_zero(known.get(use.op.operands[1 - use.position]))
-                and (use.op.name == "mul" or (use.op.name == "div" and use.position == 1))
-            )
+        return value.dtype == bool or all(
+            is_zero(known.get(use.op.operands[1 - use.position]))
+            and (use.op.name == "mul" or (use.op.name == "div" and use.position == 1))
             for use in uses
         )
 
