@@ -516,7 +516,6 @@ BETTER_LEFT = {
         lambda b, i: put(b, get(b, 2 * i) + 1.0, 2 * i), ys, length=4
     ),
     "a part": lambda ys: loop(lambda b, i: put(b, get(b, i) + 1.0, i), ys, length=5),
-    "several rows at once, in a gradient": jax.grad(lambda ys: jnp.sum(doubled(ys))),
 }
 
 
@@ -525,6 +524,24 @@ def test_what_xla_updates_in_place_and_would_have_to_put_together_stays(wanted):
     """Cost: a second buffer."""
     because = "XLA already updates the buffer in place; stacked rows"
     check_refuses(StackCarriedUpdates(), BETTER_LEFT[wanted], "f32[8]", because=because)
+
+
+def test_windows_of_small_buffers_stay():
+    """Cost: a row that is carried is an op, and XLA copies the buffer in no more time."""
+
+    def last_eight(xs):
+        def step(b, i):
+            window = lax.dynamic_slice(b, (i,), (8,), allow_negative_indices=False)
+            return put(b, jnp.sin(window.sum() + get(xs, i)), i + 8)
+
+        return jnp.sum(loop(step, jnp.zeros(len(xs) + 8), length=len(xs)))
+
+    because = "XLA copies the buffer as fast as"
+    check_refuses(StackCarriedUpdates(), jax.grad(last_eight), "f32[40]", because=because)
+    large = "XLA already updates the buffer in place"
+    check_refuses(StackCarriedUpdates(), jax.grad(last_eight), "f32[4000]", because=large)
+    twice = jax.grad(lambda ys: jnp.sum(doubled(ys)))
+    check_refuses(StackCarriedUpdates(), twice, "f32[8]", because=because)
 
 
 def test_what_another_loop_has_left_stays():

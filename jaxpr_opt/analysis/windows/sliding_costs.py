@@ -28,6 +28,9 @@ def why_left_in_place(scan: Scan, found: Buffer, window: Window) -> str | None:
     """Why the array should stay as it is: XLA updates it in place, and would otherwise make two."""
     carry = found.carry
     name, differentiated = carry.param.name or "the buffer", is_differentiated(scan)
+    prices, is_by_rows = cost_model(), _is_touched_by_rows(found, window)
+    if not is_by_rows and prices.moved(2 * carry.param.nbytes) <= prices.started(window.kept):
+        return f"XLA copies {name} as fast as {window.kept} of its rows are carried"
     if copied_by(found) is not None and (
         differentiated or _is_stacked(scan, found) or not _is_fenced(found)
     ):
@@ -36,7 +39,7 @@ def why_left_in_place(scan: Scan, found: Buffer, window: Window) -> str | None:
     streamed = f"XLA already updates {name} in place; streamed rows would be copied"
     if not window.is_put_together(carry.param.shape):
         return streamed if is_held and window.entering else None
-    small = cost_model().is_quick(carry.param.nbytes) and _is_touched_by_rows(found, window)
+    small = prices.is_quick(carry.param.nbytes) and is_by_rows
     if differentiated and (small or not window.kept):
         return None
     if is_read_outside(carry.result, window.axis, window.held):
