@@ -15,7 +15,7 @@ from jaxpr_opt.cost.fusion import is_fused, kernels
 from jaxpr_opt.cost.lowering import Lowering
 from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
-from jaxpr_opt.cost.windows import bytes_moved
+from jaxpr_opt.cost.windows import bytes_handed_on, bytes_moved
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
 from jaxpr_opt.ir.traits import TRANSCENDENTAL, dead_ops
 
@@ -185,6 +185,8 @@ class Prices(Lowering):
         if any(isinstance(op, Scan | While) for op in ops):
             return inf
         made = sum(bytes_moved(op) for op in ops if not is_view(op))
+        if not self.device.starts_each:  # nor copies what a branch writes to
+            made -= sum(map(bytes_handed_on, ops))
         starts = kernels(ops) * self.device.kernel if made > self.device.fused_bytes else 0.0
         return self.moved(made) + starts
 

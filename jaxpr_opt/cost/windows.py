@@ -6,7 +6,7 @@ from math import prod
 
 from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.ops import cost
-from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.graph import Cond, Op, Value
 from jaxpr_opt.ir.traits import SCATTERING
 
 READS = frozenset({"dynamic_slice", "gather", "slice", "split"})
@@ -23,6 +23,23 @@ def bytes_moved(op: Op) -> int:
         return op.operands[1 if op.name == "dynamic_update_slice" else 2].nbytes
     read = op.operands if op.name == "dot_general" else ()
     return sum(v.nbytes for v in (*op.results, *read))
+
+
+def bytes_handed_on(op: Op) -> int:
+    """Bytes of results of a cond that are arrays from outside, but for windows that a branch writes
+    in place: they are not moved where XLA does not copy what a branch writes to.
+    """
+    if not isinstance(op, Cond):
+        return 0
+    kept = (each for each in op.outcomes if not any(map(op.defines, map(_written_to, each.values))))
+    return sum(each.result.nbytes for each in kept)
+
+
+def _written_to(value: Value) -> Value:
+    """The array that a value is, or was before windows were written."""
+    while value.op is not None and value.op.name in WRITES:
+        value = value.op.operands[0]
+    return value
 
 
 def bytes_touched(op: Op) -> int:

@@ -1634,6 +1634,24 @@ def test_steps_that_are_cheaper_than_all_their_predicates(real_questions):
     alone(EXIT, wide, "f32[300]", fires=True)
 
 
+@pytest.mark.parametrize("copies", [False, True])
+def test_cheap_steps_of_which_some_write(real_questions, copies):
+    """A branch hands an array on, or writes to it in place: that is no work where XLA does not copy
+    what a branch writes to.
+    """
+
+    def program(table, xs):
+        def body(carry, x):
+            table, s = carry
+            written = lambda: table.at[x].set(s + 1)
+            return (lax.cond(x % 3 == 0, lambda: table, written), s * 0.5 + 1), None
+
+        return lax.scan(body, (table, 0.0), xs)[0]
+
+    with using(CostModel.of_backend("cpu").but(starts_each=copies)):
+        alone(EXIT, program, "f32[3000]", "i32[40]", fires=copies)
+
+
 @pytest.mark.parametrize(("moved", "fires"), [(1, False), (0, True)])
 def test_predicate_that_needs_most_of_a_step(real_questions, moved, fires):
     """It would be computed for all steps before the loop, and again in it, where its branch is."""
