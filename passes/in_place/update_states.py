@@ -78,7 +78,7 @@ class Update(Match):
 
 @dataclass(frozen=True)
 class UpdateStates(Pass):
-    """Elementwise update of carried arrays by a sparse gradient -> update of its rows."""
+    """Elementwise update of arrays by a sparse gradient -> update of its rows."""
 
     name: ClassVar[str] = "update-states"
     after: ClassVar[tuple[After, ...]] = (
