@@ -13,6 +13,7 @@ from jaxpr_opt.analysis.windows.descents import Descent
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.builders.at_most_once import at_most_once
 from jaxpr_opt.builders.repeated_rows import by_row
+from jaxpr_opt.builders.same_op import bound
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -121,7 +122,7 @@ def _added(found: Descent, update: Any, *scalars: Any) -> Any:
     made = {found.op.result: term}
     for op in found.choices:
         nothing = lax.full_like(term, -0.0)
-        made[op.result] = _again(op, [given.get(v, made.get(v, nothing)) for v in op.operands])
+        made[op.result] = bound(op, *(given.get(v, made.get(v, nothing)) for v in op.operands))
     return made[found.last.result]
 
 
@@ -135,7 +136,7 @@ def _followed(found: Descent, update: Any, given: Mapping[Value, Any]) -> Any:
     """The term that is added or subtracted where the gradient is `update`."""
     made = {found.dense: update, **given}
     for op in found.path:
-        made[op.result] = _again(op, [made[v] for v in op.operands])
+        made[op.result] = bound(op, *(made[v] for v in op.operands))
     return made[found.term]
 
 
@@ -143,10 +144,5 @@ def _ending(found: Descent, array: Any, term: Any, given: Mapping[Value, Any]) -
     """The sum, or the difference, of an array and a term, or the array if it is chosen."""
     made = {found.term: term, **given, found.array: array}
     for op in (found.op, *found.choices):
-        made[op.result] = _again(op, [made[v] for v in op.operands])
+        made[op.result] = bound(op, *(made[v] for v in op.operands))
     return made[found.last.result]
-
-
-def _again(op: Op, operands: Sequence[Any]) -> Any:
-    assert op.primitive is not None
-    return op.primitive.bind(*operands, **op.params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -15,6 +16,7 @@ from jaxpr_opt.analysis.windows.made_of_rows import MadeOfRows
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.repeated_rows import Rows
+from jaxpr_opt.builders.same_op import bound
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -34,10 +36,10 @@ def reduced(op: Op, made: MadeOfRows, rw: Rewriter) -> Value:
 def _combined(op: Op, made: MadeOfRows, *given: Any) -> jax.Array:
     """The rows and what is made of zero, each at least once."""
     scalars, pieces = made.split(given)
-    left: jax.Array = made.of(jnp.zeros((), made.dense.dtype), scalars)
+    left: jax.Array = _made(made, jnp.zeros((), made.dense.dtype), scalars)
     for each in pieces:
         rows, are_there = _rows(made, scalars, *each)
-        of_rows = _again(op, jnp.where(are_there, rows, left))
+        of_rows = _of_all(op, jnp.where(are_there, rows, left))
         left = COMBINED[op.name](left, of_rows)
     return left
 
@@ -45,11 +47,11 @@ def _combined(op: Op, made: MadeOfRows, *given: Any) -> jax.Array:
 def _summed(op: Op, made: MadeOfRows, *given: Any) -> jax.Array:
     """Each row once, and what is made of zero for all other elements."""
     scalars, pieces = made.split(given)
-    zero = made.of(jnp.zeros((), made.dense.dtype), scalars)
+    zero = _made(made, jnp.zeros((), made.dense.dtype), scalars)
     total, others = lax.full((), 0, zero.dtype), _number(prod(made.dense.shape), zero.dtype)
     for each in pieces:
         rows, are_there = _rows(made, scalars, *each)
-        total = lax.add(total, _again(op, jnp.where(are_there, rows, jnp.zeros_like(rows))))
+        total = lax.add(total, _of_all(op, jnp.where(are_there, rows, jnp.zeros_like(rows))))
         others -= jnp.sum(jnp.broadcast_to(are_there, rows.shape), dtype=zero.dtype)
     return lax.add(total, jnp.where(zero == 0, zero, lax.mul(zero, others)))
 
@@ -67,12 +69,22 @@ def _rows(
     rows = Rows([piece], places, [update])
     (sums,) = rows.sums
     lead = (-1, *[1] * (sums.ndim - 1))
-    return made.of(sums, scalars), jnp.reshape(rows.are_slots, lead)
+    return _made(made, sums, scalars), jnp.reshape(rows.are_slots, lead)
 
 
-def _again(op: Op, elements: jax.Array) -> jax.Array:
+def _made(found: MadeOfRows, elements: jax.Array, scalars: Sequence[Any]) -> jax.Array:
+    """What the ops make of some elements of the array, given the scalars."""
+    made = {found.dense: elements}
+    for value, scalar in zip(found.scalars, scalars, strict=True):
+        made[value] = lax.broadcast(scalar, elements.shape) if value.shape else scalar
+    for op in found.ops:
+        made[op.result] = bound(op, *(made[v] for v in op.operands))
+    return made[found.result]
+
+
+def _of_all(op: Op, elements: jax.Array) -> jax.Array:
     """The same reduction of all of some elements."""
-    assert op.primitive is not None
-    params = {**op.params, "axes": tuple(range(elements.ndim))}
-    result: jax.Array = op.primitive.bind(elements, **params)
+    result: jax.Array = bound(
+        op, elements, params={**op.params, "axes": tuple(range(elements.ndim))}
+    )
     return result

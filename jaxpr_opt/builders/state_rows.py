@@ -14,6 +14,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.states import States
 from jaxpr_opt.builders.repeated_rows import Rows
+from jaxpr_opt.builders.same_op import bound
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Value
@@ -101,8 +102,7 @@ def _evaluated(
     for value, scalar in zip(places, scalars, strict=True):
         known[value] = lax.broadcast(scalar, shape) if value.shape else scalar
     for op in found.ops:
-        assert op.primitive is not None
-        known[op.result] = op.primitive.bind(*(known[v] for v in op.operands), **op.params)
+        known[op.result] = bound(op, *(known[v] for v in op.operands))
     return [known[array.next] for array in found.arrays]
 
 

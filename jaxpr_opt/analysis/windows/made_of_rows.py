@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from jax import lax
-
 from jaxpr_opt.analysis.values.constants import scalar_of
 from jaxpr_opt.analysis.windows.descents import summed_pieces
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
@@ -29,16 +27,6 @@ class MadeOfRows:
     """In order."""
     scalars: dict[Value, Value]
     """Operands that repeat a scalar, with the scalar."""
-
-    def of(self, elements: Any, scalars: Sequence[Any]) -> Any:
-        """What the ops make of some elements of `dense`, given the scalars."""
-        made: dict[Value, Any] = {self.dense: elements}
-        for value, scalar in zip(self.scalars, scalars, strict=True):
-            made[value] = lax.broadcast(scalar, elements.shape) if value.shape else scalar
-        for op in self.ops:
-            assert op.primitive is not None
-            made[op.result] = op.primitive.bind(*(made[v] for v in op.operands), **op.params)
-        return made[self.result]
 
     @property
     def operands(self) -> list[Value]:
