@@ -173,12 +173,12 @@ def alike_in_both(scatter: Equation) -> dict[str, Any]:
 
 def unsorted(op: Equation) -> dict[str, Any]:
     """The parameters of a gather or scatter at indices that are in any order."""
-    return {**op.params, "indices_are_sorted": False}
+    return {**without_ours(op), "indices_are_sorted": False}
 
 
 def unique(op: Equation) -> dict[str, Any]:
     """The parameters of a gather or scatter of which no two windows meet."""
-    return {**op.params, "unique_indices": True}
+    return {**without_ours(op), "unique_indices": True}
 
 
 def combiner_of(op: Equation) -> Any:

@@ -7,8 +7,11 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.bridge import compat_devices
+from jaxpr_opt.bridge.parameters import unique, unsorted
+from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.passes.in_place.write_apart import WriteApart
-from jaxpr_opt.testing import assert_same_bits, check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_same_bits, check_refuses, check_rewrite, traced
 from tests.loops import alone
 
 PASS = WriteApart()
@@ -190,3 +193,14 @@ def test_what_is_written_in_place_as_it_is(step):
 def test_outside_of_loops():
     """(1) XLA would copy what is given."""
     alone(PASS, lambda c, x, i: put(c, x, i) * 0.9, "f32[400]", 1.0, 3, fires=False)
+
+
+def test_a_write_that_is_bound_again():
+    """As `compile-small-loops` does: JAX does not know the mark."""
+    jaxpr = traced(lambda c, i, x: c.at[i].add(x), "f32[9]", "i32[1]", "f32[1]")
+    graph = import_jaxpr(jaxpr, "final")
+    (scatter,) = (op for op in graph.body.ops if op.name == "scatter-add")
+    Rewriter(graph).set_apart(scatter)
+    for changed in (unique, unsorted):
+        given = [jnp.ones(v.shape, v.dtype) for v in scatter.operands]
+        assert scatter.primitive.bind(*given, **changed(scatter)).shape == (9,)
