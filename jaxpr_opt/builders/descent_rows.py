@@ -13,7 +13,7 @@ from jaxpr_opt.analysis.windows.descents import Descent
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.builders.at_most_once import at_most_once
 from jaxpr_opt.builders.repeated_rows import by_row
-from jaxpr_opt.builders.same_op import bound
+from jaxpr_opt.builders.same_op import evaluated, spread
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -104,45 +104,33 @@ def _term_of_zero(found: Descent, *scalars: Any) -> Any:
 
 def _stepped(found: Descent, old: Any, update: Any, *scalars: Any) -> Any:
     """The step of rows: all ops are elementwise."""
-    given = _spread(found, scalars, update.shape)
+    given = spread(found.scalars, scalars, update.shape)
     return _ending(found, old, _followed(found, update, given), given)
 
 
 def _stepped_everywhere(found: Descent, array: Any, term: Any, *scalars: Any) -> Any:
     """The array with one number added to all elements, or subtracted."""
-    given = _spread(found, scalars, array.shape)
+    given = spread(found.scalars, scalars, array.shape)
     return _ending(found, array, lax.broadcast(term, array.shape), given)
 
 
 def _added(found: Descent, update: Any, *scalars: Any) -> Any:
-    """What the step adds to the rows."""
-    given = _spread(found, scalars, update.shape)
+    """What the step adds to the rows: if the array is chosen, nothing."""
+    given = spread(found.scalars, scalars, update.shape)
     term = _followed(found, update, given)
     term = lax.neg(term) if found.op.name == "sub" else term
-    made = {found.op.result: term}
-    for op in found.choices:
-        nothing = lax.full_like(term, -0.0)
-        made[op.result] = bound(op, *(given.get(v, made.get(v, nothing)) for v in op.operands))
-    return made[found.last.result]
-
-
-def _spread(found: Descent, scalars: Sequence[Any], shape: tuple[int, ...]) -> dict[Value, Any]:
-    """The scalars, those that are repeated for elements of a shape."""
-    pairs = zip(found.scalars, scalars, strict=True)
-    return {value: lax.broadcast(x, shape) if value.shape else x for value, x in pairs}
+    if not found.choices:
+        return term
+    made = {**given, found.op.result: term, found.array: lax.full_like(term, -0.0)}
+    return evaluated(found.choices, made)[found.last.result]
 
 
 def _followed(found: Descent, update: Any, given: Mapping[Value, Any]) -> Any:
     """The term that is added or subtracted where the gradient is `update`."""
-    made = {found.dense: update, **given}
-    for op in found.path:
-        made[op.result] = bound(op, *(made[v] for v in op.operands))
-    return made[found.term]
+    return evaluated(found.path, {found.dense: update, **given})[found.term]
 
 
 def _ending(found: Descent, array: Any, term: Any, given: Mapping[Value, Any]) -> Any:
     """The sum, or the difference, of an array and a term, or the array if it is chosen."""
     made = {found.term: term, **given, found.array: array}
-    for op in (found.op, *found.choices):
-        made[op.result] = bound(op, *(made[v] for v in op.operands))
-    return made[found.last.result]
+    return evaluated((found.op, *found.choices), made)[found.last.result]

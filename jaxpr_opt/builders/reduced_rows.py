@@ -16,7 +16,7 @@ from jaxpr_opt.analysis.windows.made_of_rows import MadeOfRows
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.repeated_rows import Rows
-from jaxpr_opt.builders.same_op import bound
+from jaxpr_opt.builders.same_op import bound, evaluated, spread
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -74,12 +74,9 @@ def _rows(
 
 def _made(found: MadeOfRows, elements: jax.Array, scalars: Sequence[Any]) -> jax.Array:
     """What the ops make of some elements of the array, given the scalars."""
-    made = {found.dense: elements}
-    for value, scalar in zip(found.scalars, scalars, strict=True):
-        made[value] = lax.broadcast(scalar, elements.shape) if value.shape else scalar
-    for op in found.ops:
-        made[op.result] = bound(op, *(made[v] for v in op.operands))
-    return made[found.result]
+    given = spread(found.scalars, scalars, elements.shape)
+    made: jax.Array = evaluated(found.ops, {found.dense: elements, **given})[found.result]
+    return made
 
 
 def _of_all(op: Op, elements: jax.Array) -> jax.Array:

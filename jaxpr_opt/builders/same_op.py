@@ -1,10 +1,12 @@
-"""An op again, on other operands."""
+"""An op again, or several, on other operands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+from jax import lax
 
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.ir.graph import Op, Value
@@ -29,3 +31,19 @@ def bound(op: Op, *values: Any, params: dict[str, Any] | None = None) -> Any:
     assert op.primitive is not None
     (result,) = compat.bind(op.primitive, values, op.params if params is None else params)
     return result
+
+
+def evaluated(ops: Iterable[Op], made: Mapping[Value, Any]) -> dict[Value, Any]:
+    """What is made already, and what ops make of it, in order."""
+    known = dict(made)
+    for op in ops:
+        known[op.result] = bound(op, *(known[v] for v in op.operands))
+    return known
+
+
+def spread(
+    values: Iterable[Value], scalars: Iterable[Any], shape: tuple[int, ...]
+) -> dict[Value, Any]:
+    """Scalars, for the values that are or repeat them, repeated for elements of another shape."""
+    pairs = zip(values, scalars, strict=True)
+    return {value: lax.broadcast(x, shape) if value.shape else x for value, x in pairs}

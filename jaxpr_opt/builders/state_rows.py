@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.states import States
 from jaxpr_opt.builders.repeated_rows import Rows
-from jaxpr_opt.builders.same_op import bound
+from jaxpr_opt.builders.same_op import evaluated, spread
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Value
@@ -84,7 +84,8 @@ def changed(
     up = reduce(lax.bitwise_and, map(_keeps_zeros, factors), flag)
     chosen = [lax.select(lax.broadcast(up, n.shape), n, o) for n, o in zip(new, old, strict=True)]
     written = [rows.write(a, r) for a, r in zip(carried, chosen, strict=True)]
-    return written, new, up, lax.bitwise_and(up, _stays(found, others, scalars, new))
+    still = up if found.is_plain else lax.bitwise_and(up, _stays(found, others, scalars, new))
+    return written, new, up, still
 
 
 def _split(found: States, given: Iterable[Any]) -> list[list[Any]]:
@@ -98,12 +99,9 @@ def _evaluated(
     found: States, known: dict[Value, Any], scalars: Sequence[Any], shape: tuple[int, ...]
 ) -> list[Any]:
     """The next arrays, or rows of them."""
-    places = (*found.scalars, *found.changing)
-    for value, scalar in zip(places, scalars, strict=True):
-        known[value] = lax.broadcast(scalar, shape) if value.shape else scalar
-    for op in found.ops:
-        known[op.result] = bound(op, *(known[v] for v in op.operands))
-    return [known[array.next] for array in found.arrays]
+    given = spread((*found.scalars, *found.changing), scalars, shape)
+    made = evaluated(found.ops, {**known, **given})
+    return [made[array.next] for array in found.arrays]
 
 
 def _arrays(found: States, outer: Sequence[Any], carried: Sequence[Any]) -> dict[Value, Any]:

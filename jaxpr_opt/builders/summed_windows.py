@@ -9,6 +9,7 @@ import jax
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.scatter_chains import Chain, Piece
 from jaxpr_opt.analysis.windows.window_primitives import written
+from jaxpr_opt.builders.same_op import evaluated
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -33,11 +34,8 @@ def write_sum(
             summand: value if term is None else write.read(next(given), *at)
             for summand, term in terms.items()
         }
-        for plus in reversed(sums):
-            assert plus.primitive is not None
-            operands = [there[v] for v in plus.operands]
-            there[plus.result] = plus.primitive.bind(*operands, **plus.params)
-        return written(write.op, array, there[sums[0].result], *at)
+        total = evaluated(reversed(sums), there)[sums[0].result]
+        return written(write.op, array, total, *at)
 
     operands = (array, write.value, *arrays, *write.indices)
     return rw.typed(fun, array.aval, *operands, before=sums[0])

@@ -100,11 +100,16 @@ def is_quick_if_small() -> bool:
     """Whether XLA runs a loop over small arrays faster than it starts a few ops: before JAX 0.11 it
     compiled such a loop as one function on a CPU.
     """
-    return not compat_devices.KEEPS_BARRIERS and jax.default_backend() == "cpu"
+    return _is_cpu_before_barriers()
 
 
 def copies_at_branches() -> bool:
     """Whether XLA copies an array that a branch of a step writes to: before JAX 0.11 on a CPU."""
+    return _is_cpu_before_barriers()
+
+
+def _is_cpu_before_barriers() -> bool:
+    """Whether programs run on a CPU, by a JAX before 0.11."""
     return not compat_devices.KEEPS_BARRIERS and jax.default_backend() == "cpu"
 
 
