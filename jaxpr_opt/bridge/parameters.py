@@ -173,12 +173,12 @@ def alike_in_both(scatter: Equation) -> dict[str, Any]:
 
 def unsorted(op: Equation) -> dict[str, Any]:
     """The parameters of a gather or scatter at indices that are in any order."""
-    return {**without_ours(op), "indices_are_sorted": False}
+    return {**op.params, "indices_are_sorted": False}
 
 
 def unique(op: Equation) -> dict[str, Any]:
     """The parameters of a gather or scatter of which no two windows meet."""
-    return {**without_ours(op), "unique_indices": True}
+    return {**op.params, "unique_indices": True}
 
 
 def combiner_of(op: Equation) -> Any:
@@ -292,27 +292,8 @@ def window_dimensions_of(op: Equation) -> tuple[int, ...]:
 # ---------------------------------------------------------------- loops, calls, the rest
 
 
-ONE_FUNCTION, SMALL_LOOP = "one_function", "small_loop"
-"""A parameter of our own, of loops; and the primitive that such a loop becomes."""
-
-
-APART = "apart"
-"""A parameter of our own, of writes."""
-
-
-def is_apart(op: Equation) -> bool:
-    """Whether XLA is not to fuse a write with what reads all of the array."""
-    return bool(op.params.get(APART))
-
-
-def without_ours(op: Equation) -> dict[str, Any]:
-    """The parameters of a write that JAX knows."""
-    return {k: v for k, v in op.params.items() if k != APART}
-
-
-def is_one_function(op: Equation) -> bool:
-    """Whether XLA is to compile a loop as one function."""
-    return bool(op.params.get(ONE_FUNCTION))
+SMALL_LOOP = "small_loop"
+"""The primitive that a loop becomes which XLA is to compile as one function."""
 
 
 def length_of(scan: Equation) -> int:

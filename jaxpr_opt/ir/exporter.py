@@ -22,12 +22,8 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt.bridge import compat, compat_lowering, compat_types, dtypes
 from jaxpr_opt.bridge.parameters import (
-    ONE_FUNCTION,
     dimension_of,
-    is_apart,
-    is_one_function,
     shard_map_options,
-    without_ours,
 )
 from jaxpr_opt.bridge.slicing import stacked
 from jaxpr_opt.ir import checkpointed
@@ -90,8 +86,7 @@ def evaluate_op(op: Op, operands: Sequence[Any], bind: Bind | None = None) -> li
     if op.name == "stack" and compat_types.may_be_on_mesh():
         return [stacked(operands, dimension_of(op))]
     given = _beside(op, _with_wide_starts(op, operands))
-    params = without_ours(op) if is_apart(op) else op.params
-    return (bind or compat.bind)(op.primitive, given, params)
+    return (bind or compat.bind)(op.primitive, given, op.params)
 
 
 def _run(ops: Iterable[Op], env: Environment) -> None:
@@ -123,7 +118,7 @@ def _read(env: Environment, value: Value) -> Any:
 
 
 def _first_order(op: Op, env: Environment) -> list[Any]:
-    return (_apart if is_apart(op) else evaluate_op)(op, [_read(env, v) for v in op.operands])
+    return (_apart if op.alone else evaluate_op)(op, [_read(env, v) for v in op.operands])
 
 
 def _apart(op: Op, operands: Sequence[Any]) -> list[Any]:
@@ -180,7 +175,7 @@ def _closure(region: Region, env: Environment, avals: Sequence[Any]) -> Callable
 
 def _loop(op: Scan | While, env: Environment) -> Sequence[Any]:
     rule: Rule = _scan if isinstance(op, Scan) else _while
-    return _in_one_function(rule, op, env) if is_one_function(op) else rule(op, env)
+    return _in_one_function(rule, op, env) if op.alone else rule(op, env)
 
 
 def _in_one_function(rule: Rule, op: Scan | While, env: Environment) -> Sequence[Any]:
@@ -218,9 +213,8 @@ def _scan(op: Scan, env: Environment) -> Sequence[Any]:
     operands = [_read(env, v) for v in op.operands]
     inits, streams = _as_typed(operands[:n], params), operands[n:]
     # A symbolic length must follow from what is streamed.
-    settings = {k: v for k, v in op.params.items() if k != ONE_FUNCTION}
-    settings["unroll"] = steps_as_one(op)
-    settings["length"] = None if streams else settings["length"]
+    settings = {**op.params, "unroll": steps_as_one(op)}
+    settings["length"] = None if streams else op.params["length"]
     carry, stacked = lax.scan(step, inits, streams, **settings)
     return [*carry, *stacked]
 
@@ -230,7 +224,7 @@ def _while(op: While, env: Environment) -> Sequence[Any]:
     init = _as_typed([_read(env, v) for v in op.operands], avals)
     if op.rows is not None:
         return _checkpointed(op, env, init, op.rows)
-    if is_one_function(op):  # XLA does not know that it takes one step.
+    if op.alone:  # XLA does not know that it takes one step.
         init = lax.optimization_barrier(init)
     predicate = _closure(op.predicate, env, [v.aval for v in op.predicate.outputs])
     body = _closure(op.body, env, avals)

@@ -175,6 +175,7 @@ class Op:
     """One operation.  First-order equations and everything not understood are plain `Op`s."""
 
     __slots__ = (
+        "alone",
         "effects",
         "name",
         "next",
@@ -202,6 +203,8 @@ class Op:
     """JAX effects of this op and of its regions."""
     source: Source
     """Where in the user's program it comes from, and under which context it is bound."""
+    alone: bool
+    """Whether XLA is to compile it by itself: a loop as one function, a write without readers."""
     region: Region | None
     """The region it is in; None once erased."""
 
@@ -220,6 +223,7 @@ class Op:
         self.name, self.primitive = name, primitive
         self.params = dict(params or {})
         self.effects, self.source = frozenset(effects), source or Source()
+        self.alone = False
         self.region: Region | None = None
         self.prev: Op | None = None
         self.next: Op | None = None

@@ -22,7 +22,7 @@ from jax.extend.core.primitives import ne_p
 
 from jaxpr_opt.bridge import compat, compat_source, compat_types, guard, parameters
 from jaxpr_opt.bridge.guard import UnknownJaxError
-from jaxpr_opt.bridge.parameters import ONE_FUNCTION, SMALL_LOOP
+from jaxpr_opt.bridge.parameters import SMALL_LOOP
 from jaxpr_opt.ir.graph import (
     TERMINATOR,
     UNDEFINED,
@@ -443,10 +443,5 @@ def _in_one_function(made: list[Value]) -> list[Value]:
     """The results of a loop that is compiled as one function, and what is handed back with them."""
     for loop in {value.op for value in made}:
         if isinstance(loop, Scan | While):
-            mark_one_function(loop)
+            loop.alone = True
     return made
-
-
-def mark_one_function(loop: Scan | While) -> None:
-    """Have XLA compile a loop as one function (see `jaxpr_opt.bridge.compat_lowering`)."""
-    loop.params = {**loop.params, ONE_FUNCTION: True}

@@ -20,7 +20,6 @@ from jax import lax
 from jax.extend.core.primitives import reshape_p
 
 from jaxpr_opt.bridge import compat, compat_source, compat_types
-from jaxpr_opt.bridge.parameters import APART
 from jaxpr_opt.ir.aliases import Aliasing
 from jaxpr_opt.ir.exporter import evaluate_ops
 from jaxpr_opt.ir.facts import note_copy
@@ -42,7 +41,7 @@ from jaxpr_opt.ir.graph import (
     Value,
     While,
 )
-from jaxpr_opt.ir.importer import mark_one_function, splice
+from jaxpr_opt.ir.importer import splice
 from jaxpr_opt.ir.nesting import enclosing_shard_map
 from jaxpr_opt.ir.traits import is_pure
 
@@ -298,6 +297,7 @@ class Rewriter:
             effects=op.effects,
             source=op.source,
         )
+        made.alone = op.alone
         if isinstance(op, Scan):
             assert isinstance(made, Scan)
             made.num_carries = op.num_carries
@@ -425,15 +425,10 @@ class Rewriter:
         loop.rows = rows
         self._record("keep carries of", loop)
 
-    def set_one_function(self, loop: Scan | While) -> None:
-        """Have XLA compile a loop as one function."""
-        mark_one_function(loop)
-        self._record("modify", loop)
-
-    def set_apart(self, write: Op) -> None:
-        """Keep XLA from fusing a write with what reads the array."""
-        write.params = {**write.params, APART: True}
-        self._record("modify", write)
+    def set_alone(self, op: Op) -> None:
+        """Have XLA compile a loop as one function, or a write without the ops that read it."""
+        op.alone = True
+        self._record("modify", op)
 
     def set_cond(self, cond: Cond, outcomes: Sequence[Outcome]) -> None:
         """Give a cond other results, each with one value per branch."""

@@ -29,7 +29,6 @@ import jax
 import numpy as np
 
 from jaxpr_opt.bridge.dtypes import type_text
-from jaxpr_opt.bridge.parameters import is_one_function
 from jaxpr_opt.ir.graph import (
     Call,
     Cond,
@@ -125,9 +124,7 @@ def opening(op: Op, names: Names) -> str:
             bound, n = _bound(names, op.body, op), op.num_carries
             text += f"scan{parameters(op)}{_role('carry', bound[:n])}{_role('xs', bound[n:])}"
         case While():
-            text += f"while{parameters(op) if is_one_function(op) else ''}" + _role(
-                "carry", _bound(names, op.body, op)
-            )
+            text += f"while{parameters(op)}" + _role("carry", _bound(names, op.body, op))
         case Cond():
             text += f"cond {reads[0]}" if len(op.branches) == 2 else f"switch {reads[0]} case 0"
         case Remat():

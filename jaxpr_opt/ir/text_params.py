@@ -73,6 +73,8 @@ def parameters(op: Op) -> str:
         if shown is None or (key in defaults and shown == value_text(defaults[key])):
             continue
         items.append(key.lstrip("_") if shown == "True" else f"{key}={shown}")
+    if op.alone:
+        items.append("one_function" if op.regions else "apart")
     return f"[{', '.join(items)}]" if items else ""
 
 

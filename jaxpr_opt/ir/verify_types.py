@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxpr_opt.bridge import compat, compat_types
 from jaxpr_opt.bridge.dtypes import type_text
-from jaxpr_opt.bridge.parameters import without_ours
 from jaxpr_opt.ir.graph import UNDEFINED, Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
 from jaxpr_opt.ir.text import Names, quote
 
@@ -162,7 +161,7 @@ def check_primitive(op: Op, report: Report) -> None:
 
     Left out: ops with effects or on refs, and those in a `shard_map`, whose axes are not bound.
     """
-    primitive, params = op.primitive, without_ours(op)
+    primitive, params = op.primitive, op.params
     if type(op) is not Op or primitive is None or op.effects or _inside_shard_map(op):
         return
     if any(compat_types.is_ref(v.aval) for v in (*op.operands, *op.results)):

@@ -52,7 +52,6 @@ from jaxpr_opt.analysis.steps.one_function import (
     makes_large_constant,
     unknown_op,
 )
-from jaxpr_opt.bridge.parameters import is_one_function
 from jaxpr_opt.builders.window_by_window import apart, one_by_one
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -75,7 +74,7 @@ class CompileSmallLoops(Pass):
         if any(map(_is_compiled, with_parents(op.parent))):  # (4)
             return
         changes = cost_model().makes_functions or any(map(is_divided, op.walk()))
-        if changes and _is_worth(op) and not is_one_function(op):
+        if changes and _is_worth(op) and not op.alone:
             yield Match(op, "the loop is compiled as one function")
 
     def refuse(self, match: Match) -> str | None:
@@ -91,7 +90,7 @@ class CompileSmallLoops(Pass):
             rw.replace(op.result, rw.typed(apart(op), op.result.aval, *op.operands, before=op))
             rw.erase(op)
         if cost_model().makes_functions:
-            rw.set_one_function(loop)
+            rw.set_alone(loop)
 
 
 @remembered
@@ -117,4 +116,4 @@ def _is_worth(op: Op) -> bool:
 
 def _is_compiled(op: Op) -> bool:
     """Whether an op is, or becomes, one function."""
-    return is_one_function(op) or (_is_worth(op) and _why_not(op) is None)
+    return op.alone or (_is_worth(op) and _why_not(op) is None)

@@ -51,7 +51,6 @@ from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, WRITES, places
-from jaxpr_opt.bridge.parameters import is_apart
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.windows import windows_apart
@@ -73,7 +72,7 @@ class WriteApart(Pass):
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Match]:
-        if loop_of(op) is None or is_apart(op):
+        if loop_of(op) is None or op.alone:
             return
         readers = (each for each in users_through(op.result, _shows) if not _shows(each))
         if all(map(_computes, readers)):  # (1)
@@ -97,7 +96,7 @@ class WriteApart(Pass):
         return None
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
-        rw.set_apart(match.op)
+        rw.set_alone(match.op)
 
 
 def _shows(op: Op) -> bool:

@@ -200,7 +200,7 @@ def test_a_write_that_is_bound_again():
     jaxpr = traced(lambda c, i, x: c.at[i].add(x), "f32[9]", "i32[1]", "f32[1]")
     graph = import_jaxpr(jaxpr, "final")
     (scatter,) = (op for op in graph.body.ops if op.name == "scatter-add")
-    Rewriter(graph).set_apart(scatter)
+    Rewriter(graph).set_alone(scatter)
     for changed in (unique, unsorted):
         given = [jnp.ones(v.shape, v.dtype) for v in scatter.operands]
         assert scatter.primitive.bind(*given, **changed(scatter)).shape == (9,)
