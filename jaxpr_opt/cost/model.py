@@ -8,7 +8,7 @@ program (`jaxpr_opt.cost.lowering`) and the figures of the device (`jaxpr_opt.co
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from math import ceil, gcd, inf
@@ -229,6 +229,13 @@ class CostModel(Prices):
             more += few * (self.device.kernel - self.device.kernel_in_a_row)
         return self.moved(2 * array.nbytes) < more
 
+    def are_copied_in_a_row(self, arrays: Iterable[Value], region: Region) -> bool:
+        """Whether a region has so few ops that they are started in a row, and may not be with one
+        more; where starting them takes longer than copies in the cache of first level.
+        """
+        copied = 2 * sum(number(array.nbytes) for array in arrays)
+        return copied <= self.device.first_level and own_kernels(region) <= self.device.few_kernels
+
     def _is_one_function(self, loop: Scan | While) -> bool:
         """Whether XLA makes one function of a loop, by itself or as it is asked to."""
         apart = (op.name in SCATTERING and windows_apart(op) > 1 for op in loop.walk())
@@ -434,7 +441,8 @@ class CostModel(Prices):
 
     def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
         """Whether ops of a step take so little of its time that a loop of their own saves most."""
-        part, step = self._step_of(ops), self.step_seconds(body)
+        inside = [each for op in ops for each in op.walk()]
+        part, step = self._step_of(inside), self.step_seconds(body)
         return part < inf and self.doubtful(part) <= step
 
     def rows_at_once(self, rows: int, nbytes: int) -> int:

@@ -1049,6 +1049,21 @@ def test_steps_before_those_taken_that_change_something(program):
     alone(EXIT, program, "f32[3]", "f32[3]", "f32[]", fires=False)
 
 
+def test_branches_that_go_on():
+    """(11) What a branch computes counts: a second loop that does all of it saves nothing."""
+
+    def program(keys, w):
+        def body(c, key):
+            place = jnp.where(key < 0, key + 8, key)
+            made = lambda: c.at[place].set(jnp.sum(jnp.tanh(w @ w) @ w))
+            return lax.cond(c[place] > 0, lambda: c, made), None
+
+        return lax.scan(body, jnp.zeros(8), keys)[0]
+
+    with using(CostModel()):
+        alone(EXIT, program, "i32[300]", "f32[64,64]", fires=False)
+
+
 def test_a_predicate_of_what_goes_on():
     """(11) It may be true again."""
 

@@ -228,6 +228,24 @@ def test_what_xla_writes_in_place_stays():
     ]
 
 
+@pytest.mark.parametrize(("rows", "fires"), [(500, False), (9000, True)])
+def test_small_arrays_beside_products(rows, fires):
+    """Cost: XLA starts the few ops of such a step one by one; a small copy is made sooner than two
+    more are started.
+    """
+
+    def program(b, xs, w):
+        def step(b, i, x):
+            place = x.astype("int32")
+            made = lambda: b.at[place].set(b[0] + jnp.sum(jnp.full(64, x) @ w))
+            return lax.cond(b[place] < 0.5, made, lambda: b)
+
+        return loop(step)(b, xs)
+
+    args = f"f32[{rows}]", "f32[8]", "f32[64,64]"
+    alone(AFTER, program, *args, fires=fires, phase="final")
+
+
 def test_what_may_be_differentiated():
     """Cost: the cotangent of what a branch reads would be made of zeros, and added as a whole."""
     step = loop(IN_SEVERAL["in both"])
