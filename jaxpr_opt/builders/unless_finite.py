@@ -133,6 +133,8 @@ def _question(
         of_arrays = dict(zip(arrays, (_range_of(each, number) for each in given), strict=True))
         truth = lax.full((), 0, number), lax.full((), 1, number)
         fixed = {v: of_arrays[array] for v, array in reading.items()} | dict.fromkeys(truths, truth)
+        for value, each in found.bounded.items():
+            fixed[value] = lax.full((), each.low, number), lax.full((), each.high, number)
 
         def look(moving: Sequence[Range]) -> tuple[jax.Array, list[Range]]:
             """Whether factors are finite in a step, and the ranges of what changes after it."""

@@ -155,6 +155,15 @@ OF_A_FUNCTION = 1e-2
 OF_A_SUM = 80.0
 """The logarithm of by how much of itself a sum may be rounded, at most: more is not finite."""
 
+ERF_INV = 6.0
+"""More than the inverse of the error function of any float between -1 and 1."""
+
+LEVELS_OF_A_SELECT = 3
+"""How deep selects are in cases of others, of which each tells of what its cases are made."""
+
+OPS_OF_A_CASE = 16
+"""Ops of a case of a select of which it is asked what they make where that case is taken."""
+
 EXACT_NUMBERS = 2**23
 """Integers up to this are exact as floats."""
 

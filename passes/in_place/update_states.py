@@ -32,8 +32,9 @@ its gradient. The arrays are carried by a loop, or arguments of the program. Sou
    gradient is zero (`jaxpr_opt.analysis.windows.states`);
 2. an element whose gradient is zero keeps its value. A quotient of zero by zero, or a product of
    zero with infinity, would change it. The program tests the scalars in each step; and, if the
-   gradient is combined with arrays, all elements before the loop, and the changed rows after each
-   step. If a test of scalars fails, that step computes all elements; else, every later step does;
+   gradient is combined with arrays that are not finite whatever they are made of, as those of optax
+   are, all elements before the loop, and the changed rows after each step. If a test of scalars
+   fails, that step computes all elements; else, every later step does;
 3. windows are rows: equal or disjoint. Each row sums all that belongs to it, in the order of the
    rows, op by op, as the gradient does, and equal rows get equal writes.
 

@@ -55,14 +55,14 @@ Sound when
 12. the second loop takes one step if another would change nothing: its step computes from kept
     carries and outer values only, or adds zeros or NaNs made of these, or takes a maximum, selects
     or writes what is made of these;
-13. a skipped step may keep a carry because zero times a finite number is zero, of either sign. When
-    the loop stops, it computes how large the other factors may be in all steps left, or, of kept
-    carries, the factors. If one may not be finite, it goes on to its end. One device runs it;
+13. a skipped step may keep a carry because zero times a finite number is zero, of either sign.
+    Random numbers are. When the loop stops, on one device, the program computes how large others
+    may be in all steps left, or those of kept carries; if one is not finite, it goes on to its end;
 14. a row of a stream counts as zero in steps for which a mask before the loop made it so, if that
     mask and the predicate say the same of each row; also if finite numbers multiplied it since.
 
-A batch whose rows XLA may divide over devices is left, and so are steps cheaper than their
-predicate. Source: jax#8239, jax#2469; Equinox's `bounded` while loop.
+A batch that XLA may divide over devices is left, and so are steps cheaper than their predicate.
+Source: jax#8239, jax#2469; Equinox's `bounded` while loop.
 """
 
 from __future__ import annotations

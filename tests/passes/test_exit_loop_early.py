@@ -2581,6 +2581,34 @@ def test_rows_that_are_zero_times_what_may_be_no_number(row, factor, state):
     alone(EXIT, rollout(row, factor=factor), *args, fires=True)
 
 
+NOISE = {
+    "normal": lambda k, x: jax.random.normal(k, x.shape),
+    "Gumbel, bounded": lambda k, x: jnp.tanh(jax.random.gumbel(k, x.shape)),
+    "guarded": lambda k, x: jnp.where(jnp.abs(x) < 9, x * x, 1.0),
+    "normal, and what is asked": lambda k, x: jax.random.normal(k, x.shape) - 0.1 * jnp.tanh(x),
+}
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_steps_of_noise_by_arithmetic(name):
+    """(4, 13) Zero times a number that is finite whatever the arguments are is zero."""
+
+    def program(x, key, n):
+        def step(carry, t):
+            x, key = carry
+            key, now = jax.random.split(key)
+            return (x + (t < n) * NOISE[name](now, x), key), None
+
+        return lax.scan(step, (x, key), jnp.arange(40))[0][0]
+
+    args = jnp.linspace(-1.0, 1.0, 300), jax.random.key(0), jnp.int32(5)
+    graph = alone(EXIT, program, *args, fires=True)
+    assert not any(isinstance(op, Scan) for op in graph.body.ops)
+    asks = [op for op in graph.walk() if op.name == "reduce_max" and op.result.shape == ()]
+    assert bool(asks) == ("asked" in name)
+    alone(EXIT, program, jnp.full(300, jnp.inf), *args[1:], fires=True)
+
+
 def test_rows_that_go_on():
     """(4) What a skipped step stacks is no product, and differs."""
     program = rollout(lambda left, d, t, new: left + d, factor=0.9)

@@ -208,6 +208,23 @@ def once(step, **options):
     return program
 
 
+def scaled_by_finite(p, a, g, *_):
+    """Adagrad of optax: a factor that is finite whatever the sums of squares are."""
+    b = a + g * g
+    return p - 0.1 * (lax.select(b > 0, lax.rsqrt(b + 1e-7), jnp.zeros_like(b)) * g), b
+
+
+@pytest.mark.parametrize("number", [0.0, np.inf, np.nan, -1.0])
+def test_factors_that_are_finite_whatever_they_are_made_of(number):
+    """(2) Nothing is asked of them."""
+    args = list(arguments())
+    args[1] = args[1].at[200, 1].set(number)
+    scan, whole = loops(same(trained(scaled_by_finite), *args))
+    assert scan.num_carries == 2 and not whole
+    table, kept, ids, others, us, vs, _ = args
+    same(once(scaled_by_finite), table, kept, ids[2], others[2], us[2], vs[2], np.float32(0.5))
+
+
 ONCE = {
     "descent": lambda p, a, g, r: p - 0.1 * g,
     "a rate": lambda p, a, g, r: (p - r * g, r),
@@ -241,6 +258,7 @@ REFUSED_ONCE = [
     (lambda p, a, g, r: p - (g + r), "other values depend"),
     (lambda p, a, g, r: (p - g / a, a + g), "takes as long as the test"),  # (2)
     (lambda p, a, g, r: p - a * g, "takes as long as the test"),
+    (lambda p, a, g, r: p - jnp.where(a > 0, lax.rsqrt(a), 0) * g, "takes as long as the test"),
     (lambda p, a, g, r: p + g, "in place"),
 ]
 

@@ -15,7 +15,7 @@ With `linear=True` a product with a zero is zero. That holds for cotangents only
 symbolic: JAX itself drops ``0 * residual`` whenever it knows the zero while tracing. On primal code
 ``0 * inf`` is NaN. With `finite=True` such a product is zero, too, of either sign, and it is one of
 `products`: what else they multiply must then be finite. In any case it is zero if the other factor
-is an integer, or a number from zero to one.
+is an integer, or is finite whatever the arguments are.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from jaxpr_opt.analysis.steps.splats import (
     vanishes,
     zero_of,
 )
+from jaxpr_opt.analysis.values import float_bounds
 from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.values.flags import is_fraction
 from jaxpr_opt.analysis.values.truths import implied, numbers_if
@@ -273,7 +274,7 @@ class Assumed:
 
     def _is_zero(self, op: Op, known: list[Known]) -> bool:
         """Whether an op makes zeros: of symbolic ones, or if other factors are finite."""
-        if op.name == "mul" and vanishes(op, known) and all(map(is_finite, known)):
+        if op.name in MULTIPLYING and vanishes(op, known) and all(map(is_finite, known)):
             return True
         if not (self._linear or self._finite) or not vanishes(op, known):
             return False
@@ -281,8 +282,7 @@ class Assumed:
             return True
         if op.name not in MULTIPLYING:
             return False
-        if not all(isinstance(k, Splat) and np.isfinite(k.value) for k in known):
-            self.products[op] = None
+        self.products[op] = None
         return True
 
     def _writes_nothing(self, op: Op, known: list[Known]) -> bool:
@@ -378,4 +378,4 @@ def is_finite(known: Known) -> bool:
     """Whether every element is known to be finite."""
     if isinstance(known, Splat):
         return bool(np.isfinite(known.value))
-    return dtypes.is_integral(known.dtype) or is_fraction(known)
+    return dtypes.is_integral(known.dtype) or is_fraction(known) or float_bounds.is_finite(known)

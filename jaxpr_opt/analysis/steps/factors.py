@@ -19,7 +19,9 @@ import numpy as np
 
 from jaxpr_opt.analysis.steps.skips import Computed, Skip
 from jaxpr_opt.analysis.steps.splats import Known, Splat
+from jaxpr_opt.analysis.values.float_bounds import Bounds, bounds
 from jaxpr_opt.analysis.values.ranges import RANGES, is_ranged
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import inputs, source_through
@@ -37,6 +39,8 @@ class Factors:
     read: Mapping[Value, Value]
     """What a step reads, with what it is, or is a row of: an outer value or a carry; and truth
     values."""
+    bounded: Mapping[Value, Bounds]
+    """What is finite whatever the arguments are."""
     changing: Mapping[Value, Known]
     """Carries that skipped steps change, before and after one."""
     ops: tuple[tuple[Op, tuple[Known, ...]], ...]
@@ -90,6 +94,7 @@ def _factors(skip: Skip) -> Factors | str:
     streams = {s.param: s.operand for s in scan.streams}
     nexts = {c.param: c.next for c in (*skip.dropped, *(counter for counter, _ in skip.counters))}
     read: dict[Value, Value] = {}
+    bounded: dict[Value, Bounds] = {}
     changing: dict[Value, Known] = {}
     needed: set[Op] = set()
     known = dict.fromkeys(skipped[v] for op in skip.products for v in op.operands)
@@ -100,7 +105,7 @@ def _factors(skip: Skip) -> Factors | str:
     pending: list[Known] = [*values]
     while pending:
         value = pending.pop()
-        if isinstance(value, Splat) or value in read or value in changing:
+        if isinstance(value, Splat) or value in read or value in bounded or value in changing:
             continue
         if value.dtype == bool:
             read[value] = value
@@ -108,7 +113,9 @@ def _factors(skip: Skip) -> Factors | str:
         # Condition 13 of exit-loop-early.
         if not is_ranged(value.dtype):
             return f"it is not known how large {value.label} may be"
-        if value in nexts:
+        if dtypes.is_inexact(value.dtype) and bounds(value).is_finite:
+            bounded[value] = bounds(value)
+        elif value in nexts:
             changing[value] = skipped[nexts[value]]
             pending.append(changing[value])
         elif value.owner is body or not body.defines(value):
@@ -122,7 +129,7 @@ def _factors(skip: Skip) -> Factors | str:
     if len(needed) > limits.OPS_OF_A_RANGE:
         return "too much is computed of what may be too large"
     ops = ((op, tuple(skipped[v] for v in op.operands)) for op in body.walk() if op in needed)
-    return Factors(values, read, changing, tuple(ops))
+    return Factors(values, read, bounded, changing, tuple(ops))
 
 
 def _has_same_numbers(op: Op) -> bool:

@@ -215,7 +215,7 @@ def _powers(op: Op, a: Range, b: Range) -> Range:
 RANGES: dict[str, Rule] = {
     **dict.fromkeys(VIEWING | {"name", "reduce_max", "reduce_min", "reduce_precision"}, _same),
     **dict.fromkeys(("convert_element_type", "cummax", "cummin", "split", "unstack"), _same),
-    **dict.fromkeys(("concatenate", "pad", "stack"), hull),
+    **dict.fromkeys(("concatenate", "pad", "sort", "stack"), hull),
     **dict.fromkeys(("add", "add_any"), _sum),
     **dict.fromkeys(("ceil", "floor", "round"), lambda _, a: (lax.floor(a[0]), lax.ceil(a[1]))),
     **dict.fromkeys(("cos", "erf", "sign", "sin", "tanh"), _between(-1, 1)),

@@ -7,12 +7,13 @@ element from the gradient and the carried arrays. Where the gradient is zero, no
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jaxpr_opt.analysis.values import float_bounds
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
 from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
@@ -66,22 +67,29 @@ class States:
     @property
     def is_plain(self) -> bool:
         """Whether elements whose gradient is zero keep their values if the factors are finite, and
-        none is zero that divides: all that is combined with the gradient are numbers.
+        none is zero that divides: all that is combined with the gradient are numbers, or arrays
+        that are finite whatever they are made of.
         """
-        zeros = {piece.result for piece in self.pieces}
+        made: dict[Value, Any] = {p.result: p.result.dtype.type(0) for p in self.pieces}
         # Condition 2 of update-states.
         numbers = {v for v, scalar in self.scalars.items() if uniform(scalar) is not None}
-        known, kept = zeros | numbers | {*self.changing}, {each.param for each in self.arrays}
+        known, kept = {*made, *numbers, *self.changing}, {each.param for each in self.arrays}
         for op in self.ops:
+            made[op.result] = at_zero(op, made)
             cases = op.operands[1:] if op.name == "select_n" else op.operands
             # Condition 2 of update-states.
-            if known.issuperset(cases):
+            if known.issuperset(cases) or self._is_zero(op, known, made):
                 known.add(op.result)
             elif op.name in SUMS | {"sub", "select_n"} and (known | kept).issuperset(cases):
                 kept.add(op.result)
-            else:
-                return False
-        return True
+        return all(each.next in kept for each in self.arrays)
+
+    @staticmethod
+    def _is_zero(op: Op, known: Set[Value], made: Mapping[Value, Any]) -> bool:
+        """Whether an op multiplies zeros that a gradient is, or makes, by finite numbers only."""
+        zeros = [v for v in op.operands if v in known and is_zero(made.get(v))]
+        others = [v for v in op.operands if v not in zeros]
+        return op.name == "mul" and bool(zeros) and all(map(float_bounds.is_finite, others))
 
 
 def states(piece: Op) -> States | str | None:
