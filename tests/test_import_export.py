@@ -246,6 +246,14 @@ def test_a_choice_between_platforms_stays_one(phase):
     assert chosen["branches_platforms"] == (("tpu",), None)
 
 
+def test_a_choice_for_kernels_is_made():
+    """XLA never takes a branch for what compiles Pallas kernels, as `jnp.diag` has one."""
+    fun = lambda x: lax.platform_dependent(x, mosaic=jnp.cos, default=jnp.sin) + 1
+    before, _, after = round_trip(fun, X)
+    assert hlo(before, (X,)) == hlo(after, (X,))
+    assert not any("branches" in eqn.params for eqn in after.eqns)
+
+
 def test_random_arguments_have_the_types_they_are_asked_for():
     jaxpr = jax.make_jaxpr(lambda *xs: xs)(X, 1, True, jax.random.key(0), X.astype("bfloat16"))
     for special in ((), (jnp.nan,)):

@@ -120,6 +120,18 @@ def is_platform_choice(params: Mapping[str, Any]) -> bool:
     return params.get("branches_platforms") is not None
 
 
+def branch_of_xla(params: Mapping[str, Any]) -> Any:
+    """The branch that such an equation takes wherever XLA compiles it: the other ones are for what
+    compiles Pallas kernels, as in `jnp.diag`. None if platforms have branches of their own.
+    """
+    for platforms, branch in zip(params["branches_platforms"], params["branches"], strict=True):
+        if platforms is None:
+            return branch
+        if not {"mosaic"}.issuperset(platforms):
+            return None
+    return None
+
+
 def _is_off(value: Any) -> bool:
     return value is None or value is False or value == ()
 

@@ -205,6 +205,9 @@ class _Importer:
     ) -> Sequence[Value]:
         """As `equation`, of a primitive whose parameters are as they should be."""
         if parameters.is_platform_choice(eqn.params):
+            branch = parameters.branch_of_xla(eqn.params)
+            if branch is not None and not any(compat_types.is_ref(v.aval) for v in operands):
+                return self.inline(region, branch, operands[1:], source, before)
             chosen = self.opaque("platform_dependent", eqn, operands, source)
             return self.append(region, chosen, before)
         if not any(compat_types.is_ref(v.aval) for v in operands):
