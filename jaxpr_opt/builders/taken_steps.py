@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
+from jaxpr_opt.analysis.steps.first_taken import rows_below
+from jaxpr_opt.analysis.steps.masks import Prefix
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.any_row import any_true
@@ -43,7 +44,7 @@ def last_step(skip: Skip, rw: Rewriter) -> Value:
     scan, n = skip.scan, skip.scan.length
     if skip.kind == "carried":
         return rw.scalar(n, np.int32)
-    first = first_rows(skip)
+    first = rows_below(skip)
     if first is not None:
         return rw.insert(partial(_rows_below, first, n), first.bound, before=scan)
     asked = reads(skip.slice) | {skip.predicate}
@@ -87,7 +88,8 @@ def _before(row: jax.Array) -> jax.Array:
 
 
 def _rows_below(mask: Prefix, n: int, bound: jax.Array) -> jax.Array:
-    """How many rows `i` of `n` there are with ``a * i + offset < bound``."""
+    """How many rows `i` of `n` there are with ``a * i + offset < bound``, for any bound."""
+    bound = lax.reduce_max(bound, range(bound.ndim)) if bound.ndim else bound
     (a,), (_, top) = mask.coefficients, dtypes.limits(bound.dtype)
     limit = min(a * (n - 1) + mask.offset + 1, top)
     clipped = lax.clamp(lax.full_like(bound, 0), bound, lax.full_like(bound, limit))

@@ -73,8 +73,8 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.unread_rows import feeders, readers
 from jaxpr_opt.analysis.steps.factors import why_not_asked
+from jaxpr_opt.analysis.steps.first_taken import rows_below
 from jaxpr_opt.analysis.steps.going_on import find_goings
-from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.questions import (
     is_counted,
     rounds_alike,
@@ -137,7 +137,7 @@ class ExitLoopEarly(Pass):
             return "a step has effects"
         if skip.products and (reason := why_not_asked(skip)) is not None:  # (13)
             return reason
-        if not knows_steps and skip.kind == "upfront" and first_rows(skip) is None:
+        if not knows_steps and skip.kind == "upfront" and rows_below(skip) is None:
             if not rounds_alike(skip):  # (6)
                 return "its predicates may round differently when computed all at once"
             if not cost_model().is_worth_questions(scan.body, skip.predicate, skip.slice):

@@ -1781,7 +1781,7 @@ def test_a_step_of_the_longest_row_of_a_batch():
         simplify=True,
         diff="""
           fn (c:f32[3], xs:f32[5,3], n:i32[2]) {
-            i:i32[5] = iota
+        -   i:i32[5] = iota
         -   c1:f32[3] = scan[5] carry(c=c) xs(x=i, x1=xs) {
         -     l:bool[2] = lt x n
         -     r:bool[] = reduce_or[axes=(0,)] l
@@ -1793,32 +1793,98 @@ def test_a_step_of_the_longest_row_of_a_batch():
         -     }
         -     yield carry(r1)
         -   }
-        +   b:i32[1,2] = broadcast_in_dim n
-        +   b1:i32[5,1] = broadcast_in_dim[dims=(0,)] i
-        +   l1:bool[5,2] = lt b1 b
-        +   r2:bool[5] = reduce_or[axes=(1,)] l1
-        +   r3:bool[5,1] = reshape r2
-        +   r4:bool[5] = reduce_or[axes=(1,)] r3
-        +   a1:i32[5] = add 1 i
-        +   b2:i32[5] = broadcast_in_dim 0
-        +   s:i32[5] = select_n r4 b2 a1
-        +   r5:i32[] = reduce_max[axes=(0,)] s
-        +   s1:i32[] = sub r5 r5
-        +   c2:i32[], c3:f32[3] = while carry(c2=s1, c3=c) {
-        +     l1:bool[] = lt c2 r5
+        +   r2:i32[] = reduce_max[axes=(0,)] n
+        +   c2:i32[] = clamp 0 r2 5
+        +   s:i32[] = sub c2 c2
+        +   c3:i32[], c4:f32[3] = while carry(c3=s, c4=c) {
+        +     l1:bool[] = lt c3 c2
         +     yield l1
         +   } do {
-        +     d:f32[1,3] = dynamic_slice xs c2 0
+        +     d:f32[1,3] = dynamic_slice xs c3 0
         +     s:f32[3] = squeeze d
-        +     a1:f32[3] = add c3 s
-        +     a2:i32[] = add c2 1
+        +     a1:f32[3] = add c4 s
+        +     a2:i32[] = add c3 1
         +     yield carry(a2, a1)
         +   }
         -   return c1
-        +   return c3
+        +   return c4
           }
         """,
     )
+
+
+BOUNDS = {
+    "below": (lambda i, n: jnp.any(i < n), True),
+    "above": (lambda i, n: jnp.any(n[:, None] > jnp.full((2, 3), i)), True),
+    "every second": (lambda i, n: jnp.any(2 * i + 1 < n), True),
+    "not all at the end": (lambda i, n: ~jnp.all(i >= n), True),
+    "not below": (lambda i, n: jnp.any(i > n), False),
+    "each from another row": (lambda i, n: jnp.any(i + jnp.arange(2) < n), False),
+    "from before the first": (lambda i, n: jnp.any(i - 1 < n), False),
+    "moving": (lambda i, n: jnp.any(i < n + i // 2), False),
+    "of floats": (lambda i, n: jnp.any(i.astype(float) < n), False),
+    "of nothing": (lambda i, n: jnp.any(jnp.full((0, 1), i) < n[:1]), False),
+    "not of steps": (lambda i, n: jnp.any((n > 1) | (i < 0)), False),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("lengths", [(1, 3), (-4, -1), (9, 0)])
+def test_how_many_steps_the_longest_row_takes(name, lengths):
+    """(2) It is found without a comparison for each row and step."""
+    any_of, is_found = BOUNDS[name]
+    graph = alone(EXIT, of_lengths(any_of), jnp.ones(3), XS, jnp.int32(lengths), fires=True)
+    assert any(op.name == "reduce_max" and op.operands[0].size == 2 for op in graph.walk()) == (
+        is_found
+    )
+
+
+@pytest.mark.parametrize("outer", [0, 3])
+def test_the_longest_row_in_a_step_of_another_loop(outer):
+    """(2) A number that the other loop moves on is none of the loop's own."""
+
+    def program(c, xs, n):
+        def around(c, t):
+            inner = of_lengths(lambda i, n: jnp.any(i + outer * t < n))
+            return inner(c, xs, n), None
+
+        return lax.scan(around, c, lax.iota(jnp.int32, 2))[0]
+
+    graph = alone(EXIT, program, jnp.ones(3), XS, jnp.int32([4, 6]), fires=True)
+    assert any(op.name == "reduce_max" and op.operands[0].size == 2 for op in graph.walk()) == (
+        not outer
+    )
+
+
+def test_rows_that_only_masks_of_rewards_need():
+    """A loop stacks whether it is done, not what that is made of: it stops when that stays so."""
+
+    def total(x):
+        def step(s, _):
+            x, done, total = s
+            x = x * jnp.cos(x)
+            done = done | (x < 0.5)
+            return (x, done, total + jnp.where(done, 0.0, jnp.sin(x))), None
+
+        return lax.scan(step, (x, jnp.zeros(3, bool), jnp.zeros(3)), None, length=6)[0][2].sum()
+
+    graph = observe.optimized(jax.grad(total), (jnp.float32([0.9, 0.7, 1.0]),), {})[0]
+    assert len([op for op in graph.walk() if isinstance(op, While)]) == 2
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_what_stays_is_compared_with_what_it_was(dtype):
+    """Only a NaN differs from itself."""
+
+    def program(x):
+        def body(_, s):
+            x, changed = s
+            new = jnp.where(changed, jnp.maximum(x, jnp.roll(x, 1)), x)
+            return new, (new != x).any()
+
+        return lax.fori_loop(0, 9, body, (x, True))[0]
+
+    alone(EXIT, program, jnp.arange(5).astype(dtype), fires=dtype == "int32")
 
 
 def asks_in_steps(graph):

@@ -10,8 +10,10 @@ from __future__ import annotations
 from functools import partial
 
 from jaxpr_opt.analysis.steps.lasting import keeps_truth
+from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.values.induction import affine
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Scan, Value
@@ -20,6 +22,41 @@ from jaxpr_opt.ir.traits import LAYING
 _ELEMENTWISE = frozenset({"and", "copy", "or", "stop_gradient"})
 
 _MOVES = LAYING | {"transpose"}
+
+_BELOW = {("lt", True): 0, ("ge", False): 0, ("gt", True): 1, ("le", False): 1}
+"""Which operand of a comparison is less than the other one, if it comes out so."""
+
+
+def rows_below(skip: Skip) -> Prefix | None:
+    """The mask of a scan that takes exactly its first rows, as `first_rows`, or, of a batch, rows
+    up to the greatest of its bounds, which it compares with one number a step: ``step < lengths``.
+    """
+    op, is_taken = skip.predicate.op, skip.taken_when
+    if (first := first_rows(skip)) is not None:
+        return first
+    while op is not None and op.name == ("reduce_or" if is_taken else "reduce_and"):
+        op = op.operands[0].op
+    place = _BELOW.get((op.name, is_taken)) if op is not None else None
+    # Condition 2 of exit-loop-early.
+    if op is None or place is None or not dtypes.is_integer(op.operands[0].dtype):
+        return None
+    row, bound = affine(op.operands[place]), _source(op.operands[1 - place], skip.scan)
+    # Condition 2 of exit-loop-early.
+    if row is None or any(row.strides) or row.offset < 0 or not op.result.size:
+        return None
+    # Condition 2 of exit-loop-early.
+    if skip.scan.body.defines(bound):
+        return None
+    a = row.steps.get(skip.scan, 0)
+    # Condition 2 of exit-loop-early.
+    return Prefix(bound, (a,), row.offset) if a > 0 and len(row.steps) == 1 else None
+
+
+def _source(value: Value, scan: Scan) -> Value:
+    """The value of which the body lays out the elements."""
+    while value.op is not None and scan.body.defines(value) and value.op.name in LAYING:
+        value = value.op.operands[0]
+    return value
 
 
 def are_first(skip: Skip) -> bool:

@@ -70,7 +70,8 @@ def candidates_of(scan: Scan) -> tuple[Value, ...]:
     chosen = of_conds | of_selects | factors
     values = (stack.value for stack in scan.stacks)
     stacked = [v for v in values if v.dtype == bool and v.region is scan.body]
-    return (*(chosen | dict.fromkeys(_parts(scan, chosen)) | dict.fromkeys(stacked)),)
+    found = chosen | dict.fromkeys(_parts(scan, chosen)) | dict.fromkeys(stacked)
+    return (*(found | dict.fromkeys(_parts(scan, stacked))),)
 
 
 def _parts(scan: Scan, predicates: Iterable[Value]) -> Iterator[Value]:

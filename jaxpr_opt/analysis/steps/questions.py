@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxpr_opt.analysis.steps.first_taken import rows_below
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.skips import Skip, has_branch
 from jaxpr_opt.analysis.values.rounding import may_differ
@@ -62,7 +63,7 @@ def is_asked_each_step(skip: Skip) -> bool:
     asks = model.is_worth_a_question(scan.body, asked_in_steps(skip))
     if not asks and (skip.predicate.size != 1 or not model.asks_while_starting(scan)):
         return False
-    if is_known_in_steps(skip) or first_rows(skip) is not None or skip.kind == "carried":
+    if is_known_in_steps(skip) or rows_below(skip) is not None or skip.kind == "carried":
         return True
     return model.is_worth_questions(scan.body, skip.predicate, skip.slice)
 

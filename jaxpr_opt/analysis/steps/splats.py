@@ -128,6 +128,20 @@ def _folded(fun: Callable[..., Any]) -> Rule:
     return rule
 
 
+def _compared(fun: Callable[..., Any], *, nan: bool) -> Rule:
+    """A comparison: folded, or of a value with itself, if NaNs, which are `nan`, come out alike."""
+    fold, equal = _folded(fun), bool(fun(0, 0))
+
+    def rule(op: Op, known: list[Known]) -> Known | None:
+        a, b = known
+        if not isinstance(a, Value) or a is not b:
+            return fold(op, known)
+        is_told = equal == nan or dtypes.is_integral(a.dtype)
+        return Splat(np.bool_(equal)) if is_told else None
+
+    return rule
+
+
 def _logical(fun: Callable[..., Any], absorbing: bool | None = None) -> Rule:
     """A connective of bools: folded, decided by one operand (`absorbing`), or the other one."""
     fold = _folded(fun)
@@ -154,12 +168,12 @@ RULES: dict[str, Rule] = {
     "stack": _joined,
     "clamp": _folded(lambda low, x, high: np.clip(x, low, high)),
     "convert_element_type": _converted,
-    "eq": _folded(np.equal),
-    "ge": _folded(np.greater_equal),
-    "gt": _folded(np.greater),
-    "le": _folded(np.less_equal),
-    "lt": _folded(np.less),
-    "ne": _folded(np.not_equal),
+    "eq": _compared(np.equal, nan=False),
+    "ge": _compared(np.greater_equal, nan=False),
+    "gt": _compared(np.greater, nan=False),
+    "le": _compared(np.less_equal, nan=False),
+    "lt": _compared(np.less, nan=False),
+    "ne": _compared(np.not_equal, nan=True),
     "not": _logical(np.logical_not),
     "or": _logical(np.logical_or, absorbing=True),
     "select_n": _selected,
