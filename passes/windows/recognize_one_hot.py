@@ -23,7 +23,7 @@ for one row. Sound when
 2. a number out of range chooses nothing: its write is dropped, its read is of the other elements;
 3. a reduction is of one element and of its neutral element, as x + 0 is x, up to the sign of zero;
 4. an op leaves the other elements as they are, as the number that they are combined with is its
-   neutral element: 0 times a number is 0 of integers only, and where the number is known.
+   neutral element: 0 times a number is 0 of integers, and of numbers that are always finite.
 
 Cost: an element instead of the array, unless ops read all of it anyway. Inside loops only: outside,
 an array is made once in any case. Where each row of a batch has a number, the array must be larger

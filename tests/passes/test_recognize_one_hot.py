@@ -271,6 +271,7 @@ CHANGES = {
     "counted": lambda c, i, x: c + jax.nn.one_hot(i, N),
     "scaled": lambda c, i, x: c - 0.5 * jax.nn.one_hot(i, N),
     "erased": lambda c, i, x: c * (1 - jax.nn.one_hot(i, N)),
+    "times what is finite": lambda c, i, x: c + jnp.nan_to_num(x) * jax.nn.one_hot(i, N),
 }
 
 

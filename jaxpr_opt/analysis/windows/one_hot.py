@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.float_bounds import is_finite
 from jaxpr_opt.analysis.values.induction import affine, bounds
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.bridge import dtypes
@@ -175,8 +176,9 @@ def _computed(op: Op) -> Chosen | None:
                     for each in (found.here, found.elsewhere)
                 )
             return replace(found, here=here, elsewhere=elsewhere)
+        keeps_zeros = dtypes.is_integral(made) or is_finite(other)
         # Condition 4 of recognize-one-hot.
-        if op.name in ("mul", "and") and _are(found, 1, 0) and dtypes.is_integral(made):
+        if op.name in ("mul", "and") and _are(found, 1, 0) and keeps_zeros:
             return replace(found, here=other, elsewhere=made.type(0))
     return None
 
