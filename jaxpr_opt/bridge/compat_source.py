@@ -57,6 +57,12 @@ def transposes(info: Any) -> int:
     )
 
 
+def is_recomputed(info: Any) -> bool:
+    """Whether an equation of a transposed `jax.checkpoint` computes values of it again."""
+    stack = () if info is None else info.name_stack.stack
+    return any(getattr(each, "name", None) == "rematted_computation" for each in stack)
+
+
 def library_function(jaxpr: Any) -> tuple[str, str] | None:
     """File and name of the function that a jaxpr was traced from, unless it is the user's."""
     info = debug_info(jaxpr)

@@ -413,6 +413,8 @@ class _Importer:
         if isinstance(params["prevent_cse"], tuple):  # one flag an operand, and there are none now
             params["prevent_cse"] = any(params["prevent_cse"])
         body = self.closed_region(eqn.params["jaxpr"], operands, 0)
+        if source.transposed:
+            _tell_transposed(body, source)
         return Remat(
             "remat",
             (),
@@ -440,6 +442,21 @@ class _Importer:
         )
 
     _jit = _shard_map = _called
+
+
+def _tell_transposed(body: Region, outer: Source) -> None:
+    """Let the loops in a transposed checkpoint say that they are transposed, but for those that
+    compute something again: JAX says it of the checkpoint only.
+    """
+    for op in body.ops:
+        if isinstance(op, Cond):
+            for branch in op.branches:
+                _tell_transposed(branch, outer)
+        elif isinstance(op, Scan | Remat) and not compat_source.is_recomputed(op.source.info):
+            info = compat_source.nest_source(outer.info, op.source.info, None)
+            op.source = Source(info, op.source.ctx, compat_source.transposes(info))
+            if isinstance(op, Remat):
+                _tell_transposed(op.body, outer)
 
 
 def _in_one_function(made: list[Value]) -> list[Value]:

@@ -1872,6 +1872,56 @@ def test_rows_that_only_masks_of_rewards_need():
     assert len([op for op in graph.walk() if isinstance(op, While)]) == 2
 
 
+def summed(of_row):
+    """The gradient of rows of which a masked sum is used: a loop back carries nothing."""
+
+    def loss(xs, w, n):
+        def step(total, row):
+            i, x = row
+            return total + of_row(x, w, i < n), None
+
+        return jnp.sin(lax.scan(step, jnp.zeros(3), (lax.iota(jnp.int32, 5), xs))[0].sum())
+
+    return jax.grad(loss)
+
+
+@pytest.mark.parametrize(
+    ("of_row", "stops"),
+    [
+        (lambda x, w, p: jnp.where(p, jnp.tanh(x * w), 0.0), True),
+        (lambda x, w, p: jnp.tanh(x * w) * p, True),
+        (lambda x, w, p: jnp.where(p, jnp.tanh(x * w), jnp.cos(x)), False),
+    ],
+    ids=["selected", "multiplied", "another row"],
+)
+def test_gradients_of_rows_that_a_mask_drops(of_row, stops):
+    """(7) What is linear in what a mask makes zero is zero."""
+    args = XS, jnp.float32([1.0, 2.0, 3.0]), jnp.int32(2)
+    graph, _ = observe.optimized(summed(of_row), args, {})
+    assert any(isinstance(op, While) for op in graph.walk()) == stops
+    assert_same(optimize(summed(of_row)), summed(of_row), args, grad=False)
+
+
+@pytest.mark.parametrize("outer", [lambda f: f, jax.checkpoint], ids=["once", "twice"])
+def test_a_checkpoint_around_a_loop(outer):
+    """JAX says that it has transposed the checkpoint, not the loop in it."""
+
+    def state(w, xs, n):
+        def step(c, row):
+            i, x = row
+            return jnp.where((i < n)[:, None], jnp.tanh(c @ w + x), c), None
+
+        return lax.scan(step, jnp.zeros((2, 3)), (lax.iota(jnp.int32, 5), xs))[0]
+
+    gradient = jax.grad(lambda *args: jnp.sum(outer(jax.checkpoint(state))(*args) ** 2))
+    args = jnp.eye(3), XS, jnp.int32([1, 2])
+    before = import_jaxpr(traced(gradient, *args), "final")
+    loops = [op for op in before.walk() if isinstance(op, Scan)]
+    assert {(op.reverse, op.source.transposed) for op in loops} == {(False, False), (True, True)}
+    graph, _ = observe.optimized(gradient, args, {})
+    assert not scans(graph)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 def test_what_stays_is_compared_with_what_it_was(dtype):
     """Only a NaN differs from itself."""

@@ -50,13 +50,16 @@ def has_transpose(graph: Graph, inputs: Iterable[Value]) -> bool:
 
 def carries_cotangents(scan: Scan) -> bool:
     """Whether a loop carries cotangents, counters aside: JAX made it by transposing; or it is
-    inside such a loop, and linear in what that carries.
+    inside such a loop, and linear in what that carries. One that carries nothing may mask them,
+    and stack what is linear in them: the gradients of rows of which a sum is used.
     """
     around = next((op for op in with_parents(scan) if op.source.transposed), None)
     if not isinstance(around, Scan):
         return False
     kinds = _of_cotangents(around)
     found = [kinds[c.param] for c in scan.carries if not dtypes.is_integral(c.param.dtype)]
+    if not found and around is scan:
+        return _stacks_masked(scan)
     return LINEAR in found and (around is scan or MOVING.issuperset(found))
 
 
@@ -79,6 +82,15 @@ def _of_cotangents(scan: Scan) -> Kinds:
         if not lost:
             return kinds
         moving = [c for c in moving if c not in lost]
+
+
+@remembered
+def _stacks_masked(scan: Scan) -> bool:
+    """Whether all numbers that a loop stacks are linear in what masks make zero."""
+    kinds = _Masked({})
+    kinds.walk(scan.body)
+    stacked = [kinds[s.value] for s in scan.stacks if not dtypes.is_integral(s.value.dtype)]
+    return LINEAR in stacked and MOVING.issuperset(stacked)
 
 
 def linear_operands(op: Op, is_fixed: Callable[[Value], bool]) -> list[Value] | None:
@@ -178,6 +190,16 @@ class _Cotangents(Kinds):
         if op.name == "add_any" and LINEAR in kinds and OTHER not in kinds:
             return LINEAR
         return super()._other(op)
+
+
+class _Masked(_Cotangents):
+    """What is zero where a mask says so is linear in itself."""
+
+    def _other(self, op: Op) -> Kind:
+        is_selected = op.name == "select_n" and any(uniform(v) == 0 for v in op.operands[1:])
+        is_factor = op.name == "convert_element_type" and op.operands[0].dtype == bool
+        is_masked = (is_selected or is_factor) and not dtypes.is_integral(op.result.dtype)
+        return LINEAR if is_masked else super()._other(op)
 
 
 def _either(a: Kind, b: Kind) -> Kind:
