@@ -32,10 +32,11 @@ the same, in the same order. Sound when
 Cost: none where starting ops takes a good part of a step's time. XLA divides larger ops among
 cores. Elsewhere it computes `tanh`, `log1p` and their like for several numbers at once, but number
 by number in such a function: 2.5 times as long (400 numbers), if it starts at most eight ops, which
-it does in a row. It asks on JAX 0.10 only: on 0.11 it is not known, while a function is lowered,
-whether it is the program's entry. Source: `SmallWhileLoopHoistingPass` of XLA:CPU, which does so by
-itself since JAX 0.12, but not with scatters of several windows: there the windows are written one
-by one, no more.
+it does in a row. An array of bfloat16 to which several windows are written it would convert to
+float32 for each of them (20,000 rows of 8, 16 windows: 13 times as long). It asks on JAX 0.10 only:
+on 0.11 it is not known, while a function is lowered, whether it is the program's entry. Source:
+`SmallWhileLoopHoistingPass` of XLA:CPU, which does so by itself since JAX 0.12, but not with
+scatters of several windows: there the windows are written one by one, no more.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.steps.one_function import (
+    converted_apart,
     is_divided,
     is_joined,
     is_left,
@@ -104,6 +106,8 @@ def _why_not(loop: Op) -> str | None:
         return "XLA may leave no loop, as it takes one step, or runs unrolled"  # (3)
     if (unknown := unknown_op(loop)) is not None:  # (1)
         return f"XLA cannot compile {unknown.name} in one function with a loop"
+    if makes and not cost_model().is_quick(sum(map(converted_apart, loop.walk()))):
+        return "XLA would convert an array of bfloat16 for each window that is written by itself"
     if is_long_to_compile(loop):
         return "XLA would take long to compile one function of so many arrays"  # (6)
     return None

@@ -303,6 +303,19 @@ def test_scatters_of_several_windows(write, dtype):
     assert_same_bits(ours, wanted)
 
 
+def test_large_arrays_of_bfloat16():
+    """Cost: XLA would convert all of the array for each window."""
+
+    def program(c, at, x):
+        return lax.scan(lambda c, ix: (c.at[ix[0]].add(ix[1]), None), c, (at, x))[0]
+
+    types = "i32[20,4]", "bf16[20,4]"
+    with using(ONE_BY_ONE):
+        check_refuses(PASS, program, "bf16[4000]", *types, because="convert an array of bfloat16")
+        alone(PASS, program, "bf16[40]", *types, fires=True)
+        alone(PASS, program, "f32[4000]", types[0], "f32[20,4]", fires=True)
+
+
 @lowers
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("width", [None, 3])

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from math import prod
 
+import jax.numpy as jnp
+
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.compat_devices import LARGEST_CONSTANT
 from jaxpr_opt.bridge.parameters import combiner_of, has_unique_indices, numbers_of
@@ -112,6 +114,14 @@ def is_known(op: Op) -> bool:
         return False
     is_small = all(v.size < ELEMENTS_SUMMED for v in _computed_with(op))
     return op.name in KNOWN and not op.effects and is_small
+
+
+def converted_apart(op: Op) -> int:
+    """The bytes that XLA, before JAX 0.11, converts to another type to write windows of bfloat16
+    one by one in a loop: all of the array for each of them.
+    """
+    is_converted = is_divided(op) and op.result.dtype == jnp.bfloat16
+    return windows_of(op) * op.result.nbytes if is_converted else 0
 
 
 def is_divided(op: Op) -> bool:
