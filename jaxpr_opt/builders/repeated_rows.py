@@ -19,7 +19,11 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
-from jaxpr_opt.analysis.windows.window_primitives import mirrored, window_sizes
+from jaxpr_opt.analysis.windows.window_primitives import (
+    has_leading_rows,
+    mirrored,
+    window_sizes,
+)
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import mode_of, numbers_of
 from jaxpr_opt.cost.model import cost_model
@@ -66,8 +70,13 @@ def _by_row(
 
 
 def is_alike(piece: Piece, other: Piece) -> bool:
-    """Whether two scatters add to windows of one form, in arrays of one shape."""
-    return _form(piece) == _form(other)
+    """Whether two scatters add to windows of one form, in arrays of one shape; or to rows of arrays
+    of as many.
+    """
+    if _form(piece) == _form(other):
+        return True
+    one, two = ((each.result.shape[:1], *_form(each)[3:]) for each in (piece, other))
+    return has_leading_rows(piece.op) and has_leading_rows(other.op) and one == two
 
 
 def _form(piece: Piece) -> tuple[Any, ...]:
@@ -78,41 +87,47 @@ def _form(piece: Piece) -> tuple[Any, ...]:
 
 
 class Rows:
-    """All the windows that scatters of one form add to, one after the other."""
+    """All the windows that scatters of one form add to, one after the other; those of scatters that
+    read the same places once.
+    """
 
     def __init__(
         self, pieces: Sequence[Piece], indices: Sequence[jax.Array], updates: Sequence[jax.Array]
     ) -> None:
         given = list(zip(pieces, indices, updates, strict=True))
-        where = [_flat(piece, index) for piece, index, _ in given]
+        where = {_where(piece): _flat(piece, index) for piece, index, _ in given}
         self._piece = pieces[0]
-        self._index = lax.concatenate(where, 0)
+        self._index = lax.concatenate([*where.values()], 0)
         slots = _slots(pieces, self._index)
         is_slot = lax.eq(slots, lax.iota(slots.dtype, len(slots)))
         nowhere = lax.full_like(self._index, dtypes.limits(self._index.dtype)[1])
         self._written = jnp.where(is_slot[:, None], self._index, nowhere)
-        ends = accumulate((len(i) for i in where), initial=0)
+        ends = accumulate((len(i) for i in where.values()), initial=0)
+        mine = {
+            each: lax.slice(slots, (first,), (last,))
+            for each, (first, last) in zip(where, pairwise(ends), strict=True)
+        }
         self.sums = [
-            _left(_rows(p, i, u), lax.slice(slots, (first,), (last,)), len(slots), "add")
-            for (p, i, u), (first, last) in zip(given, pairwise(ends), strict=True)
+            self._shaped(p, _left(_rows(p, i, u), mine[_where(p)], len(slots), _put(p)))
+            for p, i, u in given
         ]
-        """For each scatter, what it adds to the row of each window that is a slot."""
+        """For each scatter, what it makes of zeros in the row of each window that is a slot."""
 
     def read(self, array: jax.Array) -> jax.Array:
         """The rows of another array: zeros where they are out of range and dropped."""
         numbers = lax.GatherDimensionNumbers(
-            offset_dims=self._axes,
-            collapsed_slice_dims=_left_out(self._piece),
+            offset_dims=self._axes(array),
+            collapsed_slice_dims=self._left_out,
             start_index_map=_places(self._piece),
         )
-        sizes, mode = window_sizes(self._piece.op), mode_of(self._piece.op)
+        sizes, mode = self._window(array), mode_of(self._piece.op)
         return lax.gather(array, self._index, numbers, sizes, mode=mode, fill_value=0)
 
     def write(self, array: jax.Array, rows: jax.Array) -> jax.Array:
         """Another array with other rows where windows are slots."""
         numbers = lax.ScatterDimensionNumbers(
-            update_window_dims=self._axes,
-            inserted_window_dims=_left_out(self._piece),
+            update_window_dims=self._axes(array),
+            inserted_window_dims=self._left_out,
             scatter_dims_to_operand_dims=_places(self._piece),
         )
         return lax.scatter(array, self._written, rows, numbers, mode="drop")
@@ -125,8 +140,31 @@ class Rows:
         return jnp.all(is_in_range, axis=-1)
 
     @property
-    def _axes(self) -> tuple[int, ...]:
-        return tuple(range(1, self.sums[0].ndim))
+    def _left_out(self) -> tuple[int, ...]:
+        return (0,) if has_leading_rows(self._piece.op) else _left_out(self._piece)
+
+    def _window(self, array: jax.Array) -> tuple[int, ...]:
+        """The sizes of a window."""
+        is_row = has_leading_rows(self._piece.op)
+        return (1, *array.shape[1:]) if is_row else window_sizes(self._piece.op)
+
+    def _axes(self, array: jax.Array) -> tuple[int, ...]:
+        return tuple(range(1, array.ndim - len(self._left_out) + 1))
+
+    def _shaped(self, piece: Piece, rows: jax.Array) -> jax.Array:
+        """Rows of an array of a scatter, which may leave out axes of one element."""
+        if not has_leading_rows(piece.op):
+            return rows
+        return lax.reshape(rows, (len(rows), *piece.result.shape[1:]))
+
+
+def _put(piece: Piece) -> Literal["add", "set"]:
+    return "set" if piece.op.name == "scatter" else "add"
+
+
+def _where(piece: Piece) -> tuple[Value, tuple[int, ...]]:
+    """What says where the windows of a scatter are."""
+    return piece.indices[0], tuple(numbers_of(piece.op).scatter_indices_batching_dims)
 
 
 def _compared(pieces: Sequence[Piece]) -> float:
@@ -143,8 +181,11 @@ def _marked(pieces: Sequence[Piece]) -> float:
 
 
 def _windows(pieces: Iterable[Piece]) -> int:
-    """How many windows ops add to."""
-    return sum(max(_count(piece.indices[0]), 1) if piece.repeats else 1 for piece in pieces)
+    """How many windows ops add to, those at the same places once."""
+    one_of = {_where(piece): piece for piece in sorted(pieces, key=lambda each: each.repeats)}
+    return sum(
+        max(_count(piece.indices[0]), 1) if piece.repeats else 1 for piece in one_of.values()
+    )
 
 
 def _places(piece: Piece) -> tuple[int, ...]:

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.windows.states import States
+from jaxpr_opt.bridge.parameters import of_rows
 from jaxpr_opt.builders.repeated_rows import Rows
-from jaxpr_opt.builders.same_op import evaluated, spread
+from jaxpr_opt.builders.same_op import bound
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Value
+from jaxpr_opt.ir.traits import ELEMENTWISE
 
 
 def operands(found: States) -> list[Value]:
@@ -40,8 +42,8 @@ def stays_at_start(found: States, *given: Any) -> jax.Array:
     rest = iter(given)
     outer, scalars = (list(islice(rest, len(each))) for each in (found.outer, found.scalars))
     arrays = [*outer, *rest]
-    shape = arrays[-1].shape
-    count, block = shape[0], cost_model().block(prod(shape[1:]))
+    count, row = arrays[-1].shape[0], max(prod(each.shape[1:]) for each in arrays)
+    block = cost_model().block(row)
 
     def stays(rows: list[jax.Array]) -> jax.Array:
         return _stays(found, rows[: len(outer)], scalars, rows[len(outer) :])
@@ -98,10 +100,21 @@ def _split(found: States, given: Iterable[Any]) -> list[list[Any]]:
 def _evaluated(
     found: States, known: dict[Value, Any], scalars: Sequence[Any], shape: tuple[int, ...]
 ) -> list[Any]:
-    """The next arrays, or rows of them."""
-    given = spread((*found.scalars, *found.changing), scalars, shape)
-    made = evaluated(found.ops, {**known, **given})
+    """The next arrays, or rows of them: those of the first array have such a shape."""
+    made = dict(known)
+    for value, x in zip((*found.scalars, *found.changing), scalars, strict=True):
+        is_spread = bool(value.shape) and not x.shape
+        made[value] = lax.broadcast(x, _shape(found, value, shape)) if is_spread else x
+    for op in found.ops:
+        params = op.params if op.name in ELEMENTWISE else of_rows(op, 0, 0, shape[0])
+        made[op.result] = bound(op, *(made[v] for v in op.operands), params=params)
     return [made[array.next] for array in found.arrays]
+
+
+def _shape(found: States, value: Value, first: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of rows of an array, where those of the first array have such a shape."""
+    is_first = value.shape == found.arrays[0].param.shape
+    return first if is_first or not found.has_rows else (first[0], *value.shape[1:])
 
 
 def _arrays(found: States, outer: Sequence[Any], carried: Sequence[Any]) -> dict[Value, Any]:
@@ -126,7 +139,8 @@ def _at_zero(
     """What a zero gradient makes of elements."""
     known, shape = _arrays(found, outer, carried), carried[0].shape
     for piece in found.pieces:
-        known[piece.result] = jnp.zeros(shape, piece.result.dtype)
+        rows = _shape(found, piece.result, shape)
+        known[piece.result] = jnp.zeros(rows, piece.result.dtype)
     return _evaluated(found, known, scalars, shape)
 
 
@@ -137,4 +151,6 @@ def _alike(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _keeps_zeros(scalar: jax.Array) -> jax.Array:
     """Whether zero times a scalar is zero, and zero divided by it."""
-    return lax.bitwise_and(lax.is_finite(scalar), lax.ne(scalar, lax.full_like(scalar, 0)))
+    divides = lax.ne(scalar, lax.full_like(scalar, 0))
+    is_real = jnp.issubdtype(scalar.dtype, jnp.floating)
+    return lax.bitwise_and(lax.is_finite(scalar), divides) if is_real else divides

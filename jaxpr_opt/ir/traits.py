@@ -75,6 +75,9 @@ REDUCING = frozenset({
 })  # fmt: skip
 """A number of each row, or of all of an array."""
 
+PICKING = frozenset({"reduce_and", "reduce_max", "reduce_min", "reduce_or"})
+"""Reductions that make one of the numbers that they reduce, whatever how often that occurs."""
+
 CUMULATIVE = frozenset({"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"})
 """A number for each element of a row: of all up to it."""
 

@@ -365,3 +365,17 @@ def test_a_truth_value_that_would_be_asked_by_itself():
         asked = run_alone((ASK, *tidy), graph).record(ASK.name, False).rewrites
     assert len(asked) == 1
     assert_same_bits(evaluate_exactly(graph, X), [program(X)])
+
+
+def test_rows_that_are_marked():
+    """A step marks some rows, for all that is known, and changes those: `update-states` does so."""
+
+    def program(x, ids):
+        def step(x, i):
+            hits = jnp.zeros(len(x), jnp.int32).at[i].add(1)
+            return jnp.where((hits > 0)[:, None], jnp.sin(x), x), None
+
+        return lax.scan(step, x, ids)[0]
+
+    with using(EAGER):
+        alone(ASK, program, "f32[9,2]", "i32[5,3]", fires=False)

@@ -166,6 +166,141 @@ def test_arrays_from_outside():
         same(program, table, rates.at[100, 0].set(number), ids, us)
 
 
+def rows(step, **options):
+    """A loop that carries a table and a number for each row of it."""
+
+    def program(table, kept, ids, others, us, vs, rates):
+        outside, count = rates[:2], jnp.ones(N, jnp.int32)
+
+        def one(carry, x):
+            i, j, u, _, rate = x
+            return step(*carry, i, j, u, rate, outside, options), None
+
+        return lax.scan(one, (table, kept[:, 0], count), (ids, others, us, vs, rates))[0]
+
+    return program
+
+
+def averaged(p, a, n, i, j, u, r, o, options):
+    hits = jnp.zeros_like(n).at[i].add(1, **options)
+    total = jnp.zeros_like(p).at[i].add(u, **options)
+    n = n + hits
+    return p + (total - hits[:, None] * p) / jnp.maximum(n, 1)[:, None], a, n
+
+
+def lazy(p, a, n, i, j, u, r, o, options):
+    g = jnp.zeros_like(p).at[i].add(u, **options)
+    changes = jnp.any(g != 0, axis=-1)
+    a = jnp.where(changes, r + 0.9 * a, a)
+    return jnp.where(changes[:, None], p - r * g / (a[:, None] + r), p), a, n
+
+
+def limited(p, a, n, i, j, u, r, o, options):
+    g = jnp.zeros_like(p).at[i].add(u, **options)
+    g = g * jnp.minimum(1, 1 / (jnp.max(jnp.abs(g), axis=1) + a))[:, None]
+    return p - o * g, a, n
+
+
+def touched(p, a, n, i, j, u, r, o, options):
+    here = jnp.zeros(N, bool).at[j].set(True, **options)
+    g = jnp.zeros_like(p).at[i].add(u, **options)
+    a = a + jnp.zeros_like(a).at[i].set(0.5, **options) * a
+    p = jnp.where(here[:, None], p * a[:, None] + g, p + g * 0.25)
+    return p, a, n + 2 * here.astype(n.dtype)
+
+
+def aged(p, a, n, i, j, u, r, o, options):
+    here = jnp.zeros(N, jnp.int32).at[i].add(1, **options) > 0
+    return jnp.where(here[:, None], r * p, p), jnp.where(here, r, a), n
+
+
+ROWS = {"aged": aged, "averaged": averaged, "lazy": lazy, "limited": limited, "touched": touched}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "number"), [("drop", n) for n in (1.0, 0.0, np.inf, np.nan)] + [("clip", 1.0)]
+)
+@pytest.mark.parametrize("step", ROWS.values(), ids=ROWS)
+def test_a_number_for_each_row(step, mode, number):
+    """(1, 2, 3) Arrays of other shapes, with the same rows; ops that lay them out, or pick of each;
+    marks where rows are. Whatever the numbers of a row are of which the gradient is zero.
+    """
+    args = list(arguments())
+    args[1] = args[1].at[200].set(number)
+    after = same(rows(step, mode=mode), *args)
+    scan, _ = loops(after)
+    made = {op.name for op in scan.body.ops for v in op.results if v.shape[:1] == (N,)}
+    assert made <= {"broadcast_in_dim", "scatter", "while"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1.0, np.inf, np.nan])
+def test_rows_that_are_marked_once(number):
+    """(2) Elsewhere a select leaves the array as it is, whatever its numbers are: none is asked."""
+
+    def program(table, kept, ids, us, rate):
+        here = jnp.zeros(N, bool).at[ids].set(True)
+        g = jnp.zeros_like(table).at[ids].add(us)
+        changes = jnp.any(g * rate != 0, axis=1, keepdims=True)
+        new = jnp.where(here[:, None], table * kept + g, table)
+        return new, jnp.where(changes, kept / g, kept)
+
+    table, kept, ids, _, us, *_ = arguments()
+    given = ids[0], us[0], np.float32(number)
+    after = same(program, table.at[9].set(number), kept.at[200, 1].set(number), *given)
+    loops = [op for op in after.body.ops if isinstance(op, While)]
+    assert len(loops) == 1 and not scans(after.body)
+
+
+@pytest.mark.parametrize("number", [1.0, 0.0, np.inf, np.nan])
+@pytest.mark.parametrize(
+    "rates",
+    [lambda o: o, lambda o: o * 2, lambda o: o[:1], lambda o: jnp.repeat(o[:1], N)[:, None]],
+)
+def test_one_row_for_all(rates, number):
+    """(1) A rate for each column, made in the step or outside, or one; or a rate for each row."""
+
+    def program(table, ids, us, given):
+        outside = rates(given)
+
+        def one(p, x):
+            g = jnp.zeros_like(p).at[x[0]].add(x[1])
+            return p - (outside + 0 * given[:1] if outside.ndim == 1 else outside) * g, None
+
+        return lax.scan(one, table, (ids, us))[0]
+
+    table, _, ids, _, us, *_ = arguments()
+    same(program, table, ids, us, np.array([0.5, number], np.float32))
+
+
+NO_ROWS = [
+    pytest.param(lambda p, g, u, x: p - g / jnp.sum(g * g, 1)[:, None], "reads all", id="sum"),
+    pytest.param(lambda p, g, u, x: p - g * jnp.max(g, 0), "reads all", id="columns"),
+    pytest.param(lambda p, g, u, x: p - g * jnp.max(g, 1), "reads all", id="turned"),
+    pytest.param(lambda p, g, u, x: p - g * u[:1], "other rows", id="row of the step"),
+    pytest.param(lambda p, g, u, x: p - g * p[:1], "other rows", id="row of the table"),
+    pytest.param(lambda p, g, u, x: p - (g + p[:1] * u[0, 0]), "other rows", id="row added"),
+    pytest.param(
+        lambda p, g, u, x: p - g * jnp.zeros_like(g).at[x].set(u), "reads all", id="set"
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "because"), NO_ROWS)
+def test_rows_that_are_not_apart(step, because):
+    """(1, 3) Sums of a row round otherwise; other rows; what one of several writes leaves."""
+
+    def program(table, ids, us):
+        def one(p, x):
+            return step(p, jnp.zeros_like(p).at[x[0]].add(x[1]), x[1], x[0]), None
+
+        return lax.scan(one, table, (ids, us))[0]
+
+    types = "f32[256,256]", "i32[4,3]", "f32[4,3,256]"
+    check_refuses(UPDATE, program, *types, because=because)
+
+
 def summed(one, other):
     """What a loop of two results makes of two arrays."""
     given = one, jnp.zeros_like(other)
@@ -312,6 +447,7 @@ REFUSED = [
     pytest.param(lambda p, a, g, r, o: (p - g * (a + r), a + g), MORE, id="scalar added"),
     pytest.param(lambda p, a, g, r, o: (p - r * a * g, a + g), MORE, id="scalar times array"),
     pytest.param(lambda p, a, g, r, o: (p - (g + r), a + g), MORE, id="scalar plus zero"),
+    pytest.param(lambda p, a, g, r, o: (p, jnp.where(g * p != 0, r, a + g)), MORE, id="maybe set"),
     pytest.param(lambda p, a, g, r, o: (p + (g - r), a + g), MORE, id="zero minus scalar"),
     pytest.param(lambda p, a, g, r, o: (p - a * (r / g), a + g), MORE, id="scalar by zero"),
     pytest.param(

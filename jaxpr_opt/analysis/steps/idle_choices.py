@@ -28,7 +28,7 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value
-from jaxpr_opt.ir.traits import BARRIER, LAYING
+from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, LAYING, PICKING
 
 Fact = bool | frozenset[int]
 """What a truth value is, or the numbers of which an integer is one."""
@@ -179,7 +179,24 @@ class _Search:
             return False
         if [*map(type, facts.values())] == [bool]:
             return False  # it would be asked by itself, which is no question
+        if any(map(_marks_rows, facts)):
+            return False
         return not any(_is_asked(v) or _is_known(v, facts[v]) or is_of_numbers(v) for v in facts)
+
+
+def _marks_rows(value: Value) -> bool:
+    """Whether a mask says where a step writes rows, as it does in each, for all that is known: then
+    `update-states` changes these.
+    """
+    for _ in range(limits.OPS_OF_A_ROW):
+        op = value.op
+        if op is None or op.name in SCATTERS:
+            return op is not None and uniform(op.operands[0]) == 0 and op.operands[1].size > 0
+        others = [v for v in op.operands if uniform(v) is None]
+        if op.name not in ELEMENTWISE | LAYING | PICKING or len(others) != 1:
+            return False
+        value = others[0]
+    return False
 
 
 def _is_asked(value: Value) -> bool:

@@ -12,14 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpr_opt.analysis.values import float_bounds
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
-from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
+from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece, added
+from jaxpr_opt.analysis.windows.window_primitives import has_leading_rows
 from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
+from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
 from jaxpr_opt.ir.graph import Constant, Graph, Op, Region, Scan, Value
-from jaxpr_opt.ir.traits import ELEMENTWISE, SUMS, is_pure
+from jaxpr_opt.ir.traits import ELEMENTWISE, LAYING, PICKING, SUMS, can_move, is_pure
 
 
 class Updated(NamedTuple):
@@ -39,12 +44,15 @@ class States:
     """Of a scan, or of the program."""
     pieces: tuple[Piece, ...]
     ops: tuple[Op, ...]
-    """The elementwise ops, in order."""
+    """Those that compute with the gradient, in order: each keeps rows apart."""
+    before: tuple[Op, ...]
+    """Ops of the step that may run before the loop, and make `scalars` of one row."""
     arrays: tuple[Updated, ...]
     outer: tuple[Value, ...]
     """Arrays from outside of the loop that the ops read; of a program, those that stay."""
     scalars: dict[Value, Value]
-    """Operands that repeat a known number, or a scalar from outside of the loop, with it."""
+    """Operands that repeat a known number, or a scalar from outside of the loop, with it; or from
+    there one row, which is that of all, with itself."""
     changing: dict[Value, Value]
     """Operands that repeat a scalar of the step, with the scalar: factors, or divisors, of what is
     zero where the gradient is; or it chooses between what is the same there."""
@@ -53,6 +61,11 @@ class States:
     def scan(self) -> Scan | None:
         """The loop; None for an update that is made once."""
         return self.body.owner if isinstance(self.body.owner, Scan) else None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether all arrays have the rows of the gradient along their first axis."""
+        return has_leading_rows(self.pieces[0].op)
 
     @property
     def factors(self) -> list[Value]:
@@ -76,7 +89,7 @@ class States:
         known, kept = {*made, *numbers, *self.changing}, {each.param for each in self.arrays}
         for op in self.ops:
             made[op.result] = at_zero(op, made)
-            cases = op.operands[1:] if op.name == "select_n" else op.operands
+            cases = _taken(op, made, known)
             # Condition 2 of update-states.
             if known.issuperset(cases) or self._is_zero(op, known, made):
                 known.add(op.result)
@@ -90,6 +103,17 @@ class States:
         zeros = [v for v in op.operands if v in known and is_zero(made.get(v))]
         others = [v for v in op.operands if v not in zeros]
         return op.name == "mul" and bool(zeros) and all(map(float_bounds.is_finite, others))
+
+
+def _taken(op: Op, made: Mapping[Value, Any], known: Set[Value]) -> Sequence[Value]:
+    """What an op computes with where the gradient is zero: of a select, the case that is known to
+    be taken there, or both.
+    """
+    if op.name != "select_n":
+        return op.operands
+    which, *cases = op.operands
+    number = made.get(which) if which in known else None
+    return cases if number is None or isinstance(number, Value) else [cases[int(number)]]
 
 
 def states(piece: Op) -> States | str | None:
@@ -107,27 +131,31 @@ def states(piece: Op) -> States | str | None:
 
 
 def _piece(op: Op) -> Piece | None:
-    """The scatter of a sparse gradient: it adds to zeros."""
-    if op.name != "scatter-add" or uniform(op.operands[0]) != 0:
+    """The scatter of a sparse gradient: it adds to zeros, or writes one number to them."""
+    if op.name not in SCATTERS or uniform(op.operands[0]) != 0:
         return None
+    kinds = np.bool_, np.integer, np.floating
+    if not any(jnp.issubdtype(op.result.dtype, kind) for kind in kinds):
+        return None
+    if op.name == "scatter":
+        # Condition 3 of update-states.
+        is_alike = combiner_of(op) is None and uniform(op.operands[2]) is not None
+        return Piece(op, None, op.operands[2], (op.operands[1],)) if is_alike else None
     chain = added(op.result)
     piece = chain.links[0] if len(chain.links) == 1 else None
-    return (
-        piece
-        if isinstance(piece, Piece) and jnp.issubdtype(op.result.dtype, jnp.floating)
-        else None
-    )
+    return piece if isinstance(piece, Piece) else None
 
 
 class _Search:
     """The elementwise ops that depend on a sparse gradient, with all that they read."""
 
     def __init__(self, body: Region, piece: Piece) -> None:
-        self.body, self.shape = body, piece.result.shape
+        self.body, self.shape, self.has_rows = body, piece.result.shape, has_leading_rows(piece.op)
         self.is_loop = isinstance(body.owner, Scan)
         self.pieces: dict[Op, Piece] = {}
         self.ops: dict[Op, None] = {}
         self.outer: dict[Value, None] = {}
+        self.before: dict[Op, None] = {}
         self.scalars: dict[Value, Value] = {}
         self.changing: dict[Value, Value] = {}
         self.params: dict[Value, None] = {}
@@ -143,19 +171,32 @@ class _Search:
             piece = _piece(op)
             if piece is not None:
                 self.pieces[op] = piece
-            elif op.name in ELEMENTWISE and is_pure(op) and op.region is self.body:
+            elif self._keeps_rows(op) and is_pure(op) and op.region is self.body:
                 self.ops[op] = None
                 pending.extend(made for v in op.operands if (made := self._maker(v)) is not None)
             else:
                 self.why = f"{op.name} reads all of {start.result.label}"
                 return
-            if op.result.shape != self.shape:
+            if not self._has_rows(op.result):
                 self.why = f"{op.name} makes another shape"
                 return
             if len(self.ops) + len(self.pieces) > limits.OPS_OF_A_RANGE:
                 self.why = "too many ops make the next arrays"
                 return
             pending.extend(user for user in op.result.users if not self._is_end(user))
+
+    # Condition 1 of update-states.
+    def _keeps_rows(self, op: Op) -> bool:
+        """Whether an op is elementwise, or makes each row, along the first axis, of one."""
+        if op.name in ELEMENTWISE:
+            return True
+        return self.has_rows and op.name in LAYING | PICKING and row_axis(op, 0, 0) == 0
+
+    # Condition 3 of update-states.
+    def _has_rows(self, value: Value) -> bool:
+        """Whether an array has the rows of the gradient."""
+        is_alike = self.has_rows and value.shape[:1] == self.shape[:1]
+        return is_alike or value.shape == self.shape
 
     def _is_end(self, user: Op) -> bool:
         return user is self.body.terminator
@@ -168,6 +209,8 @@ class _Search:
         elif scalar is not None:
             is_outer = self.is_loop and not body.defines(scalar)
             (self.scalars if is_outer else self.changing)[value] = scalar
+        elif not self._has_rows(value):
+            self._repeat(value)
         elif not body.defines(value):
             self.outer[value] = None
         elif value.op is None:
@@ -175,6 +218,19 @@ class _Search:
         else:
             return value.op
         return None
+
+    def _repeat(self, value: Value) -> None:
+        """Take an operand for one row that is that of all, from before the loop."""
+        made = backward_slice([value], lambda v: not self.body.defines(v))
+        read = [value, *(v for op in made for v in inputs(op))]
+        is_outer = all(op.region is self.body and can_move(op) for op in made)
+        is_outer = is_outer and not any(v.op is None and self.body.defines(v) for v in read)
+        # Condition 1 of update-states.
+        if self.has_rows and self.is_loop and value.shape[0] == 1 and is_outer:
+            self.scalars[value] = value
+            self.before |= dict.fromkeys(made)
+        else:
+            self.why = f"{value.label} has other rows than the gradient"
 
     def states(self) -> States | None:
         """The group; None if it is not one, and `why` says why."""
@@ -190,7 +246,7 @@ class _Search:
         # Condition 1 of update-states.
         if not arrays or self._is_read_by_others(made, arrays):
             self.why = "other values depend on the gradient, or are combined with it"
-        elif not all(self._scales(value, known) for value in self.changing):
+        elif not self._scale(known, arrays):
             self.why = "a scalar of the step does more than scale the gradient"
         elif any(known[each.next] is not each.param for each in arrays):
             self.why = "elements change though their gradient is zero"
@@ -201,7 +257,8 @@ class _Search:
         others = [v for v in self.params if v not in taken]
         pieces = tuple(replace(p) for p in self.pieces.values())
         given = (*self.outer, *others), dict(self.scalars), dict(self.changing)
-        return States(self.body, pieces, ops, arrays, *given)
+        before = tuple(sorted(self.before, key=self.body.order))
+        return States(self.body, pieces, ops, before, arrays, *given)
 
     def _updated(self, made: Set[Value], known: dict[Value, Any]) -> tuple[Updated, ...]:
         """The arrays that the group makes for the next step, or for the caller."""
@@ -222,17 +279,51 @@ class _Search:
         others = self.is_loop and self.params.keys() != taken
         return others or len(taken) < len(arrays) or uses != len(arrays)
 
-    def _scales(self, value: Value, known: dict[Value, Any]) -> bool:
-        """Whether a scalar only multiplies, or divides, what is zero where the gradient is; or is a
-        truth value: what is made of that is no NaN.
+    def _scale(self, known: dict[Value, Any], arrays: Sequence[Updated]) -> bool:
+        """Whether scalars of the step only multiply, or divide, what is zero where the gradient is;
+        or are truth values: what is made of those is no NaN.
         """
-        uses = (use for use in value.uses if use.op in self.ops)
+        needed = self._needed(known, arrays)
+        uses = (use for v in self.changing if v.dtype != bool for use in v.uses)
         # Condition 1 of update-states.
-        return value.dtype == bool or all(
+        return all(
             is_zero(known.get(use.op.operands[1 - use.position]))
             and (use.op.name == "mul" or (use.op.name == "div" and use.position == 1))
             for use in uses
+            if use.position in needed.get(use.op, ())
         )
+
+    def _needed(
+        self, known: dict[Value, Any], arrays: Sequence[Updated]
+    ) -> dict[Op, Sequence[int]]:
+        """The ops that make the next arrays where the gradient is zero, and which of their operands
+        they read there: a select leaves one out, if it is known which.
+        """
+        sure = self._sure()
+        pending, needed = [each.next.op for each in arrays], dict[Op, Sequence[int]]()
+        while pending:
+            op = pending.pop()
+            if op is None or op not in self.ops or op in needed:
+                continue
+            which = known.get(op.operands[0]) if op.operands[0] in sure else None
+            needed[op] = range(len(op.operands))
+            # Condition 1 of update-states.
+            if op.name == "select_n" and which is not None and not isinstance(which, Value):
+                needed[op] = 0, 1 + int(which)
+            pending += [op.operands[position].op for position in needed[op]]
+        return needed
+
+    def _sure(self) -> Set[Value]:
+        """What is made of the gradient and numbers alone: of finite factors, it is what is known of
+        it where the gradient is zero.
+        """
+        numbers = (v for v, scalar in self.scalars.items() if uniform(scalar) is not None)
+        sure = {*(op.result for op in self.pieces), *numbers, *self.changing}
+        for op in sorted(self.ops, key=self.body.order):
+            # Condition 1 of update-states.
+            if sure.issuperset(op.operands):
+                sure.add(op.result)
+        return sure
 
     def _is_read_late(self, array: Value) -> bool:
         order, body = self.body.order, self.body

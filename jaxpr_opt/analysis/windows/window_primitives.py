@@ -73,6 +73,14 @@ def window_sizes(scatter: Op) -> tuple[int, ...]:
     return tuple(1 if axis in missing else next(kept) for axis in range(len(array.shape)))
 
 
+def has_leading_rows(scatter: Op) -> bool:
+    """Whether the windows that a scatter writes are rows along the first axis of the array."""
+    numbers, shape = mirrored(scatter), scatter.result.shape
+    if (*numbers.start_index_map,) != (0,) or numbers.operand_batching_dims:
+        return False
+    return 0 in numbers.collapsed_slice_dims and window_sizes(scatter)[1:] == shape[1:]
+
+
 def indexed_axes(op: Op) -> tuple[int, ...]:
     """The axis of the array that each component of the index of a gather or scatter is for."""
     numbers = numbers_of(op)

@@ -10,7 +10,7 @@ from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.step_numbers import ARITHMETIC
 from jaxpr_opt.bridge.parameters import exponent_of
 from jaxpr_opt.ir.graph import Op, Value
-from jaxpr_opt.ir.traits import SUMS, ZERO_AT_ZERO
+from jaxpr_opt.ir.traits import LAYING, PICKING, SUMS, ZERO_AT_ZERO
 
 
 def at_zero(op: Op, known: dict[Value, Any]) -> Any:
@@ -28,6 +28,8 @@ def at_zero(op: Op, known: dict[Value, Any]) -> Any:
         with np.errstate(all="ignore"):
             return np.asarray(ARITHMETIC[op.name](*typed)).astype(op.result.dtype)[()]
     zeros = [*map(is_zero, numbers)]
+    if op.name in LAYING | PICKING and numbers[0] is not None and op.operands[0].size:
+        return numbers[0]
     if _makes_zero(op, zeros):
         return op.result.dtype.type(0)
     # Condition 1 of update-states.
