@@ -262,6 +262,15 @@ def test_random_arguments_have_the_types_they_are_asked_for():
     assert not jnp.isfinite(random_inputs([jax.typeof(XS)], special=(jnp.nan,))[0]).all()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint32"])
+def test_random_indices_are_in_and_out_of_range(dtype):
+    types = [jax.ShapeDtypeStruct((900, 1), dtype), jax.ShapeDtypeStruct((5,), "float32")]
+    (drawn, _), limits = random_inputs(types, places=True), jnp.iinfo(dtype)
+    lowest = max(-6, limits.min)
+    assert {*range(lowest, 7), limits.min, limits.max} <= set(drawn.ravel().tolist())
+    assert set(random_inputs(types)[0].ravel().tolist()) == {0, 1, 2, 3}
+
+
 def test_weak_types_survive_what_stands_for_them():
     """A strong number takes the place of a weak one in a step, a branch and a result."""
 

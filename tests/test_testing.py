@@ -45,6 +45,10 @@ class CancelNegations(Pass):
             x = rw.insert(lambda a: a * 1.0000001, x, before=match.op)
         if self.wrong == "nan":
             x = rw.insert(lambda a: jnp.where(jnp.isnan(a), 0.0, a), x, before=match.op)
+        if self.wrong == "out of range":
+            x = rw.insert(lambda a: jnp.clip(a, 0, 3), x, before=match.op)
+        if self.wrong == "at 11":
+            x = rw.insert(lambda a: jnp.where(a == 11, 0, a), x, before=match.op)
         if self.wrong == "derivative":
             x = rw.insert(lax.stop_gradient, x, before=match.op)
         rw.replace(match.op.result, x)
@@ -104,6 +108,19 @@ def test_in_a_loop_with_given_arguments():
 def test_a_wrong_rewrite_fails(wrong, complaint):
     with pytest.raises(Exception, match=complaint):
         check_rewrite(CancelNegations(wrong), *TARGET, diff=DIFF)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "args"),
+    [
+        ("out of range", ("i32[3]", "f32[2]")),
+        ("at 11", (jnp.array([3, -2, 11]), "f32[2]")),
+        ("at 11", (11, "f32[2]")),
+    ],
+)
+def test_integers_are_tried_out_of_range_and_as_given(wrong, args):
+    with pytest.raises(AssertionError, match="should be"):
+        check_rewrite(CancelNegations(wrong), lambda i, x: (lax.neg(lax.neg(i)), x), *args, diff="")
 
 
 def test_another_diff_fails_and_prints_what_it_is():

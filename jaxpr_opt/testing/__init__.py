@@ -26,6 +26,7 @@ from textwrap import dedent, indent
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxpr_opt import settings
@@ -70,13 +71,19 @@ def check_rewrite(
     saves_bytes: int | None = None,
     grad: bool = True,
     simplify: bool = False,
+    in_range: bool = False,
 ) -> GraphDiff:
     """Check that a pass changes a program in exactly this way, and that it computes the same.
 
     In this order: the pass leaves a valid program of the same type; its values are the same bits on
-    `args`, on random and on special arguments, equation by equation (a pass that changes the order
-    of sums: the same up to rounding, without infinities); its derivatives agree; run again, it
-    finds nothing; the journal lists the rewrites; the diff is `diff`.
+    all arguments, equation by equation (a pass that changes the order of sums: the same up to
+    rounding, without infinities); its derivatives agree; run again, it finds nothing; the journal
+    lists the rewrites; the diff is `diff`.
+
+    The arguments are, first, the arrays among `args`, with random ones for types.  Then all are
+    drawn, four times: normal floats, in the last two with NaNs, or with infinities and zeros of
+    both signs; integers from 0 to 3, but after the first time from -n-1 to n+1, where n is a size
+    of an axis of an argument, or the least or largest of their type: indices may be out of range.
 
     Args:
       pass_or_name: the pass.
@@ -86,6 +93,7 @@ def check_rewrite(
       saves_bytes: how many bytes of stacks, which one loop writes and another reads, it saves.
       grad: compare derivatives too, where the pass is differentiable.
       simplify: run the clean-up passes before and after.
+      in_range: draw integers from 0 to 3 only, for a program that promises something of them.
 
     Returns:
       The difference of the programs.
@@ -111,12 +119,12 @@ def check_rewrite(
     exported = export(after)
     compat.check_jaxpr(exported)
     _check_interface(jaxpr, exported)
-    *arguments, edges = _argument_sets(jaxpr, args)
+    *arguments, edges = _argument_sets(jaxpr, args, in_range)
     agree = assert_close if each.reassociates else assert_same_bits
     for argument in arguments if each.reassociates else (*arguments, edges):
         agree(evaluate_exactly(before, *argument), evaluate_exactly(after, *argument))
     if grad and each.phase != "final":
-        argument = _argument_sets(jaxpr, args)[0]
+        argument = _argument_sets(jaxpr, args, in_range)[0]
         assert_same_derivatives(jaxpr_as_fun(jaxpr), jaxpr_as_fun(exported), *argument)
     again = run_alone((each, *cleanup), import_jaxpr(exported, each.phase)).record(
         each.name, each.cleanup
@@ -174,14 +182,23 @@ def _resolve(pass_or_name: Pass | str, simplify: bool) -> tuple[Pass, tuple[Pass
     return each, cleanups if simplify else ()
 
 
-def _argument_sets(jaxpr: ClosedJaxpr, args: tuple[Any, ...]) -> list[list[Any]]:
-    """Flat arguments to run on: the given ones where they are arrays, random ones, special ones."""
-    leaves = jax.tree.leaves(args)
-    concrete = len(leaves) == len(jaxpr.in_avals) and not any(isinstance(a, str) for a in leaves)
-    given = [leaves] if concrete and all(hasattr(a, "__array__") for a in leaves) else []
+def _argument_sets(jaxpr: ClosedJaxpr, args: tuple[Any, ...], in_range: bool) -> list[list[Any]]:
+    """Flat arguments to run on: random ones, special ones, and first those with given arrays."""
     special: list[tuple[float, ...]] = [(), (), (math.nan,), EDGES]
-    drawn = [random_inputs(jaxpr.in_avals, seed, special=s) for seed, s in enumerate(special)]
-    return [*given, *drawn]
+    drawn = [
+        random_inputs(jaxpr.in_avals, seed, special=s, places=seed > 0 and not in_range)
+        for seed, s in enumerate(special)
+    ]
+    leaves = jax.tree.leaves(args)
+    if len(leaves) != len(jaxpr.in_avals) or not any(map(_is_given, leaves)):
+        return drawn
+    pairs = zip(leaves, drawn[0], strict=True)
+    return [[jnp.asarray(leaf, d.dtype) if _is_given(leaf) else d for leaf, d in pairs], *drawn]
+
+
+def _is_given(leaf: Any) -> bool:
+    """Whether an argument is a value, not a type."""
+    return hasattr(leaf, "__array__") or isinstance(leaf, int | float | complex)
 
 
 def _check_interface(before: ClosedJaxpr, after: ClosedJaxpr) -> None:

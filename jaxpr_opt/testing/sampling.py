@@ -38,21 +38,30 @@ EDGES = (math.inf, -math.inf, 0.0, -0.0)
 
 
 def random_inputs(
-    avals: Sequence[Any], seed: int = 0, *, special: Sequence[float] = ()
+    avals: Sequence[Any], seed: int = 0, *, special: Sequence[float] = (), places: bool = False
 ) -> list[Any]:
-    """One array of each type: normal floats, small integers that are not negative.
+    """One array of each type: normal floats, integers from 0 to 3.
 
-    About a third of all floats, and one in each array at least, are taken from `special`.
+    Args:
+      avals: the types.
+      seed: of the generator.
+      special: about a third of all floats, and one in each array at least, are taken from these.
+      places: draw integers as indices that a program must expect: from -n-1 to n+1, where n is a
+        size of an axis of one of the types, and sometimes the least or the largest integer of the
+        type.
 
     Example:
       >>> [x.shape for x in random_inputs([jax.ShapeDtypeStruct((2, 3), "float32")])]
       [(2, 3)]
     """
     rng = np.random.default_rng(seed)
-    return [_random(aval, rng, special) for aval in avals]
+    sizes = sorted({3, *(n for aval in avals for n in aval.shape)}) if places else []
+    return [_random(aval, rng, special, sizes) for aval in avals]
 
 
-def _random(aval: Any, rng: np.random.Generator, special: Sequence[float]) -> Any:
+def _random(
+    aval: Any, rng: np.random.Generator, special: Sequence[float], sizes: Sequence[int]
+) -> Any:
     shape, dtype = aval.shape, aval.dtype
     if not isinstance(dtype, np.dtype):  # PRNG keys
         keys = [jax.random.key(int(rng.integers(1000))) for _ in range(int(np.prod(shape)))]
@@ -62,7 +71,8 @@ def _random(aval: Any, rng: np.random.Generator, special: Sequence[float]) -> An
     if dtype == np.bool_:
         return jnp.asarray(rng.integers(2, size=shape), dtype)
     if jnp.issubdtype(dtype, jnp.integer):
-        return jnp.asarray(rng.integers(4, size=shape), dtype)
+        small = rng.integers(4, size=shape)
+        return jnp.asarray(_places(small, dtype, rng, sizes) if sizes else small, dtype)
     values = np.asarray(rng.standard_normal(shape))
     if jnp.issubdtype(dtype, jnp.complexfloating):
         values = values + 1j * rng.standard_normal(shape)
@@ -71,3 +81,13 @@ def _random(aval: Any, rng: np.random.Generator, special: Sequence[float]) -> An
         chosen.flat[rng.integers(values.size)] = True
         values = np.where(chosen, rng.choice(special, size=shape), values)
     return jnp.asarray(values, dtype)
+
+
+def _places(small: Any, dtype: Any, rng: np.random.Generator, sizes: Sequence[int]) -> Any:
+    """Indices in and out of axes of these sizes; about one in ten is a limit of the type."""
+    bound = rng.choice(sizes, size=small.shape) + 1
+    info: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+    limits = int(info.min), int(info.max)
+    drawn = np.clip(rng.integers(-bound, bound + 1), *limits).astype(dtype)
+    extreme = np.asarray(limits, dtype)
+    return np.where(rng.random(small.shape) < 0.1, rng.choice(extreme, size=small.shape), drawn)

@@ -43,6 +43,7 @@ def test_rows_are_read_back():
         "i32[3]",
         "u32[3,2]",
         simplify=True,
+        in_range=True,
         diff="""
           fn (at:i32[3], rows:u32[3,2]) {
         -   b:u32[40,2] = broadcast_in_dim 0
