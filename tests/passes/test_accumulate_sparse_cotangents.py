@@ -381,7 +381,7 @@ def test_pieces_that_may_overlap():
     def program(c, u, n):
         return lax.fori_loop(0, n, lambda i, c: step(c, u, i), c)
 
-    check_refuses(DIRECT, program, "f32[8,2]", "f32[2,2]", "i32[]", because="may overlap")
+    check_refuses(DIRECT, program, "f32[8,2]", "f32[2,2]", "i32[]", because="windows may overlap")
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -430,7 +430,7 @@ def test_a_sum_with_a_written_array():
 def test_windows_that_may_repeat():
     """(2) Of a scatter-add that does not say that its indices are unique."""
     program = looped(lambda c, u, i: c + jnp.zeros(8).at[i].add(u))
-    check_refuses(DIRECT, program, "f32[8]", "f32[5,2]", "i32[5,2]", because="may repeat")
+    check_refuses(DIRECT, program, "f32[8]", "f32[5,2]", "i32[5,2]", because="windows may repeat")
 
 
 def windows_of_two(starts):
@@ -940,7 +940,9 @@ def test_an_inner_loop_with_effects():
 
         return lax.scan(outer, c, (us, idx))[0]
 
-    check_refuses(ALWAYS, program, "f32[8]", "f32[5,3]", "i32[5,3]", because="has effects")
+    check_refuses(
+        ALWAYS, program, "f32[8]", "f32[5,3]", "i32[5,3]", because="the inner loop has effects"
+    )
 
 
 def test_a_loop_whose_sums_are_read_begins_at_zero():
@@ -1008,4 +1010,4 @@ def test_a_window_of_a_window_waits(rows):
 
     loop = lambda c, v, i: lax.fori_loop(0, 2, lambda _, c: program(c, v, i), c)
     types = "f32[4,40,3]", "f32[1,3]", "i32[]"
-    check_refuses(DIRECT, loop, *types, because="narrower soon")
+    check_refuses(DIRECT, loop, *types, because="what is added to f32[4,40,3] is narrower soon")

@@ -143,7 +143,9 @@ def test_pieces(made):
 
 def test_small_arrays_stay():
     """A step does not notice them."""
-    check_refuses(ADD, looped(lambda c, x: c + made(c, x)), "f32[8]", "f32[3]", because="small")
+    check_refuses(
+        ADD, looped(lambda c, x: c + made(c, x)), "f32[8]", "f32[3]", because="f32[8] is small"
+    )
 
 
 def test_a_sum_of_another_type_stays():
@@ -155,7 +157,7 @@ def test_a_sum_of_another_type_stays():
 def test_an_effect_stays_behind_the_cond():
     """(3) What the sum needs cannot move over a barrier."""
     step = lambda c, x: lax.add(made(c, x), lax.optimization_barrier(c * x))
-    check_refuses(ADD, looped(step), *TYPES, because="stays behind")
+    check_refuses(ADD, looped(step), *TYPES, because="optimization_barrier stays behind the cond")
 
 
 def test_outside_of_loops():

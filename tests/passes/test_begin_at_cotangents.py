@@ -275,7 +275,7 @@ def test_a_step_with_effects():
         step = lambda h, x: ((y := told(jnp.sin(h * w) + x)), y)
         return masked(lax.scan(step, jnp.zeros(3), xs)[1], n).sum()
 
-    check_refuses(BEGIN, jax.grad(loss), *ARGS, because="has effects")
+    check_refuses(BEGIN, jax.grad(loss), *ARGS, because="a step has effects")
 
 
 def test_a_barrier_has_no_effects():

@@ -349,7 +349,7 @@ def test_rows_beside_others_than_zeros_are_streamed():
 
 def test_a_few_numbers_are_stacked():
     program = scanned(lambda h, x: (jnp.sin(h + x), h.sum()), lambda ys: ys[-1])
-    check_refuses(CARRY, program, *TYPES, because="is small")
+    check_refuses(CARRY, program, *TYPES, because="scan is small")
 
 
 def test_keys_are_carried():

@@ -359,7 +359,7 @@ def test_most_of_an_array_is_computed_as_a_whole():
         lambda q, s: read(jnp.max(q, axis=1), s, sizes=(7,)),
         "f32[8,4]",
         "i32[]",
-        because="most of",
+        because="what is read is most of reduce_max",
     )
 
 

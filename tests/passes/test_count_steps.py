@@ -153,7 +153,11 @@ def test_a_predicate_that_comes_back():
 def test_a_loop_that_runs_backwards():
     """(1) Its predicate is true in the last rows."""
     check_refuses(
-        COUNT, stacking(lambda p, c: p, reverse=True), "f32[3]", "f32[]", because="runs backwards"
+        COUNT,
+        stacking(lambda p, c: p, reverse=True),
+        "f32[3]",
+        "f32[]",
+        because="the loop runs backwards",
     )
 
 

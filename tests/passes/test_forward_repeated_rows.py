@@ -151,13 +151,25 @@ def test_rows_that_are_read_from_the_array(program, because):
 
 def test_an_array_that_is_filled_fast():
     with using(CostModel()):
-        check_refuses(FORWARD, read_back, "i32[3]", "f32[3,2]", because="are started")
+        check_refuses(
+            FORWARD,
+            read_back,
+            "i32[3]",
+            "f32[3,2]",
+            because="scatter is filled as fast as the ops for rows are started",
+        )
 
 
 def test_where_the_order_of_writes_is_not_known(monkeypatch):
     """(4) On a GPU threads write."""
     monkeypatch.setattr(forward_repeated_rows, "writes_in_order", lambda: False)
-    check_refuses(FORWARD, read_back, "i32[3]", "f32[3,2]", because="equal places")
+    check_refuses(
+        FORWARD,
+        read_back,
+        "i32[3]",
+        "f32[3,2]",
+        because="it is not known which of equal places is written last",
+    )
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_stacks_that_are_returned():
         _, ys = stacks(xs, jnp.sin, jnp.tanh)
         return total(ys), ys
 
-    check_refuses(JOIN, program, "f32[8]", because="yield reads")
+    check_refuses(JOIN, program, "f32[8]", because="yield reads scan whole")
 
 
 def test_stacks_that_another_loop_reads_whole():
@@ -177,7 +177,7 @@ def test_stacks_that_another_loop_reads_whole():
         _, ys = stacks(xs, jnp.sin, jnp.tanh)
         return lax.scan(lambda c, row: ((c[0] * 2, c[1] + row[0]), None), ys, ys)[0]
 
-    check_refuses(JOIN, program, "f32[8]", because="scan reads")
+    check_refuses(JOIN, program, "f32[8]", because="scan reads scan whole")
 
 
 @pytest.mark.parametrize(("pointers", "fires"), [(2, True), (3, False)])

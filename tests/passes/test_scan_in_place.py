@@ -437,9 +437,14 @@ def test_a_loop_that_is_unrolled_or_prints_stays():
         return step(c, x)
 
     check_refuses(
-        IN_PLACE, lambda xs: lax.scan(step, 0.0, xs[1:], unroll=2), "f32[9]", because="unrolled"
+        IN_PLACE,
+        lambda xs: lax.scan(step, 0.0, xs[1:], unroll=2),
+        "f32[9]",
+        because="the scan asks to be unrolled",
     )
-    check_refuses(IN_PLACE, lambda xs: lax.scan(prints, 0.0, xs[1:]), "f32[9]", because="effects")
+    check_refuses(
+        IN_PLACE, lambda xs: lax.scan(prints, 0.0, xs[1:]), "f32[9]", because="a step has effects"
+    )
 
 
 def test_a_barrier_has_no_effects():

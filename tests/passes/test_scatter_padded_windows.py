@@ -296,7 +296,7 @@ def test_windows_that_overlap(second):
     def step(c, u, i):
         return c + (padded(c, u[:3]) + padded(c, u[:2], second) + scattered(c, u, i))
 
-    check_refuses(SCATTER, looped(step), *TYPES, because="overlap")
+    check_refuses(SCATTER, looped(step), *TYPES, because="padded windows overlap")
 
 
 def blocks(c, u, i):
@@ -308,7 +308,9 @@ def blocks(c, u, i):
 
 def test_wide_windows():
     """(3) They do not tile a window of any width."""
-    check_refuses(SCATTER, looped(blocks), *TYPES, because="another form")
+    check_refuses(
+        SCATTER, looped(blocks), *TYPES, because="the scatter adds windows of another form"
+    )
 
 
 def of_rows(c, u, i):
@@ -326,7 +328,13 @@ def of_parts_of_rows(c, u, i):
 @pytest.mark.parametrize("step", [of_rows, of_parts_of_rows])
 def test_parts_of_rows(step):
     """(3) Windows are whole along the axes that the index leaves out."""
-    check_refuses(SCATTER, looped(step), "f32[200,3]", *TYPES[1:], because="another form")
+    check_refuses(
+        SCATTER,
+        looped(step),
+        "f32[200,3]",
+        *TYPES[1:],
+        because="the scatter adds windows of another form",
+    )
 
 
 def test_small_indices():
@@ -338,7 +346,7 @@ def test_small_indices():
         made = lax.scatter_add(jnp.zeros_like(c), i[:, None], u, numbers)
         return c + (padded(c, u[:1], 150) + made)
 
-    check_refuses(SCATTER, looped(step), *types, because="another form")
+    check_refuses(SCATTER, looped(step), *types, because="the scatter adds windows of another form")
 
 
 def test_one_window_for_each_row_of_a_batch():
@@ -350,7 +358,7 @@ def test_one_window_for_each_row_of_a_batch():
         return c + (padded(c, u[:, None], (0, 3)) + made)
 
     types = "f32[5,200]", "f32[4,5]", "i32[4,5]"
-    check_refuses(SCATTER, looped(step), *types, because="another form")
+    check_refuses(SCATTER, looped(step), *types, because="the scatter adds windows of another form")
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (4,), (1, 2, 2)])

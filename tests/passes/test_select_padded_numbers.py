@@ -154,7 +154,13 @@ def test_more_numbers_than_an_integer_counts():
     """(2) The place of an element has 32 bits."""
     n = 2**31
     program = added((3, n - 4, 0))
-    check_refuses(SELECT, program, "f32[2,1]", f"f32[2,{n}]", because="too many")
+    check_refuses(
+        SELECT,
+        program,
+        "f32[2,1]",
+        f"f32[2,{n}]",
+        because="2,147,483,648 numbers are too many for 32 bits",
+    )
 
 
 @pytest.mark.parametrize("axis", [None, "x"])

@@ -429,7 +429,7 @@ def test_an_index_that_cannot_number_the_rows():
 def test_a_loop_too_long_to_number_its_places():
     """(5)"""
     program = lambda b: lax.scan(lambda b, _: (jnp.roll(b, 2), b[0]), b, length=2**30)[0]
-    check_refuses(SHIFT, program, "f32[5]", because="cannot number")
+    check_refuses(SHIFT, program, "f32[5]", because="the type of the index cannot number all rows")
 
 
 def test_symbolic_shapes():
@@ -469,7 +469,9 @@ def test_what_does_not_pay():
         check_refuses(
             SHIFT, most, "f32[8000,3]", "f32[99,3]", because="a good part of the register"
         )
-        check_refuses(SHIFT, loop(last), "f32[8000,3]", "f32[1,3]", because="few steps")
+        check_refuses(
+            SHIFT, loop(last), "f32[8000,3]", "f32[1,3]", because="the loop has few steps"
+        )
         alone(SHIFT, loop(last), "f32[8000,3]", "f32[99,3]", fires=True)
 
 

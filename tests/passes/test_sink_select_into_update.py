@@ -763,7 +763,7 @@ def test_versions_in_between():
     types = "bool[3]", "f32[3,8]", "f32[3]", "i32[3]", "i32[3]"
     graph = alone(FINAL, program, *types, fires=True)
     assert (3, 8) not in selects(graph)
-    check_refuses(SINK, program, *types, because="read elsewhere")
+    check_refuses(SINK, program, *types, because="what scatter makes is read elsewhere, too")
 
 
 @pytest.mark.parametrize(

@@ -425,7 +425,9 @@ def test_two_cases_that_take_as_long():
     """Some row takes one of them."""
     program = lambda p, x: chosen(p, jnp.sin(x), jnp.cos(x))
     with using(CostModel(dataclasses.replace(FREE, unsure=2.0))):
-        check_refuses(SKIP, program, "bool[3]", "f32[3,9999]", because="as long")
+        check_refuses(
+            SKIP, program, "bool[3]", "f32[3,9999]", because="the other case takes as long"
+        )
 
 
 def test_little_is_not_asked_for():

@@ -506,14 +506,14 @@ def test_windows_of_several_shapes():
         return lax.scan(one, table, (ids, us))[0]
 
     types = "f32[999,2]", "i32[4,3]", "f32[4,3,2]"
-    check_refuses(UPDATE, program, *types, because="several shapes")
+    check_refuses(UPDATE, program, *types, because="ops add windows of several shapes")
 
 
 def test_arrays_that_are_read_late():
     def late(p, a, g, r, rs):
         return p - g / a + 0 * jnp.sum(a[g[0, 0].astype(int)]), a + g
 
-    check_refuses(UPDATE, trained(late), *arguments(), because="reads all")
+    check_refuses(UPDATE, trained(late), *arguments(), because="reads all of scatter-add")
 
 
 def test_a_gradient_that_an_op_of_several_results_reads():
@@ -524,7 +524,9 @@ def test_a_gradient_that_an_op_of_several_results_reads():
 
         return lax.scan(one, table, (ids, us))[0]
 
-    check_refuses(UPDATE, program, "f32[256,2]", "i32[4,3]", "f32[4,3,2]", because="reads all")
+    check_refuses(
+        UPDATE, program, "f32[256,2]", "i32[4,3]", "f32[4,3,2]", because="reads all of scatter-add"
+    )
 
 
 def test_tables_that_are_computed_fast():

@@ -168,7 +168,14 @@ def test_a_type_without_code():
 def test_a_transposed_array():
     """Cost: its readers compute the numbers one by one in any case."""
     across = lambda c, xs, at, w: scanned(lambda c, x, i: (put(c, x, i, i) - w.T, None))(c, xs, at)
-    check_refuses(PASS, across, "f32[20,20]", *FEW, "f32[20,20]", because="across")
+    check_refuses(
+        PASS,
+        across,
+        "f32[20,20]",
+        *FEW,
+        "f32[20,20]",
+        because="its readers compute numbers one by one, as they read another array across",
+    )
 
 
 def test_a_small_array():

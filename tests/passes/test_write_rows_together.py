@@ -170,7 +170,7 @@ def test_keys():
         jax.random.split(jax.random.key(1), 3),
         np.array([True, False, True]),
         jnp.int32(2),
-        because="read differently",
+        because="is read differently than it is written",
     )
 
 
