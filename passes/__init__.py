@@ -76,6 +76,7 @@ from jaxpr_opt.passes.windows.map_before_writing import MapBeforeWriting
 from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
+from jaxpr_opt.passes.windows.read_one_hot_rows import ReadOneHotRows
 from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.windows.reduce_added_rows import ReduceAddedRows
 from jaxpr_opt.passes.windows.scatter_padded_windows import ScatterPaddedWindows
@@ -130,7 +131,7 @@ WINDOWS = (
     SliceKnownWindows(),
 )
 
-ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates())
+ROWS = (ReadOneHotRows(), ReduceAddedRows(), UpdateRows(), UpdateStates())
 ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
 
 REASSOCIATING = (

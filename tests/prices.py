@@ -55,6 +55,9 @@ class Eager(Sparse, Replaying):
     def is_less_moved(self, ops, nbytes, than_ops, than_nbytes):
         return nbytes < than_nbytes
 
+    def is_picked(self, product, looked, steps):
+        return True
+
     def is_worth_ranges(self, scan, arrays):
         return True
 

@@ -164,6 +164,9 @@ LEVELS_OF_A_SELECT = 3
 OPS_OF_A_CASE = 16
 """Ops of a case of a select of which it is asked what they make where that case is taken."""
 
+NUMBERS_LOOKED_AT = 256
+"""Numbers of a table that are looked at together: XLA stores what it reduces."""
+
 EXACT_NUMBERS = 2**23
 """Integers up to this are exact as floats."""
 

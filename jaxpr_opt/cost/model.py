@@ -217,6 +217,13 @@ class CostModel(Prices):
         more = self.started(len(windows) - 1) if is_apart or self.has_kernels else 0.0
         return self.moved(3 * added) + more < self.moved(added + 2 * array.nbytes) + looks
 
+    def is_picked(self, product: Op, looked: int, steps: int) -> bool:
+        """Whether the rows that a product picks of a table are read in less time than it takes, if
+        so many bytes of the table are looked at before so many steps.
+        """
+        rows = self.started(1) + self.moved(2 * product.result.nbytes)
+        return rows + self.streamed(looked) / max(steps, 1) < self.repeated_apart(product)
+
     def is_less_than_one_more(self, array: Value, region: Region) -> bool:
         """Whether moving an array takes less time than one more op of a region in a loop: then all
         its ops may be too many to be started in a row.  One function of a loop starts none.

@@ -25,6 +25,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `write-to-whole-arrays`         a window that is read, written and put back is written to the array
 `write-rows-together`           rows of a batch that are written at one place are one window
 `recognize-one-hot`             a mask with one true element becomes an index
+`read-one-hot-rows`             a product with an array of one one is a row
 `write-where-masked`            a select by where something is written becomes a write
 `share-batched-tables`          rows of copies of one table are rows of the table
 `expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
@@ -51,6 +52,7 @@ one of ``False``::
     a.at[i].set(a[i].at[j].set(v))       = a.at[i, j].set(v)
     a[k].at[where(p[k], i, n)].set(v[k]) = a.at[:, i].set(where(p, v, a[:, i]))
     where(arange(n) == i, v, a)          = a.at[i].set(v[i])
+    (arange(n) == i) @ a                 = a[i]
     where(F.at[i].set(True), 0, a)       = a.at[i].set(0)
     broadcast(a)[k, i]                   = a[i]
     a[i + arange(n)]                     = a[i : i + n]

@@ -522,9 +522,9 @@ def test_other_masks(mask):
         ),
         pytest.param(
             lambda i: lax.broadcast_in_dim(
-                lax.broadcasted_iota("int32", (4, 1), 0) == i.reshape(1), (4, 2), (0, 1)
+                lax.broadcasted_iota("int32", (4, 1), 0) == i.reshape(1) + 0, (4, 2), (0, 1)
             ),
-            id="a list of one number",
+            id="a list of one number that is computed",
         ),
     ],
 )
@@ -542,7 +542,7 @@ def test_masks_of_two_axes(mask):
     "number",
     [
         pytest.param(
-            lambda i: lax.broadcast_in_dim(i.reshape(1), (64, 2), (1,)), id="one for a row"
+            lambda i: lax.broadcast_in_dim(i.reshape(1) + 0, (64, 2), (1,)), id="one for a row"
         ),
         pytest.param(
             lambda i: lax.broadcast_in_dim(lax.iota("int32", 64) % 3 + i, (64, 2), (0,)),
@@ -562,6 +562,20 @@ def test_numbers_that_are_no_number_of_a_row(number):
 
     with using(EAGER):
         alone(RECOGNIZE, program, "f32[64,2]", fires=False)
+
+
+def test_a_list_of_one_number():
+    """(1) It is the number."""
+
+    def program(b):
+        def step(b, i):
+            number = lax.broadcast_in_dim(i.reshape(1), (64, 2), (1,))
+            return lax.select_n(lax.eq(lax.broadcasted_iota("int32", (64, 2), 0), number), b, -b)
+
+        return loop(step, b, lax.iota("int32", 4))
+
+    with using(EAGER):
+        alone(RECOGNIZE, program, "f32[64,2]", fires=True)
 
 
 def test_a_mask_from_the_data():

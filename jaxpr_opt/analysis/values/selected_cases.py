@@ -17,10 +17,22 @@ def spread(array: Value) -> tuple[Value, tuple[int, ...]]:
     array is.
     """
     axes = tuple(range(len(array.shape)))
-    while array.op is not None and array.op.name == "broadcast_in_dim":
-        axes = tuple(axes[d] for d in broadcast_dimensions_of(array.op))
-        array = array.op.operands[0]
+    while array.op is not None:
+        dims = _spread_dims(array.op)
+        if dims is None:
+            break
+        axes, array = tuple(axes[d] for d in dims), array.op.operands[0]
     return array, axes
+
+
+def _spread_dims(op: Op) -> tuple[int, ...] | None:
+    """Which axis of its result each axis of its operand is, if an op only repeats its elements."""
+    if op.name == "broadcast_in_dim":
+        return broadcast_dimensions_of(op)
+    shape = op.result.shape
+    dims = tuple(d for d, n in enumerate(shape) if n != 1)
+    is_same = op.name == "reshape" and tuple(shape[d] for d in dims) == op.operands[0].shape
+    return dims if is_same else None
 
 
 def case_within(select: Op, which: Value, case: int, count: int) -> int | None:

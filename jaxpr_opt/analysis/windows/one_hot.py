@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from jaxpr_opt.analysis.values.float_bounds import is_finite
 from jaxpr_opt.analysis.values.induction import affine, bounds
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
+from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of, permutation_of
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value
 
 KEEPING = {
     "add": "add", "add_any": "add", "and": "and", "div": "mul", "max": "max", "min": "min",
@@ -162,6 +162,29 @@ def _broadcast(op: Op) -> Chosen | None:
     return replace(found, mask=replace(mask, axis=axes[mask.axis], rows=rows))
 
 
+def _reshaped(op: Op) -> Chosen | None:
+    """Without axes of one element, or with more of them."""
+    found = chosen(op.operands[0])
+    if found is None or isinstance(found.here, Value):
+        return None
+    old, new = ([d for d, n in enumerate(v.shape) if n != 1] for v in (op.operands[0], op.result))
+    shapes = [op.operands[0].shape[d] for d in old], [op.result.shape[d] for d in new]
+    mask, to = found.mask, dict(zip(old, new, strict=False))
+    if shapes[0] != shapes[1] or not to.keys() >= {mask.axis, *mask.rows}:
+        return None
+    rows = tuple(to[d] for d in mask.rows)
+    return replace(found, mask=replace(mask, axis=to[mask.axis], rows=rows))
+
+
+def _transposed(op: Op) -> Chosen | None:
+    found = chosen(op.operands[0])
+    if found is None or isinstance(found.here, Value):
+        return None
+    to, mask = permutation_of(op), found.mask
+    rows = tuple(to.index(d) for d in mask.rows)
+    return replace(found, mask=replace(mask, axis=to.index(mask.axis), rows=rows))
+
+
 def _computed(op: Op) -> Chosen | None:
     for place, operand in enumerate(op.operands):
         found, other = chosen(operand), op.operands[1 - place]
@@ -196,6 +219,47 @@ _NUMPY: Mapping[str, Callable[..., Any]] = {
 _RULES: Mapping[str, Callable[[Op], Chosen | None]] = {
     "broadcast_in_dim": _broadcast,
     "convert_element_type": _converted,
+    "reshape": _reshaped,
     "select_n": _selected,
+    "transpose": _transposed,
     **dict.fromkeys(_NUMPY, _computed),
 }
+
+
+class OneHotRow(NamedTuple):
+    """An array that is one in one place along an axis."""
+
+    number: Value
+    """The places, counted from `offset`; a row of them in each step if the array is streamed."""
+    offset: int
+    rows: tuple[int, ...]
+    """For each axis of a row of the number, which axis of the array it is."""
+    loop: Scan | None = None
+    """The loop that streams the array, if the places change from step to step; along their axis"""
+    along: int = 0
+
+
+def one_hot_row(array: Value, axis: int) -> OneHotRow | None:
+    """What says where an array is one along an axis: it is zero elsewhere (1)."""
+    loop = array.owner.owner if isinstance(array.owner, Region) else None
+    if isinstance(loop, Scan) and array.position >= loop.num_carries:
+        stacked = one_hot_row(loop.operands[array.position], axis + 1)
+        if stacked is None or stacked.loop is not None:
+            return None
+        rows = tuple(d - 1 for d in stacked.rows if d)
+        if len(rows) == len(stacked.rows):
+            return stacked._replace(rows=rows)
+        return stacked._replace(rows=rows, loop=loop, along=stacked.rows.index(0))
+    found = chosen(array)
+    if found is None:
+        return None
+    here = uniform(found.here) if isinstance(found.here, Value) else found.here
+    # Condition 1 of read-one-hot-rows.
+    if here is None or here != 1 or found.elsewhere != 0:
+        return None
+    rows = tuple(d for d, n in enumerate(array.shape) if n != 1 and d != axis)
+    mask = found.mask
+    # Condition 1 of read-one-hot-rows.
+    if mask.axis != axis or {*rows} != {*mask.rows}:
+        return None
+    return OneHotRow(mask.number, mask.offset, mask.rows)
