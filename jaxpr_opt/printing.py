@@ -7,7 +7,7 @@ import re
 
 from rich.console import Console, RenderableType
 
-_NAME = r"[^\s:;]*[^\s:;,]"
+_NAME = r"(?:[\w-]+ of `[^`]+`|[^\s:;`]*[^\s:;,`])"
 _MANY_NAMES = re.compile(rf"({_NAME}, {_NAME})((?:, {_NAME}){{2,}})")
 """Four names or more in a row: two are shown, the rest are counted."""
 

@@ -22,7 +22,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.summary import Summary
 from jaxpr_opt.ir.exporter import export
-from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.graph import Op, in_words_of_the_source
 from jaxpr_opt.ir.places import Size, user_frame
 from jaxpr_opt.ir.text import to_text
 from jaxpr_opt.reports import account, figures, observe
@@ -210,14 +210,39 @@ def test_a_near_miss_says_why():
     assert first.endswith("; 1 near miss")
     assert rest == [
         "",
-        "not done, because  -v, or .in_full(), shows each place",
+        "not done, because  .in_full() shows each place",
         "  cancel-negations, 1 place: x is an integer",
     ]
     assert str(report.in_full()).splitlines()[1:] == [
         "",
         "cancel-negations  not done, because",
-        f"  two negations cancel ({HERE}:{LINE} in negate): x is an integer",
+        f"  x is an integer ({HERE}:{LINE} in negate), which prevents: two",
+        "  negations cancel",
     ]
+
+
+def test_values_without_names_are_called_by_the_source():
+    """Also where an expression is long, or on several lines; not while nobody reads it."""
+
+    def loss(x):
+        step = lambda x, row: (x + jnp.sin(row), row * jnp.cos(row))
+        x, ys = lax.scan(step, x, x * jnp.arange(8.0)[:, None])
+        return x.sum() + jnp.sum(
+            ys * jnp.ones_like(ys) * jnp.ones_like(ys) * 2.0 + jnp.tanh(ys) ** 2.0
+        )
+
+    text = " ".join(str(jaxpr_opt.explain(jax.grad(loss), jnp.ones(3)).in_full()).split())
+    assert "cos of `jnp.sin(row)` depends on the stream f32[3]" in text
+    assert "which prevents: it is kept once instead of 8 times" in text
+    graph = observe.original(loss, (jnp.ones(3),), {})
+    ops = [op for op in graph.body.ops if op.name in ("tanh", "reduce_sum")]
+    with in_words_of_the_source():
+        labels = [op.result.label for op in ops]
+    assert labels[1:] == [
+        "tanh of `jnp.tanh(ys)`",
+        "reduce_sum of `jnp.sum(ys * jnp.ones_like(ys) * jnp.on…`",
+    ]
+    assert {op.result.label for op in ops} == {"tanh", "reduce_sum"}
 
 
 def test_many_places_are_counted():
@@ -237,6 +262,7 @@ def test_many_places_are_counted():
         ("tanh, f32[2,1], x", "tanh, f32[2,1], x"),
         ("tanh, f32[2,1], x, y", "tanh, f32[2,1] and 2 more"),
         ("f32[2,1], f32[2,2,64], x, y, z", "f32[2,1], f32[2,2,64] and 3 more"),
+        ("add of `x + y`, le of `f(x, y)`, x, y", "add of `x + y`, le of `f(x, y)` and 2 more"),
     ],
 )
 @pytest.mark.parametrize("sentence", ["{}: kept once", "made again from {} (f.py:1 in f)", "{}"])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import linecache
+from itertools import islice
 from typing import Any
 
 from jax._src import source_info_util as _source_info
 
 from jaxpr_opt.bridge.compat import debug_info, inner_jaxprs, open_jaxpr
 from jaxpr_opt.frames import Frame, is_installed, is_machinery
+
+EXPRESSION = 40
+"""Characters of an expression that are quoted."""
 
 
 def user_frame(info: Any) -> Frame | None:
@@ -31,6 +36,31 @@ def _user_frame(traceback: Any) -> Frame | None:
             return frame
         innermost = innermost or frame
     return innermost
+
+
+def user_expression(info: Any) -> str:
+    """The expression at `user_frame`, as `jnp.sin(x)`; empty where the source is not there."""
+    if info is None or info.traceback is None or _user_frame(info.traceback) is None:
+        return ""
+    return _user_expression(info.traceback)
+
+
+@functools.lru_cache(maxsize=1024)
+def _user_expression(traceback: Any) -> str:
+    frame = _user_frame(traceback)
+    for code, at in zip(*traceback.raw_frames(), strict=True):
+        place: tuple[Any, ...] = next(islice(code.co_positions(), at // 2, None), (None,) * 4)
+        first, last, start, end = place
+        if frame is None or (code.co_filename, first) != frame[:2] or None in place:
+            continue
+        lines = [line.encode() for line in linecache.getlines(code.co_filename)[first - 1 : last]]
+        if lines:
+            lines[-1] = lines[-1][:end]  # before the start: they may be one line
+            lines[0] = lines[0][start:]
+        words = " ".join(b" ".join(lines).decode(errors="replace").split())
+        words = words.replace("( ", "(").replace(" )", ")")
+        return words if len(words) <= EXPRESSION else f"{words[: EXPRESSION - 1]}…"
+    return ""
 
 
 def nest_source(outer: Any, inner: Any, callee: Any) -> Any:

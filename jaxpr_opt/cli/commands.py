@@ -60,7 +60,7 @@ def explain(options: argparse.Namespace, console: Console) -> int:
     if options.format == "json":
         print_json(made.to_dict())
     else:
-        show(made.in_full() if options.verbose else made, console)
+        show(made.in_full() if options.verbose else replace(made, asks="-v"), console)
     return 0
 
 

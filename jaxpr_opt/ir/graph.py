@@ -28,16 +28,18 @@ hence deterministic.  Only `rewriter` and the importer may write a field of thes
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jax.extend.core import Primitive
 
-from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge import compat_source, dtypes
 from jaxpr_opt.bridge.parameters import length_of, reverse_of
 from jaxpr_opt.ir.aliases import Aliasing
 
@@ -47,6 +49,19 @@ cotangents, or is about to; nothing."""
 
 TERMINATOR = "yield"
 UNDEFINED = "undefined"
+
+
+_quotes: ContextVar[bool] = ContextVar("jaxpr_opt_quotes", default=False)
+
+
+@contextlib.contextmanager
+def in_words_of_the_source() -> Iterator[None]:
+    """Labels quote the source inside, which takes time: where people read what passes did."""
+    token = _quotes.set(True)
+    try:
+        yield
+    finally:
+        _quotes.reset(token)
 
 
 class Use(NamedTuple):
@@ -111,8 +126,15 @@ class Value:
 
     @property
     def label(self) -> str:
-        """What a reader of the source would call it: its name, or what makes it, or its type."""
-        return self.name or (self.op.name if self.op is not None else self.type)
+        """What a reader of the source would call it: its name, or what makes it, or its type.
+
+        `cos of jnp.sin(x)` is an op that the user's expression makes.
+        """
+        if self.name or self.op is None:
+            return self.name or self.type
+        quotes = _quotes.get() and not self.op.regions
+        expression = compat_source.user_expression(self.op.source.info) if quotes else ""
+        return f"{self.op.name} of `{expression}`" if expression else self.op.name
 
     @property
     def type(self) -> str:

@@ -7,6 +7,7 @@ What a pass did to them is listed once, with the number of times and what it sav
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from jaxpr_opt.insight.summary import Summary
 from jaxpr_opt.ir.places import Size
 from jaxpr_opt.reports.figures import number_text
 from jaxpr_opt.sizes import bytes_text
+
+_ABOUT = re.compile(r"[\w-]+ of `[^`]+` ")
+"""The op that a sentence begins with, as `Value.label` calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,13 @@ class Place:
     def __str__(self) -> str:
         where = [frame_text(self.frame)] if self.frame is not None else []
         where += [f"{self.times} times"] if self.times > 1 else []
-        reason = f": {self.reason}" if self.reason else ""
-        return self.says + (f" ({'; '.join(where)})" if where else "") + reason
+        place = f" ({'; '.join(where)})" if where else ""
+        if not self.reason:
+            return self.says + place
+        about = _ABOUT.match(self.reason)
+        again = about is not None and self.says.startswith(about[0])
+        says = f"it {self.says[about.end() :]}" if about is not None and again else self.says
+        return f"{self.reason}{place}, which prevents: {says}"
 
     def to_dict(self) -> dict[str, Any]:
         where = (

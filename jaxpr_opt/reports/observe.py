@@ -29,7 +29,7 @@ from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.journal import Journal, collect_journals
 from jaxpr_opt.insight.summary import summarize
-from jaxpr_opt.ir.graph import Graph, Op
+from jaxpr_opt.ir.graph import Graph, Op, in_words_of_the_source
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter, copy_graph
 
@@ -65,7 +65,11 @@ def as_it_is(
 
 def of_jaxpr(trace: Callable[[], ClosedJaxpr], name: str) -> tuple[Graph, list[Journal]]:
     """The program that is compiled for a jaxpr, and what every pipeline did on the way."""
-    with collect_journals(summarize) as journals, settings.override(check=False):
+    with (
+        collect_journals(summarize) as journals,
+        settings.override(check=False),
+        in_words_of_the_source(),
+    ):
         graph = _imported(trace(), name)
         while programs := [op for op in graph.walk() if _program(op) is not None]:
             for op in programs:

@@ -49,6 +49,8 @@ class Report:
     """What of the arguments could be donated; None if that is not known."""
     verbose: bool = False
     """Whether all that was not done is listed, place by place."""
+    asks: str = ".in_full()"
+    """How readers ask for that."""
 
     def in_full(self) -> Report:
         """The same report, with each place where something was not done."""
@@ -125,7 +127,7 @@ class Report:
                 yield from _listed(each.refused, len(each.refused))
         elif missed:
             yield Text("\nnot done, because", style="bold yellow").append(
-                "  -v, or .in_full(), shows each place", "not bold dim"
+                f"  {self.asks} shows each place", "not bold dim"
             )
             yield from (_indented(_counted(each)) for each in missed)
 

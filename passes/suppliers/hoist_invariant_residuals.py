@@ -125,7 +125,7 @@ class HoistInvariantResiduals(Pass):
             for stack in op.stacks:
                 made = stack.value.op
                 if made is not None and stack.result.uses and op.body.defines(stack.value):
-                    says = f"{stack.value.label} would be kept once instead of {op.length} times"
+                    says = f"{stack.value.label} is kept once instead of {op.length} times"
                     yield Varying(op, says, stack, at=made, is_refused=True)
 
     def refuse(self, match: Match) -> str | None:
