@@ -101,7 +101,9 @@ class ScanInPlace(Pass):
         for written in (places, {}) if read and places else (places,):
             if copies := [*read, *written]:
                 names = ", ".join(value.label for value in copies)
-                yield Copied(op, f"{names}: read or written in place", sources, written)
+                yield Copied(
+                    op, f"the loop reads or writes rows of {names} in place", sources, written
+                )
 
     def refuse(self, match: Copied) -> str | None:
         scan = match.op

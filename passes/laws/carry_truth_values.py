@@ -84,16 +84,16 @@ class CarryTruthValues(Pass):
                 yield Flag(op, says, carry, about=carry.param)
         for stream in op.streams:
             if source_of(stream.operand) and _is_asked_by_rows(stream.operand):  # (2, 3)
-                says = f"rows are read of what {stream.param.label} is made of"
+                says = f"the truth values behind {stream.param.label} are read, not the numbers"
                 yield Flag(op, says, stream, about=stream.param)
         for stack in op.stacks:
             if not _is_asked_by_rows(stack.result):  # (2, 3)
                 continue
             if _is_flag(stack.value):  # (1)
-                says = f"{stack.result.label} are zeros and ones, so truth values are stacked"
+                says = f"{stack.result.label} holds zeros and ones, so truth values are stacked"
                 yield Flag(op, says, stack, about=stack.result)
             elif _is_made_of_rows(stack.value):  # (3)
-                says = f"{stack.result.label} are made of numbers that are asked, which are stacked"
+                says = f"{stack.result.label} is computed from the stacked numbers, not stacked"
                 yield Flag(op, says, stack, about=stack.result)
 
     def refuse(self, match: Flag) -> str | None:

@@ -77,7 +77,7 @@ class ForwardRepeatedRows(Pass):
         if _is_read_back(op, write):  # (1)
             piece = Piece(write, write.operands[0], write.operands[2], (index,))
             few = bytes_text(piece.nbytes)
-            says = f"{few} that were written are read back, not of {bytes_text(array.nbytes)}"
+            says = f"rows are read back from the {few} written, not from {bytes_text(array.nbytes)}"
             yield ReadBack(op, says, piece, about=array)
 
     def refuse(self, match: ReadBack) -> str | None:

@@ -78,13 +78,13 @@ class WriteWhereMasked(Pass):
                     continue
                 users = [(way, user, row) for way, row in ways for user in row.users]
                 if users and all(_chooses(user, row, mask) for _, user, row in users):  # (3, 4)
-                    says = f"where {stack.value.label} was written is stacked, and written to again"
+                    says = f"places are stacked, not the mask {stack.value.label}"
                     selects = tuple((user, way) for way, user, _ in users)
                     yield Masked(op, says, mask, stack, selects, about=stack.result)
         elif op.result.uses and is_in_a_loop(op):
             mask = written_mask(op.operands[0])
             if mask is not None and _chooses(op, op.operands[0], mask):  # (1, 2, 3)
-                says = "a select by where something was written becomes a write"
+                says = "a select under a mask of what was written becomes a write"
                 yield Masked(op, says, mask, None, ((op, ()),), about=op.result, waste="select")
 
     def refuse(self, match: Masked) -> str | None:
