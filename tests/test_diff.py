@@ -325,7 +325,7 @@ def test_the_pass_that_made_a_change_is_named():
     text = shown(diff, 0, {line.frame: ["narrow-reads"]})
     assert text.count("narrow-reads") == 1
     assert max(map(len, text.splitlines())) <= 70
-    assert "#" not in shown(diff, 0, {line.frame: ["narrow-reads"]}, width=45)
+    assert "test_diff.py" not in shown(diff, 0, {line.frame: ["narrow-reads"]}, width=45)
 
 
 # -- a program of any length ---------------------------------------------------------------------

@@ -6,6 +6,7 @@ and branches, the lines that open them are kept.
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from jaxpr_opt.reports.diff import STYLES, DiffLine, GraphDiff
 
 Doers = Mapping[Frame, Iterable[str]]
 """The passes that changed something at a place, by the place."""
+NEAR = 4
+"""Changed lines that are so near each other belong together."""
 
 
 def doers(passes: Iterable[PassReport]) -> Doers:
@@ -45,8 +48,18 @@ class Unified:
 
 
 def rendered(lines: Iterable[DiffLine], doers: Doers | None, width: int) -> Iterator[Text]:
-    """Lines in colour, each with its place and passes where there is room for them."""
-    for line, note in _noted(lines, doers or {}):
+    """Lines in colour, each with its place where there is room for it; above neighbouring changes
+    the passes that changed something at one of their places.
+    """
+    lines = list(lines)
+    headings = dict(_headings(lines, doers or {}))
+    for index, (line, note) in enumerate(_noted(lines)):
+        if index in headings:
+            indent = "  " * (line.depth + 1)
+            by = textwrap.shorten(
+                f"# by {headings[index]}", width - len(indent), placeholder=" ..."
+            )
+            yield Text(f"{indent}{by}", "dim", no_wrap=True, overflow="ignore")
         style = STYLES[line.gutter]
         *parts, last = line.wrapped(width)
         for part in parts:
@@ -57,21 +70,37 @@ def rendered(lines: Iterable[DiffLine], doers: Doers | None, width: int) -> Iter
         yield text
 
 
-def _noted(lines: Iterable[DiffLine], doers: Doers) -> Iterator[tuple[DiffLine, str]]:
-    """The lines, each with its place and passes, unless the line above has the same."""
+def _headings(lines: Sequence[DiffLine], doers: Doers) -> Iterator[tuple[int, str]]:
+    """Where neighbouring changes begin, and the passes that changed something where they are.
+
+    Not which pass changed which line: a pass is known by the place of what it looked at, and what
+    it removes may come from others.
+    """
+    changes = [index for index, line in enumerate(lines) if line.gutter != " "]
+    groups: list[list[int]] = []
+    for index in changes:
+        if groups and index - groups[-1][-1] <= NEAR:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    for group in groups:
+        frames = (frame for index in group if (frame := lines[index].frame) is not None)
+        if names := dict.fromkeys(name for frame in frames for name in doers.get(frame, ())):
+            yield group[0], ", ".join(names)
+
+
+def _noted(lines: Iterable[DiffLine]) -> Iterator[tuple[DiffLine, str]]:
+    """The lines, each with its place, unless the line above has the same."""
     above = ""
     for line in lines:
-        note = _note(line, doers) if line.gutter != " " else ""
+        note = _note(line) if line.gutter != " " else ""
         yield line, note if note != above else ""
         above = note
 
 
-def _note(line: DiffLine, doers: Doers) -> str:
-    """`# model.py:31 narrow-reads`."""
-    if line.frame is None:
-        return ""
-    passes = doers.get(line.frame, ())
-    return " ".join([f"# {Path(line.frame[0]).name}:{line.frame[1]}", *passes])
+def _note(line: DiffLine) -> str:
+    """`# model.py:31`."""
+    return "" if line.frame is None else f"# {Path(line.frame[0]).name}:{line.frame[1]}"
 
 
 def folded(lines: Sequence[DiffLine], context: int) -> Iterator[DiffLine]:
