@@ -52,11 +52,11 @@ def _digits(number: float) -> str:
 
 def binary_text_above(nbytes: int) -> str:
     """`1.59 MiB`: a size of few digits that is no less than so many bytes."""
-    power, unit = next(
-        (p, u) for p, u in ((3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")) if nbytes >= 1024**p
-    )
-    hundredths = math.ceil(100 * nbytes / 1024**power)
-    return f"{hundredths / 100:g} {unit}" if power else f"{nbytes} B"
+    units = (3, "GiB"), (2, "MiB"), (1, "KiB")
+    power, unit = next(((p, u) for p, u in units if nbytes >= 1024**p), (0, "B"))
+    number = nbytes / 1024**power
+    scale = 100 if number < 10 else 10 if number < 100 else 1
+    return f"{math.ceil(scale * number) / scale:g} {unit}" if power else f"{nbytes} B"
 
 
 def parse_bytes(written: Any, what: str = "the size") -> Size:

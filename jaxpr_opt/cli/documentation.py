@@ -10,10 +10,12 @@ import inspect
 import itertools
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +29,8 @@ WHEN = {
     "differentiated": "if the program computes a gradient, or is about to; and when lowered",
     "final": "when lowered: nothing differentiates the program any more",
 }
+
+CLEANUP = "tidies up in every stage; alone, it is no reason to change a program"
 
 
 class Block(NamedTuple):
@@ -87,12 +91,16 @@ def to_dict(each: Pass) -> dict[str, Any]:
 
 
 def contents(passes: Iterable[Pass]) -> RenderableType:
-    """One entry a pass: name, phase and what it does."""
-    shown: list[RenderableType] = []
-    for each in passes:
-        phase = each.phase + (", clean-up" if each.cleanup else "")
-        shown.append(Text(each.name, "bold").append(f"  {phase}", "not bold dim"))
-        shown.append(Padding(_inline(sentence(each)), (0, 0, 0, 2)))
+    """One entry a pass: name, phase and what it does; folder by folder."""
+    shown: list[RenderableType] = [Text("When a pass runs", "bold")]
+    shown += [Padding(_inline(f"{phase}: {when}."), (0, 0, 0, 2)) for phase, when in WHEN.items()]
+    shown.append(Padding(_inline(f"clean-up: {CLEANUP}."), (0, 0, 0, 2)))
+    for room, members in rooms(passes):
+        shown += [Text(), Text(f"{room.path}: ", "bold underline").append(room.about)]
+        for each in members:
+            phase = each.phase + (", clean-up" if each.cleanup else "")
+            shown.append(Text(each.name, "bold").append(f"  {phase}", "not bold dim"))
+            shown.append(Padding(_inline(sentence(each)), (0, 0, 0, 2)))
     return Group(*shown)
 
 
@@ -120,7 +128,7 @@ def code(text: str) -> RenderableType:
 
 def _rendered(block: Block) -> RenderableType:
     if block.verbatim:
-        return Text(block.text, "cyan", overflow="fold")
+        return Lines(block.text)
     text = _inline(block.text)
     if not block.marker:
         return Padding(text, (0, 0, 0, block.indent))
@@ -129,6 +137,21 @@ def _rendered(block: Block) -> RenderableType:
     item.add_column()
     item.add_row(block.marker, text)
     return Padding(item, (0, 0, 0, block.indent))
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of code; what does not fit continues further to the right than its line begins."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in self.text.splitlines():
+            further = " " * (_indent(line) + 4)
+            parts = textwrap.wrap(
+                line, options.max_width, subsequent_indent=further, break_on_hyphens=False
+            )
+            yield Text("\n".join(parts), "cyan", overflow="fold")
 
 
 def _inline(text: str) -> Text:

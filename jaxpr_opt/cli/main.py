@@ -221,12 +221,14 @@ def _add_residuals(commands: Any) -> None:
     )
     _add_called(residuals)
     residuals.add_argument(
-        "--grad", action="store_true", help="differentiate a function that is a gradient once more"
+        "--grad",
+        action="store_true",
+        help="differentiate TARGET, though it is a gradient itself",
     )
     residuals.add_argument(
         "--argnums",
         metavar="I,J",
-        help="arguments to differentiate by (default: the first with floats)",
+        help="arguments to differentiate by, as 0 or 0,2 (default: the first with floats)",
     )
 
 
@@ -273,9 +275,17 @@ def _add_lint(commands: Any) -> None:
         " a float, else as-is",
     )
     lint.add_argument(
-        "--grad", dest="mode", action="store_const", const="gradient", help="--mode gradient"
+        "--grad",
+        dest="mode",
+        action="store_const",
+        const="gradient",
+        help="same as --mode gradient",
     )
-    lint.add_argument("--argnums", metavar="I,J", help="arguments to differentiate by (default: 0)")
+    lint.add_argument(
+        "--argnums",
+        metavar="I,J",
+        help="with --grad: arguments to differentiate by, as 0 or 0,2 (default: 0)",
+    )
     lint.add_argument("--scale", metavar="T=64,128", help="sizes to measure growth with")
     lint.add_argument("--growth", metavar="O(T)", help="the fastest growth allowed")
     lint.add_argument(
@@ -368,7 +378,9 @@ def _add_differentiated(command: argparse.ArgumentParser) -> None:
     _add_called(command)
     command.add_argument("--grad", action="store_true", help="take the gradient of the function")
     command.add_argument(
-        "--argnums", metavar="I,J", help="arguments --grad differentiates by (default: 0)"
+        "--argnums",
+        metavar="I,J",
+        help="with --grad: arguments to differentiate by, as 0 or 0,2 (default: 0)",
     )
 
 

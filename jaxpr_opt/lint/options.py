@@ -42,7 +42,7 @@ class Scale(NamedTuple):
 class Options:
     """The numbers rules go by."""
 
-    min_bytes: int = 2**20
+    min_bytes: int = parse_bytes("1 MiB")
     """Nothing smaller is reported."""
     min_share: float = 0.1
     """Nor what is smaller than this share of the program's inputs."""

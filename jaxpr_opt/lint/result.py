@@ -55,8 +55,16 @@ class Checked:
     """How it grows, where it was looked at at several sizes."""
     how: str = ""
     """What was looked at, where that is not what the user said."""
+    min_bytes: int = 0
+    """Below this nothing was reported."""
     error: str = ""
     """Why it could not be looked at."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its residuals are too few to be reported, though many beside its inputs."""
+        kept, given = (self.figures.get(key, 0) for key in ("residual_bytes", "input_bytes"))
+        return given / 10 < kept < self.min_bytes
 
     def figures_text(self) -> str:
         """`as a loss; residuals 134 MB, 2.1 times the inputs; peak 240 MB; donated 0 B`."""
@@ -97,6 +105,13 @@ class Result:
         if self.errors:
             return 2
         return int(any(finding.severity != "note" for finding in self.findings))
+
+    @property
+    def unreported(self) -> int:
+        """`min-bytes` of a target whose residuals are less, though more than a tenth of its inputs;
+        0 if there is none.
+        """
+        return max((each.min_bytes for each in self.targets if each.is_small), default=0)
 
     def counts(self) -> dict[Severity, int]:
         """How many findings there are of each severity, worst first."""

@@ -175,6 +175,7 @@ class Run:
             growth=grown(about),
             parts=parts(about.graph),
             how=how_looked_at(about, target.spec.mode),
+            min_bytes=about.options.min_bytes,
         )
 
     def _traced(self, target: Target) -> Subject:

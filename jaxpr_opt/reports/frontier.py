@@ -18,7 +18,7 @@ from jaxpr_opt.memory.planner import Candidate, Plan, collect_plans
 from jaxpr_opt.printing import plain, plural, short
 from jaxpr_opt.reports import observe
 from jaxpr_opt.reports.figures import factor
-from jaxpr_opt.sizes import binary_text, binary_text_above
+from jaxpr_opt.sizes import binary_text_above
 
 NOTABLE = 0.95
 """What is no smaller than this part of the row before gets no row of its own."""
@@ -74,7 +74,7 @@ class Frontier:
     @property
     def headline(self) -> str:
         """What the program takes today."""
-        takes = binary_text(self.points[0].bytes)
+        takes = binary_text_above(self.points[0].bytes)
         return f"{self.name}, optimised, takes about {takes} of temporary memory"
 
     @property
@@ -123,7 +123,7 @@ class Frontier:
         """The row of a point, by columns; nothing of FLOPs where those are not known."""
         today = self.points[0]
         row = {
-            "memory": binary_text(point.bytes),
+            "memory": binary_text_above(point.bytes),
             "part": f"{point.part:.0%}" if point.part >= 0.1 else f"{point.part:.1%}",
             "FLOPs": f"{factor((point.flops or 0) / (today.flops or 1))}x",
             "time": f"{factor(point.seconds / today.seconds)}x",

@@ -59,6 +59,7 @@ def forget():
 
 BOOM = '    raise ValueError("no | good *at* <all>")'
 STEP = "step  residuals 4.1 kB, 1.8 times the inputs; peak 7.3 kB; donated 0 B\n"
+SMALL = "Residuals below 1 MiB are not reported (min-bytes).\n"
 SIN = "h = jnp.sin(w @ carry + x)"
 
 
@@ -81,7 +82,7 @@ def test_the_targets_of_the_project(run):
 def test_a_clean_target(run):
     code, out, err = run("lint", "step", "--ignore", "residual-budget")
     assert (code, err) == (0, "")
-    assert out == f"{STEP}No findings in 1 target.\n"
+    assert out == f"{STEP}No findings in 1 target.\n{SMALL}"
     assert run("lint", "step", "--select", "JXO602,JXO603")[0] == 0
     assert run("lint", "step", "--exit-zero")[0] == 0
 
@@ -103,7 +104,7 @@ def test_a_function_and_its_arguments(run):
     given = ("--args-from", "lint_model.py:arguments", "--mode", "gradient", "--argnums", "0,1")
     assert json.loads(run("lint", "lint_model.py:loss", *given, "--format", "json")[1])
     given = ("--args", "f32[8,8]", "f32[64,8]", "--grad", "--statistics")
-    titles, figures = run("lint", "lint_model.py:loss", *given)[1].splitlines()[-4:-2]
+    titles, figures = run("lint", "lint_model.py:loss", *given)[1].splitlines()[-5:-3]
     assert titles.split() == ["target", "inputs", "residuals", "peak,", "estimated", "donated"]
     assert figures.split()[:5] == ["lint_model.py:loss", "2.3", "kB", "4.1", "kB"]
 
@@ -206,7 +207,7 @@ def test_sizes_are_told_as_they_were_written(run):
 
 def test_every_target_tells_its_figures(run):
     _, out, _ = run("lint", "lint_model.py:loss", "--args", "f32[8,8]", "f32[4,8]")
-    assert out.startswith("lint_model.py:loss  as a loss; residuals 256 B, 0.67 times the inputs")
+    assert out.startswith("lint_model.py:loss\n  as a loss; residuals 256 B, 0.67 times the inputs")
     _, out, _ = run("lint", "lint_model.py:loss", "--args", "f32[8,8]", "f32[4,8]", "--mode=as-is")
     assert out.startswith("lint_model.py:loss  no gradient; peak ")
 
@@ -216,7 +217,7 @@ def test_every_target_tells_its_figures(run):
 
 def test_a_comment_suppresses_and_is_told_where_it_does_not(run):
     edit(SIN, f"{SIN}  # jaxpr-opt: ignore[residual-budget]")
-    assert run("lint") == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n", "")
+    assert run("lint") == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n{SMALL}", "")
     edit("2000}", "20000}\nmin-bytes = 1", "pyproject.toml")
     edit("warn = 1000, ", "", "pyproject.toml")
     code, out, _ = run("lint")
@@ -238,11 +239,11 @@ def test_a_comment_on_a_line_nothing_comes_from_is_nobodys(run):
 def test_paths_and_targets_suppress(run):
     edit("[tool", '[tool.jaxpr-opt.lint]\nper-path-ignores = {"*_model.py" = ["JXO6"]}\n[tool',
          "pyproject.toml")  # fmt: skip
-    assert run("lint")[:2] == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n")
+    assert run("lint")[:2] == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n{SMALL}")
     edit('{"*_model.py" = ["JXO6"]}', "{}", "pyproject.toml")
     assert run("lint")[0] == 1
     edit('mode = "gradient"', 'mode = "gradient"\nignore = ["JXO6"]', "pyproject.toml")
-    assert run("lint")[:2] == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n")
+    assert run("lint")[:2] == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n{SMALL}")
 
 
 def test_a_baseline_is_written_and_read(run):
@@ -252,7 +253,7 @@ def test_a_baseline_is_written_and_read(run):
         "known.json: 1 finding in 1 target\n",
         "",
     )
-    assert run("lint", *known) == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n", "")
+    assert run("lint", *known) == (0, f"{STEP}No findings in 1 target, 1 suppressed.\n{SMALL}", "")
     edit("import jaxpr_opt", "import jaxpr_opt\n# a line more\n")
     assert run("lint", *known)[0] == 0
     edit("steps=STEPS", "steps=2 * STEPS")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -13,9 +14,12 @@ from rich.text import Text
 from jaxpr_opt.frames import frame_text
 from jaxpr_opt.lint.finding import Finding, Severity
 from jaxpr_opt.lint.result import FIGURES, Checked, Result
+from jaxpr_opt.reports.figures import limit_text
 from jaxpr_opt.sizes import bytes_text
 
 _CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+NAME = 28
+"""Characters of a target's name that fit beside its figures."""
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
 
@@ -31,6 +35,8 @@ def render(result: Result, statistics: bool = False) -> RenderableType:
         shown += [_figures(result), Text()]
         shown += [_statistics(result), Text()] if result.findings else []
     shown.append(Text(_capitalised(result.summary()), "bold"))
+    if not result.findings and (least := result.unreported):
+        shown.append(Text(f"Residuals below {limit_text(least)} are not reported (min-bytes)."))
     return Group(*shown)
 
 
@@ -42,12 +48,28 @@ def _target(checked: Checked) -> Iterator[RenderableType]:
     if checked.error:
         return
     figures = checked.figures_text()
-    yield Text(checked.name, "bold").append(f"  {figures}" if figures else "", "not bold dim")
+    yield _Heading(checked.name, figures)
     if checked.findings or checked.growth is not None:
         yield Text()
     if checked.growth is not None:
         yield Padding(checked.growth.table(), (0, 0, 1, 2))
     yield findings(checked.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heading:
+    """A target, and its figures: beside it, or below where that is too wide."""
+
+    name: str
+    figures: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fits = len(self.name) + 2 + len(self.figures) <= options.max_width
+        if fits and self.figures:
+            yield Text(self.name, "bold").append(f"  {self.figures}", "not bold dim")
+        else:
+            yield Text(self.name, "bold")
+            yield from [_indented(Text(self.figures, "dim"))] if self.figures else []
 
 
 def findings(found: Sequence[Finding]) -> RenderableType:
@@ -94,7 +116,8 @@ def _figures(result: Result) -> RenderableType:
         table.add_column(label, justify="right")
     for each in result.targets:
         if each.figures:
-            table.add_row(each.name, *(bytes_text(each.figures[name]) for name in FIGURES))
+            name = each.name if len(each.name) <= NAME else "/\n".join(each.name.rsplit("/", 1))
+            table.add_row(name, *(bytes_text(each.figures[name]) for name in FIGURES))
     return table
 
 
