@@ -292,7 +292,7 @@ def _transposed(sizes: Sizes, order: Sizes, part: jax.Array) -> jax.Array:
 
 
 def _value(read: Value, made: Value, sizes: Sizes, part: jax.Array) -> jax.Array:
-    """What is read of a window, with a type that is as weak as that of the array was."""
+    """The value read from a window, with a type as weak as that of the array was."""
     window = lax.reshape(strong(part) if is_weak(made) and not is_weak(read) else part, sizes)
     found = access(read.op) if read.op is not None else None
     return lax.reshape(window, read.shape) if found is None else found.from_window(window)

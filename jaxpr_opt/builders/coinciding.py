@@ -19,8 +19,9 @@ from jaxpr_opt.ir.graph import Value
 
 
 def read_around(read: Access, write: Access) -> tuple[Callable[..., jax.Array], tuple[Value, ...]]:
-    """What is read of a written array: what was written if the two windows coincide, otherwise
-    what was there.  The windows are comparable (`jaxpr_opt.analysis.windows.coinciding`).
+    """A function that reads a written array, and its operands: it selects the written value if the
+    two windows coincide, else the old one.  The windows are comparable
+    (`jaxpr_opt.analysis.windows.coinciding`).
     """
     primitive, params, count = read.op.primitive, read.op.params, len(read.indices)
     assert primitive is not None

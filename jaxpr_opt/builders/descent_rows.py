@@ -56,8 +56,8 @@ def with_terms(
 
 
 def chosen(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -> Value:
-    """What `write` makes of the array before an op; if a zero gradient changes other elements, too,
-    of what that makes of it.
+    """The array that `write` makes of the old one; if a zero gradient changes other elements, too,
+    of the array after these changes.
     """
     last = found.last
     if not found.unknown:

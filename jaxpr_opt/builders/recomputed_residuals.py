@@ -78,8 +78,8 @@ def _replay(
 
 
 def _places(scan: Scan, read: list[tuple[Value, Value]], cut: Cut) -> Iterator[tuple[Op, Op]]:
-    """What makes what is read, in order, each with the op before which it goes: at the start of the
-    one branch in which it is needed, else of the step.
+    """The ops to recompute, in order, each with the op to insert it before: at the start of the
+    only branch that needs it, else of the step.
     """
     needed: dict[Value, set[Region]] = {}
     for row, value in read:

@@ -50,7 +50,7 @@ def carried_along(array: Value, route: Route, rw: Rewriter) -> Value:
 
 
 def counterpart(value: Value, pairs: Pairs, rw: Rewriter) -> Value:
-    """What a value of a step of a nest that stacks is in the same step of the nest that reads."""
+    """The value of a step of a stacking nest, passed to the same step of the nest that reads."""
     readers = []
     for there, here in pairs:
         if there.body.defines(value):

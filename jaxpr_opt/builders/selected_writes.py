@@ -31,8 +31,8 @@ def write_selected(select: Op, base: Value, writes: Writes, rw: Rewriter) -> Val
 
 
 def write_each_selected(select: Op, base: Value, writes: Writes, rw: Rewriter) -> list[Value]:
-    """What each write of one case makes where the select takes that case, made where the write is;
-    elsewhere the version of `base` that is there.  The predicate is known before the first.
+    """Insert, at each write of one case, the array that holds the write if the select takes that
+    case, and the current version of `base` if not.  The predicate is known before the first write.
     """
     made: list[Value] = []
     for case, each in writes:

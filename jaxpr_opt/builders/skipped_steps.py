@@ -113,8 +113,8 @@ def select_kept(skip: Skip, rw: Rewriter) -> None:
 
 
 def _pieces(carry: Carry, skip: Skip) -> tuple[Piece, ...]:
-    """What a step only adds to windows of a carry, where it knows by then whether it is taken: XLA
-    adds in place, and would copy an array that is selected as a whole.
+    """The windows that a step adds to a carry, if it does nothing else to it and knows by then
+    whether it is taken.  XLA adds them in place; it would copy an array that is selected whole.
     """
     chains = [added(term) for term in _terms(carry)]
     links = [link for chain in chains for link in chain.links]

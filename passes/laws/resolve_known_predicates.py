@@ -153,7 +153,7 @@ def _facts(cond: Cond, index: int) -> Iterator[tuple[Value, int]]:
 
 
 def _agreed(values: tuple[Value, ...], cond: Cond) -> Value | None:
-    """What all branches yield, if it is one value that is defined outside of them (3)."""
+    """The one value, defined outside of the branches, that all of them yield, if any (3)."""
     first = values[0]
     if cond.defines(first):  # (3)
         return None

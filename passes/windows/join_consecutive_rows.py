@@ -98,7 +98,7 @@ def _start(indices: Value, op: Op, block: Block, rw: Rewriter) -> Value:
 def _joined(
     op: Op, block: Block, array: jax.Array, start: jax.Array, *rows: jax.Array
 ) -> jax.Array:
-    """What the op reads, or the array that it makes, by one window that begins there."""
+    """The result of the op, read or written as one window that begins at `start`."""
     whole = tuple(range(array.ndim))
     alike = {"mode": mode_of(op), "unique_indices": True, "indices_are_sorted": True}
     if op.name == "gather":

@@ -117,8 +117,8 @@ def within(found: Sequence[Dropping], part: float) -> Dropping | None:
 
 @remembered
 def droppings(end: Op) -> tuple[Dropping, ...]:
-    """What may be dropped in the region that ends here, or in the one that it is a copy of, the
-    fastest first: each takes less memory than the one before it.
+    """The droppings worth a look in the region that ends here, the fastest first; each takes less
+    memory than the one before it.  A copied region has those of its original.
     """
     if (original := copied_from(end)) is not None:
         return droppings(original)

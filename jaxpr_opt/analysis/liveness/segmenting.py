@@ -21,8 +21,8 @@ Matrix = NDArray[np.float64]
 
 
 class Way(NamedTuple):
-    """What may be done with a segment: for each two cuts, what is held from the one to the other,
-    what more is there when it is computed again, and how long that takes.
+    """One way to treat a segment.  For each pair of cuts: the bytes held from one to the other, the
+    bytes added while it is recomputed, and how long recomputing takes.
     """
 
     kept: Set[Value] | None

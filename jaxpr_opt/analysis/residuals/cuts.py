@@ -177,8 +177,8 @@ def cut(scan: Scan, found: Sequence[Residual], keep: Callable[[Value], bool]) ->
 
 
 def hidden(scan: Scan, nest: Scan, ops: Iterable[Op]) -> list[Value]:
-    """What ops of a step read of the loops around it, up to the outermost that stacks residuals
-    again: readers of the residuals do not know it.
+    """The values of surrounding loops that ops of a step read, up to the outermost loop that stacks
+    the residuals again.  Readers of the residuals do not have them.
     """
     read = dict.fromkeys(v for op in ops for v in inputs(op))
     return [v for v in read if nest.body.defines(v) and not scan.body.defines(v)]

@@ -109,8 +109,8 @@ def cut_before(loop: Scan, path: Sequence[Op], found: Sequence[Residual]) -> Cut
 
 
 def seconds(loop: Scan, made: Cut) -> float:
-    """What a step takes that stores what a cut says, and makes what it does not, if the inner loop
-    takes a single step; or all of them, if none is worth a question.
+    """Seconds of a step that stores what the cut stores and recomputes the rest.  The inner loop
+    counts as one step if it stops early, else as all of its steps.
     """
     model, scan = cost_model(), loop.parent
     assert isinstance(scan, Scan)

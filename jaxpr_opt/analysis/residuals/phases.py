@@ -186,8 +186,8 @@ def _facts(choices: Choices, division: Division, piece: int) -> dict[Value, bool
 
 
 def _phase(scan: Scan, facts: Mapping[Value, bool | Splat]) -> Phase:
-    """What choices tell of the values of a step: of cotangents, and of no others, also that a
-    product with a zero is zero.
+    """The values of a step that its choices determine.  A product with zero is zero for cotangents
+    only.
     """
     primal = Assumed(scan.body, facts)
     linear = Assumed(scan.body, facts, linear=True) if carries_cotangents(scan) else None

@@ -21,9 +21,7 @@ def is_float(value: Value) -> bool:
 
 @remembered
 def kind(op: Op) -> Hashable | None:
-    """What an op does to single elements, the same for ops that can be one on vectors; None if it
-    cannot be one of them.
-    """
+    """A key that is equal for scalar ops which one op on vectors can replace; None if none can."""
     values = (*op.operands, *op.results)
     if not same_in_vectors(op) or op.primitive is None:
         return None

@@ -212,8 +212,8 @@ def _ordered(found: Packing) -> tuple[Op | Pack, ...]:
 
 
 def _needs(found: Packing) -> dict[Op | Pack, list[Op | Pack]]:
-    """What each unit of the step needs, of those that are needed or must stay: these stay in their
-    order.
+    """For each unit that is needed or must stay, the units that it needs.  Units that must stay
+    keep their order.
     """
     # Condition 3 of pack-scalars.
     fixed = [op for op in found.scan.body.ops if not can_move(op)]

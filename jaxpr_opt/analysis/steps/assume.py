@@ -189,7 +189,7 @@ class Assumed:
         return [self._agreed(outcome) for outcome in op.outcomes]
 
     def _agreed(self, outcome: Outcome) -> Known:
-        """What a result of a cond is if that is the same in all branches that may be taken."""
+        """The value of a cond's result, if all branches that may be taken agree on it."""
         op = outcome.result.op
         assert isinstance(op, Cond)
         if (chosen := self.one_of(self[op.selector])) is not None:
@@ -256,8 +256,8 @@ class Assumed:
         return None if found is result else found
 
     def _of_each(self, result: Value, made: list[Known], of: OneOf, integer: Value) -> Known:
-        """What a result is that is made so of each of some numbers: the integer itself, if they
-        are these.
+        """A result that is `made` for each of some numbers: the same for all, or the integer itself
+        if each number gives itself.
         """
         if all(same(made[0], other) for other in made[1:]):
             return made[0]

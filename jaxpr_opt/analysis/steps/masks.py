@@ -99,8 +99,8 @@ def takes_no_more(skip: Skip, other: Skip, names: Mapping[Value, Value] | None =
 
 
 def _counter(mask: Prefix | None, length: int, other: Skip) -> Carry | None:
-    """What counts the steps that a scan which stops for good has taken, if that is what another of
-    so many steps compares the numbers of its steps with.
+    """The carry of a stopping scan that counts the steps taken, if another scan of the same length
+    compares its step numbers with that count.
     """
     scan = other.scan
     if mask is None or mask.coefficients != (1,) or scan.length != length:

@@ -148,8 +148,8 @@ def slice_of(scan: Scan, predicate: Value) -> list[Op]:
 
 @remembered
 def _sources(scan: Scan) -> Mapping[Value, frozenset[str]]:
-    """What each value of a step is made of, for all predicates at once: streams and counters, which
-    are moving, carries that a skipped step keeps, ops with effects, and random numbers.
+    """For each value of a step, the kinds of inputs that it depends on: "moving" (streams and
+    counters), "kept" (carries that a skipped step keeps), "effects" and "random".
     """
     moving, kept, effects, random = map(frozenset, (["moving"], ["kept"], ["effects"], ["random"]))
     _, counting, _ = counted(scan)

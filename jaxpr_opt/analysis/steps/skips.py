@@ -54,8 +54,8 @@ _MIXED = "its predicate mixes carries with streams or counters"
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a skipped step computes: ops of the body, in order, and what is known of the values that
-    they read and that were asked for.
+    """The ops of the body that a skipped step must compute, in order, and the known values among
+    those that they read and those that were asked for.
     """
 
     ops: tuple[Op, ...]

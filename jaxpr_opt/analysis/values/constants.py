@@ -101,7 +101,7 @@ def may_be_undefined(value: Value) -> bool:
 
 
 def _made_of(value: Value) -> list[Value]:
-    """What a value is in each branch or step, or the operands that it is computed from."""
+    """The values that a result stands for in each branch or step, or the operands of its op."""
     op, region = value.op, value.region
     if isinstance(op, Cond):
         return list(op.outcomes[value.position].values)

@@ -186,8 +186,8 @@ def is_negation(op: Op) -> bool:
 
 
 def asked(op: Op) -> tuple[Value, bool] | None:
-    """What a comparison asks whether it is zero or one, if it is a flag, and whether the result is
-    true where it is one: ``done > 0.5``, ``0 == done``.
+    """The number that a comparison tells apart from zero, if it is a flag, and whether the result
+    is true where the flag is one: ``done > 0.5``, ``0 == done``.
     """
     compare = _COMPARISONS.get(op.name)
     if compare is None or not dtypes.has_zero(op.operands[0].dtype):
@@ -223,7 +223,7 @@ def as_truth(flag: Value) -> tuple[Callable[..., jax.Array], tuple[Value, ...]] 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What numbers are made of: how it is moved, and whether it is then subtracted from one."""
+    """The root of some numbers, the moves applied to it, and whether it is subtracted from one."""
 
     root: Value
     """Truth values, which are converted; or numbers that are asked whether they are zero."""

@@ -76,8 +76,8 @@ def hull(parts: Iterable[Bounds]) -> Bounds:
 
 
 class _Told:
-    """What comparisons tell of each element of the numbers that they compare, where they come out
-    as a select needs it to take a case.
+    """Bounds of each element of the compared numbers, where the comparisons come out as a select
+    needs in order to take a case.
     """
 
     def __init__(self, told: Mapping[Value, Bounds] | None = None, level: int = 0) -> None:

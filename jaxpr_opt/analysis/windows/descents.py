@@ -149,7 +149,9 @@ def summed_pieces(dense: Value, *, several: bool = False) -> tuple[Piece, ...] |
 
 
 def _followed(term: Value, *, scaled: bool) -> tuple[Value, tuple[Op, ...]]:
-    """What ops that keep zeros make `term` of, and these ops in order; `scaled`: that scale."""
+    """The value from which zero-preserving ops compute `term`, and these ops in order; if `scaled`,
+    ops that scale.
+    """
     path: list[Op] = []
     while (op := term.op) is not None and op.name in (SCALING if scaled else ELEMENTWISE):
         others = [v for v in op.operands if scalar_of(v) is None]

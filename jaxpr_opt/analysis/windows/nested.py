@@ -45,7 +45,7 @@ class Nested:
 
 
 def nested(outer: Access) -> Nested | None:
-    """What is written to the window before it is written, if it is that window."""
+    """The write into a window that is then written back where it was read, if any."""
     if outer.kind != "write":
         return None
     _, value = _moves(outer.value)

@@ -174,7 +174,7 @@ def unshaped(array: Value) -> Iterator[Value]:
 
 
 def _same_shape(array: Value) -> Value | None:
-    """What an array is made of by ops after which it has the shape that it had before."""
+    """The source of an array that ops reshape and bring back to its shape, if any."""
     _, *others = unshaped(array)
     return next((value for value in others if value.shape == array.shape), None)
 

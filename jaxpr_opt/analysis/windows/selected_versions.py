@@ -50,8 +50,8 @@ def of_array(array: Value, versions: Iterable[Version]) -> Version | None:
 
 
 def _made(op: Op) -> tuple[Value, Access, tuple[Op, ...]] | None:
-    """What an op writes a window of, or adds to; the window; and the ops that do so, last to first:
-    zeros to which a window is added, added to an array, are that array with the window added.
+    """The array that an op writes or adds a window to, the access, and the ops behind it, last to
+    first.  Adding zeros to which a window was added counts as adding the window.
     """
     write = _write(op)
     if write is not None and write.kind != "read":

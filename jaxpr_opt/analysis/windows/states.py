@@ -106,8 +106,8 @@ class States:
 
 
 def _taken(op: Op, made: Mapping[Value, Any], known: Set[Value]) -> Sequence[Value]:
-    """What an op computes with where the gradient is zero: of a select, the case that is known to
-    be taken there, or both.
+    """The operands that an op uses where the gradient is zero: of a select, the case that is known
+    to be taken, else both.
     """
     if op.name != "select_n":
         return op.operands
@@ -314,8 +314,8 @@ class _Search:
         return needed
 
     def _sure(self) -> Set[Value]:
-        """What is made of the gradient and numbers alone: of finite factors, it is what is known of
-        it where the gradient is zero.
+        """The values computed from the gradient and numbers alone.  If their factors are finite,
+        they are as known where the gradient is zero.
         """
         numbers = (v for v, scalar in self.scalars.items() if uniform(scalar) is not None)
         sure = {*(op.result for op in self.pieces), *numbers, *self.changing}

@@ -146,8 +146,8 @@ def written(write: Op, array: jax.Array, value: jax.Array, *at: jax.Array) -> ja
 def written_transposed(
     write: Op, order: Sequence[int], array: jax.Array, value: jax.Array, *at: jax.Array
 ) -> jax.Array:
-    """What the result of a write or an addition is, transposed, if an array is written to that is
-    transposed so already.
+    """The transposed result of a write or an addition, made by writing to the array transposed by
+    `order`.
     """
     if write.name == "dynamic_update_slice":
         starts = [at[axis] for axis in order]
@@ -208,8 +208,8 @@ def further_indexed(index: jax.Array, starts: Iterable[Any]) -> jax.Array:
 def written_at_axes(
     write: Op, axes: Sequence[int], array: jax.Array, value: jax.Array, index: jax.Array
 ) -> jax.Array:
-    """What a scatter writes or adds, in an array with more axes of size 1: `axes` are those that it
-    had.
+    """The result of a scatter into an array with further axes of size 1; `axes` are the original
+    ones.
     """
     numbers, rank = numbers_of(write), array.ndim
 
@@ -229,8 +229,8 @@ def written_at_axes(
 def written_in_each(
     write: Op, rows: Sequence[int], array: jax.Array, value: jax.Array, *at: jax.Array
 ) -> jax.Array:
-    """What the result of a write, an addition or a pad is, repeated along new first axes of those
-    sizes, if the array and the value are.
+    """The result of a write, an addition or a pad on an array and a value that are repeated along
+    new first axes of sizes `rows`.
     """
     count = len(rows)
     if write.name == "pad":
