@@ -11,7 +11,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.values.linearity import is_linear
 from jaxpr_opt.boundary.gradients import LinearMap, halves
-from jaxpr_opt.boundary.program import Program
+from jaxpr_opt.boundary.program import Program, memoised
 from jaxpr_opt.bridge import compat_ad, compat_types
 from jaxpr_opt.engine.registry import default_pipeline
 from jaxpr_opt.ir.importer import import_jaxpr
@@ -144,3 +144,18 @@ def test_names_of_what_has_a_rule():
     found = jax.grad(lambda x: optimize(outer)(x)[0])(X)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert compat_types.aval_of(found).shape == X.shape
+
+
+def test_a_memo_knows_arguments_that_are_given_by_name():
+    """Two answers to one question are kept apart, however its arguments are given."""
+
+    class Doubled:
+        def __init__(self) -> None:
+            self._memo: dict[object, object] = {}
+
+        @memoised
+        def of(self, x: int) -> int:
+            return 2 * x
+
+    doubled = Doubled()
+    assert (doubled.of(x=1), doubled.of(x=2), doubled.of(3)) == (2, 4, 6)

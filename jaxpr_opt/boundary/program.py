@@ -49,15 +49,16 @@ optimized_p = Primitive("optimized")
 
 def memoised(method: Callable[P, T]) -> Callable[P, T]:
     """Cache a method, or a function, on its first argument: results live as long as that does."""
+    run = with_large_frame(method)
 
     @functools.wraps(method)
     def cached(*args: P.args, **kwargs: P.kwargs) -> T:
         self, *rest = args
         memo: dict[Any, Any] = self._memo  # type: ignore[attr-defined]
-        key = (method.__name__, *rest, compat_ad.context_key())
+        key = (method, *rest, *kwargs.items(), compat_ad.context_key())
         if key not in memo:
             with uncollected():
-                memo[key] = with_large_frame(method)(*args, **kwargs)
+                memo[key] = run(*args, **kwargs)
         return memo[key]  # type: ignore[no-any-return]
 
     return cached
