@@ -71,7 +71,7 @@ from jaxpr_opt.analysis.windows.overwritten import (
     waits,
     writes_windows,
 )
-from jaxpr_opt.analysis.windows.window_primitives import COMBINING, UPDATE, WRITES
+from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, component_of
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division, made_on_the_way, zero
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -160,7 +160,7 @@ class ReadBeforeOverwriting(Pass):
         reads = [each.result for each in match.fenced]
         if fence() == "division":
             reads += [value for value in made_on_the_way(reads, first) if value not in reads]
-            at = 3 - UPDATE.get(op.name, 2)  # the first operand is the array
+            at, _ = component_of(op, 0)
             index = op.operands[at]
             quotients = division(rw, reads, other, first)
             waiting = zero(rw, quotients, index.dtype, op)
