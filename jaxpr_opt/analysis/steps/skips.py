@@ -178,8 +178,8 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
 @remembered
 def find_ends(scan: Scan) -> tuple[Skip, ...]:
     """The first way in which a scan skips all steps after the last one taken, or, in reverse, all
-    before the first one, whose predicates are then known upfront; but not those between. None if it
-    skips steps.
+    before the first one, whose predicates are then known upfront; but not those between. Empty if
+    it skips steps.
     """
     if any(isinstance(each, Skip) for each in find_skips(scan)):
         return ()
@@ -189,7 +189,7 @@ def find_ends(scan: Scan) -> tuple[Skip, ...]:
 @remembered
 def find_factors(scan: Scan) -> tuple[Skip, ...]:
     """The first way in which a scan skips all steps after the last one taken if what they multiply
-    by zero is finite: ``total + alive * reward``. None if it skips steps without that.
+    by zero is finite: ``total + alive * reward``. Empty if it skips steps without that.
     """
     if scan.reverse or any(isinstance(each, Skip) for each in find_skips(scan)):
         return ()
